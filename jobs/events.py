@@ -1,0 +1,340 @@
+"""Events: numbered facts about a job (design §6). A closed set of frozen types with past-tense names.
+
+Also the other two things that are written down about a job: rows of metrics, and the lines of an attempt file
+(how a trainer process speaks to its supervisor, design §7).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+Reason = Literal[
+    "done", "interrupted", "device_busy", "out_of_memory", "oom_in_optimizer", "refused", "bad_data", "non_finite",
+    "disk_full", "crash", "silent", "lost", "host_out_of_memory",
+]  # fmt: skip
+Phase = Literal["check", "prepare", "load", "compile", "step", "evaluate", "generate", "save", "wait"]
+
+
+class Frozen(BaseModel):
+    """Frozen and closed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Fault(Frozen):
+    """Why something failed: `code` for machines, `message` for people, `hint` for the way out."""
+
+    code: str
+    message: str
+    hint: str | None = None
+    param: str | None = None
+
+
+class Fact(Frozen):
+    """What happened; the envelope (`Event`) says when, to which attempt, and as which number."""
+
+    by_trainer: ClassVar[bool] = False
+
+
+class JobSubmitted(Fact):
+    """Number 1 of every job."""
+
+    type: Literal["job.submitted"] = "job.submitted"
+    name: str
+    model: str
+    spec_sha256: str
+    priority: int = 0
+    max_restarts: int = 5
+    metadata: dict[str, str] = {}
+    dry_run: bool = False
+    idempotency_key: str | None = None
+    body_sha256: str | None = None
+    discord: bool = True
+    wandb: bool = True
+
+
+class JobChecked(Fact):
+    """The specification, the paths, the model's config and the first rows are in order."""
+
+    type: Literal["job.checked"] = "job.checked"
+    plan: dict[str, Any]
+    """The provisional plan in short: rows looked at, steps, parameters, resolved `auto` values."""
+
+
+class JobPrepared(Fact):
+    """All rows are validated and tokenised, and the model's files are in the store."""
+
+    type: Literal["job.prepared"] = "job.prepared"
+    data: dict[str, Any]
+    """Rows read, kept, set aside by reason, truncated; tokens."""
+    steps: int
+
+
+class JobQueued(Fact):
+    """The job waits for a card: for the first time, or again after an attempt ended."""
+
+    type: Literal["job.queued"] = "job.queued"
+    not_before_s: float = 0.0
+    """Seconds to wait before the next attempt, from the time of this event."""
+
+
+class JobRequested(Fact):
+    """A user wants the running job paused or cancelled (`none` takes it back)."""
+
+    type: Literal["job.requested"] = "job.requested"
+    request: Literal["none", "pause", "cancel"]
+
+
+class AttemptStarted(Fact):
+    """A supervisor has begun attempt `Event.attempt`; from here on it counts."""
+
+    type: Literal["attempt.started"] = "attempt.started"
+    worker: str
+    device: str
+
+
+class DeviceWaiting(Fact):
+    """The attempt waits for the card."""
+
+    type: Literal["device.waiting"] = "device.waiting"
+    by_trainer: ClassVar[bool] = True
+    message: str
+
+
+class ModelLoaded(Fact):
+    """The model is in memory, once, and has passed the guards."""
+
+    type: Literal["model.loaded"] = "model.loaded"
+    by_trainer: ClassVar[bool] = True
+    parameters: int
+    parameter_bytes: int
+    dtype: str
+    device: str
+    seconds: float
+    peak_ratio: float
+    """Peak memory while loading / bytes of the parameters."""
+    resumed_step: int | None = None
+    """Step of the checkpoint that the attempt goes on from; null: from the start."""
+
+
+class EvaluationFinished(Fact):
+    """The model was looked at on validation rows."""
+
+    type: Literal["evaluation.finished"] = "evaluation.finished"
+    by_trainer: ClassVar[bool] = True
+    step: int
+    loss: float
+    """Mean negative log likelihood of a target token, nats."""
+    rows: int
+    seconds: float
+    best: bool
+    samples: list[Sample] = []
+
+
+class Sample(Frozen):
+    """One generated text beside what the data has."""
+
+    input: str
+    target: str
+    generated: str
+
+
+class CheckpointSaved(Fact):
+    """A checkpoint is on disk, complete and verified."""
+
+    type: Literal["checkpoint.saved"] = "checkpoint.saved"
+    by_trainer: ClassVar[bool] = True
+    step: int
+    path: str
+    """Relative to the run directory."""
+    bytes: int
+    seconds: float
+    validation_loss: float | None = None
+
+
+class CheckpointRejected(Fact):
+    """A checkpoint did not verify and was passed over; an older one is used."""
+
+    type: Literal["checkpoint.rejected"] = "checkpoint.rejected"
+    by_trainer: ClassVar[bool] = True
+    path: str
+    message: str
+
+
+class DiskLow(Fact):
+    """A save was skipped for want of room; training goes on."""
+
+    type: Literal["disk.low"] = "disk.low"
+    by_trainer: ClassVar[bool] = True
+    step: int
+    free_bytes: int
+    needed_bytes: int
+
+
+class OomRecovered(Fact):
+    """Memory ran out inside a step; the same step was redone in smaller micro-batches. Nothing was lost."""
+
+    type: Literal["oom.recovered"] = "oom.recovered"
+    by_trainer: ClassVar[bool] = True
+    step: int
+    micro_batch_before: int
+    micro_batch_after: int
+    message: str
+    milliseconds_lost: float
+
+
+class AttemptEnded(Fact):
+    """The trainer process of attempt `Event.attempt` is gone."""
+
+    type: Literal["attempt.ended"] = "attempt.ended"
+    reason: Reason
+    step: int = 0
+    exit_code: int | None = None
+    error: Fault | None = None
+
+
+class JobPaused(Fact):
+    """The job rests until it is resumed."""
+
+    type: Literal["job.paused"] = "job.paused"
+
+
+class JobResumed(Fact):
+    """A paused job waits for a card again."""
+
+    type: Literal["job.resumed"] = "job.resumed"
+
+
+class JobValidated(Fact):
+    """End of a dry run: nothing was wrong."""
+
+    type: Literal["job.validated"] = "job.validated"
+
+
+class JobSucceeded(Fact):
+    """The model is done."""
+
+    type: Literal["job.succeeded"] = "job.succeeded"
+    model: str
+    """Folder relative to the run directory."""
+    step: int
+    loss: float | None
+    """Validation loss of the model that was kept."""
+    first_loss: float | None = None
+    seconds: float = 0.0
+    """Time in attempts, all together."""
+
+
+class JobFailed(Fact):
+    """The job cannot go on; `error` says why and what to do."""
+
+    type: Literal["job.failed"] = "job.failed"
+    error: Fault
+
+
+class JobCancelled(Fact):
+    """A user did not want it any more. The newest checkpoint, if there is one, is kept."""
+
+    type: Literal["job.cancelled"] = "job.cancelled"
+    checkpoint: str | None = None
+
+
+AnyFact = Annotated[
+    JobSubmitted | JobChecked | JobPrepared | JobQueued | JobRequested | AttemptStarted | DeviceWaiting | ModelLoaded
+    | EvaluationFinished | CheckpointSaved | CheckpointRejected | DiskLow | OomRecovered | AttemptEnded | JobPaused
+    | JobResumed | JobValidated | JobSucceeded | JobFailed | JobCancelled,
+    Field(discriminator="type"),
+]  # fmt: skip
+
+
+class Event(Frozen):
+    """One line of events.jsonl: a fact with its number (1, 2, 3 … without gap), time and attempt."""
+
+    number: Annotated[int, Field(ge=1)]
+    job: str
+    at: float
+    """Unix time, seconds."""
+    attempt: Annotated[int, Field(ge=0)] = 0
+    """The attempt it belongs to; 0 before the first."""
+    fact: AnyFact
+
+    @property
+    def type(self) -> str:
+        """The fact's name, e.g. `checkpoint.saved`."""
+        return self.fact.type
+
+
+class MetricRow(Frozen):
+    """One line of metrics.jsonl: means over the steps since the one before. A later row for a `step` replaces."""
+
+    step: int
+    at: float
+    attempt: int
+    epoch: float
+    loss: float
+    """Mean negative log likelihood of a target token, nats, in fp32."""
+    learning_rate: float
+    grad_norm: float
+    """Global norm before clipping."""
+    rows_per_s: float
+    target_tokens_per_s: float
+    step_s: float
+    eta_s: float
+    """Seconds left at the pace measured so far."""
+    memory_bytes: int
+    """CUDA: allocated at peak since the last row; CPU: resident set now."""
+    memory_reserved_bytes: int
+    cache_clears: int
+    """Cache clearings so far in this attempt."""
+    cache_clear_s: float
+    """Seconds they took so far in this attempt."""
+    micro_batch: int
+    data_wait_fraction: float
+    """Share of step time spent waiting for data."""
+
+
+class Heartbeat(Frozen):
+    """The trainer is alive and has made progress."""
+
+    kind: Literal["heartbeat"] = "heartbeat"
+    at: float
+    phase: Phase
+    step: int = 0
+    progress: float | None = None
+    """0 to 1 within the phase, where known."""
+    interval_s: float | None = None
+    """Median time between heartbeats of this phase, where known; silence is judged by it."""
+
+
+class Noted(Frozen):
+    """A fact for the job's event list."""
+
+    kind: Literal["fact"] = "fact"
+    at: float
+    fact: AnyFact
+
+
+class Finished(Frozen):
+    """Last line of an attempt file."""
+
+    kind: Literal["finished"] = "finished"
+    at: float
+    reason: Reason
+    step: int = 0
+    error: Fault | None = None
+    result: dict[str, Any] = {}
+    """check, prepare: what goes into job.checked / job.prepared. train: `model`, `loss`, `first_loss`, `step`."""
+
+
+AttemptLine = Annotated[Heartbeat | Noted | Finished, Field(discriminator="kind")]
+
+EvaluationFinished.model_rebuild()
+attempt_line: TypeAdapter[Heartbeat | Noted | Finished] = TypeAdapter(AttemptLine)
+any_fact: TypeAdapter[AnyFact] = TypeAdapter(AnyFact)
+EVENT_TYPES: tuple[str, ...] = (
+    "job.submitted", "job.checked", "job.prepared", "job.queued", "job.requested", "attempt.started", "device.waiting",
+    "model.loaded", "evaluation.finished", "checkpoint.saved", "checkpoint.rejected", "disk.low", "oom.recovered",
+    "attempt.ended", "job.paused", "job.resumed", "job.validated", "job.succeeded", "job.failed", "job.cancelled",
+)  # fmt: skip

@@ -1,0 +1,155 @@
+"""The Lua moves on Redis. Each is safe to send twice: seeing its own effect (or token) is success.
+
+All instants come from TIME inside the script. `HELPERS` is put before each script:
+
+- `lj`: key of a job's hash; fields: number, record, spec, status, stage, score, not_before, lease (token of its holder)
+- `place(id)`: puts a job into the order of its stage when it waits and nobody holds it, and out of all others
+"""
+
+from __future__ import annotations
+
+HELPERS = """
+local function lj(id) return 'longhaul:job:' .. id end
+local function now() local t = redis.call('TIME'); return t[1] * 1000 + math.floor(t[2] / 1000) end
+local function place(id)
+  local h = redis.call('HMGET', lj(id), 'status', 'stage', 'score', 'lease')
+  local waits = (h[1] == 'validating' or h[1] == 'queued') and not h[4]
+  for _, stage in ipairs({'check', 'prepare', 'train'}) do
+    if waits and stage == h[2] then redis.call('ZADD', 'longhaul:order:' .. stage, h[3], id)
+    else redis.call('ZREM', 'longhaul:order:' .. stage, id) end
+  end
+end
+local function drop_lease(id, token)
+  if redis.call('HGET', lj(id), 'lease') == token then
+    redis.call('HDEL', lj(id), 'lease')
+    redis.call('ZREM', 'longhaul:leases', id)
+    return 1
+  end
+  return 0
+end
+"""
+
+# ARGV: key, id, body hash, seconds to keep → {id, body hash} of whoever came first
+RESERVE = """
+local key = 'longhaul:idempotency:' .. ARGV[1]
+redis.call('HSETNX', key, 'job', ARGV[2])
+if redis.call('HGET', key, 'job') == ARGV[2] then
+  redis.call('HSET', key, 'body', ARGV[3])
+  redis.call('EXPIRE', key, ARGV[4])
+end
+return redis.call('HMGET', key, 'job', 'body')
+"""
+
+# ARGV: id, number before, number after, record, status, stage, score, not before (ms), submitted (ms), spec,
+#       token to release ('' for none), then pairs number, event → {number that Redis has, 1 if there was a gap}
+PROJECT = """
+local id = ARGV[1]
+local job = lj(id)
+local have = tonumber(redis.call('HGET', job, 'number') or '0')
+local before, after = tonumber(ARGV[2]), tonumber(ARGV[3])
+if have < before then return {have, 1} end
+if have < after then
+  for i = 12, #ARGV, 2 do
+    if tonumber(ARGV[i]) > have then
+      redis.call('XADD', job .. ':events', ARGV[i] .. '-0', 'event', ARGV[i + 1])
+      redis.call('XADD', 'longhaul:events', 'MAXLEN', '~', 10000, '*', 'job', id, 'event', ARGV[i + 1])
+    end
+  end
+  local old = redis.call('HGET', job, 'status')
+  if old then redis.call('ZREM', 'longhaul:status:' .. old, id) end
+  redis.call('HSET', job, 'number', after, 'record', ARGV[4], 'status', ARGV[5], 'stage', ARGV[6], 'score', ARGV[7],
+             'not_before', ARGV[8])
+  if ARGV[10] ~= '' then redis.call('HSET', job, 'spec', ARGV[10]) end
+  redis.call('ZADD', 'longhaul:jobs', ARGV[9], id)
+  redis.call('ZADD', 'longhaul:status:' .. ARGV[5], ARGV[9], id)
+  have = after
+end
+if ARGV[11] ~= '' then drop_lease(id, ARGV[11]) end
+place(id)
+return {have, 0}
+"""
+
+# ARGV: stage, token, lease (ms) → id, or nothing. The head of the order whose time has come.
+CLAIM = """
+local mine = 'longhaul:claim:' .. ARGV[2]
+local earlier = redis.call('GET', mine)
+if earlier then return earlier end
+local order = 'longhaul:order:' .. ARGV[1]
+local first = 0
+while true do
+  local ids = redis.call('ZRANGE', order, first, first + 99)
+  if #ids == 0 then return false end
+  for _, id in ipairs(ids) do
+    local due = tonumber(redis.call('HGET', lj(id), 'not_before') or '0') <= now()
+    if due then
+      redis.call('ZREM', order, id)
+      redis.call('HSET', lj(id), 'lease', ARGV[2])
+      redis.call('ZADD', 'longhaul:leases', now() + ARGV[3], id)
+      redis.call('SET', mine, id, 'PX', 3600000)
+      return id
+    end
+  end
+  first = first + 100
+end
+"""
+
+# ARGV: id, token, lease (ms) → 1 held, 0 another holds it. A lease that nobody holds is taken again.
+RENEW = """
+local id = ARGV[1]
+local holder = redis.call('HGET', lj(id), 'lease')
+if holder and holder ~= ARGV[2] then return 0 end
+redis.call('HSET', lj(id), 'lease', ARGV[2])
+redis.call('ZADD', 'longhaul:leases', now() + ARGV[3], id)
+place(id)
+return 1
+"""
+
+# ARGV: id, token → 1 released, 0 was not held by this token
+RELEASE = """
+local done = drop_lease(ARGV[1], ARGV[2])
+place(ARGV[1])
+return done
+"""
+
+# → list of id, token of leases that have run out
+EXPIRED = """
+local out = {}
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', 'longhaul:leases', '-inf', now())) do
+  table.insert(out, id)
+  table.insert(out, redis.call('HGET', lj(id), 'lease') or '')
+end
+return out
+"""
+
+# ARGV: id, token seen → how often a lease of this stage has run out, or 0 if it was renewed in between
+EXPIRE = """
+local id = ARGV[1]
+local until_ms = redis.call('ZSCORE', 'longhaul:leases', id)
+if not until_ms then  -- sent twice: the first one did it
+  if redis.call('HGET', lj(id), 'expired_token') == ARGV[2] then
+    return tonumber(redis.call('HGET', lj(id), 'expired_count'))
+  end
+  return 0
+end
+if tonumber(until_ms) > now() then return 0 end
+if (redis.call('HGET', lj(id), 'lease') or '') ~= ARGV[2] then return 0 end
+redis.call('HDEL', lj(id), 'lease')
+redis.call('ZREM', 'longhaul:leases', id)
+local stage = redis.call('HGET', lj(id), 'stage') or ''
+if redis.call('HGET', lj(id), 'expired_stage') ~= stage then
+  redis.call('HSET', lj(id), 'expired_stage', stage, 'expired_count', 0)
+end
+redis.call('HSET', lj(id), 'expired_token', ARGV[2])
+local count = redis.call('HINCRBY', lj(id), 'expired_count', 1)
+place(id)
+return count
+"""
+
+# ARGV: token, ms → 1 this one leads, 0 another does
+LEAD = """
+local key = 'longhaul:reconcile'
+redis.call('SET', key, ARGV[1], 'NX', 'PX', ARGV[2])
+if redis.call('GET', key) ~= ARGV[1] then return 0 end
+redis.call('PEXPIRE', key, ARGV[2])
+return 1
+"""

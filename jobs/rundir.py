@@ -1,0 +1,284 @@
+"""The run directory: everything a job leaves on disk, and the truth about it (design §5, §6).
+
+Appends to events.jsonl go through `RunDir.append`: under `events.lock`, with a torn last line cut, legality checked
+against the events before, numbered without gap, fsynced. What callers decide, they decide inside the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from pydantic import BaseModel
+
+from jobs.errors import NotFound
+from jobs.events import (
+    AnyFact,
+    AttemptStarted,
+    Event,
+    Finished,
+    Heartbeat,
+    JobRequested,
+    MetricRow,
+    Noted,
+    attempt_line,
+)
+from jobs.plan import Plan, read_plan
+from jobs.record import JobRecord, apply, fold
+from jobs.spec import JobSpec
+from jobs.state import Request, Status
+
+Row = TypeVar("Row", bound=BaseModel)
+Decision = Callable[[JobRecord], Sequence[AnyFact]]
+
+
+class RunDir:
+    """The directory of one job. Cheap to make; holds no open file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.id = self.path.name
+
+    # fmt: off
+    @property
+    def spec_file(self) -> Path: return self.path / "spec.json"
+    @property
+    def plan_file(self) -> Path: return self.path / "plan.json"
+    @property
+    def events_file(self) -> Path: return self.path / "events.jsonl"
+    @property
+    def metrics_file(self) -> Path: return self.path / "metrics.jsonl"
+    @property
+    def trainer_log(self) -> Path: return self.path / "trainer.log"
+    @property
+    def request_file(self) -> Path: return self.path / "request"
+    @property
+    def checkpoints(self) -> Path: return self.path / "checkpoints"
+    @property
+    def model(self) -> Path: return self.path / "model"
+    @property
+    def sinks(self) -> Path: return self.path / "sinks"
+    @property
+    def lock_file(self) -> Path: return self.path / "lock"
+    # fmt: on
+
+    def attempt_file(self, name: int | str) -> Path:
+        """What the trainer of attempt `name` (a number, or `check`, `prepare`) wrote."""
+        return self.path / "attempts" / f"{name}.jsonl"
+
+    def exists(self) -> bool:
+        """Whether there is such a job."""
+        return self.events_file.exists()
+
+    def spec(self) -> JobSpec:
+        """What the user asked for."""
+        try:
+            return JobSpec.model_validate_json(self.spec_file.read_bytes())
+        except FileNotFoundError:
+            raise NotFound(f"there is no job {self.id}") from None
+
+    def plan(self) -> Plan:
+        """plan.json as written by check and prepare."""
+        return read_plan(self.plan_file)
+
+    def write_plan(self, plan: Plan) -> None:
+        """Replace plan.json atomically."""
+        write_atomically(self.plan_file, plan.model_dump_json(indent=1).encode() + b"\n")
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def events(self, after: int = 0) -> list[Event]:
+        """Events with numbers above `after`; a torn last line is not one."""
+        try:
+            lines = whole_lines(self.events_file.read_bytes())
+        except FileNotFoundError:
+            raise NotFound(f"there is no job {self.id}") from None
+        return [Event.model_validate_json(line) for line in lines[after:]]
+
+    def record(self) -> JobRecord:
+        """The sum of the events."""
+        return fold(self.id, self.events())
+
+    def append(
+        self,
+        decide: Decision | Sequence[AnyFact],
+        *,
+        attempt: int | None = None,
+        project: Callable[[JobRecord, list[Event]], None] | None = None,
+    ) -> tuple[JobRecord, list[Event]]:
+        """Append facts; returns the record after them and the new events.
+
+        `decide` is the facts, or a function of the record as it stands, called under the lock. `attempt` is the attempt
+        on whose behalf the caller acts (Superseded is raised once a later one has started); None: the current one.
+        `project` is called under the lock with the new record and events: order in Redis is order in the file.
+        Raises Conflict, with nothing written, when a fact may not follow.
+        """
+        with self._events_locked() as (file, events):
+            record = fold(self.id, events)
+            facts = decide(record) if callable(decide) else decide
+            new: list[Event] = []
+            for fact in facts:
+                on_behalf = record.attempt if attempt is None else attempt
+                if isinstance(fact, AttemptStarted) and attempt is None:
+                    on_behalf = record.attempt + 1
+                event = Event(number=record.number + 1, job=self.id, at=time.time(), attempt=on_behalf, fact=fact)
+                record = apply(record, event)
+                new.append(event)
+            if new:
+                file.write(b"".join(event.model_dump_json().encode() + b"\n" for event in new))
+                file.flush()
+                os.fsync(file.fileno())
+                self._mirror_request(record, new)
+                if project is not None:
+                    project(record, new)
+            return record, new
+
+    def _mirror_request(self, record: JobRecord, new: list[Event]) -> None:
+        # The trainer looks at this file between micro-batches. It is written and removed under events.lock, together
+        # with the event that changes the request, so that no stale one can stop the next attempt.
+        if record.status is Status.RUNNING and record.request is not Request.NONE:
+            if any(isinstance(event.fact, JobRequested) for event in new):
+                write_atomically(self.request_file, record.request.value.encode() + b"\n")
+        else:
+            self.request_file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _events_locked(self) -> Iterator[tuple[BinaryIO, list[Event]]]:
+        try:
+            lock = open(self.path / "events.lock", "ab")  # noqa: SIM115 - closed below, which also unlocks
+        except FileNotFoundError:
+            raise NotFound(f"there is no job {self.id}") from None
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with open(self.events_file, "r+b") as file:
+                raw = file.read()
+                lines = whole_lines(raw)
+                end = sum(len(line) + 1 for line in lines)
+                if end < len(raw):
+                    file.truncate(end)
+                file.seek(end)
+                yield file, [Event.model_validate_json(line) for line in lines]
+
+    # -- metrics ---------------------------------------------------------------------------------------------
+
+    def append_metrics(self, row: MetricRow) -> None:
+        """One row, in one write."""
+        append_line(self.metrics_file, row)
+
+    def metrics(self) -> list[MetricRow]:
+        """Rows in order of step; where a step was logged twice, the later one."""
+        by_step = {row.step: row for row in read_rows(self.metrics_file, MetricRow)}
+        return [by_step[step] for step in sorted(by_step)]
+
+    # -- what a trainer says ---------------------------------------------------------------------------------
+
+    def attempt_lines(self, name: int | str) -> list[Heartbeat | Noted | Finished]:
+        """What the trainer of that attempt has written so far."""
+        file = self.attempt_file(name)
+        lines = whole_lines(file.read_bytes()) if file.exists() else []
+        return [attempt_line.validate_json(line) for line in lines]
+
+
+def create(runs: Path, job: str, spec: JobSpec, first: AnyFact) -> tuple[RunDir, bool]:
+    """Make the directory of a new job: as `tmp-…`, complete and on disk, then renamed into place.
+
+    Returns the directory and whether this call made it: of several calls for one id (a repeated POST), one wins.
+    """
+    final = RunDir(runs / job)
+    if final.exists():
+        return final, False
+    temporary = RunDir(runs / f"tmp-{job}-{uuid.uuid4().hex[:8]}")
+    event = Event(number=1, job=job, at=time.time(), fact=first)
+    apply(JobRecord(id=job), event)
+    try:
+        for folder in (temporary.path, temporary.path / "attempts", temporary.checkpoints, temporary.sinks):
+            folder.mkdir(parents=True)
+        _write_synced(temporary.spec_file, spec.model_dump_json(indent=1).encode() + b"\n")
+        _write_synced(temporary.events_file, event.model_dump_json().encode() + b"\n")
+        sync_folder(temporary.path)
+        os.rename(temporary.path, final.path)
+    except OSError:
+        shutil.rmtree(temporary.path, ignore_errors=True)
+        if final.exists():
+            return final, False
+        raise
+    sync_folder(runs)
+    return final, True
+
+
+def list_runs(runs: Path) -> list[RunDir]:
+    """All run directories, oldest id first."""
+    found = [
+        RunDir(entry.path) for entry in os.scandir(runs) if entry.is_dir() and not entry.name.startswith((".", "tmp-"))
+    ]
+    return sorted((run for run in found if run.exists()), key=lambda run: run.id)
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+def whole_lines(raw: bytes) -> list[bytes]:
+    """The complete lines, without their newlines; what follows the last newline was torn."""
+    return raw.split(b"\n")[:-1]
+
+
+def read_rows(file: Path, kind: type[Row]) -> list[Row]:
+    """The complete lines of a JSON-lines file, parsed; none if there is no file."""
+    try:
+        return [kind.model_validate_json(line) for line in whole_lines(file.read_bytes())]
+    except FileNotFoundError:
+        return []
+
+
+def last_row(file: Path, kind: type[Row], reach: int = 65_536) -> Row | None:
+    """The last complete line of a JSON-lines file, read from its end."""
+    with open(file, "rb") as handle:
+        size = handle.seek(0, os.SEEK_END)
+        handle.seek(max(0, size - reach))
+        lines = whole_lines(handle.read())
+    return kind.model_validate_json(lines[-1]) if lines else None
+
+
+def append_line(file: Path, row: BaseModel) -> None:
+    """Append one JSON line in one write; a line torn by a crash before is cut first."""
+    line = row.model_dump_json().encode() + b"\n"
+    with open(file, "a+b", buffering=0) as handle:
+        size = handle.seek(0, os.SEEK_END)
+        if size:
+            handle.seek(size - 1)
+            if handle.read(1) != b"\n":
+                handle.seek(0)
+                whole = whole_lines(handle.read())
+                handle.truncate(sum(len(each) + 1 for each in whole))
+        handle.write(line)
+
+
+def write_atomically(file: Path, content: bytes) -> None:
+    """Readers see the old content or the new, also after a power failure."""
+    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}")
+    _write_synced(temporary, content)
+    os.replace(temporary, file)
+    sync_folder(file.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write_synced(file: Path, content: bytes) -> None:
+    with open(file, "wb") as handle:
+        handle.write(content)
+        handle.flush()
+        os.fsync(handle.fileno())

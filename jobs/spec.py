@@ -1,0 +1,318 @@
+"""JobSpec: what a user asks for (design §13). Frozen; unknown keys are refused; every field says what it does.
+
+Legal values whose feature is not built yet are refused by `refuse_unsupported` with "not supported yet", never
+ignored. What `auto` becomes is decided in `jobs/plan.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from jobs.errors import NotSupportedYet, UserError
+
+Auto = Literal["auto"]
+DEFAULT_MODEL = "google/flan-t5-xl"
+DATA_SUFFIXES = (".jsonl", ".jsonl.gz")
+
+
+class Part(BaseModel):
+    """One part of a job: frozen, closed, and its fields documented by their docstrings."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
+    )
+
+
+class Seq2SeqTask(Part):
+    """Teach an encoder-decoder model to write `target` given `input`."""
+
+    type: Literal["seq2seq"] = "seq2seq"
+
+
+class FullMethod(Part):
+    """Every weight of the model is trained."""
+
+    type: Literal["full"] = "full"
+
+
+class DataSpec(Part):
+    """Which rows to learn from and how a row becomes input and target text."""
+
+    train: Annotated[str, Field(min_length=1, max_length=1024)]
+    """File of training rows, relative to the data directory."""
+    validation: Annotated[float, Field(ge=0.0, lt=1.0)] | Annotated[str, Field(min_length=1, max_length=1024)] = 0.01
+    """Fraction of the rows held out for evaluation, or a file of its own. 0 means no evaluation."""
+    format: Literal["auto", "jsonl", "csv", "parquet"] = "auto"
+    """File format; `auto` goes by the file name."""
+    input: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+    """Column name, or a template over columns such as `"{title}: {ingredients}"`. Null: recognised by column names."""
+    target: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+    """Column name or template of the text to learn. Null: recognised by column names."""
+    max_input_tokens: Annotated[int, Field(ge=8, le=32768)] = 512
+    """Longer inputs are cut to this many tokens, and counted."""
+    max_target_tokens: Annotated[int, Field(ge=8, le=32768)] = 512
+    """Longer targets are cut to this many tokens, and counted."""
+    max_invalid_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
+    """Unusable rows are set aside in a report up to this fraction; above it the job fails."""
+    normalise: bool = True
+    """Rewrite characters that tokenizers commonly do not know (½ becomes 1/2), and count it."""
+
+    @model_validator(mode="after")
+    def _both_columns_or_none(self) -> DataSpec:
+        if (self.input is None) != (self.target is None):
+            raise ValueError("give both `input` and `target`, or neither")
+        return self
+
+
+class ScheduleSpec(Part):
+    """How long and how fast to learn."""
+
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 5
+    """Times that every row is seen."""
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128
+    """Rows of one optimizer step, exactly; cut into micro-batches as memory allows, with the same gradient."""
+    learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-4
+    """Peak learning rate."""
+    warmup_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.03
+    """Share of all steps over which the learning rate rises linearly from 0."""
+    decay: Literal["linear", "cosine", "constant"] = "linear"
+    """What the learning rate does after the warm-up; linear and cosine end at 0."""
+    weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Decoupled weight decay, applied in fp32; not to biases and layer norms."""
+    max_grad_norm: Annotated[float, Field(gt=0.0)] | None = 1.0
+    """Gradients are scaled down to this global norm. Null: no clipping."""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    """Dropout rate. Null: the model's own."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 42
+    """Order of rows, split and dropout all follow from it."""
+
+
+class MemorySpec(Part):
+    """How the card's memory is used."""
+
+    budget: Auto | Annotated[float, Field(gt=0.0, le=1024.0)] = "auto"
+    """GiB that the job may use. `auto`: what the card has."""
+    micro_batch: Auto | Annotated[int, Field(ge=1, le=65_536)] = "auto"
+    """Rows (of the longest shape) that go through the model at once."""
+    recompute_layers: Auto | Annotated[int, Field(ge=0, le=1024)] = "auto"
+    """Recompute activations of every n-th layer in the backward pass; 0: none, 1: every layer."""
+    optimizer: Auto | Literal["adamw", "adamw_8bit", "adafactor"] = "auto"
+    """`adamw` keeps an fp32 master copy and fp32 states beside the bf16 weights."""
+    cache_clear_every: Annotated[int, Field(ge=0, le=1_000_000)] = 50
+    """Steps between two clearings of the allocator's cache; 0: never."""
+    on_oom: Literal["recover", "fail"] = "recover"
+    """Out of memory inside a step: redo the same step in smaller micro-batches, or fail."""
+    foreign: Literal["wait", "refuse"] = "wait"
+    """Another trainer on the card: wait for it or refuse."""
+
+
+class SpeedSpec(Part):
+    """Switches that change the speed and never the result."""
+
+    compile: Auto | bool = "auto"
+    """torch.compile."""
+    fused: bool = True
+    """Fused GELU, RMSNorm and optimizer kernels in place of the stock ones (the same formulas)."""
+
+
+class LogSpec(Part):
+    """What is written down while training."""
+
+    every_steps: Annotated[int, Field(ge=1, le=100_000)] = 10
+    """Steps between two rows of metrics (each the mean since the last)."""
+
+
+class CheckpointSpec(Part):
+    """When the run is saved and what is kept."""
+
+    every_minutes: Annotated[float, Field(gt=0.0, le=10_000.0)] | None = 30
+    """A checkpoint is due at the first evaluation after this long."""
+    every_steps: Annotated[int, Field(ge=1)] | None = None
+    """A checkpoint is due at every n-th step as well."""
+    keep: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Newest checkpoints kept; the best one is kept besides."""
+    best: Literal["validation_loss"] | None = "validation_loss"
+    """The final model is the evaluated checkpoint with the lowest of this. Null: the last step's."""
+
+
+class EvaluateSpec(Part):
+    """Looking at the model on rows it does not learn from."""
+
+    every_steps: Annotated[int, Field(ge=1)] = 500
+    """Steps between two evaluations; there is one before the first step and one after the last, too."""
+    max_rows: Annotated[int, Field(ge=1, le=1_000_000)] = 2000
+    """Validation rows used at most, the same ones every time."""
+    samples: Annotated[int, Field(ge=0, le=64)] = 8
+    """Texts generated at each evaluation."""
+
+
+class WandbSpec(Part):
+    """Where the run appears in Weights & Biases."""
+
+    project: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")] = "longhaul"
+    """Project name."""
+    entity: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")] | None = None
+    """Team or user; null: the key's default."""
+
+
+class IntegrationsSpec(Part):
+    """Who is told. Keys and webhook come from the environment of the service, never from a job."""
+
+    wandb: WandbSpec | None = WandbSpec()
+    """Null: nothing is sent to Weights & Biases."""
+    discord: bool = True
+    """Messages to the webhook in DISCORD_WEBHOOK, when there is one."""
+
+
+class JobSpec(Part):
+    """What a user asked for. Only `data.train` is required."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 _.\-]{0,63}$")] = "job"
+    """Shown wherever the job is; need not be unique."""
+    model: Annotated[str, Field(min_length=1, max_length=512)] = DEFAULT_MODEL
+    """Hub id (`org/name`, `org/name@revision`), folder in the data directory (`./my-model`), or `builtin:t5-tiny`."""
+    task: Seq2SeqTask = Seq2SeqTask()
+    """What is learnt; today `{"type": "seq2seq"}`."""
+    method: FullMethod = FullMethod()
+    """Which weights are trained; today `{"type": "full"}`."""
+    data: DataSpec
+    schedule: ScheduleSpec = ScheduleSpec()
+    memory: MemorySpec = MemorySpec()
+    speed: SpeedSpec = SpeedSpec()
+    log: LogSpec = LogSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    evaluate: EvaluateSpec = EvaluateSpec()
+    integrations: IntegrationsSpec = IntegrationsSpec()
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    """Higher runs first; equals run in the order they were submitted."""
+    max_restarts: Annotated[int, Field(ge=0, le=100)] = 5
+    """Restarts after crashes without progress in between."""
+    resume_from: Annotated[str, Field(max_length=256)] | None = None
+    """Checkpoint of another job to start from."""
+    metadata: Annotated[dict[str, str], Field(max_length=16)] = {}
+    """Your own labels: at most 16, keys up to 64 and values up to 512 characters."""
+
+    @field_validator("metadata")
+    @classmethod
+    def _short_metadata(cls, value: dict[str, str]) -> dict[str, str]:
+        for key, text in value.items():
+            if not 1 <= len(key) <= 64 or len(text) > 512:
+                raise ValueError(f"metadata key {key[:64]!r}: keys have 1 to 64 characters, values at most 512")
+        return value
+
+    @field_validator("model")
+    @classmethod
+    def _known_model_form(cls, value: str) -> str:
+        if value == "builtin:t5-tiny" or value.startswith(("./", "/")):
+            return value
+        if not re.fullmatch(r"[A-Za-z0-9][\w.\-]*(/[\w.\-]+)?(@[\w.\-/]+)?", value):
+            raise ValueError(
+                f"{value!r} is none of: a hub id such as google/flan-t5-xl (with @revision if you like), "
+                "a folder such as ./my-model inside the data directory, builtin:t5-tiny"
+            )
+        return value
+
+    @field_validator("task", "method", mode="before")
+    @classmethod
+    def _known_tag(cls, value: Any, info: ValidationInfo) -> Any:
+        known = {"task": "seq2seq", "method": "full"}[str(info.field_name)]
+        if isinstance(value, Mapping) and value.get("type", known) != known:
+            raise ValueError(f"type {_short(value['type'])} is not supported yet; today: {known!r}")
+        return value
+
+    def sha256(self) -> str:
+        """Hash of the canonical JSON: what checkpoints and idempotency keys are bound to."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+def parse_spec(raw: object) -> JobSpec:
+    """A JobSpec from parsed JSON, or UserError naming the dotted key, the value, and the way out."""
+    if not isinstance(raw, Mapping):
+        raise UserError(
+            f"a job is a JSON object, not {type(raw).__name__}",
+            hint='the least is {"data": {"train": "rows.jsonl"}}',
+        )
+    try:
+        spec = JobSpec.model_validate(raw)
+    except ValidationError as error:
+        raise _explain(error) from None
+    refuse_unsupported(spec)
+    return spec
+
+
+def refuse_unsupported(spec: JobSpec) -> None:
+    """Raise NotSupportedYet for the first legal value whose feature is not built yet."""
+    data, memory = spec.data, spec.memory
+    suffixes = [name for name in (data.train, data.validation) if isinstance(name, str)]
+    unsupported: list[tuple[bool, str, object, str]] = [
+        (data.format not in ("auto", "jsonl"), "data.format", data.format, "convert the file to JSON lines"),
+        (
+            data.format == "auto" and not all(name.endswith(DATA_SUFFIXES) for name in suffixes),
+            "data.train" if not data.train.endswith(DATA_SUFFIXES) else "data.validation",
+            data.train if not data.train.endswith(DATA_SUFFIXES) else data.validation,
+            f"today files end in {' or '.join(DATA_SUFFIXES)}; say format: jsonl for other names",
+        ),
+        (memory.budget != "auto", "memory.budget", memory.budget, "leave it at auto"),
+        (memory.optimizer in ("adamw_8bit", "adafactor"), "memory.optimizer", memory.optimizer, "use adamw"),
+        (memory.foreign != "wait", "memory.foreign", memory.foreign, "leave it at wait"),
+        (spec.speed.compile is True, "speed.compile", True, "leave it at auto"),
+        (spec.resume_from is not None, "resume_from", spec.resume_from, "leave it out"),
+    ]
+    for wrong, param, value, way_out in unsupported:
+        if wrong:
+            raise NotSupportedYet(f"{param} = {value!r} is not supported yet", param=param, hint=way_out)
+
+
+def _explain(error: ValidationError) -> UserError:
+    first, *others = error.errors(include_url=False)
+    # Tags of union members ("literal['auto']", "constrained-float") are not part of the key the user wrote.
+    names = [str(part) for part in first["loc"] if re.fullmatch(r"[\w.\- ]+", str(part)) and not _is_union_tag(part)]
+    param = ".".join(names) or None
+    message = first["msg"].removeprefix("Value error, ")
+    hint = None
+    if first["type"] == "extra_forbidden":
+        message, hint = "unknown key", "see `longhaul submit --help` or docs for the keys of a job"
+    elif first["type"] == "missing":
+        message = "is required"
+    else:
+        alternatives = {
+            entry["msg"].removeprefix("Value error, ")
+            for entry in others
+            if entry["loc"][: len(names)] == first["loc"][: len(names)]
+        }
+        message = "; or: ".join([message, *sorted(alternatives - {message})])
+        if not isinstance(first["input"], Mapping):
+            message += f" (got {_short(first['input'])})"
+    return UserError(f"{param}: {message}" if param else message, param=param, hint=hint)
+
+
+def _is_union_tag(part: int | str) -> bool:
+    return isinstance(part, str) and part in {
+        "float",
+        "int",
+        "str",
+        "bool",
+        "constrained-str",
+        "constrained-int",
+        "constrained-float",
+    }
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

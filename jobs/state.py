@@ -1,0 +1,60 @@
+"""The states of a job and the one table of legal moves (design §4)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from jobs.errors import IllegalMove
+
+
+class Status(StrEnum):
+    """Where a job stands."""
+
+    VALIDATING = "validating"
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    VALIDATED = "validated"
+
+    @property
+    def terminal(self) -> bool:
+        """Terminal states never change; a retry is a new job."""
+        return not MOVES[self]
+
+
+class Stage(StrEnum):
+    """The three stages of a job; each has its own order and its own RQ queue."""
+
+    CHECK = "check"
+    PREPARE = "prepare"
+    TRAIN = "train"
+
+
+class Request(StrEnum):
+    """What a user wants of a running job. Not a state: whoever ends the attempt obeys it."""
+
+    NONE = "none"
+    PAUSE = "pause"
+    CANCEL = "cancel"
+
+
+MOVES: dict[Status, frozenset[Status]] = {
+    Status.VALIDATING: frozenset({Status.QUEUED, Status.VALIDATED, Status.FAILED, Status.CANCELLED}),
+    Status.QUEUED: frozenset({Status.RUNNING, Status.PAUSED, Status.FAILED, Status.CANCELLED}),
+    Status.RUNNING: frozenset({Status.SUCCEEDED, Status.QUEUED, Status.PAUSED, Status.FAILED, Status.CANCELLED}),
+    Status.PAUSED: frozenset({Status.QUEUED, Status.FAILED, Status.CANCELLED}),
+    Status.SUCCEEDED: frozenset(),
+    Status.FAILED: frozenset(),
+    Status.CANCELLED: frozenset(),
+    Status.VALIDATED: frozenset(),
+}
+
+
+def move(source: Status, target: Status) -> Status:
+    """The target, if the table has the move; otherwise IllegalMove naming both."""
+    if target not in MOVES[source]:
+        raise IllegalMove(source, target)
+    return target

@@ -1,0 +1,120 @@
+"""A job file says what is wrong with it: the dotted key, the value, the way out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.errors import NotSupportedYet, UserError
+from jobs.spec import JobSpec, parse_spec
+
+LEAST: dict[str, Any] = {"data": {"train": "rows.jsonl"}}
+
+
+def with_key(dotted: str, value: object) -> dict[str, Any]:
+    """The least job with one key set."""
+    raw = json.loads(json.dumps(LEAST))
+    *parents, last = dotted.split(".")
+    part = raw
+    for name in parents:
+        part = part.setdefault(name, {})
+    part[last] = value
+    return raw
+
+
+def test_only_the_training_file_is_required() -> None:
+    spec = parse_spec(LEAST)
+    assert spec.model == "google/flan-t5-xl"
+    assert spec.schedule.batch_size == 128
+    assert spec.memory.cache_clear_every == 50
+
+
+def test_a_spec_survives_its_own_json() -> None:
+    spec = parse_spec(with_key("schedule.epochs", 2))
+    assert parse_spec(json.loads(spec.model_dump_json())) == spec
+    assert parse_spec(json.loads(spec.model_dump_json())).sha256() == spec.sha256()
+    assert parse_spec(LEAST).sha256() != spec.sha256()
+
+
+def test_a_spec_is_frozen() -> None:
+    spec = parse_spec(LEAST)
+    with pytest.raises(ValueError, match="frozen"):
+        spec.schedule.epochs = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "said"),
+    [
+        ("epocs", 3, "unknown key"),
+        ("schedule.learnrate", 1, "unknown key"),
+        ("schedule.epochs", 0, "greater than or equal to 1 (got 0)"),
+        ("schedule.learning_rate", -1, "got -1"),
+        ("schedule.learning_rate", float("nan"), "nan"),
+        ("schedule.decay", "step", "'linear', 'cosine' or 'constant'"),
+        ("memory.micro_batch", "many", "'auto'"),
+        ("data.validation", 1.5, "less than 1"),
+        ("priority", 101, "less than or equal to 100"),
+        ("metadata", {"a": 3}, "valid string"),
+        ("metadata", {"k" * 65: "v"}, "64 characters"),
+        ("metadata", {f"k{i}": "v" for i in range(17)}, "at most 16"),
+        ("model", "not a model!", "a hub id such as"),
+        ("name", "../x", "pattern"),
+        ("task", {"type": "causal"}, "not supported yet"),
+        ("method", {"type": "lora"}, "not supported yet"),
+        ("data.input", "title", "both `input` and `target`"),
+    ],
+)
+def test_a_wrong_value_is_named(dotted: str, value: object, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_spec(with_key(dotted, value))
+    assert said in str(caught.value)
+    assert caught.value.param is not None
+    assert dotted.startswith(caught.value.param) or caught.value.param.startswith(dotted)
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(UserError, match="data: is required"):
+        parse_spec({})
+    with pytest.raises(UserError, match=r"data\.train: is required"):
+        parse_spec({"data": {}})
+    with pytest.raises(UserError, match="a job is a JSON object, not list"):
+        parse_spec([])
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value"),
+    [
+        ("data.train", "rows.csv"),
+        ("data.train", "rows.parquet"),
+        ("data.validation", "rows.csv"),
+        ("data.format", "csv"),
+        ("memory.budget", 24.0),
+        ("memory.optimizer", "adamw_8bit"),
+        ("memory.optimizer", "adafactor"),
+        ("memory.foreign", "refuse"),
+        ("speed.compile", True),
+        ("resume_from", "job-1"),
+    ],
+)
+def test_what_a_later_version_does_is_refused_not_ignored(dotted: str, value: object) -> None:
+    with pytest.raises(NotSupportedYet, match="is not supported yet") as caught:
+        parse_spec(with_key(dotted, value))
+    assert caught.value.param is not None and caught.value.hint
+
+
+def test_every_field_is_documented() -> None:
+    undocumented = [
+        f"{part}.{name}"
+        for part, schema in JobSpec.model_json_schema()["$defs"].items()
+        for name, field in schema["properties"].items()
+        if name != "type" and "description" not in field
+    ]
+    assert undocumented == []
+
+
+def test_the_example_job_is_a_legal_one() -> None:
+    example = Path(__file__).parents[2] / "examples" / "job.json"
+    assert parse_spec(json.loads(example.read_text())).model == "builtin:t5-tiny"
