@@ -7,6 +7,7 @@
     ├── Conflict                    the state of the job (or of the key) does not allow it
     │   ├── IllegalMove             a job cannot go from one state to the other
     │   └── Superseded              an attempt wrote after its successor had started
+    ├── Damaged                     a run directory that cannot be read
     ├── StoreUnavailable            Redis does not answer
     └── StageError                  ends a trainer process, with the typed reason of the contract (design §7)
         ├── Refused                 configuration or guard: never repaired, never retried
@@ -80,6 +81,12 @@ class Superseded(Conflict):
         super().__init__(f"attempt {attempt} is over: attempt {current} has started")
         self.attempt = attempt
         self.current = current
+
+
+class Damaged(LonghaulError):
+    """A file of a run directory has a line that nobody could have written: somebody edited it, or the disk failed."""
+
+    code = "damaged"
 
 
 class StoreUnavailable(LonghaulError):

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from jobs.errors import NotFound
+from jobs.errors import Damaged, NotFound
 from jobs.events import (
     AnyFact,
     AttemptStarted,
@@ -100,7 +100,7 @@ class RunDir:
             lines = whole_lines(self.events_file.read_bytes())
         except FileNotFoundError:
             raise NotFound(f"there is no job {self.id}") from None
-        return [Event.model_validate_json(line) for line in lines[after:]]
+        return self._parsed(lines, after)
 
     def record(self) -> JobRecord:
         """The sum of the events."""
@@ -164,7 +164,13 @@ class RunDir:
                 if end < len(raw):
                     file.truncate(end)
                 file.seek(end)
-                yield file, [Event.model_validate_json(line) for line in lines]
+                yield file, self._parsed(lines)
+
+    def _parsed(self, lines: list[bytes], after: int = 0) -> list[Event]:
+        try:
+            return [Event.model_validate_json(line) for line in lines[after:]]
+        except ValidationError as error:
+            raise Damaged(f"{self.events_file} has a line that is no event: {error.errors()[0]['msg']}") from error
 
     # -- metrics ---------------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from jobs.state import MOVES, Status, move
 DESIGN = {
     ("validating", "queued"), ("queued", "running"), ("running", "succeeded"),
     *itertools.product(("validating", "queued", "running", "paused"), ("failed", "cancelled")),
-    ("queued", "paused"), ("running", "paused"), ("paused", "queued"), ("running", "queued"), ("validating", "validated"),
+    ("queued", "paused"), ("running", "paused"), ("paused", "queued"), ("running", "queued"),
+    ("validating", "validated"),
 }  # fmt: skip
 
 

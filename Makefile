@@ -1,0 +1,72 @@
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+COMPOSE_FILE := docker-compose.training.yml
+
+# The first Python 3.11+ on PATH; PYTHON=... overrides.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+# One place for the version: pyproject.toml.
+TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+MARKERS ?= not gpu and not docker
+PYTEST_ARGS ?=
+
+.PHONY: help setup demo test check bench up env lock
+
+help: ## print this list
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(STAMP) ## create .venv from the locks (instant when they have not changed)
+
+$(BIN)/python:
+	@[ -n "$(PYTHON)" ] || { echo "make setup: no Python 3.11 or newer on PATH; install one or give PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch first, by version: a machine with a GPU gets the CUDA build, a lock with hashes could name only one of them.
+$(STAMP): requirements.lock requirements.dev.lock pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock -r requirements.dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip check
+	@touch $@
+
+demo: setup ## train a tiny model here and now, without Docker or a GPU
+	$(BIN)/longhaul demo
+
+test: setup ## run the tests (MARKERS="gpu" or "docker" for the others, PYTEST_ARGS for more)
+	$(BIN)/python -m pytest -m "$(MARKERS)" $(PYTEST_ARGS)
+
+check: setup ## formatting, lint, types and import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup ## run one measurement: make bench BENCH=name
+	@[ -n "$(BENCH)" ] || { echo "make bench: say which, BENCH=name of a file in benchmarks/" >&2; exit 1; }
+	$(BIN)/python -m benchmarks.$(BENCH) $(ARGS)
+
+up: ## build and start all containers
+	@[ -e .env ] || { echo "make up: no .env; run 'make env' first" >&2; exit 1; }
+	docker compose -f $(COMPOSE_FILE) up --build
+
+# UID and GID are those of the person, also under sudo: the containers write ./runs as that user.
+env: ## write .env (your UID and GID, a random API key) and make ./runs and ./data
+	@[ ! -e .env ] || { echo "make env: .env exists and is left as it is; remove it first for a new one (and a new API key)" >&2; exit 1; }
+	@uid=$${SUDO_UID:-$$(id -u)}; gid=$${SUDO_GID:-$$(id -g)}; \
+	if [ "$$uid" = 0 ]; then uid=1000 gid=1000; echo "make env: run as root; the containers will run as 1000:1000"; fi; \
+	key=$$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); \
+	umask 077; trap 'rm -f .env.new' EXIT; \
+	grep -vE '^(UID|GID|LONGHAUL_API_KEY)=' .env.example > .env.new; \
+	printf 'UID=%s\nGID=%s\nLONGHAUL_API_KEY=%s\n' "$$uid" "$$gid" "$$key" >> .env.new; \
+	umask 022; mkdir -p runs data; \
+	if [ "$$(id -u)" = 0 ]; then chown "$$uid:$$gid" .env.new runs data; fi; \
+	mv .env.new .env; echo "wrote .env; made ./runs and ./data"
+
+lock: $(BIN)/python ## regenerate the lock files from pyproject.toml (UPGRADE=1: newest releases)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip-tools>=7.5'
+	$(BIN)/python .ci/lock.py $(if $(UPGRADE),--upgrade)

@@ -1,0 +1,42 @@
+"""Fixtures that every part uses: one real Redis for the session, emptied before each test that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.redis_server import RedisServer
+
+ROWS = Path(__file__).parents[1] / "examples" / "recipes.jsonl"
+
+
+@pytest.fixture(scope="session")
+def _redis_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_server(_redis_of_the_session: RedisServer) -> RedisServer:
+    """A running, empty server. Do not stop it: a test about outages makes its own RedisServer."""
+    _redis_of_the_session.flush()
+    return _redis_of_the_session
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """URL of the running, empty server."""
+    return redis_server.url
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data directory: rows.jsonl with 64 recipes, held_out.jsonl with 12 others."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    lines = ROWS.read_text().splitlines()
+    (folder / "rows.jsonl").write_text("\n".join(lines[:64]) + "\n")
+    (folder / "held_out.jsonl").write_text("\n".join(lines[64:76]) + "\n")
+    return folder

@@ -1,0 +1,82 @@
+"""One job, end to end: what it leaves on disk, in Discord and in W&B."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import requests
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from jobs.events import EvaluationFinished, JobSucceeded, ModelLoaded
+from jobs.state import Status
+from jobs.store import Store, connect
+from tests.fakes import FakeDiscord, FakeWandb
+from tests.stack import ROLES, Stack, tiny_job
+
+LIFE = [
+    "job.submitted", "job.checked", "job.prepared", "job.queued", "attempt.started", "model.loaded",
+    "evaluation.finished", "evaluation.finished", "checkpoint.saved", "evaluation.finished", "checkpoint.saved",
+    "attempt.ended", "job.succeeded",
+]  # fmt: skip
+
+
+def test_one_job_end_to_end(tmp_path: Path, data: Path) -> None:
+    with FakeDiscord() as discord, FakeWandb() as wandb:
+        told = {"DISCORD_WEBHOOK": discord.url, "WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": wandb.url}
+        with Stack(tmp_path / "home", data=data, environment=told) as stack:
+            stack.start(*ROLES)
+            run = stack.submit(tiny_job())
+            stack.wait_for_event(run, "job.succeeded", "job.failed")
+
+            events = run.events()
+            assert [event.type for event in events] == LIFE
+            assert [event.number for event in events] == list(range(1, len(LIFE) + 1))
+            assert Store(connect(stack.redis.url)).events(run.id) == events
+            listed = requests.get(f"{stack.url}/jobs/{run.id}/events", timeout=5).json()["data"]
+            assert [event["type"] for event in listed] == LIFE
+
+            loaded = next(event.fact for event in events if isinstance(event.fact, ModelLoaded))
+            assert (loaded.dtype, loaded.device, loaded.resumed_step) == ("bfloat16", "cpu", None)
+            losses = [event.fact.loss for event in events if isinstance(event.fact, EvaluationFinished)]
+            assert losses[-1] < losses[0]
+            done = events[-1].fact
+            assert isinstance(done, JobSucceeded) and (done.loss, done.first_loss) == (min(losses), losses[0])
+
+            shown = requests.get(f"{stack.url}/jobs/{run.id}", timeout=5).json()
+            assert (shown["status"], shown["progress"]["step"]) == ("succeeded", 16)
+
+            rows = run.metrics()
+            assert [row.step for row in rows] == list(range(2, 17, 2))
+            assert rows[-1].cache_clears == 3 and rows[-1].cache_clear_s > 0
+            assert rows[-1].eta_s == 0
+
+            # Discord: start, one progress message edited in place, completion with the loss curve; within all limits
+            discord.wait_for(lambda: any("succeeded" in message.text.lower() for message in discord.messages))
+            assert discord.problems == []
+            assert (run.path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+            # W&B: the history, row by row
+            told_rows = wandb.wait_for(
+                lambda: (
+                    run.id in wandb.runs
+                    and len(wandb.runs[run.id].rows("train/step", "train/loss")) >= len(rows)
+                    and wandb.runs[run.id].rows("train/step", "train/loss")
+                )
+            )
+            assert [tuple(row) for row in told_rows] == [(row.step, row.loss) for row in rows]
+
+        text = "".join(file.read_text(errors="replace") for file in run.path.rglob("*.json*"))
+        assert discord.token not in text and "0" * 40 not in text
+
+    assert run.record().status is Status.SUCCEEDED
+    model, info = AutoModelForSeq2SeqLM.from_pretrained(
+        run.model, dtype=torch.bfloat16, output_loading_info=True, local_files_only=True
+    )
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert json.loads((run.model / "config.json").read_text())["tie_word_embeddings"] is False
+    tokenizer = AutoTokenizer.from_pretrained(run.model)
+    asked = tokenizer("Write the directions. Toast: bread, butter", return_tensors="pt")
+    written = model.generate(**asked, max_new_tokens=12)
+    assert tokenizer.decode(written[0], skip_special_tokens=True)

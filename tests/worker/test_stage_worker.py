@@ -1,0 +1,89 @@
+"""The RQ workers: one trainer whatever the tickets say, one function only, nobody outlives a parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import rq
+from rq.serializers import JSONSerializer
+
+from jobs.events import AttemptStarted
+from jobs.queue import Tickets, queue_name
+from jobs.state import Stage
+from jobs.store import Store, connect
+from tests.stack import Stack, tiny_job
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process."""
+    tasks = Path(f"/proc/{pid}/task")
+    return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+
+
+def descendants(pid: int) -> list[int]:
+    """All of them."""
+    found = children(pid)
+    return found + [each for child in found for each in descendants(child)]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_two_workers_and_many_tickets_make_one_attempt(tmp_path: Path, data: Path) -> None:
+    with Stack(tmp_path / "home", data=data) as stack:
+        stack.start("service", "check", "prepare", "publish")
+        run = stack.submit(tiny_job())
+        stack.wait_for_event(run, "job.queued")
+        tickets = Tickets(connect(stack.redis.url))
+        for _ in range(6):
+            tickets.add(Stage.TRAIN)
+        stack.start("train")
+        first = stack.processes.pop("train")
+        stack.start("train")
+        stack.processes["train-2"] = first
+        stack.wait_for_event(run, "job.succeeded", "job.failed")
+        stack.wait_for(lambda: tickets.count(Stage.TRAIN) == 0 or None, "all tickets to be taken")
+        attempts = [event for event in run.events() if isinstance(event.fact, AttemptStarted)]
+        assert len(attempts) == 1
+        assert [event.number for event in run.events()] == list(range(1, run.record().number + 1))
+
+
+def test_a_ticket_that_names_another_function_is_refused(tmp_path: Path, data: Path) -> None:
+    with Stack(tmp_path / "home", data=data) as stack:
+        stack.start("check")
+        queue = rq.Queue(queue_name(Stage.CHECK), connection=connect(stack.redis.url), serializer=JSONSerializer)
+        proof = tmp_path / "proof"
+        evil = queue.enqueue("os.mkdir", str(proof), job_timeout=-1)
+        stack.wait_for(
+            lambda: "names 'os.mkdir': refused" in (stack.home / "check.log").read_text() or None, "a refusal"
+        )
+        stack.wait_for(
+            lambda: (evil.id not in queue.job_ids and not queue.connection.exists(evil.key)) or None, "its end"
+        )
+        assert not proof.exists()
+
+
+@pytest.mark.parametrize("victim", ["parent", "horse"])
+def test_nobody_outlives_its_parent(tmp_path: Path, data: Path, victim: str) -> None:
+    with Stack(tmp_path / "home", data=data) as stack:
+        stack.start("service", "check", "prepare", "train", "publish")
+        run = stack.submit(tiny_job(schedule={"epochs": 200, "batch_size": 8}))
+        stack.wait_for_event(run, "model.loaded")
+        parent = stack.processes["train"].pid
+        horse = children(parent)[0]
+        family = descendants(parent)
+        assert len(family) >= 2, "horse and trainer"
+        if victim == "parent":
+            stack.kill("train")
+        else:
+            os.kill(horse, signal.SIGKILL)
+        stack.wait_for(lambda: not any(alive(pid) for pid in family) or None, "the end of the family", 5)
+        assert Store(connect(stack.redis.url)).leased(run.id), "the lease runs out by itself; reconcile takes over then"

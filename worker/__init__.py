@@ -1,0 +1,1 @@
+"""Takes jobs from Redis, supervises attempts, tells the sinks."""

@@ -1,0 +1,101 @@
+"""`python -m worker check|prepare|train|publish …`: one worker process; several roles make a parent with a child for each.
+
+`--healthy` asks instead whether workers of these roles on this machine report themselves healthy (container checks).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+from jobs.lifeline import PARENT_PID, tie_to_parent, tied
+
+log = logging.getLogger("longhaul.worker")
+ROLES = ("check", "prepare", "train", "publish")
+LOOK_S = 0.2
+
+
+def main() -> int:
+    """Tie to the parent if there is one, read the environment, serve. Returns the exit code."""
+    if parent := os.environ.pop(PARENT_PID, None):
+        tie_to_parent(int(parent))
+    parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
+    parser.add_argument("roles", nargs="+", choices=ROLES, metavar="ROLE", help="check, prepare, train or publish")
+    parser.add_argument("--healthy", action="store_true", help="serve nothing: exit 0 if they run here and are well")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if arguments.healthy:
+        return tell_health(arguments.roles)
+    if len(arguments.roles) > 1:
+        return serve_together(arguments.roles)
+    serve(arguments.roles[0])
+    return 0
+
+
+def serve(role: str) -> None:
+    """Be one worker until SIGTERM."""
+    from jobs.state import Stage
+    from worker.main import serve_publish, serve_stage
+    from worker.settings import from_environment
+
+    settings = from_environment(os.environ)
+    if role == "publish":
+        serve_publish(settings)
+    else:
+        serve_stage(Stage(role), settings)
+
+
+def serve_together(roles: Sequence[str]) -> int:
+    """One child per role until SIGTERM or SIGINT. When one ends by itself all end, and whoever started us starts all."""
+    stop = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
+    # Sessions of their own: a terminal's Ctrl+C reaches the parent alone, which passes it on once.
+    children = {
+        role: subprocess.Popen(tied(sys.executable, "-m", "worker", role), start_new_session=True) for role in roles
+    }
+    while not stop.wait(LOOK_S) and all(child.poll() is None for child in children.values()):
+        pass
+    asked = stop.is_set()
+    if not asked:
+        ended = {role: child.returncode for role, child in children.items() if child.returncode is not None}
+        log.error("ended without being asked: %s; the others end with it", ended)
+    for child in children.values():
+        child.terminate()
+    for child in children.values():
+        child.wait()
+    return 0 if asked else 1
+
+
+def tell_health(roles: Sequence[str]) -> int:
+    """0 when each role has a heartbeat from this machine that calls itself healthy; otherwise 1, and the reason printed.
+
+    A container's host name is its own, so in one this asks about that container alone.
+    """
+    from jobs.errors import StoreUnavailable
+    from jobs.store import Store, connect
+    from worker.settings import from_environment
+
+    try:
+        workers = Store(connect(from_environment(os.environ).redis_url)).workers()
+    except StoreUnavailable as error:
+        print(f"no heartbeat can be read: {error}")
+        return 1
+    here = platform.node()
+    for role in roles:
+        beats = [facts for facts in workers if facts["name"].startswith(f"{role}-{here}-")]
+        if not any(facts["healthy"] for facts in beats):
+            print(f"{role}: {beats[-1]['why'] if beats else 'no heartbeat in the last minute'}")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

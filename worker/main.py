@@ -1,0 +1,213 @@
+"""The worker processes: one per RQ queue (check, prepare, train), and publish.
+
+`StageWorker` is RQ's worker with four things changed: the horse dies with its parent, SIGTERM is forwarded to it first,
+tickets may name one function only, and heartbeats go to our own key as well.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import platform
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import redis
+import rq
+from rq.job import Job
+from rq.queue import Queue
+from rq.serializers import JSONSerializer
+
+from jobs.errors import StoreUnavailable
+from jobs.lifeline import tie_to_parent
+from jobs.queue import TICKET_FUNCTION, Tickets, queue_name
+from jobs.state import Stage
+from jobs.store import Store, connect
+from worker import publish
+from worker.card import find_card
+from worker.reconcile import Reconciler
+from worker.settings import WorkerSettings
+from worker.supervise import HORSE, Horse
+
+log = logging.getLogger("longhaul.worker")
+LOOK_FOR_CARD_S = 15.0
+
+
+class StageWorker(rq.Worker):
+    """RQ's worker for one stage."""
+
+    def __init__(self, stage: Stage, settings: WorkerSettings, facts: dict[str, Any]) -> None:
+        super().__init__(
+            [queue_name(stage)],
+            name=facts["name"],
+            connection=connect(settings.redis_url, patient=True),
+            serializer=JSONSerializer,
+            worker_ttl=20,
+            job_monitoring_interval=5,
+            maintenance_interval=30,
+            log_job_description=False,
+        )
+        self._stage = stage
+        self._settings = settings
+        self._facts = facts
+        self._client = connect(settings.redis_url)
+        self._store = Store(self._client)
+        self._stopping = threading.Event()
+
+    def heartbeat(self, timeout: int | None = None, pipeline: redis.client.Pipeline | None = None) -> None:
+        """RQ's heartbeat and ours."""
+        super().heartbeat(timeout, pipeline)
+        report(self._store, self._facts | {"busy": bool(self.horse_pid)})
+
+    def fork_work_horse(self, job: Job, queue: Queue) -> None:
+        """Fork with SIGTERM held back, so that none falls between the fork and the forwarding."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            super().fork_work_horse(job, queue)
+            if self._stop_requested:
+                os.kill(self.horse_pid, signal.SIGTERM)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    def main_work_horse(self, job: Job, queue: Queue) -> None:
+        """The forked child."""
+        assert self.pid is not None
+        tie_to_parent(self.pid)
+        super().main_work_horse(job, queue)
+
+    def setup_work_horse_signals(self) -> None:
+        """Ctrl+C is the parent's; SIGTERM sets a flag that the supervisor looks at."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: self._stopping.set())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        client = connect(self._settings.redis_url)  # a forked child shares no connection with its parent
+        HORSE.set(Horse(self._settings, Store(client), Tickets(client), self.name, self._stopping))
+
+    def perform_job(self, job: Job, queue: Queue) -> bool:
+        """Anybody who can write to Redis can name a function: only one is run."""
+        if job.func_name != TICKET_FUNCTION or list(job.args) != [self._stage.value] or job.kwargs:
+            log.error("ticket %s names %r: refused", job.id, job.func_name)
+            job.delete()
+            return False
+        return super().perform_job(job, queue)
+
+    def handle_warm_shutdown_request(self) -> None:
+        """First of all tell the horse, which tells the trainer; only then talk to Redis, which may be away."""
+        if self.horse_pid:
+            os.kill(self.horse_pid, signal.SIGTERM)
+        log.info("worker %s: stopping after the job in hand", self.name)
+
+    def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
+        """A second SIGTERM changes nothing: the trainer is writing its checkpoint. SIGKILL is the last resort."""
+        log.warning("already stopping: the trainer finishes its step and writes a checkpoint")
+
+
+def serve_stage(stage: Stage, settings: WorkerSettings) -> None:
+    """Work on one queue until SIGTERM."""
+    facts = worker_facts(stage.value, settings)
+    store = Store(connect(settings.redis_url))
+    settings.runs.mkdir(parents=True, exist_ok=True)
+    if stage is Stage.TRAIN and settings.device == "cuda":
+        facts |= wait_for_card(store, facts)
+    log.info("worker %s waits for work in stage %s (Redis %s)", facts["name"], stage.value, settings.redis_shown)
+    try:
+        StageWorker(stage, settings, facts).work(logging_level="WARNING")
+    finally:
+        forget(store, facts["name"])
+
+
+def wait_for_card(store: Store, facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts of the card. While there is none: take no job, stay unhealthy, say why; never fall back to the CPU."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    said = None
+    while True:
+        card, why = find_card()
+        if card is not None:
+            return card
+        if why != said:
+            log.error("no job is taken: %s", why)
+            said = why
+        report(store, facts | {"healthy": False, "why": why})
+        if stop.wait(LOOK_FOR_CARD_S):
+            forget(store, facts["name"])
+            raise SystemExit(0)
+
+
+def serve_publish(settings: WorkerSettings) -> None:
+    """Feed the sinks, and reconcile in a thread, until SIGTERM."""
+    settings.runs.mkdir(parents=True, exist_ok=True)
+    stop = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
+    client = connect(settings.redis_url)
+    reconciler = Reconciler(settings.runs, Store(client), Tickets(client))
+    thread = threading.Thread(target=reconciler.run, args=(stop,), name="reconcile")
+    thread.start()
+    heart = threading.Thread(target=beat, args=(Store(connect(settings.redis_url)), settings, stop), name="heartbeat")
+    heart.start()
+    try:
+        publish.run(settings, Waker(Store(connect(settings.redis_url)), stop), stop)
+    finally:
+        stop.set()
+        thread.join()
+        heart.join()
+
+
+class Waker:
+    """Waits until any job has a new event; with Redis away it is a plain, short wait."""
+
+    def __init__(self, store: Store, stop: threading.Event) -> None:
+        self._store = store
+        self._stop = stop
+        self._last = "$"
+
+    def __call__(self, timeout_s: float) -> None:
+        """Return when something happened, or after at most `timeout_s` (and 1 s at a time, to see a stop)."""
+        try:
+            self._last = self._store.wait_for_event(self._last, min(timeout_s, 1.0))
+        except StoreUnavailable:
+            self._stop.wait(min(timeout_s, 1.0))
+
+
+def beat(store: Store, settings: WorkerSettings, stop: threading.Event) -> None:
+    """Heartbeats of publish."""
+    facts = worker_facts("publish", settings)
+    while not stop.is_set():
+        report(store, facts)
+        stop.wait(5.0)
+    forget(store, facts["name"])
+
+
+def report(store: Store, facts: dict[str, Any]) -> None:
+    """A heartbeat; with Redis away it is left out."""
+    try:
+        store.report_worker(facts["name"], facts)
+    except StoreUnavailable as error:
+        log.warning("heartbeat left out: %s", error)
+
+
+def forget(store: Store, name: str) -> None:
+    """Leave in good order; with Redis away the heartbeat runs out by itself."""
+    try:
+        store.forget_worker(name)
+    except StoreUnavailable as error:
+        log.warning("worker %s could not sign off: %s", name, error)
+
+
+def worker_facts(stage: str, settings: WorkerSettings) -> dict[str, Any]:
+    """What a heartbeat says of this process."""
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "rq", "redis")}
+    return {
+        "name": f"{stage}-{platform.node()}-{os.getpid()}",
+        "stage": stage,
+        "healthy": True,
+        "why": None,
+        "busy": False,
+        "device": settings.device,
+        "gpu": None,
+        "versions": versions,
+    }

@@ -1,0 +1,189 @@
+"""The publish process: tails run directories and tells the sinks (design §14).
+
+    run directories ──▶ main loop: which jobs are there?  (at start, when one appears, every 30 s)
+                            │ one line (thread) per sink
+                            ├─▶ log      ─▶ a feed per open job ─▶ runs/<id>/sinks/log.json
+                            ├─▶ curve    ─▶ …
+                            ├─▶ discord  ─▶ …      each feed: new events and rows → sink → cursor
+                            └─▶ wandb    ─▶ …
+
+It outlives attempts and workers and needs no Redis: `wake` only makes it quicker. Lines share nothing, so a slow or
+dead sink delays itself alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from jobs.errors import UserError
+from jobs.lifeline import tied
+from jobs.rundir import RunDir, list_runs
+from worker.feed import Feed
+from worker.sinks.base import Sink
+from worker.sinks.curve import CurveSink
+from worker.sinks.discord import DiscordSink
+from worker.sinks.log import LogSink
+from worker.sinks.wandb import WandbSink
+from worker.sinks.webhook import Webhook
+
+POLL_S = 2.0
+LIST_S = 30.0
+STOP_S = 30.0
+
+Wake = Callable[[float], object]
+"""Waits until something may have happened, at most so many seconds."""
+
+log = logging.getLogger("longhaul.publish")
+
+
+class Settings(Protocol):
+    """What publish needs of the worker's settings."""
+
+    @property
+    def runs(self) -> Path: ...
+    @property
+    def discord_webhook(self) -> str | None: ...
+    @property
+    def wandb_api_key(self) -> str | None: ...
+    @property
+    def wandb_base_url(self) -> str | None: ...
+    @property
+    def wandb_mode(self) -> str | None: ...
+
+
+def run(settings: Settings, wake: Wake, stop: threading.Event) -> None:
+    """Tell the sinks of these settings until `stop` is set."""
+    publish(settings.runs, sinks_of(settings), wake, stop)
+
+
+def sinks_of(settings: Settings) -> list[Sink]:
+    """All sinks; those without a configuration accept no job."""
+    webhook = None
+    if settings.discord_webhook:
+        try:
+            webhook = Webhook(settings.discord_webhook)
+        except UserError as error:
+            # Reconcile lives in this process too: a wrong address must not take it down.
+            log.error("nothing is sent to Discord: %s; %s", error, error.hint)
+    wandb = WandbSink(
+        command=lambda: tied(sys.executable, "-m", "worker.sinks.wandb_child"),
+        api_key=settings.wandb_api_key,
+        base_url=settings.wandb_base_url,
+        mode=settings.wandb_mode,
+    )
+    return [LogSink(), CurveSink(), DiscordSink(webhook), wandb]
+
+
+def publish(runs: Path, sinks: Sequence[Sink], wake: Wake, stop: threading.Event, poll_s: float = POLL_S) -> None:
+    """Feed each sink on its own thread until `stop` is set."""
+    lines = [Line(sink) for sink in sinks]
+    for line in lines:
+        line.start()
+    folder = Folder(runs)
+    try:
+        while not stop.is_set():
+            found = folder.news()
+            for line in lines:
+                line.poke(found)
+            wake(poll_s)
+    finally:
+        for line in lines:
+            line.end()
+        deadline = time.monotonic() + STOP_S
+        for line in lines:
+            line.join(max(0.0, deadline - time.monotonic()))
+
+
+class Folder:
+    """Which run directories are there: listed at start, when the folder has changed, and every 30 s in any case."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs
+        self._changed_ns = -1
+        self._listed_at = float("-inf")
+
+    def news(self) -> list[RunDir] | None:
+        """All run directories, or None when there is no reason to look."""
+        try:
+            changed_ns = self._runs.stat().st_mtime_ns
+            if changed_ns == self._changed_ns and time.monotonic() - self._listed_at < LIST_S:
+                return None
+            found = list_runs(self._runs)
+        except OSError as error:
+            log.error("cannot list %s: %s", self._runs, error)
+            return None
+        self._changed_ns = changed_ns
+        self._listed_at = time.monotonic()
+        return found
+
+
+class Line(threading.Thread):
+    """One sink and its open jobs, in a thread that lives as long as publish does.
+
+    As long: children of a sink are tied to the thread that spawned them (`jobs.lifeline`). It is a daemon because a
+    hung sink must not keep the process from ending: its cursors are on disk.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(name=f"sink-{sink.name}", daemon=True)
+        self._sink = sink
+        self._feeds: dict[str, Feed] = {}
+        self._settled: set[str] = set()
+        self._found: queue.SimpleQueue[list[RunDir]] = queue.SimpleQueue()
+        self._news = threading.Event()
+        self._ended = False
+
+    def poke(self, found: list[RunDir] | None) -> None:
+        """There may be news; `found` are all run directories, when they were listed again."""
+        if found is not None:
+            self._found.put(found)
+        self._news.set()
+
+    def end(self) -> None:
+        """Finish the call in hand, let go of everything, end the thread."""
+        self._ended = True
+        self._news.set()
+
+    def run(self) -> None:
+        """Turn by turn, job by job."""
+        while not self._ended:
+            self._news.clear()
+            self._meet()
+            for feed in list(self._feeds.values()):
+                if self._ended:
+                    break
+                feed.turn()
+                if feed.closed:
+                    del self._feeds[feed.run.id]
+                    self._settled.add(feed.run.id)
+            due = min((feed.due for feed in self._feeds.values()), default=float("inf"))
+            self._news.wait(min(60.0, max(0.0, due - time.monotonic())))
+        for feed in self._feeds.values():
+            feed.stop()
+
+    def _meet(self) -> None:
+        while not self._found.empty():
+            found = {run_dir.id: run_dir for run_dir in self._found.get()}
+            for gone in self._feeds.keys() - found.keys():
+                log.warning("%s: job %s: its run directory is gone", self._sink.name, gone)
+                self._feeds.pop(gone).stop()
+            for name in found.keys() - self._feeds.keys() - self._settled:
+                self._adopt(found[name])
+
+    def _adopt(self, run_dir: RunDir) -> None:
+        try:
+            feed = Feed(self._sink, run_dir)
+        except (OSError, ValueError):
+            log.exception("%s: job %s: its cursor cannot be read", self._sink.name, run_dir.id)
+            return
+        if feed.closed:
+            self._settled.add(run_dir.id)
+        else:
+            self._feeds[run_dir.id] = feed

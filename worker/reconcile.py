@@ -1,0 +1,152 @@
+"""Reconcile: makes Redis agree with the run directories, and ends what nobody is left to end (design §5).
+
+A thread of publish with its own client; one is active at a time. RQ's own registries decide nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
+from jobs.events import AnyFact, Fault, Finished, JobFailed
+from jobs.queue import Tickets
+from jobs.record import JobRecord
+from jobs.rundir import RunDir, list_runs
+from jobs.state import Stage, Status
+from jobs.store import LEASE_MS, Store, new_token
+from worker.ending import MEANING, ending
+
+log = logging.getLogger("longhaul.reconcile")
+EVERY_S = 15.0
+MOST_EXPIRIES = 5
+
+
+class Reconciler:
+    """Call `once` every 15 s, or `run` in a thread."""
+
+    def __init__(
+        self,
+        runs: Path,
+        store: Store,
+        tickets: Tickets,
+        *,
+        lease_s: float = LEASE_MS / 1000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runs = runs
+        self._store = store
+        self._tickets = tickets
+        self._lease_s = lease_s
+        self._clock = clock
+        self._token = new_token()
+        self._reachable_since: float | None = None
+        self._records: dict[str, tuple[int, JobRecord]] = {}
+
+    def run(self, stop: threading.Event) -> None:
+        """Once at start, then every 15 s until told to stop."""
+        while not stop.is_set():
+            try:
+                self.once()
+            except Exception:  # the thread that mends everything must not die of one thing; the log says what it was
+                log.exception("reconcile failed; next try in %.0f s", EVERY_S)
+            stop.wait(EVERY_S)
+
+    def once(self) -> None:
+        """One pass: projections, then leases, then tickets."""
+        try:
+            if not self._store.lead(self._token, int(EVERY_S * 3000)):
+                return
+            now = self._clock()
+            if self._reachable_since is None:
+                self._reachable_since = now
+            open_jobs = self._project_all()
+            if self._redis_trusted(now):
+                self._judge(open_jobs)
+            for stage in Stage:
+                for _ in range(self._store.waiting(stage) - self._tickets.count(stage)):
+                    self._tickets.add(stage)
+        except StoreUnavailable as error:
+            self._reachable_since = None
+            log.warning("reconcile waits for Redis: %s", error)
+
+    def _redis_trusted(self, now: float) -> bool:
+        """Leases are judged only after Redis was there, to be renewed in, for one whole lease."""
+        assert self._reachable_since is not None
+        return min(now - self._reachable_since, self._store.uptime_s()) >= self._lease_s
+
+    def _project_all(self) -> list[tuple[RunDir, JobRecord]]:
+        """Bring Redis up to every run directory. Returns the jobs that are not over."""
+        found = []
+        for run in list_runs(self._runs):
+            size = run.events_file.stat().st_size
+            cached = self._records.get(run.id)
+            if cached and cached[0] == size:
+                record = cached[1]
+            else:
+                try:
+                    record = run.record()
+                except (Conflict, Damaged) as error:
+                    log.error("job %s is left alone: %s", run.id, error)
+                    continue
+                self._records[run.id] = (size, record)
+            known = self._store.number(run.id)
+            if known < record.number:
+                if known == 0 and record.idempotency_key and record.body_sha256:
+                    self._store.reserve(record.idempotency_key, run.id, record.body_sha256)
+                self._store.project(run, record, run.events(after=known)[: record.number - known])
+            if not record.status.terminal:
+                found.append((run, record))
+        return found
+
+    def _judge(self, open_jobs: list[tuple[RunDir, JobRecord]]) -> None:
+        for job, token in self._store.expired():
+            run = RunDir(self._runs / job)
+            if not trainer_alive(run):
+                times = self._store.expire(job, token)
+                if times:
+                    log.warning("job %s: its lease ran out (%d in this stage)", job, times)
+                    self._take_over(run, times)
+        for (
+            run,
+            record,
+        ) in open_jobs:  # running, but with no lease at all: Redis was wiped, or release came before the end
+            if record.status is Status.RUNNING and not self._store.leased(run.id) and not trainer_alive(run):
+                self._take_over(run, 1)
+
+    def _take_over(self, run: RunDir, times: int) -> None:
+        """End what the vanished supervisor left open."""
+
+        def decide(record: JobRecord) -> list[AnyFact]:
+            if record.status is Status.RUNNING:
+                lost = Finished(at=time.time(), reason="lost", step=record.progress_step)
+                return ending(run, record, record.attempt, lost)
+            if record.status is Status.VALIDATING and times >= MOST_EXPIRIES:
+                message = f"stage {record.stage.value} was lost {times} times: {MEANING['lost']}"
+                return [JobFailed(error=Fault(code="lost", message=message, hint="look at the worker's log"))]
+            return []
+
+        try:
+            record, new = self._store.append(run, decide)
+        except (Conflict, NotFound, Damaged) as error:
+            log.info("job %s: nothing to take over: %s", run.id, error)
+            return
+        if new:
+            log.warning("job %s: taken over, now %s", run.id, record.status.value)
+
+
+def trainer_alive(run: RunDir) -> bool:
+    """Whether a trainer holds the run directory's lock: then the job is running, whatever its lease says."""
+    try:
+        with open(run.lock_file, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    except FileNotFoundError:
+        pass
+    return False

@@ -1,0 +1,58 @@
+"""Settings of every worker process. The environment is read once, in `worker.__main__`, and passed down."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SECRETS = ("DISCORD_WEBHOOK", "WANDB_API_KEY", "LONGHAUL_API_KEY", "LONGHAUL_REDIS_URL")
+"""Variables that no trainer process is given."""
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What a worker needs to know; secrets are masked in `repr`."""
+
+    redis_url: str = field(repr=False)
+    runs: Path
+    data: Path
+    prepared: Path
+    models: Path
+    device: str
+    discord_webhook: str | None = field(default=None, repr=False)
+    wandb_api_key: str | None = field(default=None, repr=False)
+    wandb_base_url: str | None = None
+    wandb_mode: str | None = None
+    trainer_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What trainers inherit: the environment without secrets."""
+
+    @property
+    def redis_shown(self) -> str:
+        """The Redis URL without its password, for messages."""
+        return re.sub(r"//[^@/]*@", "//…@", self.redis_url)
+
+
+def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
+    """Read and check the environment. ValueError names the variable."""
+    device = environ.get("LONGHAUL_DEVICE", "cuda")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"LONGHAUL_DEVICE is {device!r}; it is cpu or cuda")
+    places = {
+        name: Path(environ.get(f"LONGHAUL_{name.upper()}") or name).resolve()
+        for name in ("runs", "data", "prepared", "models")
+    }
+    clean = {key: value for key, value in environ.items() if key not in SECRETS}
+    clean |= {f"LONGHAUL_{name.upper()}": os.fspath(path) for name, path in places.items()}
+    return WorkerSettings(
+        redis_url=environ.get("LONGHAUL_REDIS_URL") or "redis://127.0.0.1:6379/0",
+        device=device,
+        discord_webhook=environ.get("DISCORD_WEBHOOK") or None,
+        wandb_api_key=environ.get("WANDB_API_KEY") or None,
+        wandb_base_url=environ.get("WANDB_BASE_URL") or None,
+        wandb_mode=environ.get("WANDB_MODE") or None,
+        trainer_environment=clean | {"LONGHAUL_DEVICE": device},
+        **places,
+    )

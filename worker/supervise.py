@@ -1,0 +1,177 @@
+"""One attempt, told from top to bottom. Runs in an RQ work-horse; there is no torch in it.
+
+A ticket says "there is work on this queue". The horse takes the head of our own order together with its lease, starts
+the stage's trainer process, turns what that process writes into events, and says how it ended. Everything it knows is
+in the run directory; when this process is killed, reconcile goes on from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
+from jobs.events import (
+    AnyFact,
+    AttemptStarted,
+    Fault,
+    Finished,
+    JobChecked,
+    JobFailed,
+    JobPrepared,
+    JobQueued,
+    JobValidated,
+    MetricRow,
+    Noted,
+)
+from jobs.queue import Tickets
+from jobs.record import JobRecord
+from jobs.rundir import RunDir, last_row
+from jobs.state import Stage, Status
+from jobs.store import Store, new_token
+from worker.ending import ending
+from worker.lease import Lease
+from worker.settings import WorkerSettings
+from worker.trainer import Trainer
+
+log = logging.getLogger("longhaul.supervise")
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Horse:
+    """What the work-horse was started with."""
+
+    settings: WorkerSettings
+    store: Store
+    tickets: Tickets
+    worker: str
+    stopping: threading.Event
+    """Set by SIGTERM."""
+
+
+HORSE: ContextVar[Horse] = ContextVar("horse")
+"""Set by the worker in its forked child: an RQ job function gets only what the ticket says."""
+
+
+def work(stage_name: str) -> None:
+    """The one function that tickets name."""
+    horse, stage = HORSE.get(), Stage(stage_name)
+    token = new_token()
+    job = horse.store.claim(stage, token)
+    if job is None:
+        return
+    run = RunDir(horse.settings.runs / job)
+    try:
+        with Lease(horse.store, job, token) as lease:
+            record = (train if stage is Stage.TRAIN else examine)(horse, run, stage, lease)
+    except (Conflict, NotFound, Damaged) as error:  # cancelled, paused or taken over meanwhile: the file decided
+        log.info("job %s: let go in stage %s: %s", job, stage.value, error)
+        horse.store.release(job, token)
+        return
+    if record.status in (Status.QUEUED, Status.VALIDATING):
+        horse.tickets.add(record.stage)
+
+
+def train(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
+    """One attempt at a queued job, from attempt.started to what policy makes of its end."""
+    record, _ = horse.store.append(run, [AttemptStarted(worker=horse.worker, device=horse.settings.device)])
+    attempt = record.attempt
+    trainer = Trainer(run, stage, attempt, trainer_environment(horse.settings, stage))
+    rows_seen = 0
+    asked = False
+    ended = False
+    while not ended:
+        ended = trainer.wait(LOOK_S)
+        facts = [line.fact for line in trainer.listen() if isinstance(line, Noted)]
+        if facts:
+            horse.store.append(run, facts, attempt=attempt)
+        rows_seen = show_latest(horse.store, run, rows_seen)
+        if horse.stopping.is_set() and not asked:
+            trainer.ask_to_stop()
+            asked = True
+        if lease.lost:
+            trainer.kill("lease lost")
+            raise Conflict(f"job {run.id}: another supervisor holds it")
+        if not ended and trainer.silent:
+            trainer.kill("silent")
+    end = trainer.end()
+    lease.stop_renewing()
+    record, _ = horse.store.append(
+        run, lambda now: ending(run, now, attempt, end), attempt=attempt, release=lease.token
+    )
+    return record
+
+
+def examine(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
+    """Check or prepare a job that is being validated."""
+    trainer = Trainer(run, stage, None, trainer_environment(horse.settings, stage))
+    said: list[Noted | Finished] = []
+    size = run.events_file.stat().st_size
+    while not trainer.wait(LOOK_S):
+        said += trainer.listen()
+        if horse.stopping.is_set():
+            trainer.kill("stopping")  # check and prepare hold nothing that is not written atomically
+            raise Conflict("this worker is stopping")
+        if lease.lost:
+            trainer.kill("lease lost")
+            raise Conflict("another supervisor holds it")
+        if trainer.silent:
+            trainer.kill("silent")
+        if (now := run.events_file.stat().st_size) != size:
+            size = now
+            if run.record().status is not Status.VALIDATING:
+                trainer.kill("cancelled")
+                raise Conflict("it is not being validated any more")
+    said += trainer.listen()
+    end = next((line for line in reversed(said) if isinstance(line, Finished)), None)
+    if end is None:
+        end = trainer.end()
+        if trainer.ended_by_signal and trainer.killed_for is None:
+            # Something outside killed it: the lease is left to run out; reconcile puts the job back, at most 5 times.
+            lease.stop_renewing()
+            return run.record()
+    lease.stop_renewing()
+    record, _ = horse.store.append(run, lambda now: verdict(now, stage, end), release=lease.token)
+    return record
+
+
+def verdict(record: JobRecord, stage: Stage, end: Finished) -> list[AnyFact]:
+    """What a finished check or prepare makes of the job."""
+    if end.reason != "done":
+        fault = end.error or Fault(code=end.reason, message=f"stage {stage.value} ended: {end.reason}")
+        return [JobFailed(error=fault)]
+    if stage is Stage.CHECK:
+        checked = JobChecked(plan=end.result.get("plan", {}))
+        return [checked, JobValidated()] if record.dry_run else [checked]
+    return [JobPrepared(data=end.result.get("data", {}), steps=end.result["steps"]), JobQueued()]
+
+
+def trainer_environment(settings: WorkerSettings, stage: Stage) -> dict[str, str]:
+    """No secret reaches a trainer; the hub only check and prepare."""
+    environment = dict(settings.trainer_environment)
+    # glibc's defaults never give memory back under a limit (docs/measurements.md); one arena and mapped blocks do.
+    environment |= {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONUNBUFFERED": "1"}
+    if stage is Stage.TRAIN:
+        environment.pop("HF_TOKEN", None)
+        environment["HF_HUB_OFFLINE"] = "1"
+    else:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    return environment
+
+
+def show_latest(store: Store, run: RunDir, seen: int) -> int:
+    """Copy the newest row of metrics to Redis when the file has grown. Returns its size."""
+    try:
+        size = os.stat(run.metrics_file).st_size
+    except FileNotFoundError:
+        return seen
+    if size != seen and (row := last_row(run.metrics_file, MetricRow)) is not None:
+        try:
+            store.set_latest(run.id, row)
+        except StoreUnavailable as error:
+            log.warning("job %s: latest metrics not shown (%s)", run.id, error)
+    return size

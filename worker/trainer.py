@@ -1,0 +1,141 @@
+"""One trainer process as its supervisor sees it: started, listened to, stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from jobs.events import Fault, Finished, Heartbeat, Noted, Phase, attempt_line
+from jobs.lifeline import PARENT_PID
+from jobs.rundir import RunDir
+from jobs.state import Stage
+from worker.ending import EXIT_REASONS, MEANING
+
+SLOW_PHASES: frozenset[Phase] = frozenset({"load", "compile", "save"})
+SLOW_SILENCE_S = 15 * 60.0
+SILENCE_S = 5 * 60.0
+SILENCE_INTERVALS = 20.0
+CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
+
+
+class Trainer:
+    """A running `python -m worker.training STAGE RUN_DIR`. Start it from a main thread only (jobs/lifeline.py)."""
+
+    def __init__(self, run: RunDir, stage: Stage, attempt: int | None, environment: Mapping[str, str]) -> None:
+        self.run = run
+        self._file = run.attempt_file(stage.value if attempt is None else attempt)
+        self._offset = 0
+        self._beat: Heartbeat | None = None
+        self._heard = time.monotonic()
+        self._oom_kills = _oom_kills()
+        self.killed_for: str | None = None
+        self._file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "worker.training", stage.value, os.fspath(run.path)]
+        if attempt is not None:
+            command += ["--attempt", str(attempt)]
+        with open(run.trainer_log, "ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**environment, PARENT_PID: str(os.getpid())},
+            )
+        self._log_start = run.trainer_log.stat().st_size
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has ended, after at most so long."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def listen(self) -> list[Noted | Finished]:
+        """What it has said since the last call, heartbeats apart."""
+        try:
+            with open(self._file, "rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        whole = new[: new.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        lines = [attempt_line.validate_json(line) for line in whole.splitlines()]
+        if lines:
+            self._heard = time.monotonic()
+        for line in lines:
+            if isinstance(line, Heartbeat):
+                self._beat = line
+        return [line for line in lines if not isinstance(line, Heartbeat)]
+
+    @property
+    def step(self) -> int:
+        """The step it last spoke of."""
+        return self._beat.step if self._beat else 0
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has been silent for longer than its phase allows."""
+        beat = self._beat
+        if beat is None or beat.phase in SLOW_PHASES:
+            allowed = SLOW_SILENCE_S
+        else:
+            allowed = max(SILENCE_S, SILENCE_INTERVALS * (beat.interval_s or 0.0))
+        return time.monotonic() - self._heard > allowed
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM: finish the step, checkpoint, leave."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def kill(self, why: str) -> None:
+        """SIGKILL, and remember why."""
+        self.killed_for = why
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+    def end(self) -> Finished:
+        """What the process's end means when it could not say so itself."""
+        code = self._process.wait()
+        found = Finished(at=time.time(), reason="crash", step=self.step)
+        if self.killed_for == "silent":
+            phase = self._beat.phase if self._beat else "start"
+            return self._because(found, "silent", f"{MEANING['silent']} (phase {phase}, step {self.step})")
+        if code in EXIT_REASONS:
+            return self._because(found, EXIT_REASONS[code], f"{MEANING[EXIT_REASONS[code]]} (exit code {code})")
+        if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
+            return self._because(found, "host_out_of_memory", MEANING["host_out_of_memory"])
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return self._because(found, "crash", f"{MEANING['crash']} ({how}){self._last_words()}")
+
+    @property
+    def ended_by_signal(self) -> bool:
+        """Whether something outside ended it."""
+        return (self._process.poll() or 0) < 0
+
+    def _because(self, found: Finished, reason: str, message: str) -> Finished:
+        error = Fault(code=reason, message=message, hint="the whole story is in trainer.log (longhaul logs)")
+        return Finished.model_validate(found.model_dump() | {"reason": reason, "error": error})
+
+    def _last_words(self) -> str:
+        with open(self.run.trainer_log, "rb") as file:
+            file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - 4096))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+        return f": {lines[-1][:300]}" if lines else ""
+
+
+def _oom_kills() -> int:
+    """How often the kernel has ended a process of this container for want of host memory."""
+    try:
+        counts = dict(line.split() for line in CGROUP_EVENTS.read_text().splitlines())
+    except (OSError, ValueError):  # no cgroup v2 here: then nobody can tell
+        return 0
+    return int(counts.get("oom_kill", 0))
