@@ -1,4 +1,4 @@
-"""`python -m worker check|prepare|train|publish …`: one worker process; several roles make a parent with a child for each.
+"""`python -m worker check|prepare|train|publish`: one worker process; of several roles each gets a child process.
 
 `--healthy` asks instead whether workers of these roles on this machine report themselves healthy (container checks).
 """
@@ -53,7 +53,7 @@ def serve(role: str) -> None:
 
 
 def serve_together(roles: Sequence[str]) -> int:
-    """One child per role until SIGTERM or SIGINT. When one ends by itself all end, and whoever started us starts all."""
+    """One child per role until SIGTERM or SIGINT. When one ends by itself all end: Docker then starts them all anew."""
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
@@ -75,7 +75,7 @@ def serve_together(roles: Sequence[str]) -> int:
 
 
 def tell_health(roles: Sequence[str]) -> int:
-    """0 when each role has a heartbeat from this machine that calls itself healthy; otherwise 1, and the reason printed.
+    """0 when each role has a heartbeat from this machine that calls itself healthy; otherwise 1, the reason printed.
 
     A container's host name is its own, so in one this asks about that container alone.
     """

@@ -201,5 +201,6 @@ class Feed:
             return
         try:
             self._sink.close(self._job)
+            self._save(self._job)
         except Exception:
             log.exception("%s: job %s: while stopping", self._sink.name, self.run.id)

@@ -6,12 +6,16 @@ tickets may name one function only, and heartbeats go to our own key as well.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.metadata
 import logging
 import os
 import platform
 import signal
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -26,8 +30,8 @@ from jobs.lifeline import tie_to_parent
 from jobs.queue import TICKET_FUNCTION, Tickets, queue_name
 from jobs.state import Stage
 from jobs.store import Store, connect
-from worker import publish
 from worker.card import find_card
+from worker.publish import run as publish
 from worker.reconcile import Reconciler
 from worker.settings import WorkerSettings
 from worker.supervise import HORSE, Horse
@@ -150,11 +154,31 @@ def serve_publish(settings: WorkerSettings) -> None:
     heart = threading.Thread(target=beat, args=(Store(connect(settings.redis_url)), settings, stop), name="heartbeat")
     heart.start()
     try:
-        publish.run(settings, Waker(Store(connect(settings.redis_url)), stop), stop)
+        with sole_publisher(settings.runs, stop):
+            publish(settings, Waker(Store(connect(settings.redis_url)), stop), stop)
     finally:
         stop.set()
         thread.join()
         heart.join()
+
+
+@contextlib.contextmanager
+def sole_publisher(runs: Path, stop: threading.Event) -> Iterator[None]:
+    """Hold `runs/.locks/publish.lock`: two publishers on one folder would tell everything twice. Waits its turn."""
+    locks = runs / ".locks"
+    locks.mkdir(exist_ok=True)
+    with open(locks / "publish.lock", "ab") as lock:
+        waiting = False
+        while not stop.is_set():
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not waiting:
+                    log.warning("another publish tells the sinks of %s; this one waits until it has gone", runs)
+                    waiting = True
+                stop.wait(1.0)
+        yield
 
 
 class Waker:

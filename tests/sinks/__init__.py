@@ -1,0 +1,1 @@
+"""Tests of the sinks, fed by real run directories."""

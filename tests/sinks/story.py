@@ -1,0 +1,95 @@
+"""Run directories that tell a story, for tests of publish and the sinks."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+from jobs.events import (
+    AttemptEnded,
+    AttemptStarted,
+    EvaluationFinished,
+    Fault,
+    JobChecked,
+    JobFailed,
+    JobPrepared,
+    JobQueued,
+    JobSubmitted,
+    JobSucceeded,
+    MetricRow,
+    ModelLoaded,
+    Sample,
+)
+from jobs.rundir import RunDir, create
+from jobs.spec import JobSpec
+
+STEPS = 400
+LOADED = ModelLoaded(
+    parameters=2_849_757_184,
+    parameter_bytes=5_699_514_368,
+    dtype="bf16",
+    device="cuda:0",
+    seconds=41.0,
+    peak_ratio=1.01,
+)
+SUCCEEDED = JobSucceeded(model="model", step=STEPS, loss=0.91, first_loss=2.31, seconds=4321.0)
+
+
+def submit(runs: Path, job: str = "job-1", name: str = "chef", discord: bool = True, wandb: bool = True) -> RunDir:
+    """A job that has just been submitted."""
+    runs.mkdir(exist_ok=True)
+    spec = JobSpec.model_validate({"name": name, "data": {"train": "recipes.jsonl"}})
+    first = JobSubmitted(name=name, model=spec.model, spec_sha256="0" * 64, discord=discord, wandb=wandb)
+    return create(runs, job, spec, first)[0]
+
+
+def start(run: RunDir) -> None:
+    """Checked, prepared, queued, and attempt 1 has its model."""
+    run.append([JobChecked(plan={"steps": STEPS}), JobPrepared(data={"rows": 51_200}, steps=STEPS), JobQueued()])
+    run.append([AttemptStarted(worker="box-1", device="NVIDIA GeForce RTX 5090"), LOADED, evaluation(0, 2.31)])
+
+
+def evaluation(step: int, loss: float, samples: int = 0, text: str = "Boil the rice.") -> EvaluationFinished:
+    """One evaluation, with so many samples of this text."""
+    told = [Sample(input=text, target=text, generated=text)] * samples
+    return EvaluationFinished(step=step, loss=loss, rows=512, seconds=9.0, best=True, samples=told)
+
+
+def row(step: int, attempt: int = 1) -> MetricRow:
+    """A plausible row of metrics; its loss is a function of the step."""
+    return MetricRow(
+        step=step,
+        at=time.time(),
+        attempt=attempt,
+        epoch=step / 80,
+        loss=0.9 + 1.4 * math.exp(-step / 60) + 0.05 * math.sin(step * 1.7),
+        learning_rate=1e-4 * (1 - step / STEPS),
+        grad_norm=0.7,
+        rows_per_s=38.2,
+        target_tokens_per_s=9800.0,
+        step_s=3.35,
+        eta_s=(STEPS - step) * 3.35,
+        memory_bytes=27 * 2**30,
+        memory_reserved_bytes=29 * 2**30,
+        cache_clears=step // 50,
+        cache_clear_s=0.4,
+        micro_batch=8,
+        data_wait_fraction=0.01,
+    )
+
+
+def train(run: RunDir, first: int, last: int, every: int = 10, attempt: int = 1) -> None:
+    """Rows of metrics for the steps from `first` to `last`."""
+    for step in range(first, last + 1, every):
+        run.append_metrics(row(step, attempt))
+
+
+def succeed(run: RunDir, samples: int = 2) -> None:
+    """The last evaluation, and the end."""
+    run.append([evaluation(STEPS, 0.91, samples), AttemptEnded(reason="done", step=STEPS, exit_code=0), SUCCEEDED])
+
+
+def fail(run: RunDir, error: Fault) -> None:
+    """The attempt ends with this error, and the job with it."""
+    run.append([AttemptEnded(reason="refused", step=0, exit_code=77, error=error), JobFailed(error=error)])

@@ -1,0 +1,303 @@
+"""What a person sees in the channel, told by real run directories through the feed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.events import (
+    AttemptEnded,
+    AttemptStarted,
+    DiskLow,
+    Fault,
+    JobCancelled,
+    JobFailed,
+    JobPaused,
+    JobQueued,
+    JobRequested,
+    JobSubmitted,
+    JobValidated,
+    OomRecovered,
+)
+from jobs.rundir import RunDir
+from tests.fakes import FakeDiscord
+from tests.sinks import story
+from worker.feed import Feed
+from worker.sinks.discord import DiscordSink
+from worker.sinks.webhook import Webhook
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def discord() -> Iterator[FakeDiscord]:
+    with FakeDiscord() as fake:
+        yield fake
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def sink(discord: FakeDiscord, clock: Clock) -> DiscordSink:
+    return DiscordSink(Webhook(discord.url, clock, timeout_s=(2.0, 0.3)), clock)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return story.submit(tmp_path / "runs")
+
+
+@pytest.fixture
+def feed(sink: DiscordSink, run: RunDir, clock: Clock) -> Feed:
+    return Feed(sink, run, clock)
+
+
+def oom(step: int, message: str = "CUDA out of memory") -> OomRecovered:
+    return OomRecovered(step=step, micro_batch_before=8, micro_batch_after=4, message=message, milliseconds_lost=812.5)
+
+
+def test_a_good_run_is_two_messages_and_a_picture(discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock) -> None:
+    story.start(run)
+    feed.turn()
+    (start,) = discord.messages
+    assert start.title == "chef: training"
+    assert start.footer == "job-1 · attempt 1 · event 6", "edited when the model was loaded"
+    story.train(run, 10, 200)
+    clock.now += 20
+    feed.turn()
+    assert "step 200 of 400" in start.text
+    assert "50.0%" in start.text
+    assert "██████████░░░░░░░░░░" in start.text
+    assert {each["name"]: each["value"] for each in start.payload["embeds"][0]["fields"]} == {
+        "Loss": f"{story.row(200).loss:.4g}",
+        "Validation loss": "2.31",
+        "Time left": "11 min 10 s",
+        "Rows per second": "38.2",
+        "Memory": "27.0 GiB",
+        "Learning rate": "5e-05",
+    }
+    story.train(run, 210, 400)
+    story.succeed(run)
+    feed.turn()
+    assert discord.titles == ["chef: attempt 1 over", "chef: done"]
+    done = discord.messages[1]
+    assert done.attachments["loss.png"].startswith(PNG)
+    assert done.payload["embeds"][0]["image"] == {"url": "attachment://loss.png"}
+    assert done.footer == "job-1 · attempt 1 · event 10"
+    assert "2.31 → 0.91 (-61%)" in done.text
+    assert feed.closed
+
+
+def test_progress_is_coalesced_and_the_latest_wins(discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock) -> None:
+    story.start(run)
+    feed.turn()
+    before = len(discord.requests)
+    for step in range(10, 310, 10):  # one row a second
+        story.train(run, step, step)
+        clock.now += 1
+        feed.turn()
+    edits = [version["embeds"][0]["description"] for version in discord.messages[0].versions[2:]]
+    assert [text.split("step ")[1].split(" ")[0] for text in edits] == ["150", "300"]
+    assert len(discord.requests) == before + 2
+
+
+def test_a_held_back_row_is_shown_when_its_time_has_come(
+    discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock
+) -> None:
+    story.start(run)
+    story.train(run, 10, 10)
+    feed.turn()
+    assert feed.due == pytest.approx(clock.now + 15)
+    clock.now = feed.due
+    feed.turn()
+    assert "step 10 of 400" in discord.messages[0].text
+    assert feed.due == float("inf")
+
+
+def test_an_old_message_is_replaced_before_an_hour_is_up(
+    discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock
+) -> None:
+    story.start(run)
+    feed.turn()
+    for minute in range(0, 120, 1):
+        story.train(run, minute + 1, minute + 1)
+        clock.now += 60
+        feed.turn()
+    assert len(discord.messages) == 3
+    assert max(len(message.versions) for message in discord.messages) <= 52
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, 30046), (404, 10008)])
+def test_a_message_that_cannot_be_edited_is_replaced(
+    status: int, code: int, discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock
+) -> None:
+    story.start(run)
+    feed.turn()
+    discord.answer_next(status, code=code)
+    story.train(run, 10, 10)
+    clock.now += 20
+    feed.turn()
+    story.train(run, 20, 20)
+    clock.now += 20
+    feed.turn()
+    assert len(discord.messages) == 2
+    assert "step 20 of 400" in discord.messages[1].text
+
+
+def test_events_keep_their_order_through_429_5xx_and_silence(
+    discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock
+) -> None:
+    story.start(run)
+    run.append([oom(3)])
+    story.fail(run, Fault(code="missing_tensor", message="lm_head.weight is missing", hint="take the whole model"))
+    discord.answer_next(429, retry_after=0.5)
+    discord.answer_next(500)
+    feed.turn()
+    clock.now = feed.due
+    feed.turn()
+    discord.hang()
+    clock.now = feed.due
+    feed.turn()
+    discord.release()
+    while not feed.closed:
+        clock.now = feed.due
+        feed.turn()
+    assert discord.titles == ["chef: attempt 1 over", "chef: out of memory, recovered", "chef: failed"]
+    assert "lm_head.weight is missing" in discord.messages[2].text
+    assert "take the whole model" in discord.messages[2].text
+
+
+def test_gone_for_good_lets_the_cursor_move_on(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
+    story.start(run)
+    story.train(run, 10, 400)
+    story.succeed(run)
+    discord.answer_next(404)
+    feed.turn()
+    assert feed.closed
+    assert len(discord.requests) == 1
+
+
+def test_a_payload_that_discord_refuses_holds_nothing_up(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
+    story.start(run)
+    story.succeed(run)
+    discord.answer_next(400)
+    feed.turn()
+    assert discord.titles == ["chef: done"]
+    assert feed.closed
+
+
+def test_a_picture_that_is_too_large_is_left_out(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
+    story.start(run)
+    feed.turn()
+    story.train(run, 10, 400)
+    run.append([AttemptEnded(reason="done", step=400)])
+    feed.turn()
+    run.append([story.SUCCEEDED])
+    discord.answer_next(413)
+    feed.turn()
+    assert discord.titles[-1] == "chef: done"
+    assert discord.messages[-1].attachments == {}
+
+
+def test_crashes_are_told_and_interruptions_only_shown(
+    discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock
+) -> None:
+    story.start(run)
+    story.train(run, 10, 90)
+    crash = Fault(code="crash", message="Segmentation fault")
+    run.append([AttemptEnded(reason="crash", step=90, error=crash), JobQueued(not_before_s=10)])
+    run.append([AttemptStarted(worker="box-1", device="RTX 5090")])
+    story.train(run, 50, 120, attempt=2)
+    feed.turn()
+    clock.now += 20
+    feed.turn()
+    assert discord.titles == ["chef: attempt 1 over", "chef: attempt 1 failed, trying again", "chef: training"]
+    assert "Segmentation fault" in discord.messages[1].text
+    assert "in 10 s" in discord.messages[1].text
+    assert "step 120" in discord.messages[2].text
+    run.append([AttemptEnded(reason="interrupted", step=120), JobQueued(), AttemptStarted(worker="b", device="cpu")])
+    feed.turn()
+    assert discord.titles[2:] == ["chef: attempt 2 over", "chef: training"]
+
+
+def test_warnings_are_not_repeated_without_end(discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock) -> None:
+    story.start(run)
+    run.append([oom(step) for step in range(1, 9)])
+    run.append([DiskLow(step=9, free_bytes=10**9, needed_bytes=10**10)])
+    story.train(run, 10, 10)
+    feed.turn()
+    clock.now += 20
+    feed.turn()
+    assert discord.titles == ["chef: training"] + ["chef: out of memory, recovered"] * 3
+    assert "6 more warnings" in discord.messages[0].text
+
+
+def test_pause_cancel_refusal_and_dry_run(
+    discord: FakeDiscord, sink: DiscordSink, run: RunDir, feed: Feed, clock: Clock
+) -> None:
+    story.start(run)
+    run.append([JobRequested(request="pause"), AttemptEnded(reason="interrupted", step=50), JobPaused()])
+    feed.turn()
+    run.append([JobCancelled(checkpoint="checkpoints/step-00000050")])
+    feed.turn()
+    assert discord.titles == ["chef: attempt 1 over", "chef: paused", "chef: cancelled"]
+    assert "checkpoints/step-00000050" in discord.messages[2].text
+    refused = story.submit(run.path.parent, "job-2")
+    refused.append(
+        [JobFailed(error=Fault(code="no_such_file", message="recipes.jsonl is not there", param="data.train"))]
+    )
+    dry = story.submit(run.path.parent, "job-3")
+    dry.append([JobValidated()])
+    for other in (refused, dry):
+        Feed(sink, other, clock).turn()
+    assert discord.titles[3:] == ["chef: refused before training", "chef: dry run passed"]
+    assert "`data.train`" in discord.messages[3].text
+
+
+def test_a_job_that_wants_no_discord_gets_none(
+    discord: FakeDiscord, sink: DiscordSink, tmp_path: Path, clock: Clock
+) -> None:
+    run = story.submit(tmp_path / "quiet", discord=False)
+    story.start(run)
+    story.succeed(run)
+    feed = Feed(sink, run, clock)
+    feed.turn()
+    assert feed.closed
+    assert not discord.requests
+    assert isinstance(run.events()[0].fact, JobSubmitted)
+
+
+@pytest.mark.parametrize("text", ["x", "😀", "`", "```", "@everyone ", "\x00\n"])
+def test_everything_long_stays_within_the_limits(
+    text: str, discord: FakeDiscord, sink: DiscordSink, tmp_path: Path, clock: Clock
+) -> None:
+    """FakeDiscord checks every payload against the limits and the schema."""
+    long = text * 20_000
+    fault = Fault(code="refused", message=long, hint=long, param="data.train" + "." * 300)
+    for job, end in (("a" * 200, "good"), ("b" * 200, "bad")):
+        run = story.submit(tmp_path / "runs", job, name="n" * 64)
+        run.append([JobQueued(), AttemptStarted(worker=long, device=long), oom(1, long)])
+        story.train(run, 10, 50)
+        run.append([story.evaluation(50, 1.5, samples=64, text=long)])
+        if end == "good":
+            run.append([AttemptEnded(reason="done", step=50), story.SUCCEEDED])
+        else:
+            run.append([AttemptEnded(reason="crash", error=fault), JobQueued(), JobFailed(error=fault)])
+        feed = Feed(sink, run, clock)
+        feed.turn()
+        assert feed.closed
+    assert len(discord.messages) == 3 + 4
+    assert not discord.problems

@@ -1,0 +1,299 @@
+"""publish over real run directories: nothing lost, at most one repeat, and no sink waits for another."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from jobs.events import Event, JobSubmitted, MetricRow
+from jobs.rundir import RunDir
+from tests.fakes import FakeDiscord
+from tests.sinks import story
+from tests.sinks.driving import closed, publishing, until
+from worker import publish as publish_module
+from worker.feed import Feed
+from worker.publish import sinks_of
+from worker.sinks.base import DONE, Job, Later, Outcome
+from worker.sinks.curve import CurveSink
+from worker.sinks.discord import DiscordSink
+from worker.sinks.log import LogSink
+from worker.sinks.webhook import Webhook
+
+
+@dataclass
+class Listener:
+    """A sink that remembers; `answer` decides what it says to an event."""
+
+    name: str = "listener"
+    follows_metrics: bool = True
+    answer: Callable[[Event], Outcome] = lambda event: DONE
+    events: list[tuple[str, int]] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+
+    def accepts(self, submitted: JobSubmitted) -> bool:
+        return submitted.discord
+
+    def event(self, event: Event, job: Job) -> Outcome:
+        outcome = self.answer(event)
+        if outcome == DONE:
+            self.events.append((job.id, event.number))
+            self.order.append(event.type)
+        return outcome
+
+    def metrics(self, rows: Sequence[MetricRow], job: Job) -> Outcome:
+        self.steps += [row.step for row in rows]
+        self.order.append("rows")
+        return DONE
+
+    def close(self, job: Job) -> None:
+        self.closed.append(job.id)
+
+
+def whole(runs: Path, job: str = "job-1") -> RunDir:
+    run = story.submit(runs, job)
+    story.start(run)
+    story.train(run, 10, 400)
+    story.succeed(run)
+    return run
+
+
+def test_events_and_rows_arrive_in_order_while_they_are_written(tmp_path: Path) -> None:
+    listener = Listener()
+    (tmp_path / "runs").mkdir()
+    with publishing(tmp_path / "runs", listener):
+        run = story.submit(tmp_path / "runs")  # appears after the first listing
+        until(lambda: listener.events == [("job-1", 1)])
+        story.start(run)
+        for step in range(10, 60, 10):
+            story.train(run, step, step)
+        until(lambda: listener.steps == [10, 20, 30, 40, 50])
+        story.succeed(run)
+        until(lambda: closed(run, "listener"))
+    assert listener.events == [("job-1", number) for number in range(1, 11)]
+    assert listener.closed == ["job-1"]
+
+
+def test_all_rows_come_before_the_terminal_event(tmp_path: Path) -> None:
+    listener = Listener()
+    Feed(listener, whole(tmp_path)).turn()
+    assert listener.order[-2:] == ["rows", "job.succeeded"]
+    assert listener.steps == list(range(10, 401, 10))
+
+
+def test_a_torn_last_line_is_waited_for(tmp_path: Path) -> None:
+    listener = Listener()
+    run = story.submit(tmp_path)
+    feed = Feed(listener, run)
+    story.start(run)
+    line = story.row(10).model_dump_json().encode() + b"\n"
+    with open(run.metrics_file, "ab", buffering=0) as file:
+        file.write(line[:50])
+        feed.turn()
+        assert listener.steps == []
+        file.write(line[50:])
+        feed.turn()
+    assert listener.steps == [10]
+
+
+def test_a_restart_goes_on_from_the_cursor(tmp_path: Path) -> None:
+    run = whole(tmp_path)
+    first = Listener(answer=lambda event: Later(60, "full") if event.number >= 6 else DONE)
+    feed = Feed(first, run)
+    feed.turn()
+    second = Listener()
+    again = Feed(second, run)
+    again.turn()
+    assert [number for _, number in first.events + second.events] == list(range(1, 11))
+    assert first.steps + second.steps == list(range(10, 401, 10))
+    third = Feed(Listener(), run)
+    assert third.closed, "a directory whose cursor stands at the terminal event is skipped"
+
+
+def test_a_crash_between_sending_and_saving_repeats_one_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = whole(tmp_path)
+    listener = Listener()
+
+    class Killed(BaseException):
+        pass
+
+    save = Feed._save
+
+    def killed(feed: Feed, job: Job) -> None:
+        if feed._cursor.event == 7:
+            raise Killed
+        save(feed, job)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Feed, "_save", killed)
+        with pytest.raises(Killed):
+            Feed(listener, run).turn()
+    Feed(listener, run).turn()
+    assert [number for _, number in listener.events] == [1, 2, 3, 4, 5, 6, 7, 7, 8, 9, 10]
+
+
+def test_an_unexpected_error_is_logged_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    attempts: list[float] = []
+
+    def trip(event: Event) -> Outcome:
+        if event.number == 3 and len(attempts) < 3:
+            attempts.append(now[0])
+            raise RuntimeError("a fault of ours")
+        return DONE
+
+    now = [100.0]
+    listener = Listener(answer=trip)
+    feed = Feed(listener, whole(tmp_path), clock=lambda: now[0])
+    while not feed.closed:
+        feed.turn()
+        now[0] = min(feed.due, now[0] + 60)
+    assert attempts == [100, 101, 103]
+    assert listener.events == [("job-1", number) for number in range(1, 11)]
+    assert caplog.text.count("Traceback") == 3
+    assert "a fault of ours" in caplog.text
+
+
+def test_a_full_disk_does_not_repeat_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("worker.feed.write_atomically", full)
+    listener = Listener()
+    feed = Feed(listener, whole(tmp_path))
+    for _ in range(3):
+        feed.turn()
+    assert listener.events == [("job-1", number) for number in range(1, 11)]
+
+
+def test_a_hanging_sink_delays_no_other(tmp_path: Path) -> None:
+    released = threading.Event()
+
+    def hang(event: Event) -> Outcome:
+        released.wait(30)
+        return DONE
+
+    stuck, lively = Listener("stuck", answer=hang), Listener("lively")
+    run = whole(tmp_path)
+    with publishing(tmp_path, stuck, lively, LogSink(), CurveSink()):
+        until(lambda: closed(run, "lively") and closed(run, "log") and closed(run, "curve"))
+        assert stuck.events == []
+        released.set()
+        until(lambda: closed(run, "stuck"))
+    assert (run.path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_hanging_discord_delays_no_other(tmp_path: Path) -> None:
+    with FakeDiscord() as discord:
+        discord.hang()
+        run = whole(tmp_path)
+        lively = Listener("lively")
+        with publishing(tmp_path, DiscordSink(Webhook(discord.url, timeout_s=(1.0, 1.0))), lively):
+            until(lambda: closed(run, "lively"))
+            assert not closed(run, "discord")
+            discord.release()
+            until(lambda: closed(run, "discord"))
+        assert discord.titles == ["chef: attempt 1 over", "chef: done"]
+
+
+def test_a_sink_configured_later_leaves_old_jobs_alone(tmp_path: Path) -> None:
+    old, running = whole(tmp_path, "job-1"), story.submit(tmp_path, "job-2")
+    with publishing(tmp_path, DiscordSink(None)):
+        until(lambda: closed(old, "discord"))
+    with FakeDiscord() as discord:
+        with publishing(tmp_path, DiscordSink(Webhook(discord.url))):
+            story.start(running)
+            discord.wait_for(lambda: discord.messages)
+        assert all("job-2" in message.footer for message in discord.messages)
+
+
+def test_a_deleted_run_directory_is_let_go(tmp_path: Path) -> None:
+    listener = Listener()
+    run = story.submit(tmp_path)
+    with publishing(tmp_path, listener):
+        until(lambda: listener.events)
+        os.rename(run.path, tmp_path / "tmp-gone")
+        until(lambda: listener.closed == ["job-1"])
+
+
+def test_a_wrong_webhook_takes_only_discord_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    @dataclass
+    class Settings:
+        runs: Path = tmp_path
+        discord_webhook: str | None = "https://example.org/api/webhooks/1/s3cr3t"
+        wandb_api_key: str | None = None
+        wandb_base_url: str | None = None
+        wandb_mode: str | None = "disabled"
+
+    sinks = sinks_of(Settings())
+    assert [sink.name for sink in sinks] == ["log", "curve", "discord", "wandb"]
+    submitted = JobSubmitted(name="chef", model="m", spec_sha256="0")
+    assert [sink.accepts(submitted) for sink in sinks] == [True, True, False, False]
+    assert "https://discord.com/api/webhooks/<id>/<token>" in caplog.text
+    assert "s3cr3t" not in caplog.text + repr(sinks)
+
+
+def test_the_log_has_one_line_for_each_event(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "longhaul.events")
+    run = whole(tmp_path)
+    Feed(LogSink(), run).turn()
+    lines = [json.loads(record.message) for record in caplog.records if record.name == "longhaul.events"]
+    assert [(line["event"], line["type"]) for line in lines] == [(event.number, event.type) for event in run.events()]
+    assert lines[-1]["loss"] == 0.91
+
+
+KILLED = """
+import sys, threading
+from pathlib import Path
+from worker.publish import publish
+from worker.sinks.discord import DiscordSink
+from worker.sinks.webhook import Webhook
+stop = threading.Event()
+publish(Path(sys.argv[1]), [DiscordSink(Webhook(sys.argv[2]))], lambda _: stop.wait(0.02), stop)
+"""
+
+
+def test_killed_again_and_again_discord_hears_everything(tmp_path: Path) -> None:
+    """kill -9 at four moments: every event that makes a message is there, and each kill repeats at most one."""
+    run = story.submit(tmp_path)
+    story.start(run)
+    story.train(run, 10, 400)
+    story.succeed(run)
+    with FakeDiscord() as discord:
+
+        def asked(times: int) -> bool:
+            return len(discord.requests) >= times
+
+        for seen in (1, 2, 3, 4):
+            process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), discord.url])
+            try:
+                discord.wait_for(partial(asked, seen))
+            finally:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+        with publishing(tmp_path, DiscordSink(Webhook(discord.url))):
+            until(lambda: closed(run, "discord"))
+        posts = [seen for seen in discord.requests if seen.method == "POST"]
+        assert len(posts) <= 2 + 4
+        ends = [message for message in discord.messages if message.title == "chef: done"]
+        assert 1 <= len(ends) <= 2
+        assert {message.footer for message in ends} == {"job-1 · attempt 1 · event 10"}
+        assert "chef: attempt 1 over" in discord.titles
+
+
+def test_publish_imports_neither_torch_nor_a_web_framework() -> None:
+    code = "import sys, worker.publish; print({'torch', 'fastapi', 'wandb', 'matplotlib'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "set()"
+    assert publish_module.POLL_S <= 2

@@ -1,0 +1,73 @@
+"""A child process that is spoken to in JSON lines: one question at a time, one answer each, no waiting without end."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class ChildGone(Exception):
+    """The child has ended, or does not keep to the protocol."""
+
+
+class Child:
+    """Spawned, not forked: publish has threads. `command` ties it to the calling thread (`jobs.lifeline`)."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=dict(environment),
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin = self._process.stdin
+        self._stdout = self._process.stdout
+        self._read = b""
+
+    def ask(self, question: Mapping[str, Any]) -> None:
+        """Send one line. At most one question is open, so a line under 64 KiB never waits for the child to read."""
+        line = json.dumps(question, ensure_ascii=False).encode() + b"\n"
+        try:
+            while line:
+                line = line[self._stdin.write(line) or 0 :]
+        except OSError as error:
+            raise ChildGone(f"cannot be written to: {error}") from error
+
+    def answer(self, timeout_s: float) -> dict[str, Any] | None:
+        """The answer; None if there is none in time."""
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._read:
+            readable, _, _ = select.select([self._stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not readable:
+                return None
+            more = os.read(self._stdout.fileno(), 65536)
+            if not more:
+                raise ChildGone("has ended")
+            self._read += more
+        line, _, self._read = self._read.partition(b"\n")
+        try:
+            said = json.loads(line)
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            raise ChildGone("said something that is no answer")
+        return said
+
+    def end(self, timeout_s: float) -> None:
+        """Close the conversation; whoever does not leave is killed."""
+        self._stdin.close()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._stdout.close()

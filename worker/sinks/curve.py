@@ -1,0 +1,102 @@
+"""The loss curve as a PNG: a file of the run directory, and a picture in chat."""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+from collections.abc import Mapping, Sequence
+
+from jobs.events import Event, JobCancelled, JobFailed, JobSubmitted, JobSucceeded, MetricRow
+from worker.sinks.base import DONE, Job, Outcome
+
+FILE_NAME = "loss.png"
+MOST_POINTS = 2000
+# A mid-grey page with light text is readable beside a white terminal and in Discord's dark theme alike.
+PAGE, PLOT, INK, GRID = "#2b2d31", "#232428", "#e3e5e8", "#4a4d55"
+FAINT, TRAINING, VALIDATION = "#435677", "#7fb2ff", "#ffb454"
+
+# matplotlib is not thread-safe, and two sinks draw from two threads.
+_drawing = threading.Lock()
+
+
+class CurveSink:
+    """Leaves `loss.png` in the run directory when a job with anything to show ends."""
+
+    name = "curve"
+    follows_metrics = False
+
+    def accepts(self, submitted: JobSubmitted) -> bool:
+        """All but dry runs."""
+        return not submitted.dry_run
+
+    def event(self, event: Event, job: Job) -> Outcome:
+        """Draws at the terminal event."""
+        if isinstance(event.fact, JobSucceeded | JobFailed | JobCancelled):
+            picture = draw_job(job)
+            if picture is not None:
+                job.write(FILE_NAME, picture)
+        return DONE
+
+    def metrics(self, rows: Sequence[MetricRow], job: Job) -> Outcome:
+        """All rows are read at the end."""
+        return DONE
+
+    def close(self, job: Job) -> None:
+        """Nothing is held."""
+
+
+def draw_job(job: Job) -> bytes | None:
+    """The curve of this job; None when there is nothing to show."""
+    rows = job.rows()
+    if not rows and not job.evaluations:
+        return None
+    return draw(job.submitted.name, [(row.step, row.loss) for row in rows], job.evaluations)
+
+
+def draw(title: str, training: Sequence[tuple[int, float]], validation: Mapping[int, float]) -> bytes:
+    """A PNG of 1000 × 560 pixels: training loss (faint, and smoothed on top), validation points."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second: only where something is drawn
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    points = [(step, loss) for step, loss in training if math.isfinite(loss)]
+    points = points[:: max(1, math.ceil(len(points) / MOST_POINTS))]
+    held_out = sorted((step, loss) for step, loss in validation.items() if math.isfinite(loss))
+    with _drawing:
+        figure = Figure(figsize=(10, 5.6), dpi=100, facecolor=PAGE, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot(facecolor=PLOT)
+        if points:
+            steps, losses = zip(*points, strict=True)
+            window = max(1, len(points) // 50)
+            axes.plot(steps, losses, color=TRAINING if window == 1 else FAINT, linewidth=1.8 if window == 1 else 1.0,
+                      label="training" if window == 1 else None)  # fmt: skip
+            if window > 1:
+                axes.plot(steps, _smooth(losses, window), color=TRAINING, linewidth=2.0, label="training")
+        if held_out:
+            steps, losses = zip(*held_out, strict=True)
+            best_step, best = min(held_out, key=lambda point: point[1])
+            label = f"validation (best {best:.4g} at step {best_step:,})"
+            axes.plot(steps, losses, color=VALIDATION, marker="o", markersize=5, linewidth=1.4, label=label)
+        axes.set_title(title.replace("$", r"\$"), color=INK, fontsize=14, loc="left")
+        axes.set_xlabel("step", color=INK)
+        axes.set_ylabel("loss (nats per token)", color=INK)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.tick_params(colors=INK)
+        axes.grid(color=GRID, linewidth=0.6)
+        for spine in axes.spines.values():
+            spine.set_color(GRID)
+        if points or held_out:
+            axes.legend(facecolor=PLOT, edgecolor=GRID, labelcolor=INK)
+        out = io.BytesIO()
+        figure.savefig(out, format="png")
+    return out.getvalue()
+
+
+def _smooth(values: Sequence[float], window: int) -> list[float]:
+    """Mean over the last `window` values."""
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return [(sums[i + 1] - sums[max(0, i + 1 - window)]) / min(i + 1, window) for i in range(len(values))]

@@ -1,0 +1,196 @@
+"""Discord: one message per attempt, edited in place; new messages only for what a person should notice.
+
+New: start of an attempt, out of memory, low disk, a failure that is tried again, and the end of the job (with the loss
+curve). All else is an edit. The footer names job, attempt and event, so that a repeat after a crash is recognisable.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from jobs.events import (
+    AttemptEnded,
+    AttemptStarted,
+    DeviceWaiting,
+    DiskLow,
+    Event,
+    JobCancelled,
+    JobFailed,
+    JobPaused,
+    JobQueued,
+    JobSubmitted,
+    JobSucceeded,
+    JobValidated,
+    MetricRow,
+    ModelLoaded,
+    OomRecovered,
+)  # fmt: skip
+from worker.sinks import cards
+from worker.sinks.base import DONE, Disabled, Job, Later, Outcome
+from worker.sinks.curve import FILE_NAME, draw_job
+from worker.sinks.limits import FILE_BYTES
+from worker.sinks.webhook import TOO_MANY_EDITS, UNKNOWN_MESSAGE, Answer, Rejected, Sent, Webhook
+
+EDIT_EVERY_S = 15.0
+NEW_MESSAGE_AFTER_S = 50 * 60.0
+"""Discord limits edits of messages older than an hour."""
+ALERTS_PER_ATTEMPT = 3
+"""More of the same are only counted, in the attempt's message."""
+TOLD_WHEN_TRIED_AGAIN = frozenset({"crash", "silent", "host_out_of_memory", "out_of_memory", "oom_in_optimizer"})
+
+log = logging.getLogger("longhaul.discord")
+
+
+class DiscordSink:
+    """Accepts the jobs that want Discord, if there is a webhook.
+
+    Notes kept with the cursor: `message`, `posted_at`, `edited_at` (Unix seconds) of the attempt's message, its `note`,
+    `over`; `alerts` sent in this attempt; `ending` of the last attempt.
+    """
+
+    name = "discord"
+    follows_metrics = True
+
+    def __init__(
+        self, webhook: Webhook | None, now: Callable[[], float] = time.time, edit_every_s: float = EDIT_EVERY_S
+    ) -> None:
+        self._webhook = webhook
+        self._now = now
+        self._edit_every_s = edit_every_s
+
+    def __repr__(self) -> str:
+        return f"DiscordSink({self._webhook!r})"
+
+    def accepts(self, submitted: JobSubmitted) -> bool:
+        """As the job says."""
+        return self._webhook is not None and submitted.discord
+
+    def event(self, event: Event, job: Job) -> Outcome:
+        """At most one call to Discord."""
+        match event.fact:
+            case AttemptStarted() as fact:
+                return self._start(event, fact, job)
+            case ModelLoaded() as fact:
+                where = (
+                    f"goes on from step {fact.resumed_step:,}" if fact.resumed_step is not None else "starts at step 0"
+                )
+                note = f"{fact.parameters / 1e6:,.1f} M parameters in {fact.dtype} on {fact.device}; {where}."
+                return self._edit(job, note, event)
+            case DeviceWaiting() as fact:
+                return self._edit(job, fact.message, event)
+            case OomRecovered() as fact:
+                return self._alert(job, cards.out_of_memory(job, event, fact))
+            case DiskLow() as fact:
+                return self._alert(job, cards.disk_low(job, event, fact))
+            case AttemptEnded() as fact:
+                return self._end_attempt(event, fact, job)
+            case JobQueued() as fact if job.state.get("ending", {}).get("reason") in TOLD_WHEN_TRIED_AGAIN:
+                return self._post(cards.retry(job, event, fact, job.state["ending"]))
+            case JobSucceeded() as fact:
+                picture = self._picture(job)
+                return self._post(cards.succeeded(job, event, fact, picture and picture[0]), picture)
+            case JobFailed() as fact:
+                picture = self._picture(job)
+                return self._post(cards.failed(job, event, fact, picture and picture[0]), picture)
+            case JobCancelled() as fact:
+                return self._post(cards.cancelled(job, event, fact))
+            case JobPaused():
+                return self._post(cards.paused(job, event))
+            case JobValidated():
+                return self._post(cards.validated(job, event))
+            case _:
+                return DONE
+
+    def metrics(self, rows: Sequence[MetricRow], job: Job) -> Outcome:
+        """Show the newest row, at most every `edit_every_s`. Rows held back are covered by later ones."""
+        state = job.state
+        if job.ending or state.get("over", True) or rows[-1].attempt != job.attempt:
+            return DONE  # the next message says more, or there is no message to edit
+        wait = state["edited_at"] + self._edit_every_s - self._now()
+        if wait > 0:
+            return Later(min(wait, self._edit_every_s), "coalescing progress")
+        return self._edit(job, state["note"], None)
+
+    def close(self, job: Job) -> None:
+        """Nothing is held."""
+
+    def _start(self, event: Event, fact: AttemptStarted, job: Job) -> Outcome:
+        note = cards.started_note(fact)
+        answer = self._call().post(cards.progress(job, note, event))
+        if isinstance(answer, Later | Disabled):
+            return answer
+        job.state.clear()
+        job.state.update(alerts=0, note=note, over=True)
+        if isinstance(answer, Sent):
+            self._new_message(job, answer)
+        return DONE
+
+    def _new_message(self, job: Job, sent: Sent) -> None:
+        job.state.update(message=sent.message, posted_at=self._now(), edited_at=self._now(), over=False)
+
+    def _edit(self, job: Job, note: str, event: Event | None) -> Outcome:
+        """Put the attempt's message up to date; in place of one that can no longer be edited comes a new one."""
+        if job.state.get("over", True):
+            return DONE
+        more = job.state["alerts"] - ALERTS_PER_ATTEMPT
+        payload = cards.progress(
+            job, f"{note}\n{more} more warnings in this attempt, not shown." if more > 0 else note, event
+        )
+        outcome = self._replace(job, payload)
+        if not isinstance(outcome, Later):
+            job.state["note"] = note
+        return outcome
+
+    def _replace(self, job: Job, payload: cards.Payload) -> Outcome:
+        answer: Answer = Rejected(0, None)
+        young = self._now() - job.state["posted_at"] < NEW_MESSAGE_AFTER_S
+        if young:
+            answer = self._call().edit(job.state["message"], payload)
+        if not young or (isinstance(answer, Rejected) and answer.code in (TOO_MANY_EDITS, UNKNOWN_MESSAGE)):
+            answer = self._call().post(payload)
+            if isinstance(answer, Sent):
+                self._new_message(job, answer)
+            elif isinstance(answer, Later) and young:
+                job.state["posted_at"] = 0.0  # the old message is not tried again
+        if isinstance(answer, Later | Disabled):
+            return answer
+        job.state["edited_at"] = self._now()
+        return DONE
+
+    def _alert(self, job: Job, payload: cards.Payload) -> Outcome:
+        sent = job.state.get("alerts", 0)
+        outcome = self._post(payload) if sent < ALERTS_PER_ATTEMPT else DONE
+        if not isinstance(outcome, Later):
+            job.state["alerts"] = sent + 1
+        return outcome
+
+    def _end_attempt(self, event: Event, fact: AttemptEnded, job: Job) -> Outcome:
+        outcome: Outcome = DONE
+        if not job.state.get("over", True):
+            outcome = self._replace(job, cards.ended(job, event, fact))
+        if not isinstance(outcome, Later):
+            message = fact.error.message[:2000] if fact.error else None
+            job.state.update(over=True, ending={"reason": fact.reason, "step": fact.step, "message": message})
+        return outcome
+
+    def _post(self, payload: cards.Payload, picture: tuple[str, bytes] | None = None) -> Outcome:
+        answer = self._call().post(payload, picture)
+        if isinstance(answer, Rejected) and answer.status == 413 and picture is not None:
+            for embed in payload["embeds"]:
+                embed.pop("image", None)
+            answer = self._call().post(payload)
+        return answer if isinstance(answer, Later | Disabled) else DONE  # a Rejected is in the log, with its reason
+
+    def _picture(self, job: Job) -> tuple[str, bytes] | None:
+        try:
+            picture = draw_job(job)
+        except Exception:
+            log.exception("job %s: the loss curve could not be drawn", job.id)
+            return None
+        return (FILE_NAME, picture) if picture is not None and len(picture) <= FILE_BYTES else None
+
+    def _call(self) -> Webhook:
+        assert self._webhook is not None, "a job was accepted without a webhook"
+        return self._webhook

@@ -1,0 +1,1 @@
+"""The trainer: the only processes that import torch."""

@@ -1,0 +1,105 @@
+"""The trainer process: `python -m worker.training check|prepare|train RUN_DIR [--attempt N]`.
+
+It reads a run directory and writes to it: no Redis, no HTTP, no W&B. What it has to say goes, line by line, into its
+attempt file, the last line being the typed reason why it ended (design §7). Exit codes are a fallback for that line:
+0 done, 75 interrupted or device_busy, 76 both memory reasons, 77 refused or bad_data, 78 non_finite or disk_full;
+anything else is a crash, with a traceback on stderr and no last line.
+
+torch is imported by the stages only, after everything that it reads at import has been set here. What a training
+attempt does is told in `train.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import sys
+from pathlib import Path
+
+from jobs.errors import StageError
+from jobs.lifeline import PARENT_PID, tie_to_parent
+from jobs.rundir import RunDir
+from worker.training.journal import Journal
+from worker.training.settings import TrainerSettings, from_environment
+from worker.training.stop import Stop
+
+log = logging.getLogger("longhaul.trainer")
+
+
+def main(argv: list[str]) -> int:
+    """Run one stage; returns the exit code."""
+    if PARENT_PID in os.environ:
+        tie_to_parent(int(os.environ[PARENT_PID]))
+    arguments = parse(argv)
+    set_library_switches(arguments.stage)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    settings = from_environment(os.environ)
+    run = RunDir(arguments.run_dir.resolve())
+    journal = Journal(run.attempt_file(arguments.attempt if arguments.stage == "train" else arguments.stage))
+    try:
+        match arguments.stage:
+            case "check":
+                return check(run, settings, journal)
+            case "prepare":
+                return prepare(run, settings, journal)
+            case _:
+                return train(run, settings, journal, arguments.attempt)
+    except StageError as error:
+        log.error("%s (%s): %s", error.reason, error.detail_code, error)
+        journal.fail(error)
+        return error.exit_code
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m worker.training", description="One stage of one job.")
+    parser.add_argument("stage", choices=("check", "prepare", "train"))
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--attempt", type=int, default=1, help="number of the attempt (train only)")
+    return parser.parse_args(argv)
+
+
+def set_library_switches(stage: str) -> None:
+    """Set what libraries read from the environment when they are imported. What is already set stands."""
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of what the guards judge, and says to repair it
+    if stage == "train":
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> int:
+    """Look at specification, paths, model config and first rows; write the provisional plan."""
+    from worker.training.check import check as look
+
+    journal.phase("check")
+    journal.finish("done", **look(run, settings, journal))
+    return 0
+
+
+def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> int:
+    """Validate and tokenise all rows; bring the model into the store; complete the plan."""
+    from worker.training.prepare import prepare as make
+
+    journal.phase("prepare")
+    journal.finish("done", **make(run, settings, journal))
+    return 0
+
+
+def train(run: RunDir, settings: TrainerSettings, journal: Journal, attempt: int) -> int:
+    """One attempt: from the newest checkpoint until the job is done, or the trainer is asked to stop."""
+    stop = Stop(run)  # before the imports, which take seconds
+    journal.phase("load")
+
+    from worker.training.train import train as attempt_training
+
+    gc.freeze()  # what the imports made stays: clearing the cache need not walk through it (0.15 s each time)
+    return attempt_training(run, settings, journal, stop, attempt)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,277 @@
+"""Checkpoints: complete and verified, or absent (design §11).
+
+    checkpoints/step-00000500/  model.safetensors  optimizer.safetensors  state.json  manifest.json
+
+Written as `tmp-…`, every file fsynced, the manifest (bytes and sha256 of each) last, then renamed. What is called
+`step-…` was complete; that it still is, is verified before it is used.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import safe_open
+from torch import nn
+
+from jobs.errors import Refused
+from jobs.events import CheckpointRejected, CheckpointSaved, DiskLow
+from jobs.rundir import RunDir, sync_folder
+from worker.training.journal import Journal
+from worker.training.model import WEIGHTS, weights_of
+from worker.training.optimizer import AdamW
+from worker.training.randomness import restore_rng, rng_states
+from worker.training.tensorfile import write_bytes, write_tensors
+from worker.training.window import Window
+
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+MANIFEST = "manifest.json"
+FILES = (WEIGHTS, OPTIMIZER, STATE)
+
+
+class TrainState(BaseModel):
+    """state.json: where the run stands, apart from the tensors. Losses in nats per target token."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: int = 0
+    """Steps done."""
+    spec_sha256: str
+    micro_batch: int
+    first_loss: float | None = None
+    """Validation loss before the first step."""
+    best_loss: float | None = None
+    """Lowest validation loss so far."""
+    validation_loss: float | None = None
+    """Of exactly these weights; null if they were not evaluated."""
+    window: Window = Window()
+    """Steps since the last row of metrics."""
+    rng: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint on disk."""
+
+    folder: Path
+    state: TrainState
+
+
+# -- writing -------------------------------------------------------------------------------------------------
+
+
+def save(run: RunDir, state: TrainState, model: nn.Module, optimizer: AdamW, keep: int, journal: Journal) -> bool:
+    """Write `checkpoints/step-…` of `state.step`, then prune. Without room for it: DiskLow is noted, False returned."""
+    start = time.perf_counter()
+    final = _folder(run, state.step)
+    temporary = final.with_name(f"tmp-{final.name}")
+    journal.phase("save", step=state.step)
+    tensors = {WEIGHTS: weights_of(model), OPTIMIZER: optimizer.state_dict()}
+    needed = int(1.1 * sum(tensor.nbytes for file in tensors.values() for tensor in file.values()))
+    run.checkpoints.mkdir(exist_ok=True)
+    free = shutil.disk_usage(run.checkpoints).free
+    if free < needed:
+        journal.note(DiskLow(step=state.step, free_bytes=free, needed_bytes=needed))
+        return False
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        manifest = {file: write_tensors(temporary / file, named, journal) for file, named in tensors.items()}
+        state = state.model_copy(update={"rng": rng_states()})
+        manifest[STATE] = write_bytes(temporary / STATE, state.model_dump_json(indent=1).encode())
+        write_bytes(temporary / MANIFEST, json.dumps({"step": state.step, "files": manifest}, indent=1).encode())
+        sync_folder(temporary)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = shutil.disk_usage(run.checkpoints).free
+        journal.note(DiskLow(step=state.step, free_bytes=free, needed_bytes=needed))
+        return False
+    _remove(final)  # one that was rejected at resume, or that a run repeating these steps writes anew
+    os.rename(temporary, final)
+    sync_folder(run.checkpoints)
+    prune(run, keep)
+    journal.note(
+        CheckpointSaved(
+            step=state.step,
+            path=str(final.relative_to(run.path)),
+            bytes=sum(int(entry["bytes"]) for entry in manifest.values()),
+            seconds=time.perf_counter() - start,
+            validation_loss=state.validation_loss,
+        )
+    )
+    return True
+
+
+def is_saved(run: RunDir, state: TrainState) -> bool:
+    """Whether the checkpoint of this step is there, with the validation loss if that is known by now."""
+    folder = _folder(run, state.step)
+    return folder.exists() and _loss_of(folder) == state.validation_loss
+
+
+def prune(run: RunDir, keep: int) -> None:
+    """Keep the `keep` newest and the best one (lowest validation loss); rejected ones have been replaced by now."""
+    for rejected in run.checkpoints.glob("rejected-*"):
+        shutil.rmtree(rejected)
+    folders = _newest_first(run)
+    losses = _losses(folders)
+    kept = {*folders[:keep], *sorted(losses, key=losses.__getitem__)[:1]}
+    for folder in folders:
+        if folder not in kept:
+            _remove(folder)
+
+
+def clean(run: RunDir) -> None:
+    """Remove what a save that did not come to its end has left. Only the holder of the run's lock may call this."""
+    for leftover in run.checkpoints.glob("tmp-*"):
+        shutil.rmtree(leftover)
+
+
+# -- reading -------------------------------------------------------------------------------------------------
+
+
+def newest(run: RunDir, spec_sha256: str, journal: Journal) -> Checkpoint | None:
+    """The newest checkpoint that verifies; CheckpointRejected is noted for each passed over, which is put aside.
+
+    Refuses `other_spec`: a checkpoint of another specification is no place to go on from.
+    """
+    for folder in _newest_first(run):
+        journal.progress()
+        try:
+            state = verify(folder)
+        except ValueError as error:
+            _reject(run, folder, error, journal)
+            continue
+        if state.spec_sha256 != spec_sha256:
+            raise Refused(
+                f"{folder.name} was made for another specification than spec.json now is",
+                code="other_spec",
+                hint="a job's specification never changes: submit a new job",
+            )
+        return Checkpoint(folder, state)
+    return None
+
+
+def best(run: RunDir, journal: Journal) -> Checkpoint | None:
+    """The evaluated checkpoint with the lowest validation loss that verifies; the newer of equals."""
+    losses = _losses(_newest_first(run))
+    for folder in sorted(losses, key=losses.__getitem__):
+        try:
+            return Checkpoint(folder, verify(folder))
+        except ValueError as error:
+            _reject(run, folder, error, journal)
+    return None
+
+
+def verify(folder: Path) -> TrainState:
+    """The state in a checkpoint. Raises ValueError, saying what is wrong, unless every file is there and whole."""
+    try:
+        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{MANIFEST} is missing or damaged") from None
+    for name in FILES:
+        if name not in files:
+            raise ValueError(f"{name} is not in {MANIFEST}")
+        try:
+            with open(folder / name, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != files[name]["bytes"]:
+                    raise ValueError(f"{name} has {size} bytes, not {files[name]['bytes']}")
+                if hashlib.file_digest(file, "sha256").hexdigest() != files[name]["sha256"]:
+                    raise ValueError(f"{name} is damaged: its sha256 is another")
+        except OSError as error:
+            raise ValueError(f"{name} cannot be read: {error.strerror}") from None
+    try:
+        return TrainState.model_validate_json((folder / STATE).read_bytes())
+    except ValidationError as error:
+        raise ValueError(f"{STATE} does not fit this version: {error.errors()[0]['msg']}") from None
+
+
+@torch.no_grad()
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: AdamW) -> None:
+    """Copy weights, optimizer states and RNG states in. The tensors of the model stay where they are."""
+    weights = weights_of(model)
+    with safe_open(checkpoint.folder / WEIGHTS, framework="pt") as file:
+        wrong = sorted(weights.keys() ^ set(file.keys()))
+        wrong = wrong or [name for name in weights if list(weights[name].shape) != file.get_slice(name).get_shape()]
+        if wrong:
+            raise Refused(
+                f"{len(wrong)} weights of {checkpoint.folder.name} do not belong to the model: {', '.join(wrong[:5])}",
+                code="checkpoint_weights",
+                hint="the model folder was changed after the job began",
+            )
+        for name, tensor in weights.items():
+            tensor.copy_(file.get_tensor(name))
+    with safe_open(checkpoint.folder / OPTIMIZER, framework="pt") as file:
+        optimizer.load_state_dict(_Lazy(file))
+    restore_rng(checkpoint.state.rng)
+
+
+class _Lazy(Mapping[str, torch.Tensor]):
+    """The tensors of a safetensors file, each read when it is asked for: states of a large model are tens of GiB."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._names = list(file.keys())
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Any:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+# -- folders -------------------------------------------------------------------------------------------------
+
+
+def _folder(run: RunDir, step: int) -> Path:
+    return run.checkpoints / f"step-{step:08d}"
+
+
+def _newest_first(run: RunDir) -> list[Path]:
+    return sorted(run.checkpoints.glob("step-*"), reverse=True)
+
+
+def _losses(folders: list[Path]) -> dict[Path, float]:
+    return {folder: loss for folder in folders if (loss := _loss_of(folder)) is not None}
+
+
+def _loss_of(folder: Path) -> float | None:
+    try:
+        loss = json.loads((folder / STATE).read_bytes())["validation_loss"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # damaged: it will be rejected if it is ever asked for
+    return loss if isinstance(loss, float) else None
+
+
+def _reject(run: RunDir, folder: Path, error: ValueError, journal: Journal) -> None:
+    journal.note(CheckpointRejected(path=str(folder.relative_to(run.path)), message=str(error)))
+    # Put aside, so that it is not counted among the kept ones, nor looked at again.
+    aside = folder.with_name(f"rejected-{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(folder, aside)
+
+
+def _remove(folder: Path) -> None:
+    # Renamed first: a removal cut short must not leave half a checkpoint under its name.
+    if folder.exists():
+        doomed = folder.with_name(f"tmp-removed-{folder.name}")
+        shutil.rmtree(doomed, ignore_errors=True)
+        os.rename(folder, doomed)
+        shutil.rmtree(doomed)

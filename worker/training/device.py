@@ -1,0 +1,91 @@
+"""The device of a trainer: the locks that keep it, and the job, to one process; numeric settings (design §2)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from jobs.errors import DeviceBusy
+from jobs.events import DeviceWaiting
+from jobs.rundir import RunDir
+from worker.training.journal import Journal
+from worker.training.stop import Stop
+
+WAIT_S = 60.0
+POLL_S = 0.2
+
+
+def hold_job(run: RunDir) -> BinaryIO:
+    """Take the job's lock; it is held until the returned file is closed, so for the process's life. Else DeviceBusy."""
+    lock = _try_lock(run.lock_file)
+    if lock is None:
+        raise DeviceBusy(
+            f"another trainer is at work on job {run.id}",
+            code="job_busy",
+            hint="wait for it to end; `fuser` on the run directory's file `lock` names the process",
+        )
+    return lock
+
+
+def hold_device(
+    run: RunDir, device: torch.device, journal: Journal, stop: Stop
+) -> contextlib.AbstractContextManager[object]:
+    """Take the card's lock, waiting up to `WAIT_S` for another trainer to let go. The CPU has no lock.
+
+    Raises DeviceBusy, or StopAsked when asked to stop while waiting.
+    """
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    return hold_card(run.path.parent / ".locks", card_id(device), journal, stop, WAIT_S)
+
+
+def hold_card(folder: Path, card: str, journal: Journal, stop: Stop, wait_s: float) -> BinaryIO:
+    """`hold_device` for the card with that UUID."""
+    folder.mkdir(exist_ok=True)
+    file = folder / f"gpu-{card}.lock"
+    until = time.monotonic() + wait_s
+    noted = False
+    while (lock := _try_lock(file)) is None:
+        if not noted:
+            journal.phase("wait")
+            journal.note(DeviceWaiting(message=f"another trainer holds card {card}; waiting up to {wait_s:.0f} s"))
+            noted = True
+        stop.look()
+        if time.monotonic() > until:
+            raise DeviceBusy(
+                f"another trainer still holds card {card} after {wait_s:.0f} s",
+                hint="the job stays in the queue; run one train worker per card",
+            )
+        time.sleep(POLL_S)
+        journal.progress()
+    return lock
+
+
+def card_id(device: torch.device) -> str:
+    """NVML's UUID of the card, without its prefix `GPU-`."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if visible.startswith(("GPU-", "MIG-")) and "," not in visible:
+        return visible.removeprefix("GPU-")
+    return str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
+
+
+def prepare_numerics(device: torch.device) -> None:
+    """TF32 for what is computed in fp32 on CUDA. Full fp32 on the CPU, where resuming is exact bit for bit."""
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+
+def _try_lock(file: Path) -> BinaryIO | None:
+    handle = open(file, "ab")  # noqa: SIM115 - the open file is the lock; Python opens it close-on-exec
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.close()
+        return None
+    return handle

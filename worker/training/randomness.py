@@ -1,0 +1,38 @@
+"""States of the random number generators, as JSON."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def rng_states() -> dict[str, Any]:
+    """States of python's, numpy's and torch's generators, as JSON."""
+    version, internal, gauss = random.getstate()
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": [kind, [int(key) for key in keys], *rest],
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "cuda": [state.numpy().tobytes().hex() for state in cuda],
+    }
+
+
+def restore_rng(states: Mapping[str, Any]) -> None:
+    """Undo `rng_states`."""
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(_state_tensor(states["torch"]))
+    if states["cuda"] and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state_all([_state_tensor(state) for state in states["cuda"]])
+
+
+def _state_tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

@@ -1,0 +1,37 @@
+"""Where a trainer process finds things. Read from the environment once, in `__main__`, and passed down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Folders and device of one trainer process."""
+
+    data: Path
+    """Users' files; job files name paths inside it."""
+    prepared: Path
+    """Prepared datasets, shared by jobs."""
+    models: Path
+    """Model store, shared by jobs."""
+    device: Literal["cpu", "cuda"]
+    offline: bool
+    """No hub access at all (a user's HF_HUB_OFFLINE)."""
+
+
+def from_environment(environ: Mapping[str, str]) -> TrainerSettings:
+    """LONGHAUL_DATA, LONGHAUL_PREPARED, LONGHAUL_MODELS, LONGHAUL_DEVICE, HF_HUB_OFFLINE."""
+    device = environ.get("LONGHAUL_DEVICE", "cuda")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"LONGHAUL_DEVICE is {device!r}; it is cpu or cuda")
+    return TrainerSettings(
+        data=Path(environ.get("LONGHAUL_DATA", "data")).resolve(),
+        prepared=Path(environ.get("LONGHAUL_PREPARED", "prepared")).resolve(),
+        models=Path(environ.get("LONGHAUL_MODELS", "models")).resolve(),
+        device=cast(Literal["cpu", "cuda"], device),
+        offline=environ.get("HF_HUB_OFFLINE", "") not in ("", "0"),
+    )

@@ -1,0 +1,83 @@
+"""Content-addressed folders that are made once, whoever comes first, and complete or not there at all."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from jobs.errors import DiskFull
+from jobs.rundir import sync_folder
+
+_POLL_S = 0.5
+
+
+def make_once(
+    folder: Path, make: Callable[[Path], None], usable: Callable[[Path], bool], waiting: Callable[[], None]
+) -> bool:
+    """Make `folder` unless it is there and `usable`; returns whether it was made now.
+
+    `make` fills a folder beside it, which is then renamed. Another process that does the same is waited for;
+    `waiting` is called twice a second meanwhile.
+    """
+    with _locked(folder, waiting):
+        if folder.exists():
+            if usable(folder):
+                return False
+            shutil.rmtree(folder)
+        # Nobody else makes this folder while the lock is held: what lies about is from a process that was killed.
+        for remains in folder.parent.glob(f"tmp-{folder.name}-*"):
+            shutil.rmtree(remains, ignore_errors=True)
+        temporary = folder.with_name(f"tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
+        temporary.mkdir()
+        try:
+            make(temporary)
+            sync_folder(temporary)
+            os.rename(temporary, folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync_folder(folder.parent)
+    return True
+
+
+@contextmanager
+def full_disk_named(folder: Path) -> Iterator[None]:
+    """Turn "no space left" into DiskFull, with the figures."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFull(
+            f"no room is left on the disk of {folder} ({free_bytes(folder) / 2**30:.1f} GiB free): {error}",
+            hint="make room there and submit again; what was complete is kept",
+        ) from error
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that may still be written to the disk of `folder`, or of its nearest parent that exists."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+@contextmanager
+def _locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    locks = folder.parent / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with open(locks / f"{folder.name}.lock", "ab") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                waiting()
+                time.sleep(_POLL_S)
+        yield

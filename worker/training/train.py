@@ -1,0 +1,259 @@
+"""One training attempt, told from top to bottom: take the card, load once, go on where we were, step, leave a model."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from jobs.errors import DiskFull, Refused
+from jobs.events import EvaluationFinished, ModelLoaded
+from jobs.plan import Plan
+from jobs.rundir import RunDir
+from jobs.spec import JobSpec
+from worker.training import checkpoint, guards
+from worker.training.batches import StepOrder
+from worker.training.checkpoint import TrainState
+from worker.training.data import PreparedDataset
+from worker.training.device import hold_device, hold_job, prepare_numerics
+from worker.training.evaluate import evaluate
+from worker.training.journal import Journal
+from worker.training.loop import seed_step, steps
+from worker.training.memory import Cache
+from worker.training.model import WEIGHTS, LoadedModel, load, weights_of, write_model
+from worker.training.optimizer import AdamW
+from worker.training.settings import TrainerSettings
+from worker.training.stop import Stop, StopAsked
+from worker.training.tensorfile import write_tensors
+from worker.training.window import Meter
+
+INTERRUPTED = 75
+log = logging.getLogger("longhaul.trainer")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What an attempt works with, once it is set up. `state` and `meter` change as it goes; the rest does not."""
+
+    run: RunDir
+    spec: JobSpec
+    plan: Plan
+    journal: Journal
+    stop: Stop
+    data: PreparedDataset
+    loaded: LoadedModel
+    optimizer: AdamW
+    cache: Cache
+    state: TrainState
+    meter: Meter
+
+
+def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: Stop, attempt: int) -> int:
+    """Train until done (exit code 0) or asked to stop (75). Every other typed end is a StageError."""
+    device = torch.device(settings.device)
+    guards.refuse_poor_device(device)
+    with contextlib.ExitStack() as locks:
+        locks.enter_context(hold_job(run))
+        try:
+            locks.enter_context(hold_device(run, device, journal, stop))
+            bench = set_up(run, device, journal, stop, attempt)
+            stop.look()
+        except StopAsked:
+            return interrupted(journal)
+        try:
+            if bench.state.step == 0:
+                look(bench)
+            learn(bench)
+            finish(bench)
+        except StopAsked:  # between two steps or within an evaluation: the last step is whole either way
+            save(bench)
+            return interrupted(journal)
+    return 0
+
+
+def set_up(run: RunDir, device: torch.device, journal: Journal, stop: Stop, attempt: int) -> Bench:
+    """Load the model once, allocate every optimizer state, go back to the newest checkpoint that verifies."""
+    spec, plan = run.spec(), run.plan()
+    if plan.model.folder is None or plan.data.prepared is None:
+        raise Refused(
+            "plan.json names no prepared model and data", code="not_prepared", hint="run the stage prepare first"
+        )
+    checkpoint.clean(run)
+    prepare_numerics(device)
+    seed_step(spec.schedule.seed, 0, 0)
+    journal.phase("load")
+    loaded = load(
+        Path(plan.model.folder),
+        device,
+        dropout=spec.schedule.dropout,
+        fused=spec.speed.fused,
+        recompute_layers=plan.resolved.recompute_layers,
+    )
+    optimizer = AdamW(
+        loaded.model.named_parameters(),
+        weight_decay=spec.schedule.weight_decay,
+        max_grad_norm=spec.schedule.max_grad_norm,
+        fused=spec.speed.fused,
+    )
+    found = checkpoint.newest(run, spec.sha256(), journal)
+    if found is not None:
+        checkpoint.restore(found, loaded.model, optimizer)
+        state = found.state
+    else:
+        state = TrainState(spec_sha256=spec.sha256(), micro_batch=plan.resolved.micro_batch)
+    guards.refuse_copied(loaded.model, loaded.pointers)
+    journal.progress(step=state.step)
+    journal.note(
+        ModelLoaded(
+            parameters=loaded.parameters,
+            parameter_bytes=loaded.parameter_bytes,
+            dtype=str(loaded.model.dtype).removeprefix("torch."),
+            device=str(device),
+            seconds=loaded.seconds,
+            peak_ratio=loaded.peak_ratio,
+            resumed_step=None if found is None else state.step,
+        )
+    )
+    log.info("model loaded in %.1f s; %d of %d steps are done", loaded.seconds, state.step, plan.steps)
+    cache = Cache(device)
+    return Bench(
+        run=run,
+        spec=spec,
+        plan=plan,
+        journal=journal,
+        stop=stop,
+        data=PreparedDataset.open(Path(plan.data.prepared)),
+        loaded=loaded,
+        optimizer=optimizer,
+        cache=cache,
+        state=state,
+        meter=Meter(cache=cache, attempt=attempt, steps=plan.steps, window=state.window),
+    )
+
+
+def learn(bench: Bench) -> None:
+    """All steps that are left, and after each, in this order: log, stop if asked, evaluate, save, clear the cache."""
+    spec, state, meter = bench.spec, bench.state, bench.meter
+    schedule = spec.schedule
+    saved_at = time.monotonic()
+    meter.begin()
+    bench.journal.phase("step", step=state.step)
+    for result in steps(
+        bench.loaded.model,
+        bench.optimizer,
+        bench.data.train,
+        StepOrder(
+            rows=len(bench.data.train), batch_size=schedule.batch_size, epochs=schedule.epochs, seed=schedule.seed
+        ),
+        spec,
+        bench.plan,
+        after=state.step,
+        micro_batch=state.micro_batch,
+        pad_id=bench.loaded.pad_id,
+        cache=bench.cache,
+        journal=bench.journal,
+    ):
+        state.step, state.micro_batch, state.validation_loss = result.step, result.micro_batch, None
+        meter.add(result)
+        if result.step % spec.log.every_steps == 0 or result.step == bench.plan.steps:
+            bench.optimizer.raise_if_nonfinite()
+            bench.run.append_metrics(meter.row(result, time.time()))
+        bench.stop.look()
+        if result.step % spec.evaluate.every_steps == 0:
+            look(bench)
+        if checkpoint_due(bench, saved_at):
+            save(bench)
+            saved_at = time.monotonic()
+        if spec.memory.cache_clear_every and result.step % spec.memory.cache_clear_every == 0:
+            bench.cache.clear()
+
+
+def checkpoint_due(bench: Bench, saved_at: float) -> bool:
+    """Every n-th step; and at the first evaluation (or step, where there are none) after so many minutes."""
+    wanted, state = bench.spec.checkpoint, bench.state
+    if wanted.every_steps is not None and state.step % wanted.every_steps == 0:
+        return True
+    evaluated = state.validation_loss is not None or not len(bench.data.validation)
+    return wanted.every_minutes is not None and evaluated and time.monotonic() - saved_at >= 60 * wanted.every_minutes
+
+
+def look(bench: Bench) -> None:
+    """Evaluate the weights as they are, if there are rows for it. Raises StopAsked, leaving everything as it was."""
+    if not len(bench.data.validation):
+        return
+    spec, state = bench.spec, bench.state
+    bench.optimizer.raise_if_nonfinite()
+    seen = evaluate(
+        bench.loaded,
+        bench.data.validation,
+        max_rows=spec.evaluate.max_rows,
+        samples=spec.evaluate.samples,
+        micro_batch=state.micro_batch,
+        cache=bench.cache,
+        journal=bench.journal,
+        stop=bench.stop,
+    )
+    bench.meter.aside(seen.seconds)
+    best = state.best_loss is None or seen.loss < state.best_loss
+    state.validation_loss = seen.loss
+    if best:
+        state.best_loss = seen.loss
+    if state.step == 0:
+        state.first_loss = seen.loss
+    bench.journal.note(
+        EvaluationFinished(
+            step=state.step, loss=seen.loss, rows=seen.rows, seconds=seen.seconds, best=best, samples=seen.samples
+        )
+    )
+    log.info("step %d: validation loss %.4f over %d rows", state.step, seen.loss, seen.rows)
+    bench.journal.phase("step", step=state.step)
+
+
+def save(bench: Bench) -> None:
+    """Write a checkpoint of the weights as they are, unless that very one is there."""
+    state = bench.state
+    if state.step == 0 or checkpoint.is_saved(bench.run, state):
+        return
+    bench.optimizer.raise_if_nonfinite()
+    state.window = bench.meter.settled()
+    start = time.perf_counter()
+    checkpoint.save(bench.run, state, bench.loaded.model, bench.optimizer, bench.spec.checkpoint.keep, bench.journal)
+    bench.meter.aside(time.perf_counter() - start)
+    bench.journal.phase("step", step=state.step)
+
+
+def finish(bench: Bench) -> None:
+    """Evaluate and save the last step, leave the best model (or the last) in `model/`, and say that it is done."""
+    run, state, loaded = bench.run, bench.state, bench.loaded
+    if state.validation_loss is None:
+        look(bench)
+    save(bench)
+    kept = checkpoint.best(run, bench.journal) if bench.spec.checkpoint.best else None
+    step, loss = (kept.state.step, kept.state.validation_loss) if kept else (state.step, state.validation_loss)
+    bench.journal.phase("save", step=state.step)
+    free, needed = shutil.disk_usage(run.path).free, int(1.1 * loaded.parameter_bytes)
+    if free < needed:
+        raise DiskFull(
+            f"the final model needs {needed} bytes, and {free} are free",
+            hint="make room in the runs directory and submit the job again: it is at its last step",
+        )
+
+    def write_weights(file: Path) -> object:
+        if kept is not None:
+            return shutil.copyfile(kept.folder / WEIGHTS, file)
+        return write_tensors(file, weights_of(loaded.model), bench.journal)
+
+    write_model(loaded, run.model, write_weights, step=step, loss=loss)
+    bench.journal.finish("done", model=run.model.name, loss=loss, first_loss=state.first_loss, step=step)
+
+
+def interrupted(journal: Journal) -> int:
+    """Say so; returns the exit code."""
+    journal.finish("interrupted")
+    log.info("stopped because asked to")
+    return INTERRUPTED

@@ -1,0 +1,98 @@
+"""The window: the steps since the last row of metrics. It goes into checkpoints: a resumed run logs the same."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from jobs.events import MetricRow
+from worker.training.loop import StepResult
+from worker.training.memory import Cache, memory_use
+
+PACE_STEPS = 50
+
+
+class Window(BaseModel):
+    """Sums over the steps since the last row; losses and norms step by step, so that means are the same bit for bit."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    losses: list[float] = []
+    grad_norms: list[float] = []
+    rows: int = 0
+    target_tokens: int = 0
+    seconds: float = 0.0
+    data_wait_s: float = 0.0
+
+
+@dataclass
+class Meter:
+    """Adds steps up without waiting for the device, and makes rows of them."""
+
+    cache: Cache
+    attempt: int
+    steps: int
+    """Of the whole run."""
+    window: Window
+    _pending: list[torch.Tensor] = field(default_factory=list)
+    _times: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_STEPS + 1))
+    _aside_s: float = 0.0
+
+    def begin(self) -> None:
+        """The first step begins now."""
+        self._times.append(time.perf_counter())
+
+    def aside(self, seconds: float) -> None:
+        """So long the card did something else than steps: that counts for the time left, not for the pace."""
+        self._aside_s += seconds
+
+    def add(self, result: StepResult) -> None:
+        """Count one step; its time is that since the step before."""
+        self._times.append(time.perf_counter())
+        self._pending.append(torch.stack([result.loss.double(), result.grad_norm.double()]))
+        self.window.rows += result.rows
+        self.window.target_tokens += result.target_tokens
+        self.window.seconds += self._times[-1] - self._times[-2] - self._aside_s
+        self._aside_s = 0.0
+        self.window.data_wait_s += result.data_wait_s
+
+    def settled(self) -> Window:
+        """The window with every number on the host. Waits for the device."""
+        if self._pending:
+            for loss, norm in torch.stack(self._pending).tolist():
+                self.window.losses.append(loss)
+                self.window.grad_norms.append(norm)
+            self._pending.clear()
+        return self.window
+
+    def row(self, result: StepResult, now: float) -> MetricRow:
+        """The row that ends with `result` at Unix time `now`; a new window begins."""
+        window = self.settled()
+        count, seconds = len(window.losses), max(window.seconds, 1e-9)
+        memory = memory_use(self.cache.device)
+        pace = (self._times[-1] - self._times[0]) / max(1, len(self._times) - 1)
+        row = MetricRow(
+            step=result.step,
+            at=now,
+            attempt=self.attempt,
+            epoch=result.epoch,
+            loss=sum(window.losses) / count,
+            learning_rate=result.learning_rate,
+            grad_norm=sum(window.grad_norms) / count,
+            rows_per_s=window.rows / seconds,
+            target_tokens_per_s=window.target_tokens / seconds,
+            step_s=seconds / count,
+            eta_s=(self.steps - result.step) * pace,
+            memory_bytes=memory.allocated,
+            memory_reserved_bytes=memory.reserved,
+            cache_clears=self.cache.clears,
+            cache_clear_s=self.cache.seconds,
+            micro_batch=result.micro_batch,
+            data_wait_fraction=min(1.0, window.data_wait_s / seconds),
+        )
+        self.window = Window()
+        return row
