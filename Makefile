@@ -15,10 +15,10 @@ TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 MARKERS ?= not gpu and not docker
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test check bench up env lock
+.PHONY: help setup demo test test-docker check bench up env lock
 
 help: ## print this list
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: $(STAMP) ## create .venv from the locks (instant when they have not changed)
 
@@ -40,11 +40,23 @@ demo: setup ## train a tiny model here and now, without Docker or a GPU
 test: setup ## run the tests (MARKERS="gpu" or "docker" for the others, PYTEST_ARGS for more)
 	$(BIN)/python -m pytest -m "$(MARKERS)" $(PYTEST_ARGS)
 
-check: setup ## formatting, lint, types and import rules
+test-docker: setup ## build the containers, run jobs in them, stop them half-way (needs a Docker engine; minutes)
+	$(BIN)/python -m pytest -m docker tests/docker $(PYTEST_ARGS)
+
+# --env-file: what a person's own .env says is not the matter here. Without Compose the file is at least read.
+check: setup ## formatting, lint, types, import rules, Dockerfile and compose file
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile.training
+	@if docker compose version >/dev/null 2>&1; then \
+		env UID=1000 GID=1000 LONGHAUL_API_KEY=checked docker compose --env-file .env.example -f $(COMPOSE_FILE) config --quiet \
+		&& echo "$(COMPOSE_FILE): docker compose config has nothing to say"; \
+	else \
+		$(BIN)/python -c 'import sys, yaml; yaml.safe_load(open(sys.argv[1]))' $(COMPOSE_FILE) \
+		&& echo "$(COMPOSE_FILE): only parsed as YAML, for there is no 'docker compose' here"; \
+	fi
 
 bench: setup ## run one measurement: make bench BENCH=name
 	@[ -n "$(BENCH)" ] || { echo "make bench: say which, BENCH=name of a file in benchmarks/" >&2; exit 1; }

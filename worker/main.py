@@ -154,8 +154,9 @@ def serve_publish(settings: WorkerSettings) -> None:
     heart = threading.Thread(target=beat, args=(Store(connect(settings.redis_url)), settings, stop), name="heartbeat")
     heart.start()
     try:
-        with sole_publisher(settings.runs, stop):
-            publish(settings, Waker(Store(connect(settings.redis_url)), stop), stop)
+        with sole_publisher(settings.runs, stop) as alone:
+            if alone:
+                publish(settings, Waker(Store(connect(settings.redis_url)), stop), stop)
     finally:
         stop.set()
         thread.join()
@@ -163,8 +164,8 @@ def serve_publish(settings: WorkerSettings) -> None:
 
 
 @contextlib.contextmanager
-def sole_publisher(runs: Path, stop: threading.Event) -> Iterator[None]:
-    """Hold `runs/.locks/publish.lock`: two publishers on one folder would tell everything twice. Waits its turn."""
+def sole_publisher(runs: Path, stop: threading.Event) -> Iterator[bool]:
+    """Hold `runs/.locks/publish.lock`: two publishers would tell everything twice. False: stopped while waiting."""
     locks = runs / ".locks"
     locks.mkdir(exist_ok=True)
     with open(locks / "publish.lock", "ab") as lock:
@@ -178,7 +179,7 @@ def sole_publisher(runs: Path, stop: threading.Event) -> Iterator[None]:
                     log.warning("another publish tells the sinks of %s; this one waits until it has gone", runs)
                     waiting = True
                 stop.wait(1.0)
-        yield
+        yield not stop.is_set()
 
 
 class Waker:

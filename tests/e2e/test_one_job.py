@@ -33,7 +33,9 @@ def test_one_job_end_to_end(tmp_path: Path, data: Path) -> None:
             events = run.events()
             assert [event.type for event in events] == LIFE
             assert [event.number for event in events] == list(range(1, len(LIFE) + 1))
-            assert Store(connect(stack.redis.url)).events(run.id) == events
+            store = Store(connect(stack.redis.url))
+            stack.wait_for(lambda: store.number(run.id) == len(LIFE) or None, "the projection, made after the append")
+            assert store.events(run.id) == events
             listed = requests.get(f"{stack.url}/jobs/{run.id}/events", timeout=5).json()["data"]
             assert [event["type"] for event in listed] == LIFE
 
@@ -52,9 +54,12 @@ def test_one_job_end_to_end(tmp_path: Path, data: Path) -> None:
             assert rows[-1].cache_clears == 3 and rows[-1].cache_clear_s > 0
             assert rows[-1].eta_s == 0
 
-            # Discord: start, one progress message edited in place, completion with the loss curve; within all limits
-            discord.wait_for(lambda: any("succeeded" in message.text.lower() for message in discord.messages))
-            assert discord.problems == []
+            # Discord: progress in one message, edited in place; then completion with the loss curve; all within limits
+            discord.wait_for(lambda: "tiny: done" in discord.titles)
+            assert len(discord.messages) == 2 and discord.problems == []
+            progress, completion = discord.messages
+            assert len(progress.versions) > 1
+            assert [name for name, content in completion.attachments.items() if content.startswith(b"\x89PNG")]
             assert (run.path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
             # W&B: the history, row by row
