@@ -18,9 +18,9 @@ Phase = Literal["check", "prepare", "load", "compile", "step", "evaluate", "gene
 
 
 class Frozen(BaseModel):
-    """Frozen and closed."""
+    """Frozen and closed. NaN and infinities are refused: JSON has none, and a file with one could not be read again."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Fault(Frozen):

@@ -17,9 +17,9 @@ import redis.asyncio
 
 from jobs.events import Event
 from jobs.state import Status
+from jobs.store import ALL_EVENTS, events_key
 
 log = logging.getLogger("longhaul.feed")
-ALL_EVENTS = "longhaul:events"
 QUEUE_LENGTH = 256
 PAGE = 500
 BLOCK_MS = 1000
@@ -95,7 +95,7 @@ class Feed:
             try:
                 rows = cast(
                     list[Any],
-                    await self._redis.xrange(f"longhaul:job:{job}:events", min=f"({start}-0", count=PAGE),
+                    await self._redis.xrange(events_key(job), min=f"({start}-0", count=PAGE),
                 )
             except (redis.ConnectionError, redis.TimeoutError):
                 await asyncio.sleep(RETRY_S)

@@ -26,6 +26,8 @@ from jobs.rundir import Decision, RunDir
 from jobs.state import Stage, Status
 
 log = logging.getLogger("longhaul.store")
+ALL_EVENTS = "longhaul:events"
+"""Stream of the newest events of all jobs: fields `job` and `event`."""
 LEASE_MS = 30_000
 KEEP_RESERVATION_S = 7 * 24 * 3600
 
@@ -113,29 +115,40 @@ class Store:
 
     def get(self, job: str) -> StoredJob:
         """One job, or NotFound."""
+        found = self._get_all([job])
+        if not found:
+            raise NotFound(f"there is no job {job}")
+        return found[0]
+
+    def _get_all(self, jobs: Sequence[str]) -> list[StoredJob]:
+        """Those of these jobs that Redis knows, in one round trip."""
         with self._reachable():
             pipe = self._redis.pipeline(transaction=False)
-            pipe.hmget(_job(job), ["record", "spec"])
-            pipe.hget(f"{_job(job)}:latest", "row")
-            for stage in Stage:
-                pipe.zrank(f"longhaul:order:{stage.value}", job)
-            (record, spec), latest, *ranks = pipe.execute()
-        if record is None:
-            raise NotFound(f"there is no job {job}")
-        parsed = JobRecord.model_validate_json(record)
-        return StoredJob(
-            record=parsed,
-            spec=json.loads(spec) if spec else {},
-            position=next((rank for rank in ranks if rank is not None), None),
-            latest=MetricRow.model_validate_json(latest) if latest else None,
-        )
+            for job in jobs:
+                pipe.hmget(_job(job), ["record", "spec"])
+                pipe.hget(f"{_job(job)}:latest", "row")
+                for stage in Stage:
+                    pipe.zrank(f"longhaul:order:{stage.value}", job)
+            replies = iter(pipe.execute())
+        found = []
+        for (record, spec), latest, *ranks in zip(*[replies] * (2 + len(Stage)), strict=True):
+            if record is not None:
+                found.append(
+                    StoredJob(
+                        record=JobRecord.model_validate_json(record),
+                        spec=json.loads(spec) if spec else {},
+                        position=next((rank for rank in ranks if rank is not None), None),
+                        latest=MetricRow.model_validate_json(latest) if latest else None,
+                    )
+                )
+        return found
 
     def number(self, job: str) -> int:
         """Number of the last event that Redis has; 0 for an unknown job."""
         with self._reachable():
             return int(cast(Any, self._redis.hget(_job(job), "number")) or 0)
 
-    def page(self, *, after: str | None, limit: int, status: Status | None = None) -> tuple[list[JobRecord], bool]:
+    def page(self, *, after: str | None, limit: int, status: Status | None = None) -> tuple[list[StoredJob], bool]:
         """Newest first; `after` is the id that the page follows. Returns the page and whether there is more."""
         index = f"longhaul:status:{status.value}" if status else "longhaul:jobs"
         with self._reachable():
@@ -152,16 +165,12 @@ class Store:
                     else int(cast(Any, self._redis.zcount(index, score, "+inf")))
                 )
             ids = cast(list[bytes], self._redis.zrevrange(index, start, start + limit))
-            pipe = self._redis.pipeline(transaction=False)
-            for each in ids[:limit]:
-                pipe.hget(_job(each.decode()), "record")
-            records = [JobRecord.model_validate_json(raw) for raw in pipe.execute() if raw]
-        return records, len(ids) > limit
+        return self._get_all([each.decode() for each in ids[:limit]]), len(ids) > limit
 
     def events(self, job: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
         """Events with numbers above `after`, from the stream."""
         with self._reachable():
-            rows = cast(list[Any], self._redis.xrange(f"{_job(job)}:events", min=f"({after}-0", count=limit))
+            rows = cast(list[Any], self._redis.xrange(events_key(job), min=f"({after}-0", count=limit))
         return [Event.model_validate_json(fields[b"event"]) for _, fields in rows]
 
     def set_latest(self, job: str, row: MetricRow) -> None:
@@ -240,7 +249,7 @@ class Store:
         with self._reachable():
             answer = cast(
                 Any,
-                self._redis.xread({"longhaul:events": last}, count=1000, block=max(1, int(timeout_s * 1000))),
+                self._redis.xread({ALL_EVENTS: last}, count=1000, block=max(1, int(timeout_s * 1000))),
             )
         return cast(str, answer[0][1][-1][0].decode()) if answer else last
 
@@ -259,11 +268,21 @@ class Store:
             yield
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise StoreUnavailable(f"Redis does not answer: {error}") from error
+        except redis.ResponseError as error:
+            # Out of memory (noeviction), a read-only replica, or a disk that its AOF cannot be written to.
+            if isinstance(error, redis.OutOfMemoryError | redis.ReadOnlyError) or "MISCONF" in str(error):
+                raise StoreUnavailable(f"Redis takes no writes: {error}") from error
+            raise
 
 
 def new_token() -> str:
     """A token that marks one holder or one move."""
     return uuid.uuid4().hex
+
+
+def events_key(job: str) -> str:
+    """The stream of one job's events: ids `<number>-0`, field `event`."""
+    return f"{_job(job)}:events"
 
 
 def _job(job: str) -> str:

@@ -15,10 +15,11 @@ from pydantic import BaseModel
 
 from jobs.events import Event, JobSubmitted, MetricRow
 from jobs.rundir import RunDir, write_atomically
+from jobs.state import Status
 from worker.sinks.base import DONE, Disabled, Job, Later, Outcome, Sink
 from worker.tail import Tail
 
-TERMINAL = frozenset({"job.succeeded", "job.failed", "job.cancelled", "job.validated"})
+TERMINAL = frozenset(f"job.{status}" for status in Status if status.terminal)
 LONGEST_BACKOFF_S = 60.0
 
 log = logging.getLogger("longhaul.publish")

@@ -15,6 +15,7 @@ from jobs.store import Store, connect
 from tests.fakes import FakeDiscord, FakeWandb
 from tests.stack import ROLES, Stack, tiny_job
 
+WANDB_KEY = "f4ke" + "0123456789abcdef" * 2 + "beef"
 LIFE = [
     "job.submitted", "job.checked", "job.prepared", "job.queued", "attempt.started", "model.loaded",
     "evaluation.finished", "evaluation.finished", "checkpoint.saved", "evaluation.finished", "checkpoint.saved",
@@ -24,7 +25,7 @@ LIFE = [
 
 def test_one_job_end_to_end(tmp_path: Path, data: Path) -> None:
     with FakeDiscord() as discord, FakeWandb() as wandb:
-        told = {"DISCORD_WEBHOOK": discord.url, "WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": wandb.url}
+        told = {"DISCORD_WEBHOOK": discord.url, "WANDB_API_KEY": WANDB_KEY, "WANDB_BASE_URL": wandb.url}
         with Stack(tmp_path / "home", data=data, environment=told) as stack:
             stack.start(*ROLES)
             run = stack.submit(tiny_job())
@@ -73,7 +74,7 @@ def test_one_job_end_to_end(tmp_path: Path, data: Path) -> None:
             assert [tuple(row) for row in told_rows] == [(row.step, row.loss) for row in rows]
 
         text = "".join(file.read_text(errors="replace") for file in run.path.rglob("*.json*"))
-        assert discord.token not in text and "0" * 40 not in text
+        assert discord.token not in text and WANDB_KEY not in text
 
     assert run.record().status is Status.SUCCEEDED
     model, info = AutoModelForSeq2SeqLM.from_pretrained(

@@ -206,9 +206,9 @@ def test_pages_follow_each_other_without_gap(redis_url: str, tmp_path: Path) -> 
     after, more = None, True
     while more:
         page, more = store.page(after=after, limit=3)
-        seen += [record.id for record in page]
-        after = page[-1].id
+        seen += [job.record.id for job in page]
+        after = page[-1].record.id
     assert sorted(seen) == names
     store.append(RunDir(tmp_path / "job-3"), [JobCancelled()])
-    assert [record.id for record in store.page(after=None, limit=9, status=Status.CANCELLED)[0]] == ["job-3"]
+    assert [job.record.id for job in store.page(after=None, limit=9, status=Status.CANCELLED)[0]] == ["job-3"]
     assert len(store.page(after=None, limit=9, status=Status.VALIDATING)[0]) == 6

@@ -1,0 +1,1 @@
+"""Side-by-side measurements against peers, one file each, JSON on the last line."""

@@ -1,0 +1,99 @@
+"""Import time of the service, and `POST /jobs` on loopback: real uvicorn, real Redis (AOF, every write synced).
+
+    python -m benchmarks.api_latency [REQUESTS]
+
+JSON on the last line. Exit code 1 when a limit of the project is broken (import 1.5 s, median 15 ms).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import requests
+
+from tests.redis_server import RedisServer, free_port
+
+WARM_UP = 50
+IMPORT_LIMIT_S = 1.5
+MEDIAN_LIMIT_MS = 15.0
+ROOT = Path(__file__).resolve().parent.parent
+JOB = {"model": "builtin:t5-tiny", "data": {"train": "recipes.jsonl"}}
+
+
+def import_seconds() -> float:
+    """Median of five fresh interpreters."""
+    code = "import time; t = time.perf_counter(); import service.main; print(time.perf_counter() - t)"
+    command = [sys.executable, "-c", code]
+    return statistics.median(float(subprocess.check_output(command, cwd=ROOT)) for _ in range(5))
+
+
+def post_milliseconds(count: int) -> list[float]:
+    """Durations of `count` submissions, one after the other over one connection, as a client measures them."""
+    with tempfile.TemporaryDirectory() as name, RedisServer(Path(name) / "redis", aof=True) as redis:
+        port = free_port()
+        environment = {
+            **os.environ,
+            "LONGHAUL_REDIS_URL": redis.url,
+            "LONGHAUL_RUNS": f"{name}/runs",
+            "LONGHAUL_DATA": f"{name}/data",
+            "LONGHAUL_HOST": "127.0.0.1",
+            "LONGHAUL_PORT": str(port),
+            "LONGHAUL_API_KEY": "",
+        }
+        command = [sys.executable, "-m", "service"]
+        with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL) as service:
+            try:
+                url = f"http://127.0.0.1:{port}"
+                _wait(url)
+                with requests.Session() as session:
+                    for _ in range(WARM_UP):
+                        _post(session, url)
+                    return [_post(session, url) for _ in range(count)]
+            finally:
+                service.terminate()
+
+
+def _wait(url: str) -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            requests.get(f"{url}/health/ready", timeout=5).raise_for_status()
+            return
+        except requests.ConnectionError:
+            assert time.monotonic() < deadline, "the service did not start"
+            time.sleep(0.05)
+
+
+def _post(session: requests.Session, url: str) -> float:
+    start = time.perf_counter()
+    answer = session.post(f"{url}/jobs", json=JOB, timeout=10)
+    taken = (time.perf_counter() - start) * 1000
+    assert answer.status_code == 202, answer.text
+    return taken
+
+
+def main() -> int:
+    """Measure and print."""
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+    seconds = import_seconds()
+    times = sorted(post_milliseconds(count))
+    median = statistics.median(times)
+    result = {
+        "import_seconds": round(seconds, 3),
+        "post_median_ms": round(median, 2),
+        "post_p99_ms": round(times[int(len(times) * 0.99)], 2),
+        "requests": count,
+    }
+    print(json.dumps(result))
+    return 0 if seconds < IMPORT_LIMIT_S and median < MEDIAN_LIMIT_MS else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The longhaul command and library."""

@@ -1,0 +1,92 @@
+"""One shape for every error: `{"error": {"type", "code", "message", "param"}}`, with `hint` where there is a way out.
+
+422 only for a bad payload, 409 for what the present state does not allow, 503 (with Retry-After) when Redis is away.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from jobs.errors import Conflict, LonghaulError, NotFound, StoreUnavailable, UserError
+
+log = logging.getLogger("longhaul.service")
+RETRY_AFTER_S = 5
+_TYPES = {401: "authentication_error", 409: "conflict_error", 500: "server_error", 503: "unavailable_error"}
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+class BodyTooLarge(LonghaulError):
+    """More bytes than a job can need."""
+
+    code = "body_too_large"
+
+
+def error_response(
+    status: int,
+    code: str,
+    message: str,
+    *,
+    param: str | None = None,
+    hint: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    """The one shape."""
+    error: dict[str, str | None] = {
+        "type": _TYPES.get(status, "invalid_request_error"),
+        "code": code,
+        "message": message,
+        "param": param,
+    }
+    if hint:
+        error["hint"] = hint
+    if status == 503:
+        headers = {"Retry-After": str(RETRY_AFTER_S), **(headers or {})}
+    return JSONResponse({"error": error}, status_code=status, headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    """Make the application answer every error, its framework's own included, in the one shape."""
+
+    @app.exception_handler(LonghaulError)
+    def _longhaul(request: Request, error: LonghaulError) -> JSONResponse:
+        match error:
+            case UserError():
+                return error_response(422, error.code, str(error), param=error.param, hint=error.hint)
+            case NotFound():
+                return error_response(404, error.code, str(error))
+            case Conflict():
+                return error_response(409, error.code, str(error))
+            case BodyTooLarge():
+                return error_response(413, error.code, str(error))
+            case StoreUnavailable():
+                # The cause names hosts and ports of our own network: that is for the log.
+                log.warning("%s %s: %s", request.method, request.url.path, error)
+                message = "Redis does not answer; nothing was changed. Try again."
+                return error_response(503, error.code, message)
+        raise error
+
+    @app.exception_handler(RequestValidationError)
+    def _invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        param = ".".join(str(part) for part in first["loc"][1:]) or None
+        return error_response(422, "invalid_value", f"{param}: {first['msg']}", param=param)
+
+    @app.exception_handler(HTTPException)
+    def _http(request: Request, error: HTTPException) -> JSONResponse:
+        message = {
+            404: f"there is nothing at {request.url.path}",
+            405: f"{request.url.path} does not take {request.method}",
+        }.get(error.status_code, str(error.detail))
+        code = _CODES.get(error.status_code, "error")
+        headers = dict(error.headers) if error.headers else None
+        return error_response(error.status_code, code, message, headers=headers)
+
+    @app.exception_handler(Exception)
+    def _fault(_request: Request, _error: Exception) -> JSONResponse:
+        # The framework logs the traceback after this answer; it is no business of the caller.
+        return error_response(500, "internal_error", "this is a fault of the service; its log says more")

@@ -1,0 +1,152 @@
+"""Each event as one sentence for people, and how loud it is."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from jobs.events import (
+    AnyFact,
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointRejected,
+    CheckpointSaved,
+    DeviceWaiting,
+    DiskLow,
+    EvaluationFinished,
+    Event,
+    JobCancelled,
+    JobChecked,
+    JobFailed,
+    JobPaused,
+    JobPrepared,
+    JobQueued,
+    JobRequested,
+    JobResumed,
+    JobSubmitted,
+    JobSucceeded,
+    JobValidated,
+    ModelLoaded,
+    OomRecovered,
+)
+
+_WARNINGS = (CheckpointRejected, DiskLow, OomRecovered, DeviceWaiting)
+_QUIET_ENDS = ("done", "interrupted")
+_ENDINGS = {
+    "done": "the trainer has finished",
+    "interrupted": "the trainer was asked to stop, and did so after a checkpoint",
+    "device_busy": "the card was busy",
+    "out_of_memory": "the card's memory was not enough, even for the smallest micro-batch",
+    "oom_in_optimizer": "memory ran out while the weights were being updated",
+    "refused": "the trainer refused",
+    "bad_data": "the data cannot be used",
+    "non_finite": "the loss or the gradient is no longer a finite number",
+    "disk_full": "the disk is full",
+    "crash": "the trainer crashed",
+    "silent": "the trainer made no progress for too long and was stopped",
+    "lost": "the worker was lost",
+    "host_out_of_memory": "the machine's main memory ran out",
+}
+
+
+def level(event: Event) -> Literal["info", "warn", "error"]:
+    """OpenAI's three levels."""
+    fact = event.fact
+    if isinstance(fact, JobFailed):
+        return "error"
+    if isinstance(fact, _WARNINGS) or (isinstance(fact, AttemptEnded) and fact.reason not in _QUIET_ENDS):
+        return "warn"
+    return "info"
+
+
+def sentence(event: Event) -> str:
+    """What happened, in plain words, with the figures that matter."""
+    return _sentence(event.fact, event.attempt)
+
+
+def _sentence(fact: AnyFact, attempt: int) -> str:
+    match fact:
+        case JobSubmitted():
+            return f"submitted as {fact.name!r}, model {fact.model}" + (" (dry run)" if fact.dry_run else "")
+        case JobChecked():
+            return f"checked: specification, paths, model and first rows are in order{_checked(fact.plan)}"
+        case JobPrepared():
+            return f"prepared: {_prepared(fact.data)}{fact.steps:,} steps to train"
+        case JobQueued():
+            wait = f", at the earliest in {fact.not_before_s:.0f} s" if fact.not_before_s else ""
+            return f"waits for a card{wait}"
+        case JobRequested():
+            return {
+                "none": "the request was taken back: the job goes on",
+                "pause": "a pause is requested: the trainer will checkpoint and stop",
+                "cancel": "cancelling is requested: the trainer will stop",
+            }[fact.request]
+        case AttemptStarted():
+            return f"attempt {attempt} started on {fact.device} (worker {fact.worker})"
+        case DeviceWaiting():
+            return f"waiting for the card: {fact.message}"
+        case ModelLoaded():
+            begin = f"going on from step {fact.resumed_step:,}" if fact.resumed_step is not None else "from the start"
+            return (
+                f"model loaded once: {fact.parameters:,} parameters, {fact.dtype} on {fact.device} "
+                f"in {fact.seconds:.1f} s, {begin}"
+            )
+        case EvaluationFinished():
+            best = ", the best so far" if fact.best else ""
+            return f"step {fact.step:,}: validation loss {fact.loss:.4f} over {fact.rows:,} rows{best}"
+        case CheckpointSaved():
+            return f"step {fact.step:,}: checkpoint saved ({_size(fact.bytes)} in {fact.seconds:.1f} s)"
+        case CheckpointRejected():
+            return f"{fact.path} did not verify and was passed over: {fact.message}"
+        case DiskLow():
+            return (
+                f"step {fact.step:,}: no checkpoint for want of room ({_size(fact.free_bytes)} free, "
+                f"{_size(fact.needed_bytes)} needed); training goes on"
+            )
+        case OomRecovered():
+            return (
+                f"step {fact.step:,}: memory ran out; the step was redone with micro-batches of "
+                f"{fact.micro_batch_after} instead of {fact.micro_batch_before}, and nothing was lost"
+            )
+        case AttemptEnded():
+            cause = f": {fact.error.message}" if fact.error else ""
+            return f"attempt {attempt} ended at step {fact.step:,}: {_ENDINGS[fact.reason]}{cause}"
+        case JobPaused():
+            return "paused; resume it when you like"
+        case JobResumed():
+            return "resumed: waits for a card again"
+        case JobValidated():
+            return "dry run: nothing is wrong with this job"
+        case JobSucceeded():
+            loss = f", validation loss {fact.loss:.4f}" if fact.loss is not None else ""
+            return f"succeeded: the model of step {fact.step:,} is in {fact.model}/{loss}"
+        case JobFailed():
+            hint = f" ({fact.error.hint})" if fact.error.hint else ""
+            return f"failed: {fact.error.message}{hint}"
+        case JobCancelled():
+            return "cancelled" + (f"; {fact.checkpoint} is kept" if fact.checkpoint else "")
+
+
+def _checked(plan: dict[str, Any]) -> str:
+    rows, steps = plan.get("rows_estimated"), plan.get("steps")
+    return f"; about {rows:,} rows and {steps:,} steps" if rows and steps else ""
+
+
+def _prepared(data: dict[str, Any]) -> str:
+    parts = []
+    if "train_rows" in data:
+        parts.append(f"{data['train_rows']:,} rows to learn from")
+    if data.get("validation_rows"):
+        parts.append(f"{data['validation_rows']:,} held out")
+    if aside := sum(data.get("set_aside", {}).values()):
+        parts.append(f"{aside:,} set aside as unusable")
+    if cut := data.get("truncated_inputs", 0) + data.get("truncated_targets", 0):
+        parts.append(f"{cut:,} texts cut to fit")
+    return "".join(f"{part}, " for part in parts)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,62 @@
+"""What `longhaul submit` makes of its arguments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from client.jobfile import BadInput, read_job
+
+
+def test_a_job_file_with_changes(tmp_path: Path) -> None:
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps({"data": {"train": "a.jsonl"}, "schedule": {"epochs": 5}}))
+    changes = [
+        "schedule.epochs=3",
+        "schedule.learning_rate=1e-3",
+        "name=chef",
+        "memory.budget=auto",
+        "resume_from=null",
+    ]
+    assert read_job(str(file), changes, data=tmp_path) == {
+        "name": "chef",
+        "data": {"train": "a.jsonl"},
+        "schedule": {"epochs": 3, "learning_rate": 1e-3},
+        "memory": {"budget": "auto"},
+        "resume_from": None,
+    }
+
+
+def test_a_file_of_rows_is_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "my recipes.v2.jsonl").write_text("{}\n")
+    job = read_job("data/my recipes.v2.jsonl", [], data=Path("data"))
+    assert job == {"name": "my-recipes", "data": {"train": "my recipes.v2.jsonl"}}
+    assert read_job("elsewhere.jsonl", [], data=Path("data"))["data"] == {"train": "elsewhere.jsonl"}
+    (tmp_path / "outside.jsonl").write_text("{}\n")
+    assert read_job("outside.jsonl", [], data=Path("data"))["data"] == {"train": str(tmp_path / "outside.jsonl")}
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "part"),
+    [
+        (None, [], "No such file"),
+        (b'{"name": ', [], "line 1, column 10"),
+        (b"\xff", [], "not UTF-8"),
+        (b"[]", [], "a job is a JSON object"),
+        (b"{}", ["epochs"], "write key.dotted=value"),
+        (b"{}", ["a..b=1"], "write key.dotted=value"),
+        (b'{"name": "x"}', ["name.first=1"], "has no keys"),
+    ],
+)
+def test_bad_input_says_how_it_would_be_right(
+    tmp_path: Path, content: bytes | None, changes: list[str], part: str
+) -> None:
+    file = tmp_path / "job.json"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(BadInput, match=part):
+        read_job(str(file), changes, data=tmp_path)

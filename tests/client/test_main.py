@@ -1,0 +1,228 @@
+"""The `longhaul` command against the real service: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from client.api import Longhaul
+from client.main import main
+from client.watch import watch
+from jobs.events import (
+    AnyFact,
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    EvaluationFinished,
+    Fault,
+    JobChecked,
+    JobFailed,
+    JobPrepared,
+    JobQueued,
+    JobSucceeded,
+    JobValidated,
+    MetricRow,
+    ModelLoaded,
+    OomRecovered,
+)
+from tests.redis_server import free_port
+from tests.service.running import TINY, Service
+
+START: tuple[AnyFact, ...] = (
+    JobChecked(plan={}),
+    JobPrepared(data={"train_rows": 400, "set_aside": {"empty": 2}}, steps=20),
+    JobQueued(),
+    AttemptStarted(worker="w", device="cpu"),
+    ModelLoaded(parameters=1000, parameter_bytes=2000, dtype="bfloat16", device="cpu", seconds=0.1, peak_ratio=1.0),
+    EvaluationFinished(step=0, loss=6.0, rows=4, seconds=0.1, best=True),
+)
+END: tuple[AnyFact, ...] = (
+    OomRecovered(step=3, micro_batch_before=8, micro_batch_after=4, message="m", milliseconds_lost=5.0),
+    CheckpointSaved(step=20, path="checkpoints/step-00000020", bytes=10**9, seconds=2.0),
+    AttemptEnded(reason="done", step=20),
+    JobSucceeded(model="model", step=20, loss=2.5, first_loss=6.0),
+)
+FAILED = JobFailed(error=Fault(code="bad_data", message="no row can be used", hint="look at the report"))
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> str:
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(TINY))
+    return str(file)
+
+
+def test_submit_show_list_steer(service: Service, job_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", job_file, "--json", "--set", "name=chef", "--idempotency-key", "k"]) == 0
+    job = json.loads(capsys.readouterr().out)
+    assert (job["name"], job["status"]) == ("chef", "validating")
+    assert main(["submit", job_file, "--json", "--set", "name=chef", "--idempotency-key", "k"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == job["id"]
+    service.append(job["id"], *START)
+    assert main(["show", job["id"], "--events"]) == 0
+    shown = capsys.readouterr().out
+    for part in (
+        "running",
+        "step 0 of 20",
+        "prepared: 400 rows to learn from, 2 set aside as unusable, 20 steps",
+        "6.0000",
+        "model loaded once",
+    ):
+        assert part in shown
+    assert main(["list"]) == 0
+    assert job["id"] in capsys.readouterr().out
+    assert main(["pause", job["id"]]) == 0
+    assert "running, pause requested" in capsys.readouterr().out
+    assert main(["resume", job["id"]]) == 0
+    assert main(["cancel", job["id"]]) == 0
+    assert "cancel requested" in capsys.readouterr().out
+    service.append(job["id"], *END)
+    assert main(["cancel", job["id"]]) == 2
+    assert "succeeded already" in capsys.readouterr().err
+
+
+def test_refusals_name_the_field_and_the_way_out(
+    service: Service, job_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", job_file, "--set", "data.train=../x.jsonl"]) == 2
+    error = capsys.readouterr().err
+    assert "data.train" in error
+    assert "outside the data directory" in error
+    assert "way out: " in error
+    assert main(["submit", job_file, "--set", "schedule.epoch=3"]) == 2
+    assert "schedule.epoch: unknown key" in capsys.readouterr().err
+    assert main(["show", "job-unknown"]) == 2
+    assert list(service.settings.runs.iterdir()) == []
+
+
+def test_a_wrong_key_and_nobody_there(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LONGHAUL_API_KEY", "wrong-key")
+    assert main(["list"]) == 2
+    error = capsys.readouterr().err
+    assert "LONGHAUL_API_KEY" in error
+    assert "wrong-key" not in error
+    monkeypatch.setenv("LONGHAUL_URL", f"http://127.0.0.1:{free_port()}")
+    assert main(["list"]) == 3
+    error = capsys.readouterr().err
+    assert "longhaul local" in error
+    assert "Traceback" not in error
+
+
+def test_watch_tells_the_story_and_its_exit_code_is_the_jobs(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = service.submit()
+
+    def work() -> None:
+        for fact in (*START, *END):
+            service.append(job, fact)
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert main(["watch", job]) == 0
+    thread.join()
+    out = capsys.readouterr().out
+    story = [
+        "submitted as 'tiny'", "checked:", "prepared: 400 rows", "waits for a card", "attempt 1 started on cpu",
+        "1,000 parameters", "validation loss 6.0000", "micro-batches of 4 instead of 8, and nothing was lost",
+        "checkpoint saved (953.7 MiB", "the trainer has finished", "succeeded: the model of step 20", "model is in",
+    ]  # fmt: skip
+    places = [out.find(part) for part in story]
+    assert -1 not in places, story[places.index(-1)]
+    assert places == sorted(places)
+    assert f"runs/{job}/model" in out
+
+
+def test_watch_can_be_entered_late(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    job = service.submit()
+    service.append(job, *START)
+    checkpoint = CheckpointSaved(step=1, path="checkpoints/step-00000001", bytes=1, seconds=0.1)
+    service.append(job, *[checkpoint] * 20, *END)
+    assert main(["watch", job]) == 0
+    out = capsys.readouterr().out
+    assert "earlier events" in out
+    assert "submitted as" not in out
+    assert "succeeded" in out
+
+
+def test_watch_of_jobs_that_end_otherwise(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    failed, dry = service.submit(), service.submit()
+    service.append(failed, FAILED)
+    assert main(["watch", failed]) == 1
+    out = capsys.readouterr().out
+    assert "no row can be used" in out
+    assert "look at the report" in out
+    service.append(dry, JobChecked(plan={}), JobValidated())
+    assert main(["watch", dry, "--json"]) == 0
+    types = [json.loads(line)["type"] for line in capsys.readouterr().out.splitlines()]
+    assert types == ["job.submitted", "job.checked", "job.validated"]
+    assert main(["watch", "job-unknown"]) == 2
+
+
+def test_ctrl_c_leaves_the_job_alone(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = service.submit()
+
+    def left(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("client.main.watch", left)
+    assert main(["watch", job]) == 130
+    assert f"come back with: longhaul watch {job}" in capsys.readouterr().out
+    assert service.get(f"/jobs/{job}").json()["status"] == "validating"
+
+
+def test_logs_follow_to_the_end(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    job = service.submit()
+    service.run(job).trainer_log.write_text("one\ntwo\n")
+    assert main(["logs", job, "--tail", "1"]) == 0
+    assert capsys.readouterr().out == "two\n"
+
+    def work() -> None:
+        time.sleep(0.3)
+        with open(service.run(job).trainer_log, "a") as file:
+            file.write("three ½\n")
+        service.append(job, FAILED)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert main(["logs", job, "-f"]) == 0
+    thread.join()
+    assert capsys.readouterr().out == "one\ntwo\nthree ½\n"
+
+
+def test_a_terminal_sees_bar_figures_and_time_left(service: Service) -> None:
+    job = service.submit()
+    service.append(job, *START)
+    at = time.time()
+    row = MetricRow(
+        step=10, at=at, attempt=1, epoch=0.5, loss=3.25, learning_rate=1e-3, grad_norm=1.0, rows_per_s=12.5,
+        target_tokens_per_s=100.0, step_s=0.1, eta_s=3600.0, memory_bytes=3 * 2**30, memory_reserved_bytes=0,
+        cache_clears=0, cache_clear_s=0.0, micro_batch=8, data_wait_fraction=0.0,
+    )  # fmt: skip
+    service.store.set_latest(job, row)
+    screen = io.StringIO()
+    ticks = 0
+
+    def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        if ticks == 3:
+            service.append(job, *END)
+
+    with Longhaul(service.url, service.settings.api_key) as api:
+        console = Console(file=screen, force_terminal=True, width=140, color_system=None)
+        ended = watch(api, job, console=console, tick=tick)
+    assert ended["status"] == "succeeded"
+    assert "step 10/20 · loss 3.2500 · 12.5 rows/s · 3.0 GiB · 60 min left" in screen.getvalue()
+    assert "━" in screen.getvalue()

@@ -1,0 +1,95 @@
+"""The service on a real uvicorn in a thread of this process, on a free loopback port."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import requests
+import uvicorn
+
+from jobs.events import AnyFact
+from jobs.record import JobRecord
+from jobs.rundir import RunDir
+from jobs.store import Store, connect
+from service.main import create_app
+from service.settings import Settings
+from tests.redis_server import free_port
+
+TINY = {"name": "tiny", "model": "builtin:t5-tiny", "data": {"train": "rows.jsonl"}}
+
+
+class Service:
+    """Where it runs, requests to it, and the worker's side: `append`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.url = f"http://127.0.0.1:{settings.port}"
+        self.store = Store(connect(settings.redis_url))
+        self.session = requests.Session()
+        if settings.api_key:
+            self.session.headers["Authorization"] = f"Bearer {settings.api_key}"
+
+    def request(self, method: str, path: str, **more: object) -> requests.Response:
+        """One request, with the key if there is one."""
+        return self.session.request(method, self.url + path, timeout=20, **more)  # type: ignore[arg-type]
+
+    def get(self, path: str, **more: object) -> requests.Response:
+        """GET."""
+        return self.request("GET", path, **more)
+
+    def post(self, path: str, **more: object) -> requests.Response:
+        """POST."""
+        return self.request("POST", path, **more)
+
+    def submit(self, **changes: object) -> str:
+        """Id of a new job."""
+        answer = self.post("/jobs", json={**TINY, **changes})
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["id"])
+
+    def run(self, job: str) -> RunDir:
+        """Its run directory."""
+        return RunDir(self.settings.runs / job)
+
+    def append(self, job: str, *facts: AnyFact, attempt: int | None = None) -> JobRecord:
+        """What a worker does: append facts."""
+        return self.store.append(self.run(job), list(facts), attempt=attempt)[0]
+
+
+@contextmanager
+def running(
+    redis_url: str, folder: Path, *, api_key: str | None = None, keep_alive_s: float = 15.0
+) -> Iterator[Service]:
+    """A running service with `runs` and `data` in `folder`."""
+    settings = Settings(
+        redis_url=redis_url,
+        runs=folder / "runs",
+        data=folder / "data",
+        port=free_port(),
+        api_key=api_key,
+        keep_alive_s=keep_alive_s,
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(settings), port=settings.port, log_config=None, access_log=False, timeout_graceful_shutdown=1
+        )
+    )
+    thread = threading.Thread(target=server.run, name="service")
+    thread.start()
+    try:
+        deadline = time.monotonic() + 10
+        while not server.started:
+            assert thread.is_alive(), "the service did not start"
+            assert time.monotonic() < deadline, "the service did not start in 10 s"
+            time.sleep(0.01)
+        service = Service(settings)
+        with service.session:
+            yield service
+    finally:
+        server.should_exit = True
+        thread.join(timeout=15)
+        assert not thread.is_alive(), "the service did not stop"

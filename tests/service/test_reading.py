@@ -1,0 +1,196 @@
+"""Lists, series, logs, workers, health, keys, and the one shape of errors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import requests
+
+from jobs.events import MetricRow
+from service.settings import Settings, read_settings
+from tests.redis_server import RedisServer
+from tests.service.running import Service, running
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_pages_of_jobs(service: Service) -> None:
+    ids = [service.submit(name=f"n{number}") for number in range(7)]
+    service.post(f"/jobs/{ids[3]}/cancel")
+    seen: list[str] = []
+    after = ""
+    while True:
+        page = service.get("/jobs", params={"limit": 3, **({"after": after} if after else {})}).json()
+        assert page["object"] == "list"
+        assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
+        seen += [job["id"] for job in page["data"]]
+        after = page["last_id"]
+        if not page["has_more"]:
+            break
+    assert sorted(seen) == sorted(ids)
+    created = [service.run(job).record().submitted_at for job in seen]
+    assert created == sorted(created, reverse=True)
+    cancelled = service.get("/jobs", params={"status": "cancelled"}).json()
+    assert [job["id"] for job in cancelled["data"]] == [ids[3]]
+    empty = service.get("/jobs", params={"status": "failed"}).json()
+    assert (empty["data"], empty["has_more"], empty["first_id"]) == ([], False, None)
+    assert service.get("/jobs", params={"after": "job-unknown"}).status_code == 404
+
+
+def row(step: int, loss: float = 2.0) -> MetricRow:
+    return MetricRow(
+        step=step, at=1.0, attempt=1, epoch=0.5, loss=loss, learning_rate=1e-3, grad_norm=1.0, rows_per_s=10.0,
+        target_tokens_per_s=100.0, step_s=0.1, eta_s=60.0, memory_bytes=2**20, memory_reserved_bytes=2**21,
+        cache_clears=0, cache_clear_s=0.0, micro_batch=8, data_wait_fraction=0.0,
+    )  # fmt: skip
+
+
+def test_metrics_and_progress(service: Service) -> None:
+    job = service.submit()
+    run = service.run(job)
+    assert service.get(f"/jobs/{job}/metrics").json()["data"] == []
+    for step in (10, 20, 30):
+        run.append_metrics(row(step))
+    run.append_metrics(row(20, loss=1.5))
+    service.store.set_latest(job, row(30))
+    page = service.get(f"/jobs/{job}/metrics", params={"after_step": 10, "limit": 1}).json()
+    assert [(each["step"], each["loss"]) for each in page["data"]] == [(20, 1.5)]
+    assert page["has_more"]
+    progress = service.get(f"/jobs/{job}").json()["progress"]
+    assert (progress["step"], progress["loss"], progress["rows_per_s"]) == (30, 2.0, 10.0)
+
+
+def test_logs(service: Service) -> None:
+    job = service.submit()
+    assert service.get(f"/jobs/{job}/logs").text == ""
+    service.run(job).trainer_log.write_text("one\ntwo\nthree\n")
+    answer = service.get(f"/jobs/{job}/logs", params={"tail": 2})
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    assert answer.text == "two\nthree\n"
+    with open(service.run(job).trainer_log, "a") as file:
+        file.write("four\n")
+    assert service.get(f"/jobs/{job}/logs", params={"offset": answer.headers["X-Next-Offset"]}).text == "four\n"
+
+
+def test_workers(service: Service) -> None:
+    service.store.report_worker("train-0", {"name": "train-0", "device": "cpu"})
+    assert service.get("/workers").json()["data"] == [{"name": "train-0", "device": "cpu"}]
+
+
+def test_health_says_what_is_wrong(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis") as redis, running(redis.url, tmp_path) as service:
+        assert service.get("/health/live").status_code == 200
+        assert service.get("/health/ready").json() == {"status": "ok"}
+        service.settings.runs.rmdir()
+        assert service.get("/health/ready").json()["error"]["param"] == "runs"
+        redis.stop()
+        answer = service.get("/health/ready")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (503, "redis")
+        assert "Retry-After" in answer.headers
+        assert service.get("/health/live").status_code == 200
+
+
+def test_with_a_key_only_health_is_open(redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    key = "s3cret-key-0123456789"
+    with running(redis_url, tmp_path, api_key=key) as service:
+        for path in ("/jobs", "/workers", "/openapi.json", "/nowhere", "/health/other"):
+            for header in (
+                {},
+                {"Authorization": "Bearer wrong"},
+                {"Authorization": key},
+                {"Authorization": "Bearer é"},
+            ):
+                encoded = {name: value.encode("latin-1") for name, value in header.items()}
+                answer = requests.get(service.url + path, headers=encoded, timeout=5)
+                assert answer.status_code == 401, (path, header)
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+                assert key not in answer.text
+        assert requests.get(service.url + "/health/live", timeout=5).status_code == 200
+        assert requests.get(service.url + "/health/ready", timeout=5).status_code == 200
+        assert service.get("/jobs").status_code == 200
+        assert key not in repr(service.settings)
+    assert "GET /jobs 200" in caplog.text
+    assert key not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "param"),
+    [
+        ("GET", "/nowhere", 404, None),
+        ("DELETE", "/jobs", 405, None),
+        ("GET", "/jobs?limit=0", 422, "limit"),
+        ("GET", "/jobs?limit=many", 422, "limit"),
+        ("GET", "/jobs?status=asleep", 422, "status"),
+        ("POST", "/jobs?dry_run=perhaps", 422, "dry_run"),
+        ("GET", "/jobs/job-unknown", 404, None),
+        ("GET", "/jobs/job-unknown/events?after=-1", 422, "after"),
+        ("GET", "/jobs/job-unknown/logs?tail=99999999", 422, "tail"),
+    ],
+)
+def test_every_error_has_the_one_shape(
+    service: Service, method: str, path: str, status: int, param: str | None
+) -> None:
+    answer = service.request(method, path, data=b"{}" if method == "POST" else None)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert {"type", "code", "message", "param"} <= set(error)
+    assert error["param"] == param
+    assert error["message"]
+
+
+def test_a_fault_of_ours_has_the_one_shape_and_tells_no_details(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("internal detail")
+
+    monkeypatch.setattr("service.actions.Actions.find", broken)
+    answer = service.get("/jobs/job-1")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert "detail" not in answer.text
+
+
+def test_settings_name_the_variable() -> None:
+    assert read_settings({"LONGHAUL_API_KEY": "", "LONGHAUL_PORT": ""}) == Settings()
+    with pytest.raises(ValueError, match="LONGHAUL_API_KEY"):
+        read_settings({"LONGHAUL_HOST": "0.0.0.0"})
+    with pytest.raises(ValueError, match="LONGHAUL_API_KEY"):
+        read_settings({"LONGHAUL_HOST": "::"})
+    for loopback in ("localhost", "127.0.0.1", "::1"):
+        assert read_settings({"LONGHAUL_HOST": loopback}).host == loopback
+    with pytest.raises(ValueError, match="LONGHAUL_PORT='http'"):
+        read_settings({"LONGHAUL_PORT": "http"})
+    with pytest.raises(ValueError, match=r"LONGHAUL_REDIS_URL=http://\*\*\*@redis") as caught:
+        read_settings({"LONGHAUL_REDIS_URL": "http://me:hunter2@redis"})
+    assert "hunter2" not in str(caught.value)
+    settings = read_settings(
+        {"LONGHAUL_HOST": "0.0.0.0", "LONGHAUL_API_KEY": "k3y", "LONGHAUL_REDIS_URL": "redis://u:hunter2@redis:6379/0"}
+    )
+    assert "hunter2" not in repr(settings)
+    assert "k3y" not in repr(settings)
+
+
+def test_importing_the_service_does_nothing_and_needs_no_ml() -> None:
+    """In a fresh interpreter, without Redis: other tests may have imported anything here."""
+    code = (
+        "import sys, service.main; print([name for name in ('torch', 'transformers', 'wandb') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_it_refuses_to_listen_for_others_without_a_key() -> None:
+    environment = {**os.environ, "LONGHAUL_HOST": "0.0.0.0", "LONGHAUL_API_KEY": ""}
+    command = [sys.executable, "-m", "service"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert "set LONGHAUL_API_KEY" in done.stderr
+    assert "Traceback" not in done.stderr
