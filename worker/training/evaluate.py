@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from jobs.errors import OutOfMemory
+from jobs.errors import NonFinite, OutOfMemory
 from jobs.events import Sample
 from worker.training.batches import IGNORED, micro_batches
 from worker.training.data import Int64, Rows
@@ -83,7 +84,13 @@ def _loss(loaded: LoadedModel, rows: Rows, chosen: Int64, size: int, journal: Jo
         stop.look()
         total += token_loss_sum(loaded.model, batch)
         journal.progress(done / len(batches))
-    return float(total.item()) / sum(batch.target_tokens for batch in batches)
+    loss = float(total.item()) / sum(batch.target_tokens for batch in batches)
+    if not math.isfinite(loss):
+        raise NonFinite(
+            f"the validation loss is {loss}: the weights do not give numbers any more",
+            hint="lower schedule.learning_rate, or look at the validation rows; the checkpoints before are intact",
+        )
+    return loss
 
 
 def _generate(loaded: LoadedModel, rows: Rows, chosen: Int64, size: int, journal: Journal, stop: Stop) -> list[Sample]:

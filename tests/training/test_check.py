@@ -1,0 +1,217 @@
+"""Stage *check*: each thing that is wrong gets its own clear error, and what is right a plan."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.errors import StageError
+from tests.training.workplace import EXAMPLES, Workplace, pairs
+from worker.training import builtin
+from worker.training.model_files import t5_parameters
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Workplace:
+    return Workplace(tmp_path)
+
+
+def refusal(workplace: Workplace, train: str = "rows.jsonl", **parts: Any) -> StageError:
+    with pytest.raises(StageError) as caught:
+        workplace.check(workplace.job(train, **parts))
+    return caught.value
+
+
+def test_a_good_job_gets_a_provisional_plan(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", pairs(1000))
+    run = workplace.job(data={"validation": 0.1}, schedule={"epochs": 2, "batch_size": 50})
+    result = workplace.check(run)["plan"]
+    assert result["rows_looked_at"] == result["rows_estimated"] == 1000
+    assert (result["steps"], result["parameters"], result["model"]) == (36, 1_410_816, "builtin:t5-tiny")
+    assert result["resolved"] == {"micro_batch": 8, "recompute_layers": 0, "optimizer": "adamw", "compile": False}
+    assert result["invalid_rows"] == {}
+    plan = run.plan()
+    assert (plan.data.input, plan.data.target, plan.data.rows, plan.data.complete) == (
+        "{input}",
+        "{target}",
+        900,
+        False,
+    )
+
+
+def test_only_the_first_rows_are_read_and_the_others_estimated(workplace: Workplace) -> None:
+    rows = [{"input": f"{n:06}", "target": f"{n:06}"} for n in range(30_000)]
+    for name in ("rows.jsonl", "rows.jsonl.gz"):
+        workplace.rows(name, rows)
+        result = workplace.check(workplace.job(name))["plan"]
+        assert result["rows_looked_at"] == 10_000
+        assert result["rows_estimated"] == pytest.approx(30_000, rel=0.2)
+
+
+def test_recipes_are_recognised(workplace: Workplace) -> None:
+    shutil.copy(EXAMPLES, workplace.data / "recipes.jsonl")
+    result = workplace.check(workplace.job("recipes.jsonl"))["plan"]
+    assert result["rows_looked_at"] >= 200
+    assert result["input"] == "Write the directions. {title}: {ingredients}"
+
+
+@pytest.mark.parametrize(
+    ("train", "code"),
+    [
+        ("../outside.jsonl", "path_outside_data"),
+        ("/etc/hosts.jsonl", "path_outside_data"),
+        ("missing.jsonl", "file_missing"),
+        ("empty.jsonl", "file_empty"),
+        ("folder.jsonl", "not_a_file"),
+        ("blank.jsonl", "no_rows"),
+        ("text.jsonl", "no_usable_columns"),
+        ("columns.jsonl", "no_usable_columns"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(workplace: Workplace, train: str, code: str) -> None:
+    (workplace.root / "outside.jsonl").write_text("{}\n")
+    workplace.rows("empty.jsonl", [])
+    (workplace.data / "folder.jsonl").mkdir()
+    workplace.rows("blank.jsonl", ["", "  "])
+    workplace.rows("text.jsonl", ["just text", "[1, 2]"])
+    workplace.rows("columns.jsonl", [{"prompt": "a", "completion": "b"}])
+    error = refusal(workplace, train)
+    assert error.detail_code == code
+    assert error.hint
+    assert (error.param or "").startswith("data.")
+
+
+def test_the_validation_file_is_checked_as_well(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", pairs(20))
+    error = refusal(workplace, data={"validation": "other.jsonl"})
+    assert (error.detail_code, error.param) == ("file_missing", "data.validation")
+    workplace.rows("other.jsonl", ["{}"] * 5)
+    assert refusal(workplace, data={"validation": "other.jsonl"}).detail_code == "too_many_invalid_rows"
+    workplace.rows("other.jsonl", pairs(5, start=100))
+    run = workplace.job(data={"validation": "other.jsonl"})
+    workplace.check(run)
+    assert (run.plan().data.rows, run.plan().data.validation_rows) == (20, 5)
+
+
+def test_an_unknown_column_in_a_template_is_named(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", [{"prompt": "a", "completion": "b"}])
+    error = refusal(workplace, data={"input": "{prompt}", "target": "{answer}"})
+    assert (error.detail_code, error.param) == ("unknown_column", "data.target")
+    assert "'answer'; there are: completion, prompt" in str(error)
+
+
+def test_too_many_bad_rows_are_refused_with_their_commonest_reasons(workplace: Workplace) -> None:
+    bad = ["{", "{", '{"input": "x"}', '{"input": "", "target": "y"}', "[]", "{"]
+    workplace.rows("rows.jsonl", pairs(94) + bad)
+    error = refusal(workplace)
+    assert (error.detail_code, error.reason) == ("too_many_invalid_rows", "bad_data")
+    assert "6 of 100 rows of rows.jsonl cannot be used (6.0%" in str(error)
+    assert "bad JSON: 3 (lines 95, 96, 100)" in str(error)
+    result = workplace.check(workplace.job(data={"max_invalid_fraction": 0.06}))["plan"]
+    assert sum(result["invalid_rows"].values()) == 6
+
+
+def test_a_bad_start_of_a_long_file_is_not_held_against_the_rest(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", ['{"input": "no target at all"}'] * 150 + pairs(20_000))
+    assert workplace.check(workplace.job())["plan"]["invalid_rows"] == {"missing target": 150}
+
+
+# -- models ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_model(workplace: Workplace, tmp_path: Path) -> Workplace:
+    """A data directory with `rows.jsonl` and the model folder `my-model`."""
+    workplace.rows("rows.jsonl", pairs(20))
+    folder = workplace.data / "my-model"
+    folder.mkdir()
+    builtin.build(folder, [text for row in pairs(20) for text in row.values()], seed=1)
+    return workplace
+
+
+def test_a_model_folder_is_counted_by_its_headers(with_model: Workplace) -> None:
+    for name in ("./my-model", str(with_model.data / "my-model")):
+        run = with_model.job(model=name)
+        assert with_model.check(run)["plan"]["parameters"] == t5_parameters(builtin.CONFIG)
+        assert run.plan().model.folder == str(with_model.data / "my-model")
+
+
+def test_a_bad_model_folder_is_refused_by_name(with_model: Workplace) -> None:
+    folder, outside = with_model.data / "my-model", with_model.root / "elsewhere"
+
+    def code(model: str = "./my-model") -> str:
+        error = refusal(with_model, model=model)
+        assert (error.reason, error.param) == ("refused", "model")
+        assert error.hint
+        return error.detail_code
+
+    assert code("./nowhere") == "model_not_found"
+    assert code("./rows.jsonl") == "model_not_found"
+    shutil.copytree(folder, outside)
+    assert code(str(outside)) == "path_outside_data"
+    assert code("./../elsewhere") == "path_outside_data"
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-100])
+    assert code() == "bad_safetensors"
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert code() == "no_safetensors"
+    assert "pytorch_model.bin" in str(refusal(with_model, model="./my-model"))
+    (folder / "model.safetensors").write_bytes(weights)
+    (folder / "tokenizer.json").unlink()
+    assert code() == "no_tokenizer"
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert code() == "model_not_supported"
+    (folder / "config.json").unlink()
+    assert code() == "no_config"
+
+
+def test_a_hub_id_is_refused_without_a_hub(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", pairs(20))
+    error = refusal(workplace, model="google/flan-t5-small")
+    assert (error.detail_code, error.param) == ("hub_unreachable", "model")
+    assert "HF_HUB_OFFLINE" in str(error)
+
+
+def test_check_of_a_builtin_model_needs_no_torch(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", pairs(20))
+    run = workplace.job()
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from tests.training.workplace import *\n"
+        "from worker.training import check\n"
+        f"root = Path({str(workplace.root)!r}); run = RunDir({str(run.path)!r})\n"
+        "settings = TrainerSettings(root / 'data', root / 'p', root / 'm', 'cpu', True)\n"
+        "check.check(run, settings, Journal(run.attempt_file('check')))\n"
+        "sys.exit(bool({'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+# -- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def test_t5_parameters_are_those_that_transformers_makes() -> None:
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    xl = {
+        "d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 24, "num_heads": 32, "vocab_size": 32128,
+        "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+    }  # fmt: skip
+    assert t5_parameters(xl) == 2_849_757_184
+    for change in ({}, {"feed_forward_proj": "relu"}, {"num_decoder_layers": 5}, {"relative_attention_num_buckets": 8}):
+        config = builtin.CONFIG | {"tie_word_embeddings": True} | change
+        with torch.device("meta"):
+            model = T5ForConditionalGeneration(T5Config(**config))
+        tied = sum(parameter.numel() for parameter in model.parameters())
+        assert t5_parameters(config) == tied
+        head = config["vocab_size"] * config["d_model"]
+        assert t5_parameters(config | {"tie_word_embeddings": False}) == tied + head
+        assert t5_parameters(config | {"scale_decoder_outputs": False}) == tied + head

@@ -1,0 +1,90 @@
+"""Evaluation: the loss it says, leaving training undisturbed, and memory that runs out in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from jobs.errors import NonFinite, OutOfMemory
+from jobs.rundir import RunDir
+from tests.training.attempts import StopAt
+from tests.training.conftest import VALIDATION_ROWS
+from tests.training.test_loop import OutOfMemoryAt
+from worker.training.data import PreparedDataset
+from worker.training.evaluate import Evaluation, evaluate
+from worker.training.journal import Journal
+from worker.training.loop import accumulate
+from worker.training.memory import Cache, is_out_of_memory
+from worker.training.model import LoadedModel, load
+from worker.training.stop import StopAsked
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def loaded(model_folder: Path) -> LoadedModel:
+    return load(model_folder, CPU, dropout=0.0, fused=True, recompute_layers=1)
+
+
+def look(loaded: LoadedModel, dataset: PreparedDataset, journal: Journal, **options: Any) -> Evaluation:
+    defaults = {"max_rows": 100, "samples": 3, "micro_batch": 4, "stop": StopAt(RunDir("/nowhere"))}
+    return evaluate(loaded, dataset.validation, cache=Cache(CPU), journal=journal, **defaults | options)
+
+
+def test_it_is_the_loss_of_training_over_the_same_rows(
+    loaded: LoadedModel, dataset: PreparedDataset, journal: Journal
+) -> None:
+    loaded.model.float()  # in bf16 the kernels with and without gradients round differently
+    seen = look(loaded, dataset, journal)
+    trained = accumulate(loaded.model, dataset.validation, np.arange(VALIDATION_ROWS), 4, 0).loss
+    assert seen.rows == VALIDATION_ROWS
+    assert seen.loss == pytest.approx(trained.item(), abs=1e-5)
+    assert look(loaded, dataset, journal, max_rows=3, samples=9).rows == 3
+
+
+def test_training_is_not_disturbed(loaded: LoadedModel, dataset: PreparedDataset, journal: Journal) -> None:
+    loaded.model.train()
+    state = torch.get_rng_state()
+    samples = look(loaded, dataset, journal).samples
+    assert torch.equal(torch.get_rng_state(), state)
+    assert loaded.model.training
+    assert all(parameter.grad is None for parameter in loaded.model.parameters())
+    assert [len(sample.input.split()) for sample in samples] == [
+        int(length) - 1 for length in dataset.validation.input_lengths[:3]
+    ]
+
+
+def test_memory_that_runs_out_makes_it_begin_again_in_smaller_micro_batches(
+    loaded: LoadedModel, dataset: PreparedDataset, journal: Journal
+) -> None:
+    expected = look(loaded, dataset, journal)
+    with OutOfMemoryAt(300):
+        again = look(loaded, dataset, journal)
+    assert again.loss == pytest.approx(expected.loss, rel=1e-3)  # bf16, other shapes
+    with OutOfMemoryAt(300, always=True), pytest.raises(OutOfMemory, match="in an evaluation at micro-batch 1"):
+        look(loaded, dataset, journal)
+    assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    assert is_out_of_memory(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert is_out_of_memory(MemoryError()) and not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_a_request_to_stop_is_seen_between_two_batches(
+    loaded: LoadedModel, dataset: PreparedDataset, journal: Journal
+) -> None:
+    loaded.model.train()
+    with pytest.raises(StopAsked):
+        look(loaded, dataset, journal, stop=StopAt(RunDir("/nowhere"), 2))
+    assert loaded.model.training
+
+
+def test_a_loss_that_is_no_number_is_said_and_never_written_down(
+    loaded: LoadedModel, dataset: PreparedDataset, journal: Journal
+) -> None:
+    with torch.no_grad():
+        loaded.model.get_parameter("lm_head.weight").fill_(float("nan"))
+    with pytest.raises(NonFinite, match="the validation loss is nan"):
+        look(loaded, dataset, journal)

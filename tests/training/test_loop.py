@@ -1,0 +1,232 @@
+"""The step: the same gradient however it is cut, no step lost to an out-of-memory error, nothing changed by a NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import T5ForConditionalGeneration
+
+from jobs.errors import NonFinite, OutOfMemory, OutOfMemoryInOptimizer
+from jobs.events import OomRecovered
+from jobs.plan import DataPlan, ModelPlan, make_plan
+from tests.training.conftest import TRAIN_ROWS, tiny_model, tiny_spec
+from worker.training.batches import StepOrder
+from worker.training.data import PreparedDataset
+from worker.training.journal import Journal
+from worker.training.loop import StepResult, accumulate, seed_step, steps
+from worker.training.memory import Cache
+from worker.training.optimizer import AdamW
+
+
+class Noting(Journal):
+    """A journal that remembers its facts."""
+
+    def __init__(self, path: Any) -> None:
+        super().__init__(path)
+        self.facts: list[Any] = []
+
+    def note(self, fact: Any) -> None:
+        self.facts.append(fact)
+
+
+class OutOfMemoryAt(TorchDispatchMode):
+    """Raises at the `k`-th operation, once (or from then on at every `again`-th)."""
+
+    def __init__(self, k: int, *, always: bool = False) -> None:
+        super().__init__()
+        self.k, self.always, self.count = k, always, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        if self.count == self.k or (self.always and self.count > self.k):
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate 2.00 GiB (injected at {self.count})")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def noting(tmp_path: Any) -> Noting:
+    return Noting(tmp_path / "journal.jsonl")
+
+
+def exact_model(dropout: float = 0.0) -> T5ForConditionalGeneration:
+    return tiny_model(dropout_rate=dropout).double().train()
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def farthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def optimizer_for(model: torch.nn.Module) -> AdamW:
+    return AdamW(model.named_parameters(), weight_decay=0.01, max_grad_norm=1.0, fused=True)
+
+
+def run_steps(
+    model: T5ForConditionalGeneration, dataset: PreparedDataset, journal: Journal, *, after: int = 0, **parts: Any
+) -> Iterator[StepResult]:
+    spec = tiny_spec(**parts)
+    plan = make_plan(
+        spec, ModelPlan(source="x", parameters=1), DataPlan(train="x", input="x", target="x", rows=TRAIN_ROWS)
+    )
+    schedule = spec.schedule
+    return steps(
+        model,
+        optimizer_for(model),
+        dataset.train,
+        StepOrder(TRAIN_ROWS, schedule.batch_size, schedule.epochs, schedule.seed),
+        spec,
+        plan,
+        after=after,
+        micro_batch=plan.resolved.micro_batch,
+        pad_id=0,
+        cache=Cache(torch.device("cpu")),
+        journal=journal,
+    )
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 16])
+def test_the_gradient_is_the_same_however_the_step_is_cut_and_that_of_plain_torch(
+    dataset: PreparedDataset, size: int
+) -> None:
+    model, chosen = exact_model(), np.arange(16)
+    found = accumulate(model, dataset.train, chosen, size, 0)
+    cut = gradients(model)
+    model.zero_grad()
+
+    inputs = [torch.from_numpy(dataset.train.input(row).astype(np.int64)) for row in chosen]
+    targets = [torch.from_numpy(dataset.train.target(row).astype(np.int64)) for row in chosen]
+    ids = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in inputs], batch_first=True)
+    labels = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=-100)
+    plain = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    plain.backward()
+
+    assert found.target_tokens == sum(len(row) for row in targets)
+    assert found.loss.item() == pytest.approx(plain.item(), abs=1e-12)
+    assert farthest(cut, gradients(model)) < 1e-12
+
+
+def test_memory_that_runs_out_anywhere_in_a_step_costs_no_step_and_changes_no_gradient(
+    dataset: PreparedDataset, noting: Noting
+) -> None:
+    model, chosen = exact_model(), np.arange(8)
+    with OutOfMemoryAt(-1) as counter:
+        accumulate(model, dataset.train, chosen, 4, 0)
+    model.zero_grad()
+    undisturbed = exact_model()
+    expected = [result.loss.item() for result in islice(run_steps(undisturbed, dataset, noting), 3)]
+    assert noting.facts == []
+
+    for k in range(1, counter.count, counter.count // 25):
+        model = exact_model()
+        noting.facts.clear()
+        run = run_steps(model, dataset, noting)
+        with OutOfMemoryAt(k):
+            first = next(run)
+        losses = [first.loss.item(), *(result.loss.item() for result in islice(run, 2))]
+        assert losses == pytest.approx(expected, abs=1e-12), f"memory ran out at operation {k}"
+        assert farthest(weights(model), weights(undisturbed)) < 1e-10
+        (fact,) = noting.facts
+        assert isinstance(fact, OomRecovered)
+        assert (fact.step, fact.micro_batch_before, fact.micro_batch_after) == (1, 4, 2)
+        assert "Tried to allocate 2.00 GiB" in fact.message and fact.milliseconds_lost > 0
+        assert first.micro_batch == 2
+
+
+def test_every_step_starts_from_its_own_seed_whatever_happened_before(dataset: PreparedDataset, noting: Noting) -> None:
+    def seeds(disturb: bool) -> list[int]:
+        run = run_steps(exact_model(dropout=0.1), dataset, noting)
+        found = []
+        for _ in range(3):
+            with OutOfMemoryAt(200 if disturb and not found else -1):
+                next(run)
+            found.append(torch.initial_seed())
+            torch.rand(7)
+        return found
+
+    assert seeds(False) == seeds(True)
+    assert len(noting.facts) == 1
+
+
+def test_dropout_repeats_itself_when_a_step_is_done_again(dataset: PreparedDataset) -> None:
+    model = exact_model(dropout=0.3)
+    losses = []
+    for step in (1, 1, 2):
+        seed_step(42, step, 0)
+        losses.append(accumulate(model, dataset.train, np.arange(8), 4, 0).loss.item())
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_at_micro_batch_1_it_ends_with_numbers_and_a_way_out(dataset: PreparedDataset, noting: Noting) -> None:
+    run = run_steps(exact_model(), dataset, noting)
+    with OutOfMemoryAt(100, always=True), pytest.raises(OutOfMemory, match="step 1 at micro-batch 1") as caught:
+        next(run)
+    assert "recompute_layers" in str(caught.value.hint)
+    assert [(fact.micro_batch_before, fact.micro_batch_after) for fact in noting.facts] == [(4, 2), (2, 1)]
+
+
+def test_on_oom_fail_ends_it_at_once(dataset: PreparedDataset, noting: Noting) -> None:
+    run = run_steps(exact_model(), dataset, noting, memory={"on_oom": "fail"})
+    with OutOfMemoryAt(100), pytest.raises(OutOfMemory, match="micro-batch 4"):
+        next(run)
+    assert noting.facts == []
+
+
+def test_nothing_is_repeated_once_the_optimizer_has_begun(
+    dataset: PreparedDataset, noting: Noting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starved(*arguments: object) -> torch.Tensor:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(AdamW, "step", starved)
+    with pytest.raises(OutOfMemoryInOptimizer, match=r"at step 1: .*can't allocate memory"):
+        next(run_steps(exact_model(), dataset, noting))
+
+
+def test_other_errors_pass_through(dataset: PreparedDataset, noting: Noting) -> None:
+    model = exact_model()
+    model.encoder.block[0].layer[0].SelfAttention.q = torch.nn.Linear(3, 3).double()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        next(run_steps(model, dataset, noting))
+
+
+def test_a_nan_stops_before_the_update_and_names_its_step(dataset: PreparedDataset, noting: Noting) -> None:
+    model = exact_model()
+    run = run_steps(model, dataset, noting)
+    next(run)
+    next(run)
+    before = {name: tensor.clone() for name, tensor in weights(model).items()}
+    handle = model.lm_head.register_forward_hook(lambda module, inputs, output: output * float("nan"))
+    with pytest.raises(NonFinite, match="step 3 is NaN or infinite; the weights are those of step 2"):
+        next(run)
+    handle.remove()
+    assert farthest(before, weights(model)) == 0
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_recomputed_layers_give_the_same_gradient(dataset: PreparedDataset, every: int) -> None:
+    model = exact_model(dropout=0.2)
+    seed_step(1, 1, 0)
+    accumulate(model, dataset.train, np.arange(8), 4, 0)
+    expected = gradients(model)
+    model.zero_grad()
+    model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
+    blocks = [*model.encoder.block, *model.decoder.block]
+    assert [block.gradient_checkpointing for block in blocks] == [n % every == 0 for n in range(2)]
+    seed_step(1, 1, 0)
+    accumulate(model, dataset.train, np.arange(8), 4, 0)
+    assert farthest(expected, gradients(model)) < 1e-12

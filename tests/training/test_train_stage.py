@@ -1,0 +1,168 @@
+"""The trainer as the supervisor runs it: a real process, its attempt file, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM
+
+from jobs.events import CheckpointSaved, EvaluationFinished, Finished, Heartbeat, ModelLoaded
+from jobs.rundir import RunDir
+from tests.training.attempts import attempt, facts, finished, logged, same_tensors
+from worker.training.__main__ import main, set_library_switches
+from worker.training.device import hold_job
+
+MakeRun = Callable[..., RunDir]
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 120.0
+
+
+def start(run: RunDir, number: int) -> subprocess.Popen[bytes]:
+    environment = os.environ | {
+        "LONGHAUL_DEVICE": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "LONGHAUL_PARENT_PID": str(os.getpid()),
+    }
+    command = [sys.executable, "-m", "worker.training", "train", str(run.path), "--attempt", str(number)]
+    with open(run.trainer_log, "ab") as log:
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=log)
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], run: RunDir) -> None:
+    until = time.monotonic() + LIMIT_S
+    while not condition():
+        assert process.poll() is None, run.trainer_log.read_text()
+        assert time.monotonic() < until, "timed out"
+        time.sleep(0.01)
+
+
+def test_sigterm_finishes_the_step_saves_and_the_next_attempt_goes_on_bit_for_bit(make_run: MakeRun) -> None:
+    long = {"schedule": {"epochs": 20}, "evaluate": {"every_steps": 10}, "checkpoint": {"every_steps": 50}}
+    whole, broken = make_run("whole", **long), make_run("broken", **long)
+    first = start(broken, 1)
+    wait_until(lambda: len(facts(broken, EvaluationFinished)) >= 3, first, broken)
+    first.send_signal(signal.SIGTERM)
+    first.send_signal(signal.SIGTERM)  # a second one changes nothing
+    assert first.wait(LIMIT_S) == 75, broken.trainer_log.read_text()
+    stopped = finished(broken)
+    assert stopped.reason == "interrupted" and 20 <= stopped.step < 103
+    assert facts(broken, CheckpointSaved)[-1].step == stopped.step
+
+    assert start(broken, 2).wait(LIMIT_S) == 0, broken.trainer_log.read_text()
+    assert start(whole, 1).wait(LIMIT_S) == 0, whole.trainer_log.read_text()
+    assert facts(broken, ModelLoaded, 2)[0].resumed_step == stopped.step
+    assert len(logged(whole)) == 26 and logged(broken) == logged(whole)
+    assert finished(broken, 2).result == finished(whole).result
+    assert same_tensors(broken.model / "model.safetensors", whole.model / "model.safetensors")
+    model, info = AutoModelForSeq2SeqLM.from_pretrained(whole.model, output_loading_info=True)
+    assert not any(info.values())
+    assert model.generate(torch.tensor([[5, 6, 7, 1]]), max_new_tokens=5).shape[0] == 1
+
+
+def test_a_request_file_stops_it_like_sigterm(make_run: MakeRun) -> None:
+    run = make_run(schedule={"epochs": 1000})
+    process = start(run, 1)
+    wait_until(lambda: len(facts(run, EvaluationFinished)) >= 2, process, run)
+    run.request_file.write_text("pause\n")
+    assert process.wait(LIMIT_S) == 75
+    assert finished(run).reason == "interrupted" and finished(run).step >= 5
+    assert facts(run, CheckpointSaved)[-1].step == finished(run).step
+
+
+def test_a_run_says_in_order_what_it_does_and_learns(make_run: MakeRun) -> None:
+    run = make_run(schedule={"epochs": 20, "dropout": 0.0}, memory={"cache_clear_every": 30})
+    assert attempt(run) == 0
+    phases = [line.phase for line in run.attempt_lines(1) if isinstance(line, Heartbeat)]
+    assert phases[:4] == ["load", "evaluate", "generate", "step"]
+    assert {"save"} <= set(phases)
+    seen = facts(run, EvaluationFinished)
+    assert seen[0].step == 0 and seen[-1].step == 103
+    assert all(len(fact.samples) == 2 and fact.rows == 6 for fact in seen)
+    assert seen[0].samples[0].target.split() == [
+        word for n, word in enumerate(reversed(seen[0].samples[0].input.split())) if n % 3 != 2
+    ]
+    rows = run.metrics()
+    assert [row.step for row in rows] == [*range(4, 103, 4), 103]
+    assert rows[-1].eta_s == 0 and rows[0].eta_s > 0
+    assert rows[-1].cache_clears == 3 and rows[-1].cache_clear_s > 0
+    assert rows[-1].epoch == 20 and rows[-1].micro_batch == 4
+    assert rows[-1].loss < rows[0].loss - 0.5
+
+
+def test_without_validation_rows_there_are_no_evaluations(
+    make_run: MakeRun, dataset_folder: Path, tmp_path: Path
+) -> None:
+    run = make_run(checkpoint={"every_steps": None, "every_minutes": 1e-9, "keep": 99})
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in dataset_folder.iterdir():
+        (bare / file.name).write_bytes(b"" if file.name == "validation.rows" else file.read_bytes())
+    manifest = json.loads((bare / "manifest.json").read_text())
+    manifest["files"]["validation.rows"] = 0
+    (bare / "manifest.json").write_text(json.dumps(manifest))
+    plan = run.plan()
+    run.write_plan(plan.model_copy(update={"data": plan.data.model_copy(update={"prepared": str(bare)})}))
+    assert attempt(run) == 0
+    assert facts(run, EvaluationFinished) == []
+    assert finished(run).result == {"model": "model", "loss": None, "first_loss": None, "step": 21}
+    assert len(facts(run, CheckpointSaved)) == 21  # minutes count from step to step then
+
+
+def test_every_typed_error_ends_the_attempt_file_and_gives_its_exit_code(
+    make_run: MakeRun, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONGHAUL_DEVICE", "cpu")
+    busy = make_run("busy")
+    lock = hold_job(busy)
+    assert main(["train", str(busy.path), "--attempt", "1"]) == 75
+    assert finished(busy).reason == "device_busy"
+    lock.close()
+
+    wild = make_run("wild", schedule={"learning_rate": 1.0, "max_grad_norm": None, "epochs": 1})
+    monkeypatch.setattr(
+        "worker.training.loop.learning_rate", lambda step, **schedule: float("inf") if step == 3 else 1e-3
+    )
+    assert main(["train", str(wild.path), "--attempt", "1"]) == 78
+    last = finished(wild)
+    assert last.reason == "non_finite" and last.error is not None and "step 4" in last.error.message
+
+    (model_folder / "config.json").write_text(
+        (model_folder / "config.json")
+        .read_text()
+        .replace('"tie_word_embeddings": false', '"tie_word_embeddings": true')
+    )
+    refused = make_run("refused")
+    assert main(["train", str(refused.path), "--attempt", "7"]) == 77
+    last = finished(refused, 7)
+    assert last.reason == "refused" and last.error is not None
+    assert last.error.code == "untied_head" and last.error.hint
+
+
+def test_other_errors_are_a_crash_without_a_last_line(make_run: MakeRun) -> None:
+    run = make_run()
+    run.plan_file.write_text("{")
+    process = start(run, 1)
+    assert process.wait(LIMIT_S) == 1
+    assert not any(isinstance(line, Finished) for line in run.attempt_lines(1))
+    assert "ValidationError" in run.trainer_log.read_text()
+
+
+def test_library_switches_leave_what_the_user_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_COMPILE_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    set_library_switches("check")
+    assert os.environ["HF_HUB_OFFLINE"] == "0"
+    set_library_switches("train")
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64"
+    assert os.environ["HF_HUB_OFFLINE"] == "1"

@@ -1,0 +1,77 @@
+"""A data directory, stores and run directories of a test's own, and the stages run on them as the trainer runs them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from jobs.events import Finished, JobSubmitted
+from jobs.rundir import RunDir, create
+from jobs.spec import parse_spec
+from worker.training.check import check
+from worker.training.journal import Journal
+from worker.training.prepare import prepare
+from worker.training.settings import TrainerSettings
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "recipes.jsonl"
+SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+class Workplace:
+    """Everything below one folder."""
+
+    def __init__(self, root: Path, *, offline: bool = True) -> None:
+        self.root = root
+        self.data = root / "data"
+        self.data.mkdir()
+        (root / "runs").mkdir()
+        self.settings = TrainerSettings(
+            data=self.data, prepared=root / "prepared", models=root / "models", device="cpu", offline=offline
+        )
+        self._jobs = 0
+
+    def rows(self, name: str, rows: list[Any]) -> Path:
+        """Write a file of rows; a row that is text or bytes is written as it is."""
+        lines = [
+            row if isinstance(row, bytes) else (row if isinstance(row, str) else json.dumps(row)).encode()
+            for row in rows
+        ]
+        content = b"".join(line + b"\n" for line in lines)
+        file = self.data / name
+        file.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        return file
+
+    def job(self, train: str = "rows.jsonl", *, model: str = "builtin:t5-tiny", **parts: Any) -> RunDir:
+        """A run directory, as the service leaves it. `data` in `parts` adds to data.train."""
+        data = {"train": train, **parts.pop("data", {})}
+        spec = parse_spec({"model": model, "data": data, **parts})
+        self._jobs += 1
+        first = JobSubmitted(name=spec.name, model=spec.model, spec_sha256="0" * 64)
+        return create(self.root / "runs", f"job-{self._jobs}", spec, first)[0]
+
+    def check(self, run: RunDir) -> dict[str, Any]:
+        """The stage's result, having gone through JSON as in the attempt file."""
+        return self._stage("check", check, run)
+
+    def prepare(self, run: RunDir) -> dict[str, Any]:
+        """Both stages; the second one's result."""
+        self.check(run)
+        return self._stage("prepare", prepare, run)
+
+    def _stage(self, name: str, stage: Any, run: RunDir) -> dict[str, Any]:
+        journal = Journal(run.attempt_file(name))
+        journal.phase("check" if name == "check" else "prepare")
+        journal.finish("done", **stage(run, self.settings, journal))
+        last = run.attempt_lines(name)[-1]
+        assert isinstance(last, Finished)
+        return last.result
+
+
+def pairs(count: int, start: int = 0) -> list[dict[str, Any]]:
+    """Rows with the columns input and target, all different."""
+    return [
+        {"input": f"question {n} about bread", "target": f"answer {n}: knead and bake it"}
+        for n in range(start, start + count)
+    ]
