@@ -46,7 +46,7 @@ class DataPlan(PlanPart):
     prepared: str | None = None
     """Absolute path of the prepared dataset; known after prepare."""
     rows: int
-    """Training rows; before prepare, those looked at by check."""
+    """Training rows; before prepare, as estimated by check."""
     validation_rows: int = 0
     complete: bool = False
     """Whether all rows have been looked at."""

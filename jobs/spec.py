@@ -99,7 +99,7 @@ class ScheduleSpec(Part):
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
     """Dropout rate. Null: the model's own."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 42
-    """Order of rows, split and dropout all follow from it."""
+    """Order of rows and dropout follow from it (the split follows from the rows themselves)."""
 
 
 class MemorySpec(Part):

@@ -121,8 +121,8 @@ class Stack:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for role in [role for role in ROLES if role in self.processes][::-1]:
-            self.processes[role].terminate()
+        for process in self.processes.values():
+            process.terminate()
         for process in self.processes.values():
             try:
                 process.wait(20)

@@ -64,7 +64,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def set_library_switches(stage: str) -> None:
     """Set what libraries read from the environment when they are imported. What is already set stands."""
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if stage == "prepare" else "false")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     # Threads that spin while they wait take the cores from whoever shares them: with 7 runnable processes on 2 cores,
     # steps on the CPU took 6 to 10 times as long.

@@ -91,18 +91,18 @@ def _ask(repository: str, revision: str | None, settings: TrainerSettings) -> Hu
     from huggingface_hub import HfApi, snapshot_download
 
     info = HfApi().model_info(repository, revision=revision, timeout=LOOKUP_S, files_metadata=True)
-    assert info.sha is not None
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
     small = [name for name in sizes if name in _SMALL]
-    # Asked for by the revision, so that the store learns what it stands for; `info.sha` is what it stands for now.
-    folder = snapshot_download(
-        repository, revision=revision or info.sha, cache_dir=_store(settings), allow_patterns=small, etag_timeout=10
+    # Asked for by name, so that the store learns what the name stands for, and answers for it without a network.
+    folder = Path(
+        snapshot_download(
+            repository, revision=revision or "main", cache_dir=_store(settings), allow_patterns=small, etag_timeout=10
+        )
     )
-    source = f"{repository}@{info.sha[:12]}"
-    config = read_config(Path(folder), source)
-    weights = refuse_unusable(config, sizes, source)
-    files = (*small, *weights)
-    return HubModel(repository, info.sha, config, files, sum(sizes[file] for file in files))
+    source = f"{repository}@{folder.name[:12]}"
+    config = read_config(folder, source)
+    files = (*small, *refuse_unusable(config, sizes, source))
+    return HubModel(repository, folder.name, config, files, sum(sizes[file] for file in files))
 
 
 def _stored(repository: str, revision: str, settings: TrainerSettings) -> HubModel | None:
@@ -111,8 +111,15 @@ def _stored(repository: str, revision: str, settings: TrainerSettings) -> HubMod
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
+        # The library sees to it that the small files are complete; weights are looked at below.
         folder = Path(
-            snapshot_download(repository, revision=revision or None, cache_dir=_store(settings), local_files_only=True)
+            snapshot_download(
+                repository,
+                revision=revision or "main",
+                cache_dir=_store(settings),
+                allow_patterns=list(_SMALL),
+                local_files_only=True,
+            )
         )
     except (LocalEntryNotFoundError, ValueError):
         return None
