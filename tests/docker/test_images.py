@@ -1,0 +1,128 @@
+"""What the images hold, what containers may do, and who can reach them."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.docker.engine import COMPOSE_FILE, OURS, Containers
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+SECRETS = ("LONGHAUL_API_KEY", "DISCORD_WEBHOOK", "WANDB_API_KEY")
+
+
+def test_the_service_image_holds_no_torch_and_adds_less_than_200_mb(containers: Containers) -> None:
+    containers.docker("build", "-q", "-f", "Dockerfile.training", "--target", "base", "-t", "longhaul-test-base", ".")
+    sizes = {
+        name: int(containers.docker("image", "inspect", "-f", "{{.Size}}", name)) / 1e6
+        for name in ("longhaul-test-base", containers.image("service"), containers.image("worker"))
+    }
+    containers.docker("rmi", "longhaul-test-base")
+    print({name: f"{size:.0f} MB" for name, size in sizes.items()})
+    assert sizes[containers.image("service")] - sizes["longhaul-test-base"] < 200
+    found = (
+        "import importlib.util as u; print([name for name in ('torch', 'transformers', 'wandb') if u.find_spec(name)])"
+    )
+    assert containers.inside("service", "python", "-c", found).strip() == "[]"
+    assert containers.inside("service", "ls", "-A").split() == [
+        "client",
+        "jobs",
+        "requirements.service.lock",
+        "service",
+    ]
+
+
+def test_the_worker_image_holds_what_it_runs_and_nothing_else(containers: Containers) -> None:
+    assert containers.inside("worker", "ls", "-A").split() == ["jobs", "requirements.lock", "torch.txt", "worker"]
+
+
+@pytest.mark.parametrize("service", ["redis", *OURS])
+def test_containers_are_read_only_without_root_or_capability(containers: Containers, service: str) -> None:
+    container = containers.container(service)
+    host = container["HostConfig"]
+    assert host["ReadonlyRootfs"] and host["Init"] and host["CapDrop"] == ["ALL"] and not host["CapAdd"]
+    assert host["SecurityOpt"] == ["no-new-privileges:true"] and not host["Privileged"]
+    assert host["RestartPolicy"]["Name"] == "unless-stopped"
+    assert host["LogConfig"]["Config"] == {"max-size": "10m", "max-file": "5"}
+    if service != "redis":
+        assert container["Config"]["User"] == f"{containers.settings['UID']}:{containers.settings['GID']}"
+    # What the kernel says of the first process and of ours, whatever the engine was told.
+    state = containers.inside(service, "sh", "-c", "cat /proc/[0-9]*/status")
+    facts = [line.split() for line in state.splitlines()]
+    assert {word for words in facts if words[0] == "Uid:" for word in words[1:]}.isdisjoint({"0"})
+    assert {words[1] for words in facts if words[0] in ("CapEff:", "CapPrm:", "CapBnd:")} == {"0" * 16}
+    assert {words[1] for words in facts if words[0] == "NoNewPrivs:"} == {"1"}
+    refused = containers.inside(service, "sh", "-c", "touch /etc/x /usr/x /x", check=False)
+    assert refused.count("Read-only file system") == 3
+
+
+def test_no_secret_is_in_an_image_or_a_command_line_or_given_to_who_does_not_need_it(containers: Containers) -> None:
+    key = containers.settings["LONGHAUL_API_KEY"]
+    for image in (containers.image("service"), containers.image("worker")):
+        told = containers.docker("image", "inspect", image) + containers.docker("history", "--no-trunc", image)
+        assert key not in told and not any(name in told for name in SECRETS)
+    holders = {name: set[str]() for name in SECRETS}
+    for service in OURS:
+        config = containers.container(service)["Config"]
+        assert key not in str([config["Cmd"], config["Entrypoint"], config["Healthcheck"], config["Labels"]])
+        names = {line.split("=", 1)[0] for line in config["Env"]}
+        for name in names & set(SECRETS):
+            holders[name].add(service)
+    assert holders == {"LONGHAUL_API_KEY": {"service"}, "DISCORD_WEBHOOK": {"publish"}, "WANDB_API_KEY": {"publish"}}
+
+
+def test_only_the_api_is_published_and_on_loopback_only(containers: Containers) -> None:
+    published = {name: containers.container(name)["NetworkSettings"]["Ports"] for name in ("redis", *OURS)}
+    port = {"HostIp": "127.0.0.1", "HostPort": containers.settings["LONGHAUL_PORT"]}
+    assert {name: [p for p in ports.values() if p] for name, ports in published.items()} == {
+        "redis": [], "service": [[port]], "prepare": [], "worker": [], "publish": [],
+    }  # fmt: skip
+    # Redis, which has no password, and the trainer are on a network without a way out.
+    networks = {name: set(containers.container(name)["NetworkSettings"]["Networks"]) for name in ("redis", "worker")}
+    inside = f"{containers.project}_inside"
+    assert networks == {"redis": {inside}, "worker": {inside}}
+    assert containers.docker("network", "inspect", "-f", "{{.Internal}}", inside).strip() == "true"
+
+
+def test_each_can_write_what_the_others_made(containers: Containers) -> None:
+    places = {"/runs": OURS, "/models": OURS[1:3], "/prepared": OURS[1:3], "/cache": OURS[1:]}
+    for place, services in places.items():
+        folder = f"{place}/from-{services[0]}"
+        containers.inside(services[0], "mkdir", folder)
+        for service in services:
+            containers.inside(service, "sh", "-c", f"echo {service} > {folder}/{service}")
+        for service in services:
+            containers.inside(service, "sh", "-c", f"for f in {folder}/*; do echo {service} >> $f || exit 1; done")
+        words = containers.inside(services[0], "sh", "-c", f"cat {folder}/* && rm -r {folder}").split()
+        assert len(words) == len(services) * (len(services) + 1)
+    containers.inside("service", "sh", "-c", "echo x > /uploads/x")
+    assert containers.inside("prepare", "cat", "/uploads/x").strip() == "x"
+    for service in OURS[:3]:
+        assert "Read-only file system" in containers.inside(service, "touch", "/data/x", check=False)
+
+
+@pytest.mark.parametrize("first", ["service", "worker"])
+def test_a_new_volume_lets_any_user_in_whichever_image_mounts_it_first(containers: Containers, first: str) -> None:
+    second = "worker" if first == "service" else "service"
+    for place in ("uploads", "models", "prepared", "cache"):
+        volume = f"{containers.project}-{first}-{place}"
+        try:
+            for name in (first, second):
+                touch = ["touch", f"/{place}/{name}"] + ([f"/{place}/tmp/{name}"] if place == "cache" else [])
+                mount = ["--volume", f"{volume}:/{place}", "--read-only", "--user", "4321:4321"]
+                containers.docker("run", "--rm", *mount, containers.image(name), *touch)
+        finally:
+            containers.docker("volume", "rm", volume)
+
+
+def test_a_step_compiles_inside_the_read_only_worker(containers: Containers) -> None:
+    program = "import torch; f = torch.compile(lambda x: (x.sin() + 1).sum()); print(f(torch.zeros(64)).item())"
+    assert containers.inside("worker", "python", "-c", program, timeout=300).split()[-1] == "64.0"
+    assert "inductor" in containers.inside("worker", "ls", "/cache")
+
+
+def test_without_make_env_compose_says_what_to_do(containers: Containers) -> None:
+    words = ["docker", "compose", "--env-file", "/dev/null", "-f", COMPOSE_FILE, "config", "--quiet"]
+    done = subprocess.run(words, cwd=containers.home, env=containers.environment, capture_output=True, text=True)
+    assert done.returncode != 0 and "run 'make env' first" in done.stderr

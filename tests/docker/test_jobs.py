@@ -1,0 +1,115 @@
+"""Jobs in containers: POSTed from outside, stopped half-way, and refused without a card."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from jobs.rundir import RunDir
+from tests.docker.engine import ROOT, Containers
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+
+KILL = """
+import os, pathlib, signal, sys
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    command = process.joinpath("cmdline").read_bytes().split(b"\\0")
+    if command[1:4] == [b"-m", b"worker", sys.argv[1].encode()] and len(command) == 5:
+        os.kill(int(process.name), signal.SIGKILL)
+"""
+
+
+def example(**changes: Any) -> dict[str, Any]:
+    """The example job with short texts and a schedule of a few seconds."""
+    spec: dict[str, Any] = json.loads((ROOT / "examples" / "job.json").read_text())
+    spec["data"] |= {"max_input_tokens": 32, "max_target_tokens": 32}
+    spec["schedule"] = {"epochs": 1, "batch_size": 64}
+    spec["evaluate"] = {"samples": 1}
+    spec["log"] = {"every_steps": 1}
+    return spec | changes
+
+
+def few(**changes: Any) -> dict[str, Any]:
+    """The same on 64 rows."""
+    spec = example(**changes)
+    spec["data"]["train"] = "few.jsonl"
+    return spec
+
+
+def steps_logged(run: RunDir) -> int:
+    """Highest step in the metrics."""
+    return max((row.step for row in run.metrics()), default=0)
+
+
+def test_a_job_posted_from_outside_runs_to_the_end(containers: Containers) -> None:
+    run = containers.submit(example())
+    containers.wait_for_status(run, "succeeded")
+    made = [run.path, run.model, *run.model.iterdir(), run.events_file]
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {
+        (int(containers.settings["UID"]), int(containers.settings["GID"]))
+    }
+    assert {"config.json", "model.safetensors"} <= {path.name for path in run.model.iterdir()}
+    assert steps_logged(run) > 0
+
+
+def test_stop_half_way_leaves_a_checkpoint_and_up_finishes_the_job(containers: Containers) -> None:
+    run = containers.submit(few(schedule={"epochs": 8, "batch_size": 8}, checkpoint={"every_minutes": 60}))
+    containers.wait_for(lambda: steps_logged(run) >= 3 or None, "three steps", 300)
+    containers.compose("stop")
+    stopped_at = steps_logged(run)
+    ends = [event.fact for event in run.events() if event.type == "attempt.ended"]
+    assert [end.reason for end in ends] == ["interrupted"]
+    assert run.record().status.value == "queued"
+    [checkpoint] = run.checkpoints.glob("step-*")
+    assert int(checkpoint.name.removeprefix("step-")) >= stopped_at > 0
+    containers.compose("up", "-d", "--wait", "--wait-timeout", "120")
+    containers.wait_for_status(run, "succeeded")
+    assert len([event for event in run.events() if event.type == "model.loaded"]) == 2  # once per attempt
+    steps = [row.step for row in run.metrics()]
+    assert len(steps) == len(set(steps))
+
+
+def test_without_a_card_no_job_is_taken_and_why_is_said(containers: Containers) -> None:
+    containers.set(LONGHAUL_DEVICE="cuda")
+    containers.compose("up", "-d", "worker")
+    try:
+        looks = containers.wait_for(lambda: health_checks(containers) or None, "the first health check")
+        [worker] = containers.workers("train")
+        assert worker["healthy"] is False and worker["why"]
+        assert worker["why"] in looks[-1]["Output"] and looks[-1]["ExitCode"] == 1
+        assert f"no job is taken: {worker['why']}" in containers.compose("logs", "worker")
+        run = containers.submit(few())
+        containers.wait_for_status(run, "queued")
+        time.sleep(5)
+        assert containers.status(run) == "queued" and run.record().attempt == 0
+        assert containers.container("worker")["State"]["Health"]["Status"] != "healthy"
+    finally:
+        containers.set(LONGHAUL_DEVICE="cpu")
+        containers.compose("up", "-d", "--wait", "worker")
+    containers.wait_for_status(run, "succeeded")
+
+
+def health_checks(containers: Containers) -> list[dict[str, Any]]:
+    """Health checks of the worker that found its heartbeat and had something to say about it."""
+    looks = containers.container("worker")["State"]["Health"]["Log"] or []
+    return [look for look in looks if look["Output"] and "no heartbeat" not in look["Output"]]
+
+
+@pytest.mark.parametrize(("service", "killed", "renewed"), [
+    ("prepare", "check", {"check", "prepare"}),  # two workers in one container: when one ends both start anew
+    ("worker", "train", {"train"}),
+    ("publish", "publish", {"publish"}),
+])  # fmt: skip
+def test_killed_workers_are_back_at_once(containers: Containers, service: str, killed: str, renewed: set[str]) -> None:
+    def workers() -> list[dict[str, Any]]:
+        return [facts for stage in renewed for facts in containers.workers(stage)]
+
+    before = {facts["name"] for facts in workers()}
+    restarts = containers.container(service)["RestartCount"]
+    containers.inside(service, "python", "-c", KILL, killed, check=False)  # it may go with its container
+    back = lambda: {w["stage"] for w in workers() if w["name"] not in before} == renewed or None  # noqa: E731
+    containers.wait_for(back, f"new workers: {renewed}", 40)
+    assert containers.container(service)["RestartCount"] == restarts + 1
