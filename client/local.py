@@ -189,7 +189,7 @@ def _missing(api: Longhaul, children: list[Child]) -> tuple[list[str], dict[str,
         return ["service"], {}
     # By pid: heartbeats of the last start are remembered for a minute. (Being tied is an exec: the pid stays.)
     pids = {child.process.pid: child.name for child in children if child.process is not None}
-    there = {name: worker for worker in workers if (name := pids.get(int(worker["name"].rpartition("-")[2])))}
+    there = {name: worker for worker in workers if (name := pids.get(worker["pid"]))}
     sick = {name: worker["why"] for name, worker in there.items() if not worker["healthy"]}
     return [role for role in ROLES if role not in there], sick
 

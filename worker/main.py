@@ -229,6 +229,7 @@ def worker_facts(stage: str, settings: WorkerSettings) -> dict[str, Any]:
     return {
         # A restarted container has the same host name and often the same pid: RQ would take it for a second, living one.
         "name": f"{stage}-{platform.node()}-{os.getpid()}-{os.urandom(3).hex()}",
+        "pid": os.getpid(),
         "stage": stage,
         "healthy": True,
         "why": None,
