@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,9 +46,9 @@ class Local:
     def children(self) -> list[int]:
         return children_of(self.process.pid)
 
-    def worker(self, stage: str) -> dict[str, Any]:
-        found = [worker for worker in self.api.workers()["data"] if worker["stage"] == stage]
-        return found[-1] if found else {}
+    def workers(self, stage: str) -> set[int]:
+        """Pids heard of in the last minute."""
+        return {worker["pid"] for worker in self.api.workers()["data"] if worker["stage"] == stage}
 
 
 def children_of(pid: int) -> list[int]:
@@ -80,9 +79,9 @@ def test_up_a_dead_part_comes_back_an_orderly_end_and_a_violent_one(tmp_path: Pa
         assert len(children) == 6
         for child in children:
             assert password not in Path(f"/proc/{child}/cmdline").read_text()
-        before = local.worker("prepare")["name"]
-        os.kill(int(before.rpartition("-")[2]), signal.SIGKILL)
-        until(lambda: local.worker("prepare").get("name") not in (before, None), local.output)
+        [before] = local.workers("prepare")
+        os.kill(before, signal.SIGKILL)
+        until(lambda: local.workers("prepare") - {before}, local.output)
         assert "prepare was killed by signal 9; again in 1 s" in local.output()
         job = api.submit({"model": "builtin:t5-tiny", "data": {"train": "nothing.jsonl"}})["id"]
         children = local.children()
