@@ -16,7 +16,13 @@ from jobs.errors import Conflict, LonghaulError, NotFound, StoreUnavailable, Use
 
 log = logging.getLogger("longhaul.service")
 RETRY_AFTER_S = 5
-_TYPES = {401: "authentication_error", 409: "conflict_error", 500: "server_error", 503: "unavailable_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    409: "conflict_error",
+    500: "server_error",
+    503: "unavailable_error",
+}
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 

@@ -14,7 +14,7 @@ import requests
 from jobs.events import MetricRow
 from service.settings import Settings, read_settings
 from tests.redis_server import RedisServer
-from tests.service.running import Service, running
+from tests.service.running import TINY, Service, running
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -118,6 +118,17 @@ def test_with_a_key_only_health_is_open(redis_url: str, tmp_path: Path, caplog: 
         assert key not in repr(service.settings)
     assert "GET /jobs 200" in caplog.text
     assert key not in caplog.text
+
+
+def test_without_a_key_web_pages_of_other_hosts_are_kept_out(redis_url: str, tmp_path: Path) -> None:
+    with running(redis_url, tmp_path) as service:
+        foreign = ({"Origin": "https://evil.example"}, {"Host": "evil.example"}, {"Origin": "null"}, {"Host": "["})
+        for headers in foreign:
+            answer = requests.post(service.url + "/jobs", json=TINY, headers=headers, timeout=5)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_origin"), headers
+        assert list(service.settings.runs.iterdir()) == []
+        own = {"Origin": f"http://localhost:{service.settings.port}"}
+        assert requests.post(service.url + "/jobs", json=TINY, headers=own, timeout=5).status_code == 202
 
 
 @pytest.mark.parametrize(
