@@ -1,7 +1,7 @@
 """One bearer key, compared in constant time. Without a key (loopback only, see Settings) every program here may in.
 
-But not every web page: a browser on this machine sends its pages' requests to loopback, too. Without a key, requests that
-name another host (DNS rebinding) or come from a page of another host (Origin) are refused.
+But not every web page: a browser on this machine sends its pages' requests to loopback, too. Without a key, requests
+that name another host (DNS rebinding) or come from a page of another host (Origin) are refused.
 """
 
 from __future__ import annotations
