@@ -7,6 +7,7 @@ tickets may name one function only, and heartbeats go to our own key as well.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import importlib.metadata
 import logging
@@ -30,7 +31,7 @@ from jobs.lifeline import tie_to_parent
 from jobs.queue import TICKET_FUNCTION, Tickets, queue_name
 from jobs.state import Stage
 from jobs.store import Store, connect
-from worker.card import find_card
+from worker.card import Card, NoCard, find_card
 from worker.publish import run as publish
 from worker.reconcile import Reconciler
 from worker.settings import WorkerSettings
@@ -115,7 +116,11 @@ def serve_stage(stage: Stage, settings: WorkerSettings) -> None:
     store = Store(connect(settings.redis_url))
     settings.runs.mkdir(parents=True, exist_ok=True)
     if stage is Stage.TRAIN and settings.device == "cuda":
-        facts |= wait_for_card(store, facts)
+        card = wait_for_card(store, facts, settings.trainer_environment.get("CUDA_VISIBLE_DEVICES", ""))
+        facts |= {"gpu": card.facts()}
+        # One train worker a card: its trainers see that card alone.
+        environment = {**settings.trainer_environment, "CUDA_VISIBLE_DEVICES": card.uuid}
+        settings = dataclasses.replace(settings, trainer_environment=environment)
     log.info("worker %s waits for work in stage %s (Redis %s)", facts["name"], stage.value, settings.redis_shown)
     try:
         StageWorker(stage, settings, facts).work(logging_level="WARNING")
@@ -123,15 +128,16 @@ def serve_stage(stage: Stage, settings: WorkerSettings) -> None:
         forget(store, facts["name"])
 
 
-def wait_for_card(store: Store, facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts of the card. While there is none: take no job, stay unhealthy, say why; never fall back to the CPU."""
+def wait_for_card(store: Store, facts: dict[str, Any], wanted: str) -> Card:
+    """The card. While there is none: take no job, stay unhealthy, say why; never fall back to the CPU."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     said = None
     while True:
-        card, why = find_card()
-        if card is not None:
-            return card
+        try:
+            return find_card(wanted)
+        except NoCard as error:
+            why = f"LONGHAUL_DEVICE=cuda, but {error}"
         if why != said:
             log.error("no job is taken: %s", why)
             said = why
