@@ -233,7 +233,7 @@ def worker_facts(stage: str, settings: WorkerSettings) -> dict[str, Any]:
     """What a heartbeat says of this process."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "rq", "redis")}
     return {
-        # A restarted container has the same host name and often the same pid: RQ would take it for a second, living one.
+        # A restarted container has the same host name and often the same pid: RQ would take it for a living one.
         "name": f"{stage}-{platform.node()}-{os.getpid()}-{os.urandom(3).hex()}",
         "pid": os.getpid(),
         "stage": stage,

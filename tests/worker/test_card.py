@@ -33,7 +33,7 @@ def test_the_first_card_or_the_one_that_is_named(smi: Path) -> None:
 
 
 def test_no_driver_no_card_and_a_driver_that_is_not_loaded(smi: Path) -> None:
-    with pytest.raises(NoCard, match="no NVIDIA driver was found here .*driver 580 or newer"):
+    with pytest.raises(NoCard, match=r"no NVIDIA driver was found here .*driver 580 or newer"):
         find_card("")
     answer(smi, "No devices were found\n")
     with pytest.raises(NoCard, match="no usable card: nvidia-smi says 'No devices were found'"):
