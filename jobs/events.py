@@ -293,6 +293,17 @@ class MetricRow(Frozen):
     micro_batch: int
     data_wait_fraction: float
     """Share of step time spent waiting for data."""
+    gpu_utilisation: float | None = None
+    """Share of the driver's last sampling period (up to 1 s) in which the card was busy, 0 to 1. None on CPU."""
+    gpu_memory_used_bytes: int | None = None
+    """Of the whole card, by every process on it."""
+    gpu_temperature_c: int | None = None
+    gpu_power_w: float | None = None
+    host_memory_used_bytes: int | None = None
+    """Of the machine, or of the container where that has a lower limit; without page cache."""
+    host_memory_available_bytes: int | None = None
+    trainer_rss_bytes: int | None = None
+    """Resident set of the trainer process."""
 
 
 class Heartbeat(Frozen):

@@ -410,7 +410,18 @@ class Run:
     complete: bool = False
     exit_code: int | None = None
     starts: int = 0
-    """Times that a process opened it (the first, and each resume)."""
+    """Times that a process opened it (the first, and each resume or sync)."""
+    lines: int = 0
+    """Lines of history taken; more than rows, when a sync sent some again."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Uploads by name."""
+    alerts: list[tuple[str, str, str]] = field(default_factory=list)
+    """Level, title, text."""
+
+    def tables(self, key: str) -> list[tuple[int, list[list[Any]]]]:
+        """(train/step, rows of the table) of each table of that key, as uploaded."""
+        shown = [(step, value["path"]) for step, value in self.rows("train/step", key)]
+        return [(step, json.loads(self.files[path])["data"]) for step, path in shown if path in self.files]
 
     def rows(self, *keys: str) -> list[tuple[Any, ...]]:
         """The values of these keys, from the rows that have all of them."""
@@ -419,12 +430,17 @@ class Run:
 
 class FakeWandb(FakeServer):
     """Enough of W&B's server for an online run of wandb 0.31: GraphQL (upsert, resume status, file URLs), file stream,
-    uploads. `runs` are by run id; `keys` are the API keys that came in."""
+    uploads, alerts. `runs` are by run id; `keys` are the API keys that came in. `failing = 500` answers all so.
+
+    History is kept by W&B's own `_step`. `wandb sync` of a run that was sent in part counts on that: it sends all rows
+    again, with the same `_step`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.runs: dict[str, Run] = {}
         self.keys: set[str] = set()
+        self.failing: int | None = None
 
     @property
     def url(self) -> str:
@@ -437,13 +453,19 @@ class FakeWandb(FakeServer):
         scheme, _, credentials = headers.get("authorization", "").partition(" ")
         if scheme == "Basic":
             self.keys.add(base64.b64decode(credentials).decode().partition(":")[2])
+        if self.failing is not None:
+            return Reply(self.failing, {"error": "scripted"})
         if path == "/graphql":
             asked = json.loads(body)
             return Reply(200, {"data": self._graphql(asked["query"], asked.get("variables") or {})})
         if path.endswith("/file_stream"):
             self._stream(self.runs[path.split("/")[-2]], json.loads(body))
             return Reply(200, {})
-        return Reply(200 if path.startswith("/upload/") else 404, {})
+        if path.startswith("/upload/"):
+            _, _, name, file = path.split("/", 3)
+            self.runs[name].files[file] = body
+            return Reply(200, {})
+        return Reply(404, {})
 
     def _graphql(self, query: str, given: dict[str, Any]) -> dict[str, Any]:
         if "RunResumeStatus" in query:
@@ -471,11 +493,16 @@ class FakeWandb(FakeServer):
                 "config": "{}",
             }
             project = {"id": "project", "name": run.project, "entity": _entity(run)}
-            bucket |= {"sweepName": None, "historyLineCount": len(run.history), "project": project}
+            bucket |= {"sweepName": None, "historyLineCount": run.lines, "project": project}
             return {"upsertBucket": {"bucket": bucket, "inserted": new}}
         if "CreateRunFiles" in query:
-            files = [{"name": name, "uploadUrl": f"{self.origin}/upload/{name}"} for name in given["files"]]
+            files = [
+                {"name": name, "uploadUrl": f"{self.origin}/upload/{given['run']}/{name}"} for name in given["files"]
+            ]
             return {"createRunFiles": {"runID": given["run"], "uploadHeaders": [], "files": files}}
+        if "NotifyScriptableRunAlert" in query:
+            self.runs[given["runName"]].alerts.append((given["severity"], given["title"], given["text"]))
+            return {"notifyScriptableRunAlert": {"success": True}}
         return {}
 
     @staticmethod
@@ -484,8 +511,10 @@ class FakeWandb(FakeServer):
         if history := files.get("wandb-history.jsonl"):
             start = history["offset"]
             rows = [json.loads(line) for line in history["content"]]
-            assert start <= len(run.history), f"a gap in the history: {start} after {len(run.history)}"
-            run.history[start : start + len(rows)] = rows
+            assert start <= run.lines, f"a gap in the history: {start} after {run.lines}"
+            run.lines = max(run.lines, start + len(rows))
+            by_step = {row["_step"]: row for row in [*run.history, *rows]}
+            run.history = [by_step[step] for step in sorted(by_step)]
         if summary := files.get("wandb-summary.json"):
             run.summary = json.loads(summary["content"][-1])
         if sent.get("complete"):
@@ -503,7 +532,7 @@ def _resume_status(run: Run) -> dict[str, Any]:
         "displayName": run.name or run.id,
         "summaryMetrics": json.dumps(run.summary),
         "logLineCount": 0,
-        "historyLineCount": len(run.history),
+        "historyLineCount": run.lines,
         "eventsLineCount": 0,
         "historyTail": json.dumps([json.dumps(row) for row in run.history[-1:]]),
         "eventsTail": "[]",

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from jobs.events import Event, JobSubmitted, MetricRow
-from jobs.rundir import RunDir
+from jobs.rundir import RunDir, list_runs
 from tests.fakes import FakeDiscord
 from tests.sinks import story
 from tests.sinks.driving import closed, publishing, until
@@ -242,6 +242,27 @@ def test_a_wrong_webhook_takes_only_discord_down(tmp_path: Path, caplog: pytest.
     assert [sink.accepts(submitted) for sink in sinks] == [True, True, False, False]
     assert "https://discord.com/api/webhooks/<id>/<token>" in caplog.text
     assert "s3cr3t" not in caplog.text + repr(sinks)
+
+
+def test_a_webhook_that_was_gone_is_not_asked_by_the_next_publish(tmp_path: Path) -> None:
+    @dataclass
+    class Settings:
+        discord_webhook: str | None
+        runs: Path = tmp_path / "runs"
+        wandb_api_key: str | None = None
+        wandb_base_url: str | None = None
+        wandb_mode: str | None = "disabled"
+
+    first, second = whole(tmp_path / "runs", "job-1"), whole(tmp_path / "runs", "job-2")
+    with FakeDiscord() as discord:
+        discord.answer_next(404)
+        for run in (first, second):
+            Feed(sinks_of(Settings(discord.url))[2], run).turn()
+        assert [seen.status for seen in discord.requests] == [404]
+        assert [run.id for run in list_runs(tmp_path / "runs")] == ["job-1", "job-2"], "the memory is no run"
+        discord.token = "new"
+        Feed(sinks_of(Settings(discord.url))[2], whole(tmp_path / "runs", "job-3")).turn()
+        assert discord.titles == ["chef: attempt 1 over", "chef: done"]
 
 
 def test_the_log_has_one_line_for_each_event(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -29,6 +29,7 @@ from worker.feed import Feed
 from worker.sinks.base import Sink
 from worker.sinks.curve import CurveSink
 from worker.sinks.discord import DiscordSink
+from worker.sinks.gone import GoneFile
 from worker.sinks.log import LogSink
 from worker.sinks.wandb import WandbSink
 from worker.sinks.webhook import Webhook
@@ -68,7 +69,8 @@ def sinks_of(settings: Settings) -> list[Sink]:
     webhook = None
     if settings.discord_webhook:
         try:
-            webhook = Webhook(settings.discord_webhook)
+            gone_file = GoneFile(settings.runs / ".publish" / "discord.json")
+            webhook = Webhook(settings.discord_webhook, gone_file=gone_file)
         except UserError as error:
             # Reconcile lives in this process too: a wrong address must not take it down.
             log.error("nothing is sent to Discord: %s; %s", error, error.hint)

@@ -76,6 +76,13 @@ def row(step: int, attempt: int = 1) -> MetricRow:
         cache_clear_s=0.4,
         micro_batch=8,
         data_wait_fraction=0.01,
+        gpu_utilisation=0.97,
+        gpu_memory_used_bytes=30 * 2**30,
+        gpu_temperature_c=71,
+        gpu_power_w=412.5,
+        host_memory_used_bytes=21 * 2**30,
+        host_memory_available_bytes=43 * 2**30,
+        trainer_rss_bytes=9 * 2**30,
     )
 
 
@@ -85,9 +92,11 @@ def train(run: RunDir, first: int, last: int, every: int = 10, attempt: int = 1)
         run.append_metrics(row(step, attempt))
 
 
-def succeed(run: RunDir, samples: int = 2) -> None:
+def succeed(run: RunDir, samples: int = 2, text: str = "Boil the rice.") -> None:
     """The last evaluation, and the end."""
-    run.append([evaluation(STEPS, 0.91, samples), AttemptEnded(reason="done", step=STEPS, exit_code=0), SUCCEEDED])
+    run.append(
+        [evaluation(STEPS, 0.91, samples, text), AttemptEnded(reason="done", step=STEPS, exit_code=0), SUCCEEDED]
+    )
 
 
 def fail(run: RunDir, error: Fault) -> None:

@@ -88,6 +88,7 @@ def test_a_good_run_is_two_messages_and_a_picture(discord: FakeDiscord, run: Run
         "Rows per second": "38.2",
         "Memory": "27.0 GiB",
         "Learning rate": "5e-05",
+        "Card": "97% busy · 30.0 GiB in use · 71 °C · 412 W",
     }
     story.train(run, 210, 400)
     story.succeed(run)
@@ -177,7 +178,36 @@ def test_events_keep_their_order_through_429_5xx_and_silence(
         feed.turn()
     assert discord.titles == ["chef: attempt 1 over", "chef: out of memory, recovered", "chef: failed"]
     assert "lm_head.weight is missing" in discord.messages[2].text
-    assert "take the whole model" in discord.messages[2].text
+    assert "Take the whole model" in discord.messages[2].text
+
+
+def test_a_guards_refusal_shows_code_tensors_and_hint(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
+    names = [f"decoder.block.{block}.layer.0.SelfAttention.{part}.weight" for block in range(24) for part in "qkvo"]
+    message = f"{len(names)} tensors missing from the weights, which would train on from random values: "
+    hint = "the model folder and its config.json do not belong together, or the files are damaged"
+    run.append([JobQueued(), AttemptStarted(worker="box-1", device="RTX 5090")])
+    story.fail(run, Fault(code="missing_keys", message=message + ", ".join(names), hint=hint))
+    feed.turn()
+    card = discord.messages[-1].payload["embeds"][0]
+    assert card["title"] == "chef: failed"
+    assert message + names[0] + ", " + names[1] in card["description"]
+    assert card["description"].endswith("…\n```")
+    assert len(card["description"]) < 1520, "what helps is seen without scrolling"
+    assert [(field["name"], field["value"]) for field in card["fields"]] == [
+        ("Code", "`missing_keys`"),
+        ("What helps", hint[0].upper() + hint[1:]),
+    ]
+
+
+def test_a_failure_says_how_far_it_came(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
+    story.start(run)
+    story.train(run, 10, 90)
+    error = Fault(code="non_finite", message="the loss is NaN at step 97", hint="lower schedule.learning_rate")
+    run.append([AttemptEnded(reason="non_finite", step=97, error=error), JobFailed(error=error)])
+    feed.turn()
+    assert {"name": "Reached", "value": "step 90 of 400", "inline": True} in discord.messages[-1].payload["embeds"][0][
+        "fields"
+    ]
 
 
 def test_gone_for_good_lets_the_cursor_move_on(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:

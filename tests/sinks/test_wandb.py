@@ -13,7 +13,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jobs.events import AttemptEnded, AttemptStarted, Fault, JobFailed, JobPaused, JobQueued, JobRequested, JobResumed
+from jobs.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Fault,
+    JobFailed,
+    JobPaused,
+    JobQueued,
+    JobRequested,
+    JobResumed,
+    OomRecovered,
+)
 from jobs.lifeline import tied
 from jobs.rundir import RunDir
 from tests.fakes import WANDB_KEY, FakeDiscord, FakeWandb
@@ -42,11 +52,19 @@ def records(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def history(file: Path, key: str) -> list[tuple[int, float]]:
+def history(file: Path, key: str) -> list[tuple[int, Any]]:
     """(train/step, value) of the rows that have this key."""
     rows = [record["history"] for record in records(file) if record["type"] == "history"]
     rows = [row.get("item", row) for row in rows]
     return [(int(row["train/step"]), row[key]) for row in rows if key in row]
+
+
+def tables(file: Path) -> list[tuple[int, list[list[Any]]]]:
+    """(train/step, rows of the table) of each table of samples that a run's file points to."""
+    return [
+        (step, json.loads((file.parent / "files" / value).read_text())["data"])
+        for step, value in history(file, "eval/samples.path")
+    ]
 
 
 def expected(first: int, last: int) -> list[tuple[int, float]]:
@@ -63,14 +81,27 @@ def test_online_one_run_per_job_across_restarts_and_attempts(tmp_path: Path) -> 
         assert server.runs["job-1"].complete, "finished in good order when publish stops"
         # Attempt 1 had gone on to step 120 when it crashed; attempt 2 repeats from its checkpoint at step 50.
         story.train(run, 110, 120)
-        run.append([AttemptEnded(reason="crash", step=120), JobQueued(), AttemptStarted(worker="b", device="cpu")])
+        crash = Fault(code="crash", message="Segmentation fault")
+        run.append([AttemptEnded(reason="crash", step=120, error=crash), JobQueued()])
+        run.append([AttemptStarted(worker="b", device="cpu")])
         story.train(run, 60, 400, attempt=2)
-        story.succeed(run)
+        story.succeed(run, text="Boil ½ cup of rice.")
         with publishing(tmp_path, WandbSink(child, WANDB_KEY, server.url, flush_s=0.2)):
             until(lambda: closed(run, "wandb"))
         (seen,) = server.runs.values()
         assert seen.rows("train/step", "train/loss") == expected(10, 400)
         assert seen.rows("train/step", "eval/loss", "eval/event") == [(0, 2.31, 7), (400, 0.91, 11)]
+        assert seen.rows("gpu/utilisation", "gpu/power_w", "host/memory_used_bytes")[0] == (0.97, 412.5, 21 * 2**30)
+        assert {key.split("/")[0] for row in seen.history for key in row if "/" in key} == {
+            "train",
+            "eval",
+            "gpu",
+            "host",
+        }
+        assert seen.tables("eval/samples") == [(400, [[400, *["Boil ½ cup of rice."] * 3]] * 2)]
+        assert seen.alerts == [
+            ("WARN", "chef: attempt 1 failed, trying again", "The trainer crashed: Segmentation fault")
+        ]
         assert (seen.starts, seen.exit_code, seen.group, seen.name) == (2, 0, "job-1", "chef")
         assert (seen.summary["status"], seen.summary["attempts"]) == ("succeeded", 2)
         assert seen.config["schedule"]["value"]["batch_size"] == 128
@@ -90,6 +121,8 @@ def test_offline_history_row_by_row_and_one_directory_per_start(tmp_path: Path) 
         arguments = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
         assert b"worker.sinks.wandb_child" in arguments
     story.train(run, 110, 400)
+    run.append([story.evaluation(400, 0.93, samples=1, text="Boil ½ cup of rice.")])
+    run.append([OomRecovered(step=401, micro_batch_before=8, micro_batch_after=4, message="no", milliseconds_lost=9.0)])
     error = Fault(code="non_finite", message="the loss is NaN at step 401", hint="lower schedule.learning_rate")
     run.append([AttemptEnded(reason="non_finite", step=401, error=error), JobFailed(error=error)])
     with publishing(tmp_path, WandbSink(child, flush_s=0.2)):
@@ -99,6 +132,9 @@ def test_offline_history_row_by_row_and_one_directory_per_start(tmp_path: Path) 
     assert history(first, "train/loss") == expected(10, 100)
     assert history(first, "eval/loss") == [(0, 2.31)]
     assert history(second, "train/loss") == expected(110, 400)
+    assert tables(second) == [(400, [[400, *["Boil ½ cup of rice."] * 3]])]
+    alerts = [(record["alert"]["level"], record["alert"]["title"]) for record in records(second) if "alert" in record]
+    assert alerts == [("WARN", "chef: out of memory, recovered"), ("ERROR", "chef: failed")]
     runs = [record["run"] for file in (first, second) for record in records(file) if record["type"] == "run"]
     assert {each["run_group"] for each in runs} == {"job-1"}
     assert len({each["run_id"] for each in runs}) == 2
@@ -135,7 +171,7 @@ from jobs.lifeline import tied
 from worker.publish import publish
 from worker.sinks.wandb import WandbSink
 stop = threading.Event()
-sink = WandbSink(lambda: tied(sys.executable, "-m", "worker.sinks.wandb_child"), mode="offline")
+sink = WandbSink(lambda: tied(sys.executable, "-m", "worker.sinks.wandb_child"), mode="offline", flush_s=0.2)
 publish(Path(sys.argv[1]), [sink], lambda _: stop.wait(0.02), stop)
 """
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from jobs.errors import UserError
 from tests.fakes import FakeDiscord
 from worker.sinks.base import Disabled, Later
+from worker.sinks.gone import GoneFile
 from worker.sinks.webhook import Rejected, Sent, Webhook, check_url
 
 HELLO = {"embeds": [{"title": "hello"}]}
@@ -159,6 +161,43 @@ def test_gone_for_good_is_said_once_and_never_asked_again(
     assert isinstance(webhook.edit("1", HELLO), Disabled)
     assert len(discord.requests) == 1
     assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
+
+
+@pytest.mark.parametrize(("status", "code"), [(404, 10015), (401, 50027)])
+def test_gone_for_good_survives_a_restart_and_ends_with_a_new_webhook(
+    status: int, code: int, discord: FakeDiscord, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = GoneFile(tmp_path / ".publish" / "discord.json")
+    discord.answer_next(status, code=code)
+    assert isinstance(Webhook(discord.url, gone_file=memory).post(HELLO), Disabled)
+    caplog.clear()
+    again = Webhook(discord.url + "/", gone_file=memory)
+    assert isinstance(again.post(HELLO), Disabled)
+    assert len(discord.requests) == 1, "the second process asked nothing"
+    assert f"Discord says {status}" in caplog.text
+    assert str(memory.file) in caplog.text
+    assert discord.token not in memory.file.read_text() + caplog.text
+    discord.token = "another-token"
+    assert isinstance(Webhook(discord.url, gone_file=memory).post(HELLO), Sent)
+
+
+@pytest.mark.parametrize(("status", "code"), [(403, 50013), (403, 0), (404, 0), (401, 0)])
+def test_what_may_be_a_proxys_word_is_forgotten_with_the_process(
+    status: int, code: int, discord: FakeDiscord, tmp_path: Path
+) -> None:
+    memory = GoneFile(tmp_path / ".publish" / "discord.json")
+    discord.answer_next(status, code=code)
+    webhook = Webhook(discord.url, gone_file=memory)
+    assert isinstance(webhook.post(HELLO), Disabled)
+    assert isinstance(webhook.post(HELLO), Disabled)
+    assert isinstance(Webhook(discord.url, gone_file=memory).post(HELLO), Sent)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff", b"null"])
+def test_a_damaged_memory_is_passed_over(content: bytes, discord: FakeDiscord, tmp_path: Path) -> None:
+    memory = GoneFile(tmp_path / "discord.json")
+    memory.file.write_bytes(content)
+    assert isinstance(Webhook(discord.url, gone_file=memory).post(HELLO), Sent)
 
 
 def test_a_deleted_message_is_not_a_deleted_webhook(discord: FakeDiscord, webhook: Webhook) -> None:

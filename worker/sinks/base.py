@@ -11,7 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from jobs.events import EvaluationFinished, Event, JobChecked, JobPrepared, JobSubmitted, MetricRow
+from jobs.events import (
+    AttemptEnded,
+    AttemptStarted,
+    EvaluationFinished,
+    Event,
+    JobChecked,
+    JobPrepared,
+    JobSubmitted,
+    MetricRow,
+)
+
+FAILED_ATTEMPT = frozenset({"crash", "silent", "host_out_of_memory", "out_of_memory", "oom_in_optimizer"})
+"""Ends of an attempt that a person should hear of even when another attempt follows."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,8 @@ class Job:
     evaluations: dict[int, float] = field(default_factory=dict)
     """Validation loss by step."""
     last_evaluation: EvaluationFinished | None = None
+    failed_attempt: AttemptEnded | None = None
+    """How the last attempt ended, if it failed and no other has started since."""
 
     def see(self, event: Event) -> None:
         """Take in what an event says about the job (also those that the sink was given before a restart)."""
@@ -78,6 +92,10 @@ class Job:
             case EvaluationFinished() as evaluation:
                 self.evaluations[evaluation.step] = evaluation.loss
                 self.last_evaluation = evaluation
+            case AttemptEnded(reason=reason) as ended:
+                self.failed_attempt = ended if reason in FAILED_ATTEMPT else None
+            case AttemptStarted():
+                self.failed_attempt = None
 
 
 class Sink(Protocol):

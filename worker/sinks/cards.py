@@ -21,27 +21,13 @@ from jobs.events import (
 )  # fmt: skip
 from worker.sinks.base import Job
 from worker.sinks.limits import Embed, cut, fit
-from worker.sinks.wording import bar, change, code, duration, gibibytes, plain
+from worker.sinks.wording import REASONS, bar, change, code, duration, gibibytes, plain, sentence
 
 RUNNING, GOOD, BAD, WARNING, QUIET = 0x5865F2, 0x2ECC71, 0xE74C3C, 0xF1C40F, 0x95A5A6
 SAMPLES_SHOWN = 3
 SAMPLE_TEXT = 500
-
-REASONS = {
-    "done": "Training is done",
-    "interrupted": "Interrupted: the checkpoint is saved",
-    "device_busy": "The card is taken",
-    "out_of_memory": "Out of memory",
-    "oom_in_optimizer": "Out of memory in the optimizer",
-    "refused": "Refused",
-    "bad_data": "The data cannot be used",
-    "non_finite": "Loss or gradient is not finite",
-    "disk_full": "The disk is full",
-    "crash": "The trainer crashed",
-    "silent": "The trainer fell silent and was ended",
-    "lost": "The worker was lost",
-    "host_out_of_memory": "The machine ran out of memory",
-}
+MESSAGE_TEXT = 1500
+"""Of an error: hundreds of tensor names would push what helps out of sight. All of it is in the record."""
 
 Payload = dict[str, Any]
 
@@ -69,18 +55,18 @@ def ended(job: Job, event: Event, fact: AttemptEnded) -> Payload:
     lines.append(REASONS[fact.reason])
     colour = GOOD if fact.reason == "done" else QUIET if fact.reason in ("interrupted", "device_busy", "lost") else BAD
     embed = _embed(job, f"{job.submitted.name}: attempt {event.attempt} over", colour, "\n".join(lines), event)
-    embed["fields"] = [field for field in _figures(job, row) if field["name"] != "Time left"]
+    embed["fields"] = [field for field in _figures(job, row) if field["name"] not in ("Time left", "Card")]
     return _payload(embed)
 
 
-def retry(job: Job, event: Event, fact: JobQueued, ending: dict[str, Any]) -> Payload:
+def retry(job: Job, event: Event, fact: JobQueued, ended: AttemptEnded) -> Payload:
     """An attempt failed and another one follows."""
     when = f"in {duration(fact.not_before_s)}" if fact.not_before_s else "as soon as the card is free"
-    where = f"step {ending['step']:,}" if ending.get("step") else "before its first step"
-    text = f"{REASONS[ending['reason']]} at {where}. The next attempt starts {when}, from the newest checkpoint."
+    where = f"at step {ended.step:,}" if ended.step else "before its first step"
+    text = f"{REASONS[ended.reason]} {where}. The next attempt starts {when}, from the newest checkpoint."
     embed = _embed(job, f"{job.submitted.name}: attempt {event.attempt} failed, trying again", WARNING, text, event)
-    if ending.get("message"):
-        embed["fields"] = [_field("What happened", code(ending["message"]))]
+    if ended.error:
+        embed["fields"] = [_field("What happened", code(ended.error.message))]
     return _payload(embed)
 
 
@@ -125,8 +111,11 @@ def succeeded(job: Job, event: Event, fact: JobSucceeded, picture: str | None) -
 def failed(job: Job, event: Event, fact: JobFailed, picture: str | None) -> Payload:
     """Why, and what to do about it."""
     what = "failed" if job.attempt else "refused before training"
-    embed = _embed(job, f"{job.submitted.name}: {what}", BAD, code(fact.error.message), event)
+    embed = _embed(job, f"{job.submitted.name}: {what}", BAD, code(cut(fact.error.message, MESSAGE_TEXT)), event)
     embed["fields"] = fault_fields(fact.error)
+    if job.latest is not None:
+        of = f" of {job.steps:,}" if job.steps else ""
+        embed["fields"].append(_field("Reached", f"step {job.latest.step:,}{of}", inline=True))
     if picture is not None:
         embed["image"] = {"url": f"attachment://{picture}"}
     return _payload(embed)
@@ -138,7 +127,7 @@ def fault_fields(error: Fault) -> list[dict[str, Any]]:
     if error.param:
         fields.append(_field("Key", f"`{error.param}`", inline=True))
     if error.hint:
-        fields.append(_field("What helps", error.hint))
+        fields.append(_field("What helps", sentence(error.hint)))
     return fields
 
 
@@ -211,7 +200,20 @@ def _figures(job: Job, row: MetricRow | None) -> list[dict[str, Any]]:
             _field("Memory", gibibytes(row.memory_bytes), inline=True),
             _field("Learning rate", f"{row.learning_rate:.3g}", inline=True),
         ]
+        if card := _card(row):
+            fields.append(_field("Card", card))
     return fields or [_field("Model", f"`{job.submitted.model}`", inline=True)]
+
+
+def _card(row: MetricRow) -> str:
+    """How the card is, as far as its driver tells."""
+    parts = [
+        f"{row.gpu_utilisation:.0%} busy" if row.gpu_utilisation is not None else "",
+        f"{gibibytes(row.gpu_memory_used_bytes)} in use" if row.gpu_memory_used_bytes is not None else "",
+        f"{row.gpu_temperature_c} °C" if row.gpu_temperature_c is not None else "",
+        f"{row.gpu_power_w:.0f} W" if row.gpu_power_w is not None else "",
+    ]
+    return " · ".join(part for part in parts if part)
 
 
 def _samples(samples: list[Sample]) -> Embed:

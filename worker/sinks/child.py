@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+READ_WITHIN_S = 5.0
+
 
 class ChildGone(Exception):
     """The child has ended, or does not keep to the protocol."""
@@ -32,12 +34,17 @@ class Child:
         self._stdin = self._process.stdin
         self._stdout = self._process.stdout
         self._read = b""
+        os.set_blocking(self._stdin.fileno(), False)
 
     def ask(self, question: Mapping[str, Any]) -> None:
-        """Send one line. At most one question is open, so a line under 64 KiB never waits for the child to read."""
+        """Send one line. At most one question is open, so the child reads; ChildGone if it does not within 5 s."""
         line = json.dumps(question, ensure_ascii=False).encode() + b"\n"
+        deadline = time.monotonic() + READ_WITHIN_S
         try:
             while line:
+                _, writable, _ = select.select([], [self._stdin], [], max(0.0, deadline - time.monotonic()))
+                if not writable:
+                    raise ChildGone(f"does not read: {len(line)} bytes of a question are left")
                 line = line[self._stdin.write(line) or 0 :]
         except OSError as error:
             raise ChildGone(f"cannot be written to: {error}") from error

@@ -32,13 +32,13 @@ from worker.sinks.base import DONE, Disabled, Job, Later, Outcome
 from worker.sinks.curve import FILE_NAME, draw_job
 from worker.sinks.limits import FILE_BYTES
 from worker.sinks.webhook import TOO_MANY_EDITS, UNKNOWN_MESSAGE, Answer, Rejected, Sent, Webhook
+from worker.sinks.wording import count, sentence
 
 EDIT_EVERY_S = 15.0
 NEW_MESSAGE_AFTER_S = 50 * 60.0
 """Discord limits edits of messages older than an hour."""
 ALERTS_PER_ATTEMPT = 3
 """More of the same are only counted, in the attempt's message."""
-TOLD_WHEN_TRIED_AGAIN = frozenset({"crash", "silent", "host_out_of_memory", "out_of_memory", "oom_in_optimizer"})
 
 log = logging.getLogger("longhaul.discord")
 
@@ -47,7 +47,7 @@ class DiscordSink:
     """Accepts the jobs that want Discord, if there is a webhook.
 
     Notes kept with the cursor: `message`, `posted_at`, `edited_at` (Unix seconds) of the attempt's message, its `note`,
-    `over`; `alerts` sent in this attempt; `ending` of the last attempt.
+    `over`; `alerts` sent in this attempt.
     """
 
     name = "discord"
@@ -76,18 +76,18 @@ class DiscordSink:
                 where = (
                     f"goes on from step {fact.resumed_step:,}" if fact.resumed_step is not None else "starts at step 0"
                 )
-                note = f"{fact.parameters / 1e6:,.1f} M parameters in {fact.dtype} on {fact.device}; {where}."
+                note = f"{count(fact.parameters)} parameters in {fact.dtype} on {fact.device}; {where}."
                 return self._edit(job, note, event)
             case DeviceWaiting() as fact:
-                return self._edit(job, fact.message, event)
+                return self._edit(job, sentence(fact.message), event)
             case OomRecovered() as fact:
                 return self._alert(job, cards.out_of_memory(job, event, fact))
             case DiskLow() as fact:
                 return self._alert(job, cards.disk_low(job, event, fact))
             case AttemptEnded() as fact:
                 return self._end_attempt(event, fact, job)
-            case JobQueued() as fact if job.state.get("ending", {}).get("reason") in TOLD_WHEN_TRIED_AGAIN:
-                return self._post(cards.retry(job, event, fact, job.state["ending"]))
+            case JobQueued() as fact if job.failed_attempt is not None:
+                return self._post(cards.retry(job, event, fact, job.failed_attempt))
             case JobSucceeded() as fact:
                 picture = self._picture(job)
                 return self._post(cards.succeeded(job, event, fact, picture and picture[0]), picture)
@@ -171,8 +171,7 @@ class DiscordSink:
         if not job.state.get("over", True):
             outcome = self._replace(job, cards.ended(job, event, fact))
         if not isinstance(outcome, Later):
-            message = fact.error.message[:2000] if fact.error else None
-            job.state.update(over=True, ending={"reason": fact.reason, "step": fact.step, "message": message})
+            job.state["over"] = True
         return outcome
 
     def _post(self, payload: cards.Payload, picture: tuple[str, bytes] | None = None) -> Outcome:

@@ -2,6 +2,10 @@
 
 The cursor moves when the child has answered, and the child answers when the rows are in the run's file. Nothing here
 waits longer than a moment: an answer that is not there yet is `Later`, so one job's slow run delays no other job's.
+
+A row is never lost, wherever W&B goes away. Before the run is opened: the child opens an offline one. While it is open:
+rows gather in its file and the library keeps trying. At its end: the wait is bounded, and what is left stays in the
+file. Such a file is sent before the run is opened again, and otherwise waits for `wandb sync` (the log says which).
 """
 
 from __future__ import annotations
@@ -20,23 +24,27 @@ from jobs.events import (
     JobCancelled,
     JobFailed,
     JobPaused,
+    JobQueued,
     JobSubmitted,
     JobSucceeded,
     MetricRow,
+    OomRecovered,
 )
 from worker.sinks.base import DONE, Job, Later, Outcome
 from worker.sinks.child import Child, ChildGone
-from worker.sinks.wandb_rows import evaluation_row, farewell, fresh_rows, metric_row
+from worker.sinks.wandb_access import child_environment, why_offline
+from worker.sinks.wandb_rows import alert, evaluation, farewell, fresh_rows, metric_row
 
-ROWS_AT_ONCE = 80
-"""Of about 700 bytes as JSON: a question fits into the pipe."""
+ROWS_AT_ONCE = 60
+"""Of about 1,000 bytes as JSON: a question fits into the pipe."""
 LISTEN_S = 0.05
 ASK_AGAIN_S = 0.2
-LIMIT_S = {"init": 45.0, "log": 30.0, "finish": 45.0}
+LIMIT_S = {"init": 75.0, "log": 30.0, "alert": 30.0, "finish": 45.0}
+"""After so long without an answer a child is given up. The child's own bounds come first."""
+FINISH_S = 20.0
+"""How long the end of a run waits for the server."""
 CLOSE_S = 12.0
 LONGEST_BACKOFF_S = 300.0
-KEPT_VARIABLES = frozenset({"WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "WANDB_HTTP_TIMEOUT"})
-SECRETS = frozenset({"DISCORD_WEBHOOK", "LONGHAUL_API_KEY", "LONGHAUL_REDIS_URL"})
 
 log = logging.getLogger("longhaul.wandb")
 
@@ -70,21 +78,15 @@ class WandbSink:
         mode: str | None = None,
         environ: Mapping[str, str] | None = None,
         flush_s: float = 1.0,
+        finish_s: float = FINISH_S,
     ) -> None:
         """`command` makes a child's command line, tied to this process; a run's file is written every `flush_s`."""
-        self._flush_s = flush_s
+        self._bounds = {"flush_s": flush_s, "finish_s": finish_s}
         self._command = command
         self._wanted = mode != "disabled"
-        self._why_offline = _why_offline(api_key, mode)
+        self._why_offline = why_offline(api_key, mode)
         inherited = os.environ if environ is None else environ
-        self._environment = {
-            key: value
-            for key, value in inherited.items()
-            if key not in SECRETS and (key in KEPT_VARIABLES or not key.startswith("WANDB_"))
-        } | {"WANDB_X_DISABLE_VIEWER": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
-        # The key travels in the environment: a command line can be read by every user of the machine.
-        self._environment |= {"WANDB_API_KEY": api_key} if api_key and self._why_offline is None else {}
-        self._environment |= {"WANDB_BASE_URL": base_url} if base_url else {}
+        self._environment = child_environment(inherited, api_key, base_url, online=self._why_offline is None)
         self._talks: dict[str, Talk] = {}
         self._failures: dict[str, int] = {}
 
@@ -102,7 +104,10 @@ class WandbSink:
                 late = self._ready(job)
                 return late if isinstance(late, Later) else DONE
             case EvaluationFinished() as fact:
-                return self._tell(job, event, {"do": "log", "rows": [evaluation_row(event, fact)]})
+                return self._tell(job, event, evaluation(event, fact))
+            case OomRecovered() | JobQueued():
+                question = alert(event, job)
+                return self._tell(job, event, question) if question and job.state.get("opened") else DONE
             case JobSucceeded() | JobFailed() | JobCancelled() | JobPaused():
                 if not job.state.get("opened") or (isinstance(event.fact, JobPaused) and job.id not in self._talks):
                     return DONE
@@ -160,7 +165,7 @@ class WandbSink:
             "name": job.submitted.name,
             "folder": os.fspath(job.folder),
             "config": job.config,
-            "flush_s": self._flush_s,
+            **self._bounds,
         }
         return self._ask(job, talk, question) or talk
 
@@ -200,8 +205,14 @@ class WandbSink:
             return Later(ASK_AGAIN_S, f"waiting for {talk.asked}")
         if talk.asked == "init" and answer.get("mode") == "offline":
             log.warning(
-                "job %s: W&B run is offline: %s; later: wandb sync %s", job.id, answer.get("why"), job.folder / "wandb"
+                "job %s: W&B run is offline: %s; later: wandb sync %s",
+                job.id,
+                answer.get("why"),
+                job.folder / "wandb" / "offline-run-*",
             )
+        if answer.get("unsent"):
+            log.warning("job %s: W&B has not taken everything; later: wandb sync --include-online %s",
+                        job.id, answer["unsent"])  # fmt: skip
         if talk.number:
             # Kept with the cursor: an answer that comes while publish stops counts after the restart.
             job.state["told"], talk.number = talk.number, 0
@@ -224,13 +235,3 @@ class WandbSink:
         talk = self._talks.pop(job.id, None)
         if talk is not None:
             talk.child.end(timeout_s)
-
-
-def _why_offline(api_key: str | None, mode: str | None) -> str | None:
-    if mode == "offline":
-        return "WANDB_MODE is offline"
-    if not api_key:
-        return "there is no WANDB_API_KEY"
-    if mode not in (None, "online", "disabled"):
-        return f"WANDB_MODE is {mode!r}; it is online, offline or disabled"
-    return None

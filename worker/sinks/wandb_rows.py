@@ -1,20 +1,47 @@
-"""What W&B is told: rows of history, keyed by our own step, and the last words of a run."""
+"""What W&B is told: rows of history, keyed by our own step, tables of samples, alerts, the last words of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.events import EvaluationFinished, Event, JobFailed, JobSucceeded, MetricRow
+from jobs.events import EvaluationFinished, Event, JobFailed, JobQueued, JobSucceeded, MetricRow, OomRecovered
 from worker.sinks.base import Job
+from worker.sinks.wording import REASONS
 
 EXIT_CODES = {"job.succeeded": 0, "job.paused": 0, "job.failed": 1, "job.cancelled": 255}
+SAMPLES = "eval/samples"
+SAMPLE_COLUMNS = ["step", "input", "target", "generated"]
+ALERT_TITLE = 63
+ALERT_TEXT = 2000
+
+_GROUPS = {"gpu_": "gpu/", "host_": "host/", "trainer_": "host/trainer_"}
+"""How the names of our metrics begin, and where they go; all others are `train/`."""
 
 
-def evaluation_row(event: Event, fact: EvaluationFinished) -> dict[str, Any]:
-    """One evaluation; the event's number makes a repeat recognisable."""
-    row = {"train/step": fact.step, "eval/loss": fact.loss, "eval/rows": fact.rows, "eval/seconds": fact.seconds}
-    return row | {"eval/event": event.number}
+def metric_row(row: MetricRow) -> dict[str, Any]:
+    """One row of metrics, without what this machine does not have. W&B has its own clock."""
+    return {_key(name): value for name, value in row.model_dump(exclude={"at"}, exclude_none=True).items()}
+
+
+def _key(name: str) -> str:
+    for begin, group in _GROUPS.items():
+        if name.startswith(begin):
+            return group + name.removeprefix(begin)
+    return f"train/{name}"
+
+
+def evaluation(event: Event, fact: EvaluationFinished) -> dict[str, Any]:
+    """One evaluation with its table of samples; the event's number makes a repeat recognisable."""
+    row: dict[str, Any] = {
+        "train/step": fact.step,
+        "eval/loss": fact.loss,
+        "eval/rows": fact.rows,
+        "eval/seconds": fact.seconds,
+        "eval/event": event.number,
+    }
+    table = [[fact.step, sample.input, sample.target, sample.generated] for sample in fact.samples]
+    return {"do": "log", "rows": [row], "table": {"key": SAMPLES, "columns": SAMPLE_COLUMNS, "data": table}}
 
 
 def fresh_rows(rows: Sequence[MetricRow], highest: int) -> list[MetricRow]:
@@ -27,9 +54,26 @@ def fresh_rows(rows: Sequence[MetricRow], highest: int) -> list[MetricRow]:
     return fresh
 
 
-def metric_row(row: MetricRow) -> dict[str, Any]:
-    """One row of metrics; W&B has its own clock."""
-    return {f"train/{key}": value for key, value in row.model_dump(exclude={"at"}).items()}
+def alert(event: Event, job: Job) -> dict[str, Any] | None:
+    """What W&B should call a person for: failure, an attempt that failed, memory that ran out."""
+    match event.fact:
+        case JobFailed(error=error):
+            hint = f"\n{error.hint}" if error.hint else ""
+            return _alert(job, "failed", f"{error.code}: {error.message}{hint}", "ERROR")
+        case JobQueued() if job.failed_attempt is not None:
+            ended = job.failed_attempt
+            why = f": {ended.error.message}" if ended.error else ""
+            return _alert(job, f"attempt {event.attempt} failed, trying again", REASONS[ended.reason] + why, "WARN")
+        case OomRecovered() as fact:
+            sizes = f"micro-batch {fact.micro_batch_before} → {fact.micro_batch_after} rows at step {fact.step:,}"
+            return _alert(job, "out of memory, recovered", f"Nothing was lost; {sizes}. {fact.message}", "WARN")
+        case _:
+            return None
+
+
+def _alert(job: Job, what: str, text: str, level: str) -> dict[str, Any]:
+    title = f"{job.submitted.name}: {what}"
+    return {"do": "alert", "title": title[:ALERT_TITLE], "text": text[:ALERT_TEXT], "level": level}
 
 
 def farewell(event: Event, job: Job) -> dict[str, Any]:
@@ -40,4 +84,4 @@ def farewell(event: Event, job: Job) -> dict[str, Any]:
             summary |= {"model": fact.model, "model_step": fact.step, "model_loss": fact.loss}
         case JobFailed() as fact:
             summary |= {"error_code": fact.error.code, "error": fact.error.message[:2000]}
-    return {"do": "finish", "exit_code": EXIT_CODES[event.type], "summary": summary}
+    return {"do": "finish", "exit_code": EXIT_CODES[event.type], "summary": summary, "alert": alert(event, job)}

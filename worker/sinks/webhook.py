@@ -17,6 +17,7 @@ import requests
 
 from jobs.errors import UserError
 from worker.sinks.base import Disabled, Later
+from worker.sinks.gone import GoneFile
 
 USER_AGENT = "DiscordBot (https://github.com/longhaul, 0.1) Longhaul"
 TIMEOUT_S = (5.0, 10.0)
@@ -26,6 +27,8 @@ LONGEST_BACKOFF_S = 60.0
 
 UNKNOWN_MESSAGE = 10008
 TOO_MANY_EDITS = 30046
+UNKNOWN_WEBHOOK = 10015
+INVALID_TOKEN = 50027
 
 _DISCORD = re.compile(
     r"https://(?:(?:ptb|canary)\.)?(?:discord|discordapp)\.com/api(?:/v\d{1,2})?/webhooks/(\d{1,20})/([\w\-]+)/?"
@@ -60,9 +63,13 @@ class Webhook:
     """One webhook. Knows when it may call again, and whether it is gone for good."""
 
     def __init__(
-        self, url: str, clock: Callable[[], float] = time.monotonic, timeout_s: tuple[float, float] = TIMEOUT_S
+        self,
+        url: str,
+        clock: Callable[[], float] = time.monotonic,
+        timeout_s: tuple[float, float] = TIMEOUT_S,
+        gone_file: GoneFile | None = None,
     ) -> None:
-        """Raises UserError when `url` is not a webhook's."""
+        """Raises UserError when `url` is not a webhook's. What `gone_file` knows to be gone is not asked again."""
         self._url, self._id, self._token = check_url(url)
         self._clock = clock
         self._timeout_s = timeout_s
@@ -70,6 +77,11 @@ class Webhook:
         self._failures = 0
         self.gone: Disabled | None = None
         """Why nothing is sent any more."""
+        self._gone_file = gone_file
+        if gone_file is not None and (why := gone_file.why(self._url)) is not None:
+            self.gone = Disabled(why)
+            log.error("webhook %s: %s, at an earlier start; nothing is sent to it. Make a new webhook, set "
+                      "DISCORD_WEBHOOK and restart publish (or remove %s)", self._id, why, gone_file.file)  # fmt: skip
         self._session = requests.Session()
         self._session.headers["User-Agent"] = USER_AGENT
         if _LOOPBACK.fullmatch(url):
@@ -118,16 +130,22 @@ class Webhook:
             self._not_before = max(self._not_before, self._clock() + wait)
             return Later(wait, "Discord says 429")
         if answer.status_code in (401, 403, 404) and code != UNKNOWN_MESSAGE:
-            self.gone = Disabled(f"Discord says {answer.status_code}{self._detail(said)}")
-            log.error("webhook %s: %s; nothing more is sent to it. Make a new webhook and restart publish",
-                      self._id, self.gone.why)  # fmt: skip
-            return self.gone
+            return self._give_up(answer.status_code, code, said)
         if 400 <= answer.status_code < 500:
             self._failures = 0
             level = logging.INFO if code in (UNKNOWN_MESSAGE, TOO_MANY_EDITS) else logging.ERROR
             log.log(level, "webhook %s: %s refused: %d%s", self._id, method, answer.status_code, self._detail(said))
             return Rejected(answer.status_code, code)
         return self._back_off(f"Discord says {answer.status_code}{self._detail(said)}")
+
+    def _give_up(self, status: int, code: int | None, said: dict[str, Any]) -> Disabled:
+        """Ask nothing more. Over restarts only when Discord itself says that it is gone: a proxy's 403 may pass."""
+        self.gone = Disabled(f"Discord says {status}{self._detail(said)}")
+        log.error("webhook %s: %s; nothing more is sent to it. Make a new webhook, set DISCORD_WEBHOOK and restart "
+                  "publish", self._id, self.gone.why)  # fmt: skip
+        if self._gone_file is not None and code in (UNKNOWN_WEBHOOK, INVALID_TOKEN):
+            self._gone_file.remember(self._url, self.gone.why)
+        return self.gone
 
     def _heed(self, answer: requests.Response) -> None:
         if answer.headers.get("X-RateLimit-Remaining") == "0":

@@ -4,6 +4,23 @@ from __future__ import annotations
 
 BAR_CELLS = 20
 
+REASONS = {
+    "done": "Training is done",
+    "interrupted": "Interrupted: the checkpoint is saved",
+    "device_busy": "The card is taken",
+    "out_of_memory": "Out of memory",
+    "oom_in_optimizer": "Out of memory in the optimizer",
+    "refused": "Refused",
+    "bad_data": "The data cannot be used",
+    "non_finite": "Loss or gradient is not finite",
+    "disk_full": "The disk is full",
+    "crash": "The trainer crashed",
+    "silent": "The trainer fell silent and was ended",
+    "lost": "The worker was lost",
+    "host_out_of_memory": "The machine ran out of memory",
+}
+"""Why an attempt ended."""
+
 
 def code(text: str) -> str:
     """A block of code; a fence within the text cannot end it."""
@@ -13,6 +30,16 @@ def code(text: str) -> str:
 def plain(text: str) -> str:
     """Text of a data set, so that Discord shows its markup characters as they are."""
     return "".join("\\" + character if character in "\\*_~`|>#[]" else character for character in text)
+
+
+def sentence(text: str) -> str:
+    """With a capital letter, as a line of its own begins."""
+    return text[:1].upper() + text[1:]
+
+
+def count(number: int) -> str:
+    """Parameters for people."""
+    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
 
 
 def change(first: float | None, last: float | None) -> str:

@@ -10,8 +10,11 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from jobs.events import MetricRow
+from worker.training.device import card_id
+from worker.training.host import host_memory
 from worker.training.loop import StepResult
-from worker.training.memory import Cache, memory_use
+from worker.training.memory import Cache, memory_use, process_bytes
+from worker.training.nvml import Card, CardUse, open_card
 
 PACE_STEPS = 50
 
@@ -38,9 +41,15 @@ class Meter:
     steps: int
     """Of the whole run."""
     window: Window
+    card: Card | None = field(init=False, repr=False)
+    """None on CPU, and where the driver tells nothing."""
     _pending: list[torch.Tensor] = field(default_factory=list)
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_STEPS + 1))
     _aside_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        device = self.cache.device
+        self.card = open_card(card_id(device)) if device.type == "cuda" else None
 
     def begin(self) -> None:
         """The first step begins now."""
@@ -70,10 +79,14 @@ class Meter:
         return self.window
 
     def row(self, result: StepResult, now: float) -> MetricRow:
-        """The row that ends with `result` at Unix time `now`; a new window begins."""
+        """The row that ends with `result` at Unix time `now`; a new window begins.
+
+        What it says about card and host is as of now, and is read here only: once a row, not once a step.
+        """
         window = self.settled()
         count, seconds = len(window.losses), max(window.seconds, 1e-9)
-        memory = memory_use(self.cache.device)
+        memory, host = memory_use(self.cache.device), host_memory()
+        card = self.card.use() if self.card is not None else CardUse()
         pace = (self._times[-1] - self._times[0]) / max(1, len(self._times) - 1)
         row = MetricRow(
             step=result.step,
@@ -93,6 +106,13 @@ class Meter:
             cache_clear_s=self.cache.seconds,
             micro_batch=result.micro_batch,
             data_wait_fraction=min(1.0, window.data_wait_s / seconds),
+            gpu_utilisation=card.utilisation,
+            gpu_memory_used_bytes=card.memory_used,
+            gpu_temperature_c=card.temperature_c,
+            gpu_power_w=card.power_w,
+            host_memory_used_bytes=host.used,
+            host_memory_available_bytes=host.available,
+            trainer_rss_bytes=process_bytes("VmRSS"),
         )
         self.window = Window()
         return row

@@ -1,0 +1,131 @@
+"""W&B goes away: at init, in mid-run, at the end, and with a process killed. Nobody waits long, and no row is lost.
+
+Online runs of the real library against the fake server; what is left over goes through the real `wandb sync`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs.rundir import RunDir
+from tests.fakes import WANDB_KEY, FakeWandb
+from tests.sinks import story
+from tests.sinks.driving import closed, publishing, until
+from tests.sinks.test_wandb import alive, child, children, expected, history, offline_files
+from worker.feed import read_cursor
+from worker.sinks.wandb import WandbSink
+
+
+def online(server: FakeWandb, finish_s: float = 20.0) -> WandbSink:
+    return WandbSink(child, WANDB_KEY, server.url, flush_s=0.2, finish_s=finish_s)
+
+
+def sync(server: FakeWandb, *folders: Path) -> None:
+    """What a person types, as the warning says."""
+    command = [str(Path(sys.executable).with_name("wandb")), "sync", "--include-online", *map(str, folders)]
+    environment = os.environ | {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": WANDB_KEY}
+    environment["WANDB_DIR"] = str(folders[0].parents[1])  # where it logs
+    subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60)
+
+
+def folders(run: RunDir) -> list[Path]:
+    return sorted((run.path / "wandb").glob("*run-*"))
+
+
+def test_a_server_that_takes_the_call_and_says_nothing_delays_the_start_by_seconds(tmp_path: Path) -> None:
+    run = story.submit(tmp_path)
+    story.start(run)
+    story.train(run, 10, 100)
+    with FakeWandb() as server:
+        server.hang()
+        with publishing(tmp_path, online(server)):
+            server.wait_for(lambda: server.requests)
+            begun = time.monotonic()
+            until(lambda: read_cursor(run, "wandb").step == 100)
+            assert time.monotonic() - begun < 10, "until the rows are in an offline run"
+            server.release()
+            story.succeed(run)
+            until(lambda: closed(run, "wandb"))
+        (file,) = offline_files(run)
+        assert history(file, "train/loss") == expected(10, 100)
+        sync(server, file.parent)
+        (seen,) = server.runs.values()
+        assert seen.rows("train/step", "train/loss") == expected(10, 100)
+        assert (seen.group, seen.exit_code, len(seen.tables("eval/samples"))) == ("job-1", 0, 1)
+
+
+@pytest.mark.parametrize("how", ["silent", "500"])
+def test_away_from_mid_run_to_the_end_is_bounded_and_complete_after_sync(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = story.submit(tmp_path)
+    story.start(run)
+    with FakeWandb() as server:
+        with publishing(tmp_path, online(server, finish_s=2.0)):
+            story.train(run, 10, 100)
+            until(lambda: read_cursor(run, "wandb").step == 100)
+            if how == "silent":
+                server.hang()
+            else:
+                server.failing = 500
+            for step in range(110, 410, 10):
+                story.train(run, step, step)
+            until(lambda: read_cursor(run, "wandb").step == 400)
+            begun = time.monotonic()
+            story.succeed(run)
+            until(lambda: closed(run, "wandb"))
+            assert time.monotonic() - begun < 2.0 + 4
+        assert not server.runs["job-1"].complete
+        server.failing = None
+        server.release()
+        (folder,) = folders(run)
+        assert f"wandb sync --include-online {folder}" in caplog.text
+        sync(server, folder)
+        (seen,) = server.runs.values()
+        assert seen.rows("train/step", "train/loss") == expected(10, 400)
+        assert seen.rows("train/step", "eval/loss") == [(0, 2.31), (400, 0.91)]
+        assert [step for step, _ in seen.tables("eval/samples")] == [400]
+        assert (seen.complete, seen.exit_code, seen.summary["status"]) == (True, 0, "succeeded")
+
+
+PUBLISH = """
+import sys, threading
+from pathlib import Path
+from jobs.lifeline import tied
+from worker.publish import publish
+from worker.sinks.wandb import WandbSink
+stop = threading.Event()
+sink = WandbSink(lambda: tied(sys.executable, "-m", "worker.sinks.wandb_child"), *sys.argv[2:], flush_s=0.2)
+publish(Path(sys.argv[1]), [sink], lambda _: stop.wait(0.02), stop)
+"""
+
+
+def test_killed_while_the_server_was_away_the_next_start_sends_what_was_left_and_goes_on(tmp_path: Path) -> None:
+    run = story.submit(tmp_path)
+    story.start(run)
+    story.train(run, 10, 100)
+    with FakeWandb() as server:
+        process = subprocess.Popen([sys.executable, "-c", PUBLISH, str(tmp_path), WANDB_KEY, server.url])
+        until(lambda: read_cursor(run, "wandb").step == 100)
+        server.failing = 500
+        story.train(run, 110, 200)
+        until(lambda: read_cursor(run, "wandb").step == 200)
+        (pid,) = children(process.pid)
+        process.kill()
+        process.wait()
+        until(lambda: not alive(pid))
+        server.failing = None
+        story.train(run, 210, 400)
+        story.succeed(run)
+        with publishing(tmp_path, online(server)):
+            until(lambda: closed(run, "wandb"))
+        (seen,) = server.runs.values()
+        assert seen.rows("train/step", "train/loss") == expected(10, 400), "one run, each row once, in order"
+        assert seen.rows("train/step", "eval/loss") == [(0, 2.31), (400, 0.91)]
+        assert all(list(folder.glob("*.synced")) for folder in folders(run)), "nothing is left to sync"

@@ -1,0 +1,69 @@
+"""Memory of the host as this process may use it: the machine's, or its control group's where that allows less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes. Page cache that can be dropped counts as available, not as used."""
+
+    used: int
+    available: int
+
+
+def host_memory(root: Path = ROOT) -> HostMemory:
+    """The machine's, or that of the control group with the least room left. A third of a millisecond."""
+    machine = _machine(root / "proc/meminfo")
+    return min([machine, *_groups(root)], key=lambda memory: memory.available)
+
+
+def _machine(meminfo: Path) -> HostMemory:
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in meminfo.read_text().splitlines()}
+    return HostMemory(sizes["MemTotal"] - sizes["MemAvailable"], sizes["MemAvailable"])
+
+
+def _groups(root: Path) -> Iterator[HostMemory]:
+    """Every control group above this process that has a limit, in version 2 of the interface or in version 1."""
+    try:
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for membership in memberships:
+        _, controllers, path = membership.split(":", 2)
+        if controllers == "":
+            names = ("memory.max", "memory.current", "inactive_file")
+            mount = root / "sys/fs/cgroup"
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            mount = root / "sys/fs/cgroup/memory"
+        else:
+            continue
+        # In a container without a cgroup namespace the path is the host's: only the mount's own files are there.
+        folder = mount / path.lstrip("/")
+        for place in [folder, *folder.parents]:
+            if (found := _group(place, *names)) is not None:
+                yield found
+            if place == mount:
+                break
+
+
+def _group(place: Path, limit_file: str, usage_file: str, inactive: str) -> HostMemory | None:
+    try:
+        limit = (place / limit_file).read_text().strip()
+        if limit == "max" or int(limit) >= 2**60:  # version 1 writes "no limit" as a very large number
+            return None
+        usage = int((place / usage_file).read_text())
+        cache = next(
+            (int(line.split()[1]) for line in (place / "memory.stat").read_text().splitlines()
+             if line.split()[0] == inactive), 0,
+        )  # fmt: skip
+    except (OSError, ValueError):
+        return None
+    used = max(0, usage - cache)
+    return HostMemory(used, max(0, int(limit) - used))

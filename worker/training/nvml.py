@@ -1,0 +1,113 @@
+"""The card as its driver sees it (NVML): how busy, how full, how warm, how hungry; and who else computes on it.
+
+By ctypes on the driver's own `libnvidia-ml.so.1`, so there is nothing to install. The symbols are those that NVML has
+kept binary compatible since driver 450 (source: NVIDIA, nvml.h). No CUDA call is made here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+LIBRARY = "libnvidia-ml.so.1"
+TEMPERATURE_OF_THE_GPU = 0
+MOST_PROCESSES = 64
+UNKNOWN_BYTES = 2**64 - 1
+
+log = logging.getLogger("longhaul.trainer")
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _Process(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+@dataclass(frozen=True)
+class CardUse:
+    """What NVML says now; None for what this card, or its present mode (MIG), does not tell."""
+
+    utilisation: float | None = None
+    """Share of the last sampling period (1/6 s to 1 s) in which a kernel ran, 0 to 1."""
+    memory_used: int | None = None
+    """Bytes in use by every process on the card, and by the driver."""
+    temperature_c: int | None = None
+    power_w: float | None = None
+
+
+@dataclass(frozen=True)
+class CardProcess:
+    """A process with a CUDA context on the card. In a container the pid is the host's, and only one's own is listed."""
+
+    pid: int
+    memory_used: int | None
+
+
+class Card:
+    """One card. Every look asks the driver anew, which takes well under a millisecond a figure."""
+
+    def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
+        self._library = library
+        self._handle = handle
+
+    def use(self) -> CardUse:
+        """The four figures."""
+        rates, memory, temperature, milliwatts = _Utilization(), _Memory(), ctypes.c_uint(), ctypes.c_uint()
+        has_rates = self._ask("nvmlDeviceGetUtilizationRates", ctypes.byref(rates))
+        has_memory = self._ask("nvmlDeviceGetMemoryInfo", ctypes.byref(memory))
+        has_warmth = self._ask("nvmlDeviceGetTemperature", TEMPERATURE_OF_THE_GPU, ctypes.byref(temperature))
+        has_power = self._ask("nvmlDeviceGetPowerUsage", ctypes.byref(milliwatts))
+        return CardUse(
+            utilisation=rates.gpu / 100 if has_rates else None,
+            memory_used=memory.used if has_memory else None,
+            temperature_c=temperature.value if has_warmth else None,
+            power_w=milliwatts.value / 1000 if has_power else None,
+        )
+
+    def processes(self) -> list[CardProcess] | None:
+        """Who computes on the card; None when the driver does not tell."""
+        count = ctypes.c_uint(MOST_PROCESSES)
+        found = (_Process * MOST_PROCESSES)()
+        if not self._ask("nvmlDeviceGetComputeRunningProcesses_v3", ctypes.byref(count), found):
+            return None
+        return [
+            CardProcess(each.pid, None if each.used == UNKNOWN_BYTES else each.used) for each in found[: count.value]
+        ]
+
+    def _ask(self, function: str, *arguments: Any) -> bool:
+        try:
+            return int(getattr(self._library, function)(self._handle, *arguments)) == 0
+        except AttributeError:  # a driver that does not have this function
+            return False
+
+
+def open_card(uuid: str, library: str = LIBRARY) -> Card | None:
+    """The card with this UUID (`GPU-…`, `MIG-…`, or no prefix). None, and one warning, where there is no NVML."""
+    if not uuid.startswith(("GPU-", "MIG-")):
+        uuid = f"GPU-{uuid}"
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError as error:
+        log.warning("no utilisation, temperature or power among the metrics: %s", error)
+        return None
+    handle = ctypes.c_void_p()
+    answer = nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle))
+    if answer != 0:
+        log.warning(
+            "no utilisation, temperature or power among the metrics: NVML knows no card %s (error %d)", uuid, answer
+        )
+        return None
+    return Card(nvml, handle)
