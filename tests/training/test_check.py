@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,8 +15,8 @@ import pytest
 
 from jobs.errors import StageError
 from tests.training.workplace import EXAMPLES, Workplace, pairs
-from worker.training import builtin
-from worker.training.model_files import t5_parameters
+from worker.training import builtin, model_files
+from worker.training.layout import t5_parameters, t5_shapes
 
 
 @pytest.fixture
@@ -171,6 +173,49 @@ def test_a_bad_model_folder_is_refused_by_name(with_model: Workplace) -> None:
     assert code() == "no_config"
 
 
+def test_a_model_that_cannot_be_read_is_refused_with_the_chmod_that_helps(
+    with_model: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(files: list[Path], source: str) -> None:  # root, as whom tests often run, may read anything
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(files[0]))
+
+    monkeypatch.setattr(model_files, "read_headers", closed)
+    error = refusal(with_model, model="./my-model")
+    assert (error.detail_code, error.hint) == (
+        "file_unreadable",
+        "in the data directory: chmod -R a+rX ./my-model",
+    )
+    assert "model.safetensors cannot be read" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("d_model", "wide"), ("num_layers", 0), ("d_ff", None), ("num_heads", True)]
+)
+def test_a_config_that_makes_no_sense_is_refused(with_model: Workplace, key: str, value: object) -> None:
+    file = with_model.data / "my-model" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    error = refusal(with_model, model="./my-model")
+    assert (error.detail_code, error.param) == ("bad_config", "model")
+    assert f"{key} is {value!r}" in str(error)
+
+
+def test_a_tensor_in_two_shards_and_a_lost_shard_are_refused(with_model: Workplace) -> None:
+    folder = with_model.data / "my-model"
+    names = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    for name in names:
+        shutil.copy(folder / "model.safetensors", folder / name)
+    (folder / "model.safetensors").unlink()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": names[0], "b": names[1]}}))
+    error = refusal(with_model, model="./my-model")
+    assert error.detail_code == "bad_safetensors"
+    assert f"is in {names[0]} and in {names[1]}" in str(error)
+    (folder / names[1]).unlink()
+    assert f"lacks {names[1]}, which its index names" in str(refusal(with_model, model="./my-model"))
+    index.write_text("[]")
+    assert "cannot be read" in str(refusal(with_model, model="./my-model"))
+
+
 def test_a_hub_id_is_refused_without_a_hub(workplace: Workplace) -> None:
     workplace.rows("rows.jsonl", pairs(20))
     error = refusal(workplace, model="google/flan-t5-small")
@@ -212,6 +257,7 @@ def test_t5_parameters_are_those_that_transformers_makes() -> None:
             model = T5ForConditionalGeneration(T5Config(**config))
         tied = sum(parameter.numel() for parameter in model.parameters())
         assert t5_parameters(config) == tied
+        assert t5_shapes(config) == {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         head = config["vocab_size"] * config["d_model"]
         assert t5_parameters(config | {"tie_word_embeddings": False}) == tied + head
         assert t5_parameters(config | {"scale_decoder_outputs": False}) == tied + head

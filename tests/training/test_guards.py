@@ -1,19 +1,31 @@
-"""Every guard, on real model folders with one thing wrong in them."""
+"""Every guard: model folders with one thing wrong in them, taken through check, prepare and train."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM
 
 from jobs.errors import Refused
-from tests.training.conftest import tiny_model
+from tests.training.attempts import attempt, finished
+from tests.training.conftest import MakeRun
+from tests.training.workplace import Workplace, pairs
 from worker.training import guards
+from worker.training.journal import Journal
 from worker.training.model import LoadedModel, load
+from worker.training.prepare import prepare
 
 CPU = torch.device("cpu")
 NORM = "encoder.final_layer_norm.weight"
@@ -35,35 +47,189 @@ def change_config(folder: Path, **values: object) -> None:
     (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
+def damage_config(**values: object) -> Callable[[Path], None]:
+    return lambda folder: change_config(folder, **values)
+
+
+def damage_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    return lambda folder: change_weights(folder, change)
+
+
+def to_pickle(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def to_int8(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[QUERY] = tensors[QUERY].to(torch.int8)
+
+
+@dataclass(frozen=True)
+class Defect:
+    """Something wrong with a model on disk, and how it is refused."""
+
+    code: str
+    damage: Callable[[Path], None]
+    named: str
+    """In the message, as a pattern."""
+
+
+DEFECTS = {
+    "missing": Defect("missing_keys", damage_weights(lambda t: t.pop(NORM)), NORM),
+    "unexpected": Defect(
+        "unexpected_keys", damage_weights(lambda t: t.update({"encoder.extra": torch.zeros(2)})), "encoder.extra"
+    ),
+    "mismatched": Defect(
+        "mismatched_shapes",
+        damage_weights(lambda t: t.update({QUERY: torch.zeros(3, 3)})),
+        rf"{QUERY} \(3, 3\) in the file, \(16, 32\) in the model",
+    ),
+    "int8": Defect("wrong_dtype", damage_weights(to_int8), QUERY),
+    "head lost": Defect(
+        "tied_head", damage_weights(lambda t: t.pop("lm_head.weight")), r"lm_head\.weight is not among the weights"
+    ),
+    "head overwritten": Defect(
+        "tied_head",
+        damage_weights(lambda t: t.update({"lm_head.weight": t["shared.weight"].clone()})),
+        r"lm_head\.weight has the same values as shared\.weight",
+    ),
+    "head not tied": Defect(
+        "untied_head", damage_config(tie_word_embeddings=None), r"hold a lm_head\.weight of its own"
+    ),
+    "pickle": Defect("no_safetensors", to_pickle, r"only pytorch_model\.bin: pickles can run code"),
+    "code": Defect("remote_code", damage_config(auto_map={"AutoModel": "mine.Mine"}), r"AutoModel.*mine\.Mine"),
+    "quantised": Defect(
+        "quantised", damage_config(quantization_config={"quant_method": "int8"}), "quantized|quantised"
+    ),
+    "torn": Defect(
+        "bad_safetensors",
+        lambda folder: os.truncate(folder / "model.safetensors", 9_000),
+        r"model\.safetensors is damaged: 9000 bytes long",
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
+def test_a_defect_is_refused_by_every_stage_that_can_meet_it(
+    tmp_path: Path, model_folder: Path, make_run: MakeRun, defect: Defect
+) -> None:
+    place = Workplace(tmp_path / "place")
+    place.rows("rows.jsonl", pairs(20))
+    folder = Path(shutil.copytree(model_folder, place.data / "mine"))
+    prepared_later, trained = place.job(model="./mine"), make_run()
+    place.check(prepared_later)
+    defect.damage(folder)
+    defect.damage(model_folder)
+
+    def refused(stage: Callable[[], object]) -> None:
+        with pytest.raises(Refused, match=defect.named) as caught:
+            stage()
+        assert (caught.value.reason, caught.value.detail_code) == ("refused", defect.code)
+        assert caught.value.hint
+
+    refused(lambda: place.check(place.job(model="./mine")))
+    settings = place.settings
+    refused(lambda: prepare(prepared_later, settings, Journal(prepared_later.attempt_file("prepare"))))
+    assert not list(settings.models.glob("*/model.safetensors"))
+    refused(lambda: attempt(trained))
+
+
 @pytest.mark.parametrize(
-    ("code", "change", "named"),
+    "name", ["missing", "unexpected", "mismatched", "head lost", "head overwritten", "head not tied"]
+)
+def test_what_was_loaded_is_judged_as_well(model_folder: Path, name: str) -> None:
+    defect = DEFECTS[name]
+    defect.damage(model_folder)
+    model, info = AutoModelForSeq2SeqLM.from_pretrained(
+        model_folder, dtype=torch.bfloat16, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+
+    def judge() -> None:
+        guards.refuse_incomplete(info)
+        guards.refuse_wrong_tie(model, json.loads((model_folder / "config.json").read_text()), model_folder)
+
+    with pytest.raises(Refused, match=defect.named) as caught:
+        judge()
+    assert caught.value.detail_code == defect.code
+
+
+def test_a_trainer_ends_with_the_reason_and_its_exit_code(model_folder: Path, make_run: MakeRun) -> None:
+    run = make_run()
+    DEFECTS["missing"].damage(model_folder)
+    command = [sys.executable, "-m", "worker.training", "train", str(run.path)]
+    environment = {**os.environ, "LONGHAUL_DEVICE": "cpu"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 77, ended.stderr
+    last = finished(run)
+    assert last.reason == "refused"
+    assert last.error is not None and last.error.code == "missing_keys"
+    assert NORM in last.error.message
+    assert last.error.hint
+
+
+# What no file can cause: another library, or another thread, has changed how this process loads.
+
+
+def on_meta(model: torch.nn.Module) -> None:
+    model.get_submodule("encoder.final_layer_norm").to("meta")
+
+
+def in_fp32(model: torch.nn.Module) -> None:
+    model.get_submodule("encoder.final_layer_norm").to(torch.float32)
+
+
+def offloaded(model: torch.nn.Module) -> None:
+    module = model.get_submodule("encoder.block.0")
+    add_hook_to_module(module, AlignDevicesHook(execution_device="cpu", offload=False))
+
+
+@pytest.mark.parametrize(
+    ("code", "fault", "named"),
     [
-        ("missing_keys", lambda t: t.pop(NORM), NORM),
-        ("unexpected_keys", lambda t: t.update({"encoder.extra": torch.zeros(2)}), "encoder.extra"),
-        (
-            "mismatched_shapes",
-            lambda t: t.update({QUERY: torch.zeros(3, 3)}),
-            rf"{QUERY} \(3, 3\) in the file, \(16, 32\)",
-        ),
-        ("tied_head", lambda t: t.pop("lm_head.weight"), "lm_head.weight is not among the weights"),
-        ("tied_head", lambda t: t.update({"lm_head.weight": t["shared.weight"].clone()}), "has the same values"),
+        ("meta_tensor", on_meta, NORM),
+        ("wrong_dtype", in_fp32, rf"{NORM} \(torch\.float32\)"),
+        ("offload_hook", offloaded, r"encoder\.block\.0"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_by_name(
-    model_folder: Path, code: str, change: Callable[[dict[str, torch.Tensor]], object], named: str
+def test_a_process_that_loads_wrongly_refuses_to_train(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, code: str, fault: Callable[[torch.nn.Module], None], named: str
 ) -> None:
-    change_weights(model_folder, change)
+    original = AutoModelForSeq2SeqLM.from_pretrained
+
+    def faulty(*arguments: Any, **options: Any) -> Any:
+        model, info = original(*arguments, **options)
+        fault(model)
+        return model, info
+
+    monkeypatch.setattr(AutoModelForSeq2SeqLM, "from_pretrained", faulty)
     with pytest.raises(Refused, match=named) as caught:
-        load_plainly(model_folder)
+        attempt(make_run())
     assert caught.value.detail_code == code
-    assert caught.value.hint
+    assert "this process is" in str(caught.value.hint) or code == "wrong_dtype"
 
 
-def test_a_head_of_its_own_is_refused_where_the_config_says_tied(model_folder: Path) -> None:
-    change_config(model_folder, tie_word_embeddings=None)
-    with pytest.raises(Refused, match=r"hold a lm_head\.weight of its own") as caught:
-        load_plainly(model_folder)
-    assert caught.value.detail_code == "untied_head"
+def test_a_model_on_another_device_than_the_card_is_refused(model_folder: Path) -> None:
+    model = load_plainly(model_folder).model
+    with pytest.raises(Refused, match=r"shared\.weight \(cpu\)|tensors not on cuda") as caught:
+        guards.refuse_misplaced(model, torch.bfloat16, torch.device("cuda"))
+    assert caught.value.detail_code == "wrong_device"
+
+
+def test_loads_from_eight_threads_are_all_good_and_bare_ones_are_not(model_folder: Path, tmp_path: Path) -> None:
+    folders = []
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        folders.append(Path(shutil.copytree(model_folder, tmp_path / str(dtype))))
+        change_weights(folders[-1], lambda t, to=dtype: t.update({name: t[name].to(to) for name in t}))  # type: ignore[misc]
+
+    def loads(how: str) -> Any:
+        command = [sys.executable, "-m", "tests.training.threaded_loads", how, *map(str, folders)]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout.splitlines()[-1])
+
+    assert loads("ours") == {"counts": {"good": 200}, "afterwards": "good"}
+    bare = loads("bare")
+    assert bare["counts"].get("good", 0) < 100, "from_pretrained has become thread-safe: is our lock still needed?"
+    assert bare["counts"]["meta"] > 100
+    assert bare["afterwards"] in ("missing_keys", "meta_tensor"), "that process is spoilt, and our guards must see it"
 
 
 def test_an_untied_model_as_transformers_5_saves_it_is_not_refused(tmp_path: Path, model_folder: Path) -> None:
@@ -86,26 +252,6 @@ def test_five_names_and_a_count_are_enough() -> None:
         Refused, match=r"9 tensors missing .*: tensor\.0, tensor\.1, tensor\.2, tensor\.3, tensor\.4, …"
     ):
         guards.refuse_incomplete(info)
-
-
-def test_misplaced_tensors_are_refused() -> None:
-    def code_for(model: torch.nn.Module, device: torch.device = CPU) -> str:
-        with pytest.raises(Refused, match=r"tensors|modules") as caught:
-            guards.refuse_misplaced(model, torch.bfloat16, device)
-        return caught.value.detail_code
-
-    def bf16() -> torch.nn.Module:
-        return tiny_model().to(torch.bfloat16)
-
-    guards.refuse_misplaced(bf16(), torch.bfloat16, CPU)
-    half_meta = bf16()
-    half_meta.get_submodule("encoder.final_layer_norm").to("meta")
-    assert code_for(half_meta) == "meta_tensor"
-    assert code_for(tiny_model()) == "wrong_dtype"
-    assert code_for(bf16(), torch.device("cuda")) == "wrong_device"
-    hooked = bf16()
-    hooked.get_submodule("encoder.block.0")._hf_hook = object()  # type: ignore[assignment]
-    assert code_for(hooked) == "offload_hook"
 
 
 def test_a_copied_parameter_is_noticed(model_folder: Path) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
-from jobs.errors import DiskFull, StageError
+from jobs.errors import DiskFull, Refused, StageError
+from tests.training.attempts import same_tensors
 from tests.training.workplace import Workplace, pairs
-from worker.training import builtin, hub
-from worker.training.model_files import t5_parameters
+from worker.training import builtin, hub, store
+from worker.training.layout import t5_parameters
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "cooks/t5-tiny"
@@ -142,8 +143,8 @@ def test_check_resolves_the_commit_and_prepare_fetches_nothing_but_what_is_neede
     assert "model.safetensors" not in own_hub.fetched
     workplace.prepare(run)
     folder = Path(run.plan().model.folder or "")
-    assert folder.is_relative_to(workplace.settings.models)
-    assert (folder / "model.safetensors").read_bytes() == (own_hub.folder / "model.safetensors").read_bytes()
+    assert folder.parent == workplace.settings.models
+    assert same_tensors(folder / "model.safetensors", own_hub.folder / "model.safetensors")
     assert sorted(set(own_hub.fetched)) == [
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
     ]  # fmt: skip
@@ -158,6 +159,37 @@ def test_what_is_in_the_store_needs_no_hub(workplace: Workplace, own_hub: Hub, m
         workplace.prepare(run)
         assert run.plan().model.revision == COMMIT
     assert refusal(workplace, "cooks/another").detail_code == "hub_unreachable"
+
+
+def test_what_was_converted_needs_not_even_the_download(workplace: Workplace, own_hub: Hub) -> None:
+    first = workplace.job(model=NAME)
+    workplace.prepare(first)
+    for blob in (workplace.settings.models / "hub").rglob("*.safetensors"):
+        blob.unlink()
+    fetched = own_hub.fetched.count("model.safetensors")
+    second = workplace.job(model=NAME)
+    workplace.prepare(second)
+    assert second.plan().model == first.plan().model
+    assert own_hub.fetched.count("model.safetensors") == fetched
+
+
+def test_a_model_that_is_not_what_its_config_says_is_refused_once_it_is_here(
+    workplace: Workplace, own_hub: Hub
+) -> None:
+    config = json.loads((own_hub.folder / "config.json").read_text())
+    (own_hub.folder / "config.json").write_text(json.dumps(config | {"num_decoder_layers": 3}))
+    run = workplace.job(model=NAME)
+    workplace.check(run)  # sees the config only
+    with pytest.raises(Refused, match=r"missing from the weights.*: decoder\.block\.2\.") as caught:
+        workplace.prepare(run)
+    assert (caught.value.detail_code, caught.value.param) == ("missing_keys", "model")
+
+
+def test_a_model_with_code_of_its_own_is_refused_at_check(workplace: Workplace, own_hub: Hub) -> None:
+    config = json.loads((own_hub.folder / "config.json").read_text())
+    (own_hub.folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "modeling.Mine"}}))
+    assert refusal(workplace, NAME).detail_code == "remote_code"
+    assert "model.safetensors" not in own_hub.fetched
 
 
 def test_what_the_hub_does_not_have_is_refused(workplace: Workplace, own_hub: Hub) -> None:
@@ -186,7 +218,7 @@ def test_weights_that_do_not_fit_are_not_fetched(
 ) -> None:
     run = workplace.job(model=NAME)
     workplace.check(run)
-    monkeypatch.setattr(hub, "free_bytes", lambda folder: 1 << 20)
+    monkeypatch.setattr(store, "free_bytes", lambda folder: 1 << 20)
     with pytest.raises(DiskFull, match="are free"):
         workplace.prepare(run)
     assert "model.safetensors" not in own_hub.fetched

@@ -25,7 +25,7 @@ class Workplace:
     def __init__(self, root: Path, *, offline: bool = True) -> None:
         self.root = root
         self.data = root / "data"
-        self.data.mkdir()
+        self.data.mkdir(parents=True)
         (root / "runs").mkdir()
         self.settings = TrainerSettings(
             data=self.data, prepared=root / "prepared", models=root / "models", device="cpu", offline=offline

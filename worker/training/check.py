@@ -14,8 +14,10 @@ from jobs.errors import BadData, Refused
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.rundir import RunDir
 from jobs.spec import DataSpec, JobSpec
-from worker.training import builtin, hub, model_files
+from worker.training import builtin, hub
 from worker.training.journal import Journal
+from worker.training.layout import t5_parameters
+from worker.training.model_files import look_at_folder
 from worker.training.settings import TrainerSettings
 from worker.training.sieve import Seen, Sieve
 from worker.training.sources import Line, LineReader, find_file, find_path
@@ -68,15 +70,16 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[str,
 
 
 def look_at_model(spec: JobSpec, settings: TrainerSettings) -> ModelPlan:
-    """Which weights, and how many; nothing is loaded. Raises Refused."""
+    """Which weights, and how many; nothing is loaded. Raises Refused, for a folder also as the guards would later."""
     source = spec.model
     if source == builtin.NAME:
-        return ModelPlan(source=source, parameters=model_files.t5_parameters(builtin.CONFIG))
+        return ModelPlan(source=source, parameters=t5_parameters(builtin.CONFIG))
     if source.startswith(("./", "/")):
         folder = find_model_folder(source, settings)
-        return ModelPlan(source=source, folder=str(folder), parameters=model_files.count_parameters(folder, source))
+        parameters = sum(stored.elements for stored in look_at_folder(folder, source).values())
+        return ModelPlan(source=source, folder=str(folder), parameters=parameters)
     found = hub.look_up(source, settings)
-    return ModelPlan(source=source, revision=found.commit, parameters=model_files.t5_parameters(found.config))
+    return ModelPlan(source=source, revision=found.commit, parameters=t5_parameters(found.config))
 
 
 def find_model_folder(source: str, settings: TrainerSettings) -> Path:

@@ -6,7 +6,7 @@ FLAN-T5's trained head. A model that is not exactly what its files say must not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,20 @@ from safetensors import safe_open
 from torch import nn
 
 from jobs.errors import Refused
+from worker.training.layout import (
+    EMBEDDING,
+    HEAD,
+    MISSING,
+    UNEXPECTED,
+    refuse_tensors,
+    said_untied,
+    tied_head,
+    untied_head,
+)
 
-HEAD = "lm_head.weight"
+_PROCESS_HINT = (
+    "the files are not at fault, this process is: run the trainer alone in it, with the versions of the lock file"
+)
 
 
 def refuse_poor_device(device: torch.device) -> None:
@@ -47,9 +59,9 @@ def refuse_incomplete(info: Mapping[str, Any]) -> None:
         else str(entry)
         for entry in info["mismatched_keys"]
     ]
-    _refuse("mismatched_shapes", mismatched, "of other shapes than config.json asks for")
-    _refuse("missing_keys", info["missing_keys"], "missing from the weights, which would train on from random values")
-    _refuse("unexpected_keys", info["unexpected_keys"], "in the weights, which the model of config.json does not have")
+    refuse_tensors("mismatched_shapes", mismatched, "of other shapes than config.json asks for")
+    refuse_tensors("missing_keys", info["missing_keys"], MISSING)
+    refuse_tensors("unexpected_keys", info["unexpected_keys"], UNEXPECTED)
     if info.get("error_msgs"):
         raise Refused(f"the weights did not load: {info['error_msgs'][0]}", code="load_errors")
 
@@ -58,42 +70,35 @@ def refuse_misplaced(model: nn.Module, dtype: torch.dtype, device: torch.device)
     """Refuse `meta_tensor`, `wrong_dtype`, `wrong_device`, `offload_hook`. Buffers may have other dtypes."""
     parameters = dict(model.named_parameters())
     tensors = parameters | dict(model.named_buffers())
-    _refuse("meta_tensor", [name for name, tensor in tensors.items() if tensor.is_meta], "without values (meta device)")
+    meta = [name for name, tensor in tensors.items() if tensor.is_meta]
+    refuse_tensors("meta_tensor", meta, "without values (meta device)", hint=_PROCESS_HINT)
     other = [f"{name} ({tensor.dtype})" for name, tensor in parameters.items() if tensor.dtype != dtype]
-    _refuse("wrong_dtype", other, f"not {dtype}")
+    refuse_tensors("wrong_dtype", other, f"not {dtype}")
     away = [f"{name} ({tensor.device})" for name, tensor in tensors.items() if not _same_device(tensor.device, device)]
-    _refuse("wrong_device", away, f"not on {device}")
+    refuse_tensors("wrong_device", away, f"not on {device}", hint=_PROCESS_HINT)
     hooked = [name or type(model).__name__ for name, module in model.named_modules() if hasattr(module, "_hf_hook")]
-    _refuse("offload_hook", hooked, "with an accelerate hook, which moves weights during the forward pass", "modules")
+    why = "with an accelerate hook, which moves weights during the forward pass"
+    refuse_tensors("offload_hook", hooked, why, kind="modules", hint=_PROCESS_HINT)
 
 
 def refuse_wrong_tie(model: nn.Module, config: Mapping[str, Any], folder: Path) -> None:
     """Refuse `tied_head` and `untied_head`: whether `lm_head` is the embedding must be what config.json says.
 
-    `config` is config.json as it is in `folder`. transformers 5 sets `tie_word_embeddings` to true in memory and in
-    what it saves, whatever was said, and leaves the truth in `scale_decoder_outputs`: either key may say "untied".
+    `config` is config.json as it is in `folder`; transformers rewrites it in memory.
     """
-    head, embedding = model.get_parameter(HEAD), model.get_parameter("shared.weight")
-    said_untied = config.get("tie_word_embeddings") is False or config.get("scale_decoder_outputs") is False
+    head, embedding = model.get_parameter(HEAD), model.get_parameter(EMBEDDING)
     tied = head is embedding
-    if tied and said_untied:
-        why = "has the same values as shared.weight" if HEAD in stored_names(folder) else "is not among the weights"
-        raise Refused(
-            f"config.json says that the head is not tied to the embeddings, but {HEAD} {why}",
-            code="tied_head",
-            hint="get the complete weights; do not save a model after tie_weights() or resize_token_embeddings()",
+    if tied and said_untied(config):
+        raise tied_head(
+            "has the same values as shared.weight" if HEAD in stored_names(folder) else "is not among the weights"
         )
-    if not tied and not said_untied:
-        raise Refused(
-            f"config.json says that the head is tied to the embeddings, but the weights hold a {HEAD} of its own",
-            code="untied_head",
-            hint='if that is meant (T5 1.1, FLAN-T5), write "tie_word_embeddings": false in config.json',
-        )
+    if not tied and not said_untied(config):
+        raise untied_head()
 
 
 def refuse_copied(model: nn.Module, pointers: Mapping[str, int]) -> None:
     """Refuse `copied_weights`: every parameter must still lie where `from_pretrained` put it."""
-    _refuse("copied_weights", moved(model, pointers), "no longer at the address they were loaded to")
+    refuse_tensors("copied_weights", moved(model, pointers), "no longer at the address they were loaded to")
 
 
 def pointers_of(model: nn.Module) -> dict[str, int]:
@@ -119,14 +124,3 @@ def stored_names(folder: Path) -> set[str]:
 def _same_device(one: torch.device, other: torch.device) -> bool:
     # "cuda" means the current card, which is the only one a trainer sees.
     return one.type == other.type and (one.index or 0) == (other.index or 0)
-
-
-def _refuse(code: str, names: Iterable[str], what: str, kind: str = "tensors") -> None:
-    found = sorted(names)
-    if found:
-        shown = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
-        raise Refused(
-            f"{len(found)} {kind} {what}: {shown}",
-            code=code,
-            hint="the model folder and its config.json do not belong together, or the files are damaged",
-        )

@@ -14,20 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from jobs.errors import DiskFull, Refused
+from jobs.errors import Refused
 from worker.training.journal import Journal
-from worker.training.model_files import CONFIG, SINGLE, read_config, refuse_unusable
+from worker.training.model_files import SINGLE, SMALL, read_config, refuse_unusable
 from worker.training.settings import TrainerSettings
-from worker.training.store import free_bytes
+from worker.training.store import require_room
 
 LOOKUP_S = 18.0
 """Check must answer: a hub that takes longer than this counts as unreachable."""
-_SMALL = (
-    CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "spiece.model",
-)  # fmt: skip
 _POLL_S = 2.0
-_SPARE_BYTES = 1 << 30
 T = TypeVar("T")
 
 
@@ -60,10 +55,10 @@ def look_up(model: str, settings: TrainerSettings) -> HubModel:
         return stored
 
 
-def fetch(repository: str, commit: str, settings: TrainerSettings, journal: Journal) -> Path:
+def fetch(repository: str, commit: str, settings: TrainerSettings, journal: Journal, *, further: int = 0) -> Path:
     """The folder of that commit in the model store, complete; what is missing is downloaded.
 
-    Raises DiskFull before anything is fetched if it would not fit; Refused as `look_up`.
+    Raises DiskFull before anything is fetched if that and `further` bytes would not fit; Refused as `look_up`.
     """
     name = f"{repository}@{commit}"
     if (stored := _stored(repository, commit, settings)) is not None:
@@ -73,11 +68,7 @@ def fetch(repository: str, commit: str, settings: TrainerSettings, journal: Jour
 
     needed = found.bytes
     store = _store(settings)
-    if (free := free_bytes(store)) < needed + _SPARE_BYTES:
-        raise DiskFull(
-            f"{name} needs {needed / 2**30:.1f} GiB in {store}, where {free / 2**30:.1f} GiB are free",
-            hint="make room there, or point LONGHAUL_MODELS at a larger disk",
-        )
+    require_room(store, needed + further, f"{name} (download and bf16 copy)")
 
     def download() -> Path:
         files = list(found.files)
@@ -92,7 +83,7 @@ def _ask(repository: str, revision: str | None, settings: TrainerSettings) -> Hu
 
     info = HfApi().model_info(repository, revision=revision, timeout=LOOKUP_S, files_metadata=True)
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
-    small = [name for name in sizes if name in _SMALL]
+    small = [name for name in sizes if name in SMALL]
     # Asked for by name, so that the store learns what the name stands for, and answers for it without a network.
     folder = Path(
         snapshot_download(
@@ -117,7 +108,7 @@ def _stored(repository: str, revision: str, settings: TrainerSettings) -> HubMod
                 repository,
                 revision=revision or "main",
                 cache_dir=_store(settings),
-                allow_patterns=list(_SMALL),
+                allow_patterns=list(SMALL),
                 local_files_only=True,
             )
         )
@@ -131,7 +122,7 @@ def _stored(repository: str, revision: str, settings: TrainerSettings) -> HubMod
             return None
     except Refused:
         return None
-    return HubModel(repository, folder.name, config, (*(name for name in names if name in _SMALL), *weights), 0)
+    return HubModel(repository, folder.name, config, (*(name for name in names if name in SMALL), *weights), 0)
 
 
 def _shards_complete(weights: list[str]) -> bool:

@@ -19,19 +19,13 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.utils import logging as transformers_logging
 
 from worker.training import guards
+from worker.training.layout import EMBEDDING, HEAD
 from worker.training.memory import process_bytes
+from worker.training.model_files import CONFIG, SINGLE, SMALL, look_at_folder
 from worker.training.t5 import fuse
 
 DTYPE = torch.bfloat16
-WEIGHTS = "model.safetensors"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "spiece.model",
-)
-
+WEIGHTS = SINGLE
 # `from_pretrained` is not thread-safe: in 8 threads it left meta parameters in 199 of 200 models.
 _loading = threading.Lock()
 
@@ -67,9 +61,12 @@ def load(
     """
     guards.refuse_poor_device(device)
     transformers_logging.disable_progress_bar()
-    # Imports of the architecture, lazily made by transformers, are not the model's memory.
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    # Before anything is loaded, and because not all of it can be seen afterwards: int8 weights, for one, become bf16
+    # without a word, and a torn file raises whatever it likes.
+    look_at_folder(folder, folder.name)
     with _loading:
+        # Imports of the architecture, lazily made by transformers, are not the model's memory.
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         start = time.perf_counter()
         before = _begin_peak(device)
         model, info = AutoModelForSeq2SeqLM.from_pretrained(
@@ -145,15 +142,15 @@ def write_model(
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
     write_weights(temporary / WEIGHTS)
-    untied = loaded.model.get_parameter(guards.HEAD) is not loaded.model.get_parameter("shared.weight")
+    untied = loaded.model.get_parameter(HEAD) is not loaded.model.get_parameter(EMBEDDING)
     config = read_config(loaded.folder) | {
         "dtype": str(DTYPE).removeprefix("torch."),
         "tie_word_embeddings": not untied,
     }
     config.pop("torch_dtype", None)  # the old name of dtype
     _write_text(temporary / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
-    for name in (*TOKENIZER_FILES, "generation_config.json"):
-        if (loaded.folder / name).exists():
+    for name in SMALL:
+        if name != CONFIG and (loaded.folder / name).exists():
             shutil.copyfile(loaded.folder / name, temporary / name)
     _write_text(temporary / "README.md", _readme(target, step, loss))
     if target.exists():

@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import json
-import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jobs.errors import Refused
+from worker.training.headers import Stored, read_headers
+from worker.training.layout import refuse_unfit
 
-CONFIG = "config.json"
+CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZERS = ("tokenizer.json", "spiece.model")
+SMALL = (
+    CONFIG, "generation_config.json", "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json",
+    "added_tokens.json", "spiece.model",
+)  # fmt: skip
+"""Every file but the weights that a model may need."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_MAX_HEADER = 100 << 20  # the limit of the format
 
 
 def refuse_unusable(config: Mapping[str, Any], files: Iterable[str], source: str) -> list[str]:
     """The weight files (or their index) among `files` of a model; raises Refused unless all that is needed is there.
 
-    Codes: `model_not_supported`, `no_tokenizer`, `no_safetensors`.
+    Codes: `remote_code`, `model_not_supported`, `quantised`, `no_tokenizer`, `no_safetensors`.
     """
     names = set(files)
+    _refuse_own_code(config, CONFIG, source)
     if config.get("model_type") != "t5":
         raise _refused(
             "model_not_supported",
             f"{source} is of type {config.get('model_type')!r}, which is not supported yet",
             "today: T5, T5 1.1 and FLAN-T5 in any size",
+        )
+    if config.get("quantization_config"):
+        raise _refused(
+            "quantised",
+            f"{source} is quantised (quantization_config in {CONFIG}): such weights cannot be trained in full",
+            "name the model that it was made from",
         )
     if not names.intersection(TOKENIZERS):
         raise _refused("no_tokenizer", f"{source} has no tokenizer", f"it needs {' or '.join(TOKENIZERS)}")
@@ -46,77 +59,72 @@ def refuse_unusable(config: Mapping[str, Any], files: Iterable[str], source: str
 
 
 def read_config(folder: Path, source: str) -> dict[str, Any]:
-    """config.json. Raises Refused (`no_config`)."""
+    """config.json. Raises Refused (`no_config`); PermissionError is left as it is."""
+    return _read_json(folder / CONFIG, source)
+
+
+def look_at_folder(folder: Path, source: str) -> dict[str, Stored]:
+    """The tensors of the model in a folder, by their headers: each once, and exactly those of its config.json.
+
+    Raises Refused: `no_config`, `bad_config`, `file_unreadable`, and those of `refuse_unusable`, `weight_files` and
+    `refuse_unfit`.
+    """
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
+        config = read_config(folder, source)
+        refuse_unusable(config, (file.name for file in folder.iterdir()), source)
+        if (folder / TOKENIZER_CONFIG).exists():
+            _refuse_own_code(_read_json(folder / TOKENIZER_CONFIG, source), TOKENIZER_CONFIG, source)
+        return refuse_unfit(read_headers(weight_files(folder, source), source), config, source)
+    except PermissionError as error:
+        file = Path(error.filename or folder).name
+        raise _refused(
+            "file_unreadable",
+            f"{source}: {file} cannot be read by the user this runs as (uid {os.geteuid()})",
+            f"in the data directory: chmod -R a+rX {source}",
+        ) from None
+
+
+def weight_files(folder: Path, source: str) -> list[Path]:
+    """The safetensors of a folder: the single one, or all that the index names. Raises Refused (`bad_safetensors`)."""
+    if (folder / SINGLE).exists():
+        return [folder / SINGLE]
+    try:
+        named = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+        files = [folder / name for name in named if Path(name).name == name]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise _refused(
+            "bad_safetensors", f"{source}: {INDEX} cannot be read: {error}", "take the original file"
+        ) from None
+    if len(files) < len(named) or not all(file.exists() for file in files):
+        missing = next(name for name in named if not (folder / Path(name).name).exists() or Path(name).name != name)
+        raise _refused("bad_safetensors", f"{source} lacks {missing}, which its index names", "copy it completely")
+    return files
+
+
+def _refuse_own_code(config: Mapping[str, Any], file: str, source: str) -> None:
+    if named := config.get("auto_map"):
+        raise _refused(
+            "remote_code",
+            f"{source} brings program code of its own (auto_map in {file}: {json.dumps(named)[:200]}), "
+            "and trust_remote_code is never set",
+            "use a model that transformers knows; if the code only repeats what transformers has, take auto_map out",
+        )
+
+
+def _read_json(file: Path, source: str) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except PermissionError:
+        raise
     except (OSError, ValueError) as error:
-        raise _refused(
-            "no_config", f"{source} has no readable {CONFIG}: {error}", "is it the folder of a transformers model?"
-        ) from None
-    if not isinstance(config, dict):
-        raise _refused("no_config", f"the {CONFIG} of {source} is not a JSON object", "take the original file")
-    return config
+        raise _no_config(source, f"has no readable {file.name}: {error}") from None
+    if not isinstance(content, dict):
+        raise _no_config(source, f"has a {file.name} that is not a JSON object")
+    return content
 
 
-def count_parameters(folder: Path, source: str) -> int:
-    """Weights in a folder, from the headers of its safetensors. Raises Refused: as above, and `bad_safetensors`."""
-    config = read_config(folder, source)
-    weights = refuse_unusable(config, (file.name for file in folder.iterdir()), source)
-    if weights[0] == INDEX:
-        try:
-            named = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise _refused(
-                "bad_safetensors", f"{source}: {INDEX} cannot be read: {error}", "take the original file"
-            ) from None
-        if missing := sorted(named - set(weights)):
-            raise _refused(
-                "bad_safetensors", f"{source} lacks {missing[0]}, which its index names", "copy it completely"
-            )
-        weights = sorted(named)
-    shapes: dict[str, list[int]] = {}
-    for name in weights:
-        shapes |= _shapes(folder / name, source)
-    if "shared.weight" in shapes:
-        # Written by some versions beside the tensor that they are.
-        for alias in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
-            shapes.pop(alias, None)
-    return sum(math.prod(shape) for shape in shapes.values())
-
-
-def t5_parameters(config: Mapping[str, Any]) -> int:
-    """Weights of a T5 of this config.json, by arithmetic: takes no time, no memory and no torch."""
-    width, inner, hidden = config["d_model"], config["num_heads"] * config["d_kv"], config["d_ff"]
-    gated = str(config.get("feed_forward_proj", "relu")).startswith("gated")
-    attention = 4 * width * inner + width  # with its norm
-    feed_forward = (3 if gated else 2) * width * hidden + width
-    encoders = config["num_layers"]
-    decoders = config.get("num_decoder_layers") or encoders
-    stacks = encoders * (attention + feed_forward) + decoders * (2 * attention + feed_forward)
-    position_bias = config.get("relative_attention_num_buckets", 32) * config["num_heads"]
-    # The truth about the head is in either key: transformers 5 saves the first as true for every T5.
-    tied = config.get("tie_word_embeddings", True) and config.get("scale_decoder_outputs", True)
-    embeddings = (1 if tied else 2) * config["vocab_size"] * width
-    return int(embeddings + stacks + 2 * (position_bias + width))
-
-
-def _shapes(file: Path, source: str) -> dict[str, list[int]]:
-    """Tensor name → shape, from the header; the file must be as long as the header says."""
-    try:
-        with open(file, "rb") as handle:
-            length = int.from_bytes(handle.read(8), "little")
-            if length > _MAX_HEADER:
-                raise ValueError("no safetensors header")
-            header = json.loads(handle.read(length))
-        header.pop("__metadata__", None)
-        expected = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        if (size := file.stat().st_size) != expected:
-            raise ValueError(f"{size} bytes long instead of {expected}")
-        return {name: entry["shape"] for name, entry in header.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _refused(
-            "bad_safetensors", f"{source}: {file.name} is damaged: {error}", "copy it again, completely"
-        ) from None
+def _no_config(source: str, what: str) -> Refused:
+    return _refused("no_config", f"{source} {what}", "is it the folder of a transformers model? take the original file")
 
 
 def _refused(code: str, message: str, hint: str) -> Refused:

@@ -24,8 +24,7 @@ from jobs.errors import BadData
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.rundir import RunDir
 from jobs.spec import DataSpec
-from worker.training import builtin, hub
-from worker.training.check import find_model_folder
+from worker.training import builtin, model_store
 from worker.training.data import FORMAT, Int64, PreparedDataset, Writer
 from worker.training.journal import Journal
 from worker.training.settings import TrainerSettings
@@ -101,19 +100,18 @@ def ready_model(
     settings: TrainerSettings,
     journal: Journal,
 ) -> Path:
-    """The folder of config, tokenizer and safetensors: made, fetched, or where the user has it."""
-    if plan.source == builtin.NAME:
-        facts = [builtin.VERSION, train.sha256, templates[0].source, templates[1].source, data.normalise, seed]
-        folder = settings.models / f"t5-tiny-{_hash(facts)}"
+    """The folder of config, tokenizer and bf16 safetensors in the model store; made now if it is not there."""
+    if plan.source != builtin.NAME:
+        return model_store.stored_model(plan, settings, journal)
+    facts = [builtin.VERSION, train.sha256, templates[0].source, templates[1].source, data.normalise, seed]
+    folder = settings.models / f"t5-tiny-{_hash(facts)}"
 
-        def build(empty: Path) -> None:
-            builtin.build(empty, texts_of(train, templates, data), seed)
+    def build(empty: Path) -> None:
+        builtin.build(empty, texts_of(train, templates, data), seed)
+        model_store.seal(empty, builtin.NAME)
 
-        make_once(folder, build, Path.is_dir, waiting=journal.progress)
-        return folder
-    if plan.revision is None:
-        return find_model_folder(plan.source, settings)
-    return hub.fetch(plan.source.partition("@")[0], plan.revision, settings, journal)
+    make_once(folder, build, lambda it: model_store.damage(it) is None, waiting=journal.progress)
+    return folder
 
 
 def texts_of(train: Source, templates: tuple[Template, Template], data: DataSpec) -> list[str]:

@@ -16,6 +16,7 @@ from jobs.errors import DiskFull
 from jobs.rundir import sync_folder
 
 _POLL_S = 0.5
+_SPARE_BYTES = 1 << 30
 
 
 def make_once(
@@ -47,6 +48,14 @@ def make_once(
     return True
 
 
+def write_file(file: Path, content: bytes) -> None:
+    """Write a small file and fsync it."""
+    with open(file, "wb") as handle:
+        handle.write(content)
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
 @contextmanager
 def full_disk_named(folder: Path) -> Iterator[None]:
     """Turn "no space left" into DiskFull, with the figures."""
@@ -66,6 +75,15 @@ def free_bytes(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
+
+
+def require_room(folder: Path, needed: int, what: str) -> None:
+    """Raise DiskFull unless `needed` bytes, and 1 GiB for everybody else, fit on the disk of `folder`."""
+    if (free := free_bytes(folder)) < needed + _SPARE_BYTES:
+        raise DiskFull(
+            f"{what} needs {needed / 2**30:.1f} GiB in {folder}, where {free / 2**30:.1f} GiB are free",
+            hint="make room there, or point LONGHAUL_MODELS at a larger disk",
+        )
 
 
 @contextmanager

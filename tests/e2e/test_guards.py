@@ -1,0 +1,44 @@
+"""A model that is not what its config says: the job fails before it takes the card, with the tensor, code and hint."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import requests
+from safetensors.torch import load_file, save_file
+
+from jobs.events import JobFailed
+from tests.fakes import FakeDiscord
+from tests.stack import Stack, tiny_job
+from worker.training import builtin
+
+LOST = "decoder.final_layer_norm.weight"
+
+
+def test_a_missing_tensor_fails_the_job_with_its_name(tmp_path: Path, data: Path) -> None:
+    folder = data / "mine"
+    folder.mkdir()
+    builtin.build(folder, ["knead and bake the bread"], seed=0)
+    shutil.copytree(folder, data / "whole")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[LOST]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with (
+        FakeDiscord() as discord,
+        Stack(tmp_path / "home", data=data, environment={"DISCORD_WEBHOOK": discord.url}) as stack,
+    ):
+        stack.start("service", "check", "publish")
+        run = stack.submit(tiny_job(model="./mine"))
+        failed = stack.wait_for_event(run, "job.failed", "job.checked").fact
+        assert isinstance(failed, JobFailed)
+        shown = requests.get(f"{stack.url}/jobs/{run.id}", timeout=5).json()
+        assert (shown["status"], shown["error"]["code"]) == ("failed", "missing_keys")
+        assert LOST in shown["error"]["message"]
+        assert "config.json" in shown["error"]["hint"]
+        discord.wait_for(lambda: LOST in str(discord.messages))
+        said = str(discord.messages)
+        assert "missing_keys" in said and "config.json do not belong together" in said
+
+        whole = stack.submit(tiny_job(model="./whole"))
+        assert stack.wait_for_event(whole, "job.failed", "job.checked").type == "job.checked"

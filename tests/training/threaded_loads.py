@@ -1,0 +1,81 @@
+"""200 loads from 8 threads: `python -m tests.training.threaded_loads ours|bare FOLDER...`; JSON on the last line.
+
+`ours` loads with `worker.training.model.load`, `bare` calls `from_pretrained` with dtypes in turn, as the control. A
+process of its own, because threads that load without a lock may leave transformers unusable in it: `afterwards` says
+what our load makes of that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForSeq2SeqLM
+from transformers.utils import logging
+
+from jobs.errors import Refused
+from worker.training.model import load
+
+THREADS, LOADS = 8, 25
+CPU = torch.device("cpu")
+BARE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def ours(folder: Path, number: int) -> list[str]:
+    """Load as the trainer does; returns what is wrong with the model."""
+    model = load(folder, CPU, dropout=None, fused=bool(number % 2), recompute_layers=number % 3).model
+    return defects(model, torch.bfloat16)
+
+
+def bare(folder: Path, number: int) -> list[str]:
+    """Load without lock or guards."""
+    dtype = BARE_DTYPES[number % len(BARE_DTYPES)]
+    return defects(AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype), dtype)
+
+
+def defects(model: torch.nn.Module, dtype: torch.dtype) -> list[str]:
+    """Of `meta` and `dtype`, what some parameter of the model has wrong."""
+    parameters = list(model.parameters())
+    found = ["meta"] if any(parameter.is_meta for parameter in parameters) else []
+    return [*found, "dtype"] if any(parameter.dtype != dtype for parameter in parameters) else found
+
+
+def main(how: str, folders: list[Path]) -> dict[str, object]:
+    """Counts of good loads and of each defect."""
+    call: Callable[[Path, int], list[str]] = {"ours": ours, "bare": bare}[how]
+    start, counts = threading.Barrier(THREADS), Counter[str]()
+
+    def work(thread: int) -> None:
+        start.wait()
+        for number in range(thread, thread + LOADS):
+            try:
+                counts.update(call(folders[number % len(folders)], number) or ["good"])
+            except Exception as error:
+                counts[type(error).__name__] += 1
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        afterwards = ", ".join(ours(folders[0], 0)) or "good"
+    except Refused as refusal:
+        afterwards = refusal.detail_code
+    return {"counts": dict(counts), "afterwards": afterwards}
+
+
+if __name__ == "__main__":
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    print(json.dumps(main(sys.argv[1], [Path(name) for name in sys.argv[2:]])))
