@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.errors import NotSupportedYet, UserError
+from jobs.plan import resolve
 from jobs.spec import JobSpec, parse_spec
 
 LEAST: dict[str, Any] = {"data": {"train": "rows.jsonl"}}
@@ -65,6 +66,7 @@ def test_a_spec_is_frozen() -> None:
         ("task", {"type": "causal"}, "not supported yet"),
         ("method", {"type": "lora"}, "not supported yet"),
         ("data.input", "title", "both `input` and `target`"),
+        ("memory.optimizer", "sgd", "'adamw', 'adamw_8bit' or 'adafactor'"),
     ],
 )
 def test_a_wrong_value_is_named(dotted: str, value: object, said: str) -> None:
@@ -73,6 +75,33 @@ def test_a_wrong_value_is_named(dotted: str, value: object, said: str) -> None:
     assert said in str(caught.value)
     assert caught.value.param is not None
     assert dotted.startswith(caught.value.param) or caught.value.param.startswith(dotted)
+
+
+@pytest.mark.parametrize("value", ["bf16", "adamw_bf16", "sgd_bf16", "AdamW-BF16", "bfloat16_adamw"])
+def test_rounding_to_the_nearest_bf16_is_refused_with_the_reason_and_the_way_out(value: str) -> None:
+    with pytest.raises(UserError, match=r"^memory\.optimizer: ") as caught:
+        parse_spec(with_key("memory.optimizer", value))
+    assert caught.value.param == "memory.optimizer"
+    for said in ("94 %", "docs/bf16.md", "adamw (fp32 master copy)", "adamw_8bit", "adafactor", repr(value)):
+        assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "parameters", "becomes"),
+    [
+        ("auto", 10**9 - 1, ("adamw", 0)),
+        ("auto", 10**9, ("adamw_8bit", 1)),
+        ("auto", 2_849_757_184, ("adamw_8bit", 1)),
+        ("adamw", 2_849_757_184, ("adamw", 1)),
+        ("adafactor", 10**6, ("adafactor", 0)),
+        ("adamw_8bit", 10**6, ("adamw_8bit", 0)),
+    ],
+)
+def test_the_optimizer_follows_from_the_size_of_the_model(
+    optimizer: str, parameters: int, becomes: tuple[str, int]
+) -> None:
+    resolved = resolve(parse_spec(with_key("memory.optimizer", optimizer)), parameters)
+    assert (resolved.optimizer, resolved.recompute_layers) == becomes
 
 
 def test_what_is_missing_is_named() -> None:
@@ -92,8 +121,6 @@ def test_what_is_missing_is_named() -> None:
         ("data.validation", "rows.csv"),
         ("data.format", "csv"),
         ("memory.budget", 24.0),
-        ("memory.optimizer", "adamw_8bit"),
-        ("memory.optimizer", "adafactor"),
         ("memory.foreign", "refuse"),
         ("speed.compile", True),
         ("resume_from", "job-1"),

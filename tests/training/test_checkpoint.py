@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from jobs.errors import DiskFull, Refused
-from jobs.events import CheckpointRejected, CheckpointSaved, DiskLow, EvaluationFinished, ModelLoaded
+from jobs.events import CheckpointRejected, CheckpointSaved, DiskLow, EvaluationFinished, Heartbeat, ModelLoaded
 from jobs.rundir import RunDir
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors
+from worker.training import adamw_8bit
 from worker.training.randomness import restore_rng, rng_states
 
 MakeRun = Callable[..., RunDir]
@@ -51,6 +53,28 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(make_run: MakeRun
     for file in ("model.safetensors", "optimizer.safetensors"):
         assert same_tensors(broken.checkpoints / LAST / file, whole.checkpoints / LAST / file)
     assert finished(broken, 2).result == finished(whole).result
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "adafactor"])
+def test_so_does_one_that_rounds_by_chance(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
+    monkeypatch.setattr(adamw_8bit, "LEAST_QUANTISED", 512)  # the tiny model has no matrix of 4,096 numbers
+    memory = {"memory": {"optimizer": optimizer, "micro_batch": 4}}
+    whole, broken = make_run("whole", **memory), make_run("broken", **memory)
+    assert attempt(whole) == 0
+    phases = [line.phase for line in whole.attempt_lines(1) if isinstance(line, Heartbeat)]
+    assert ("compile" in phases[: phases.index("step")]) == (optimizer == "adamw_8bit")
+    assert attempt(broken, 1, stop_at=4 + 7 + 3) == 75
+    torch.rand(5)
+    assert attempt(broken, 2) == 0
+    assert facts(broken, ModelLoaded, 2)[0].resumed_step == 7
+    assert logged(broken) == logged(whole)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert same_tensors(broken.checkpoints / LAST / file, whole.checkpoints / LAST / file)
+    assert finished(whole).result["loss"] < finished(whole).result["first_loss"]
+    saved = load_file(whole.checkpoints / LAST / "optimizer.safetensors")
+    if optimizer == "adamw_8bit":
+        assert saved["exp_avg.codes.lm_head.weight"].dtype == torch.uint8
+        assert saved["exp_avg_sq.decoder.final_layer_norm.weight"].dtype == torch.float32
 
 
 def test_the_last_step_is_evaluated_even_if_the_attempt_was_stopped_on_it(make_run: MakeRun) -> None:

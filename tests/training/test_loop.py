@@ -16,12 +16,13 @@ from jobs.errors import NonFinite, OutOfMemory, OutOfMemoryInOptimizer
 from jobs.events import OomRecovered
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from tests.training.conftest import TRAIN_ROWS, tiny_model, tiny_spec
+from worker.training.adamw import AdamW
 from worker.training.batches import StepOrder
 from worker.training.data import PreparedDataset
 from worker.training.journal import Journal
-from worker.training.loop import StepResult, accumulate, seed_step, steps
+from worker.training.loop import StepResult, accumulate, steps
 from worker.training.memory import Cache
-from worker.training.optimizer import AdamW
+from worker.training.randomness import seed_step
 
 
 class Noting(Journal):

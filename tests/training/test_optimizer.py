@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from jobs.errors import NonFinite, Refused
-from worker.training import optimizer as module
-from worker.training.optimizer import AdamW, learning_rate
+from worker.training import adamw as module
+from worker.training.adamw import AdamW
+from worker.training.schedule import learning_rate
 
 LOSS = torch.tensor(1.0)
 

@@ -29,7 +29,7 @@ from jobs.events import CheckpointRejected, CheckpointSaved, DiskLow
 from jobs.rundir import RunDir, sync_folder
 from worker.training.journal import Journal
 from worker.training.model import WEIGHTS, weights_of
-from worker.training.optimizer import AdamW
+from worker.training.optimizer import Optimizer
 from worker.training.randomness import restore_rng, rng_states
 from worker.training.tensorfile import write_bytes, write_tensors
 from worker.training.window import Window
@@ -71,7 +71,7 @@ class Checkpoint:
 # -- writing -------------------------------------------------------------------------------------------------
 
 
-def save(run: RunDir, state: TrainState, model: nn.Module, optimizer: AdamW, keep: int, journal: Journal) -> bool:
+def save(run: RunDir, state: TrainState, model: nn.Module, optimizer: Optimizer, keep: int, journal: Journal) -> bool:
     """Write `checkpoints/step-…` of `state.step`, then prune. Without room for it: DiskLow is noted, False returned."""
     start = time.perf_counter()
     final = _folder(run, state.step)
@@ -200,7 +200,7 @@ def verify(folder: Path) -> TrainState:
 
 
 @torch.no_grad()
-def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: AdamW) -> None:
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> None:
     """Copy weights, optimizer states and RNG states in. The tensors of the model stay where they are."""
     weights = weights_of(model)
     with safe_open(checkpoint.folder / WEIGHTS, framework="pt") as file:

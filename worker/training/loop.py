@@ -1,12 +1,11 @@
 """The training loop: a generator that yields one `StepResult` per optimizer step (design §3, §9).
 
-Its caller reacts to each: logs, evaluates, saves, stops. Nothing here waits for the device, so that on CUDA the host
-runs ahead; losses stay tensors until somebody needs the number.
+Its caller reacts to each: logs, evaluates, saves, stops. Nothing here waits for the device (of the optimizers, `adamw`
+does not either), so that on CUDA the host runs ahead; losses stay tensors until somebody needs the number.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,9 @@ from worker.training.batches import IGNORED, Batch, StepOrder, micro_batches
 from worker.training.data import Int64, Rows
 from worker.training.journal import Journal
 from worker.training.memory import Cache, describe, is_out_of_memory
-from worker.training.optimizer import AdamW, learning_rate
+from worker.training.optimizer import Optimizer
+from worker.training.randomness import seed_step
+from worker.training.schedule import learning_rate
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class StepResult:
 
 def steps(
     model: PreTrainedModel,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     rows: Rows,
     order: StepOrder,
     spec: JobSpec,
@@ -168,13 +169,7 @@ def token_loss_sum(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed torch's generators (CPU and CUDA) for one step: whatever happened before leaves no trace in its dropout."""
-    digest = hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()
-    torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-
-
-def _update(optimizer: AdamW, number: int, rate: float, loss: torch.Tensor, cache: Cache) -> torch.Tensor:
+def _update(optimizer: Optimizer, number: int, rate: float, loss: torch.Tensor, cache: Cache) -> torch.Tensor:
     try:
         return optimizer.step(number, rate, loss)
     except (RuntimeError, MemoryError) as error:

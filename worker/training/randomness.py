@@ -1,13 +1,27 @@
-"""States of the random number generators, as JSON."""
+"""Random numbers: a seed for every step, and the states of the generators as JSON."""
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed torch's generators (CPU and CUDA) for one step: whatever happened before leaves no trace in its dropout."""
+    torch.manual_seed(_derived(seed, step, rank))
+
+
+def update_seed(seed: int, step: int) -> int:
+    """Seed of the rounding of one step's update: the same whatever forward and backward have drawn before.
+
+    Without the rank: ranks that hold the same weight must round it the same way.
+    """
+    return _derived(seed, step, "update")
 
 
 def rng_states() -> dict[str, Any]:
@@ -32,6 +46,11 @@ def restore_rng(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(_state_tensor(states["torch"]))
     if states["cuda"] and torch.cuda.is_initialized():
         torch.cuda.set_rng_state_all([_state_tensor(state) for state in states["cuda"]])
+
+
+def _derived(*parts: int | str) -> int:
+    digest = hashlib.sha256(" ".join(str(part) for part in parts).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def _state_tensor(text: str) -> torch.Tensor:

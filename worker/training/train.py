@@ -23,10 +23,11 @@ from worker.training.data import PreparedDataset
 from worker.training.device import hold_device, hold_job, prepare_numerics
 from worker.training.evaluate import evaluate
 from worker.training.journal import Journal
-from worker.training.loop import seed_step, steps
+from worker.training.loop import steps
 from worker.training.memory import Cache
 from worker.training.model import WEIGHTS, LoadedModel, load, weights_of, write_model
-from worker.training.optimizer import AdamW
+from worker.training.optimizer import Optimizer, make_optimizer
+from worker.training.randomness import seed_step
 from worker.training.settings import TrainerSettings
 from worker.training.stop import Stop, StopAsked
 from worker.training.tensorfile import write_tensors
@@ -47,7 +48,7 @@ class Bench:
     stop: Stop
     data: PreparedDataset
     loaded: LoadedModel
-    optimizer: AdamW
+    optimizer: Optimizer
     cache: Cache
     state: TrainState
     meter: Meter
@@ -94,12 +95,10 @@ def set_up(run: RunDir, device: torch.device, journal: Journal, stop: Stop, atte
         fused=spec.speed.fused,
         recompute_layers=plan.resolved.recompute_layers,
     )
-    optimizer = AdamW(
-        loaded.model.named_parameters(),
-        weight_decay=spec.schedule.weight_decay,
-        max_grad_norm=spec.schedule.max_grad_norm,
-        fused=spec.speed.fused,
+    optimizer = make_optimizer(
+        plan.resolved.optimizer, loaded.model.named_parameters(), spec.schedule, fused=spec.speed.fused
     )
+    optimizer.compile(journal)
     found = checkpoint.newest(run, spec.sha256(), journal)
     if found is not None:
         checkpoint.restore(found, loaded.model, optimizer)
