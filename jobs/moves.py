@@ -2,7 +2,8 @@
 
 All instants come from TIME inside the script. `HELPERS` is put before each script:
 
-- `lj`: key of a job's hash; fields: number, record, spec, status, stage, score, not_before, lease (token of its holder)
+- `lj`: key of a job's hash; fields: number, record, spec, status, stage, score, not_before, lease (its holder's token),
+  parked
 - `place(id)`: puts a job into the order of its stage when it waits and nobody holds it, and out of all others
 """
 
@@ -12,8 +13,8 @@ HELPERS = """
 local function lj(id) return 'longhaul:job:' .. id end
 local function now() local t = redis.call('TIME'); return t[1] * 1000 + math.floor(t[2] / 1000) end
 local function place(id)
-  local h = redis.call('HMGET', lj(id), 'status', 'stage', 'score', 'lease')
-  local waits = (h[1] == 'validating' or h[1] == 'queued') and not h[4]
+  local h = redis.call('HMGET', lj(id), 'status', 'stage', 'score', 'lease', 'parked')
+  local waits = (h[1] == 'validating' or h[1] == 'queued') and not h[4] and not h[5]
   for _, stage in ipairs({'check', 'prepare', 'train'}) do
     if waits and stage == h[2] then redis.call('ZADD', 'longhaul:order:' .. stage, h[3], id)
     else redis.call('ZREM', 'longhaul:order:' .. stage, id) end
@@ -59,6 +60,7 @@ if have < after then
   if old then redis.call('ZREM', 'longhaul:status:' .. old, id) end
   redis.call('HSET', job, 'number', after, 'record', ARGV[4], 'status', ARGV[5], 'stage', ARGV[6], 'score', ARGV[7],
              'not_before', ARGV[8])
+  redis.call('HDEL', job, 'parked')
   if ARGV[10] ~= '' then redis.call('HSET', job, 'spec', ARGV[10]) end
   redis.call('ZADD', 'longhaul:jobs', ARGV[9], id)
   redis.call('ZADD', 'longhaul:status:' .. ARGV[5], ARGV[9], id)
@@ -109,6 +111,26 @@ RELEASE = """
 local done = drop_lease(ARGV[1], ARGV[2])
 place(ARGV[1])
 return done
+"""
+
+# ARGV: id, token → the lease let go, and the job out of every order until its next event: its directory is damaged
+PARK = """
+redis.call('HSET', lj(ARGV[1]), 'parked', 1)
+local done = drop_lease(ARGV[1], ARGV[2])
+place(ARGV[1])
+return done
+"""
+
+# ARGV: id → everything about it gone: there is no such directory any more
+FORGET = """
+local id = ARGV[1]
+local status = redis.call('HGET', lj(id), 'status')
+if status then redis.call('ZREM', 'longhaul:status:' .. status, id) end
+for _, key in ipairs({'jobs', 'leases', 'order:check', 'order:prepare', 'order:train'}) do
+  redis.call('ZREM', 'longhaul:' .. key, id)
+end
+redis.call('DEL', lj(id), lj(id) .. ':events', lj(id) .. ':latest')
+return 1
 """
 
 # → list of id, token of leases that have run out

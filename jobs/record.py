@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from jobs.errors import Conflict, Superseded
+from jobs.errors import Conflict, Damaged, Superseded
 from jobs.events import (
     AttemptEnded,
     AttemptStarted,
@@ -99,8 +99,9 @@ def fold(job: str, events: Iterable[Event]) -> JobRecord:
 
 
 def apply(record: JobRecord, event: Event) -> JobRecord:
-    """The record after one more event. Raises Conflict (IllegalMove, Superseded) when it may not follow."""
-    assert event.number == record.number + 1, f"{record.id}: event {event.number} after {record.number}"
+    """The record after one more event. Raises Conflict when it may not follow, Damaged for a gap."""
+    if event.number != record.number + 1:
+        raise Damaged(f"job {record.id}: event {event.number} follows event {record.number}")
     fact = event.fact
     if event.attempt < record.attempt and (fact.by_trainer or isinstance(fact, AttemptEnded)):
         raise Superseded(event.attempt, record.attempt)

@@ -7,7 +7,9 @@ against the events before, numbered without gap, fsynced. What callers decide, t
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
 import shutil
 import time
@@ -35,6 +37,7 @@ from jobs.record import JobRecord, apply, fold
 from jobs.spec import JobSpec
 from jobs.state import Request, Status
 
+log = logging.getLogger("longhaul.rundir")
 Row = TypeVar("Row", bound=BaseModel)
 Decision = Callable[[JobRecord], Sequence[AnyFact]]
 
@@ -168,9 +171,12 @@ class RunDir:
 
     def _parsed(self, lines: list[bytes], after: int = 0) -> list[Event]:
         try:
-            return [Event.model_validate_json(line) for line in lines[after:]]
+            events = [Event.model_validate_json(line) for line in lines[after:]]
         except ValidationError as error:
             raise Damaged(f"{self.events_file} has a line that is no event: {error.errors()[0]['msg']}") from error
+        if events and events[0].job != self.id:
+            raise Damaged(f"{self.path} is a copy: its events are those of {events[0].job}")
+        return events
 
     # -- metrics ---------------------------------------------------------------------------------------------
 
@@ -189,7 +195,7 @@ class RunDir:
         """What the trainer of that attempt has written so far."""
         file = self.attempt_file(name)
         lines = whole_lines(file.read_bytes()) if file.exists() else []
-        return [attempt_line.validate_json(line) for line in lines]
+        return [said for line in lines if (said := readable(line, file)) is not None]
 
 
 def create(runs: Path, job: str, spec: JobSpec, first: AnyFact) -> tuple[RunDir, bool]:
@@ -220,14 +226,21 @@ def create(runs: Path, job: str, spec: JobSpec, first: AnyFact) -> tuple[RunDir,
 
 
 def list_runs(runs: Path) -> list[RunDir]:
-    """All run directories, oldest id first."""
-    found = [
-        RunDir(entry.path) for entry in os.scandir(runs) if entry.is_dir() and not entry.name.startswith((".", "tmp-"))
-    ]
-    return sorted((run for run in found if run.exists()), key=lambda run: run.id)
+    """All run directories, oldest id first. A folder that may not be entered is none of ours."""
+    found = [RunDir(entry.path) for entry in os.scandir(runs) if not entry.name.startswith((".", "tmp-"))]
+    return sorted((run for run in found if os.access(run.events_file, os.R_OK)), key=lambda run: run.id)
 
 
 # -- files ---------------------------------------------------------------------------------------------------
+
+
+def readable(line: bytes, file: Path) -> Heartbeat | Noted | Finished | None:
+    """A line of an attempt file, or None (and a word in the log) for one that nobody could have written."""
+    try:
+        return attempt_line.validate_json(line)
+    except ValidationError as error:
+        log.error("%s has a line that is passed over: %s", file, error.errors()[0]["msg"])
+        return None
 
 
 def whole_lines(raw: bytes) -> list[bytes]:
@@ -263,7 +276,42 @@ def append_line(file: Path, row: BaseModel) -> None:
                 handle.seek(0)
                 whole = whole_lines(handle.read())
                 handle.truncate(sum(len(each) + 1 for each in whole))
-        handle.write(line)
+        size = handle.seek(0, os.SEEK_END)
+        if handle.write(line) != len(line):  # a full disk takes what it can
+            handle.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+
+
+class LineWriter:
+    """Appends rows to a JSON-lines file. What a full disk does not take is kept, and written before a later row."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._unsaid: list[BaseModel] = []
+
+    def write(self, row: BaseModel, *, keep: bool = True) -> None:
+        """Write it, after what could not be written before. `keep` False: leave it out where there is no room."""
+        self._unsaid.append(row)
+        if not self.flush() and not keep:
+            self._unsaid.pop()
+
+    def flush(self) -> bool:
+        """Whether all is written now."""
+        while self._unsaid:
+            try:
+                append_line(self._file, self._unsaid[0])
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                log.error("%d lines of %s wait for room on the disk", len(self._unsaid), self._file.name)
+                return False
+            self._unsaid.pop(0)
+        return True
+
+    def close(self) -> None:
+        """Raise OSError (ENOSPC) if anything is still unwritten."""
+        if not self.flush():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file))
 
 
 def write_atomically(file: Path, content: bytes) -> None:

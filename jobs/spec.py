@@ -34,7 +34,12 @@ class Part(BaseModel):
     """One part of a job: frozen, closed, and its fields documented by their docstrings."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        strict=True,
     )
 
 

@@ -193,6 +193,19 @@ class Store:
         """Let go of the lease; a job that still waits goes back to its old place."""
         return bool(self._move(moves.RELEASE, job, token))
 
+    def park(self, job: str, token: str) -> None:
+        """Let go of a job whose directory is damaged; it stands in no order until its next event."""
+        self._move(moves.PARK, job, token)
+
+    def forget(self, job: str) -> None:
+        """Drop everything about a job that has no directory any more."""
+        self._move(moves.FORGET, job)
+
+    def known(self) -> set[str]:
+        """Ids of all jobs that Redis has heard of."""
+        with self._reachable():
+            return {each.decode() for each in cast(list[bytes], self._redis.zrange("longhaul:jobs", 0, -1))}
+
     def expired(self) -> list[tuple[str, str]]:
         """(id, token) of leases that have run out."""
         flat = [item.decode() for item in self._move(moves.EXPIRED)]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 
 from fastapi import FastAPI, Request
@@ -57,6 +58,15 @@ def error_response(
 
 def install(app: FastAPI) -> None:
     """Make the application answer every error, its framework's own included, in the one shape."""
+
+    @app.exception_handler(OSError)
+    def _disk(request: Request, error: OSError) -> JSONResponse:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise error
+        log.error("%s %s: %s", request.method, request.url.path, error)
+        return error_response(
+            503, "disk_full", "the disk takes no more: nothing was changed", hint="make room and retry"
+        )
 
     @app.exception_handler(LonghaulError)
     def _longhaul(request: Request, error: LonghaulError) -> JSONResponse:

@@ -35,7 +35,11 @@ def main() -> int:
         return tell_health(arguments.roles)
     if len(arguments.roles) > 1:
         return serve_together(arguments.roles)
-    serve(arguments.roles[0])
+    try:
+        serve(arguments.roles[0])
+    except ValueError as error:
+        print(f"a setting is wrong: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

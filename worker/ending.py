@@ -40,7 +40,7 @@ def ending(run: RunDir, record: JobRecord, attempt: int, found: Finished) -> lis
     said = next((line for line in reversed(lines) if isinstance(line, Finished)), found)
     left: list[AnyFact] = [line.fact for line in lines if isinstance(line, Noted)][record.noted :]
     if not record.attempt_open:  # attempt.ended is in the file, what follows from it was lost
-        return outcome(record, said)
+        return outcome(record, said.model_copy(update={"reason": record.last_reason or said.reason}))
     ended = AttemptEnded(reason=said.reason, step=max(said.step, found.step), error=said.error)
     return [*left, ended, *outcome(record, said)]
 

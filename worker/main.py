@@ -22,6 +22,9 @@ from typing import Any
 
 import redis
 import rq
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from rq.exceptions import StopRequested
 from rq.job import Job
 from rq.queue import Queue
 from rq.serializers import JSONSerializer
@@ -39,6 +42,9 @@ from worker.supervise import HORSE, Horse
 
 log = logging.getLogger("longhaul.worker")
 LOOK_FOR_CARD_S = 15.0
+TICKET_EXTRAS = frozenset(
+    {"_success_callback_name", "_failure_callback_name", "_stopped_callback_name", "webhooks", "_dependency_ids"}
+)
 
 
 class StageWorker(rq.Worker):
@@ -91,13 +97,42 @@ class StageWorker(rq.Worker):
         client = connect(self._settings.redis_url)  # a forked child shares no connection with its parent
         HORSE.set(Horse(self._settings, Store(client), Tickets(client), self.name, self._stopping))
 
-    def perform_job(self, job: Job, queue: Queue) -> bool:
-        """Anybody who can write to Redis can name a function: only one is run."""
-        if job.func_name != TICKET_FUNCTION or list(job.args) != [self._stage.value] or job.kwargs:
-            log.error("ticket %s names %r: refused", job.id, job.func_name)
-            job.delete()
-            return False
-        return super().perform_job(job, queue)
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        """Anybody who can write to Redis can name functions, callbacks, webhooks: one function is run, nothing else."""
+        extras = {name: value for name, value in vars(job).items() if value and name in TICKET_EXTRAS}
+        legal = job.func_name == TICKET_FUNCTION and list(job.args) == [self._stage.value] and not job.kwargs
+        if legal and not extras:
+            super().execute_job(job, queue)
+            return
+        log.error("ticket %s names %r %s: refused", job.id, job.func_name, extras or "")
+        self.connection.lrem(queue.intermediate_queue_key, 1, job.id)
+        job.delete()
+
+    def dequeue_job_and_maintain_ttl(self, timeout: int | None, max_idle_time: int | None = None) -> Any:
+        """A ticket that cannot be read is thrown away (tickets are harmless to lose); the worker goes on."""
+        while True:
+            try:
+                return super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
+            except (StopRequested, redis.RedisError):
+                raise
+            except Exception:
+                log.exception("a ticket that cannot be read is thrown away")
+                self.connection.delete(*(queue.intermediate_queue_key for queue in self.queues))
+
+    def subscribe(self) -> None:
+        """RQ's remote commands (stop a job, kill a horse) are not used, so nobody listens for them."""
+
+    def unsubscribe(self) -> None:
+        """See `subscribe`."""
+
+    def set_shutdown_requested_date(self) -> None:
+        """Left out: with Redis away it would hold up the stop for ever."""
+
+    def teardown(self) -> None:
+        """Sign off; with Redis away for a moment only, not for ever."""
+        self.connection.set_retry(Retry(NoBackoff(), 0))
+        with contextlib.suppress(redis.RedisError):
+            super().teardown()  # type: ignore[no-untyped-call]  # RQ's
 
     def handle_warm_shutdown_request(self) -> None:
         """First of all tell the horse, which tells the trainer; only then talk to Redis, which may be away."""

@@ -81,27 +81,33 @@ class Reconciler:
 
     def _project_all(self) -> list[tuple[RunDir, JobRecord]]:
         """Bring Redis up to every run directory. Returns the jobs that are not over."""
+        runs = list_runs(self._runs)
+        for gone in self._store.known() - {run.id for run in runs}:
+            if not (self._runs / gone).exists():
+                log.error("job %s has no directory any more: forgotten", gone)
+                self._store.forget(gone)
         found = []
-        for run in list_runs(self._runs):
-            size = run.events_file.stat().st_size
-            cached = self._records.get(run.id)
-            if cached and cached[0] == size:
-                record = cached[1]
-            else:
-                try:
-                    record = run.record()
-                except (Conflict, Damaged) as error:
-                    log.error("job %s is left alone: %s", run.id, error)
-                    continue
-                self._records[run.id] = (size, record)
-            known = self._store.number(run.id)
-            if known < record.number:
-                if known == 0 and record.idempotency_key and record.body_sha256:
-                    self._store.reserve(record.idempotency_key, run.id, record.body_sha256)
-                self._store.project(run, record, run.events(after=known)[: record.number - known])
+        for run in runs:
+            try:
+                record = self._projected(run)
+            except (Conflict, Damaged, NotFound, OSError) as error:
+                log.error("job %s is left alone: %s", run.id, error)
+                continue
             if not record.status.terminal:
                 found.append((run, record))
         return found
+
+    def _projected(self, run: RunDir) -> JobRecord:
+        size = run.events_file.stat().st_size
+        cached = self._records.get(run.id)
+        record = cached[1] if cached and cached[0] == size else run.record()
+        self._records[run.id] = (size, record)
+        known = self._store.number(run.id)
+        if known < record.number:
+            if known == 0 and record.idempotency_key and record.body_sha256:
+                self._store.reserve(record.idempotency_key, run.id, record.body_sha256)
+            self._store.project(run, record, run.events(after=known)[: record.number - known])
+        return record
 
     def _judge(self, open_jobs: list[tuple[RunDir, JobRecord]]) -> None:
         for job, token in self._store.expired():
@@ -132,7 +138,7 @@ class Reconciler:
 
         try:
             record, new = self._store.append(run, decide)
-        except (Conflict, NotFound, Damaged) as error:
+        except (Conflict, NotFound, Damaged, OSError) as error:
             log.info("job %s: nothing to take over: %s", run.id, error)
             return
         if new:

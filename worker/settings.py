@@ -40,6 +40,9 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
     device = environ.get("LONGHAUL_DEVICE", "cuda")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"LONGHAUL_DEVICE is {device!r}; it is cpu or cuda")
+    redis_url = environ.get("LONGHAUL_REDIS_URL") or "redis://127.0.0.1:6379/0"
+    if not redis_url.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("LONGHAUL_REDIS_URL is no Redis URL; it looks like redis://127.0.0.1:6379/0")
     places = {
         name: Path(environ.get(f"LONGHAUL_{name.upper()}") or name).resolve()
         for name in ("runs", "data", "prepared", "models")
@@ -47,7 +50,7 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
     clean = {key: value for key, value in environ.items() if key not in SECRETS}
     clean |= {f"LONGHAUL_{name.upper()}": os.fspath(path) for name, path in places.items()}
     return WorkerSettings(
-        redis_url=environ.get("LONGHAUL_REDIS_URL") or "redis://127.0.0.1:6379/0",
+        redis_url=redis_url,
         device=device,
         discord_webhook=environ.get("DISCORD_WEBHOOK") or None,
         wandb_api_key=environ.get("WANDB_API_KEY") or None,

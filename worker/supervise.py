@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -39,6 +40,8 @@ from worker.trainer import Trainer
 
 log = logging.getLogger("longhaul.supervise")
 LOOK_S = 0.1
+RETRY_S = 5.0
+"""Between two tries to write events to a full disk."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,21 @@ def work(stage_name: str) -> None:
     try:
         with Lease(horse.store, job, token) as lease:
             record = (train if stage is Stage.TRAIN else examine)(horse, run, stage, lease)
-    except (Conflict, NotFound, Damaged) as error:  # cancelled, paused or taken over meanwhile: the file decided
+    except Conflict as error:  # cancelled, paused or taken over meanwhile: the file decided
         log.info("job %s: let go in stage %s: %s", job, stage.value, error)
         horse.store.release(job, token)
+    except NotFound:
+        log.error("job %s has no directory any more: forgotten", job)
+        horse.store.forget(job)
+    except Damaged as error:
+        log.error("job %s is left alone until somebody mends it: %s", job, error)
+        horse.store.park(job, token)
+    else:
+        if record.status in (Status.QUEUED, Status.VALIDATING):
+            horse.tickets.add(record.stage)
         return
-    if record.status in (Status.QUEUED, Status.VALIDATING):
-        horse.tickets.add(record.stage)
+    if horse.store.waiting(stage):  # this ticket did nothing for those behind
+        horse.tickets.add(stage)
 
 
 def train(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
@@ -82,13 +94,20 @@ def train(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
     attempt = record.attempt
     trainer = Trainer(run, stage, attempt, trainer_environment(horse.settings, stage))
     rows_seen = 0
+    facts: list[AnyFact] = []
+    retry_at = 0.0
     asked = False
     ended = False
     while not ended:
         ended = trainer.wait(LOOK_S)
-        facts = [line.fact for line in trainer.listen() if isinstance(line, Noted)]
-        if facts:
-            horse.store.append(run, facts, attempt=attempt)
+        facts += [line.fact for line in trainer.listen() if isinstance(line, Noted)]
+        if facts and (ended or time.monotonic() >= retry_at):
+            try:
+                horse.store.append(run, facts, attempt=attempt)
+                facts = []
+            except OSError as error:  # a full disk: the facts are in the attempt file, too, and are told later
+                log.error("job %s: %d events wait: %s", run.id, len(facts), error)
+                retry_at = time.monotonic() + RETRY_S
         rows_seen = show_latest(horse.store, run, rows_seen)
         if horse.stopping.is_set() and not asked:
             trainer.ask_to_stop()
@@ -100,10 +119,16 @@ def train(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
             trainer.kill("silent")
     end = trainer.end()
     lease.stop_renewing()
-    record, _ = horse.store.append(
-        run, lambda now: ending(run, now, attempt, end), attempt=attempt, release=lease.token
-    )
-    return record
+    while True:
+        try:
+            record, _ = horse.store.append(
+                run, lambda now: ending(run, now, attempt, end), attempt=attempt, release=lease.token
+            )
+            return record
+        except OSError as error:
+            log.error("job %s: its end cannot be written down: %s", run.id, error)
+            if horse.stopping.wait(RETRY_S):
+                raise  # reconcile finds it
 
 
 def examine(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:

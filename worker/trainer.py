@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,9 +11,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from jobs.events import Fault, Finished, Heartbeat, Noted, Phase, attempt_line
+from jobs.events import Fault, Finished, Heartbeat, Noted, Phase
 from jobs.lifeline import PARENT_PID
-from jobs.rundir import RunDir
+from jobs.rundir import RunDir, readable
 from jobs.state import Stage
 from worker.ending import EXIT_REASONS, MEANING
 
@@ -20,6 +21,7 @@ SLOW_PHASES: frozenset[Phase] = frozenset({"load", "compile", "save"})
 SLOW_SILENCE_S = 15 * 60.0
 SILENCE_S = 5 * 60.0
 SILENCE_INTERVALS = 20.0
+FULL_DISK_BYTES = 1 << 20
 CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
@@ -67,7 +69,7 @@ class Trainer:
             return []
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
-        lines = [attempt_line.validate_json(line) for line in whole.splitlines()]
+        lines = [said for line in whole.splitlines() if (said := readable(line, self._file)) is not None]
         if lines:
             self._heard = time.monotonic()
         for line in lines:
@@ -109,6 +111,8 @@ class Trainer:
         if self.killed_for == "silent":
             phase = self._beat.phase if self._beat else "start"
             return self._because(found, "silent", f"{MEANING['silent']} (phase {phase}, step {self.step})")
+        if code == 78 and shutil.disk_usage(self.run.path).free < FULL_DISK_BYTES:
+            return self._because(found, "disk_full", f"{MEANING['disk_full']} (exit code {code})")
         if code in EXIT_REASONS:
             return self._because(found, EXIT_REASONS[code], f"{MEANING[EXIT_REASONS[code]]} (exit code {code})")
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:

@@ -12,13 +12,14 @@ attempt does is told in `train.py`.
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import logging
 import os
 import sys
 from pathlib import Path
 
-from jobs.errors import StageError
+from jobs.errors import DiskFull, StageError
 from jobs.lifeline import PARENT_PID, tie_to_parent
 from jobs.rundir import RunDir
 from worker.training.journal import Journal
@@ -47,9 +48,21 @@ def main(argv: list[str]) -> int:
             case _:
                 return train(run, settings, journal, arguments.attempt)
     except StageError as error:
-        log.error("%s (%s): %s", error.reason, error.detail_code, error)
+        return fail(journal, error)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return fail(journal, DiskFull(f"no room is left on the disk: {error}", hint="make room and submit again"))
+
+
+def fail(journal: Journal, error: StageError) -> int:
+    """Say why; returns the exit code, which is all that is left when even that cannot be written."""
+    log.error("%s (%s): %s", error.reason, error.detail_code, error)
+    try:
         journal.fail(error)
-        return error.exit_code
+    except OSError as unwritten:
+        log.error("the reason could not be written down: %s", unwritten)
+    return error.exit_code
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -69,6 +82,7 @@ def set_library_switches(stage: str) -> None:
     # Threads that spin while they wait take the cores from whoever shares them: with 7 runnable processes on 2 cores,
     # steps on the CPU took 6 to 10 times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")  # none of its CUDA extensions is used
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of what the guards judge, and says to repair it
     if stage == "train":

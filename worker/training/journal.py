@@ -15,7 +15,7 @@ from typing import Any
 
 from jobs.errors import StageError
 from jobs.events import AnyFact, Fault, Finished, Heartbeat, Noted, Phase, Reason
-from jobs.rundir import append_line
+from jobs.rundir import LineWriter
 
 BEAT_S = 5.0
 
@@ -25,7 +25,7 @@ class Journal:
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._file = file
+        self._lines = LineWriter(file)
         self._clock = clock
         self._phase: Phase = "wait"
         self._step = 0
@@ -69,4 +69,7 @@ class Journal:
         self.finish(reason, error=Fault(code=error.detail_code, message=str(error), hint=error.hint, param=error.param))
 
     def _write(self, line: Heartbeat | Noted | Finished) -> None:
-        append_line(self._file, line)
+        # A full disk stops nobody: facts wait for room, heartbeats are left out; only the last line must be written.
+        self._lines.write(line, keep=not isinstance(line, Heartbeat))
+        if isinstance(line, Finished):
+            self._lines.close()

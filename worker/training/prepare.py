@@ -206,6 +206,8 @@ def split(keys: Any, ends: list[int], validation: float | str) -> dict[str, Int6
     if validation > 0 and len(keys) >= 2:
         chosen[np.argmin(keys)] = True
         chosen[np.argmax(keys)] = False
+    elif len(keys) == 1:
+        chosen[:] = False  # a single row is learnt from
     return {"train": rows[~chosen], "validation": rows[chosen]}
 
 

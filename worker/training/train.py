@@ -14,7 +14,7 @@ import torch
 from jobs.errors import DiskFull, Refused
 from jobs.events import EvaluationFinished, ModelLoaded
 from jobs.plan import Plan
-from jobs.rundir import RunDir
+from jobs.rundir import LineWriter, RunDir
 from jobs.spec import JobSpec
 from worker.training import checkpoint, guards
 from worker.training.batches import StepOrder
@@ -52,6 +52,7 @@ class Bench:
     cache: Cache
     state: TrainState
     meter: Meter
+    metrics: LineWriter
 
 
 def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: Stop, attempt: int) -> int:
@@ -132,6 +133,7 @@ def set_up(run: RunDir, device: torch.device, journal: Journal, stop: Stop, atte
         cache=cache,
         state=state,
         meter=Meter(cache=cache, attempt=attempt, steps=plan.steps, window=state.window),
+        metrics=LineWriter(run.metrics_file),
     )
 
 
@@ -161,7 +163,7 @@ def learn(bench: Bench) -> None:
         meter.add(result)
         if result.step % spec.log.every_steps == 0 or result.step == bench.plan.steps:
             bench.optimizer.raise_if_nonfinite()
-            bench.run.append_metrics(meter.row(result, time.time()))
+            bench.metrics.write(meter.row(result, time.time()))
         bench.stop.look()
         if result.step % spec.evaluate.every_steps == 0:
             look(bench)
@@ -229,6 +231,7 @@ def save(bench: Bench) -> None:
 def finish(bench: Bench) -> None:
     """Evaluate and save the last step, leave the best model (or the last) in `model/`, and say that it is done."""
     run, state, loaded = bench.run, bench.state, bench.loaded
+    bench.metrics.close()
     if state.validation_loss is None:
         look(bench)
     save(bench)

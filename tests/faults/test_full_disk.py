@@ -1,0 +1,95 @@
+"""The disk fills up. Whole lines or none; what could not be written is said by its name, not as a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from jobs.events import Heartbeat, JobFailed
+from jobs.rundir import append_line, read_rows
+from tests.stack import Stack, tiny_job
+
+
+@contextlib.contextmanager
+def longest_file(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond so many bytes: writes fall short, then fail, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_line_for_which_there_is_no_room_is_not_lost_in_silence(tmp_path: Path) -> None:
+    # The disk is full in the middle of a line. Must hold: the writer is told, and the file ends with a whole line.
+    file = tmp_path / "lines.jsonl"
+    append_line(file, Heartbeat(at=1.0, phase="step", step=1))
+    with longest_file(file.stat().st_size + 10), pytest.raises(OSError):
+        append_line(file, Heartbeat(at=2.0, phase="step", step=2))
+    append_line(file, Heartbeat(at=3.0, phase="step", step=3))
+    assert [row.step for row in read_rows(file, Heartbeat)] == [1, 3]
+
+
+class SmallDisk:
+    """A tmpfs mounted at `folder`, and what fills it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._filler = folder / ".filler"
+
+    def fill(self) -> None:
+        """To the last byte."""
+        with open(self._filler, "ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+
+    def free(self) -> None:
+        """As before."""
+        self._filler.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    folder = tmp_path / "home" / "runs"
+    folder.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", os.fspath(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a small disk of its own needs root (mount)")
+    try:
+        yield SmallDisk(folder)
+    finally:
+        subprocess.run(["umount", "-l", os.fspath(folder)], check=True)
+
+
+def test_a_post_to_a_full_disk_is_refused_and_can_be_repeated(tmp_path: Path, data: Path, disk: SmallDisk) -> None:
+    # Must hold: 503 that names the disk, no half directory; the same Idempotency-Key makes the job once there is room.
+    with Stack(tmp_path / "home", data=data) as stack:
+        stack.start("service")
+        disk.fill()
+        key = {"Idempotency-Key": "full"}
+        answer = requests.post(f"{stack.url}/jobs", json=tiny_job(), headers=key, timeout=10)
+        assert not list(stack.runs.glob("*job-*"))
+        disk.free()
+        run = stack.submit(tiny_job(), **key)
+        assert [event.type for event in run.events()] == ["job.submitted"]
+        assert (answer.status_code, "disk" in answer.text or "space" in answer.text) == (503, True), answer.text
+
+
+def test_a_disk_that_is_full_during_prepare_is_named(tmp_path: Path, data: Path, disk: SmallDisk) -> None:
+    # Filled after check. Must hold: the job fails with disk_full, not with a crash.
+    with Stack(tmp_path / "home", data=data) as stack:
+        stack.start("service", "check", "publish")
+        run = stack.submit(tiny_job())
+        stack.wait_for_event(run, "job.checked")
+        disk.fill()
+        stack.start("prepare")
+        failed = stack.wait_for_event(run, "job.failed", "job.prepared", timeout=30).fact
+        assert isinstance(failed, JobFailed)
+        assert failed.error.code == "disk_full", failed.error
