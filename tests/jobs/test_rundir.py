@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 
 import pytest
 
+from jobs import rundir
 from jobs.errors import Conflict, IllegalMove, Superseded
 from jobs.events import (
     EVENT_TYPES,
@@ -29,7 +31,7 @@ from jobs.events import (
     any_fact,
 )
 from jobs.record import JobRecord
-from jobs.rundir import RunDir, append_line, create, last_row, list_runs
+from jobs.rundir import LineWriter, RunDir, append_line, create, last_row, list_runs
 from jobs.spec import parse_spec
 from jobs.state import Request, Status
 
@@ -202,3 +204,25 @@ def test_a_torn_metrics_line_is_cut_before_the_next(run: RunDir) -> None:
         file.write(b'{"step": 20, "lo')
     append_line(run.metrics_file, row(30, 1.0))
     assert [each.step for each in run.metrics()] == [10, 30]
+
+
+def test_what_a_full_disk_does_not_take_is_written_later_in_order(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = True
+    real = rundir.append_line
+
+    def append(file: Path, line: MetricRow) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        real(file, line)
+
+    monkeypatch.setattr(rundir, "append_line", append)
+    lines = LineWriter(run.metrics_file)
+    lines.write(row(10, 3.0))
+    lines.write(row(15, 2.5), keep=False)
+    lines.write(row(20, 2.0))
+    with pytest.raises(OSError, match="No space left"):
+        lines.close()
+    full = False
+    lines.write(row(30, 1.0))
+    lines.close()
+    assert [each.step for each in run.metrics()] == [10, 20, 30]
