@@ -15,6 +15,7 @@ import pytest
 from client.api import Longhaul
 from client.local import ROLES
 from client.main import main
+from jobs.lifeline import tied
 from tests.redis_server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,7 @@ class Local:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "LONGHAUL_DEVICE": "cpu"}
         with open(folder / "out", "wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "client.main", "local", "--port", str(self.port)],
+                tied(sys.executable, "-m", "client.main", "local", "--port", str(self.port)),
                 cwd=folder,
                 env=environment,
                 stdout=out,
