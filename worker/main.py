@@ -104,7 +104,7 @@ class StageWorker(rq.Worker):
         if legal and not extras:
             super().execute_job(job, queue)
             return
-        log.error("ticket %s names %r %s: refused", job.id, job.func_name, extras or "")
+        log.error("ticket %s names %r: refused %s", job.id, job.func_name, extras or "")
         self.connection.lrem(queue.intermediate_queue_key, 1, job.id)
         job.delete()
 
