@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 
 def duration(seconds: float | None) -> str:
@@ -41,3 +42,9 @@ def clock(at: float) -> str:
     then = time.localtime(at)
     today = time.localtime()[:3] == then[:3]
     return time.strftime("%H:%M:%S" if today else "%d %b %H:%M", then)
+
+
+def time_needed(job: dict[str, Any]) -> str | None:
+    """What a job needs on its card, as planned before anything was measured; None when nothing is known of a card."""
+    planned: dict[str, Any] = job["plan"].get("time") or {}
+    return planned.get("text")

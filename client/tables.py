@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from client.figures import clock, duration, loss
+from client.figures import clock, duration, loss, time_needed
 
 _STATUS_STYLES = {"succeeded": "green", "failed": "red", "running": "cyan", "paused": "yellow", "cancelled": "dim"}
 
@@ -50,6 +50,8 @@ def print_job(job: dict[str, Any], console: Console) -> None:
         lines.append(("cause", Text(f"{error['message']} [{error['code']}]", style="red")))
         if error.get("hint"):
             lines.append(("way out", Text(error["hint"])))
+    if job["waiting"]:
+        lines.append(("waits because", Text(job["waiting"])))
     if job["position"] is not None:
         lines.append(("before it", f"{job['position']} jobs in stage {job['stage']}"))
     lines.append(("model", Text(job["model"])))
@@ -57,7 +59,14 @@ def print_job(job: dict[str, Any], console: Console) -> None:
     if job["steps"]:
         lines.append(("progress", f"step {progress['step']:,} of {job['steps']:,}, attempt {job['attempt']}"))
     if progress["at"]:
-        lines.append(("training loss", f"{loss(progress['loss'])} at {progress['rows_per_s']:.1f} rows/s"))
+        speed = [f"{progress['rows_per_s']:.1f} rows/s"]
+        if progress["tokens_per_s"] is not None:
+            speed.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
+        if progress["mfu"] is not None:
+            speed.append(f"MFU {progress['mfu']:.0%}")
+        lines.append(("training loss", f"{loss(progress['loss'])} at {', '.join(speed)}"))
+    elif needed := time_needed(job):
+        lines.append(("time needed", Text(needed)))
     if job["first_loss"] is not None:
         lines.append(("validation loss", f"{loss(job['first_loss'])} at first, best {loss(job['best_loss'])}"))
     if job["estimated_finish"]:

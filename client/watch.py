@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from client.api import ApiError, Longhaul, Unreachable
-from client.figures import clock, duration, loss, size
+from client.figures import clock, duration, loss, size, time_needed
 
 POLL_S = 1.0
 PLAIN_EVERY_S = 30.0
@@ -156,12 +156,15 @@ def _state(job: dict[str, Any]) -> str:
 def _figures(job: dict[str, Any]) -> str:
     progress = job["progress"]
     if not progress["at"]:
-        return f"step {progress['step']:,}/{job['steps']:,}" if job["steps"] else "no figures yet"
-    rate = progress["rows_per_s"]
+        step = f"step {progress['step']:,}/{job['steps']:,}" if job["steps"] else "no figures yet"
+        return f"{step} · {needed}" if (needed := time_needed(job)) else step
+    rate, tokens, share = progress["rows_per_s"], progress["tokens_per_s"], progress["mfu"]
     parts = [
         f"step {progress['step']:,}" + (f"/{job['steps']:,}" if job["steps"] else ""),
         f"loss {loss(progress['loss'])}",
         f"{rate:.1f} rows/s",
+        *([f"{tokens:,.0f} tokens/s"] if tokens is not None else []),
+        *([f"MFU {share:.0%}"] if share is not None else []),
         size(progress["memory_bytes"]),
     ]
     if job["status"] == "running":

@@ -60,7 +60,7 @@ class JobChecked(Fact):
 
     type: Literal["job.checked"] = "job.checked"
     plan: dict[str, Any]
-    """The provisional plan in short: rows looked at, steps, parameters, resolved `auto` values."""
+    """The provisional plan in short: rows looked at, steps, parameters, resolved `auto` values, `time`."""
 
 
 class JobPrepared(Fact):
@@ -68,8 +68,12 @@ class JobPrepared(Fact):
 
     type: Literal["job.prepared"] = "job.prepared"
     data: dict[str, Any]
-    """Rows read, kept, set aside by reason, truncated; tokens."""
+    """Rows read, kept, set aside by reason, duplicates, truncated; tokens, how many unknown, the characters behind
+    those; characters normalised; percentiles of lengths. A few KB; in full in `dataset.json` of the run directory.
+    """
     steps: int
+    time: dict[str, Any] | None = None
+    """What the run needs (jobs/plan.py: TimePlan), and as `text` the same for people, which is null on a CPU."""
 
 
 class JobQueued(Fact):
@@ -96,7 +100,7 @@ class AttemptStarted(Fact):
 
 
 class DeviceWaiting(Fact):
-    """The attempt waits for the card."""
+    """The attempt waits for the card; or, said of a queued job by reconcile: no train worker has a usable one."""
 
     type: Literal["device.waiting"] = "device.waiting"
     by_trainer: ClassVar[bool] = True
@@ -117,6 +121,8 @@ class ModelLoaded(Fact):
     """Peak memory while loading / bytes of the parameters."""
     resumed_step: int | None = None
     """Step of the checkpoint that the attempt goes on from; null: from the start."""
+    compiled: bool = False
+    """Layers run compiled; false where the plan says so, and where compiling failed (the trainer's log says why)."""
 
 
 class EvaluationFinished(Fact):
@@ -280,9 +286,17 @@ class MetricRow(Frozen):
     """Global norm before clipping."""
     rows_per_s: float
     target_tokens_per_s: float
+    tokens_per_s: float | None = None
+    """Input and target tokens, without padding. This and the next three: None in rows of earlier versions."""
+    padding_fraction: float | None = None
+    """Share of the positions that went through the model, inputs and targets, that were padding."""
+    model_flops_per_s: float | None = None
+    """What the model needs for these rows at their real lengths, forward and backward. None where it is not counted."""
+    mfu: float | None = None
+    """That as a share of the card's peak in bf16, 0 to 1. None on CPU, and for a card whose peak is not known."""
     step_s: float
     eta_s: float
-    """Seconds left at the pace measured so far."""
+    """Seconds left by what was measured so far: steps, evaluations and checkpoints."""
     memory_bytes: int
     """CUDA: allocated at peak since the last row; CPU: resident set now."""
     memory_reserved_bytes: int

@@ -15,6 +15,7 @@ from jobs.events import (
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
+    DeviceWaiting,
     EvaluationFinished,
     Event,
     Fault,
@@ -58,6 +59,8 @@ class JobRecord(BaseModel):
     restart_step: int = 0
     """`progress_step` at the last counted restart."""
     not_before: float = 0.0
+    waiting: str | None = None
+    """Why the queued job cannot start though its turn has come: what train workers say of their cards."""
     name: str = "job"
     model: str = ""
     spec_sha256: str = ""
@@ -116,6 +119,8 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
         case JobPrepared():
             _require(record.status is Status.VALIDATING, record, event)
             change |= {"stage": Stage.TRAIN, "data": fact.data, "steps": fact.steps}
+            if fact.time is not None:
+                change |= {"plan": record.plan | {"time": fact.time}}
         case JobQueued():
             change |= _moved(record, Status.QUEUED)
             change |= {
@@ -150,6 +155,8 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= {"best_loss": min(losses)}
             if record.first_loss is None:
                 change |= {"first_loss": fact.loss}
+        case DeviceWaiting() if record.status is Status.QUEUED:  # there is no trainer: reconcile says it
+            return record.model_copy(update=change | {"waiting": fact.message})
         case CheckpointSaved():
             change |= {"checkpoint": fact.path, "progress_step": max(record.progress_step, fact.step)}
         case JobPaused():
@@ -183,4 +190,4 @@ def _require(condition: bool, record: JobRecord, event: Event) -> None:
 
 
 def _moved(record: JobRecord, target: Status) -> dict[str, Any]:
-    return {"status": move(record.status, target), "request": Request.NONE}
+    return {"status": move(record.status, target), "request": Request.NONE, "waiting": None}

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -27,7 +27,39 @@ from jobs.errors import NotSupportedYet, UserError
 
 Auto = Literal["auto"]
 DEFAULT_MODEL = "google/flan-t5-xl"
-DATA_SUFFIXES = (".jsonl", ".jsonl.gz")
+DataFormat = Literal["jsonl", "csv", "parquet"]
+_TEXT_FORMATS: dict[str, DataFormat] = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv",
+}  # fmt: skip
+_FORMATS: dict[str, DataFormat] = {
+    suffix + packed: format for packed in ("", ".gz", ".zst") for suffix, format in _TEXT_FORMATS.items()
+} | {".parquet": "parquet"}
+DATA_SUFFIXES = tuple(_FORMATS)
+"""What the name of a file of rows ends in, so that `data.format: auto` knows it."""
+
+
+def data_format(name: str) -> DataFormat | None:
+    """The format of a file of rows by its name, whatever the case; None where that says nothing."""
+    return next((format for suffix, format in _FORMATS.items() if name.lower().endswith(suffix)), None)
+
+
+class HubData(NamedTuple):
+    """A hub data set as named in a job."""
+
+    repository: str
+    revision: str | None
+    """Branch, tag or commit; None: the default branch."""
+    configuration: str | None
+    """None: the default one."""
+    split: str
+
+
+def hub_data(name: str, format: str) -> HubData | None:
+    """What `data.train` or `data.validation` names on the hub; None: a file. DataSpec.train tells the rule."""
+    parts = re.fullmatch(r"([A-Za-z0-9][\w.\-]*/[\w.\-]+)(?:@([\w.\-/]+))?(?::(?:([\w.\-]+)/)?([\w.\-]+))?", name)
+    if parts is None or format != "auto" or data_format(name) is not None:
+        return None
+    return HubData(parts[1], parts[2], parts[3], parts[4] or "train")
 
 
 class Part(BaseModel):
@@ -59,11 +91,15 @@ class DataSpec(Part):
     """Which rows to learn from and how a row becomes input and target text."""
 
     train: Annotated[str, Field(min_length=1, max_length=1024)]
-    """File of training rows, relative to the data directory."""
+    """File of training rows, relative to the data directory; or a hub data set, `org/name`, with `@revision` (a branch,
+    tag or commit) and `:split` (default: train) or `:configuration/split` if you like. With `format` auto, whatever has
+    that form and ends in no known file ending is a hub data set; `./` in front makes it a file."""
     validation: Annotated[float, Field(ge=0.0, lt=1.0)] | Annotated[str, Field(min_length=1, max_length=1024)] = 0.01
-    """Fraction of the rows held out for evaluation, or a file of its own. 0 means no evaluation."""
+    """Fraction of the rows held out for evaluation, or a file or hub data set of its own (such as
+    `org/name:validation`). 0 means no evaluation."""
     format: Literal["auto", "jsonl", "csv", "parquet"] = "auto"
-    """File format; `auto` goes by the file name."""
+    """File format; `auto` goes by the ending of the file name: .jsonl, .ndjson, .json (JSON lines), .csv, .tsv, each
+    also with .gz or .zst, and .parquet. For other names say it; the value then is a file in any case."""
     input: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     """Column name, or a template over columns such as `"{title}: {ingredients}"`. Null: recognised by column names."""
     target: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
@@ -142,9 +178,15 @@ class SpeedSpec(Part):
     """Switches that change the speed and never the result."""
 
     compile: Auto | bool = "auto"
-    """torch.compile."""
+    """Compile the layers of the model for training (the first start takes minutes). `auto`: on CUDA, where it pays."""
     fused: bool = True
-    """Fused GELU, RMSNorm and optimizer kernels in place of the stock ones (the same formulas)."""
+    """Faster modules and optimizer kernels in place of the stock ones: the same formulas, with other random numbers."""
+
+    @model_validator(mode="after")
+    def _compile_what_is_fused(self) -> SpeedSpec:
+        if self.compile is True and not self.fused:
+            raise ValueError("`compile: true` needs `fused: true`: it is the fused layers that are compiled")
+        return self
 
 
 class LogSpec(Part):
@@ -275,23 +317,27 @@ def parse_spec(raw: object) -> JobSpec:
 def refuse_unsupported(spec: JobSpec) -> None:
     """Raise NotSupportedYet for the first legal value whose feature is not built yet."""
     data, memory = spec.data, spec.memory
-    suffixes = [name for name in (data.train, data.validation) if isinstance(name, str)]
+    _refuse_unknown_format("data.train", data.train, data.format)
+    if isinstance(data.validation, str):
+        _refuse_unknown_format("data.validation", data.validation, data.format)
     unsupported: list[tuple[bool, str, object, str]] = [
-        (data.format not in ("auto", "jsonl"), "data.format", data.format, "convert the file to JSON lines"),
-        (
-            data.format == "auto" and not all(name.endswith(DATA_SUFFIXES) for name in suffixes),
-            "data.train" if not data.train.endswith(DATA_SUFFIXES) else "data.validation",
-            data.train if not data.train.endswith(DATA_SUFFIXES) else data.validation,
-            f"today files end in {' or '.join(DATA_SUFFIXES)}; say format: jsonl for other names",
-        ),
         (memory.budget != "auto", "memory.budget", memory.budget, "leave it at auto"),
         (memory.foreign != "wait", "memory.foreign", memory.foreign, "leave it at wait"),
-        (spec.speed.compile is True, "speed.compile", True, "leave it at auto"),
         (spec.resume_from is not None, "resume_from", spec.resume_from, "leave it out"),
     ]
     for wrong, param, value, way_out in unsupported:
         if wrong:
             raise NotSupportedYet(f"{param} = {value!r} is not supported yet", param=param, hint=way_out)
+
+
+def _refuse_unknown_format(param: str, name: str, format: str) -> None:
+    if format == "auto" and data_format(name) is None and hub_data(name, format) is None:
+        raise UserError(
+            f"{param} = {name!r} is neither a hub data set (org/name) nor a file whose name says what it is: "
+            f"the endings known are {', '.join(DATA_SUFFIXES)}",
+            param=param,
+            hint="rename the file, or say data.format: jsonl, csv or parquet",
+        )
 
 
 def _explain(error: ValidationError) -> UserError:

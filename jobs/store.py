@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import redis
+from pydantic_core import from_json
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
 
@@ -29,6 +30,8 @@ log = logging.getLogger("longhaul.store")
 ALL_EVENTS = "longhaul:events"
 """Stream of the newest events of all jobs: fields `job` and `event`."""
 LEASE_MS = 30_000
+HEARTBEAT = frozenset({"name", "stage", "healthy", "why"})
+"""What every worker reports of itself, whatever else it adds."""
 KEEP_RESERVATION_S = 7 * 24 * 3600
 
 
@@ -225,6 +228,12 @@ class Store:
         with self._reachable():
             return int(cast(Any, self._redis.zcard(f"longhaul:order:{stage.value}")))
 
+    def head(self, stage: Stage) -> str | None:
+        """The job whose turn comes next, due or not; None: nobody waits."""
+        with self._reachable():
+            first = cast(list[bytes], self._redis.zrange(f"longhaul:order:{stage.value}", 0, 0))
+        return first[0].decode() if first else None
+
     def lead(self, token: str, ttl_ms: int) -> bool:
         """Whether this reconciler is the active one."""
         return bool(self._move(moves.LEAD, token, ttl_ms))
@@ -242,10 +251,16 @@ class Store:
             self._redis.delete(f"longhaul:worker:{name}")
 
     def workers(self) -> list[dict[str, Any]]:
-        """Workers heard of in the last minute, by name."""
+        """Workers heard of in the last minute, by name. What is no heartbeat is passed over, with a word in the log."""
+        found = []
         with self._reachable():
-            names = sorted(self._redis.scan_iter("longhaul:worker:*", count=100))
-            return [json.loads(cast(bytes, raw)) for name in names if (raw := self._redis.get(name))]
+            for name in sorted(self._redis.scan_iter("longhaul:worker:*", count=100)):
+                try:
+                    if (raw := self._redis.get(name)) is not None:
+                        found.append(_heartbeat(cast(bytes, raw)))
+                except (ValueError, redis.ResponseError) as error:  # the latter: not even a string
+                    log.warning("%r is no worker's heartbeat and is passed over: %s", name, error)
+        return found
 
     def ping(self) -> None:
         """Raises StoreUnavailable when Redis does not answer."""
@@ -296,6 +311,15 @@ def new_token() -> str:
 def events_key(job: str) -> str:
     """The stream of one job's events: ids `<number>-0`, field `event`."""
     return f"{_job(job)}:events"
+
+
+def _heartbeat(raw: bytes) -> dict[str, Any]:
+    """What a worker reported of itself; ValueError for anything else."""
+    facts = from_json(raw, allow_inf_nan=False)
+    if not isinstance(facts, dict) or HEARTBEAT - facts.keys():
+        raise ValueError(f"it has to be an object with {', '.join(sorted(HEARTBEAT))}")
+    json.dumps(facts, allow_nan=False)  # ValueError: 1e999 is read as infinity, and no answer can hold that
+    return facts
 
 
 def _job(job: str) -> str:

@@ -34,6 +34,8 @@ def main() -> int:
         log_config=None,
         access_log=False,
         server_header=False,
+        # uvicorn's 5 s would close a connection just as a client that asks every 5 s sends its next question.
+        timeout_keep_alive=75,
         # Followers of a stream never leave by themselves; they come back with Last-Event-ID.
         timeout_graceful_shutdown=2,
     )

@@ -54,6 +54,7 @@ def job_json(job: StoredJob, *, runs_name: str) -> dict[str, Any]:
         "restarts": record.restarts,
         "last_reason": record.last_reason,
         "not_before": record.not_before or None,
+        "waiting": record.waiting,
         "started_at": _whole(record.started_at),
         "training_s": record.training_s,
         "steps": record.steps,
@@ -108,15 +109,31 @@ def _progress(record: JobRecord, latest: MetricRow | None) -> dict[str, Any]:
         "epoch": latest.epoch if latest else None,
         "loss": latest.loss if latest else None,
         "rows_per_s": latest.rows_per_s if latest else None,
+        "tokens_per_s": latest.tokens_per_s if latest else None,
+        "mfu": latest.mfu if latest else None,
         "memory_bytes": latest.memory_bytes if latest else None,
-        "eta_s": latest.eta_s if latest and record.status is Status.RUNNING else None,
+        "eta_s": _eta_s(record, latest),
+        "eta_from": None if _eta_s(record, latest) is None else "measured" if latest else "plan",
         "at": latest.at if latest else None,
     }
 
 
+def _eta_s(record: JobRecord, latest: MetricRow | None) -> float | None:
+    """Seconds left of a running job, from its newest row of metrics on; before the first as the plan expects them."""
+    if record.status is not Status.RUNNING:
+        return None
+    if latest is not None:
+        return latest.eta_s
+    hours = (record.plan.get("time") or {}).get("hours_expected")
+    return None if hours is None else 3600.0 * hours
+
+
 def _estimated_finish(job: StoredJob) -> int | None:
-    running = job.record.status is Status.RUNNING and job.record.request is Request.NONE
-    return int(job.latest.at + job.latest.eta_s) if job.latest and running else None
+    record, left = job.record, _eta_s(job.record, job.latest)
+    if left is None or record.request is not Request.NONE:
+        return None
+    since = job.latest.at if job.latest else record.attempt_started_at
+    return None if since is None else int(since + left)
 
 
 def _whole(seconds: float | None) -> int | None:

@@ -70,7 +70,7 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
         case JobChecked():
             return f"checked: specification, paths, model and first rows are in order{_checked(fact.plan)}"
         case JobPrepared():
-            return f"prepared: {_prepared(fact.data)}{fact.steps:,} steps to train"
+            return f"prepared: {_prepared(fact.data)}{fact.steps:,} steps to train{_time(fact.time)}"
         case JobQueued():
             wait = f", at the earliest in {fact.not_before_s:.0f} s" if fact.not_before_s else ""
             return f"waits for a card{wait}"
@@ -128,7 +128,13 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
 
 def _checked(plan: dict[str, Any]) -> str:
     rows, steps = plan.get("rows_estimated"), plan.get("steps")
-    return f"; about {rows:,} rows and {steps:,} steps" if rows and steps else ""
+    size = f"; about {rows:,} rows and {steps:,} steps" if rows and steps else ""
+    return size + _time(plan.get("time"))
+
+
+def _time(time: dict[str, Any] | None) -> str:
+    text = time.get("text") if time else None
+    return f"; {text}" if text else ""
 
 
 def _prepared(data: dict[str, Any]) -> str:

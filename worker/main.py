@@ -34,7 +34,7 @@ from jobs.lifeline import tie_to_parent
 from jobs.queue import TICKET_FUNCTION, Tickets, queue_name
 from jobs.state import Stage
 from jobs.store import Store, connect
-from worker.card import Card, NoCard, find_card
+from worker.card import Card, NoCard, usable_card
 from worker.publish import run as publish
 from worker.reconcile import Reconciler
 from worker.settings import WorkerSettings
@@ -170,7 +170,7 @@ def wait_for_card(store: Store, facts: dict[str, Any], wanted: str) -> Card:
     said = None
     while True:
         try:
-            return find_card(wanted)
+            return usable_card(wanted)
         except NoCard as error:
             why = f"LONGHAUL_DEVICE=cuda, but {error}"
         if why != said:

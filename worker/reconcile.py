@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
-from jobs.events import AnyFact, Fault, Finished, JobFailed
+from jobs.events import AnyFact, DeviceWaiting, Fault, Finished, JobFailed
 from jobs.queue import Tickets
 from jobs.record import JobRecord
 from jobs.rundir import RunDir, list_runs
@@ -57,7 +57,7 @@ class Reconciler:
             stop.wait(EVERY_S)
 
     def once(self) -> None:
-        """One pass: projections, then leases, then tickets."""
+        """One pass: projections, leases, tickets; then a word to the job that no card is there for."""
         try:
             if not self._store.lead(self._token, int(EVERY_S * 3000)):
                 return
@@ -70,6 +70,7 @@ class Reconciler:
             for stage in Stage:
                 for _ in range(self._store.waiting(stage) - self._tickets.count(stage)):
                     self._tickets.add(stage)
+            self._say_why_nothing_trains()
         except StoreUnavailable as error:
             self._reachable_since = None
             log.warning("reconcile waits for Redis: %s", error)
@@ -143,6 +144,29 @@ class Reconciler:
             return
         if new:
             log.warning("job %s: taken over, now %s", run.id, record.status.value)
+
+    def _say_why_nothing_trains(self) -> None:
+        """When no train worker has a usable card, the job whose turn it is says so: once, and again if the why changes.
+
+        In its events, and so in its record and to every sink. It moves no job: with a card the job starts by itself.
+        """
+        head = self._store.head(Stage.TRAIN)
+        trainers = [worker for worker in self._store.workers() if worker["stage"] == Stage.TRAIN] if head else []
+        if head is None or not trainers or any(worker["healthy"] for worker in trainers):
+            return
+        why = "; ".join(sorted({str(worker["why"]) for worker in trainers}))
+
+        def decide(record: JobRecord) -> list[AnyFact]:
+            told = record.status is not Status.QUEUED or record.waiting == why
+            return [] if told else [DeviceWaiting(message=why)]
+
+        try:
+            _, new = self._store.append(RunDir(self._runs / head), decide)
+        except (Conflict, NotFound, Damaged, OSError) as error:
+            log.error("job %s is not told why it waits: %s", head, error)
+            return
+        if new:
+            log.warning("job %s waits for a card: %s", head, why)
 
 
 def trainer_alive(run: RunDir) -> bool:

@@ -14,6 +14,7 @@ import time
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from jobs.cards import CARD, peak_flops
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
 from jobs.events import (
     AnyFact,
@@ -133,7 +134,10 @@ def train(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
 
 def examine(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
     """Check or prepare a job that is being validated."""
-    trainer = Trainer(run, stage, None, trainer_environment(horse.settings, stage))
+    environment = trainer_environment(horse.settings, stage)
+    if (card := best_card(horse.store)) is not None:
+        environment[CARD] = card
+    trainer = Trainer(run, stage, None, environment)
     said: list[Noted | Finished] = []
     size = run.events_file.stat().st_size
     while not trainer.wait(LOOK_S):
@@ -172,7 +176,8 @@ def verdict(record: JobRecord, stage: Stage, end: Finished) -> list[AnyFact]:
     if stage is Stage.CHECK:
         checked = JobChecked(plan=end.result.get("plan", {}))
         return [checked, JobValidated()] if record.dry_run else [checked]
-    return [JobPrepared(data=end.result.get("data", {}), steps=end.result["steps"]), JobQueued()]
+    result = end.result
+    return [JobPrepared(data=result.get("data", {}), steps=result["steps"], time=result.get("time")), JobQueued()]
 
 
 def trainer_environment(settings: WorkerSettings, stage: Stage) -> dict[str, str]:
@@ -186,6 +191,17 @@ def trainer_environment(settings: WorkerSettings, stage: Stage) -> dict[str, str
     else:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     return environment
+
+
+def best_card(store: Store) -> str | None:
+    """Name of the card on which the job can be fastest, as train workers report theirs; None: none has reported one."""
+    try:
+        reports = store.workers()
+    except StoreUnavailable as error:
+        log.warning("the time is planned without knowing the cards: %s", error)
+        return None
+    names = [str(report["gpu"]["name"]) for report in reports if report["stage"] == Stage.TRAIN and report.get("gpu")]
+    return max(names, key=lambda name: peak_flops(name) or 0.0, default=None)
 
 
 def show_latest(store: Store, run: RunDir, seen: int) -> int:

@@ -34,9 +34,11 @@ from jobs.events import (
 from tests.redis_server import free_port
 from tests.service.running import TINY, Service
 
+NEEDED = "≥ 2.0 h at the limit of an RTX 5090 (about 5.0 h expected)"
+TIME = {"hours_at_limit": 2.0, "hours_expected": 5.0, "text": NEEDED}
 START: tuple[AnyFact, ...] = (
     JobChecked(plan={}),
-    JobPrepared(data={"train_rows": 400, "set_aside": {"empty": 2}}, steps=20),
+    JobPrepared(data={"train_rows": 400, "set_aside": {"empty": 2}}, steps=20, time=TIME),
     JobQueued(),
     AttemptStarted(worker="w", device="cpu"),
     ModelLoaded(parameters=1000, parameter_bytes=2000, dtype="bfloat16", device="cpu", seconds=0.1, peak_ratio=1.0),
@@ -70,7 +72,8 @@ def test_submit_show_list_steer(service: Service, job_file: str, capsys: pytest.
     for part in (
         "running",
         "step 0 of 20",
-        "prepared: 400 rows to learn from, 2 set aside as unusable, 20 steps",
+        f"prepared: 400 rows to learn from, 2 set aside as unusable, 20 steps to train; {NEEDED}",
+        f"time needed       {NEEDED}",
         "6.0000",
         "model loaded once",
     ):
@@ -204,25 +207,31 @@ def test_logs_follow_to_the_end(service: Service, capsys: pytest.CaptureFixture[
 def test_a_terminal_sees_bar_figures_and_time_left(service: Service) -> None:
     job = service.submit()
     service.append(job, *START)
-    at = time.time()
-    row = MetricRow(
-        step=10, at=at, attempt=1, epoch=0.5, loss=3.25, learning_rate=1e-3, grad_norm=1.0, rows_per_s=12.5,
-        target_tokens_per_s=100.0, step_s=0.1, eta_s=3600.0, memory_bytes=3 * 2**30, memory_reserved_bytes=0,
-        cache_clears=0, cache_clear_s=0.0, micro_batch=8, data_wait_fraction=0.0,
-    )  # fmt: skip
-    service.store.set_latest(job, row)
+
+    def row() -> MetricRow:
+        return MetricRow(
+            step=10, at=time.time(), attempt=1, epoch=0.5, loss=3.25, learning_rate=1e-3, grad_norm=1.0,
+            rows_per_s=12.5, target_tokens_per_s=100.0, tokens_per_s=4321.0, mfu=0.417, step_s=0.1, eta_s=3600.0,
+            memory_bytes=3 * 2**30, memory_reserved_bytes=0, cache_clears=0, cache_clear_s=0.0, micro_batch=8,
+            data_wait_fraction=0.0,
+        )  # fmt: skip
+
     screen = io.StringIO()
     ticks = 0
 
     def tick() -> None:
         nonlocal ticks
         ticks += 1
-        if ticks == 3:
+        if ticks == 2:
+            service.store.set_latest(job, row())
+        if ticks == 4:
             service.append(job, *END)
 
     with Longhaul(service.url, service.settings.api_key) as api:
         console = Console(file=screen, force_terminal=True, width=140, color_system=None)
         ended = watch(api, job, console=console, tick=tick)
     assert ended["status"] == "succeeded"
-    assert "step 10/20 · loss 3.2500 · 12.5 rows/s · 3.0 GiB · 60 min left" in screen.getvalue()
+    shown = screen.getvalue()
+    assert f"step 0/20 · {NEEDED}" in shown, "until there are figures"
+    assert "step 10/20 · loss 3.2500 · 12.5 rows/s · 4,321 tokens/s · MFU 42% · 3.0 GiB · 60 min left" in shown
     assert "━" in screen.getvalue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -82,9 +81,10 @@ def test_without_a_card_no_job_is_taken_and_why_is_said(containers: Containers) 
         assert worker["why"] in looks[-1]["Output"] and looks[-1]["ExitCode"] == 1
         assert f"no job is taken: {worker['why']}" in containers.compose("logs", "worker")
         run = containers.submit(few())
-        containers.wait_for_status(run, "queued")
-        time.sleep(5)
-        assert containers.status(run) == "queued" and run.record().attempt == 0
+        waiting = containers.wait_for(lambda: run.record().waiting, "the job to say why it waits")
+        shown = containers.http.get(f"{containers.url}/jobs/{run.id}", timeout=10).json()
+        assert (shown["status"], shown["attempt"], shown["waiting"]) == ("queued", 0, waiting)
+        assert waiting == worker["why"] and "driver 580 or newer is needed" in waiting
         assert containers.container("worker")["State"]["Health"]["Status"] != "healthy"
     finally:
         containers.set(LONGHAUL_DEVICE="cpu")

@@ -53,7 +53,7 @@ def test_one_job_end_to_end(tmp_path: Path, data: Path) -> None:
             rows = run.metrics()
             assert [row.step for row in rows] == list(range(2, 17, 2))
             assert rows[-1].cache_clears == 3 and rows[-1].cache_clear_s > 0
-            assert rows[-1].eta_s == 0
+            assert rows[-1].eta_s > 0, "the last evaluation and checkpoint are still to come"
 
             # Discord: progress in one message, edited in place; then completion with the loss curve; all within limits
             discord.wait_for(lambda: "tiny: done" in discord.titles)

@@ -71,10 +71,10 @@ def test_a_nan_changes_no_weight_on_the_card(make_run: MakeRun, monkeypatch: pyt
     def planted(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         nonlocal calls
         calls += model.training
-        return real(model, batch) * (float("nan") if calls == 13 else 1.0)  # 2 micro-batches a step: step 7
+        return real(model, batch) * (float("nan") if calls == 7 else 1.0)  # one micro-batch a step
 
     monkeypatch.setattr(loop, "token_loss_sum", planted)
-    run = make_run(checkpoint={"every_steps": 3}, evaluate={"every_steps": 100})
+    run = make_run(memory={"micro_batch": 8}, checkpoint={"every_steps": 3}, evaluate={"every_steps": 100})
     with pytest.raises(NonFinite, match="step 7 is NaN or infinite; the weights are those of step 6"):
         attempt(run)
     newest = max(run.checkpoints.iterdir())

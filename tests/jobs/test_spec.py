@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from jobs.errors import NotSupportedYet, UserError
 from jobs.plan import resolve
-from jobs.spec import JobSpec, parse_spec
+from jobs.spec import DATA_SUFFIXES, HubData, JobSpec, data_format, hub_data, parse_spec
 
 LEAST: dict[str, Any] = {"data": {"train": "rows.jsonl"}}
 
@@ -104,6 +105,27 @@ def test_the_optimizer_follows_from_the_size_of_the_model(
     assert (resolved.optimizer, resolved.recompute_layers) == becomes
 
 
+@pytest.mark.parametrize(
+    ("speed", "device", "becomes"),
+    [
+        ({}, "cuda", True),
+        ({}, "cpu", False),
+        ({"compile": True}, "cpu", True),
+        ({"compile": False}, "cuda", False),
+        ({"fused": False}, "cuda", False),
+    ],
+)
+def test_layers_are_compiled_on_cuda_or_where_the_job_says_so(
+    speed: dict[str, bool], device: str, becomes: bool
+) -> None:
+    assert resolve(parse_spec({"data": {"train": "a.jsonl"}, "speed": speed}), 10**6, device).compile is becomes
+
+
+def test_only_fused_layers_can_be_compiled() -> None:
+    with pytest.raises(UserError, match=r"speed: `compile: true` needs `fused: true`"):
+        parse_spec({"data": {"train": "a.jsonl"}, "speed": {"compile": True, "fused": False}})
+
+
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(UserError, match="data: is required"):
         parse_spec({})
@@ -116,13 +138,8 @@ def test_what_is_missing_is_named() -> None:
 @pytest.mark.parametrize(
     ("dotted", "value"),
     [
-        ("data.train", "rows.csv"),
-        ("data.train", "rows.parquet"),
-        ("data.validation", "rows.csv"),
-        ("data.format", "csv"),
         ("memory.budget", 24.0),
         ("memory.foreign", "refuse"),
-        ("speed.compile", True),
         ("resume_from", "job-1"),
     ],
 )
@@ -130,6 +147,51 @@ def test_what_a_later_version_does_is_refused_not_ignored(dotted: str, value: ob
     with pytest.raises(NotSupportedYet, match="is not supported yet") as caught:
         parse_spec(with_key(dotted, value))
     assert caught.value.param is not None and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("rows.jsonl", "jsonl"), ("a/rows.ndjson.gz", "jsonl"), ("rows.json.zst", "jsonl"), ("/data/ROWS.CSV", "csv"),
+        ("rows.tsv.gz", "csv"), ("rows.parquet", "parquet"), ("rows.parquet.gz", None), ("rows.txt", None),
+        ("csv", None),
+    ],
+)  # fmt: skip
+def test_the_name_of_a_file_says_its_format(name: str, format: str | None) -> None:
+    assert data_format(name) == format
+    assert (format is not None) == name.lower().endswith(DATA_SUFFIXES)
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("org/name", HubData("org/name", None, None, "train")),
+        ("org/name:validation", HubData("org/name", None, None, "validation")),
+        ("org/na.me-1@refs/convert/parquet", HubData("org/na.me-1", "refs/convert/parquet", None, "train")),
+        ("org/name@v1.0:main/test", HubData("org/name", "v1.0", "main", "test")),
+        ("./org/name", None),
+        ("/org/name", None),
+        ("org/name/more", None),
+        ("name", None),
+        ("org/name.jsonl", None),
+        ("org/name.csv.gz", None),
+    ],
+)
+def test_a_name_with_one_slash_and_no_known_ending_is_a_hub_data_set(name: str, named: HubData | None) -> None:
+    assert hub_data(name, "auto") == named
+    assert hub_data(name, "jsonl") is None
+
+
+@pytest.mark.parametrize("param", ["data.train", "data.validation"])
+@pytest.mark.parametrize("name", ["rows.txt", "/data/rows.xlsx", "./org/name", "rows.parquet.gz", "rows"])
+def test_a_name_that_says_nothing_is_refused_with_the_known_endings(param: str, name: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"{param} = {name!r}")) as caught:
+        parse_spec(with_key(param, name))
+    assert not isinstance(caught.value, NotSupportedYet)
+    assert caught.value.param == param
+    assert all(suffix in str(caught.value) for suffix in DATA_SUFFIXES)
+    assert "data.format" in str(caught.value.hint)
+    parse_spec({"data": {"train": "rows.jsonl", param.partition(".")[2]: name, "format": "csv"}})
 
 
 def test_every_field_is_documented() -> None:

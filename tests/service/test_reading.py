@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import redis
 import requests
 
-from jobs.events import MetricRow
+from jobs.events import AttemptStarted, DeviceWaiting, JobChecked, JobPrepared, JobQueued, MetricRow
 from service.settings import Settings, read_settings
 from tests.redis_server import RedisServer
 from tests.service.running import TINY, Service, running
@@ -65,6 +66,28 @@ def test_metrics_and_progress(service: Service) -> None:
     assert (progress["step"], progress["loss"], progress["rows_per_s"]) == (30, 2.0, 10.0)
 
 
+def test_time_left_is_the_plans_until_it_is_measured(service: Service) -> None:
+    job = service.submit()
+    time = {"hours_expected": 2.0, "text": "≥ 1.0 h at the limit of an RTX 5090 (about 2.0 h expected)"}
+    service.append(job, JobChecked(plan={"steps": 9, "time": {"hours_expected": 9.0}}))
+    service.append(job, JobPrepared(data={}, steps=9, time=time), JobQueued())
+    shown = service.get(f"/jobs/{job}").json()
+    assert shown["plan"] == {"steps": 9, "time": time}
+    assert (shown["progress"]["eta_s"], shown["progress"]["eta_from"], shown["estimated_finish"]) == (None, None, None)
+    service.append(job, AttemptStarted(worker="w", device="cuda"))
+    shown = service.get(f"/jobs/{job}").json()
+    assert (shown["progress"]["eta_s"], shown["progress"]["eta_from"]) == (7200.0, "plan")
+    assert shown["estimated_finish"] - shown["started_at"] in (7200, 7201)
+    service.store.set_latest(job, row(1).model_copy(update={"mfu": 0.5, "tokens_per_s": 900.0}))
+    shown = service.get(f"/jobs/{job}").json()
+    assert (shown["progress"]["eta_s"], shown["progress"]["eta_from"], shown["estimated_finish"]) == (
+        60.0,
+        "measured",
+        61,
+    )
+    assert (shown["progress"]["mfu"], shown["progress"]["tokens_per_s"]) == (0.5, 900.0)
+
+
 def test_logs(service: Service) -> None:
     job = service.submit()
     assert service.get(f"/jobs/{job}/logs").text == ""
@@ -77,9 +100,41 @@ def test_logs(service: Service) -> None:
     assert service.get(f"/jobs/{job}/logs", params={"offset": answer.headers["X-Next-Offset"]}).text == "four\n"
 
 
+TRAIN_0 = {"name": "train-0", "stage": "train", "healthy": True, "why": None, "device": "cpu"}
+
+
 def test_workers(service: Service) -> None:
-    service.store.report_worker("train-0", {"name": "train-0", "device": "cpu"})
-    assert service.get("/workers").json()["data"] == [{"name": "train-0", "device": "cpu"}]
+    service.store.report_worker("train-0", TRAIN_0)
+    assert service.get("/workers").json()["data"] == [TRAIN_0]
+
+
+@pytest.mark.parametrize("junk", [
+    b"", b"\xff\xfe", b"not json", b"[1]", b'"train-1"', b"{}", b"[" * 100_000,
+    *(b'{"name": "train-1", "stage": "train", "healthy": true, "why": %s}' % why
+      for why in (b"NaN", b"1e999", b'"\\ud800"')),
+])  # fmt: skip
+def test_what_is_no_heartbeat_is_passed_over(service: Service, caplog: pytest.LogCaptureFixture, junk: bytes) -> None:
+    client = redis.Redis.from_url(service.settings.redis_url)
+    service.store.report_worker("train-0", TRAIN_0)
+    client.set("longhaul:worker:train-1", junk)
+    client.hset("longhaul:worker:train-2", "not", "a string")
+    answer = service.get("/workers")
+    assert (answer.status_code, answer.json()["data"]) == (200, [TRAIN_0])
+    passed_over = [record.getMessage() for record in caplog.records if record.name == "longhaul.store"]
+    assert ["longhaul:worker:train-1" in line for line in passed_over] == [True, False]
+    assert "longhaul:worker:train-2" in passed_over[1]
+
+
+def test_a_queued_job_says_why_no_card_takes_it(service: Service) -> None:
+    job = service.submit()
+    assert service.get(f"/jobs/{job}").json()["waiting"] is None
+    service.append(job, JobChecked(plan={}), JobPrepared(data={}, steps=9), JobQueued())
+    service.append(job, DeviceWaiting(message="no NVIDIA driver was found here"))
+    shown = service.get(f"/jobs/{job}").json()
+    assert (shown["status"], shown["waiting"]) == ("queued", "no NVIDIA driver was found here")
+    event = service.get(f"/jobs/{job}/events").json()["data"][-1]
+    assert (event["type"], event["level"]) == ("device.waiting", "warn")
+    assert event["message"] == "waiting for the card: no NVIDIA driver was found here"
 
 
 def test_health_says_what_is_wrong(tmp_path: Path) -> None:

@@ -44,9 +44,11 @@ def submit(runs: Path, job: str = "job-1", name: str = "chef", discord: bool = T
     return create(runs, job, spec, first)[0]
 
 
-def start(run: RunDir) -> None:
-    """Checked, prepared, queued, and attempt 1 has its model."""
-    run.append([JobChecked(plan={"steps": STEPS}), JobPrepared(data={"rows": 51_200}, steps=STEPS), JobQueued()])
+def start(run: RunDir, time: str | None = None) -> None:
+    """Checked, prepared, queued, and attempt 1 has its model. `time`: what it needs, as planned."""
+    planned = None if time is None else {"text": time}
+    prepared = JobPrepared(data={"rows": 51_200}, steps=STEPS, time=planned)
+    run.append([JobChecked(plan={"steps": STEPS}), prepared, JobQueued()])
     run.append([AttemptStarted(worker="box-1", device="NVIDIA GeForce RTX 5090"), LOADED, evaluation(0, 2.31)])
 
 
@@ -68,6 +70,10 @@ def row(step: int, attempt: int = 1) -> MetricRow:
         grad_norm=0.7,
         rows_per_s=38.2,
         target_tokens_per_s=9800.0,
+        tokens_per_s=14_700.0,
+        padding_fraction=0.04,
+        model_flops_per_s=1.26e14,
+        mfu=0.6014,
         step_s=3.35,
         eta_s=(STEPS - step) * 3.35,
         memory_bytes=27 * 2**30,

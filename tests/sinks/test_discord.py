@@ -10,11 +10,14 @@ import pytest
 from jobs.events import (
     AttemptEnded,
     AttemptStarted,
+    DeviceWaiting,
     DiskLow,
     Fault,
     JobCancelled,
+    JobChecked,
     JobFailed,
     JobPaused,
+    JobPrepared,
     JobQueued,
     JobRequested,
     JobSubmitted,
@@ -22,7 +25,7 @@ from jobs.events import (
     OomRecovered,
 )
 from jobs.rundir import RunDir
-from tests.fakes import FakeDiscord
+from tests.fakes import FakeDiscord, Message
 from tests.sinks import story
 from worker.feed import Feed
 from worker.sinks.discord import DiscordSink
@@ -86,6 +89,8 @@ def test_a_good_run_is_two_messages_and_a_picture(discord: FakeDiscord, run: Run
         "Validation loss": "2.31",
         "Time left": "11 min 10 s",
         "Rows per second": "38.2",
+        "Tokens per second": "14,700",
+        "MFU": "60.1%",
         "Memory": "27.0 GiB",
         "Learning rate": "5e-05",
         "Card": "97% busy · 30.0 GiB in use · 71 °C · 412 W",
@@ -273,6 +278,57 @@ def test_warnings_are_not_repeated_without_end(discord: FakeDiscord, run: RunDir
     feed.turn()
     assert discord.titles == ["chef: training"] + ["chef: out of memory, recovered"] * 3
     assert "6 more warnings" in discord.messages[0].text
+
+
+def fields(message: Message) -> dict[str, str]:
+    """Name → value of the fields of the first embed."""
+    return {each["name"]: each["value"] for each in message.payload["embeds"][0].get("fields", [])}
+
+
+NEEDED = "≥ 131 h at the limit of an RTX 5090 (about 434 h expected)"
+
+
+def test_the_time_that_a_job_needs_is_told_before_it_starts_and_until_it_is_measured(
+    discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock
+) -> None:
+    story.start(run, NEEDED)
+    feed.turn()
+    assert discord.titles == ["chef: planned", "chef: training"]
+    assert [fields(message)["Time needed"] for message in discord.messages] == [NEEDED] * 2
+    assert "400 steps" in discord.messages[0].text
+    story.train(run, 10, 20)
+    clock.now += 60
+    feed.turn()
+    shown = fields(discord.messages[1])
+    assert "Time needed" not in shown
+    assert (shown["Time left"], shown["Tokens per second"], shown["MFU"]) == ("21 min 13 s", "14,700", "60.1%")
+
+
+def test_a_dry_run_says_what_was_guessed(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
+    run.append([JobChecked(plan={"steps": 400, "time": {"text": f"about {NEEDED}"}}), JobValidated()])
+    feed.turn()
+    assert fields(discord.messages[0]) == {"Time needed": f"About {NEEDED}"}
+
+
+def test_no_usable_card_is_told_before_the_first_attempt(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
+    run.append([JobChecked(plan={}), JobPrepared(data={}, steps=400), JobQueued()])
+    run.append([DeviceWaiting(message="no NVIDIA driver was found here (driver 580 or newer is needed)")])
+    feed.turn()
+    assert discord.titles == ["chef: waits for a card"]
+    assert "driver 580 or newer is needed" in discord.messages[0].text
+    run.append([DeviceWaiting(message=f"nvidia-smi says {number}") for number in range(6)])  # a driver gone mad
+    feed.turn()
+    assert len(discord.messages) == 3
+
+
+def test_a_card_that_another_trainer_holds_is_a_line_in_the_attempts_message(
+    discord: FakeDiscord, run: RunDir, feed: Feed
+) -> None:
+    story.start(run)
+    run.append([DeviceWaiting(message="another trainer holds card 1")])
+    feed.turn()
+    assert discord.titles == ["chef: training"]
+    assert "Another trainer holds card 1" in discord.messages[0].text
 
 
 def test_pause_cancel_refusal_and_dry_run(

@@ -91,6 +91,7 @@ def test_online_one_run_per_job_across_restarts_and_attempts(tmp_path: Path) -> 
         (seen,) = server.runs.values()
         assert seen.rows("train/step", "train/loss") == expected(10, 400)
         assert seen.rows("train/step", "eval/loss", "eval/event") == [(0, 2.31, 7), (400, 0.91, 11)]
+        assert seen.rows("train/tokens_per_s", "train/mfu", "train/padding_fraction")[0] == (14_700.0, 0.6014, 0.04)
         assert seen.rows("gpu/utilisation", "gpu/power_w", "host/memory_used_bytes")[0] == (0.97, 412.5, 21 * 2**30)
         assert {key.split("/")[0] for row in seen.history for key in row if "/" in key} == {
             "train",

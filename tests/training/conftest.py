@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -20,7 +21,9 @@ from jobs.events import JobSubmitted
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.rundir import RunDir, create
 from jobs.spec import JobSpec, parse_spec
-from worker.training.data import PreparedDataset, Writer
+from tests.training.workplace import SHARED_DATA
+from worker.training.batches import Batch, Limit, micro_batches
+from worker.training.data import PreparedDataset, Rows, Writer
 from worker.training.journal import Journal
 
 VOCABULARY = 64
@@ -58,6 +61,15 @@ def tiny_model(seed: int = 0, **config: Any) -> T5ForConditionalGeneration:
         # transformers 5 ties the head of every T5 that it makes.
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.05)
     return model
+
+
+@pytest.fixture
+def t5_tokenizer() -> Path:
+    """Folder of T5's own tokenizer, which is not part of the repository."""
+    folder = SHARED_DATA / "t5_tokenizer_fast"
+    if not folder.exists():
+        pytest.skip(f"no {folder}: shared data is not part of the repository")
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -116,6 +128,11 @@ def dataset(dataset_folder: Path) -> PreparedDataset:
 def journal(tmp_path: Path) -> Journal:
     """A journal whose lines nobody reads."""
     return Journal(tmp_path / "journal.jsonl")
+
+
+def batches_of(rows: Rows, chosen: npt.NDArray[np.int64], micro_batch: int) -> list[Batch]:
+    """These rows as one group, cut as the loop would cut it."""
+    return micro_batches(rows, [chosen], Limit.of(rows, micro_batch), 0)
 
 
 MakeRun = Callable[..., RunDir]

@@ -1,4 +1,4 @@
-"""Order of rows, steps and micro-batches."""
+"""How a step's groups are cut into micro-batches."""
 
 from __future__ import annotations
 
@@ -7,40 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from worker.training.batches import StepOrder, micro_batches
+from worker.training.batches import MIN_POSITIONS, Limit, cut, micro_batches
 from worker.training.data import PreparedDataset, Rows, Writer
-
-
-@pytest.mark.parametrize(
-    ("rows", "batch_size", "epochs"), [(10, 3, 4), (10, 5, 2), (3, 10, 4), (1, 1, 1), (7, 7, 3), (5, 64, 2)]
-)
-def test_every_row_comes_once_an_epoch_in_steps_of_equal_size(rows: int, batch_size: int, epochs: int) -> None:
-    order = StepOrder(rows, batch_size, epochs, seed=1)
-    steps = [order.rows_of(step) for step in range(order.steps)]
-    assert {len(step) for step in steps[:-1]} <= {batch_size}
-    assert 1 <= len(steps[-1]) <= batch_size
-    stream = np.concatenate(steps)
-    for epoch in range(epochs):
-        assert sorted(stream[epoch * rows : (epoch + 1) * rows]) == list(range(rows))
-    assert len(stream) == rows * epochs
-    assert order.epoch_of(order.steps - 1) == epochs
-
-
-def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else() -> None:
-    straight = StepOrder(100, 8, 3, seed=5)
-    steps = [straight.rows_of(step) for step in range(straight.steps)]
-    resumed = StepOrder(100, 8, 3, seed=5)
-    for step in (30, 12, 13, 0, straight.steps - 1):
-        np.testing.assert_array_equal(resumed.rows_of(step), steps[step])
-    assert not np.array_equal(np.concatenate(steps)[:100], np.concatenate(steps)[100:200])
-    assert not np.array_equal(StepOrder(100, 8, 3, seed=6).rows_of(0), steps[0])
-    # Written down: a change of the order changes every run that is resumed.
-    assert steps[0].tolist() == [29, 49, 91, 4, 84, 17, 80, 74]
-
-
-def test_epochs_completed_are_told_after_each_step() -> None:
-    order = StepOrder(10, 4, 2, seed=0)
-    assert [order.epoch_of(step) for step in range(order.steps)] == [0.4, 0.8, 1.2, 1.6, 2.0]
+from worker.training.order import StepOrder
 
 
 @pytest.fixture
@@ -55,10 +24,25 @@ def rows(tmp_path: Path) -> Rows:
     return PreparedDataset.open(tmp_path).train
 
 
-def test_micro_batches_hold_each_chosen_row_once_sorted_and_padded(rows: Rows) -> None:
-    chosen = np.array([3, 19, 0, 7, 11])
-    batches = micro_batches(rows, chosen, 2, pad_id=9)
-    assert [batch.rows.tolist() for batch in batches] == [[19, 11], [7, 3], [0]]
+@pytest.fixture
+def recipes(tmp_path: Path) -> Rows:
+    """1,000 rows as long as recipes are; one of 512 and 512 tokens."""
+    rng = np.random.default_rng(1)
+    inputs = np.clip(np.exp(rng.normal(4.4, 0.45, 1000)), 8, 512).astype(int)
+    targets = np.clip(np.exp(rng.normal(4.9, 0.65, 1000)), 8, 512).astype(int)
+    inputs[0] = targets[0] = 512
+    with Writer(tmp_path, 32_000) as writer:
+        writer.add([np.ones(n, np.uint32) for n in inputs], [np.ones(n, np.uint32) for n in targets])
+        writer.finish({"train": np.arange(1000), "validation": np.arange(0)}, {})
+    return PreparedDataset.open(tmp_path).train
+
+
+def test_micro_batches_hold_each_row_once_padded_to_their_longest(rows: Rows) -> None:
+    groups = [np.array([3, 19]), np.array([0, 7, 11])]
+    batches = micro_batches(rows, groups, Limit.of(rows, 2), pad_id=9)
+    assert [batch.rows.tolist() for batch in batches] == [[3, 19], [0, 7], [11]]
+    assert [batch.input_padded for batch in batches] == [True, True, True]
+    assert not micro_batches(rows, [np.array([15])], Limit.of(rows, 2), pad_id=9)[0].input_padded
     for batch in batches:
         assert batch.input_ids.shape == batch.attention_mask.shape
         assert batch.input_ids.shape[1] % 8 == batch.labels.shape[1] % 8 == 0
@@ -73,12 +57,47 @@ def test_micro_batches_hold_each_chosen_row_once_sorted_and_padded(rows: Rows) -
             assert (batch.labels[place][len(targets) :] == -100).all()
 
 
-def test_rows_of_equal_length_keep_their_order(tmp_path: Path) -> None:
-    with Writer(tmp_path, 70_000) as writer:
-        same = [np.full(3, 66_000, np.uint32)] * 6
-        writer.add(same, same)
-        writer.finish({"train": np.arange(6), "validation": np.arange(0)}, {})
-    rows = PreparedDataset.open(tmp_path).train
-    batches = micro_batches(rows, np.array([4, 1, 5, 0]), 3, pad_id=0)
-    assert [batch.rows.tolist() for batch in batches] == [[4, 1, 5], [0]]
-    assert batches[0].labels[0, :3].tolist() == [66_000] * 3  # needs uint32
+def test_a_limit_is_so_many_rows_of_the_longest_shape_and_shorter_rows_are_more(recipes: Rows) -> None:
+    limit = Limit.of(recipes, 8)
+    assert limit == Limit(8, 512, 512)
+    assert limit.rows(512, 512) == 8
+    assert limit.rows(64, 512) == limit.rows(512, 64) == 8  # never more targets, nor inputs, than eight of the longest
+    assert limit.rows(128, 256) == 16
+    assert Limit(1, 512, 512).rows(8, 8) == 1
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 8, 32])
+def test_no_micro_batch_is_over_the_limit(recipes: Rows, micro_batch: int) -> None:
+    limit = Limit.of(recipes, micro_batch)
+    order = StepOrder(recipes, 100, 1, seed=3)
+    for step in range(order.steps):
+        groups = order.groups_of(step)
+        batches = micro_batches(recipes, groups, limit, 0)
+        assert np.concatenate([batch.rows for batch in batches]).tolist() == np.concatenate(groups).tolist()
+        shapes = [(batch.input_ids.shape, batch.labels.shape) for batch in batches]
+        for (count, inputs), (_, targets) in shapes:
+            assert count * inputs <= micro_batch * 512 and count * targets <= micro_batch * 512
+
+
+def test_small_groups_go_together_until_it_is_worth_a_launch(recipes: Rows) -> None:
+    by_length = np.argsort(recipes.input_lengths + recipes.target_lengths)
+    groups = [by_length[start : start + 2] for start in range(0, 60, 2)]
+    batches = micro_batches(recipes, groups, Limit.of(recipes, 8), 0)
+    positions = [batch.input_ids.numel() + batch.labels.numel() for batch in batches]
+    assert all(MIN_POSITIONS <= one < 1.5 * MIN_POSITIONS for one in positions[:-1])
+    assert 1 < len(batches) < 15
+    # Not where the limit forbids it, nor where the next group would not fit as a whole.
+    assert [len(piece) for piece in cut(recipes, groups, Limit.of(recipes, 1))] == [1] * 60
+    longest = [by_length[-2:], by_length[-8:-2]]
+    assert [len(piece) for piece in cut(recipes, longest, Limit(6, 512, 512))] == [2, 6]
+
+
+def test_a_smaller_limit_makes_the_largest_micro_batch_smaller_down_to_one_row(recipes: Rows) -> None:
+    groups = StepOrder(recipes, 100, 1, seed=3).groups_of(4)
+    limit: Limit | None = Limit.of(recipes, 64)
+    largest = []
+    while limit is not None:
+        largest.append(max(len(piece) for piece in cut(recipes, groups, limit)))
+        limit = limit.smaller(recipes, groups)
+    assert largest == sorted(set(largest), reverse=True)
+    assert largest[-1] == 1

@@ -12,14 +12,15 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.training.workplace import EXAMPLES
 from worker.training import builtin
+from worker.training.characters import Rewriter
 from worker.training.text import RECIPE_INPUT, RECIPE_TARGET, RowReader, template
 
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    rows = RowReader(template(RECIPE_INPUT, "data.input"), template(RECIPE_TARGET, "data.target"), normalise=True)
-    lines = EXAMPLES.read_text().splitlines()[:150]
-    return [text for row in map(rows.read, lines) for text in (row.input, row.target)]
+    rows = RowReader(template(RECIPE_INPUT, "data.input"), template(RECIPE_TARGET, "data.target"), Rewriter())
+    recipes = map(json.loads, EXAMPLES.read_text().splitlines()[:150])
+    return [text for row in map(rows.read, recipes) for text in (row.input, row.target)]
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import gzip
+import io
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jobs.errors import StageError
@@ -54,6 +60,72 @@ def test_only_the_first_rows_are_read_and_the_others_estimated(workplace: Workpl
         result = workplace.check(workplace.job(name))["plan"]
         assert result["rows_looked_at"] == 10_000
         assert result["rows_estimated"] == pytest.approx(30_000, rel=0.2)
+
+
+def table(rows: list[dict[str, Any]], **dialect: Any) -> bytes:
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(rows[0]), **dialect)
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue().encode()
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("count", [40, 30_000])
+def test_every_format_is_looked_at_in_the_same_way(workplace: Workplace, count: int) -> None:
+    draw = random.Random(0)
+    rows = [{"input": draw.randbytes(40).hex(), "target": f"{n}"} for n in range(count - 1)]
+    rows.append({"input": "", "target": "nothing"})
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    zstd = pa.Codec("zstd")
+    contents = {
+        "rows.jsonl.zst": bytes(zstd.compress(lines)),
+        "rows.ndjson": lines,
+        "utf16.json": lines.decode().encode("utf-16"),
+        "rows.csv": table(rows),
+        "rows.csv.gz": gzip.compress(table(rows, delimiter=";")),
+        "rows.tsv": table(rows, delimiter="\t"),
+        "rows.parquet": parquet(rows),
+    }
+    for name, content in contents.items():
+        (workplace.data / name).write_bytes(content)
+        result = workplace.check(workplace.job(name, data={"max_invalid_fraction": 0.1}))["plan"]
+        assert result["rows_looked_at"] == min(count, 10_000), name
+        assert result["rows_estimated"] == pytest.approx(count, rel=0.1), name
+        assert result["invalid_rows"] == ({"empty input": 1} if count == 40 else {}), name
+
+
+def test_a_format_can_be_said_where_the_name_does_not(workplace: Workplace) -> None:
+    (workplace.data / "rows.txt").write_bytes(table(pairs(5)))
+    run = workplace.job("rows.txt", data={"format": "csv"})
+    assert workplace.check(run)["plan"]["rows_looked_at"] == 5
+    error = refusal(workplace, "rows.txt", data={"format": "jsonl"})
+    assert error.detail_code == "no_usable_columns"
+    assert "bad JSON: 6" in str(error) and "data.format" in str(error.hint)
+    assert refusal(workplace, "rows.txt", data={"format": "parquet"}).detail_code == "not_parquet"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [
+        ("rows.csv", b"input,target\n", "no_rows"),
+        ("rows.csv", b"question,answer\n1,2\n", "no_usable_columns"),
+        ("rows.csv", b"input,,target\n1,2,3\n", "bad_header"),
+        ("rows.csv", "input,target\né,1\n".encode("cp1252"), "wrong_encoding"),
+        ("rows.parquet", b"PAR1 and so on", "damaged_file"),
+        ("rows.parquet", parquet([{"input": {"a": 1}, "target": "x"}]), "too_many_invalid_rows"),
+        ("rows.json", b'[\n{"input": "a", "target": "b"}\n]\n', "json_array"),
+        ("rows.jsonl.zst", b"\x28\xb5\x2f\xfd...", "damaged_archive"),
+    ],
+)
+def test_a_bad_file_of_any_format_is_refused(workplace: Workplace, name: str, content: bytes, code: str) -> None:
+    (workplace.data / name).write_bytes(content)
+    assert refusal(workplace, name).detail_code == code
 
 
 def test_recipes_are_recognised(workplace: Workplace) -> None:

@@ -12,7 +12,7 @@ import torch
 from jobs.errors import NonFinite, OutOfMemory
 from jobs.rundir import RunDir
 from tests.training.attempts import StopAt
-from tests.training.conftest import VALIDATION_ROWS
+from tests.training.conftest import VALIDATION_ROWS, batches_of
 from tests.training.test_loop import OutOfMemoryAt
 from worker.training.data import PreparedDataset
 from worker.training.evaluate import Evaluation, evaluate
@@ -40,7 +40,7 @@ def test_it_is_the_loss_of_training_over_the_same_rows(
 ) -> None:
     loaded.model.float()  # in bf16 the kernels with and without gradients round differently
     seen = look(loaded, dataset, journal)
-    trained = accumulate(loaded.model, dataset.validation, np.arange(VALIDATION_ROWS), 4, 0).loss
+    trained = accumulate(loaded.model, batches_of(dataset.validation, np.arange(VALIDATION_ROWS), 4))
     assert seen.rows == VALIDATION_ROWS
     assert seen.loss == pytest.approx(trained.item(), abs=1e-5)
     assert look(loaded, dataset, journal, max_rows=3, samples=9).rows == 3

@@ -15,13 +15,13 @@ from transformers import T5ForConditionalGeneration
 from jobs.errors import NonFinite, OutOfMemory, OutOfMemoryInOptimizer
 from jobs.events import OomRecovered
 from jobs.plan import DataPlan, ModelPlan, make_plan
-from tests.training.conftest import TRAIN_ROWS, tiny_model, tiny_spec
+from tests.training.conftest import TRAIN_ROWS, batches_of, tiny_model, tiny_spec
 from worker.training.adamw import AdamW
-from worker.training.batches import StepOrder
 from worker.training.data import PreparedDataset
 from worker.training.journal import Journal
 from worker.training.loop import StepResult, accumulate, steps
 from worker.training.memory import Cache
+from worker.training.order import StepOrder
 from worker.training.randomness import seed_step
 
 
@@ -88,7 +88,7 @@ def run_steps(
         model,
         optimizer_for(model),
         dataset.train,
-        StepOrder(TRAIN_ROWS, schedule.batch_size, schedule.epochs, schedule.seed),
+        StepOrder(dataset.train, schedule.batch_size, schedule.epochs, schedule.seed),
         spec,
         plan,
         after=after,
@@ -104,7 +104,9 @@ def test_the_gradient_is_the_same_however_the_step_is_cut_and_that_of_plain_torc
     dataset: PreparedDataset, size: int
 ) -> None:
     model, chosen = exact_model(), np.arange(16)
-    found = accumulate(model, dataset.train, chosen, size, 0)
+    batches = batches_of(dataset.train, chosen, size)
+    assert len(batches) == {1: 16, 3: 6, 8: 2, 16: 1}[size]
+    found = accumulate(model, batches)
     cut = gradients(model)
     model.zero_grad()
 
@@ -116,8 +118,8 @@ def test_the_gradient_is_the_same_however_the_step_is_cut_and_that_of_plain_torc
     plain = model(input_ids=ids, attention_mask=mask, labels=labels).loss
     plain.backward()
 
-    assert found.target_tokens == sum(len(row) for row in targets)
-    assert found.loss.item() == pytest.approx(plain.item(), abs=1e-12)
+    assert sum(batch.target_tokens for batch in batches) == sum(len(row) for row in targets)
+    assert found.item() == pytest.approx(plain.item(), abs=1e-12)
     assert farthest(cut, gradients(model)) < 1e-12
 
 
@@ -126,7 +128,7 @@ def test_memory_that_runs_out_anywhere_in_a_step_costs_no_step_and_changes_no_gr
 ) -> None:
     model, chosen = exact_model(), np.arange(8)
     with OutOfMemoryAt(-1) as counter:
-        accumulate(model, dataset.train, chosen, 4, 0)
+        accumulate(model, batches_of(dataset.train, chosen, 4))
     model.zero_grad()
     undisturbed = exact_model()
     expected = [result.loss.item() for result in islice(run_steps(undisturbed, dataset, noting), 3)]
@@ -168,7 +170,7 @@ def test_dropout_repeats_itself_when_a_step_is_done_again(dataset: PreparedDatas
     losses = []
     for step in (1, 1, 2):
         seed_step(42, step, 0)
-        losses.append(accumulate(model, dataset.train, np.arange(8), 4, 0).loss.item())
+        losses.append(accumulate(model, batches_of(dataset.train, np.arange(8), 4)).item())
     assert losses[0] == losses[1] != losses[2]
 
 
@@ -222,12 +224,12 @@ def test_a_nan_stops_before_the_update_and_names_its_step(dataset: PreparedDatas
 def test_recomputed_layers_give_the_same_gradient(dataset: PreparedDataset, every: int) -> None:
     model = exact_model(dropout=0.2)
     seed_step(1, 1, 0)
-    accumulate(model, dataset.train, np.arange(8), 4, 0)
+    accumulate(model, batches_of(dataset.train, np.arange(8), 4))
     expected = gradients(model)
     model.zero_grad()
     model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
     blocks = [*model.encoder.block, *model.decoder.block]
     assert [block.gradient_checkpointing for block in blocks] == [n % every == 0 for n in range(2)]
     seed_step(1, 1, 0)
-    accumulate(model, dataset.train, np.arange(8), 4, 0)
+    accumulate(model, batches_of(dataset.train, np.arange(8), 4))
     assert farthest(expected, gradients(model)) < 1e-12

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from jobs.plan import DataPlan, ModelPlan, make_plan
+from tests.training.conftest import tiny_spec
 from worker.training import window
 from worker.training.loop import StepResult
 from worker.training.memory import Cache
 from worker.training.nvml import CardProcess, CardUse, open_card
+from worker.training.pace import Pace
 from worker.training.window import Meter, Window
 
 UUID = "5a3c1c3e-0000-1111-2222-333344445555"
@@ -88,20 +91,29 @@ def test_no_driver_and_no_such_card_are_said_once(tmp_path: Path, caplog: pytest
 
 
 def row_of(meter: Meter) -> dict[str, object]:
-    meter.begin()
+    meter.pace.begin()
     one = torch.tensor(1.0)
     meter.add(StepResult(**RESULT | {"loss": one, "grad_norm": one}))
     return meter.row(StepResult(**RESULT | {"loss": one, "grad_norm": one}), now=1.0).model_dump()
 
 
 RESULT = {
-    "step": 1, "epoch": 0.1, "learning_rate": 1e-4, "rows": 8, "target_tokens": 80, "micro_batch": 4,
-    "data_wait_s": 0.0,
+    "step": 1, "epoch": 0.1, "learning_rate": 1e-4, "rows": 8, "input_tokens": 40, "target_tokens": 80,
+    "padded_tokens": 128, "flops": 1e9, "micro_batch": 4, "data_wait_s": 0.0,
 }  # fmt: skip
 
 
+def a_meter() -> Meter:
+    """On the CPU, for a run of 10 steps."""
+    spec = tiny_spec()
+    data = DataPlan(train="x", input="x", target="x", rows=80)
+    plan = make_plan(spec, ModelPlan(source="x", parameters=1), data)
+    state = Window()
+    return Meter(Cache(torch.device("cpu")), attempt=1, pace=Pace(spec, plan, state.asides), window=state)
+
+
 def test_a_row_on_cpu_has_the_host_and_no_card() -> None:
-    row = row_of(Meter(cache=Cache(torch.device("cpu")), attempt=1, steps=10, window=Window()))
+    row = row_of(a_meter())
     assert {name: value for name, value in row.items() if name.startswith("gpu_")} == dict.fromkeys(
         ("gpu_utilisation", "gpu_memory_used_bytes", "gpu_temperature_c", "gpu_power_w")
     )
@@ -112,7 +124,7 @@ def test_a_row_on_cpu_has_the_host_and_no_card() -> None:
 
 def test_a_row_has_the_card_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = library(tmp_path)
-    meter = Meter(cache=Cache(torch.device("cpu")), attempt=1, steps=10, window=Window())
+    meter = a_meter()
     monkeypatch.setattr(meter, "card", window.open_card(UUID, built))
     row = row_of(meter)
     assert (row["gpu_utilisation"], row["gpu_memory_used_bytes"]) == (0.97, 30 * 2**30)

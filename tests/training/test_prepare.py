@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import gzip
 import json
 import os
+import re
 import shutil
+import struct
 import threading
 import time
 from collections import Counter
@@ -21,10 +22,11 @@ from transformers import AutoTokenizer
 from jobs.errors import BadData, DiskFull, StageError
 from jobs.events import Heartbeat
 from jobs.rundir import RunDir
-from tests.training.workplace import EXAMPLES, SHARED_DATA, Workplace, pairs
+from tests.training.workplace import EXAMPLES, Workplace, pairs
 from worker.training import builtin
 from worker.training.data import PreparedDataset
-from worker.training.prepare import split
+from worker.training.dataset_report import Lengths, commonest
+from worker.training.histogram import bins, draw
 from worker.training.sieve import Seen
 from worker.training.store import full_disk_named, make_once
 
@@ -92,9 +94,7 @@ def test_the_second_time_it_is_only_looked_up(workplace: Workplace) -> None:
     report = workplace.prepare(first)
     made = dataset_of(first).folder.stat().st_mtime_ns
     second = workplace.job(schedule={"epochs": 9})
-    start = time.perf_counter()
     assert workplace.prepare(second)["data"] == report["data"]
-    assert time.perf_counter() - start < 1
     assert dataset_of(second).folder.stat().st_mtime_ns == made
     other = workplace.job(data={"max_input_tokens": 8})
     assert workplace.prepare(other)["data"]["prepared"] != report["data"]["prepared"]
@@ -106,6 +106,7 @@ def test_a_damaged_dataset_and_the_remains_of_a_killed_one_are_replaced(workplac
     workplace.prepare(run)
     folder = dataset_of(run).folder
     before = (folder / "input.tokens").read_bytes()
+    (folder / "input.tokens").unlink()  # it is read-only
     (folder / "input.tokens").write_bytes(before[:-2])
     remains = folder.with_name(f"tmp-{folder.name}-0123abcd")
     remains.mkdir()
@@ -151,6 +152,8 @@ def test_above_the_limit_the_job_fails_and_leaves_no_dataset(workplace: Workplac
     assert "151 of 10251 rows" in str(caught.value)
     assert "bad JSON: 150 (lines 10101, 10102, 10103, …); missing target: 1 (line 10251)" in str(caught.value)
     assert [path.name for path in workplace.settings.prepared.iterdir()] == [".locks"]
+    entries = [json.loads(line) for line in (run.path / "rejected.jsonl").read_text().splitlines()]
+    assert (len(entries), entries[-1]["line"], entries[-1]["reason"]) == (151, 10251, "missing target")
     assert not run.plan().data.complete
 
 
@@ -199,17 +202,6 @@ def test_the_split_does_not_depend_on_order_or_later_rows(workplace: Workplace) 
     assert validation_texts(rows + pairs(30, start=60)) >= held_out
 
 
-@pytest.mark.parametrize(
-    ("rows", "fraction", "least", "most"),
-    [(2, 0.001, 1, 1), (2, 0.999, 1, 1), (1, 0.5, 0, 1), (50, 0.0, 0, 0), (50, 0.999999999999999, 49, 49)],
-)
-def test_a_fraction_is_at_least_one_row_and_never_all(rows: int, fraction: float, least: int, most: int) -> None:
-    keys = np.random.default_rng(0).integers(0, 1 << 64, rows, np.uint64, endpoint=False)
-    parts = split(keys, [rows], fraction)
-    assert least <= len(parts["validation"]) <= most
-    assert sorted([*parts["train"], *parts["validation"]]) == list(range(rows))
-
-
 def test_a_validation_file_shares_no_row_with_training(workplace: Workplace) -> None:
     workplace.rows("rows.jsonl", pairs(30))
     workplace.rows("other.jsonl", pairs(8, start=25))
@@ -221,6 +213,119 @@ def test_a_validation_file_shares_no_row_with_training(workplace: Workplace) -> 
     with pytest.raises(BadData) as caught:
         workplace.prepare(workplace.job(data={"validation": "other.jsonl"}))
     assert (caught.value.detail_code, caught.value.param) == ("no_rows", "data.validation")
+
+
+def test_rows_that_differ_in_spelling_alone_are_on_one_side(workplace: Workplace) -> None:
+    """No exact duplicates, so all are kept; but none is a way to look up in training what validation asks."""
+    spellings = (
+        "Bread number {}: knead, and bake!",
+        "bread  NUMBER {} knead and bake",
+        "Bréad “number” {}; knead and bake.",
+    )
+    rows = [
+        {"input": spelling.format(n), "target": f"answer {k} to {n}"}
+        for n in range(40)
+        for k, spelling in enumerate(spellings)
+    ]
+    workplace.rows("rows.jsonl", rows)
+    run = workplace.job(data={"validation": 0.3})
+    data = workplace.prepare(run)["data"]
+    assert (data["kept"], data["duplicates"], data["validation_inputs_in_training"]) == (120, 0, 0)
+    tokenizer, dataset = AutoTokenizer.from_pretrained(run.plan().model.folder), dataset_of(run)
+    held_out, learnt = (
+        {int(re.findall(r"\d+$", str(tokenizer.decode(part.target(n)[:-1])))[0]) for n in range(len(part))}
+        for part in (dataset.validation, dataset.train)
+    )
+    assert held_out and learnt
+    assert not held_out & learnt
+    assert len(dataset.validation) == 3 * len(held_out)
+
+
+def test_inputs_of_a_validation_file_that_training_has_too_are_counted(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", pairs(30))
+    workplace.rows(
+        "other.jsonl", [{"input": pairs(1)[0]["input"].upper(), "target": "another answer"}, *pairs(2, start=30)]
+    )
+    data = workplace.prepare(workplace.job(data={"validation": "other.jsonl"}))["data"]
+    assert (data["validation_rows"], data["duplicates"], data["validation_inputs_in_training"]) == (3, 0, 1)
+
+
+# -- the report ------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_says_what_there_is(workplace: Workplace) -> None:
+    words = [{"input": " ".join(["bread"] * n), "target": f"bake {n}"} for n in range(1, 101)]
+    workplace.rows("rows.jsonl", [*words, words[0], "{", "{", {"input": "x\ny", "target": "½"}])
+    run = workplace.job(data={"max_input_tokens": 64, "max_invalid_fraction": 0.5})
+    data = workplace.prepare(run)["data"]
+    lengths = data["lengths"]["input"]
+    assert lengths["limit"] == 64
+    pieces = (lengths["before"]["max"] - 1) // 100  # of a word, in the tokenizer learnt from these
+    expected = {name: pieces * words + 1 for name, words in
+                (("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99), ("max", 100))}  # fmt: skip
+    assert lengths["before"] == expected
+    assert lengths["after"] == {name: min(length, 64) for name, length in expected.items()}
+    assert data["truncated_inputs"] == sum(pieces * words + 1 > 64 for words in range(1, 101)) > 0
+    dataset = dataset_of(run)
+    assert data["input_tokens"] == sum(int(part.input_lengths.sum()) for part in (dataset.train, dataset.validation))
+    report = json.loads((run.path / "dataset.json").read_text())
+    assert {key: report[key] for key in data if key != "prepared"} == {
+        key: data[key] for key in data if key != "prepared"
+    }
+    (source,) = report["sources"]
+    assert (source["name"], source["rows_read"], source["kept"], source["duplicates"]) == ("rows.jsonl", 104, 101, 1)
+    assert source["set_aside"] == {"bad JSON": {"rows": 2, "first": [102, 103]}}
+    assert (source["normalised"], source["noticed"]) == ({"½": 1}, {"newlines": 1})
+    for name in ("dataset.json", "dataset.png", "rejected.jsonl"):
+        assert (run.path / name).read_bytes() == (dataset.folder / name).read_bytes()
+    assert len(json.dumps(data)) < 4096
+
+
+def test_the_histogram_shows_both_sides_and_where_they_are_cut() -> None:
+    lengths = Lengths.of(np.array([3, 3, 90, 1000], np.int32), limit=64)
+    edges, counts = bins(lengths)
+    assert counts.sum() == 4
+    assert (counts[np.searchsorted(edges, 3, side="right") - 1], counts[-1]) == (2, 2)
+    assert edges[-1] > 64
+    picture = draw({"input": lengths, "target": Lengths.of(np.array([1], np.int32), limit=8)})
+    assert picture.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", picture[16:24])
+    assert (width, height) == (1000, 420)
+    assert picture == draw({"input": lengths, "target": Lengths.of(np.array([1], np.int32), limit=8)})
+
+
+def test_a_list_too_long_for_a_record_says_how_much_is_left_out() -> None:
+    counts = Counter({chr(number): number for number in range(100, 150)})
+    short = commonest(counts, 20)
+    assert len(short) == 21
+    assert sum(short.values()) == counts.total()
+    assert next(iter(short)) == chr(149)
+
+
+def test_a_run_gets_the_beginning_of_a_very_long_list_of_rejections(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.training.prepare._MOST_COPIED", 1000)
+    workplace.rows("rows.jsonl", [*pairs(30), *pairs(30)])
+    run = workplace.job()
+    workplace.prepare(run)
+    whole = (dataset_of(run).folder / "rejected.jsonl").read_bytes()
+    copy = (run.path / "rejected.jsonl").read_bytes()
+    assert whole.startswith(copy) and copy.endswith(b"\n")
+    assert 800 < len(copy) <= 1000 < len(whole)
+
+
+def test_others_may_read_a_prepared_dataset_and_nobody_writes(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", pairs(10))
+    run = workplace.job()
+    before = os.umask(0o077)
+    try:
+        workplace.prepare(run)
+    finally:
+        os.umask(before)
+    folder = dataset_of(run).folder
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o444}
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
@@ -240,11 +345,8 @@ def test_a_model_folder_is_copied_into_the_store(workplace: Workplace) -> None:
     assert caught.value.detail_code == "tokenizer_unusable"
 
 
-def odd_model(workplace: Workplace) -> str:
-    """A model folder with T5's own tokenizer; skips where the shared data is not at hand."""
-    tokenizer = SHARED_DATA / "t5_tokenizer_fast"
-    if not tokenizer.exists():
-        pytest.skip(f"no {tokenizer}: shared data is not part of the repository")
+def t5_model(workplace: Workplace, tokenizer: Path) -> str:
+    """A model folder with T5's own tokenizer."""
     folder = workplace.data / "t5"
     folder.mkdir()
     builtin.build(folder, ["some text"], seed=0)
@@ -253,49 +355,15 @@ def odd_model(workplace: Workplace) -> str:
     return "./t5"
 
 
-def test_odd_recipes_are_kept_whole_repaired_or_set_aside(workplace: Workplace) -> None:
-    model = odd_model(workplace)
-    shutil.copy(SHARED_DATA / "recipes_odd.jsonl.gz", workplace.data)
-    content = gzip.decompress((workplace.data / "recipes_odd.jsonl.gz").read_bytes()).decode()
-    rows = [json.loads(line) for line in content.split("\n")[:-1]]
-    run = workplace.job("recipes_odd.jsonl.gz", model=model, data={"max_invalid_fraction": 0.5})
-    data = workplace.prepare(run)["data"]
-    assert data["rows_read"] == len(rows) == 517
-    assert data["kept"] + sum(data["set_aside"].values()) + data["duplicates"] == 517
-    reasons: Counter[str] = Counter()
-    for entry in rejected(run):
-        defects = rows[entry["line"] - 1]["odd"]
-        reasons[entry["reason"]] += 1
-        if entry["reason"] == "empty ingredients":
-            assert "no_ing" in defects or "blank_ing_item" in defects
-        elif entry["reason"] == "empty directions":
-            assert "no_dir" in defects
-        elif entry["reason"].startswith("control character"):
-            assert {"control", "mojibake"} & set(defects)
-        else:
-            assert entry["reason"] == "duplicate"
-            assert "exact_duplicate" in defects
-    assert reasons["empty ingredients"] >= 80
-    assert reasons["duplicate"] == data["duplicates"] > 40
-    assert data["normalised"]["½"] > 0
-    no_fraction_is_unknown(run)
-
-
-def no_fraction_is_unknown(run: RunDir) -> None:
-    """`½` and ⁄ give unknown tokens in T5's vocabulary; none may be left."""
-    tokenizer = AutoTokenizer.from_pretrained(run.plan().model.folder)
-    dataset = dataset_of(run)
-    for part in (dataset.train, dataset.validation):
-        for n in range(len(part)):
-            assert "1<unk>2" not in f"{tokenizer.decode(part.input(n))} {tokenizer.decode(part.target(n))}"
-
-
-def test_without_normalising_fractions_are_unknown_and_counted(workplace: Workplace) -> None:
-    model = odd_model(workplace)
-    workplace.rows("rows.jsonl", [{"input": "1½ cups", "target": "½"}, *pairs(3)])
+def test_without_normalising_fractions_are_unknown_and_counted(workplace: Workplace, t5_tokenizer: Path) -> None:
+    model = t5_model(workplace, t5_tokenizer)
+    workplace.rows("rows.jsonl", [{"input": "1½ cups", "target": "½ <b>"}, *pairs(3)])
     off = workplace.prepare(workplace.job(model=model, data={"normalise": False}))["data"]
     on = workplace.prepare(workplace.job(model=model))["data"]
-    assert (off["unknown_tokens"], on["unknown_tokens"]) == (2, 0)
+    assert (off["unknown_tokens"], on["unknown_tokens"]) == (3, 1)
+    assert off["unknown_characters"] == {"½": 2, "<": 1}
+    assert on["unknown_characters"] == {"<": 1}
+    assert on["unknown_token_rate"] == pytest.approx(1 / (on["input_tokens"] + on["target_tokens"]), abs=1e-8)
 
 
 # -- stores ----------------------------------------------------------------------------------------------------------
@@ -337,6 +405,39 @@ def test_who_waits_for_another_says_so(tmp_path: Path) -> None:
     assert len(waited) == 1
 
 
+def test_what_was_begun_is_gone_on_with_unless_there_is_nothing_to_make(tmp_path: Path) -> None:
+    errors: list[Exception] = [OSError("no more"), BadData("no rows")]
+    found: list[set[str]] = []
+
+    def make(folder: Path) -> None:
+        found.append({file.name for file in folder.iterdir()})
+        (folder / f"part-{len(found)}").touch()
+        if errors:
+            raise errors.pop(0)
+
+    for expected in (OSError, BadData):
+        with pytest.raises(expected):
+            make_once(tmp_path / "it", make, Path.is_dir, lambda: None, resumable=True)
+    assert make_once(tmp_path / "it", make, Path.is_dir, lambda: None, resumable=True)
+    assert found == [set(), {"part-1"}, set()]
+    assert {path.name for path in tmp_path.iterdir()} == {".locks", "it"}
+
+
+def test_what_nobody_goes_on_with_is_swept_after_a_week(tmp_path: Path) -> None:
+    (tmp_path / ".locks").mkdir()
+    for name, days in (("old", 8), ("new", 6), ("held", 8)):
+        (tmp_path / ".locks" / f"{name}.lock").touch()
+        folder = tmp_path / f"partial-{name}"
+        folder.mkdir()
+        (folder / "file").touch()
+        for path in (folder / "file", folder):
+            os.utime(path, (time.time() - days * 24 * 3600,) * 2)
+    with open(tmp_path / ".locks" / "held.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make_once(tmp_path / "it", lambda folder: None, Path.is_dir, lambda: None)
+    assert {path.name for path in tmp_path.iterdir()} == {".locks", "it", "partial-new", "partial-held"}
+
+
 def test_a_failed_making_leaves_nothing(tmp_path: Path) -> None:
     def make(folder: Path) -> None:
         (folder / "half").write_text("half")
@@ -349,8 +450,11 @@ def test_a_failed_making_leaves_nothing(tmp_path: Path) -> None:
 
 def test_keys_are_remembered_across_merges() -> None:
     seen = Seen()
-    keys = [(n * 0x9E3779B97F4A7C15) % (1 << 64) for n in range(150_000)]
-    assert all(seen.first_time(key) for key in keys)
-    assert not any(seen.first_time(key) for key in keys[::1000])
-    assert seen.first_time((1 << 64) - 1)
-    assert not seen.first_time((1 << 64) - 1)
+    keys = np.arange(150_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for piece in np.split(keys, 300):
+        assert seen.first_times(piece).all()
+    assert not seen.first_times(keys[::1000]).any()
+    last = np.uint64((1 << 64) - 1)
+    assert seen.first_times(np.array([keys[5], last, last], np.uint64)).tolist() == [False, True, False]
+    assert not seen.first_times(np.array([last])).any()
+    assert seen.first_times(np.array([], np.uint64)).tolist() == []

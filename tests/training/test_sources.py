@@ -1,8 +1,7 @@
-"""Finding and reading files of rows."""
+"""Finding files of rows."""
 
 from __future__ import annotations
 
-import gzip
 import os
 import shutil
 import stat
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import BadData, Refused, StageError
-from worker.training.sources import MAX_LINE_BYTES, Line, LineReader, find_file, fingerprint
+from worker.training.sources import find_file, fingerprint
 
 NOBODY = 65534
 
@@ -99,65 +98,6 @@ def test_an_unreadable_file_is_refused_with_the_chmod_that_helps(someone_else: P
     error = refusal(someone_else, "locked/rows.jsonl")
     assert error.detail_code == "file_unreadable"
     assert f"chmod a+rx {locked}" in str(error.hint)
-
-
-@pytest.mark.parametrize("compressed", [False, True])
-def test_lines_are_read_with_their_numbers_and_without_blank_ones(tmp_path: Path, compressed: bool) -> None:
-    content = b'\xef\xbb\xbf{"a": 1}\r\n\n   \n{"b": "\xc3\xa9"}\n\xff\xfe\xff\n{"c": 3}'
-    # The content decides, not the name.
-    file = tmp_path / "rows.jsonl"
-    file.write_bytes(gzip.compress(content) if compressed else content)
-    reader = LineReader(file, file.name, "data.train")
-    assert list(reader) == [
-        Line(1, '{"a": 1}\r\n'),
-        Line(4, '{"b": "é"}\n'),
-        Line(5, None, "not UTF-8"),
-        Line(6, '{"c": 3}'),
-    ]
-    assert (reader.blank_lines, reader.fraction) == (2, 1.0)
-
-
-def test_an_over_long_line_is_passed_over_and_the_next_one_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_bytes(
-        b"x" * (3 * MAX_LINE_BYTES) + b"\n{}\n" + b"y" * MAX_LINE_BYTES + b"\n" + b"z" * (MAX_LINE_BYTES + 1)
-    )
-    lines = list(LineReader(file, file.name, "data.train"))
-    assert [(line.number, line.defect) for line in lines] == [
-        (1, "over-long line"),
-        (2, None),
-        (3, None),
-        (4, "over-long line"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
-        (gzip.compress(b'{"a": 1}\n' * 5000)[:-20], "damaged_archive"),
-        (b"\x1f\x8b is no archive", "damaged_archive"),
-        (b"\x28\xb5\x2f\xfd whatever", "not_supported_yet"),
-        ('{"a": 1}\n'.encode("utf-16"), "wrong_encoding"),
-    ],
-)
-def test_what_cannot_be_read_as_lines_is_named(tmp_path: Path, content: bytes, code: str) -> None:
-    file = tmp_path / "rows.jsonl.gz"
-    file.write_bytes(content)
-    with pytest.raises(BadData) as caught:
-        list(LineReader(file, file.name, "data.train"))
-    assert caught.value.detail_code == code
-
-
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_bytes(b"{}\n" * 10)
-    reader = iter(LineReader(file, file.name, "data.train"))
-    next(reader)
-    with open(file, "ab") as more:
-        more.write(b"{}\n")
-    with pytest.raises(BadData) as caught:
-        list(reader)
-    assert caught.value.detail_code == "file_changed"
 
 
 def test_the_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:

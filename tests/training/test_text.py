@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from typing import Any
 
 import pytest
 
 from jobs.errors import BadData, Refused
-from worker.training.text import Defect, RowReader, choose_templates, normalise, template
+from worker.training.characters import Rewriter
+from worker.training.text import Defect, RowReader, Texts, choose_templates, letters_and_digits, template
 
 
 def reader(input: str = "question", target: str = "answer", normalised: bool = True) -> RowReader:
-    return RowReader(template(input, "data.input"), template(target, "data.target"), normalised)
+    templates = template(input, "data.input"), template(target, "data.target")
+    return RowReader(*templates, Rewriter() if normalised else None)
 
 
-def why(line: str, input: str = "question", target: str = "answer") -> str:
-    with pytest.raises(Defect) as caught:
-        reader(input, target).read(line)
-    return str(caught.value)
-
-
-def row(**columns: Any) -> str:
-    return json.dumps(columns)
+def row(**columns: Any) -> dict[str, Any]:
+    return columns
 
 
 def test_a_template_is_text_with_columns_in_braces() -> None:
@@ -32,9 +26,16 @@ def test_a_template_is_text_with_columns_in_braces() -> None:
 
 
 def test_lists_become_one_text() -> None:
-    line = row(things=["1 egg", " ", "2 cups flour, sifted"], steps=["Mix.", "Bake! ", "Eat"])
-    texts = reader("things", "steps").read(line)
+    columns = row(things=["1 egg", " ", "2 cups flour, sifted"], steps=["Mix.", "Bake! ", "Eat"])
+    texts = reader("things", "steps").read(columns)
     assert (texts.input, texts.target) == ("1 egg; 2 cups flour, sifted", "Mix. Bake! Eat")
+
+
+def test_a_list_written_as_json_text_is_a_list_and_other_brackets_are_text() -> None:
+    one = template("{steps}", "data.input")
+    assert one.fill({"steps": '["Knead it.", "Bake it."]'}) == "Knead it. Bake it."
+    for text in ("[serves 4]", "[1, 2]", "[]", '["Knead it.', "[" * 9999 + "]" * 9999):
+        assert one.fill({"steps": text}) == text
 
 
 @pytest.mark.parametrize("text", ["{a", "a}", "{}", "{0:>5}", "{a!r}", "{{a}}"])
@@ -66,12 +67,8 @@ def test_an_unknown_column_is_named_with_those_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"),
+    ("columns", "reason"),
     [
-        ('{"question": "a", "answer"', "bad JSON"),
-        ('{"question": NaN, "answer": 1}', "bad JSON"),
-        ("[" * 100_000, "bad JSON"),
-        ("[1]", "not a JSON object"),
         (row(question="a"), "missing answer"),
         (row(question=None, answer="a"), "missing question"),
         (row(question=" \n", answer="a"), "empty question"),
@@ -82,39 +79,52 @@ def test_an_unknown_column_is_named_with_those_there_are() -> None:
         (row(question=["a", ["b"]], answer="a"), "wrong type in question"),
         (row(question="a\0b", answer="a"), "control character U+0000"),
         (row(question="a\x92b", answer="a"), "control character U+0092"),
-        ('{"question": "\\ud83d", "answer": "a"}', "half a surrogate pair"),
+        (row(question="a", answer="\ud83d"), "half a surrogate pair"),
     ],
 )
-def test_a_row_that_cannot_be_used_says_why(line: str, reason: str) -> None:
-    assert why(line) == reason
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("½ cup", "1/2 cup"),
-        ("1½ cups, 2 ¼ cups, 1⅛", "1 1/2 cups, 2 1/4 cups, 1 1/8"),
-        ("3⁄4 cup", "3/4 cup"),
-        ("“it’s”…", '"it\'s"...'),
-        ("5–6 min—then − wait — more", "5-6 min - then - wait - more"),
-        ("a\u00a0b, soft\u00adly", "a b, softly"),
-        ("crème brûlée 180 °C", "crème brûlée 180 °C"),
-    ],
-)
-def test_characters_are_normalised(before: str, after: str) -> None:
-    assert normalise(before, Counter()) == after
+def test_a_row_that_cannot_be_used_says_why(columns: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Defect) as caught:
+        reader().read(columns)
+    assert str(caught.value) == reason
 
 
 def test_normalising_is_counted_and_can_be_switched_off() -> None:
-    line = row(question="½ and ½ of 1¾", answer="plain")
+    columns = row(question="½ and ½ of 1¾", answer="plain")
     on, off = reader(), reader(normalised=False)
-    assert on.read(line).input == "1/2 and 1/2 of 1 3/4"
+    assert on.read(columns).input == "1/2 and 1/2 of 1 3/4"
     assert on.normalised == {"½": 2, "¾": 1}
-    assert off.read(line).input == "½ and ½ of 1¾"
+    assert off.read(columns).input == "½ and ½ of 1¾"
     assert not off.normalised
 
 
+def test_oddities_are_kept_and_counted_by_row() -> None:
+    all_rows = reader()
+    for question in ("a <b>bold</b> word", "x < 5, y > 3", "bread &amp; butter", "AT&T; so", "350\ufffdF", "a\nb\nc"):
+        assert all_rows.read(row(question=question, answer="<br/> &#189;")).input == question
+    assert all_rows.noticed == {
+        "HTML tags": 6, "HTML entities": 6, "newlines": 1, "replacement characters (U+FFFD)": 1
+    }  # fmt: skip
+    none = reader()
+    none.read(row(question="x < 5, y > 3 & AT&T", answer="plain"))
+    assert not none.noticed
+
+
 def test_equal_rows_have_equal_keys_whatever_their_spelling() -> None:
-    keys = {reader().read(line).key for line in (row(question="½", answer="a"), row(answer="a", question="1/2"))}
+    keys = {reader().read(columns).key for columns in (row(question="½", answer="a"), row(answer="a", question="1/2"))}
     assert len(keys) == 1
     assert reader().read(row(question="1/2", answer="b")).key not in keys
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["crème  brûlée (180 °c)", "Creme Brulee 180C", "CRÈME BRÛLÉE: 180 °C!", "Cre\u0300me Bru\u0302le\u0301e 180 °C"],
+)
+def test_inputs_that_differ_in_nothing_but_letters_case_and_signs_are_split_alike(other: str) -> None:
+    one = Texts("Crème Brûlée 180 °C", "a")
+    assert Texts(other, "b").split_key == one.split_key
+    assert Texts(other, "b").key != one.key
+    assert Texts("Crème Brûlée 190 °C", "a").split_key != one.split_key
+
+
+def test_a_text_of_signs_alone_is_not_nothing() -> None:
+    assert letters_and_digits("?!") != letters_and_digits("!?")

@@ -15,9 +15,11 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
+from jobs.errors import Refused
 from jobs.events import CheckpointSaved, EvaluationFinished, Finished, Heartbeat, ModelLoaded
 from jobs.rundir import RunDir
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors
+from worker.training import order
 from worker.training.__main__ import main, set_library_switches
 from worker.training.device import hold_job
 
@@ -68,6 +70,17 @@ def test_sigterm_finishes_the_step_saves_and_the_next_attempt_goes_on_bit_for_bi
     assert model.generate(torch.tensor([[5, 6, 7, 1]]), max_new_tokens=5).shape[0] == 1
 
 
+def test_a_run_does_not_go_on_in_an_order_that_it_did_not_begin_in(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    assert attempt(run, stop_at=12) == 75
+    monkeypatch.setattr(order, "VERSION", order.VERSION + 1)
+    with pytest.raises(Refused, match=f"began with rows in order {order.VERSION - 1}") as caught:
+        attempt(run, 2)
+    assert caught.value.detail_code == "other_order"
+
+
 def test_a_request_file_stops_it_like_sigterm(make_run: MakeRun) -> None:
     run = make_run(schedule={"epochs": 1000})
     process = start(run, 1)
@@ -92,7 +105,8 @@ def test_a_run_says_in_order_what_it_does_and_learns(make_run: MakeRun) -> None:
     ]
     rows = run.metrics()
     assert [row.step for row in rows] == [*range(4, 103, 4), 103]
-    assert rows[-1].eta_s == 0 and rows[0].eta_s > 0
+    # After the last step: one more evaluation, as long as the one before, and a checkpoint.
+    assert rows[0].eta_s > 0 and rows[-1].eta_s > seen[-2].seconds
     assert rows[-1].cache_clears == 3 and rows[-1].cache_clear_s > 0
     assert rows[-1].epoch == 20 and rows[-1].micro_batch == 4
     assert rows[-1].loss < rows[0].loss - 0.5

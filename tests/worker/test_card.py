@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from worker.card import Card, NoCard, find_card
+from worker.card import Card, NoCard, driver_cuda, find_card, refuse_misfit, usable_card
 
 TWO = "0, GPU-aaa, NVIDIA GeForce RTX 5090, 32607, 580.95.05\n1, GPU-bbb, NVIDIA GeForce RTX 5090, 32607, 580.95.05\n"
 
@@ -41,3 +45,71 @@ def test_no_driver_no_card_and_a_driver_that_is_not_loaded(smi: Path) -> None:
     answer(smi, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", code=9)
     with pytest.raises(NoCard, match="couldn't communicate with the NVIDIA driver"):
         find_card("")
+
+
+CARD = Card("GPU-aaa", "NVIDIA GeForce RTX 5090", 32607 * 2**20, "570.86.10")
+
+
+def test_a_driver_that_cannot_run_this_torch_is_named_with_the_one_that_can() -> None:
+    needed = r"RTX 5090 with driver 570.86.10 runs CUDA 12.8, and this torch needs CUDA 13.0: driver 580 or newer is n"
+    with pytest.raises(NoCard, match=needed):
+        refuse_misfit(CARD, (13, 0), (12, 8))
+    with pytest.raises(NoCard, match=r"needs CUDA 14\.1: a newer driver is needed"):
+        refuse_misfit(CARD, (14, 1), (13, 0))
+    with pytest.raises(
+        NoCard, match=r"built for the CPU alone \(found: NVIDIA GeForce RTX 5090 with driver 570.86.10\)"
+    ):
+        refuse_misfit(CARD, None, (13, 0))
+    refuse_misfit(CARD, (13, 2), (13, 0))  # minor versions run on the driver of the first
+    refuse_misfit(CARD, (12, 6), (13, 0))
+    refuse_misfit(CARD, (13, 0), None)
+
+
+def test_a_worker_takes_no_card_whose_driver_cannot_run_its_torch(smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(smi, TWO)
+    monkeypatch.setattr("worker.card.torch_cuda", lambda: (13, 0))
+    monkeypatch.setattr("worker.card.driver_cuda", lambda: (13, 1))
+    assert usable_card("1").uuid == "GPU-bbb"
+    monkeypatch.setattr("worker.card.driver_cuda", lambda: (12, 8))
+    with pytest.raises(NoCard, match=r"with driver 580.95.05 runs CUDA 12.8, and this torch needs CUDA 13.0"):
+        usable_card("1")
+
+
+ASK_TORCH = """
+import json, sys
+from worker.card import torch_cuda
+ours = torch_cuda()
+assert "torch" not in sys.modules
+import torch
+print(json.dumps([ours, torch.version.cuda]))
+"""
+
+
+@pytest.mark.parametrize(("version", "parsed"), [(None, None), ("'13.0'", [13, 0]), ("'12.6'", [12, 6])])
+def test_torch_is_not_imported_to_learn_its_cuda(tmp_path: Path, version: str | None, parsed: list[int] | None) -> None:
+    """The torch installed here, whichever it is; and two made up."""
+    environment = dict(os.environ)
+    if version is not None:
+        (tmp_path / "torch").mkdir()
+        (tmp_path / "torch" / "__init__.py").write_text("from torch import version\n")
+        (tmp_path / "torch" / "version.py").write_text(
+            f"from typing import Optional\ncuda: Optional[str] = {version}\n"
+        )
+        environment["PYTHONPATH"] = os.fspath(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK_TORCH], env=environment, capture_output=True, text=True, check=True
+    )
+    ours, torchs = json.loads(done.stdout)
+    assert ours == (parsed if version else torchs and [int(part) for part in torchs.split(".")])
+
+
+@pytest.mark.parametrize(("answer", "version"), [("*version = 12080; return 0", (12, 8)), ("return 999", None)])
+def test_the_driver_is_asked_for_its_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, version: tuple[int, int] | None
+) -> None:
+    """A driver made here: its one function, with its true name and signature."""
+    source = tmp_path / "cuda.c"
+    source.write_text(f"int cuDriverGetVersion(int *version) {{ {answer}; }}\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", source], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.fspath(tmp_path))
+    assert driver_cuda() == version

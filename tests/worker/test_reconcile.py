@@ -13,7 +13,9 @@ from jobs.events import (
     AnyFact,
     AttemptStarted,
     CheckpointSaved,
+    DeviceWaiting,
     JobChecked,
+    JobPaused,
     JobPrepared,
     JobQueued,
     JobSubmitted,
@@ -176,6 +178,51 @@ def test_only_one_reconciles_at_a_time(house: House) -> None:
     assert house.tickets.count(Stage.CHECK) == 0
     house.reconciler.once()
     assert house.tickets.count(Stage.CHECK) == 1
+
+
+def heartbeat(house: House, name: str, stage: str = "train", why: str | None = None) -> None:
+    house.store.report_worker(name, {"name": name, "stage": stage, "healthy": why is None, "why": why})
+
+
+def test_the_job_whose_turn_it_is_says_once_why_no_card_takes_it(house: House) -> None:
+    first, second = house.submit("a", *TO_QUEUE), house.submit("b", *TO_QUEUE)
+    heartbeat(house, "check-0", "check")
+    house.reconciler.once()
+    assert types(first)[-1] == "job.queued", "no train worker was heard of yet: one may just be starting"
+
+    heartbeat(house, "train-0", why="no driver")
+    heartbeat(house, "train-1", why="no driver")
+    for _ in range(3):
+        house.reconciler.once()
+    assert types(first)[4:] == ["device.waiting"] and types(second)[-1] == "job.queued"
+    assert house.store.get("a").record.waiting == first.record().waiting == "no driver"
+    assert house.store.get("a").position == 0, "it moves nothing"
+
+    heartbeat(house, "train-1", why="driver too old")
+    for _ in range(3):
+        house.reconciler.once()
+    assert types(first)[4:] == ["device.waiting"] * 2
+    assert first.record().waiting == "driver too old; no driver"
+
+    house.store.append(first, [JobPaused()])
+    house.reconciler.once()
+    assert first.record().waiting is None and types(second)[-1] == "device.waiting", "the next in the order"
+
+
+def test_with_one_usable_card_nobody_waits_for_another(house: House) -> None:
+    run = house.submit("a", *TO_QUEUE)
+    heartbeat(house, "train-0", why="no driver")
+    heartbeat(house, "train-1")
+    house.reconciler.once()
+    assert types(run)[-1] == "job.queued"
+
+
+def test_a_wait_for_a_card_ends_with_the_attempt_and_is_none_of_its_trainers_facts(house: House) -> None:
+    run = house.submit("a", *TO_QUEUE, DeviceWaiting(message="no driver"))
+    record, _ = house.store.append(run, [STARTED])
+    assert (record.waiting, record.noted) == (None, 0)
+    record, _ = house.store.append(run, [DeviceWaiting(message="another trainer holds the card")])
+    assert (record.waiting, record.noted) == (None, 1)
 
 
 def test_a_directory_that_cannot_be_read_stops_nobody_else(house: House) -> None:

@@ -72,6 +72,8 @@ class Job:
     """Newest row read, taken or not."""
     steps: int | None = None
     """Steps of the whole run, once known."""
+    time: str | None = None
+    """What the run needs on its card, for people: as checked, then as prepared; None on a CPU."""
     attempt: int = 0
     ending: bool = False
     """The next event is the terminal one: nothing is worth holding back any more."""
@@ -87,8 +89,10 @@ class Job:
         match event.fact:
             case JobChecked(plan=plan) if isinstance(plan.get("steps"), int):
                 self.steps = plan["steps"]
-            case JobPrepared(steps=steps):
+                self.time = (plan.get("time") or {}).get("text")
+            case JobPrepared(steps=steps, time=time):
                 self.steps = steps
+                self.time = (time or {}).get("text")
             case EvaluationFinished() as evaluation:
                 self.evaluations[evaluation.step] = evaluation.loss
                 self.last_evaluation = evaluation

@@ -8,24 +8,22 @@ from typing import Any
 from jobs.events import (
     AttemptEnded,
     AttemptStarted,
+    DeviceWaiting,
     DiskLow,
     Event,
-    Fault,
     JobCancelled,
     JobFailed,
+    JobPrepared,
     JobQueued,
     JobSucceeded,
-    MetricRow,
     OomRecovered,
-    Sample,
 )  # fmt: skip
 from worker.sinks.base import Job
+from worker.sinks.fields import fault_fields, field, figures, row_of, samples_embed, time_needed
 from worker.sinks.limits import Embed, cut, fit
-from worker.sinks.wording import REASONS, bar, change, code, duration, gibibytes, plain, sentence
+from worker.sinks.wording import REASONS, bar, change, code, duration, gibibytes
 
 RUNNING, GOOD, BAD, WARNING, QUIET = 0x5865F2, 0x2ECC71, 0xE74C3C, 0xF1C40F, 0x95A5A6
-SAMPLES_SHOWN = 3
-SAMPLE_TEXT = 500
 MESSAGE_TEXT = 1500
 """Of an error: hundreds of tensor names would push what helps out of sight. All of it is in the record."""
 
@@ -34,7 +32,7 @@ Payload = dict[str, Any]
 
 def progress(job: Job, note: str, event: Event | None = None) -> Payload:
     """The message of an attempt, as it stands: posted at its start, edited in place."""
-    row, total = _row_of(job), job.steps
+    row, total = row_of(job), job.steps
     step = row.step if row else 0
     lines = []
     if row and total:
@@ -44,18 +42,26 @@ def progress(job: Job, note: str, event: Event | None = None) -> Payload:
         lines.append(f"step {step:,} · epoch {row.epoch:.2f}")
     lines.append(note)
     embed = _embed(job, f"{job.submitted.name}: training", RUNNING, "\n".join(lines), event)
-    embed["fields"] = _figures(job, row)
+    embed["fields"] = figures(job, row)
     return _payload(embed)
 
 
 def ended(job: Job, event: Event, fact: AttemptEnded) -> Payload:
     """The last edit of an attempt's message."""
-    row, total = _row_of(job), job.steps
+    row, total = row_of(job), job.steps
     lines = [f"`{bar(fact.step / total)}` {fact.step:,} of {total:,} steps"] if total else []
     lines.append(REASONS[fact.reason])
     colour = GOOD if fact.reason == "done" else QUIET if fact.reason in ("interrupted", "device_busy", "lost") else BAD
     embed = _embed(job, f"{job.submitted.name}: attempt {event.attempt} over", colour, "\n".join(lines), event)
-    embed["fields"] = [field for field in _figures(job, row) if field["name"] not in ("Time left", "Card")]
+    embed["fields"] = [each for each in figures(job, row) if each["name"] not in ("Time left", "Time needed", "Card")]
+    return _payload(embed)
+
+
+def planned(job: Job, event: Event, fact: JobPrepared) -> Payload:
+    """All rows are counted: how long it will take, told while nobody has waited for it yet."""
+    text = f"Ready to train: {fact.steps:,} steps. The job waits for its card."
+    embed = _embed(job, f"{job.submitted.name}: planned", QUIET, text, event)
+    embed["fields"] = time_needed(job)
     return _payload(embed)
 
 
@@ -66,7 +72,15 @@ def retry(job: Job, event: Event, fact: JobQueued, ended: AttemptEnded) -> Paylo
     text = f"{REASONS[ended.reason]} {where}. The next attempt starts {when}, from the newest checkpoint."
     embed = _embed(job, f"{job.submitted.name}: attempt {event.attempt} failed, trying again", WARNING, text, event)
     if ended.error:
-        embed["fields"] = [_field("What happened", code(ended.error.message))]
+        embed["fields"] = [field("What happened", code(ended.error.message))]
+    return _payload(embed)
+
+
+def no_card(job: Job, event: Event, fact: DeviceWaiting) -> Payload:
+    """The job is ready and its turn has come, but no train worker has a card that it can use."""
+    text = "It starts by itself once a train worker has a usable card. Until then no job is trained."
+    embed = _embed(job, f"{job.submitted.name}: waits for a card", WARNING, text, event)
+    embed["fields"] = [field("What the workers say", code(cut(fact.message, MESSAGE_TEXT)))]
     return _payload(embed)
 
 
@@ -75,10 +89,10 @@ def out_of_memory(job: Job, event: Event, fact: OomRecovered) -> Payload:
     text = "The step was done again in smaller pieces: nothing was lost, rows and order are unchanged."
     embed = _embed(job, f"{job.submitted.name}: out of memory, recovered", WARNING, text, event)
     embed["fields"] = [
-        _field("Step", f"{fact.step:,}", inline=True),
-        _field("Micro-batch", f"{fact.micro_batch_before} → {fact.micro_batch_after} rows", inline=True),
-        _field("Time lost", duration(fact.milliseconds_lost / 1000), inline=True),
-        _field("What happened", code(fact.message)),
+        field("Step", f"{fact.step:,}", inline=True),
+        field("Micro-batch", f"{fact.micro_batch_before} → {fact.micro_batch_after} rows", inline=True),
+        field("Time lost", duration(fact.milliseconds_lost / 1000), inline=True),
+        field("What happened", code(fact.message)),
     ]
     return _payload(embed)
 
@@ -88,8 +102,8 @@ def disk_low(job: Job, event: Event, fact: DiskLow) -> Payload:
     text = f"The checkpoint at step {fact.step:,} was skipped; training goes on. The next one needs more free room."
     embed = _embed(job, f"{job.submitted.name}: the disk is nearly full", WARNING, text, event)
     embed["fields"] = [
-        _field("Free", gibibytes(fact.free_bytes), inline=True),
-        _field("Needed", gibibytes(fact.needed_bytes), inline=True),
+        field("Free", gibibytes(fact.free_bytes), inline=True),
+        field("Needed", gibibytes(fact.needed_bytes), inline=True),
     ]
     return _payload(embed)
 
@@ -98,14 +112,14 @@ def succeeded(job: Job, event: Event, fact: JobSucceeded, picture: str | None) -
     """The model is done; `picture` is the name of the attached file."""
     embed = _embed(job, f"{job.submitted.name}: done", GOOD, f"The model is in `{job.id}/{fact.model}`.", event)
     embed["fields"] = [
-        _field("Validation loss", change(fact.first_loss, fact.loss), inline=True),
-        _field("Kept step", f"{fact.step:,}" + (f" of {job.steps:,}" if job.steps else ""), inline=True),
-        _field("Time in attempts", duration(fact.seconds), inline=True),
+        field("Validation loss", change(fact.first_loss, fact.loss), inline=True),
+        field("Kept step", f"{fact.step:,}" + (f" of {job.steps:,}" if job.steps else ""), inline=True),
+        field("Time in attempts", duration(fact.seconds), inline=True),
     ]
     if picture is not None:
         embed["image"] = {"url": f"attachment://{picture}"}
     samples = job.last_evaluation.samples if job.last_evaluation else []
-    return _payload(embed, *([_samples(samples)] if samples else []))
+    return _payload(embed, *([samples_embed(samples, GOOD)] if samples else []))
 
 
 def failed(job: Job, event: Event, fact: JobFailed, picture: str | None) -> Payload:
@@ -115,20 +129,10 @@ def failed(job: Job, event: Event, fact: JobFailed, picture: str | None) -> Payl
     embed["fields"] = fault_fields(fact.error)
     if job.latest is not None:
         of = f" of {job.steps:,}" if job.steps else ""
-        embed["fields"].append(_field("Reached", f"step {job.latest.step:,}{of}", inline=True))
+        embed["fields"].append(field("Reached", f"step {job.latest.step:,}{of}", inline=True))
     if picture is not None:
         embed["image"] = {"url": f"attachment://{picture}"}
     return _payload(embed)
-
-
-def fault_fields(error: Fault) -> list[dict[str, Any]]:
-    """Code, key and hint of an error."""
-    fields = [_field("Code", f"`{error.code}`", inline=True)]
-    if error.param:
-        fields.append(_field("Key", f"`{error.param}`", inline=True))
-    if error.hint:
-        fields.append(_field("What helps", sentence(error.hint)))
-    return fields
 
 
 def cancelled(job: Job, event: Event, fact: JobCancelled) -> Payload:
@@ -152,9 +156,10 @@ def paused(job: Job, event: Event) -> Payload:
 
 def validated(job: Job, event: Event) -> Payload:
     """End of a dry run."""
-    return _payload(
-        _embed(job, f"{job.submitted.name}: dry run passed", GOOD, "Nothing was wrong. No training was started.", event)
-    )
+    text = "Nothing was wrong. No training was started."
+    embed = _embed(job, f"{job.submitted.name}: dry run passed", GOOD, text, event)
+    embed["fields"] = time_needed(job)
+    return _payload(embed)
 
 
 def started_note(fact: AttemptStarted) -> str:
@@ -179,57 +184,3 @@ def _embed(job: Job, title: str, colour: int, description: str, event: Event | N
     if event is not None:
         embed["timestamp"] = datetime.fromtimestamp(event.at, UTC).isoformat(timespec="seconds")
     return embed
-
-
-def _row_of(job: Job) -> MetricRow | None:
-    """Figures of the present attempt; those of an earlier one would be misleading."""
-    return job.latest if job.latest and job.latest.attempt == job.attempt else None
-
-
-def _figures(job: Job, row: MetricRow | None) -> list[dict[str, Any]]:
-    fields = []
-    if row is not None:
-        fields.append(_field("Loss", f"{row.loss:.4g}", inline=True))
-    if job.evaluations:
-        first, last = (job.evaluations[pick(job.evaluations)] for pick in (min, max))
-        fields.append(_field("Validation loss", change(first, last), inline=True))
-    if row is not None:
-        fields += [
-            _field("Time left", duration(row.eta_s), inline=True),
-            _field("Rows per second", f"{row.rows_per_s:,.1f}", inline=True),
-            _field("Memory", gibibytes(row.memory_bytes), inline=True),
-            _field("Learning rate", f"{row.learning_rate:.3g}", inline=True),
-        ]
-        if card := _card(row):
-            fields.append(_field("Card", card))
-    return fields or [_field("Model", f"`{job.submitted.model}`", inline=True)]
-
-
-def _card(row: MetricRow) -> str:
-    """How the card is, as far as its driver tells."""
-    parts = [
-        f"{row.gpu_utilisation:.0%} busy" if row.gpu_utilisation is not None else "",
-        f"{gibibytes(row.gpu_memory_used_bytes)} in use" if row.gpu_memory_used_bytes is not None else "",
-        f"{row.gpu_temperature_c} °C" if row.gpu_temperature_c is not None else "",
-        f"{row.gpu_power_w:.0f} W" if row.gpu_power_w is not None else "",
-    ]
-    return " · ".join(part for part in parts if part)
-
-
-def _samples(samples: list[Sample]) -> Embed:
-    shown = samples[:SAMPLES_SHOWN]
-    fields = [
-        field
-        for number, sample in enumerate(shown, 1)
-        for field in (
-            _field(f"{number}. Input", cut(plain(sample.input), SAMPLE_TEXT)),
-            _field("Wanted", cut(plain(sample.target), SAMPLE_TEXT)),
-            _field("Written", cut(plain(sample.generated), SAMPLE_TEXT)),
-        )
-    ]
-    title = f"Samples ({len(shown)} of {len(samples)})" if len(samples) > len(shown) else "Samples"
-    return {"title": title, "color": GOOD, "fields": fields}
-
-
-def _field(name: str, value: str, inline: bool = False) -> dict[str, Any]:
-    return {"name": name, "value": value, "inline": inline}

@@ -1,7 +1,8 @@
 """Discord: one message per attempt, edited in place; new messages only for what a person should notice.
 
-New: start of an attempt, out of memory, low disk, a failure that is tried again, and the end of the job (with the loss
-curve). All else is an edit. The footer names job, attempt and event, so that a repeat after a crash is recognisable.
+New: the time that the job needs on its card, no usable card, start of an attempt, out of memory, low disk, a failure
+that is tried again, and the end of the job (with the loss curve). All else is an edit. The footer names job, attempt
+and event, so that a repeat after a crash is recognisable.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from jobs.events import (
     JobCancelled,
     JobFailed,
     JobPaused,
+    JobPrepared,
     JobQueued,
     JobSubmitted,
     JobSucceeded,
@@ -47,7 +49,7 @@ class DiscordSink:
     """Accepts the jobs that want Discord, if there is a webhook.
 
     Notes kept with the cursor: `message`, `posted_at`, `edited_at` (Unix seconds) of the attempt's message, its `note`,
-    `over`; `alerts` sent in this attempt.
+    `over`; `alerts` sent in this attempt; `waits` for a card told since the last one began.
     """
 
     name = "discord"
@@ -70,6 +72,8 @@ class DiscordSink:
     def event(self, event: Event, job: Job) -> Outcome:
         """At most one call to Discord."""
         match event.fact:
+            case JobPrepared() as fact if job.time is not None:
+                return self._post(cards.planned(job, event, fact))
             case AttemptStarted() as fact:
                 return self._start(event, fact, job)
             case ModelLoaded() as fact:
@@ -78,6 +82,8 @@ class DiscordSink:
                 )
                 note = f"{count(fact.parameters)} parameters in {fact.dtype} on {fact.device}; {where}."
                 return self._edit(job, note, event)
+            case DeviceWaiting() as fact if job.state.get("over", True):  # no attempt has begun: nobody has a card
+                return self._alert(job, cards.no_card(job, event, fact), "waits")
             case DeviceWaiting() as fact:
                 return self._edit(job, sentence(fact.message), event)
             case OomRecovered() as fact:
@@ -159,11 +165,11 @@ class DiscordSink:
         job.state["edited_at"] = self._now()
         return DONE
 
-    def _alert(self, job: Job, payload: cards.Payload) -> Outcome:
-        sent = job.state.get("alerts", 0)
+    def _alert(self, job: Job, payload: cards.Payload, counter: str = "alerts") -> Outcome:
+        sent = job.state.get(counter, 0)
         outcome = self._post(payload) if sent < ALERTS_PER_ATTEMPT else DONE
         if not isinstance(outcome, Later):
-            job.state["alerts"] = sent + 1
+            job.state[counter] = sent + 1
         return outcome
 
     def _end_attempt(self, event: Event, fact: AttemptEnded, job: Job) -> Outcome:

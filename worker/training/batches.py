@@ -1,22 +1,21 @@
-"""Which rows make up a step, and how a step is cut into micro-batches.
-
-The order is a pure function of (seed, epoch), so a run that comes back needs only its step number.
-"""
+"""How the groups of a step are cut into micro-batches, and what goes into the model."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from worker.training.data import Int64, Rows
+from worker.training.order import rounded
 
 IGNORED = -100
 """Label of a padding position; cross entropy passes over it."""
-_MULTIPLE = 8
-"""Widths are rounded up to this: tensor cores want it, and there are fewer different shapes."""
+MIN_POSITIONS = 1024
+"""A micro-batch of fewer takes in the next group, if that fits: on an RTX 5090 the kernel launches of FLAN-T5-XL (some
+10,000) last as long as the arithmetic of about so many positions."""
 
 
 @dataclass(frozen=True)
@@ -33,67 +32,83 @@ class Batch:
     """Labels that count."""
     rows: Int64
     """[B] their numbers in the dataset."""
+    input_padded: bool
+    """Whether any input is shorter than S: known here, so that nobody has to ask the device."""
 
 
-class StepOrder:
-    """The rows of every step of a run.
+@dataclass(frozen=True)
+class Limit:
+    """How much goes through the model at once: `micro_batch` rows of the longest shape that the data has.
 
-    Each epoch is a permutation of all rows. The stream of epochs is cut into steps of exactly `batch_size` rows: rows
-    left at an epoch's end open the next epoch's first step, and only the last step of the run may be short.
+    Shorter rows may be more, but never with more input positions nor more target positions in all than those; at 1 it
+    is one row at a time, whatever its shape.
     """
 
-    def __init__(self, rows: int, batch_size: int, epochs: int, seed: int) -> None:
-        assert min(rows, batch_size, epochs) > 0
-        self._rows, self._batch_size, self._seed = rows, batch_size, seed
-        self._total = rows * epochs
-        self.steps = math.ceil(self._total / batch_size)
-        self._epoch = -1
-        self._permutation: Int64 = np.empty(0, np.int64)
+    micro_batch: int
+    input_width: int
+    target_width: int
 
-    def rows_of(self, step: int) -> Int64:
-        """[batch_size] row numbers of step `step`, counted from 0; fewer only in the last."""
-        assert 0 <= step < self.steps
-        position, end = step * self._batch_size, self._end(step)
-        pieces = []
-        while position < end:
-            epoch, offset = divmod(position, self._rows)
-            pieces.append(self._order(epoch)[offset : offset + end - position])
-            position += len(pieces[-1])
-        return np.concatenate(pieces)
+    @classmethod
+    def of(cls, rows: Rows, micro_batch: int) -> Limit:
+        """For the longest input and the longest target of these rows."""
+        return cls(micro_batch, int(rounded(rows.input_lengths).max()), int(rounded(rows.target_lengths).max()))
 
-    def epoch_of(self, step: int) -> float:
-        """Epochs completed once step `step` is done."""
-        return self._end(step) / self._rows
+    def rows(self, input_width: int, target_width: int) -> int:
+        """Rows of this shape that may go together; at least one."""
+        if self.micro_batch == 1:
+            return 1
+        fit = min(self.input_width / input_width, self.target_width / target_width)
+        return max(1, int(self.micro_batch * fit))
 
-    def _end(self, step: int) -> int:
-        return min((step + 1) * self._batch_size, self._total)
-
-    def _order(self, epoch: int) -> Int64:
-        if epoch != self._epoch:
-            self._permutation = np.random.default_rng([self._seed, epoch]).permutation(self._rows)
-            self._epoch = epoch
-        return self._permutation
+    def smaller(self, rows: Rows, groups: Sequence[Int64]) -> Limit | None:
+        """Half as much, or less: with it the largest micro-batch of these groups is really smaller. None at one row."""
+        most = max(len(piece) for piece in cut(rows, groups, self))
+        limit = self
+        while limit.micro_batch > 1:
+            limit = replace(limit, micro_batch=limit.micro_batch // 2)
+            if max(len(piece) for piece in cut(rows, groups, limit)) < most:
+                return limit
+        return None
 
 
-def micro_batches(rows: Rows, chosen: Int64, size: int, pad_id: int) -> list[Batch]:
-    """The chosen rows, sorted by target and then input length, in batches of at most `size` rows of similar length."""
-    by_length = np.lexsort((rows.input_lengths[chosen], rows.target_lengths[chosen]))
-    ordered = np.asarray(chosen, np.int64)[by_length]
-    return [_batch(rows, ordered[start : start + size], pad_id) for start in range(0, len(ordered), size)]
+def cut(rows: Rows, groups: Sequence[Int64], limit: Limit) -> list[Int64]:
+    """Row numbers of each micro-batch: small groups together, a large one in as few equal parts as the limit allows."""
+    pieces: list[Int64] = []
+    waiting: Int64 = np.empty(0, np.int64)
+    for group in groups:
+        both = np.concatenate([waiting, group])
+        if not len(waiting) or len(both) <= limit.rows(*_widths(rows, both)):
+            waiting = both
+        else:
+            pieces.append(waiting)
+            waiting = group
+        if (parts := -(-len(waiting) // limit.rows(*_widths(rows, waiting)))) > 1:
+            *whole, waiting = np.array_split(waiting, parts)
+            pieces += whole
+        if len(waiting) * sum(_widths(rows, waiting)) >= MIN_POSITIONS:
+            pieces.append(waiting)
+            waiting = np.empty(0, np.int64)
+    return [*pieces, waiting] if len(waiting) else pieces
+
+
+def _widths(rows: Rows, chosen: Int64) -> tuple[int, int]:
+    return int(rounded(rows.input_lengths[chosen].max())), int(rounded(rows.target_lengths[chosen].max()))
+
+
+def micro_batches(rows: Rows, groups: Sequence[Int64], limit: Limit, pad_id: int) -> list[Batch]:
+    """The rows of the groups in micro-batches."""
+    return [_batch(rows, piece, pad_id) for piece in cut(rows, groups, limit)]
 
 
 def _batch(rows: Rows, chosen: Int64, pad_id: int) -> Batch:
-    input_lengths, target_lengths = rows.input_lengths[chosen], rows.target_lengths[chosen]
-    width = _rounded(int(input_lengths.max()))
+    input_lengths = rows.input_lengths[chosen]
+    width, target_width = _widths(rows, chosen)
     mask = np.arange(width) < input_lengths[:, None]
     return Batch(
         input_ids=torch.from_numpy(rows.gather("input", chosen, width, pad_id)),
         attention_mask=torch.from_numpy(mask.astype(np.int64)),
-        labels=torch.from_numpy(rows.gather("target", chosen, _rounded(int(target_lengths.max())), IGNORED)),
-        target_tokens=int(target_lengths.sum()),
+        labels=torch.from_numpy(rows.gather("target", chosen, target_width, IGNORED)),
+        target_tokens=int(rows.target_lengths[chosen].sum()),
         rows=chosen,
+        input_padded=bool(input_lengths.min() < width),
     )
-
-
-def _rounded(length: int) -> int:
-    return -(-length // _MULTIPLE) * _MULTIPLE

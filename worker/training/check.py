@@ -5,7 +5,8 @@ Looks at the paths, the model's config and the first 10,000 rows, and writes the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,48 +16,62 @@ from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.rundir import RunDir
 from jobs.spec import DataSpec, JobSpec
 from worker.training import builtin, hub
+from worker.training.characters import Rewriter
 from worker.training.journal import Journal
 from worker.training.layout import t5_parameters
-from worker.training.model_files import look_at_folder
+from worker.training.model_files import look_at_folder, read_config
+from worker.training.origin import Head, find_head
+from worker.training.reading import Row, format_of, open_files
 from worker.training.settings import TrainerSettings
-from worker.training.sieve import Seen, Sieve
-from worker.training.sources import Line, LineReader, find_file, find_path
-from worker.training.text import Defect, RowReader, Template, choose_templates, parse_row
+from worker.training.sieve import Sieve
+from worker.training.sources import find_path
+from worker.training.text import RowReader, Template, choose_templates
+from worker.training.time_plan import RowLengths, with_time
 
 ROWS = 10_000
 """Rows looked at."""
 _MANY_COLUMNS = 1000
+_BLOCK = 500
 
 
 def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[str, Any]:
     """What goes into job.checked; plan.json is written. Raises StageError."""
     spec = run.spec()
-    train = find_file(settings.data, spec.data.train, "data.train")
+    train = find_head(spec.data.train, "data.train", spec.data.format, settings)
     own = spec.data.validation if isinstance(spec.data.validation, str) else None
-    validation = find_file(settings.data, own, "data.validation") if own else None
+    validation = find_head(own, "data.validation", spec.data.format, settings) if own else None
     journal.progress(0.1)
-    model = look_at_model(spec, settings)
+    model, config = look_at_model(spec, settings)
     journal.progress(0.3)
-    templates = choose_templates(spec.data.input, spec.data.target, columns_of(train, spec.data.train))
-    rows = look_at_rows(train, spec.data.train, "data.train", spec.data, templates)
+    templates = choose_templates(spec.data.input, spec.data.target, columns_of(train))
+    rows = look_at_rows(train, spec.data, templates)
     journal.progress(0.9)
     held_out = int(rows.estimated * spec.data.validation) if isinstance(spec.data.validation, float) else 0
-    if validation and own:
-        held_out = look_at_rows(validation, own, "data.validation", spec.data, templates).estimated
+    if validation:
+        held_out = look_at_rows(validation, spec.data, templates).estimated
     data = DataPlan(
-        train=str(train),
-        validation=str(validation) if validation else None,
+        train=train.place,
+        train_revision=train.revision,
+        validation=validation.place if validation else None,
+        validation_revision=validation.revision if validation else None,
         input=templates[0].source,
         target=templates[1].source,
         rows=rows.estimated if validation else max(1, rows.estimated - held_out),
         validation_rows=held_out,
     )
-    plan = make_plan(spec, model, data)
+    plan = with_time(
+        make_plan(spec, model, data, settings.device),
+        spec,
+        config,
+        RowLengths.guessed(rows.characters, spec.data),
+        settings,
+    )
     run.write_plan(plan)
     return {
         "plan": {
             "model": model.source if model.revision is None else f"{model.source} (commit {model.revision})",
             "parameters": model.parameters,
+            "train": train.name if train.revision is None else f"{train.name} (commit {train.revision})",
             "rows_looked_at": rows.looked_at,
             "rows_estimated": rows.estimated,
             "invalid_rows": dict(rows.invalid),
@@ -65,21 +80,25 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[str,
             "target": data.target,
             "steps": plan.steps,
             "resolved": plan.resolved.model_dump(),
+            "time": plan.time and plan.time.told(),
         }
     }
 
 
-def look_at_model(spec: JobSpec, settings: TrainerSettings) -> ModelPlan:
-    """Which weights, and how many; nothing is loaded. Raises Refused, for a folder also as the guards would later."""
+def look_at_model(spec: JobSpec, settings: TrainerSettings) -> tuple[ModelPlan, dict[str, Any]]:
+    """Which weights, and how many, and their config.json; nothing is loaded.
+
+    Raises Refused, for a folder also as the guards would later.
+    """
     source = spec.model
     if source == builtin.NAME:
-        return ModelPlan(source=source, parameters=t5_parameters(builtin.CONFIG))
+        return ModelPlan(source=source, parameters=t5_parameters(builtin.CONFIG)), builtin.CONFIG
     if source.startswith(("./", "/")):
         folder = find_model_folder(source, settings)
         parameters = sum(stored.elements for stored in look_at_folder(folder, source).values())
-        return ModelPlan(source=source, folder=str(folder), parameters=parameters)
+        return ModelPlan(source=source, folder=str(folder), parameters=parameters), read_config(folder, source)
     found = hub.look_up(source, settings)
-    return ModelPlan(source=source, revision=found.commit, parameters=t5_parameters(found.config))
+    return ModelPlan(source=source, revision=found.commit, parameters=t5_parameters(found.config)), found.config
 
 
 def find_model_folder(source: str, settings: TrainerSettings) -> Path:
@@ -102,67 +121,84 @@ def find_model_folder(source: str, settings: TrainerSettings) -> Path:
     return folder
 
 
-def columns_of(path: Path, name: str) -> set[str]:
+def columns_of(head: Head) -> set[str]:
     """Names of the columns in the first rows. Raises BadData (`no_rows`) when there is no row at all."""
     columns: set[str] = set()
-    any_line = False
-    for line in _First(LineReader(path, name, "data.train")):
-        any_line = True
-        try:
-            columns |= parse_row(line.text or "").keys()
-        except Defect:
+    unreadable: Counter[str] = Counter()
+    for row in FirstRows(head):
+        if row.columns is None:
+            unreadable[str(row.defect)] += 1
             continue
-        if len(columns) > _MANY_COLUMNS:
+        columns |= row.columns.keys()
+        # JSON objects may each have other keys; tables have one header.
+        if len(columns) > _MANY_COLUMNS or format_of(head.files[0], head.format) != "jsonl":
             break
-    if not any_line:
+    if not columns and not unreadable:
         raise BadData(
-            f"data.train: {name} holds no row", code="no_rows", param="data.train", hint="one JSON object a line"
+            f"{head.param}: {head.name} holds no row", code="no_rows", param=head.param, hint="was it written in full?"
         )
     if not columns:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in unreadable.most_common(3))
         raise BadData(
-            f"data.train: none of the first rows of {name} is a JSON object",
+            f"{head.param}: none of the first rows of {head.name} can be read ({reasons})",
             code="no_usable_columns",
-            param="data.train",
-            hint='the file needs one JSON object a line, such as {"input": "…", "target": "…"}',
+            param=head.param,
+            hint='JSON lines need one JSON object a line, such as {"input": "…", "target": "…"}; '
+            "if it is another format, say which in data.format",
         )
     return columns
 
 
 @dataclass(frozen=True)
 class Look:
-    """What the first rows of a file say about all of it."""
+    """What the first rows of a source say about all of it."""
 
     looked_at: int
     estimated: int
-    """Usable rows in the whole file."""
+    """Usable rows in all of it."""
     invalid: dict[str, int]
     duplicates: int
+    characters: list[tuple[int, int]]
+    """Of input and target of every usable row looked at."""
 
 
-def look_at_rows(path: Path, name: str, param: str, data: DataSpec, templates: tuple[Template, Template]) -> Look:
+def look_at_rows(head: Head, data: DataSpec, templates: tuple[Template, Template]) -> Look:
     """Check the first rows. Raises BadData (`no_rows`, `too_many_invalid_rows`)."""
-    lines = LineReader(path, name, param)
-    sieve = Sieve(_First(lines), RowReader(*templates, normalise=data.normalise), Seen())
-    for _ in sieve.good_rows():
-        pass
+    rows = FirstRows(head, {column for one in templates for column in one.columns})
+    sieve = Sieve(rows, RowReader(*templates, Rewriter() if data.normalise else None))
+    characters = [(len(texts.input), len(texts.target)) for texts in sieve.good_rows()]
+    tally = sieve.tally
     # Of all rows, so that too many means: even if no later row is bad.
-    total = sieve.read if sieve.read < ROWS else max(ROWS, round(ROWS / max(lines.fraction, 1e-9)))
-    sieve.refuse_too_many(data.max_invalid_fraction, name, total)
-    if not sieve.kept:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in sieve.set_aside.most_common(3))
-        raise BadData(f"{param}: no row of {name} can be used ({reasons})", code="no_rows", param=param)
-    estimated = max(1, round(sieve.kept / sieve.read * total))
-    return Look(sieve.read, estimated, dict(sieve.set_aside), sieve.duplicates)
+    total = tally.read if rows.all_of_them else max(tally.read, round(tally.read / max(rows.fraction, 1e-9)))
+    tally.refuse_too_many(data.max_invalid_fraction, head.name, total)
+    if not tally.kept:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in tally.set_aside.most_common(3))
+        raise BadData(f"{head.param}: no row of {head.name} can be used ({reasons})", code="no_rows", param=head.param)
+    estimated = max(1, round(tally.kept / tally.read * total))
+    return Look(tally.read, estimated, dict(tally.set_aside), tally.duplicates, characters)
 
 
-class _First:
-    """The first ROWS lines of a file."""
+class FirstRows:
+    """The first ROWS rows of a source, or fewer where reading on would take too long; `columns` as in `open_files`."""
 
-    def __init__(self, lines: LineReader) -> None:
-        self._lines = lines
+    def __init__(self, head: Head, columns: Collection[str] | None = None) -> None:
+        self._head = head
+        self._reader = open_files(head.files, head.param, head.format, columns)
+        self.all_of_them = False
 
-    def __iter__(self) -> Iterator[Line]:
-        for count, line in enumerate(self._lines, start=1):
-            yield line
-            if count == ROWS:
+    @property
+    def fraction(self) -> float:
+        """Share of the source that was read."""
+        return self._reader.fraction
+
+    def __iter__(self) -> Iterator[Row]:
+        count, fetched = 0, self._head.fetched
+        for block in self._reader.blocks(_BLOCK):
+            for row in block.rows():
+                if count == ROWS:
+                    return
+                yield row
+                count += 1
+            if self._head.fetched > fetched and self._head.spent:
                 return
+        self.all_of_them = True

@@ -48,6 +48,8 @@ class TrainState(BaseModel):
     step: int = 0
     """Steps done."""
     spec_sha256: str
+    order: int = 1
+    """Version of the order of rows that the run has followed so far."""
     micro_batch: int
     first_loss: float | None = None
     """Validation loss before the first step."""

@@ -7,26 +7,34 @@ row numbers of the two parts), `rejected.jsonl` (what was set aside, and why) an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jobs.errors import BadData
 
-FORMAT = 1
+FORMAT = 2
 """Goes up whenever the same rows would be prepared differently."""
 SIDES = ("input", "target")
 PARTS = ("train", "validation")
 MANIFEST = "manifest.json"
+WORK = "work."
+"""What the names of files begin with that are there only while a dataset is made."""
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+
+def token_dtype(vocabulary: int) -> np.dtype[Any]:
+    """Type of the tokens of so large a vocabulary."""
+    return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
 
 
 class Rows:
@@ -66,12 +74,12 @@ class Rows:
 
     def gather(self, side: str, chosen: Int64, width: int, fill: int) -> Int64:
         """[len(chosen), width] tokens of the chosen rows, `fill` behind their ends. `width` covers the longest."""
-        lengths = self._lengths[side][chosen]
+        starts, lengths = self._starts[side][chosen], self._lengths[side][chosen]
         assert lengths.max(initial=0) <= width
-        columns = np.arange(width)
-        real = columns < lengths[:, None]
-        gathered = np.full(real.shape, fill, np.int64)
-        gathered[real] = self._tokens[side][(self._starts[side][chosen][:, None] + columns)[real]]
+        tokens = self._tokens[side].view(np.ndarray)  # slices of a memmap are made in Python, four times as slowly
+        gathered = np.full((len(chosen), width), fill, np.int64)
+        for row, start, length in zip(gathered, starts.tolist(), lengths.tolist(), strict=True):
+            row[:length] = tokens[start : start + length]
         return gathered
 
     def _one(self, side: str, row: int) -> Tokens:
@@ -110,14 +118,21 @@ class PreparedDataset:
 
 
 class Writer:
-    """Writes the files of one prepared dataset into a folder that exists; call `finish` last."""
+    """Writes the files of one prepared dataset into a folder that exists; call `finish` last.
 
-    def __init__(self, folder: Path, vocabulary: int) -> None:
+    What was committed survives a kill: a later Writer in the same folder goes on behind it. `also` names further files
+    that grow along; those (and only those) that begin with `work.` are gone after `finish`.
+    """
+
+    def __init__(self, folder: Path, vocabulary: int, also: Sequence[str] = ()) -> None:
         self._folder = folder
-        self._dtype = np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
-        self._tokens: dict[str, IO[bytes]] = {side: open(folder / f"{side}.tokens", "wb") for side in SIDES}  # noqa: SIM115 - closed by __exit__
-        self._lengths: dict[str, list[Int64]] = {side: [np.zeros(1, np.int64)] for side in SIDES}
-        self.rows = 0
+        self._dtype = token_dtype(vocabulary)
+        names = [f"{side}.tokens" for side in SIDES] + [f"{WORK}{side}.lengths" for side in SIDES]
+        # Imported here: who only reads needs nothing of `jobs` (benchmarks/gpu_throughput.py: no pydantic).
+        from worker.training.ledger import Ledger
+
+        self.ledger = Ledger(folder, WORK + "log", [*names, *also])
+        self.rows = self.ledger.sizes[f"{WORK}{SIDES[0]}.lengths"] // 4
 
     def __enter__(self) -> Writer:
         return self
@@ -125,30 +140,40 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for file in self._tokens.values():
-            file.close()
+        # Where something has failed already (a full disk), what was not committed does not count.
+        with contextlib.suppress(*[OSError] if kind else []):
+            self.ledger.close()
 
-    def add(self, inputs: Sequence[npt.NDArray[np.uint32]], targets: Sequence[npt.NDArray[np.uint32]]) -> None:
+    def add(self, inputs: Sequence[npt.ArrayLike], targets: Sequence[npt.ArrayLike]) -> None:
         """Some more rows, at least one: the tokens of each."""
         for side, texts in zip(SIDES, (inputs, targets), strict=True):
-            self._tokens[side].write(np.concatenate(texts).astype(self._dtype).tobytes())
-            self._lengths[side].append(np.array([len(ids) for ids in texts], np.int64))
+            ids = [np.asarray(one, self._dtype) for one in texts]
+            self.append(side, np.concatenate(ids), np.array([len(one) for one in ids], np.int32))
         self.rows += len(inputs)
 
-    def finish(self, parts: dict[str, Int64], manifest: dict[str, Any]) -> None:
+    def append(self, side: str, tokens: Tokens, lengths: Int32) -> None:
+        """One side of some more rows: the tokens of all, one after the other, and how many each has."""
+        self.ledger.append(f"{side}.tokens", tokens.astype(self._dtype, copy=False).tobytes())
+        self.ledger.append(f"{WORK}{side}.lengths", lengths.astype("<i4").tobytes())
+
+    def finish(self, parts: Mapping[str, Int64], manifest: Mapping[str, Any]) -> None:
         """Write offsets, the row numbers of each part, and the manifest; all of it reaches the disk."""
+        self.ledger.close()
         for side in SIDES:
-            self._tokens[side].close()
-            offsets = np.cumsum(np.concatenate(self._lengths[side]), dtype=np.int64)
-            (self._folder / f"{side}.offsets").write_bytes(offsets.astype("<i8").tobytes())
+            offsets = np.zeros(1 + self.ledger.sizes[f"{WORK}{side}.lengths"] // 4, "<i8")
+            np.cumsum(_read(self._folder / f"{WORK}{side}.lengths", "<i4"), out=offsets[1:])
+            offsets.tofile(self._folder / f"{side}.offsets")
         for part in PARTS:
-            (self._folder / f"{part}.rows").write_bytes(parts[part].astype("<i8").tobytes())
-        files = {file.name: file.stat().st_size for file in sorted(self._folder.iterdir())}
+            parts[part].astype("<i8").tofile(self._folder / f"{part}.rows")
+        lasting = [file for file in sorted(self._folder.iterdir()) if not file.name.startswith(WORK)]
+        files = {file.name: file.stat().st_size for file in lasting if file.name != MANIFEST}
         content = {"format": FORMAT, "dtype": self._dtype.str, **manifest, "files": files}
         (self._folder / MANIFEST).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        for file in self._folder.iterdir():
+        for file in [*lasting, self._folder / MANIFEST]:
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
+        for file in self._folder.glob(WORK + "*"):
+            file.unlink()
 
 
 def _map(file: Path, dtype: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,15 +12,18 @@ import torch
 
 from jobs.errors import NonFinite, OutOfMemory
 from jobs.events import Sample
-from worker.training.batches import IGNORED, micro_batches
+from worker.training.batches import IGNORED, Limit, micro_batches
 from worker.training.data import Int64, Rows
 from worker.training.journal import Journal
 from worker.training.loop import token_loss_sum
 from worker.training.memory import Cache, describe, is_out_of_memory
 from worker.training.model import LoadedModel
+from worker.training.order import Widths
 from worker.training.stop import Stop
 
 MAX_NEW_TOKENS = 64
+GROUP = 32
+"""Rows that go through the model together, where memory allows it."""
 
 
 @dataclass(frozen=True)
@@ -51,35 +55,40 @@ def evaluate(
     start = time.perf_counter()
     training = loaded.model.training
     count = min(max_rows, len(rows))
+    widths, limit = Widths(rows), Limit.of(rows, micro_batch)
+    looked_at, shown = (widths.groups(np.arange(some), GROUP) for some in (count, min(samples, count)))
     devices = [cache.device] if cache.device.type == "cuda" else []
     loaded.model.eval()
     try:
         with torch.random.fork_rng(devices), torch.no_grad():
             while True:
                 try:
-                    loss = _loss(loaded, rows, np.arange(count), micro_batch, journal, stop)
-                    texts = _generate(loaded, rows, np.arange(min(samples, count)), micro_batch, journal, stop)
+                    loss = _loss(loaded, rows, looked_at, limit, journal, stop)
+                    texts = _generate(loaded, rows, shown, limit, journal, stop)
                     break
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
                     failure = str(error).splitlines()[0][:500]
                 cache.clear()
-                if micro_batch == 1:
+                smaller = limit.smaller(rows, looked_at)
+                if smaller is None:
                     raise OutOfMemory(
                         f"memory ran out in an evaluation at micro-batch 1: {failure} ({describe(cache.device)})",
                         hint="lower data.max_input_tokens and data.max_target_tokens, or take a smaller model",
                     )
-                micro_batch //= 2
+                limit = smaller
     finally:
         loaded.model.train(training)
     return Evaluation(loss=loss, rows=count, seconds=time.perf_counter() - start, samples=texts)
 
 
-def _loss(loaded: LoadedModel, rows: Rows, chosen: Int64, size: int, journal: Journal, stop: Stop) -> float:
+def _loss(
+    loaded: LoadedModel, rows: Rows, groups: Sequence[Int64], limit: Limit, journal: Journal, stop: Stop
+) -> float:
     journal.phase("evaluate")
     total = torch.zeros((), dtype=torch.float64, device=loaded.model.device)
-    batches = micro_batches(rows, chosen, size, loaded.pad_id)
+    batches = micro_batches(rows, groups, limit, loaded.pad_id)
     for done, batch in enumerate(batches, start=1):
         stop.look()
         total += token_loss_sum(loaded.model, batch)
@@ -93,13 +102,15 @@ def _loss(loaded: LoadedModel, rows: Rows, chosen: Int64, size: int, journal: Jo
     return loss
 
 
-def _generate(loaded: LoadedModel, rows: Rows, chosen: Int64, size: int, journal: Journal, stop: Stop) -> list[Sample]:
-    if not len(chosen):
+def _generate(
+    loaded: LoadedModel, rows: Rows, groups: Sequence[Int64], limit: Limit, journal: Journal, stop: Stop
+) -> list[Sample]:
+    if not groups:
         return []
     journal.phase("generate")
     decode = loaded.tokenizer.decode
     texts: dict[int, Sample] = {}
-    for batch in micro_batches(rows, chosen, size, loaded.pad_id):
+    for batch in micro_batches(rows, groups, limit, loaded.pad_id):
         stop.look()
         device = loaded.model.device
         written = loaded.model.generate(  # type: ignore[operator]
@@ -117,5 +128,5 @@ def _generate(loaded: LoadedModel, rows: Rows, chosen: Int64, size: int, journal
                 target=decode(labels[labels != IGNORED], skip_special_tokens=True),
                 generated=decode(written[index], skip_special_tokens=True),
             )
-        journal.progress(len(texts) / len(chosen))
+        journal.progress(len(texts) / sum(map(len, groups)))
     return [texts[row] for row in sorted(texts)]

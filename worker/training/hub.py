@@ -6,15 +6,13 @@ resume, files are shared between revisions, and a model that is complete is foun
 
 from __future__ import annotations
 
-import errno
 import re
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any
 
 from jobs.errors import Refused
+from worker.training.hub_calls import Wanted, watched, within
 from worker.training.journal import Journal
 from worker.training.model_files import SINGLE, SMALL, read_config, refuse_unusable
 from worker.training.settings import TrainerSettings
@@ -22,8 +20,6 @@ from worker.training.store import require_room
 
 LOOKUP_S = 18.0
 """Check must answer: a hub that takes longer than this counts as unreachable."""
-_POLL_S = 2.0
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,8 +43,8 @@ def look_up(model: str, settings: TrainerSettings) -> HubModel:
     repository, _, revision = model.partition("@")
     try:
         if settings.offline:
-            raise _unreachable(model, "HF_HUB_OFFLINE is set")
-        return _within(LOOKUP_S, lambda: _ask(repository, revision or None, settings), model)
+            raise _wanted(model).unreachable("HF_HUB_OFFLINE is set")
+        return within(LOOKUP_S, lambda: _ask(repository, revision or None, settings), _wanted(model))
     except Refused as refusal:
         if refusal.detail_code != "hub_unreachable" or (stored := _stored(repository, revision, settings)) is None:
             raise
@@ -75,7 +71,7 @@ def fetch(repository: str, commit: str, settings: TrainerSettings, journal: Jour
         return Path(snapshot_download(repository, revision=commit, cache_dir=store, allow_patterns=files))
 
     blobs = store / f"models--{repository.replace('/', '--')}" / "blobs"
-    return _watched(download, blobs, needed, journal, name)
+    return watched(download, blobs, needed, journal, _wanted(name))
 
 
 def _ask(repository: str, revision: str | None, settings: TrainerSettings) -> HubModel:
@@ -139,75 +135,5 @@ def _store(settings: TrainerSettings) -> Path:
     return settings.models / "hub"
 
 
-def _within(seconds: float, call: Callable[[], T], model: str) -> T:
-    """The call's result, or its error in our words; `hub_unreachable` if it takes longer."""
-    done = _Outcome(call)
-    done.thread.join(seconds)
-    if done.thread.is_alive():
-        raise _unreachable(model, f"no answer within {seconds:.0f} s")
-    return done.result(model)
-
-
-def _watched(call: Callable[[], Path], growing: Path, total: int, journal: Journal, model: str) -> Path:
-    """A download's result. Progress is told when bytes have come in, and only then."""
-    done, before = _Outcome(call), -1
-    while done.thread.is_alive():
-        done.thread.join(_POLL_S)
-        now = sum(file.stat().st_size for file in growing.glob("*")) if growing.exists() else 0
-        if now != before:
-            journal.progress(min(1.0, now / total) if total else None)
-            before = now
-    return done.result(model)
-
-
-class _Outcome(Generic[T]):
-    """Runs a call in a daemon thread: the hub's client has no deadline over all its retries."""
-
-    def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
-        self._value: T | None = None
-        self._error: Exception | None = None
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._value = self._call()
-        except Exception as error:
-            self._error = error
-
-    def result(self, model: str) -> T:
-        from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
-        from huggingface_hub.errors import RevisionNotFoundError as NoRevision
-
-        error = self._error
-        if error is None:
-            return cast(T, self._value)
-        if isinstance(error, Refused) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            raise error
-        if isinstance(error, GatedRepoError):
-            hint = "accept its terms on the hub and put a token with read access in HF_TOKEN"
-        elif isinstance(error, RepositoryNotFoundError):
-            hint = (
-                "check the spelling (org/name); for a private model put a token in HF_TOKEN; a folder is written ./name"
-            )
-        elif isinstance(error, NoRevision | HFValidationError):
-            hint = "write org/name, or org/name@revision with a branch, tag or commit of that model"
-        else:
-            # Whatever HTTP, TLS or name resolution may raise: the client's own library is not ours to import.
-            raise _unreachable(model, f"{type(error).__name__}: {error}") from error
-        raise Refused(
-            f"model: the hub has no {model} for us: {str(error).splitlines()[0]}",
-            code="model_not_found",
-            param="model",
-            hint=hint,
-        ) from error
-
-
-def _unreachable(model: str, why: str) -> Refused:
-    return Refused(
-        f"model: {model} is not in the model store, and the hub cannot be asked for it: {why}",
-        code="hub_unreachable",
-        param="model",
-        hint="check the network, or use a folder in the data directory (./my-model) or builtin:t5-tiny",
-    )
+def _wanted(model: str) -> Wanted:
+    return Wanted("model", model, "model", "a folder in the data directory (./my-model) or builtin:t5-tiny")

@@ -7,22 +7,23 @@ does not either), so that on CUDA the host runs ahead; losses stay tensors until
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from jobs.errors import OutOfMemory, OutOfMemoryInOptimizer
 from jobs.events import OomRecovered
 from jobs.plan import Plan
 from jobs.spec import JobSpec
-from worker.training.batches import IGNORED, Batch, StepOrder, micro_batches
-from worker.training.data import Int64, Rows
+from worker.training import t5_loss
+from worker.training.batches import Batch, Limit, micro_batches
+from worker.training.data import Int32, Rows
 from worker.training.journal import Journal
 from worker.training.memory import Cache, describe, is_out_of_memory
 from worker.training.optimizer import Optimizer
+from worker.training.order import StepOrder
 from worker.training.randomness import seed_step
 from worker.training.schedule import learning_rate
 
@@ -39,10 +40,15 @@ class StepResult:
     """0-dim, on the device: global norm before clipping."""
     learning_rate: float
     rows: int
+    input_tokens: int
     target_tokens: int
+    padded_tokens: int
+    """Positions that went through the model, inputs and targets together, padding included."""
+    flops: float
+    """Of the model, forward and backward, at the real lengths of the rows; 0 where they cannot be counted."""
     data_wait_s: float
     micro_batch: int
-    """Rows of a micro-batch from now on."""
+    """Rows of the longest shape in a micro-batch, from now on."""
 
 
 def steps(
@@ -58,9 +64,10 @@ def steps(
     pad_id: int,
     cache: Cache,
     journal: Journal,
+    flops: Callable[[Int32, Int32], float] | None = None,
     rank: int = 0,
 ) -> Iterator[StepResult]:
-    """Steps `after` + 1 to the last, in order.
+    """Steps `after` + 1 to the last, in order. `flops` counts those of rows of so many input and target tokens.
 
     Memory that runs out inside a step costs time only: its gradients are dropped and the same step is redone from its
     rows in micro-batches of half the size, with the same seed; the smaller size is kept.
@@ -69,14 +76,19 @@ def steps(
     `on_oom: fail`), OutOfMemoryInOptimizer (then nothing may be repeated: some weights may be updated, others not).
     """
     schedule = spec.schedule
+    limit = Limit.of(rows, micro_batch)
     model.train()
     for number in range(after + 1, plan.steps + 1):
-        chosen = order.rows_of(number - 1)
+        start = time.perf_counter()
+        groups = order.groups_of(number - 1)
+        data_wait = time.perf_counter() - start
         while True:
             lost_since, failure = time.perf_counter(), None
             try:
+                batches = micro_batches(rows, groups, limit, pad_id)
+                data_wait += time.perf_counter() - lost_since
                 seed_step(schedule.seed, number, rank)
-                gradients = accumulate(model, rows, chosen, micro_batch, pad_id, journal)
+                loss = accumulate(model, batches, journal)
                 break
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -86,58 +98,48 @@ def steps(
             state = describe(cache.device)
             model.zero_grad(set_to_none=True)
             cache.clear()
-            if spec.memory.on_oom == "fail" or micro_batch == 1:
-                raise _out_of_memory(number, micro_batch, spec, failure, state)
-            smaller = max(1, min(micro_batch, len(chosen)) // 2)
+            smaller = limit.smaller(rows, groups)
+            if spec.memory.on_oom == "fail" or smaller is None:
+                raise _out_of_memory(number, limit.micro_batch, spec, failure, state)
             journal.note(
                 OomRecovered(
                     step=number,
-                    micro_batch_before=micro_batch,
-                    micro_batch_after=smaller,
+                    micro_batch_before=limit.micro_batch,
+                    micro_batch_after=smaller.micro_batch,
                     message=f"{failure} ({state})",
                     milliseconds_lost=(time.perf_counter() - lost_since) * 1000,
                 )
             )
-            micro_batch = smaller
+            limit = smaller
         rate = learning_rate(
             number, peak=schedule.learning_rate, steps=plan.steps, warmup=plan.warmup_steps, decay=schedule.decay
         )
-        norm = _update(optimizer, number, rate, gradients.loss, cache)
+        norm = _update(optimizer, number, rate, loss, cache)
         model.zero_grad(set_to_none=True)
         journal.progress(number / plan.steps, step=number)
+        lengths = [(rows.input_lengths[batch.rows], rows.target_lengths[batch.rows]) for batch in batches]
         yield StepResult(
             step=number,
             epoch=order.epoch_of(number - 1),
-            loss=gradients.loss,
+            loss=loss,
             grad_norm=norm,
             learning_rate=rate,
-            rows=len(chosen),
-            target_tokens=gradients.target_tokens,
-            data_wait_s=gradients.data_wait_s,
-            micro_batch=micro_batch,
+            rows=sum(len(batch.rows) for batch in batches),
+            input_tokens=sum(int(inputs.sum()) for inputs, _ in lengths),
+            target_tokens=sum(batch.target_tokens for batch in batches),
+            padded_tokens=sum(batch.input_ids.numel() + batch.labels.numel() for batch in batches),
+            flops=0.0 if flops is None else sum(flops(*both) for both in lengths),
+            data_wait_s=data_wait,
+            micro_batch=limit.micro_batch,
         )
         model.train()  # the caller may have evaluated
 
 
-@dataclass(frozen=True)
-class Gradients:
-    """What `accumulate` leaves besides the `.grad` of the parameters."""
+def accumulate(model: PreTrainedModel, batches: Sequence[Batch], journal: Journal | None = None) -> torch.Tensor:
+    """Forward and backward over the micro-batches of one step: adds to `.grad`, returns the loss (0-dim, detached).
 
-    loss: torch.Tensor
-    target_tokens: int
-    data_wait_s: float
-
-
-def accumulate(
-    model: PreTrainedModel, rows: Rows, chosen: Int64, size: int, pad_id: int, journal: Journal | None = None
-) -> Gradients:
-    """Forward and backward over the rows of one step, in micro-batches of at most `size` rows.
-
-    The loss is the sum over target tokens / all target tokens of the step: the same however the rows are cut.
+    The loss is the sum over target tokens / all target tokens of the step: the same however its rows are cut.
     """
-    start = time.perf_counter()
-    batches: Sequence[Batch] = micro_batches(rows, chosen, size, pad_id)
-    data_wait = time.perf_counter() - start
     tokens = sum(batch.target_tokens for batch in batches)
     loss: torch.Tensor | None = None
     for batch in batches:
@@ -147,26 +149,14 @@ def accumulate(
         if journal is not None:
             journal.progress()
     assert loss is not None, "a step has rows"
-    return Gradients(loss=loss, target_tokens=tokens, data_wait_s=data_wait)
+    return loss
 
 
 def token_loss_sum(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """Negative log likelihood summed over the target tokens of a micro-batch (0-dim, nats), in fp32 or better.
-
-    The model's own loss would be a mean, computed in bf16.
-    """
+    """Negative log likelihood summed over the target tokens of a micro-batch (0-dim, nats), in fp32 or better."""
     device = model.device
-    labels = _onto(batch.labels, device)
-    shifted = model.prepare_decoder_input_ids_from_labels(labels)  # type: ignore[operator]
-    logits: torch.Tensor = model(
-        input_ids=_onto(batch.input_ids, device),
-        attention_mask=_onto(batch.attention_mask, device),
-        decoder_input_ids=shifted,
-        use_cache=False,
-    ).logits
-    if logits.dtype != torch.float64:
-        logits = logits.float()
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    mask = _onto(batch.attention_mask, device) if batch.input_padded else None
+    return t5_loss.token_loss_sum(model, _onto(batch.input_ids, device), mask, _onto(batch.labels, device))
 
 
 def _update(optimizer: Optimizer, number: int, rate: float, loss: torch.Tensor, cache: Cache) -> torch.Tensor:

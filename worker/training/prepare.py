@@ -1,110 +1,124 @@
 """Stage *prepare*: all rows checked, tokenised and written down; the model's files in their place; the plan complete.
 
-    sources ──lines──▶ sieve ──texts──▶ encoder ──tokens──▶ prepared/<key>/   (reused if the same was prepared before)
+    source ─blocks─▶ pool: rows → checks → templates → normalised → tokens ─encoded blocks, in order─▶ assembly:
+        duplicates set aside, files appended, committed every few blocks ─after the last─▶ split, report, manifest
+        ─renamed─▶ prepared/<key>/   (reused if the same was prepared before)
 
-What was set aside is in `rejected.jsonl` of that folder.
+Until the rename it is `prepared/partial-<key>/`: a preparation that was killed, or had no room on the disk, goes on
+there behind its last commit, and ends with the same bytes. What was set aside is in `rejected.jsonl` of the folder,
+what there is to know about the rows in `dataset.json` and `dataset.png`; the run directory gets copies.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from array import array
+import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from contextlib import closing
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TextIO
-
-import numpy as np
+from typing import Any
 
 from jobs.errors import BadData
 from jobs.plan import DataPlan, ModelPlan, make_plan
-from jobs.rundir import RunDir
+from jobs.rundir import RunDir, write_atomically
 from jobs.spec import DataSpec
-from worker.training import builtin, model_store
-from worker.training.data import FORMAT, Int64, PreparedDataset, Writer
+from worker.training import builtin, model_store, tokens
+from worker.training.assembly import PICTURE, REJECTED, REPORT, Assembly
+from worker.training.characters import Rewriter
+from worker.training.data import FORMAT, PreparedDataset
+from worker.training.encoding import Recipe
 from worker.training.journal import Journal
+from worker.training.model_files import read_config
+from worker.training.origin import find_source
+from worker.training.pool import EncoderPool, cores
+from worker.training.reading import Reader, Row, format_of, open_source
 from worker.training.settings import TrainerSettings
-from worker.training.sieve import Seen, Sieve
-from worker.training.sources import LineReader, find_file, fingerprint
+from worker.training.sieve import Sieve
+from worker.training.sources import Source, fingerprint
 from worker.training.store import full_disk_named, make_once
+from worker.training.tally import Tally
 from worker.training.text import RowReader, Template, template
-from worker.training.tokens import Encoder
+from worker.training.time_plan import RowLengths, with_time
 
-_CHUNK = 500
+BLOCK_ROWS = 500
+_MOST_COPIED = 1 << 20
+"""Bytes of `rejected.jsonl` that the run directory gets."""
 
-
-@dataclass(frozen=True)
-class Source:
-    """A file of rows."""
-
-    path: Path
-    name: str
-    param: str
-    sha256: str
+log = logging.getLogger("longhaul.trainer")
 
 
 def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[str, Any]:
     """What goes into job.prepared; plan.json is completed. Raises StageError."""
     spec, plan = run.spec(), run.plan()
-    sources = find_sources(spec.data, settings, journal)
+    sources = find_sources(spec.data, plan.data, settings, journal)
+    hashes = [fingerprint(file.path, journal.progress) for source in sources for file in source.files]
     templates = template(plan.data.input, "data.input"), template(plan.data.target, "data.target")
     with full_disk_named(settings.models):
-        model = ready_model(plan.model, sources[0], templates, spec.data, spec.schedule.seed, settings, journal)
-    encoder = Encoder(model)
-    folder = settings.prepared / key_of(sources, templates, encoder, spec.data)
+        facts = [hashes[: len(sources[0].files)], templates[0].source, templates[1].source]
+        model = ready_model(plan.model, sources[0], facts, templates, spec.data, spec.schedule.seed, settings, journal)
+    folder = settings.prepared / key_of(sources, hashes, templates, model, spec.data)
+
+    def make(partial: Path) -> None:
+        try:
+            write(partial, sources=sources, templates=templates, model=model, data=spec.data, journal=journal)
+        except BadData:  # nothing of it stays, but what is wrong with which rows has to be known
+            copy_report(partial, run, REJECTED)
+            raise
+
     with full_disk_named(settings.prepared):
-        make_once(
-            folder,
-            partial(write, sources=sources, templates=templates, encoder=encoder, data=spec.data, journal=journal),
-            _opens,
-            waiting=journal.progress,
-        )
+        make_once(folder, make, _opens, waiting=journal.progress, resumable=True)
     dataset = PreparedDataset.open(folder)
-    data = DataPlan(
-        train=str(sources[0].path),
-        validation=str(sources[1].path) if len(sources) > 1 else None,
-        input=templates[0].source,
-        target=templates[1].source,
-        prepared=str(folder),
-        rows=len(dataset.train),
-        validation_rows=len(dataset.validation),
-        complete=True,
+    copy_report(folder, run, REPORT, PICTURE, REJECTED)
+    data = plan.data.model_copy(
+        update={
+            "input": templates[0].source,
+            "target": templates[1].source,
+            "prepared": str(folder),
+            "rows": len(dataset.train),
+            "validation_rows": len(dataset.validation),
+            "complete": True,
+        }
     )
-    complete = make_plan(spec, plan.model.model_copy(update={"folder": str(model)}), data)
+    complete = with_time(
+        make_plan(spec, plan.model.model_copy(update={"folder": str(model)}), data, settings.device),
+        spec,
+        read_config(model, plan.model.source),
+        RowLengths(dataset.train.input_lengths, dataset.train.target_lengths),
+        settings,
+    )
     run.write_plan(complete)
-    return {"data": {**dataset.manifest["report"], "prepared": str(folder)}, "steps": complete.steps}
+    time = complete.time and complete.time.told()
+    return {"data": {**dataset.manifest["report"], "prepared": str(folder)}, "steps": complete.steps, "time": time}
 
 
-def find_sources(data: DataSpec, settings: TrainerSettings, journal: Journal) -> list[Source]:
-    """The file of training rows, then that of validation rows if there is one."""
-    names = {"data.train": data.train}
+def find_sources(data: DataSpec, plan: DataPlan, settings: TrainerSettings, journal: Journal) -> list[Source]:
+    """The source of training rows, then that of validation rows if there is one; all files at hand."""
+    found = [find_source(data.train, "data.train", data.format, plan.train_revision, settings, journal)]
     if isinstance(data.validation, str):
-        names["data.validation"] = data.validation
-    found = []
-    for param, name in names.items():
-        path = find_file(settings.data, name, param)
-        found.append(Source(path, name, param, fingerprint(path, journal.progress)))
+        revision = plan.validation_revision
+        found.append(find_source(data.validation, "data.validation", data.format, revision, settings, journal))
     return found
 
 
 def ready_model(
     plan: ModelPlan,
     train: Source,
+    facts: list[Any],
     templates: tuple[Template, Template],
     data: DataSpec,
     seed: int,
     settings: TrainerSettings,
     journal: Journal,
 ) -> Path:
-    """The folder of config, tokenizer and bf16 safetensors in the model store; made now if it is not there."""
+    """The folder of config, tokenizer and bf16 safetensors in the model store; made now if it is not there.
+
+    `facts` about the training rows decide what the built-in model is learnt from.
+    """
     if plan.source != builtin.NAME:
         return model_store.stored_model(plan, settings, journal)
-    facts = [builtin.VERSION, train.sha256, templates[0].source, templates[1].source, data.normalise, seed]
-    folder = settings.models / f"t5-tiny-{_hash(facts)}"
+    folder = settings.models / f"t5-tiny-{_hash([builtin.VERSION, *facts, data.normalise, seed])}"
 
     def build(empty: Path) -> None:
         builtin.build(empty, texts_of(train, templates, data), seed)
@@ -116,22 +130,24 @@ def ready_model(
 
 def texts_of(train: Source, templates: tuple[Template, Template], data: DataSpec) -> list[str]:
     """Inputs and targets of the first rows, from which the built-in model's tokenizer is learnt; at least one row."""
-    lines = LineReader(train.path, train.name, train.param)
-    sieve = Sieve(lines, RowReader(*templates, normalise=data.normalise), Seen())
+    sieve = Sieve(_rows(open_source(train, _columns(templates))), RowReader(*templates, _typography(data)))
     rows = list(islice(sieve.good_rows(), builtin.TOKENIZER_ROWS))
     if not rows:
-        _refuse_unusable(sieve, train, data)
+        refuse_unusable(sieve.tally, train, data)
     return [text for texts in rows for text in (texts.input, texts.target)]
 
 
-def key_of(sources: list[Source], templates: tuple[Template, Template], encoder: Encoder, data: DataSpec) -> str:
+def key_of(
+    sources: list[Source], hashes: list[str], templates: tuple[Template, Template], model: Path, data: DataSpec
+) -> str:
     """Name of the prepared dataset: whatever decides its bytes, hashed. The seed does not."""
     return _hash(
         [
             FORMAT,
-            [source.sha256 for source in sources],
+            [[format_of(file, source.format) for file in source.files] for source in sources],
+            hashes,
             [one.source for one in templates],
-            encoder.fingerprint,
+            tokens.fingerprint(model),
             data.max_input_tokens,
             data.max_target_tokens,
             data.normalise,
@@ -146,90 +162,88 @@ def write(
     *,
     sources: list[Source],
     templates: tuple[Template, Template],
-    encoder: Encoder,
+    model: Path,
     data: DataSpec,
     journal: Journal,
+    workers: int | None = None,
 ) -> None:
-    """Read all rows, write the prepared dataset into `folder`. Raises BadData: `too_many_invalid_rows`, `no_rows`."""
-    rows, seen, keys = RowReader(*templates, normalise=data.normalise), Seen(), array("Q")
-    truncated, tokens, unknown = {"input": 0, "target": 0}, {"input": 0, "target": 0}, 0
-    sieves: list[Sieve] = []
-    ends: list[int] = []
-    with Writer(folder, encoder.vocabulary) as writer, _rejections(folder) as rejected:
-        for source in sources:
-            lines = LineReader(source.path, source.name, source.param)
-            sieve = Sieve(lines, rows, seen, partial(_reject, rejected, source.name))
-            good = sieve.good_rows()
-            while chunk := list(islice(good, _CHUNK)):
-                inputs = encoder.encode([texts.input for texts in chunk], data.max_input_tokens)
-                targets = encoder.encode([texts.target for texts in chunk], data.max_target_tokens)
-                writer.add(inputs.ids, targets.ids)
-                keys.extend(texts.key for texts in chunk)
-                for side, encoded in (("input", inputs), ("target", targets)):
-                    truncated[side] += encoded.truncated
-                    tokens[side] += encoded.tokens
-                    unknown += encoded.unknown
-                journal.progress((len(sieves) + lines.fraction) / len(sources))
-            _refuse_unusable(sieve, source, data)
-            sieves.append(sieve)
-            ends.append(writer.rows)
-        parts = split(np.frombuffer(keys, np.uint64), ends, data.validation)
-        report = {
-            "rows_read": sum(sieve.read for sieve in sieves),
-            "kept": writer.rows,
-            "set_aside": dict(sum((sieve.set_aside for sieve in sieves), start=type(sieves[0].set_aside)())),
-            "duplicates": sum(sieve.duplicates for sieve in sieves),
-            "truncated_inputs": truncated["input"],
-            "truncated_targets": truncated["target"],
-            "normalised": dict(rows.normalised.most_common()),
-            "train_rows": len(parts["train"]),
-            "validation_rows": len(parts["validation"]),
-            "input_tokens": tokens["input"],
-            "target_tokens": tokens["target"],
-            "unknown_tokens": unknown,
-        }
-        rejected.flush()
-        writer.finish(parts, {"sources": {source.name: source.sha256 for source in sources}, "report": report})
+    """Prepare all rows in `folder`, with so many processes (None: one a core); goes on where an earlier one stopped.
 
-
-def split(keys: Any, ends: list[int], validation: float | str) -> dict[str, Int64]:
-    """Row numbers of training and validation. `keys` [rows] uint64 are hashes of the rows, `ends` where each file ends.
-
-    A fraction is chosen by hash: the same rows whatever their order, and whatever rows come later. A fraction above 0
-    of at least two rows is at least one row, and never all.
+    Raises BadData (`too_many_invalid_rows`, `no_rows`), Refused (`tokenizer_unusable`), StageError (`worker_killed`).
     """
-    rows = np.arange(len(keys), dtype=np.int64)
-    if isinstance(validation, str):
-        return {"train": rows[: ends[0]], "validation": rows[ends[0] :]}
-    # As fractions of 2**64, so that a fraction close to 1 does not overflow.
-    chosen = keys < np.uint64(validation * 2.0**64)
-    if validation > 0 and len(keys) >= 2:
-        chosen[np.argmin(keys)] = True
-        chosen[np.argmax(keys)] = False
-    elif len(keys) == 1:
-        chosen[:] = False  # a single row is learnt from
-    return {"train": rows[~chosen], "validation": rows[chosen]}
+    tokenizer = tokens.TokenizerState.read(model)
+    recipe = Recipe(
+        *templates, tokenizer, data.max_input_tokens, data.max_target_tokens,
+        rewrites=tokenizer.rewrites() if data.normalise else None,
+    )  # fmt: skip
+    with Assembly(folder, tokenizer.size, len(sources)) as assembly:
+        if any(assembly.blocks):
+            log.info("going on behind the %d rows that were prepared before", assembly.rows)
+        with EncoderPool(recipe, cores() if workers is None else workers) as pool:
+            for number, source in enumerate(sources):
+                if number == len(assembly.ends):
+                    _add_source(assembly, pool, open_source(source, _columns(templates)), len(sources), journal)
+                refuse_unusable(assembly.tallies[number], source, data)
+        assembly.finish(
+            [source.name for source in sources],
+            {"input": data.max_input_tokens, "target": data.max_target_tokens},
+            data.validation,
+        )
+    folder.chmod(0o755)
+    for file in folder.iterdir():
+        file.chmod(0o444)  # other users read it; nobody writes
 
 
-def _refuse_unusable(sieve: Sieve, source: Source, data: DataSpec) -> None:
-    sieve.refuse_too_many(data.max_invalid_fraction, source.name, sieve.read)
-    if not sieve.kept:
-        why = f"{sieve.read} read, {sieve.invalid} unusable, {sieve.duplicates} duplicates of earlier or training rows"
+def _add_source(assembly: Assembly, pool: EncoderPool, reader: Reader, sources: int, journal: Journal) -> None:
+    number = len(assembly.ends)
+
+    def progressed() -> None:
+        journal.progress((number + reader.fraction) / sources)
+
+    blocks = reader.blocks(BLOCK_ROWS)
+    for _ in islice(blocks, assembly.blocks[number]):  # read, but not parsed
+        progressed()
+    with closing(pool.encoded(blocks)) as encoded:
+        for block in encoded:
+            assembly.add(block)
+            progressed()
+    assembly.end_source()
+
+
+def refuse_unusable(tally: Tally, source: Source, data: DataSpec) -> None:
+    """Raise BadData (`too_many_invalid_rows`, `no_rows`) for a source whose rows do not do."""
+    tally.refuse_too_many(data.max_invalid_fraction, source.name, tally.read)
+    if not tally.kept:
+        why = f"{tally.read} read, {tally.invalid} unusable, {tally.duplicates} duplicates of earlier or training rows"
         raise BadData(
             f"{source.param}: no row of {source.name} is left to use ({why})", code="no_rows", param=source.param
         )
 
 
-@contextmanager
-def _rejections(folder: Path) -> Iterator[TextIO]:
-    with open(folder / "rejected.jsonl", "w", encoding="ascii") as file:
-        yield file
+def copy_report(folder: Path, run: RunDir, *names: str) -> None:
+    """Put the report where the run is looked at; of a long list of rows that were set aside its beginning."""
+    for name in names:
+        content = (folder / name).read_bytes() if name != REJECTED else _beginning(folder / name)
+        write_atomically(run.path / name, content)
 
 
-def _reject(file: TextIO, name: str, line: int, reason: str, excerpt: str) -> None:
-    entry = {"file": name, "line": line, "reason": reason, "excerpt": excerpt}
-    # ASCII: excerpts hold what many readers take for the end of a line.
-    file.write(json.dumps(entry) + "\n")
+def _beginning(file: Path) -> bytes:
+    """The first lines of a file, as many as may be copied."""
+    with open(file, "rb") as handle:
+        first = handle.read(_MOST_COPIED)
+    return first[: first.rfind(b"\n") + 1]
+
+
+def _rows(reader: Reader) -> Iterator[Row]:
+    return chain.from_iterable(block.rows() for block in reader.blocks(BLOCK_ROWS))
+
+
+def _columns(templates: tuple[Template, Template]) -> set[str]:
+    return {column for one in templates for column in one.columns}
+
+
+def _typography(data: DataSpec) -> Rewriter | None:
+    return Rewriter() if data.normalise else None
 
 
 def _opens(folder: Path) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
+from jobs.cards import CARD
+
 
 @dataclass(frozen=True)
 class TrainerSettings:
@@ -21,10 +23,12 @@ class TrainerSettings:
     device: Literal["cpu", "cuda"]
     offline: bool
     """No hub access at all (a user's HF_HUB_OFFLINE)."""
+    card: str | None = None
+    """Name of the card that will train, as far as the supervisor knows; for the time plan of check and prepare."""
 
 
 def from_environment(environ: Mapping[str, str]) -> TrainerSettings:
-    """LONGHAUL_DATA, LONGHAUL_PREPARED, LONGHAUL_MODELS, LONGHAUL_DEVICE, HF_HUB_OFFLINE."""
+    """LONGHAUL_DATA, LONGHAUL_PREPARED, LONGHAUL_MODELS, LONGHAUL_DEVICE, LONGHAUL_CARD, HF_HUB_OFFLINE."""
     device = environ.get("LONGHAUL_DEVICE", "cuda")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"LONGHAUL_DEVICE is {device!r}; it is cpu or cuda")
@@ -34,4 +38,5 @@ def from_environment(environ: Mapping[str, str]) -> TrainerSettings:
         models=Path(environ.get("LONGHAUL_MODELS", "models")).resolve(),
         device=cast(Literal["cpu", "cuda"], device),
         offline=environ.get("HF_HUB_OFFLINE", "") not in ("", "0"),
+        card=environ.get(CARD) or None,
     )

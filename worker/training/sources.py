@@ -1,38 +1,83 @@
-"""Files of rows: found inside the data directory, fingerprinted, and read line by line.
+"""Files of rows: found inside the data directory, opened and fingerprinted.
 
 Errors name the dotted key of the job (`param`) and the path as the user wrote it.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import stat
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import ClassVar, Protocol
 
 from jobs.errors import BadData, Refused
 
-MAX_LINE_BYTES = 4 << 20
-"""A longer line is no training row: 4 MiB is a million tokens, and it bounds the memory of a reader."""
 _BLOCK = 8 << 20
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
+class RowFile(Protocol):
+    """A file of rows, wherever it is."""
+
+    @property
+    def name(self) -> str:
+        """What errors and reports call it."""
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+
+    @property
+    def fetched(self) -> int:
+        """Bytes that came over the network so far."""
+
+    def open(self, param: str) -> BufferedReader:
+        """Its content, from the beginning; can be sought in. Raises StageError, naming `param`."""
+
+    def state(self) -> object:
+        """Something that is another when the content is another."""
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line that is not blank. `text` is None when it cannot be read, and `defect` says why."""
+class DataFile:
+    """A file of rows, at hand."""
 
-    number: int
-    """Counted from 1, blank lines included, as an editor shows it."""
-    text: str | None
-    defect: str | None = None
+    path: Path
+    name: str
+    bytes: int
+    fetched: ClassVar[int] = 0
+
+    def open(self, param: str) -> BufferedReader:
+        """Raises BadData (`file_missing`, `file_unreadable`)."""
+        with named_errors(self.path, self.name, param):
+            return open(self.path, "rb")
+
+    def state(self) -> object:
+        """Which file it is, its size and the time of its last change; None if it is gone."""
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True)
+class Source:
+    """What `data.train` or `data.validation` stands for: one file, or the files of a hub data set's split, in order."""
+
+    name: str
+    """As in the job."""
+    param: str
+    """Dotted key of the job."""
+    format: str
+    """As in the job; `auto` goes by each file's name."""
+    files: tuple[DataFile, ...]
+    revision: str | None = None
+    """Commit of a hub data set."""
 
 
 def find_file(data: Path, name: str, param: str) -> Path:
@@ -41,7 +86,7 @@ def find_file(data: Path, name: str, param: str) -> Path:
     Raises Refused (`path_outside_data`) or BadData (`file_missing`, `file_empty`, `not_a_file`, `file_unreadable`).
     """
     path = find_path(data, name, param)
-    with _named_errors(path, name, param):
+    with named_errors(path, name, param):
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
@@ -59,7 +104,7 @@ def find_path(data: Path, name: str, param: str) -> Path:
     Raises Refused (`path_outside_data`) or BadData (`file_missing`, `file_unreadable`).
     """
     root = data.resolve()
-    with _named_errors(root / name, name, param):
+    with named_errors(root / name, name, param):
         path = (root / name).resolve()
         if not path.is_relative_to(root):
             raise Refused(
@@ -82,75 +127,9 @@ def fingerprint(path: Path, progress: Callable[[], None]) -> str:
     return digest.hexdigest()
 
 
-class LineReader:
-    """The lines of a JSON-lines file, plain or gzip (told by content, not by name); never the whole file in memory.
-
-    `fraction` is the share of the file's bytes read so far, `blank_lines` those passed over.
-    Raises BadData (`damaged_archive`, `wrong_encoding`, `file_changed`, `not_supported_yet`).
-    """
-
-    def __init__(self, path: Path, name: str, param: str) -> None:
-        self._path, self._name, self._param = path, name, param
-        self.fraction = 0.0
-        self.blank_lines = 0
-
-    def __iter__(self) -> Iterator[Line]:
-        with _named_errors(self._path, self._name, self._param):
-            raw = open(self._path, "rb")  # noqa: SIM115 - closed by the next `with`
-        with raw:
-            before = os.fstat(raw.fileno())
-            number = 0
-            try:
-                for number, line in enumerate(_bounded_lines(self._decoded(raw)), start=1):
-                    self.fraction = raw.tell() / before.st_size if before.st_size else 1.0
-                    if line is None:
-                        yield Line(number, None, "over-long line")
-                    elif line.isspace():
-                        self.blank_lines += 1
-                    else:
-                        yield _decode(number, line)
-            except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-                self._refuse("damaged_archive", f"is damaged after line {number}: {error}", "copy or compress it again")
-            after = os.fstat(raw.fileno())
-            if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-                self._refuse("file_changed", "changed while it was read", "submit again when it is complete")
-        self.fraction = 1.0
-
-    def _decoded(self, raw: IO[bytes]) -> IO[bytes]:
-        start = raw.read(4)
-        raw.seek(0)
-        if start.startswith(_ZSTD):
-            self._refuse("not_supported_yet", "is a zstd archive, which is not supported yet", "use gzip or none")
-        for mark, encoding in _OTHER_ENCODINGS.items():
-            if start.startswith(mark):
-                self._refuse("wrong_encoding", f"is {encoding}", f"write it as UTF-8: iconv -f {encoding} -t UTF-8")
-        return gzip.open(raw, "rb") if start.startswith(_GZIP) else raw  # type: ignore[return-value]
-
-    def _refuse(self, code: str, what: str, hint: str) -> NoReturn:
-        raise BadData(f"{self._param}: {self._name} {what}", code=code, param=self._param, hint=hint)
-
-
-def _bounded_lines(file: IO[bytes]) -> Iterator[bytes | None]:
-    """Lines, with their newlines; None in place of one longer than MAX_LINE_BYTES."""
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        if len(line) <= MAX_LINE_BYTES or line.endswith(b"\n"):
-            yield line
-            continue
-        while line and not line.endswith(b"\n"):
-            line = file.readline(_BLOCK)
-        yield None
-
-
-def _decode(number: int, line: bytes) -> Line:
-    try:
-        # An editor's byte order mark is no part of the first row.
-        return Line(number, line.decode("utf-8-sig" if number == 1 else "utf-8"))
-    except UnicodeDecodeError:
-        return Line(number, None, "not UTF-8")
-
-
 @contextmanager
-def _named_errors(path: Path, name: str, param: str) -> Iterator[None]:
+def named_errors(path: Path, name: str, param: str) -> Iterator[None]:
+    """Turn what the file system says about `path` into BadData (`file_missing`, `file_unreadable`)."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -12,20 +13,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jobs.errors import DiskFull
+from jobs.errors import BadData, DiskFull, Refused
 from jobs.rundir import sync_folder
 
 _POLL_S = 0.5
 _SPARE_BYTES = 1 << 30
+_PARTIAL = "partial-"
+_FORGOTTEN_S = 7 * 24 * 3600
 
 
 def make_once(
-    folder: Path, make: Callable[[Path], None], usable: Callable[[Path], bool], waiting: Callable[[], None]
+    folder: Path,
+    make: Callable[[Path], None],
+    usable: Callable[[Path], bool],
+    waiting: Callable[[], None],
+    *,
+    resumable: bool = False,
 ) -> bool:
     """Make `folder` unless it is there and `usable`; returns whether it was made now.
 
     `make` fills a folder beside it, which is then renamed. Another process that does the same is waited for;
-    `waiting` is called twice a second meanwhile.
+    `waiting` is called twice a second meanwhile. If `resumable`, the folder that `make` is given may hold what an
+    earlier call had done before it was killed or the disk was full, and is kept for the next one; not where it raised
+    BadData or Refused, which say that there is nothing to make.
     """
     with _locked(folder, waiting):
         if folder.exists():
@@ -35,16 +45,20 @@ def make_once(
         # Nobody else makes this folder while the lock is held: what lies about is from a process that was killed.
         for remains in folder.parent.glob(f"tmp-{folder.name}-*"):
             shutil.rmtree(remains, ignore_errors=True)
-        temporary = folder.with_name(f"tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
-        temporary.mkdir()
+        started = folder.with_name(
+            f"{_PARTIAL}{folder.name}" if resumable else f"tmp-{folder.name}-{uuid.uuid4().hex[:8]}"
+        )
+        started.mkdir(exist_ok=resumable)
         try:
-            make(temporary)
-            sync_folder(temporary)
-            os.rename(temporary, folder)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+            make(started)
+            sync_folder(started)
+            os.rename(started, folder)
+        except BaseException as error:
+            if not resumable or isinstance(error, BadData | Refused):
+                shutil.rmtree(started, ignore_errors=True)
             raise
         sync_folder(folder.parent)
+    _sweep(folder.parent)
     return True
 
 
@@ -77,13 +91,26 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def require_room(folder: Path, needed: int, what: str) -> None:
-    """Raise DiskFull unless `needed` bytes, and 1 GiB for everybody else, fit on the disk of `folder`."""
+def require_room(folder: Path, needed: int, what: str, variable: str = "LONGHAUL_MODELS") -> None:
+    """Raise DiskFull unless `needed` bytes, and 1 GiB for everybody else, fit on the disk of `folder`.
+
+    `variable` is the setting that says where the folder is.
+    """
     if (free := free_bytes(folder)) < needed + _SPARE_BYTES:
         raise DiskFull(
             f"{what} needs {needed / 2**30:.1f} GiB in {folder}, where {free / 2**30:.1f} GiB are free",
-            hint="make room there, or point LONGHAUL_MODELS at a larger disk",
+            hint=f"make room there, or point {variable} at a larger disk",
         )
+
+
+def _sweep(store: Path) -> None:
+    """Remove what was begun, was not gone on with for a week, and is in nobody's hands."""
+    for partial in store.glob(f"{_PARTIAL}*"):
+        lock = store / ".locks" / f"{partial.name.removeprefix(_PARTIAL)}.lock"
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), open(lock, "ab") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - max(file.stat().st_mtime for file in (partial, *partial.iterdir())) > _FORGOTTEN_S:
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager

@@ -9,33 +9,32 @@ import hashlib
 import json
 import re
 import string
+import unicodedata
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from jobs.errors import BadData, Refused
+from worker.training.characters import Rewriter
 
 RECIPE_INPUT = "Write the directions. {title}: {ingredients}"
 RECIPE_TARGET = "{directions}"
 RECIPE_COLUMNS = frozenset({"title", "ingredients", "directions"})
 
-_VULGAR = {
-    "¼": "1/4", "½": "1/2", "¾": "3/4", "⅐": "1/7", "⅑": "1/9", "⅒": "1/10", "⅓": "1/3", "⅔": "2/3",
-    "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8",
-    "⅝": "5/8", "⅞": "7/8", "⅟": "1/", "↉": "0/3",
-}  # fmt: skip
-_PLAIN = {
-    "⁄": "/", "∕": "/", "‘": "'", "’": "'", "‚": "'", "‛": "'", "′": "'", "“": '"', "”": '"', "„": '"',
-    "‟": '"', "″": '"', "‐": "-", "‑": "-", "‒": "-", "–": "-", "―": "-", "−": "-", "…": "...",
-    "\u00ad": "", "\u200b": "", "\u2060": "", "\ufeff": "",  # soft hyphen, zero width
-    "\u00a0": " ", "\u2007": " ", "\u2009": " ", "\u200a": " ", "\u202f": " ", "\u2028": " ", "\u2029": " ",
-}  # fmt: skip
-_EM_DASH = "—"
-_ODD = re.compile("[" + "".join([*_VULGAR, *_PLAIN, _EM_DASH]) + "]")
 # Tab, newline and carriage return are white space to every tokenizer; the others are damage.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _SENTENCE_END = (".", "!", "?")
+_NOT_ALPHANUMERIC = bytes(code for code in range(128) if not chr(code).isalnum())
+_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
+_ENTITY = re.compile(r"&(?:[A-Za-z]{2,8}|#\d{2,6});")
+ODDITIES: Mapping[str, Callable[[str], bool]] = {
+    "newlines": lambda text: "\n" in text,  # T5 and many others read them as spaces
+    "replacement characters (U+FFFD)": lambda text: "\ufffd" in text,
+    "HTML tags": lambda text: "<" in text and _TAG.search(text) is not None,
+    "HTML entities": lambda text: "&" in text and _ENTITY.search(text) is not None,
+}
+"""What may be wrong with a text and is for its owner to judge: kept as it is, and counted."""
 
 
 class Defect(Exception):
@@ -50,7 +49,7 @@ class Template:
     literals: tuple[str, ...]
     columns: tuple[str, ...]
 
-    def fill(self, row: dict[str, Any]) -> str:
+    def fill(self, row: Mapping[str, Any]) -> str:
         """The text for one row. Raises Defect where a column is missing, empty or not text."""
         parts = [self.literals[0]]
         for column, literal in zip(self.columns, self.literals[1:], strict=True):
@@ -60,71 +59,59 @@ class Template:
 
 @dataclass(frozen=True)
 class Texts:
-    """The two texts of a row, and the first 64 bits of the hash of both: equal rows have equal keys."""
+    """The two texts of a row."""
 
     input: str
     target: str
-    key: int
+
+    @property
+    def key(self) -> int:
+        """The first 64 bits of the hash of both: equal rows have equal keys."""
+        return _hash64(f"{self.input}\0{self.target}".encode())
+
+    @property
+    def split_key(self) -> int:
+        """The same of the input's letters and digits: rows whose inputs differ only in case, accents, spaces or
+        punctuation have equal ones, and go to the same side of a split."""
+        return _hash64(letters_and_digits(self.input))
 
 
 class RowReader:
-    """Turns lines into `Texts`, and counts the characters it rewrote."""
+    """Turns rows into `Texts`. Counts the characters it rewrote, and rows with something odd that they keep."""
 
-    def __init__(self, input: Template, target: Template, normalise: bool) -> None:
-        self._templates = {"input": input, "target": target}
-        self._normalise = normalise
+    def __init__(self, input: Template, target: Template, rewrite: Rewriter | None) -> None:
+        self._templates = (input, target)
+        self._rewrite = rewrite
         self.normalised: Counter[str] = Counter()
+        self.noticed: Counter[str] = Counter()
 
-    def read(self, line: str) -> Texts:
-        """The texts of one JSON line. Raises Defect."""
-        row = parse_row(line)
-        texts = {name: self._text(template, row) for name, template in self._templates.items()}
-        try:
-            both = "\0".join(texts.values()).encode()
-        except UnicodeEncodeError:
-            raise Defect("half a surrogate pair") from None
-        key = int.from_bytes(hashlib.blake2b(both, digest_size=8).digest(), "little")
-        return Texts(texts["input"], texts["target"], key)
+    def read(self, columns: Mapping[str, Any]) -> Texts:
+        """The texts of one row. Raises Defect."""
+        input, target = (self._text(template, columns) for template in self._templates)
+        for oddity, found_in in ODDITIES.items():
+            if found_in(input) or found_in(target):
+                self.noticed[oddity] += 1
+        return Texts(input, target)
 
-    def _text(self, template: Template, row: dict[str, Any]) -> str:
-        text = template.fill(row)
-        if damage := _CONTROL.search(text):
+    def _text(self, template: Template, columns: Mapping[str, Any]) -> str:
+        text = template.fill(columns)
+        if not text.isprintable() and (damage := _CONTROL.search(text)):
             raise Defect(f"control character U+{ord(damage.group()):04X}")
-        text = (normalise(text, self.normalised) if self._normalise else text).strip()
+        text = (text if self._rewrite is None else self._rewrite(text, self.normalised)).strip()
         if not text:
             raise Defect(f"empty {' and '.join(template.columns)}")
+        if not text.isascii() and _half_a_character(text):
+            raise Defect("half a surrogate pair")
         return text
 
 
-def parse_row(line: str) -> dict[str, Any]:
-    """The JSON object on a line. Raises Defect."""
-    try:
-        row = json.loads(line, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        raise Defect("bad JSON") from None
-    if not isinstance(row, dict):
-        raise Defect("not a JSON object")
-    return row
-
-
-def normalise(text: str, counts: Counter[str]) -> str:
-    """Vulgar fractions and typographic characters in plain ones (½ → 1/2, 1½ → 1 1/2); `counts` goes up per character.
-
-    Not NFKC: that would write 1½ as 11⁄2, and ⁄ is unknown to T5.
-    """
+def letters_and_digits(text: str) -> bytes:
+    """A text without case, accents, spaces and punctuation; all of it where it has no letter or digit."""
     if text.isascii():
-        return text
-
-    def plain(found: re.Match[str]) -> str:
-        character, before, after = found.group(), found.string[: found.start()][-1:], found.string[found.end() :][:1]
-        counts[character] += 1
-        if character in _VULGAR:
-            return (" " if before.isdigit() else "") + _VULGAR[character]
-        if character == _EM_DASH:
-            return (" " if before.strip() else "") + "-" + (" " if after.strip() else "")
-        return _PLAIN[character]
-
-    return _ODD.sub(plain, text)
+        bare = text.lower().encode().translate(None, _NOT_ALPHANUMERIC)
+    else:
+        bare = "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text).casefold())).encode()
+    return bare or text.encode()
 
 
 def template(text: str, param: str) -> Template:
@@ -184,14 +171,25 @@ def choose_templates(input: str | None, target: str | None, columns: Collection[
     )
 
 
-def _column_text(row: dict[str, Any], column: str) -> str:
+def _column_text(row: Mapping[str, Any], column: str) -> str:
     value = row.get(column)
     if value is None:
         raise Defect(f"missing {column}")
+    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+        value = _list_in(value)
     text = _join(value, column) if isinstance(value, list) else _plain_text(value, column)
     if not text or text.isspace():
         raise Defect(f"empty {column}")
     return text
+
+
+def _list_in(text: str) -> str | list[str]:
+    """The list of texts that a text is, written as JSON: the way lists are kept in CSV (RecipeNLG's, for one)."""
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return items if items and all(isinstance(item, str) for item in items) else text
 
 
 def _join(items: list[Any], column: str) -> str:
@@ -209,5 +207,13 @@ def _plain_text(value: Any, column: str) -> str:
     raise Defect(f"wrong type in {column}")
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+def _half_a_character(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _hash64(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")

@@ -16,17 +16,19 @@ from jobs.events import EvaluationFinished, ModelLoaded
 from jobs.plan import Plan
 from jobs.rundir import LineWriter, RunDir
 from jobs.spec import JobSpec
-from worker.training import checkpoint, guards
-from worker.training.batches import StepOrder
+from worker.training import checkpoint, guards, order
 from worker.training.checkpoint import TrainState
+from worker.training.compiled import compile_blocks
 from worker.training.data import PreparedDataset
 from worker.training.device import hold_device, hold_job, prepare_numerics
 from worker.training.evaluate import evaluate
+from worker.training.flops import Flops
 from worker.training.journal import Journal
 from worker.training.loop import steps
 from worker.training.memory import Cache
-from worker.training.model import WEIGHTS, LoadedModel, load, weights_of, write_model
+from worker.training.model import WEIGHTS, LoadedModel, load, read_config, weights_of, write_model
 from worker.training.optimizer import Optimizer, make_optimizer
+from worker.training.pace import Pace
 from worker.training.randomness import seed_step
 from worker.training.settings import TrainerSettings
 from worker.training.stop import Stop, StopAsked
@@ -100,12 +102,14 @@ def set_up(run: RunDir, device: torch.device, journal: Journal, stop: Stop, atte
         plan.resolved.optimizer, loaded.model.named_parameters(), spec.schedule, fused=spec.speed.fused
     )
     optimizer.compile(journal)
+    blocks = compile_blocks(loaded.model, journal) if plan.resolved.compile else None
     found = checkpoint.newest(run, spec.sha256(), journal)
     if found is not None:
+        refuse_other_order(found.state)
         checkpoint.restore(found, loaded.model, optimizer)
         state = found.state
     else:
-        state = TrainState(spec_sha256=spec.sha256(), micro_batch=plan.resolved.micro_batch)
+        state = TrainState(spec_sha256=spec.sha256(), order=order.VERSION, micro_batch=plan.resolved.micro_batch)
     guards.refuse_copied(loaded.model, loaded.pointers)
     journal.progress(step=state.step)
     journal.note(
@@ -117,6 +121,7 @@ def set_up(run: RunDir, device: torch.device, journal: Journal, stop: Stop, atte
             seconds=loaded.seconds,
             peak_ratio=loaded.peak_ratio,
             resumed_step=None if found is None else state.step,
+            compiled=blocks is not None and blocks.failure is None,
         )
     )
     log.info("model loaded in %.1f s; %d of %d steps are done", loaded.seconds, state.step, plan.steps)
@@ -132,9 +137,20 @@ def set_up(run: RunDir, device: torch.device, journal: Journal, stop: Stop, atte
         optimizer=optimizer,
         cache=cache,
         state=state,
-        meter=Meter(cache=cache, attempt=attempt, steps=plan.steps, window=state.window),
+        meter=Meter(cache=cache, attempt=attempt, pace=Pace(spec, plan, state.window.asides), window=state.window),
         metrics=LineWriter(run.metrics_file),
     )
+
+
+def refuse_other_order(state: TrainState) -> None:
+    """Rows would be seen twice, and others never, if the rest of a run followed another order than its beginning."""
+    if state.order != order.VERSION:
+        raise Refused(
+            f"this run began with rows in order {state.order}, and this version of Longhaul orders them as "
+            f"{order.VERSION}",
+            code="other_order",
+            hint="submit the job again, or go on with the version that began it; its checkpoints are kept",
+        )
 
 
 def learn(bench: Bench) -> None:
@@ -142,15 +158,13 @@ def learn(bench: Bench) -> None:
     spec, state, meter = bench.spec, bench.state, bench.meter
     schedule = spec.schedule
     saved_at = time.monotonic()
-    meter.begin()
+    meter.pace.begin()
     bench.journal.phase("step", step=state.step)
     for result in steps(
         bench.loaded.model,
         bench.optimizer,
         bench.data.train,
-        StepOrder(
-            rows=len(bench.data.train), batch_size=schedule.batch_size, epochs=schedule.epochs, seed=schedule.seed
-        ),
+        order.StepOrder(bench.data.train, schedule.batch_size, schedule.epochs, schedule.seed),
         spec,
         bench.plan,
         after=state.step,
@@ -158,6 +172,7 @@ def learn(bench: Bench) -> None:
         pad_id=bench.loaded.pad_id,
         cache=bench.cache,
         journal=bench.journal,
+        flops=Flops.of_config(read_config(bench.loaded.folder)).rows,
     ):
         state.step, state.micro_batch, state.validation_loss = result.step, result.micro_batch, None
         meter.add(result)
@@ -199,7 +214,7 @@ def look(bench: Bench) -> None:
         journal=bench.journal,
         stop=bench.stop,
     )
-    bench.meter.aside(seen.seconds)
+    bench.meter.pace.evaluated(seen.seconds)
     best = state.best_loss is None or seen.loss < state.best_loss
     state.validation_loss = seen.loss
     if best:
@@ -224,7 +239,7 @@ def save(bench: Bench) -> None:
     state.window = bench.meter.settled()
     start = time.perf_counter()
     checkpoint.save(bench.run, state, bench.loaded.model, bench.optimizer, bench.spec.checkpoint.keep, bench.journal)
-    bench.meter.aside(time.perf_counter() - start)
+    bench.meter.pace.saved(time.perf_counter() - start)
     bench.journal.phase("step", step=state.step)
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from dataclasses import dataclass, field
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from jobs.cards import peak_flops
 from jobs.events import MetricRow
 from worker.training.device import card_id
 from worker.training.host import host_memory
 from worker.training.loop import StepResult
 from worker.training.memory import Cache, memory_use, process_bytes
 from worker.training.nvml import Card, CardUse, open_card
-
-PACE_STEPS = 50
+from worker.training.pace import Asides, Pace
 
 
 class Window(BaseModel):
@@ -27,9 +25,14 @@ class Window(BaseModel):
     losses: list[float] = []
     grad_norms: list[float] = []
     rows: int = 0
+    input_tokens: int = 0
     target_tokens: int = 0
+    padded_tokens: int = 0
+    flops: float = 0.0
     seconds: float = 0.0
     data_wait_s: float = 0.0
+    asides: Asides = Field(default_factory=Asides)
+    """Outlives the window: what the time left is reckoned with."""
 
 
 @dataclass
@@ -38,35 +41,29 @@ class Meter:
 
     cache: Cache
     attempt: int
-    steps: int
-    """Of the whole run."""
+    pace: Pace
     window: Window
     card: Card | None = field(init=False, repr=False)
     """None on CPU, and where the driver tells nothing."""
+    peak: float | None = field(init=False)
+    """FLOP/s of the card at most; None on CPU, and for a card that is not in our table."""
     _pending: list[torch.Tensor] = field(default_factory=list)
-    _times: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_STEPS + 1))
-    _aside_s: float = 0.0
 
     def __post_init__(self) -> None:
         device = self.cache.device
-        self.card = open_card(card_id(device)) if device.type == "cuda" else None
-
-    def begin(self) -> None:
-        """The first step begins now."""
-        self._times.append(time.perf_counter())
-
-    def aside(self, seconds: float) -> None:
-        """So long the card did something else than steps: that counts for the time left, not for the pace."""
-        self._aside_s += seconds
+        on_card = device.type == "cuda"
+        self.card = open_card(card_id(device)) if on_card else None
+        self.peak = peak_flops(torch.cuda.get_device_name(device)) if on_card else None
 
     def add(self, result: StepResult) -> None:
-        """Count one step; its time is that since the step before."""
-        self._times.append(time.perf_counter())
+        """Count one step; its time is that since the step before, without evaluations and checkpoints."""
         self._pending.append(torch.stack([result.loss.double(), result.grad_norm.double()]))
         self.window.rows += result.rows
+        self.window.input_tokens += result.input_tokens
         self.window.target_tokens += result.target_tokens
-        self.window.seconds += self._times[-1] - self._times[-2] - self._aside_s
-        self._aside_s = 0.0
+        self.window.padded_tokens += result.padded_tokens
+        self.window.flops += result.flops
+        self.window.seconds += self.pace.step()
         self.window.data_wait_s += result.data_wait_s
 
     def settled(self) -> Window:
@@ -87,7 +84,7 @@ class Meter:
         count, seconds = len(window.losses), max(window.seconds, 1e-9)
         memory, host = memory_use(self.cache.device), host_memory()
         card = self.card.use() if self.card is not None else CardUse()
-        pace = (self._times[-1] - self._times[0]) / max(1, len(self._times) - 1)
+        tokens, flops = window.input_tokens + window.target_tokens, window.flops / seconds
         row = MetricRow(
             step=result.step,
             at=now,
@@ -98,8 +95,12 @@ class Meter:
             grad_norm=sum(window.grad_norms) / count,
             rows_per_s=window.rows / seconds,
             target_tokens_per_s=window.target_tokens / seconds,
+            tokens_per_s=tokens / seconds,
+            padding_fraction=1 - tokens / window.padded_tokens if window.padded_tokens else None,
+            model_flops_per_s=flops or None,
+            mfu=flops / self.peak if flops and self.peak else None,
             step_s=seconds / count,
-            eta_s=(self.steps - result.step) * pace,
+            eta_s=self.pace.left_s(result.step),
             memory_bytes=memory.allocated,
             memory_reserved_bytes=memory.reserved,
             cache_clears=self.cache.clears,
@@ -114,5 +115,5 @@ class Meter:
             host_memory_available_bytes=host.available,
             trainer_rss_bytes=process_bytes("VmRSS"),
         )
-        self.window = Window()
+        self.window = Window(asides=self.pace.asides)  # the very object: what is measured later is in it, too
         return row

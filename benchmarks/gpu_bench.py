@@ -1,0 +1,277 @@
+"""One model, the rows and the clock: what `gpu_throughput` measures in one configuration.
+
+Needs torch, transformers and numpy only, as do the modules of the trainer that it imports.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+from transformers import PreTrainedModel
+
+from benchmarks.gpu_epoch import Epoch, evenly
+from benchmarks.gpu_ladder import Configuration, compile_layers
+from worker.training import t5_loss
+from worker.training.batches import Batch
+from worker.training.compiled import CompiledBlocks
+from worker.training.data import Int64
+from worker.training.memory import Cache, is_out_of_memory, memory_use
+from worker.training.model import set_dropout
+from worker.training.t5 import ALL, fuse, unfuse
+
+LARGER, SMALLER = (12, 16, 24, 32, 48, 64), (6, 5, 4, 3, 2, 1)
+STATES_PER_WEIGHT = 2.03
+"""Bytes of `adamw_8bit`: two states of a byte, and their scales."""
+Figures = dict[str, Any]
+
+
+class TimeUp(Exception):
+    """No time is left for what would have come next."""
+
+
+class Bench:
+    """Of one process. Rates are those of real tokens."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        epoch: Epoch,
+        *,
+        dropout: float,
+        budget_bytes: float | None,
+        backend: str,
+        seconds: float,
+        micro_batches: int | None,
+        largest: int,
+        deadline: Callable[[], float],
+    ) -> None:
+        """`budget_bytes` of memory in limited configurations (CUDA). Of an epoch so many `seconds` or `micro_batches`
+        are run. `deadline()` tells the seconds left.
+        """
+        self.model, self.epoch = model, epoch
+        self.device = model.device
+        self._dropout, self._budget, self._backend = dropout, budget_bytes, backend
+        self._seconds, self._count, self._largest, self._left = seconds, micro_batches, largest, deadline
+        self._cache = Cache(self.device)
+        self._blocks: CompiledBlocks | None = None
+        self._recomputed = 0
+        weights = sum(parameter.numel() for parameter in model.parameters())
+        # The place that an 8-bit optimizer would take.
+        self._states = torch.empty(int(STATES_PER_WEIGHT * weights), dtype=torch.uint8, device=self.device)
+        set_dropout(model, dropout)
+
+    # -- one configuration -----------------------------------------------------------------------------------
+
+    def apply(self, chosen: Configuration) -> Figures:
+        """Put the model into that configuration. Compiling takes minutes the first time."""
+        self._check_time()
+        model = self.model
+        unfuse(model, ALL)
+        for module in model.modules():
+            if hasattr(module, "config"):
+                module.config._attn_implementation = chosen.attention
+        fuse(model, chosen.patches)
+        if self._recomputed:
+            model.activation_checkpointing_disable()
+        if chosen.recompute:
+            model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=chosen.recompute)
+        self._recomputed = chosen.recompute
+        self._limit(chosen.limited)
+        self._refresh()
+        figures: Figures = {}
+        if chosen.compiled and self._blocks is None:
+            start = time.perf_counter()
+            self._blocks = compile_layers(model, self._backend)
+            self._refresh()
+            figures["compile_s"] = time.perf_counter() - start
+        for stack in (model.encoder, model.decoder):
+            if "attention" in chosen.patches:
+                stack.compiled = self._blocks if chosen.compiled else None
+        self.refuse_uncompiled(chosen)
+        return figures
+
+    def refuse_uncompiled(self, chosen: Configuration) -> None:
+        """Raise RuntimeError if what is to be measured compiled is not."""
+        if chosen.compiled and self._blocks is not None and self._blocks.failure is not None:
+            raise RuntimeError(f"layers are not compiled: {self._blocks.failure}")
+
+    def sizes(self, chosen: Configuration) -> Iterator[Figures]:
+        """Micro-batches to measure: the usual one or that it does not fit, then the largest that does."""
+        first = chosen.micro_batch
+        largest, fits = first, self.fits(chosen, first)
+        yield {"micro_batch": first} if fits else {"micro_batch": first, "out_of_memory": True}
+        if not chosen.search:
+            return
+        if fits:
+            for size in (size for size in LARGER if first < size <= self._largest):
+                # Where steps hold no larger groups, a higher limit changes nothing.
+                same = self._most(chosen, size) == self._most(chosen, largest)
+                if same or not self.fits(chosen, size):
+                    break
+                largest = size
+        else:
+            largest = next((size for size in SMALLER if size < first and self.fits(chosen, size)), 0)
+        if largest not in (0, first):
+            yield {"micro_batch": largest, "largest": True}
+
+    def fits(self, chosen: Configuration, micro_batch: int) -> bool:
+        """Whether the largest micro-batch of an epoch goes through."""
+        self._check_time()
+        batch = self._batch(chosen, self.epoch.largest(chosen, micro_batch))
+        failure = None
+        try:
+            self._pass(batch, chosen)
+            self._wait()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = str(error)
+        if failure is not None:  # outside of `except`, whose traceback holds the activations
+            self._refresh()
+        return failure is None
+
+    def measure(self, chosen: Configuration, micro_batch: int) -> Figures:
+        """Rates over a part of an epoch in its own proportions, after a warm-up with the largest micro-batch."""
+        memory_use(self.device)
+        if not self.fits(chosen, micro_batch):
+            return {"out_of_memory": True}
+        pieces = self.epoch.pieces(chosen, micro_batch)
+        cost = [self.epoch.padded_flops(chosen, piece) for piece in pieces]
+        some = [self._batch(chosen, piece) for piece in evenly(pieces, cost, 4)]
+        failure = None
+        try:
+            self._timed(some[:1], chosen)
+            seconds = self._timed(some[1:], chosen)
+            wanted = self._count or max(8, int(self._seconds / seconds * 3))
+            course = evenly(pieces, cost, min(wanted, len(pieces)))
+            batches = [self._batch(chosen, piece) for piece in course]
+            seconds = self._timed(batches, chosen)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = str(error)
+        if failure is not None:  # the largest went through before; now memory is in pieces
+            self._refresh()
+            return {"out_of_memory": True}
+        used = memory_use(self.device)
+        rows = np.concatenate(course)
+        inputs, targets = self.epoch.rows.input_lengths[rows], self.epoch.rows.target_lengths[rows]
+        real = self.epoch.flops.rows(inputs, targets)
+        return {
+            "rows_per_s": len(rows) / seconds,
+            "mean_rows_per_s": real / self.epoch.mean_flops / seconds,
+            "tokens_per_s": int(inputs.sum() + targets.sum()) / seconds,
+            "flops_per_s": real / seconds,
+            "peak_gib": used.allocated / 2**30,
+            "reserved_gib": used.reserved / 2**30,
+            "waste_fraction": 1 - real / sum(self.epoch.padded_flops(chosen, piece) for piece in course),
+            "rows_per_micro_batch": len(rows) / len(course),
+            "micro_batches": len(course),
+            "seconds": seconds,
+        }
+
+    def kernels(self, chosen: Configuration, micro_batch: int) -> Figures:
+        """Of a micro-batch of median cost: kernels (on the CPU: operators) and the share of time that they run."""
+        self._check_time()
+        pieces = self.epoch.pieces(chosen, micro_batch)
+        cost = [self.epoch.padded_flops(chosen, piece) for piece in pieces]
+        batch = self._batch(chosen, evenly(pieces, cost, 1)[0])
+        cuda = self.device.type == "cuda"
+        seconds = self._timed([batch] * 3, chosen) / 3 if cuda else 0.0
+        with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as record:
+            self._timed([batch], chosen)
+        if not cuda:
+            return {"kernels": sum(event.name.startswith("aten::") for event in record.events()), "busy_fraction": None}
+        events = [event for event in record.events() if event.device_type == DeviceType.CUDA]
+        ran = [event for event in events if not getattr(event, "is_user_annotation", False) and _is_kernel(event.name)]
+        return {
+            "kernels": len(ran),
+            "busy_fraction": sum(event.time_range.elapsed_us() for event in ran) / 1e6 / seconds,
+        }
+
+    def same(self, chosen: Configuration) -> Figures:
+        """Loss of a target token and norm of its gradients, without dropout, of rows that are the same for all."""
+        self._check_time()
+        everything = self.epoch.rows
+        cost = (everything.input_lengths + everything.target_lengths).tolist()
+        single = list(np.arange(len(everything))[:, None])
+        batch = self._batch(chosen, np.concatenate(evenly(single, cost, 4)))
+        self.model.zero_grad(set_to_none=False)
+        set_dropout(self.model, 0.0)
+        try:
+            loss = float(self._pass(batch, chosen)) / batch.target_tokens
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            norm = float(torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]).norm())
+        finally:
+            set_dropout(self.model, self._dropout)
+        return {"loss": loss, "grad_norm": norm}
+
+    # -- running ---------------------------------------------------------------------------------------------
+
+    def _most(self, chosen: Configuration, micro_batch: int) -> int:
+        return self.epoch.size(chosen, self.epoch.largest(chosen, micro_batch))
+
+    def _batch(self, chosen: Configuration, piece: Int64) -> Batch:
+        batch = self.epoch.batch(chosen, piece)
+        if self.device.type != "cuda":
+            return batch
+        pinned = {name: getattr(batch, name).pin_memory() for name in ("input_ids", "attention_mask", "labels")}
+        return replace(batch, **pinned)
+
+    def _pass(self, batch: Batch, chosen: Configuration) -> torch.Tensor:
+        """Forward and backward; the loss summed over target tokens. Gradients add up, as within a step."""
+        ids, labels = (tensor.to(self.device, non_blocking=True) for tensor in (batch.input_ids, batch.labels))
+        needed = batch.input_padded or "attention" not in chosen.patches
+        mask = batch.attention_mask.to(self.device, non_blocking=True) if needed else None
+        if "head" in chosen.patches:
+            total = t5_loss.token_loss_sum(self.model, ids, mask, labels)
+        else:  # the model's own: a mean, computed in bf16
+            mean = self.model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False).loss
+            total = mean.float() * batch.target_tokens
+        (total / batch.target_tokens).backward()
+        return total.detach()
+
+    def _timed(self, batches: Sequence[Batch], chosen: Configuration) -> float:
+        """Seconds of these micro-batches."""
+        self._check_time()
+        self._wait()
+        start = time.perf_counter()
+        for batch in batches:
+            self._pass(batch, chosen)
+        self._wait()
+        return time.perf_counter() - start
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _refresh(self) -> None:
+        """Nothing in memory but what is there between two micro-batches of a step."""
+        self.model.zero_grad(set_to_none=True)
+        gc.collect()
+        self._cache.clear()
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+    def _limit(self, limited: bool) -> None:
+        if self.device.type == "cuda" and self._budget is not None:
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            share = min(1.0, self._budget / total) if limited else 1.0
+            torch.cuda.set_per_process_memory_fraction(share, self.device)
+
+    def _check_time(self) -> None:
+        if self._left() <= 0:
+            raise TimeUp
+
+
+def _is_kernel(name: str) -> bool:
+    # What the profiler shows on the card besides kernels: copies, fills, and the ranges that inductor names.
+    return not name.startswith(("Memcpy", "Memset", "##", "Torch-Compiled", "ProfilerStep"))

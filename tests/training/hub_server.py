@@ -1,0 +1,143 @@
+"""A hub of our own on loopback: the part of the hub's protocol that is used, for one model and any data sets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NAME = "cooks/t5-tiny"
+
+
+class Hub(ThreadingHTTPServer):
+    """Serves folders as repositories at COMMIT, by `models` or `datasets` and name, e.g. `datasets/cooks/recipes`."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, Path] = {}
+        self.cards: dict[str, dict[str, Any]] = {}
+        """What a repository's card says, beside its name."""
+        self.revisions = {"main", "refs/convert/parquet"}
+        """Names of COMMIT."""
+        self.delay_s = 0.0
+        self.ranges = True
+        self.fetched: list[str] = []
+        """Names of files, one for each GET."""
+        self.parts: list[tuple[str, int]] = []
+        """Names of files of which a part was asked for, and its bytes."""
+        self.asked: list[str] = []
+        """Paths of all requests."""
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # clients that give up are part of what is tested
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        time.sleep(self.server.delay_s)
+        path = self.path.partition("?")[0].replace("%2F", "/")
+        self.server.asked.append(path)
+        if path.startswith("/api/"):
+            self._repository(path.removeprefix("/api/"))
+            return
+        name, _, file = path.removeprefix("/").partition("/resolve/")
+        folder = self.server.repositories.get(name if name.startswith("datasets/") else f"models/{name}")
+        if folder is None:
+            self._answer(404, b"", {"X-Error-Code": "RepoNotFound"})
+        else:
+            self._file(folder, self._without_revision(file))
+
+    def _without_revision(self, path: str) -> str:
+        known = "|".join(map(re.escape, [COMMIT, *self.server.revisions]))
+        return re.sub(f"^(?:{known})/", "", path)
+
+    def _repository(self, path: str) -> None:
+        listing = "/tree/" in path
+        name, _, revision = path.replace("/tree/", "/revision/").partition("/revision/")
+        folder = self.server.repositories.get(name)
+        if folder is None:
+            self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        elif revision not in ("", COMMIT, *self.server.revisions):
+            self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        else:
+            files = sorted(file for file in folder.rglob("*") if file.is_file())
+            siblings = [{"rfilename": str(file.relative_to(folder)), "size": file.stat().st_size} for file in files]
+            body: Any = {"id": name.partition("/")[2], "sha": COMMIT, "siblings": siblings}
+            if name in self.server.cards:
+                body["cardData"] = self.server.cards[name]
+            if listing:
+                body = [{"type": "file", "path": one["rfilename"], "size": one["size"], "oid": "0"} for one in siblings]
+            self._answer(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+    def _file(self, folder: Path, name: str) -> None:
+        file = folder / name
+        if not file.exists():
+            self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+            return
+        content = file.read_bytes()
+        tag = hashlib.sha256(content).hexdigest()
+        headers = {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT}
+        part = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if part and self.server.ranges:
+            first, last = int(part[1]), int(part[2])
+            self.server.parts.append((name, last + 1 - first))
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
+            self._answer(206, content[first : last + 1], headers)
+            return
+        if self.command == "GET":
+            self.server.fetched.append(name)
+        self._answer(200, content, headers)
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+@contextmanager
+def running_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that the client asks until the end of the block."""
+    server = Hub()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    at(monkeypatch, server.url)
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Point the hub's client, which reads its environment at import, at `url`."""
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

@@ -1,0 +1,186 @@
+"""Rows of metrics and the time left, by a clock that the test moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.plan import DataPlan, ModelPlan, make_plan
+from jobs.spec import parse_spec
+from worker.training.loop import StepResult
+from worker.training.memory import Cache
+from worker.training.pace import STEPS, Asides, Pace
+from worker.training.window import Meter, Window
+
+STEP_S, EVALUATION_S, SAVE_S, WARM_UP_S = 2.0, 30.0, 100.0, 77.0
+
+
+class Clock:
+    """Seconds, moved by whoever spends them."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Run:
+    """A run as train.py drives one: steps, then the row, then what is due. Its clock says how long all of it took."""
+
+    def __init__(self, steps: int, *, validation_rows: int = 10, asides: Asides | None = None, **parts: Any) -> None:
+        schedule = {"epochs": 1, "batch_size": 8}
+        self.spec = parse_spec({"data": {"train": "rows.jsonl"}, "schedule": schedule, **parts})
+        data = DataPlan(train="x", input="x", target="x", rows=steps * 8, validation_rows=validation_rows)
+        self.plan = make_plan(self.spec, ModelPlan(source="x", parameters=1), data)
+        assert self.plan.steps == steps
+        self.validated = validation_rows > 0
+        self.clock = Clock()
+        self.pace = Pace(self.spec, self.plan, asides or Asides(), self.clock)
+        self.foretold: dict[int, tuple[float, float]] = {}
+        """Step → (the clock when it was done, seconds left as foretold then)."""
+
+    def go(self, start: int = 0, stop: int | None = None, warm_up_s: float = 0.0) -> float:
+        """Steps `start` + 1 to `stop`; the clock at the end of all that follows the last step."""
+        last = self.plan.steps
+        if start == 0 and self.validated:
+            self._evaluate()
+        self.pace.begin()
+        saved_at = self.clock.now
+        for step in range(start + 1, (stop or last) + 1):
+            self.clock.now += STEP_S + (warm_up_s if step == start + 1 else 0.0)
+            self.pace.step()
+            self.foretold[step] = (self.clock.now, self.pace.left_s(step))
+            evaluated = self.validated and step % self.spec.evaluate.every_steps == 0
+            if evaluated or (self.validated and step == last):
+                self._evaluate()
+            wanted = self.spec.checkpoint
+            due = wanted.every_steps is not None and step % wanted.every_steps == 0
+            if wanted.every_minutes is not None and (evaluated or not self.validated):
+                due = due or self.clock.now - saved_at >= 60 * wanted.every_minutes
+            if due or step == last:
+                self.clock.now += SAVE_S
+                self.pace.saved(SAVE_S)
+                saved_at = self.clock.now
+        return self.clock.now
+
+    def _evaluate(self) -> None:
+        self.clock.now += EVALUATION_S
+        self.pace.evaluated(EVALUATION_S)
+
+
+@pytest.mark.parametrize(
+    ("evaluate_every", "every_steps", "validation_rows"), [(50, 100, 10), (30, 70, 10), (50, 100, 0), (50, None, 10)]
+)
+def test_the_time_left_is_what_it_then_takes(
+    evaluate_every: int, every_steps: int | None, validation_rows: int
+) -> None:
+    run = Run(
+        400,
+        validation_rows=validation_rows,
+        evaluate={"every_steps": evaluate_every},
+        checkpoint={"every_steps": every_steps, "every_minutes": None},
+    )
+    end = run.go(warm_up_s=WARM_UP_S)
+    known = SAVE_S if every_steps else 0.0  # how long a checkpoint takes is known from the first one on
+    for step in (every_steps + 1 if every_steps else 2, 150, 299, 399, 400):
+        at, left = run.foretold[step]
+        assert at + left == pytest.approx(end - SAVE_S + known), step
+    at, left = run.foretold[2]
+    saves = 1 if every_steps is None else 400 // every_steps + (400 % every_steps != 0)
+    assert at + left == pytest.approx(end - saves * SAVE_S)
+
+
+def test_checkpoints_by_the_minute_come_at_evaluations() -> None:
+    run = Run(1000, evaluate={"every_steps": 50}, checkpoint={"every_steps": None, "every_minutes": 10})
+    end = run.go()
+    # 50 steps and an evaluation take 130 s: one is due every 5 evaluations, so 4 in all, the last at the end.
+    assert end - 1000 == EVALUATION_S * 21 + 1000 * STEP_S + SAVE_S * 4
+    at, left = run.foretold[251]
+    assert at + left == pytest.approx(end)
+    bare = Run(1000, validation_rows=0, checkpoint={"every_steps": None, "every_minutes": 10})
+    end = bare.go()
+    at, left = bare.foretold[500]
+    assert at + left == pytest.approx(end)
+
+
+def test_a_resumed_run_still_knows_what_evaluations_and_checkpoints_cost() -> None:
+    parts: dict[str, Any] = {"evaluate": {"every_steps": 50}, "checkpoint": {"every_steps": 100}}
+    first = Run(400, **parts)
+    first.go(stop=160)
+    written = Window(asides=first.pace.asides).model_dump_json()
+    second = Run(400, asides=Window.model_validate_json(written).asides, **parts)
+    end = second.go(start=100)
+    at, left = second.foretold[102]
+    assert at + left == pytest.approx(end)
+
+
+def test_the_first_step_of_an_attempt_does_not_stand_for_the_others() -> None:
+    run = Run(100, validation_rows=0, checkpoint={"every_steps": None, "every_minutes": None})
+    run.go(warm_up_s=WARM_UP_S)
+    assert run.foretold[1][1] == 99 * (STEP_S + WARM_UP_S), "for want of anything better"
+    assert run.foretold[2][1] == 98 * STEP_S
+
+
+def test_the_pace_is_that_of_the_last_50_steps() -> None:
+    run = Run(1000, validation_rows=0)
+    run.pace.begin()
+    for seconds, count in ((9.0, 200), (1.0, STEPS)):
+        for _ in range(count):
+            run.clock.now += seconds
+            assert run.pace.step() == seconds
+    assert run.pace.left_s(250) == 750 * 1.0
+
+
+# -- rows ----------------------------------------------------------------------------------------------------
+
+
+def result(step: int, **more: Any) -> StepResult:
+    one = torch.tensor(1.0)
+    facts: dict[str, Any] = {
+        "step": step, "epoch": 0.1, "loss": one, "grad_norm": one, "learning_rate": 1e-4, "rows": 8,
+        "input_tokens": 600, "target_tokens": 300, "padded_tokens": 1000, "flops": 4e12, "data_wait_s": 0.1,
+        "micro_batch": 4,
+    }  # fmt: skip
+    return StepResult(**facts | more)
+
+
+def meter_of(run: Run) -> Meter:
+    return Meter(Cache(torch.device("cpu")), attempt=1, pace=run.pace, window=Window(asides=run.pace.asides))
+
+
+def test_a_row_has_real_tokens_flops_and_the_share_of_the_cards_peak() -> None:
+    run = Run(100)
+    meter = meter_of(run)
+    run.clock.now += EVALUATION_S
+    run.pace.evaluated(EVALUATION_S)  # before the first step: no part of any
+    run.pace.begin()
+    rows = []
+    for step in range(1, 5):
+        run.clock.now += STEP_S
+        meter.add(result(step))
+        run.clock.now += SAVE_S
+        run.pace.saved(SAVE_S)
+        if step % 2 == 0:
+            meter.peak = None if step == 2 else 10e12
+            rows.append(meter.row(result(step), now=1.0))
+    for row in rows:
+        assert (row.step_s, row.rows_per_s, row.target_tokens_per_s) == (STEP_S, 4.0, 150.0)
+        assert (row.tokens_per_s, row.model_flops_per_s) == (450.0, 2e12)
+        assert row.padding_fraction == pytest.approx(0.1)
+        assert row.data_wait_fraction == pytest.approx(0.05)
+    assert [row.mfu for row in rows] == [None, 0.2]
+
+
+def test_what_cannot_be_counted_is_null_and_not_zero() -> None:
+    run = Run(100)
+    meter = meter_of(run)
+    meter.peak = 10e12
+    run.pace.begin()
+    run.clock.now += STEP_S
+    meter.add(result(1, flops=0.0))
+    row = meter.row(result(1, flops=0.0), now=1.0)
+    assert (row.model_flops_per_s, row.mfu) == (None, None)
+    assert row.tokens_per_s == 450.0

@@ -1,0 +1,72 @@
+"""Where rows come from: what `data.train` and `data.validation` name, as files that can be read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jobs.spec import hub_data
+from worker.training.journal import Journal
+from worker.training.settings import TrainerSettings
+from worker.training.sources import DataFile, RowFile, Source, find_file
+
+HEAD_S = 20.0
+HEAD_BYTES = 32 << 20
+"""Check reads no longer on the hub, and fetches no more from there, than this; the rows so far then have to do."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """Files of which the first rows are to be read, here or on the hub."""
+
+    name: str
+    param: str
+    format: str
+    files: Sequence[RowFile]
+    place: str
+    """For the plan: absolute path of the file, or the name of the hub data set."""
+    revision: str | None = None
+    """Commit of a hub data set."""
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def fetched(self) -> int:
+        """Bytes that came over the network so far. What came once is not fetched again."""
+        return sum(file.fetched for file in self.files)
+
+    @property
+    def spent(self) -> bool:
+        """Whether fetching more would be more than a check may."""
+        return self.fetched >= HEAD_BYTES or time.monotonic() - self.since > HEAD_S
+
+
+def find_head(name: str, param: str, format: str, settings: TrainerSettings) -> Head:
+    """For *check*; nothing but listings is fetched. Raises BadData and Refused as `find_file` and `look_up`."""
+    if (named := hub_data(name, format)) is None:
+        file = find_file(settings.data, name, param)
+        return Head(name, param, format, [_local(file, name)], str(file))
+    from worker.training.hub_data import look_up
+
+    dataset = look_up(named, name, param, settings)
+    return Head(name, param, format, dataset.head(), name, dataset.listing.commit)
+
+
+def find_source(
+    name: str, param: str, format: str, revision: str | None, settings: TrainerSettings, journal: Journal
+) -> Source:
+    """For *prepare*: all files at hand. `revision` is the commit that check resolved a hub data set to.
+
+    Raises as `find_head`, and DiskFull where a download would not fit.
+    """
+    if (named := hub_data(name, format)) is None:
+        return Source(name, param, format, (_local(find_file(settings.data, name, param), name),))
+    from worker.training.hub_data import look_up
+
+    dataset = look_up(named, name, param, settings, commit=revision)
+    return Source(name, param, format, tuple(dataset.fetch(journal)), dataset.listing.commit)
+
+
+def _local(path: Path, name: str) -> DataFile:
+    return DataFile(path, name, path.stat().st_size)

@@ -1,0 +1,101 @@
+"""The pace of a run and the time that it still needs: measured, with everything in it that takes time.
+
+    steps left x the mean of the last 50 + evaluations left x the time of the last + checkpoints left x that of the last
+
+A step lasts from the end of the one before: waiting for data, logging and clearing the cache are in it, evaluations and
+checkpoints are not. Steps are stratified over length, so 50 of them stand for the others; the first of an attempt, in
+which kernels are compiled and memory is taken, does not. An evaluation or checkpoint counts from the first that was
+measured, in this attempt or an earlier one. Copying the final model, after all that, does not count.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+
+from pydantic import BaseModel, ConfigDict
+
+from jobs.plan import Plan
+from jobs.spec import JobSpec
+
+STEPS = 50
+
+
+class Asides(BaseModel):
+    """Seconds that the newest evaluation and checkpoint took; None: there was none yet. It goes into checkpoints."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    evaluation_s: float | None = None
+    checkpoint_s: float | None = None
+
+
+class Pace:
+    """Watches the clock while steps, evaluations and checkpoints go by."""
+
+    def __init__(
+        self, spec: JobSpec, plan: Plan, asides: Asides, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.asides = asides
+        self._evaluate_every = spec.evaluate.every_steps if plan.data.validation_rows else None
+        self._save_every = spec.checkpoint.every_steps
+        self._save_every_s = 60 * spec.checkpoint.every_minutes if spec.checkpoint.every_minutes is not None else None
+        self._steps = plan.steps
+        self._clock = clock
+        self._since = clock()
+        self._aside_s = 0.0
+        self._first_s: float | None = None
+        self._times: deque[float] = deque(maxlen=STEPS)
+
+    def begin(self) -> None:
+        """The first step begins now."""
+        self._since, self._aside_s = self._clock(), 0.0
+
+    def step(self) -> float:
+        """A step has ended: its seconds, without what was done aside since the one before."""
+        now = self._clock()
+        seconds = max(0.0, now - self._since - self._aside_s)
+        self._since, self._aside_s = now, 0.0
+        if self._first_s is None:
+            self._first_s = seconds
+        else:
+            self._times.append(seconds)
+        return seconds
+
+    def evaluated(self, seconds: float) -> None:
+        """An evaluation took so long."""
+        self.asides.evaluation_s = seconds
+        self._aside_s += seconds
+
+    def saved(self, seconds: float) -> None:
+        """A checkpoint took so long."""
+        self.asides.checkpoint_s = seconds
+        self._aside_s += seconds
+
+    def left_s(self, step: int) -> float:
+        """Seconds left once step `step` is done, before what is due after it. Only after a first step."""
+        assert self._first_s is not None, "nothing was measured yet"
+        pace = sum(self._times) / len(self._times) if self._times else self._first_s
+        evaluation_s = self.asides.evaluation_s or 0.0
+        evaluations = _due(self._evaluate_every, step, self._steps) if self._evaluate_every else 0
+        saves = _due(self._save_interval(pace, evaluation_s), step, self._steps)
+        return (self._steps - step) * pace + evaluations * evaluation_s + saves * (self.asides.checkpoint_s or 0.0)
+
+    def _save_interval(self, pace: float, evaluation_s: float) -> int | None:
+        """Steps from one checkpoint to the next; None: there is only the last."""
+        intervals = [self._save_every] if self._save_every is not None else []
+        if self._save_every_s is not None:  # due at the first evaluation (or step, where there is none) after that time
+            between = self._evaluate_every or 1
+            seconds = between * pace + (evaluation_s if self._evaluate_every else 0.0)
+            times = math.ceil(self._save_every_s / seconds) if seconds > 0 else self._steps
+            intervals.append(between * max(1, times))
+        return min(intervals, default=None)
+
+
+def _due(every: int | None, step: int, last: int) -> int:
+    """How often something comes that is due after every n-th step and after the last, from `step` on, it included."""
+    if every is None:
+        return 1
+    return last // every - (step - 1) // every + (last % every != 0)
