@@ -1,6 +1,6 @@
 """Rows a second of our training loop and of transformers' `Seq2SeqTrainer`: same model, rows, dtype, AdamW, threads.
 
-    python -m benchmarks.throughput --data FILE [--tokenizer FOLDER] [--rounds 5] [--rows-per-round 128] [--dtype auto]
+    python -m benchmarks.throughput --data FILE [--tokenizer FOLDER] [--rounds 4] [--rows-per-round 128] [--dtype auto]
 
 The model is FLAN-T5-small's shape (8 + 8 layers, d_model 512, d_ff 1024 gated-gelu, 6 heads, vocabulary 32128, head
 not tied, dropout 0.1), random; the file is prepared as a job would have it. The contenders:
@@ -132,7 +132,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--tokenizer", type=Path, help="a folder with a tokenizer.json; else one is learnt from the rows"
     )
     parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--rows-per-round", type=int, default=128, help="of each contender")
     parser.add_argument("--batch-size", type=int, default=128, help="rows of an optimizer step")
     parser.add_argument("--micro-batch", type=int, default=8)
