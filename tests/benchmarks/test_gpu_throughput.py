@@ -229,8 +229,8 @@ def test_torch_without_a_recompile_limit_of_compile_is_told_otherwise(monkeypatc
         return model
 
     monkeypatch.setattr(torch, "compile", older)
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
-    with recompile_limit_is_known():
+    # Not by monkeypatch: what it undoes in this module is gone for all tests that follow.
+    with torch._dynamo.config.patch(recompile_limit=8), recompile_limit_is_known():
         torch.compile(len, dynamic=True, recompile_limit=32)
     assert told == {"dynamic": True, "limit": 32}
     assert torch.compile is older
