@@ -16,6 +16,9 @@ rows is its own affair: it orders the whole file with its own sampler, and runs 
 raw, and for the file's mean row (raw x FLOPs of a mean row of the part / of the file), and the latter are compared. The
 ratios are medians over rounds; `cpu_vs_...` is the same by CPU time, which other work on the machine disturbs less.
 
+glibc's allocator is as it comes, for all. A job's trainer has other settings (worker/supervise.py), so that memory that
+runs out on a CPU can be recovered from; with them ours takes twice the CPU time.
+
 transformers 5.23 multiplies T5's loss and gradients by the number of accumulation steps, which would clip every
 gradient; `loss_is_scaled_for_ga = False` repairs that here. Before the rounds all get the same rows, in steps of a
 micro-batch: the losses of held-out rows after them must agree to within three standard deviations of the peers', who
