@@ -38,7 +38,8 @@ from worker.training.batches import IGNORED, Limit, cut, micro_batches
 from worker.training.data import Int64, PreparedDataset, Rows
 from worker.training.flops import Flops
 from worker.training.loop import accumulate
-from worker.training.model import load, read_config
+from worker.training.model import load
+from worker.training.model_files import read_config
 from worker.training.order import StepOrder, Widths, rounded
 from worker.training.randomness import seed_step
 
@@ -96,7 +97,7 @@ class Contender:
         self.lengths = (self.rows.input_lengths, self.rows.target_lengths)
         self.noise = race.seed + NAMES.index(name)
         """Seed of its dropout: another for each, so that their losses say how much that matters."""
-        self.flops = Flops.of_config(read_config(Path(race.model)))
+        self.flops = Flops.of_config(read_config(Path(race.model), race.model))
         self.tokenizer = AutoTokenizer.from_pretrained(race.model, local_files_only=True)
         self._channel = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # what libraries print is not an answer

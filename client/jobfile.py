@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.spec import DATA_SUFFIXES
+from jobs.data_names import DATA_SUFFIXES
 
 ROWS = tuple(suffix for suffix in DATA_SUFFIXES if suffix != ".json")
 """What the name of a file of rows ends in here, where .json is a job."""

@@ -1,4 +1,6 @@
-"""What cards can do at most: dense bf16 matrix products with fp32 accumulation, by the name that the driver gives them.
+"""What cards can do at most, by the name that the driver gives them; and the card that a job is planned for.
+
+Peaks are of dense bf16 matrix products with fp32 accumulation.
 
 At the boost clock of the data sheet; a card that is cooled well enough to run faster can exceed it by some percent.
 Sources: NVIDIA's data sheets and architecture white papers, of figures with sparsity the half. Each figure was found
@@ -9,10 +11,37 @@ Edition) is left out. Names are compared whole: a laptop's 5090, a 5090 D or a s
 
 from __future__ import annotations
 
-REFERENCE = "NVIDIA GeForce RTX 5090"
-"""The card that is assumed as long as no train worker has said which one it has."""
+import json
+from dataclasses import asdict, dataclass
+
 CARD = "LONGHAUL_CARD"
-"""Environment variable by which a supervisor tells check and prepare the name of the card that will train."""
+"""Environment variable by which a supervisor tells check and prepare which card will train (`CardFacts`)."""
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """A card as its worker reported it."""
+
+    name: str
+    memory_bytes: int
+    """All of it, as nvidia-smi says: the driver keeps some hundred MiB for itself."""
+
+    def encode(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> CardFacts:
+        """What `encode` made. Raises ValueError."""
+        try:
+            facts = json.loads(text)
+            return cls(str(facts["name"]), int(facts["memory_bytes"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f'{CARD} is {text!r}; it is JSON such as {{"name": "…", "memory_bytes": 34190917632}}') from error
+
+
+REFERENCE = CardFacts("NVIDIA GeForce RTX 5090", 32_607 * 2**20)
+"""The card that is assumed as long as no train worker has said which one it has."""
 
 _TERA = {
     "NVIDIA GeForce RTX 3090": 71.0,
@@ -39,12 +68,27 @@ _TERA = {
     "NVIDIA H200 NVL": 836.0,
     "NVIDIA B200": 2250.0,
 }
+_TERABYTES = {
+    "NVIDIA GeForce RTX 3090": 0.936,
+    "NVIDIA GeForce RTX 4090": 1.008,
+    "NVIDIA GeForce RTX 5090": 1.792,
+    "NVIDIA A100-SXM4-80GB": 2.039,
+    "NVIDIA H100 80GB HBM3": 3.35,
+    "NVIDIA H200": 4.8,
+}
+"""Of memory a second, from the same data sheets."""
 
 
 def peak_flops(name: str) -> float | None:
     """FLOP/s of the card with this name; None for one that is not in the table."""
     tera = _TERA.get(name)
     return None if tera is None else tera * 1e12
+
+
+def memory_bandwidth(name: str) -> float | None:
+    """Bytes a second between the card's memory and its cores; None for one that is not in the table."""
+    terabytes = _TERABYTES.get(name)
+    return None if terabytes is None else terabytes * 1e12
 
 
 def short_name(name: str) -> str:

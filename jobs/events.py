@@ -1,7 +1,6 @@
 """Events: numbered facts about a job (design §6). A closed set of frozen types with past-tense names.
 
-Also the other two things that are written down about a job: rows of metrics, and the lines of an attempt file
-(how a trainer process speaks to its supervisor, design §7).
+Also rows of metrics. The lines of an attempt file are in `jobs/attempt.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ Reason = Literal[
     "done", "interrupted", "device_busy", "out_of_memory", "oom_in_optimizer", "refused", "bad_data", "non_finite",
     "disk_full", "crash", "silent", "lost", "host_out_of_memory",
 ]  # fmt: skip
-Phase = Literal["check", "prepare", "load", "compile", "step", "evaluate", "generate", "save", "wait"]
 
 
 class Frozen(BaseModel):
@@ -60,7 +58,7 @@ class JobChecked(Fact):
 
     type: Literal["job.checked"] = "job.checked"
     plan: dict[str, Any]
-    """The provisional plan in short: rows looked at, steps, parameters, resolved `auto` values, `time`."""
+    """The provisional plan in short: rows looked at, steps, parameters, resolved `auto` values, `time`, `memory`."""
 
 
 class JobPrepared(Fact):
@@ -74,6 +72,8 @@ class JobPrepared(Fact):
     steps: int
     time: dict[str, Any] | None = None
     """What the run needs (jobs/plan.py: TimePlan), and as `text` the same for people, which is null on a CPU."""
+    memory: dict[str, Any] | None = None
+    """What it needs at its peak, what was tried and chosen (jobs/memory_plan.py), and as `text` the same for people."""
 
 
 class JobQueued(Fact):
@@ -123,6 +123,48 @@ class ModelLoaded(Fact):
     """Step of the checkpoint that the attempt goes on from; null: from the start."""
     compiled: bool = False
     """Layers run compiled; false where the plan says so, and where compiling failed (the trainer's log says why)."""
+
+
+class CardProcess(Frozen):
+    """A process that computes on a card. In a container pid and name are those that the driver shows there."""
+
+    pid: int
+    name: str | None = None
+    memory_bytes: int | None = None
+
+
+class MemoryPlanned(Fact):
+    """What this attempt trains with, once the card was looked at."""
+
+    type: Literal["memory.planned"] = "memory.planned"
+    by_trainer: ClassVar[bool] = True
+    micro_batch: int
+    """Rows of the longest shape."""
+    recompute_layers: int
+    optimizer: str
+    peak_bytes: int
+    """Predicted, CUDA context included."""
+    budget_bytes: int
+    """What the attempt may use."""
+    foreign_bytes: int | None = None
+    """What other processes hold of the card; null where nobody can tell."""
+    foreign: list[CardProcess] = []
+    """Those of them that the driver shows."""
+    changed: str | None = None
+    """Why this is not what plan.json says; null where it is."""
+
+
+class MemoryMeasured(Fact):
+    """The peak of the attempt's first step, beside what was predicted for that very step."""
+
+    type: Literal["memory.measured"] = "memory.measured"
+    by_trainer: ClassVar[bool] = True
+    step: int
+    measured_bytes: int
+    predicted_bytes: int
+    peak_bytes: int
+    """Of the largest micro-batch that can come, by the prediction corrected with this measurement."""
+    budget_bytes: int
 
 
 class EvaluationFinished(Fact):
@@ -186,9 +228,23 @@ class OomRecovered(Fact):
     by_trainer: ClassVar[bool] = True
     step: int
     micro_batch_before: int
+    """Rows of the longest shape, in this length bucket."""
     micro_batch_after: int
+    """The same as before where clearing the cache, or waiting, was enough."""
     message: str
     milliseconds_lost: float
+    cause: Literal["fragmentation", "foreign", "exhausted"] | None = None
+    """Free memory in pieces too small; another process on the card; really too much. This and what follows: null in
+    events of earlier versions, and where it cannot be known."""
+    bucket: str | None = None
+    """Lengths of the micro-batch that failed, such as `input ≤ 256, target ≤ 512`; later ones like it are cut alike."""
+    requested_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    foreign_bytes: int | None = None
+    """What other processes hold of the card."""
+    evidence: str | None = None
+    """Folder, relative to the run directory."""
 
 
 class AttemptEnded(Fact):
@@ -248,9 +304,10 @@ class JobCancelled(Fact):
 
 
 AnyFact = Annotated[
-    JobSubmitted | JobChecked | JobPrepared | JobQueued | JobRequested | AttemptStarted | DeviceWaiting | ModelLoaded
-    | EvaluationFinished | CheckpointSaved | CheckpointRejected | DiskLow | OomRecovered | AttemptEnded | JobPaused
-    | JobResumed | JobValidated | JobSucceeded | JobFailed | JobCancelled,
+    JobSubmitted | JobChecked | JobPrepared | JobQueued | JobRequested | AttemptStarted | DeviceWaiting
+    | MemoryPlanned | ModelLoaded | MemoryMeasured | EvaluationFinished | CheckpointSaved | CheckpointRejected
+    | DiskLow | OomRecovered | AttemptEnded | JobPaused | JobResumed | JobValidated | JobSucceeded | JobFailed
+    | JobCancelled,
     Field(discriminator="type"),
 ]  # fmt: skip
 
@@ -300,10 +357,18 @@ class MetricRow(Frozen):
     memory_bytes: int
     """CUDA: allocated at peak since the last row; CPU: resident set now."""
     memory_reserved_bytes: int
+    memory_planned_bytes: int | None = None
+    """What was predicted for the largest micro-batch. None in rows of earlier versions, as are the next two."""
+    memory_fragmentation: float | None = None
+    """Share of the reserved memory that was not allocated at the peak, 0 to 1. None on CPU."""
+    gpu_memory_foreign_bytes: int | None = None
+    """What other processes hold of the card. None where nobody can tell."""
     cache_clears: int
     """Cache clearings so far in this attempt."""
     cache_clear_s: float
     """Seconds they took so far in this attempt."""
+    cache_freed_bytes: int | None = None
+    """What they gave back so far in this attempt. None in rows of earlier versions."""
     micro_batch: int
     data_wait_fraction: float
     """Share of step time spent waiting for data."""
@@ -320,46 +385,11 @@ class MetricRow(Frozen):
     """Resident set of the trainer process."""
 
 
-class Heartbeat(Frozen):
-    """The trainer is alive and has made progress."""
-
-    kind: Literal["heartbeat"] = "heartbeat"
-    at: float
-    phase: Phase
-    step: int = 0
-    progress: float | None = None
-    """0 to 1 within the phase, where known."""
-    interval_s: float | None = None
-    """Median time between heartbeats of this phase, where known; silence is judged by it."""
-
-
-class Noted(Frozen):
-    """A fact for the job's event list."""
-
-    kind: Literal["fact"] = "fact"
-    at: float
-    fact: AnyFact
-
-
-class Finished(Frozen):
-    """Last line of an attempt file."""
-
-    kind: Literal["finished"] = "finished"
-    at: float
-    reason: Reason
-    step: int = 0
-    error: Fault | None = None
-    result: dict[str, Any] = {}
-    """check, prepare: what goes into job.checked / job.prepared. train: `model`, `loss`, `first_loss`, `step`."""
-
-
-AttemptLine = Annotated[Heartbeat | Noted | Finished, Field(discriminator="kind")]
-
 EvaluationFinished.model_rebuild()
-attempt_line: TypeAdapter[Heartbeat | Noted | Finished] = TypeAdapter(AttemptLine)
 any_fact: TypeAdapter[AnyFact] = TypeAdapter(AnyFact)
 EVENT_TYPES: tuple[str, ...] = (
     "job.submitted", "job.checked", "job.prepared", "job.queued", "job.requested", "attempt.started", "device.waiting",
-    "model.loaded", "evaluation.finished", "checkpoint.saved", "checkpoint.rejected", "disk.low", "oom.recovered",
-    "attempt.ended", "job.paused", "job.resumed", "job.validated", "job.succeeded", "job.failed", "job.cancelled",
+    "memory.planned", "model.loaded", "memory.measured", "evaluation.finished", "checkpoint.saved",
+    "checkpoint.rejected", "disk.low", "oom.recovered", "attempt.ended", "job.paused", "job.resumed", "job.validated",
+    "job.succeeded", "job.failed", "job.cancelled",
 )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from jobs.cards import REFERENCE, peak_flops, short_name
+from jobs.memory_plan import MemoryPlan
 from jobs.spec import JobSpec
 
 LARGE = 10**9  # parameters
@@ -140,7 +141,8 @@ class Plan(PlanPart):
     data: DataPlan
     resolved: Resolved
     time: TimePlan | None = None
-    """Null in plans of earlier versions."""
+    """Null in plans of earlier versions, as is `memory`."""
+    memory: MemoryPlan | None = None
     steps: int
     """Optimizer steps of the whole run (provisional until `data.complete`)."""
     warmup_steps: int

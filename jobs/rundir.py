@@ -7,7 +7,6 @@ against the events before, numbered without gap, fsynced. What callers decide, t
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -16,29 +15,20 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from jobs.attempt import Finished, Heartbeat, Noted, readable
 from jobs.errors import Damaged, NotFound
-from jobs.events import (
-    AnyFact,
-    AttemptStarted,
-    Event,
-    Finished,
-    Heartbeat,
-    JobRequested,
-    MetricRow,
-    Noted,
-    attempt_line,
-)
+from jobs.events import AnyFact, AttemptStarted, Event, JobRequested, MetricRow
+from jobs.files import read_rows, sync_folder, whole_lines, write_atomically, write_synced
 from jobs.plan import Plan, read_plan
 from jobs.record import JobRecord, apply, fold
 from jobs.spec import JobSpec
 from jobs.state import Request, Status
 
 log = logging.getLogger("longhaul.rundir")
-Row = TypeVar("Row", bound=BaseModel)
 Decision = Callable[[JobRecord], Sequence[AnyFact]]
 
 
@@ -180,10 +170,6 @@ class RunDir:
 
     # -- metrics ---------------------------------------------------------------------------------------------
 
-    def append_metrics(self, row: MetricRow) -> None:
-        """One row, in one write."""
-        append_line(self.metrics_file, row)
-
     def metrics(self) -> list[MetricRow]:
         """Rows in order of step; where a step was logged twice, the later one."""
         by_step = {row.step: row for row in read_rows(self.metrics_file, MetricRow)}
@@ -212,8 +198,8 @@ def create(runs: Path, job: str, spec: JobSpec, first: AnyFact) -> tuple[RunDir,
     try:
         for folder in (temporary.path, temporary.path / "attempts", temporary.checkpoints, temporary.sinks):
             folder.mkdir(parents=True)
-        _write_synced(temporary.spec_file, spec.model_dump_json(indent=1).encode() + b"\n")
-        _write_synced(temporary.events_file, event.model_dump_json().encode() + b"\n")
+        write_synced(temporary.spec_file, spec.model_dump_json(indent=1).encode() + b"\n")
+        write_synced(temporary.events_file, event.model_dump_json().encode() + b"\n")
         sync_folder(temporary.path)
         os.rename(temporary.path, final.path)
     except OSError:
@@ -229,110 +215,3 @@ def list_runs(runs: Path) -> list[RunDir]:
     """All run directories, oldest id first. A folder that may not be entered is none of ours."""
     found = [RunDir(entry.path) for entry in os.scandir(runs) if not entry.name.startswith((".", "tmp-"))]
     return sorted((run for run in found if os.access(run.events_file, os.R_OK)), key=lambda run: run.id)
-
-
-# -- files ---------------------------------------------------------------------------------------------------
-
-
-def readable(line: bytes, file: Path) -> Heartbeat | Noted | Finished | None:
-    """A line of an attempt file, or None (and a word in the log) for one that nobody could have written."""
-    try:
-        return attempt_line.validate_json(line)
-    except ValidationError as error:
-        log.error("%s has a line that is passed over: %s", file, error.errors()[0]["msg"])
-        return None
-
-
-def whole_lines(raw: bytes) -> list[bytes]:
-    """The complete lines, without their newlines; what follows the last newline was torn."""
-    return raw.split(b"\n")[:-1]
-
-
-def read_rows(file: Path, kind: type[Row]) -> list[Row]:
-    """The complete lines of a JSON-lines file, parsed; none if there is no file."""
-    try:
-        return [kind.model_validate_json(line) for line in whole_lines(file.read_bytes())]
-    except FileNotFoundError:
-        return []
-
-
-def last_row(file: Path, kind: type[Row], reach: int = 65_536) -> Row | None:
-    """The last complete line of a JSON-lines file, read from its end."""
-    with open(file, "rb") as handle:
-        size = handle.seek(0, os.SEEK_END)
-        handle.seek(max(0, size - reach))
-        lines = whole_lines(handle.read())
-    return kind.model_validate_json(lines[-1]) if lines else None
-
-
-def append_line(file: Path, row: BaseModel) -> None:
-    """Append one JSON line in one write; a line torn by a crash before is cut first."""
-    line = row.model_dump_json().encode() + b"\n"
-    with open(file, "a+b", buffering=0) as handle:
-        size = handle.seek(0, os.SEEK_END)
-        if size:
-            handle.seek(size - 1)
-            if handle.read(1) != b"\n":
-                handle.seek(0)
-                whole = whole_lines(handle.read())
-                handle.truncate(sum(len(each) + 1 for each in whole))
-        size = handle.seek(0, os.SEEK_END)
-        if handle.write(line) != len(line):  # a full disk takes what it can
-            handle.truncate(size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
-
-
-class LineWriter:
-    """Appends rows to a JSON-lines file. What a full disk does not take is kept, and written before a later row."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._unsaid: list[BaseModel] = []
-
-    def write(self, row: BaseModel, *, keep: bool = True) -> None:
-        """Write it, after what could not be written before. `keep` False: leave it out where there is no room."""
-        self._unsaid.append(row)
-        if not self.flush() and not keep:
-            self._unsaid.pop()
-
-    def flush(self) -> bool:
-        """Whether all is written now."""
-        while self._unsaid:
-            try:
-                append_line(self._file, self._unsaid[0])
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                log.error("%d lines of %s wait for room on the disk", len(self._unsaid), self._file.name)
-                return False
-            self._unsaid.pop(0)
-        return True
-
-    def close(self) -> None:
-        """Raise OSError (ENOSPC) if anything is still unwritten."""
-        if not self.flush():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file))
-
-
-def write_atomically(file: Path, content: bytes) -> None:
-    """Readers see the old content or the new, also after a power failure."""
-    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}")
-    _write_synced(temporary, content)
-    os.replace(temporary, file)
-    sync_folder(file.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _write_synced(file: Path, content: bytes) -> None:
-    with open(file, "wb") as handle:
-        handle.write(content)
-        handle.flush()
-        os.fsync(handle.fileno())

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -23,43 +23,12 @@ from pydantic import (
     model_validator,
 )
 
+from jobs.data_names import DATA_SUFFIXES, data_format, hub_data
 from jobs.errors import NotSupportedYet, UserError
+from jobs.wrong_spec import explain, shortened
 
 Auto = Literal["auto"]
 DEFAULT_MODEL = "google/flan-t5-xl"
-DataFormat = Literal["jsonl", "csv", "parquet"]
-_TEXT_FORMATS: dict[str, DataFormat] = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv",
-}  # fmt: skip
-_FORMATS: dict[str, DataFormat] = {
-    suffix + packed: format for packed in ("", ".gz", ".zst") for suffix, format in _TEXT_FORMATS.items()
-} | {".parquet": "parquet"}
-DATA_SUFFIXES = tuple(_FORMATS)
-"""What the name of a file of rows ends in, so that `data.format: auto` knows it."""
-
-
-def data_format(name: str) -> DataFormat | None:
-    """The format of a file of rows by its name, whatever the case; None where that says nothing."""
-    return next((format for suffix, format in _FORMATS.items() if name.lower().endswith(suffix)), None)
-
-
-class HubData(NamedTuple):
-    """A hub data set as named in a job."""
-
-    repository: str
-    revision: str | None
-    """Branch, tag or commit; None: the default branch."""
-    configuration: str | None
-    """None: the default one."""
-    split: str
-
-
-def hub_data(name: str, format: str) -> HubData | None:
-    """What `data.train` or `data.validation` names on the hub; None: a file. DataSpec.train tells the rule."""
-    parts = re.fullmatch(r"([A-Za-z0-9][\w.\-]*/[\w.\-]+)(?:@([\w.\-/]+))?(?::(?:([\w.\-]+)/)?([\w.\-]+))?", name)
-    if parts is None or format != "auto" or data_format(name) is not None:
-        return None
-    return HubData(parts[1], parts[2], parts[3], parts[4] or "train")
 
 
 class Part(BaseModel):
@@ -291,7 +260,7 @@ class JobSpec(Part):
     def _known_tag(cls, value: Any, info: ValidationInfo) -> Any:
         known = {"task": "seq2seq", "method": "full"}[str(info.field_name)]
         if isinstance(value, Mapping) and value.get("type", known) != known:
-            raise ValueError(f"type {_short(value['type'])} is not supported yet; today: {known!r}")
+            raise ValueError(f"type {shortened(value['type'])} is not supported yet; today: {known!r}")
         return value
 
     def sha256(self) -> str:
@@ -309,7 +278,7 @@ def parse_spec(raw: object) -> JobSpec:
     try:
         spec = JobSpec.model_validate(raw)
     except ValidationError as error:
-        raise _explain(error) from None
+        raise explain(error) from None
     refuse_unsupported(spec)
     return spec
 
@@ -338,43 +307,3 @@ def _refuse_unknown_format(param: str, name: str, format: str) -> None:
             param=param,
             hint="rename the file, or say data.format: jsonl, csv or parquet",
         )
-
-
-def _explain(error: ValidationError) -> UserError:
-    first, *others = error.errors(include_url=False)
-    # Tags of union members ("literal['auto']", "constrained-float") are not part of the key the user wrote.
-    names = [str(part) for part in first["loc"] if re.fullmatch(r"[\w.\- ]+", str(part)) and not _is_union_tag(part)]
-    param = ".".join(names) or None
-    message = first["msg"].removeprefix("Value error, ")
-    hint = None
-    if first["type"] == "extra_forbidden":
-        message, hint = "unknown key", "see `longhaul submit --help` or docs for the keys of a job"
-    elif first["type"] == "missing":
-        message = "is required"
-    else:
-        alternatives = {
-            entry["msg"].removeprefix("Value error, ")
-            for entry in others
-            if entry["loc"][: len(names)] == first["loc"][: len(names)]
-        }
-        message = "; or: ".join([message, *sorted(alternatives - {message})])
-        if not isinstance(first["input"], Mapping):
-            message += f" (got {_short(first['input'])})"
-    return UserError(f"{param}: {message}" if param else message, param=param, hint=hint)
-
-
-def _is_union_tag(part: int | str) -> bool:
-    return isinstance(part, str) and part in {
-        "float",
-        "int",
-        "str",
-        "bool",
-        "constrained-str",
-        "constrained-int",
-        "constrained-float",
-    }
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -25,6 +25,8 @@ from jobs.events import (
     JobSubmitted,
     JobSucceeded,
     JobValidated,
+    MemoryMeasured,
+    MemoryPlanned,
     ModelLoaded,
     OomRecovered,
 )
@@ -89,6 +91,18 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             return (
                 f"model loaded once: {fact.parameters:,} parameters, {fact.dtype} on {fact.device} "
                 f"in {fact.seconds:.1f} s, {begin}"
+            )
+        case MemoryPlanned():
+            others = f", {_size(fact.foreign_bytes)} held by other processes" if fact.foreign_bytes else ""
+            changed = f"; not as planned: {fact.changed}" if fact.changed else ""
+            return (
+                f"memory: {_size(fact.peak_bytes)} at the peak of {_size(fact.budget_bytes)}{others}, micro-batch "
+                f"{fact.micro_batch}, {fact.optimizer}, recomputing {_layers(fact.recompute_layers)}{changed}"
+            )
+        case MemoryMeasured():
+            return (
+                f"step {fact.step:,}: {_size(fact.measured_bytes)} at the peak, {_size(fact.predicted_bytes)} "
+                f"predicted; at most {_size(fact.peak_bytes)} to come, of {_size(fact.budget_bytes)}"
             )
         case EvaluationFinished():
             best = ", the best so far" if fact.best else ""
@@ -156,3 +170,7 @@ def _size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def _layers(every: int) -> str:
+    return {0: "nothing", 1: "every layer"}.get(every, f"every {every}. layer")

@@ -5,18 +5,17 @@ One function for the supervisor that saw the end and for reconcile that found it
 
 from __future__ import annotations
 
+from jobs.attempt import Finished, Noted
 from jobs.errors import Superseded
 from jobs.events import (
     AnyFact,
     AttemptEnded,
     Fault,
-    Finished,
     JobCancelled,
     JobFailed,
     JobPaused,
     JobQueued,
     JobSucceeded,
-    Noted,
     Reason,
 )
 from jobs.record import COUNTED_REASONS, JobRecord

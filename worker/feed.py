@@ -14,7 +14,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from jobs.events import Event, JobSubmitted, MetricRow
-from jobs.rundir import RunDir, write_atomically
+from jobs.files import write_atomically
+from jobs.rundir import RunDir
 from jobs.state import Status
 from worker.sinks.base import DONE, Disabled, Job, Later, Outcome, Sink
 from worker.tail import Tail

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from jobs.attempt import Finished
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
-from jobs.events import AnyFact, DeviceWaiting, Fault, Finished, JobFailed
+from jobs.events import AnyFact, DeviceWaiting, Fault, JobFailed
 from jobs.queue import Tickets
 from jobs.record import JobRecord
 from jobs.rundir import RunDir, list_runs

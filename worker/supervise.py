@@ -14,24 +14,24 @@ import time
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from jobs.attempt import Finished, Noted
 from jobs.cards import CARD, peak_flops
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
 from jobs.events import (
     AnyFact,
     AttemptStarted,
     Fault,
-    Finished,
     JobChecked,
     JobFailed,
     JobPrepared,
     JobQueued,
     JobValidated,
     MetricRow,
-    Noted,
 )
+from jobs.files import last_row
 from jobs.queue import Tickets
 from jobs.record import JobRecord
-from jobs.rundir import RunDir, last_row
+from jobs.rundir import RunDir
 from jobs.state import Stage, Status
 from jobs.store import Store, new_token
 from worker.ending import ending

@@ -11,9 +11,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from jobs.events import Fault, Finished, Heartbeat, Noted, Phase
+from jobs.attempt import Finished, Heartbeat, Noted, Phase, readable
+from jobs.events import Fault
 from jobs.lifeline import PARENT_PID
-from jobs.rundir import RunDir, readable
+from jobs.rundir import RunDir
 from jobs.state import Stage
 from worker.ending import EXIT_REASONS, MEANING
 

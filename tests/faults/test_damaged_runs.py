@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.events import AttemptStarted, Heartbeat, JobChecked, JobPrepared, JobQueued, JobSubmitted
+from jobs.attempt import Heartbeat
+from jobs.events import AttemptStarted, JobChecked, JobPrepared, JobQueued, JobSubmitted
+from jobs.files import append_line
 from jobs.queue import Tickets
-from jobs.rundir import RunDir, append_line, create, list_runs
+from jobs.rundir import RunDir, create, list_runs
 from jobs.spec import parse_spec
 from jobs.state import Stage
 from jobs.store import Store, connect

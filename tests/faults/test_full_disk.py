@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,20 +11,11 @@ from pathlib import Path
 import pytest
 import requests
 
-from jobs.events import Heartbeat, JobFailed
-from jobs.rundir import append_line, read_rows
+from jobs.attempt import Heartbeat
+from jobs.events import JobFailed
+from jobs.files import append_line, read_rows
+from tests.disk_room import longest_file
 from tests.stack import Stack, tiny_job
-
-
-@contextlib.contextmanager
-def longest_file(size: int) -> Iterator[None]:
-    """No file of this process may grow beyond so many bytes: writes fall short, then fail, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_line_for_which_there_is_no_room_is_not_lost_in_silence(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import rundir
+from jobs import files
 from jobs.errors import Conflict, IllegalMove, Superseded
 from jobs.events import (
     EVENT_TYPES,
@@ -30,8 +30,9 @@ from jobs.events import (
     MetricRow,
     any_fact,
 )
+from jobs.files import LineWriter, append_line, last_row
 from jobs.record import JobRecord
-from jobs.rundir import LineWriter, RunDir, append_line, create, last_row, list_runs
+from jobs.rundir import RunDir, create, list_runs
 from jobs.spec import parse_spec
 from jobs.state import Request, Status
 
@@ -56,7 +57,7 @@ def saved(step: int) -> CheckpointSaved:
 def test_the_set_of_events_is_the_design() -> None:
     schema = any_fact.json_schema()
     assert tuple(sorted(schema["discriminator"]["mapping"])) == tuple(sorted(EVENT_TYPES))
-    assert len(EVENT_TYPES) == 20
+    assert len(EVENT_TYPES) == 22
 
 
 def test_creating_twice_makes_one(tmp_path: Path) -> None:
@@ -192,14 +193,14 @@ def row(step: int, loss: float, attempt: int = 1) -> MetricRow:
 
 def test_a_later_attempt_replaces_metrics_of_the_same_step(run: RunDir) -> None:
     for each in (row(10, 3.0), row(20, 2.0), row(20, 1.9, attempt=2), row(30, 1.0, attempt=2)):
-        run.append_metrics(each)
+        append_line(run.metrics_file, each)
     assert [(each.step, each.loss) for each in run.metrics()] == [(10, 3.0), (20, 1.9), (30, 1.0)]
     newest = last_row(run.metrics_file, MetricRow)
     assert newest is not None and newest.step == 30
 
 
 def test_a_torn_metrics_line_is_cut_before_the_next(run: RunDir) -> None:
-    run.append_metrics(row(10, 3.0))
+    append_line(run.metrics_file, row(10, 3.0))
     with open(run.metrics_file, "ab") as file:
         file.write(b'{"step": 20, "lo')
     append_line(run.metrics_file, row(30, 1.0))
@@ -208,14 +209,14 @@ def test_a_torn_metrics_line_is_cut_before_the_next(run: RunDir) -> None:
 
 def test_what_a_full_disk_does_not_take_is_written_later_in_order(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     full = True
-    real = rundir.append_line
+    real = files.append_line
 
     def append(file: Path, line: MetricRow) -> None:
         if full:
             raise OSError(errno.ENOSPC, "no space left on device")
         real(file, line)
 
-    monkeypatch.setattr(rundir, "append_line", append)
+    monkeypatch.setattr(files, "append_line", append)
     lines = LineWriter(run.metrics_file)
     lines.write(row(10, 3.0))
     lines.write(row(15, 2.5), keep=False)

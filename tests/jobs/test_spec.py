@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from jobs.data_names import DATA_SUFFIXES, HubData, data_format, hub_data
 from jobs.errors import NotSupportedYet, UserError
 from jobs.plan import resolve
-from jobs.spec import DATA_SUFFIXES, HubData, JobSpec, data_format, hub_data, parse_spec
+from jobs.spec import JobSpec, parse_spec
 
 LEAST: dict[str, Any] = {"data": {"train": "rows.jsonl"}}
 

@@ -13,6 +13,7 @@ import redis
 import requests
 
 from jobs.events import AttemptStarted, DeviceWaiting, JobChecked, JobPrepared, JobQueued, MetricRow
+from jobs.files import append_line
 from service.settings import Settings, read_settings
 from tests.redis_server import RedisServer
 from tests.service.running import TINY, Service, running
@@ -56,8 +57,8 @@ def test_metrics_and_progress(service: Service) -> None:
     run = service.run(job)
     assert service.get(f"/jobs/{job}/metrics").json()["data"] == []
     for step in (10, 20, 30):
-        run.append_metrics(row(step))
-    run.append_metrics(row(20, loss=1.5))
+        append_line(run.metrics_file, row(step))
+    append_line(run.metrics_file, row(20, loss=1.5))
     service.store.set_latest(job, row(30))
     page = service.get(f"/jobs/{job}/metrics", params={"after_step": 10, "limit": 1}).json()
     assert [(each["step"], each["loss"]) for each in page["data"]] == [(20, 1.5)]

@@ -21,6 +21,7 @@ from jobs.events import (
     ModelLoaded,
     Sample,
 )
+from jobs.files import append_line
 from jobs.rundir import RunDir, create
 from jobs.spec import JobSpec
 
@@ -95,7 +96,7 @@ def row(step: int, attempt: int = 1) -> MetricRow:
 def train(run: RunDir, first: int, last: int, every: int = 10, attempt: int = 1) -> None:
     """Rows of metrics for the steps from `first` to `last`."""
     for step in range(first, last + 1, every):
-        run.append_metrics(row(step, attempt))
+        append_line(run.metrics_file, row(step, attempt))
 
 
 def succeed(run: RunDir, samples: int = 2, text: str = "Boil the rice.") -> None:

@@ -8,7 +8,8 @@ from typing import TypeVar
 import torch
 from safetensors.torch import load_file
 
-from jobs.events import AnyFact, Finished, Noted
+from jobs.attempt import Finished, Noted
+from jobs.events import AnyFact
 from jobs.rundir import RunDir
 from worker.training.journal import Journal
 from worker.training.settings import TrainerSettings

@@ -16,8 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from jobs.attempt import Heartbeat
 from jobs.errors import DiskFull, Refused
-from jobs.events import CheckpointRejected, CheckpointSaved, DiskLow, EvaluationFinished, Heartbeat, ModelLoaded
+from jobs.events import CheckpointRejected, CheckpointSaved, DiskLow, EvaluationFinished, ModelLoaded
 from jobs.rundir import RunDir
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors
 from worker.training import adamw_8bit

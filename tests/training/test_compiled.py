@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from jobs.events import Heartbeat, ModelLoaded
+from jobs.attempt import Heartbeat
+from jobs.events import ModelLoaded
 from jobs.rundir import RunDir
 from tests.training.attempts import attempt, facts, finished
 from tests.training.conftest import CONFIG, tiny_model

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from jobs.attempt import Noted
 from jobs.errors import DeviceBusy
-from jobs.events import DeviceWaiting, Noted
+from jobs.events import DeviceWaiting
 from jobs.rundir import RunDir
 from worker.training.device import card_id, hold_card, hold_device, hold_job
 from worker.training.journal import Journal

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import pytest
 
 from jobs.errors import DiskFull, StageError
 from jobs.rundir import RunDir
+from tests.disk_room import longest_file
 from tests.training.workplace import Workplace, pairs
 from worker.training import prepare as stage
 from worker.training.journal import Journal
@@ -129,17 +128,6 @@ def test_a_worker_that_is_killed_is_an_error_and_no_work_is_lost(
 
 
 # -- room ------------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def longest_file(size: int) -> Iterator[None]:
-    """No file of this process may grow beyond so many bytes: writes fall short, then fail, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_write_that_fails_costs_no_more_than_what_was_not_committed(

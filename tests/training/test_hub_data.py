@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.data_names import HubData, hub_data
 from jobs.errors import DiskFull, Refused, StageError
 from jobs.rundir import RunDir
-from jobs.spec import HubData, hub_data
 from tests.training.hub_server import COMMIT, Hub, at, running_hub
 from tests.training.workplace import Workplace, pairs
 from worker.training import hub_data as hub_data_module

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from jobs.attempt import Heartbeat
 from jobs.errors import DiskFull, Refused
-from jobs.events import Heartbeat
 from jobs.plan import ModelPlan
 from tests.training.conftest import tiny_model
 from tests.training.workplace import Workplace, pairs

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from jobs.events import Heartbeat
+from jobs.attempt import Heartbeat
 from worker.training.adamw import AdamW
 from worker.training.adamw_8bit import AdamW8bit
 from worker.training.journal import Journal

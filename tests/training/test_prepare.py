@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from jobs.attempt import Heartbeat
 from jobs.errors import BadData, DiskFull, StageError
-from jobs.events import Heartbeat
 from jobs.rundir import RunDir
 from tests.training.workplace import EXAMPLES, Workplace, pairs
 from worker.training import builtin

@@ -15,8 +15,9 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
+from jobs.attempt import Finished, Heartbeat
 from jobs.errors import Refused
-from jobs.events import CheckpointSaved, EvaluationFinished, Finished, Heartbeat, ModelLoaded
+from jobs.events import CheckpointSaved, EvaluationFinished, ModelLoaded
 from jobs.rundir import RunDir
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors
 from worker.training import order

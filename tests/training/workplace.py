@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jobs.events import Finished, JobSubmitted
+from jobs.attempt import Finished
+from jobs.events import JobSubmitted
 from jobs.rundir import RunDir, create
 from jobs.spec import parse_spec
 from worker.training.check import check

@@ -7,7 +7,8 @@ from typing import Any
 
 import requests
 
-from jobs.events import Finished, JobPrepared
+from jobs.attempt import Finished
+from jobs.events import JobPrepared
 from jobs.record import JobRecord
 from jobs.state import Stage
 from jobs.store import Store, connect

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from jobs.attempt import Finished, Noted
 from jobs.errors import Superseded
 from jobs.events import (
     AnyFact,
     AttemptStarted,
     CheckpointSaved,
     Fault,
-    Finished,
     JobChecked,
     JobPrepared,
     JobQueued,
     JobRequested,
     JobSubmitted,
-    Noted,
     Reason,
 )
-from jobs.rundir import RunDir, append_line, create
+from jobs.files import append_line
+from jobs.rundir import RunDir, create
 from jobs.spec import parse_spec
 from worker.ending import RESTART_DELAYS_S, ending
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from jobs.attempt import Noted
 from jobs.events import (
     AnyFact,
     AttemptStarted,
@@ -19,10 +20,10 @@ from jobs.events import (
     JobPrepared,
     JobQueued,
     JobSubmitted,
-    Noted,
 )
+from jobs.files import append_line
 from jobs.queue import Tickets
-from jobs.rundir import RunDir, append_line, create
+from jobs.rundir import RunDir, create
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
 from jobs.store import Store, connect

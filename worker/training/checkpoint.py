@@ -26,7 +26,8 @@ from torch import nn
 
 from jobs.errors import Refused
 from jobs.events import CheckpointRejected, CheckpointSaved, DiskLow
-from jobs.rundir import RunDir, sync_folder
+from jobs.files import sync_folder
+from jobs.rundir import RunDir
 from worker.training.journal import Journal
 from worker.training.model import WEIGHTS, weights_of
 from worker.training.optimizer import Optimizer

@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jobs.data_names import HubData
 from jobs.errors import Refused
-from jobs.spec import HubData
+from jobs.files import write_synced
 from worker.training.hub_calls import Wanted, watched, within
 from worker.training.hub_splits import Listing, files_of_split
 from worker.training.journal import Journal
 from worker.training.settings import TrainerSettings
 from worker.training.sources import DataFile
-from worker.training.store import require_room, write_file
+from worker.training.store import require_room
 
 LOOKUP_S = 18.0
 """Of one question: check must answer within a minute."""
@@ -146,7 +147,7 @@ def _keep(folder: Path, revision: str | None, listing: Listing) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = _listing_file(folder, revision)
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
-    write_file(temporary, json.dumps([listing.commit, listing.files, listing.configurations]).encode())
+    write_synced(temporary, json.dumps([listing.commit, listing.files, listing.configurations]).encode())
     os.replace(temporary, file)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from jobs.data_names import HubData, data_format
 from jobs.errors import Refused
-from jobs.spec import HubData, data_format
 from worker.training.hub_calls import Wanted
 
 _SYNONYMS = {

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jobs.attempt import Finished, Heartbeat, Noted, Phase
 from jobs.errors import StageError
-from jobs.events import AnyFact, Fault, Finished, Heartbeat, Noted, Phase, Reason
-from jobs.rundir import LineWriter
+from jobs.events import AnyFact, Fault, Reason
+from jobs.files import LineWriter
 
 BEAT_S = 5.0
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-from jobs.rundir import sync_folder, whole_lines
+from jobs.files import sync_folder, whole_lines
 
 
 class Ledger:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,10 +17,11 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, 
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.utils import logging as transformers_logging
 
+from jobs.files import write_synced
 from worker.training import guards
 from worker.training.layout import EMBEDDING, HEAD
 from worker.training.memory import process_bytes
-from worker.training.model_files import CONFIG, SINGLE, SMALL, look_at_folder
+from worker.training.model_files import CONFIG, SINGLE, SMALL, look_at_folder, read_config
 from worker.training.t5 import fuse
 
 DTYPE = torch.bfloat16
@@ -85,7 +85,7 @@ def load(
         seconds = time.perf_counter() - start
     guards.refuse_incomplete(info)
     guards.refuse_misplaced(model, DTYPE, device)
-    guards.refuse_wrong_tie(model, read_config(folder), folder)
+    guards.refuse_wrong_tie(model, read_config(folder, folder.name), folder)
     pointers = guards.pointers_of(model)
     size = sum(parameter.nbytes for parameter in model.parameters())
     if dropout is not None:
@@ -143,26 +143,20 @@ def write_model(
     temporary.mkdir(parents=True)
     write_weights(temporary / WEIGHTS)
     untied = loaded.model.get_parameter(HEAD) is not loaded.model.get_parameter(EMBEDDING)
-    config = read_config(loaded.folder) | {
+    config = read_config(loaded.folder, loaded.folder.name) | {
         "dtype": str(DTYPE).removeprefix("torch."),
         "tie_word_embeddings": not untied,
     }
     config.pop("torch_dtype", None)  # the old name of dtype
-    _write_text(temporary / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
+    write_synced(temporary / "config.json", json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
     for name in SMALL:
         if name != CONFIG and (loaded.folder / name).exists():
             shutil.copyfile(loaded.folder / name, temporary / name)
-    _write_text(temporary / "README.md", _readme(target, step, loss))
+    write_synced(temporary / "README.md", _readme(target, step, loss).encode())
     if target.exists():
         os.rename(target, old)
     os.rename(temporary, target)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json as it is on disk: transformers rewrites some keys in memory."""
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return config
 
 
 def _readme(target: Path, step: int, loss: float | None) -> str:
@@ -173,13 +167,6 @@ def _readme(target: Path, step: int, loss: float | None) -> str:
         f'model = AutoModelForSeq2SeqLM.from_pretrained("{target.name}", dtype="bfloat16")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{target.name}")\n```\n'
     )
-
-
-def _write_text(file: Path, text: str) -> None:
-    with open(file, "w", encoding="utf-8") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
 
 
 # -- measuring -----------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import Refused
+from jobs.files import write_synced
 from jobs.plan import ModelPlan
 from worker.training import hub
 from worker.training.check import find_model_folder
@@ -28,7 +29,7 @@ from worker.training.layout import said_untied
 from worker.training.model_files import CONFIG, SINGLE, SMALL, look_at_folder, read_config, weight_files
 from worker.training.settings import TrainerSettings
 from worker.training.sources import fingerprint
-from worker.training.store import make_once, require_room, write_file
+from worker.training.store import make_once, require_room
 
 VERSION = 1
 """Goes up whenever the same source would give other files."""
@@ -88,8 +89,8 @@ def convert(source: Path, target: Path, name: str, journal: Journal) -> None:
     require_room(target, sum(_bytes(stored) for stored in tensors.values()), f"{name} (bf16 copy)")
     for small in SMALL:
         if small != CONFIG and (source / small).exists():
-            write_file(target / small, (source / small).read_bytes())
-    write_file(target / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
+            write_synced(target / small, (source / small).read_bytes())
+    write_synced(target / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
     weights = _write_weights(target / SINGLE, tensors, name, journal)
     seal(target, name, {SINGLE: weights})
 
@@ -101,7 +102,7 @@ def seal(folder: Path, source: str, known: Mapping[str, dict[str, Any]] = {}) ->
         for file in sorted(folder.iterdir())
     }
     manifest = {"version": VERSION, "source": source, "files": files}
-    write_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
 
 
 def damage(folder: Path, *, thorough: bool = False) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.spec import hub_data
+from jobs.data_names import hub_data
 from worker.training.journal import Journal
 from worker.training.settings import TrainerSettings
 from worker.training.sources import DataFile, RowFile, Source, find_file

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import BadData
+from jobs.files import write_atomically
 from jobs.plan import DataPlan, ModelPlan, make_plan
-from jobs.rundir import RunDir, write_atomically
+from jobs.rundir import RunDir
 from jobs.spec import DataSpec
 from worker.training import builtin, model_store, tokens
 from worker.training.assembly import PICTURE, REJECTED, REPORT, Assembly

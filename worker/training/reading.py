@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from jobs.spec import data_format
+from jobs.data_names import data_format
 from worker.training.sources import DataFile, RowFile, Source
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jobs.errors import BadData, DiskFull, Refused
-from jobs.rundir import sync_folder
+from jobs.files import sync_folder
 
 _POLL_S = 0.5
 _SPARE_BYTES = 1 << 30
@@ -60,14 +60,6 @@ def make_once(
         sync_folder(folder.parent)
     _sweep(folder.parent)
     return True
-
-
-def write_file(file: Path, content: bytes) -> None:
-    """Write a small file and fsync it."""
-    with open(file, "wb") as handle:
-        handle.write(content)
-        handle.flush()
-        os.fsync(handle.fileno())
 
 
 @contextmanager

@@ -13,8 +13,9 @@ import torch
 
 from jobs.errors import DiskFull, Refused
 from jobs.events import EvaluationFinished, ModelLoaded
+from jobs.files import LineWriter
 from jobs.plan import Plan
-from jobs.rundir import LineWriter, RunDir
+from jobs.rundir import RunDir
 from jobs.spec import JobSpec
 from worker.training import checkpoint, guards, order
 from worker.training.checkpoint import TrainState
@@ -26,7 +27,8 @@ from worker.training.flops import Flops
 from worker.training.journal import Journal
 from worker.training.loop import steps
 from worker.training.memory import Cache
-from worker.training.model import WEIGHTS, LoadedModel, load, read_config, weights_of, write_model
+from worker.training.model import WEIGHTS, LoadedModel, load, weights_of, write_model
+from worker.training.model_files import read_config
 from worker.training.optimizer import Optimizer, make_optimizer
 from worker.training.pace import Pace
 from worker.training.randomness import seed_step
@@ -91,6 +93,9 @@ def set_up(run: RunDir, device: torch.device, journal: Journal, stop: Stop, atte
     prepare_numerics(device)
     seed_step(spec.schedule.seed, 0, 0)
     journal.phase("load")
+    found = checkpoint.newest(run, spec.sha256(), journal)
+    if found is not None:
+        refuse_other_order(found.state)
     loaded = load(
         Path(plan.model.folder),
         device,
@@ -103,9 +108,7 @@ def set_up(run: RunDir, device: torch.device, journal: Journal, stop: Stop, atte
     )
     optimizer.compile(journal)
     blocks = compile_blocks(loaded.model, journal) if plan.resolved.compile else None
-    found = checkpoint.newest(run, spec.sha256(), journal)
     if found is not None:
-        refuse_other_order(found.state)
         checkpoint.restore(found, loaded.model, optimizer)
         state = found.state
     else:
@@ -172,7 +175,7 @@ def learn(bench: Bench) -> None:
         pad_id=bench.loaded.pad_id,
         cache=bench.cache,
         journal=bench.journal,
-        flops=Flops.of_config(read_config(bench.loaded.folder)).rows,
+        flops=Flops.of_config(read_config(bench.loaded.folder, bench.loaded.folder.name)).rows,
     ):
         state.step, state.micro_batch, state.validation_loss = result.step, result.micro_batch, None
         meter.add(result)

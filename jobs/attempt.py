@@ -1,0 +1,63 @@
+"""The lines of an attempt file: how a trainer process speaks to its supervisor (design §7)."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from jobs.events import AnyFact, Fault, Frozen, Reason
+
+log = logging.getLogger("longhaul.rundir")
+
+Phase = Literal["check", "prepare", "load", "compile", "step", "evaluate", "generate", "save", "wait"]
+
+
+class Heartbeat(Frozen):
+    """The trainer is alive and has made progress."""
+
+    kind: Literal["heartbeat"] = "heartbeat"
+    at: float
+    phase: Phase
+    step: int = 0
+    progress: float | None = None
+    """0 to 1 within the phase, where known."""
+    interval_s: float | None = None
+    """Median time between heartbeats of this phase, where known; silence is judged by it."""
+
+
+class Noted(Frozen):
+    """A fact for the job's event list."""
+
+    kind: Literal["fact"] = "fact"
+    at: float
+    fact: AnyFact
+
+
+class Finished(Frozen):
+    """Last line of an attempt file."""
+
+    kind: Literal["finished"] = "finished"
+    at: float
+    reason: Reason
+    step: int = 0
+    error: Fault | None = None
+    result: dict[str, Any] = Field(default_factory=dict)
+    """check, prepare: what goes into job.checked / job.prepared. train: `model`, `loss`, `first_loss`, `step`."""
+
+
+AttemptLine = Annotated[Heartbeat | Noted | Finished, Field(discriminator="kind")]
+
+
+attempt_line: TypeAdapter[Heartbeat | Noted | Finished] = TypeAdapter(AttemptLine)
+
+
+def readable(line: bytes, file: Path) -> Heartbeat | Noted | Finished | None:
+    """A line of an attempt file, or None (and a word in the log) for one that nobody could have written."""
+    try:
+        return attempt_line.validate_json(line)
+    except ValidationError as error:
+        log.error("%s has a line that is passed over: %s", file, error.errors()[0]["msg"])
+        return None

@@ -1,0 +1,52 @@
+"""What is wrong with a specification, in a user's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from jobs.errors import UserError
+
+
+def explain(error: ValidationError) -> UserError:
+    """The first error: its dotted key, the value, and what it may be."""
+    first, *others = error.errors(include_url=False)
+    # Tags of union members ("literal['auto']", "constrained-float") are not part of the key the user wrote.
+    names = [str(part) for part in first["loc"] if re.fullmatch(r"[\w.\- ]+", str(part)) and not _is_union_tag(part)]
+    param = ".".join(names) or None
+    message = first["msg"].removeprefix("Value error, ")
+    hint = None
+    if first["type"] == "extra_forbidden":
+        message, hint = "unknown key", "see `longhaul submit --help` or docs for the keys of a job"
+    elif first["type"] == "missing":
+        message = "is required"
+    else:
+        alternatives = {
+            entry["msg"].removeprefix("Value error, ")
+            for entry in others
+            if entry["loc"][: len(names)] == first["loc"][: len(names)]
+        }
+        message = "; or: ".join([message, *sorted(alternatives - {message})])
+        if not isinstance(first["input"], Mapping):
+            message += f" (got {shortened(first['input'])})"
+    return UserError(f"{param}: {message}" if param else message, param=param, hint=hint)
+
+
+def _is_union_tag(part: int | str) -> bool:
+    return isinstance(part, str) and part in {
+        "float",
+        "int",
+        "str",
+        "bool",
+        "constrained-str",
+        "constrained-int",
+        "constrained-float",
+    }
+
+
+def shortened(value: object) -> str:
+    """Its repr, in 80 characters at most."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
