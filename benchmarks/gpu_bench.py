@@ -23,8 +23,9 @@ from worker.training import t5_loss
 from worker.training.batches import Batch
 from worker.training.compiled import CompiledBlocks
 from worker.training.data import Int64
-from worker.training.memory import Cache, is_out_of_memory, memory_use
+from worker.training.memory import Cache, memory_use
 from worker.training.model import set_dropout
+from worker.training.out_of_memory import is_out_of_memory
 from worker.training.t5 import ALL, fuse, unfuse
 
 LARGER, SMALLER = (12, 16, 24, 32, 48, 64), (6, 5, 4, 3, 2, 1)

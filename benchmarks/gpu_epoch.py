@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.gpu_ladder import Configuration
-from worker.training.batches import Batch, Limit, cut, micro_batches
+from worker.training.batches import Batch, micro_batches
 from worker.training.data import Int64, Rows
 from worker.training.flops import Flops
+from worker.training.limits import Limit, cut
 from worker.training.order import StepOrder, rounded
 
 

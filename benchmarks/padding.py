@@ -35,8 +35,9 @@ from benchmarks.corpus import dataset_of, prepared_job
 from jobs.rundir import RunDir
 from jobs.spec import ScheduleSpec
 from worker.training import builtin
-from worker.training.batches import Limit, cut, micro_batches
+from worker.training.batches import micro_batches
 from worker.training.data import Int64, Rows
+from worker.training.limits import Limit, cut
 from worker.training.loop import accumulate, token_loss_sum
 from worker.training.model import load
 from worker.training.optimizer import make_optimizer

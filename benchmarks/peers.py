@@ -34,9 +34,10 @@ from transformers import (
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from benchmarks.resident import begin_use, peak_use
-from worker.training.batches import IGNORED, Limit, cut, micro_batches
+from worker.training.batches import IGNORED, micro_batches
 from worker.training.data import Int64, PreparedDataset, Rows
 from worker.training.flops import Flops
+from worker.training.limits import Limit, cut
 from worker.training.loop import accumulate
 from worker.training.model import load
 from worker.training.model_files import read_config

@@ -163,6 +163,14 @@ class Longhaul:
         answer = self._answer("GET", f"/jobs/{_part(job)}/logs", params=params)
         return answer.content.decode(errors="replace"), int(answer.headers["X-Next-Offset"])
 
+    def plan(self, job: str) -> dict[str, Any]:
+        """plan.json: what check or prepare found out. ApiError `no_plan` before that."""
+        return self._json("GET", f"/jobs/{_part(job)}/plan")
+
+    def plan_picture(self, job: str) -> bytes:
+        """A PNG of the memory plan. ApiError `no_plan` where there is none."""
+        return self._answer("GET", f"/jobs/{_part(job)}/plan.png").content
+
     def workers(self) -> dict[str, Any]:
         """Workers heard of in the last minute."""
         return self._json("GET", "/workers")

@@ -44,6 +44,12 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S" if today else "%d %b %H:%M", then)
 
 
+def memory_needed(job: dict[str, Any]) -> str | None:
+    """What a job needs of memory, as planned; None before check, and in jobs of earlier versions."""
+    planned: dict[str, Any] = job["plan"].get("memory") or {}
+    return planned.get("text")
+
+
 def time_needed(job: dict[str, Any]) -> str | None:
     """What a job needs on its card, as planned before anything was measured; None when nothing is known of a card."""
     planned: dict[str, Any] = job["plan"].get("time") or {}

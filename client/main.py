@@ -20,6 +20,7 @@ from rich.console import Console
 from client import tables
 from client.api import DEFAULT_URL, ApiError, Longhaul, Unreachable
 from client.jobfile import BadInput, read_job
+from client.plan import dry_run, print_plan, write_picture
 from client.watch import watch
 from jobs.state import Status
 
@@ -87,6 +88,22 @@ def _watched(api: Longhaul, job: str, console: Console, *, as_json: bool) -> int
         return LEFT
     tables.print_job(shown, console)
     return _ending(shown)
+
+
+def _plan(arguments: argparse.Namespace, environment: Mapping[str, str], console: Console) -> int:
+    job = read_job(arguments.file, arguments.set, data=Path(environment.get("LONGHAUL_DATA") or "data"))
+    with _connect(environment) as api:
+        ended, plan = dry_run(api, job, Console(stderr=True))
+        if plan is not None and arguments.png is not None:
+            write_picture(api, ended["id"], arguments.png)
+    if arguments.json:
+        shown = None if plan is None else plan.model_dump()
+        _print_json({"job": ended["id"], "status": ended["status"], "error": ended["error"], "plan": shown})
+    elif plan is None:
+        tables.print_job(ended, console)
+    else:
+        print_plan(plan, console)
+    return _ending(ended)
 
 
 def _list(arguments: argparse.Namespace, environment: Mapping[str, str], console: Console) -> int:
@@ -189,6 +206,10 @@ def _parser() -> argparse.ArgumentParser:
     submit.add_argument("--watch", action="store_true", help="stay and follow it")
     submit.add_argument("--dry-run", action="store_true", help="check only, do not train")
     submit.add_argument("--idempotency-key", metavar="KEY", help="submitting twice with one key makes one job")
+    plan = command("plan", _plan, "what a job would need of memory, time and disk, and what was tried; trains nothing")
+    plan.add_argument("file")
+    plan.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. memory.budget=24")
+    plan.add_argument("--png", type=Path, metavar="FILE", help="write a picture of it")
     command("watch", _watch, "follow a job; Ctrl-C leaves it running").add_argument("id")
     listing = command("list", _list, "jobs, newest first")
     listing.add_argument("--status", choices=[status.value for status in Status])

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from client.figures import clock, duration, loss, time_needed
+from client.figures import clock, duration, loss, memory_needed, time_needed
 
 _STATUS_STYLES = {"succeeded": "green", "failed": "red", "running": "cyan", "paused": "yellow", "cancelled": "dim"}
 
@@ -67,6 +67,8 @@ def print_job(job: dict[str, Any], console: Console) -> None:
         lines.append(("training loss", f"{loss(progress['loss'])} at {', '.join(speed)}"))
     elif needed := time_needed(job):
         lines.append(("time needed", Text(needed)))
+    if memory := memory_needed(job):
+        lines.append(("memory needed", Text(memory)))
     if job["first_loss"] is not None:
         lines.append(("validation loss", f"{loss(job['first_loss'])} at first, best {loss(job['best_loss'])}"))
     if job["estimated_finish"]:

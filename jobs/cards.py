@@ -37,7 +37,9 @@ class CardFacts:
             facts = json.loads(text)
             return cls(str(facts["name"]), int(facts["memory_bytes"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f'{CARD} is {text!r}; it is JSON such as {{"name": "…", "memory_bytes": 34190917632}}') from error
+            raise ValueError(
+                f'{CARD} is {text!r}; it is JSON such as {{"name": "…", "memory_bytes": 34190917632}}'
+            ) from error
 
 
 REFERENCE = CardFacts("NVIDIA GeForce RTX 5090", 32_607 * 2**20)

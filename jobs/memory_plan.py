@@ -8,6 +8,10 @@ from pydantic import BaseModel, ConfigDict
 
 Optimizer = Literal["adamw", "adamw_8bit", "adafactor"]
 GIB = 2**30
+TEST_LIMIT = "LONGHAUL_TEST_MEMORY_LIMIT"
+"""Environment variable of a train worker, for tests alone: bytes that attempts really get, whatever was planned."""
+PICTURE = "memory.png"
+"""In the run directory: the plan at a glance."""
 
 
 class MemoryPart(BaseModel):
@@ -24,13 +28,14 @@ class Candidate(MemoryPart):
     micro_batch: int
     """Rows of the longest shape; 0: not even one fits."""
     peak_bytes: int
-    """At that micro-batch; of one row where none fits."""
+    """At that micro-batch; where none fits, of one row, or of the micro-batch that the job sets."""
     slowdown: float
     """Expected time a row, in that of the fastest candidate of all, fitting or not: 1 or more."""
     score: float
     """Speed x worth of the optimizer, 0 to 1; the highest that fits is chosen."""
     parts: dict[str, int] = {}
-    """Of `peak_bytes`, as in `MemoryPlan.parts`; empty where weights, gradients and states alone are too much."""
+    """Of `peak_bytes`, as in `MemoryPlan.parts`; empty where it was not traced, since weights, gradients and states
+    alone are too much: then `peak_bytes` is their sum, context included."""
 
     @property
     def fits(self) -> bool:
@@ -63,6 +68,17 @@ class DiskPlan(MemoryPart):
     def needed_bytes(self) -> int:
         """For everything."""
         return self.checkpoint_bytes * self.checkpoints + self.model_bytes
+
+    @property
+    def text(self) -> str | None:
+        """For people: what will be missing; None where there is room for everything."""
+        if self.needed_bytes <= self.free_bytes:
+            return None
+        room = (self.free_bytes - self.model_bytes) // self.checkpoint_bytes
+        return (
+            f"the disk has room for {room} of {self.checkpoints} checkpoints ({self.free_bytes / GIB:.1f} GiB free, "
+            f"{self.needed_bytes / GIB:.1f} needed): saves that do not fit are skipped"
+        )
 
 
 class MemoryPlan(MemoryPart):
@@ -99,17 +115,46 @@ class MemoryPlan(MemoryPart):
     @property
     def text(self) -> str:
         """For people, in one line."""
-        free = self.budget_bytes - self.peak_bytes
-        recompute = {0: "no recomputation", 1: "every layer recomputed"}.get(
-            self.recompute_layers, f"every {self.recompute_layers}. layer recomputed"
-        )
         source = {"job": "memory.budget", "card": self.card, "assumed": f"{self.card}, assumed", "host": "host memory"}
+        setting = describe(self.optimizer, self.recompute_layers, self.micro_batch)
         return (
-            f"{self.peak_bytes / GIB:.1f} GiB at the peak of {self.budget_bytes / GIB:.1f} GiB "
-            f"({source[self.budget_source]}; {free / GIB:.1f} free): {self.optimizer}, {recompute}, "
-            f"micro-batch {self.micro_batch} of {self.input_tokens}/{self.target_tokens} tokens"
+            f"{gibibytes(self.peak_bytes)} at the peak of {gibibytes(self.budget_bytes)} "
+            f"({source[self.budget_source]}; {gibibytes(self.budget_bytes - self.peak_bytes)} free): "
+            f"{setting} of {self.input_tokens}/{self.target_tokens} tokens"
+            + (f"; {self.disk.text}" if self.disk and self.disk.text else "")
         )
 
+    def chose(self, candidate: Candidate) -> bool:
+        """Whether this is the way that was chosen."""
+        return (candidate.optimizer, candidate.recompute_layers, candidate.micro_batch) == (
+            self.optimizer, self.recompute_layers, self.micro_batch,
+        )  # fmt: skip
+
     def told(self) -> dict[str, Any]:
-        """For events: every figure, and the text."""
-        return self.model_dump() | {"text": self.text}
+        """For events: every figure but the parts of those not chosen, and the text."""
+        return self.model_dump(exclude={"candidates": {"__all__": {"parts"}}}) | {"text": self.text}
+
+
+def describe(optimizer: Optimizer, recompute_layers: int, micro_batch: int) -> str:
+    """`adamw_8bit, no recomputation, micro-batch 8`."""
+    return f"{optimizer}, {layers(recompute_layers)}, micro-batch {micro_batch}"
+
+
+def layers(recompute_layers: int) -> str:
+    """`no recomputation`, `every layer recomputed`, `every 4th layer recomputed`."""
+    match recompute_layers:
+        case 0:
+            return "no recomputation"
+        case 1:
+            return "every layer recomputed"
+        case 2:
+            return "every 2nd layer recomputed"
+        case 3:
+            return "every 3rd layer recomputed"
+        case every:
+            return f"every {every}th layer recomputed"
+
+
+def gibibytes(size: int) -> str:
+    """`27.1 GiB`; of small models `35 MiB`."""
+    return f"{size / GIB:.1f} GiB" if abs(size) >= GIB / 10 else f"{size / 2**20:.0f} MiB"

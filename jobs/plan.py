@@ -1,21 +1,17 @@
-"""plan.json: what check and prepare found out, and what every `auto` of the job became.
-
-Until memory planning exists, `auto` follows the fixed rules written in `resolve`.
-"""
+"""plan.json: what check and prepare found out, and what every `auto` of the job became."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from jobs.cards import REFERENCE, peak_flops, short_name
-from jobs.memory_plan import MemoryPlan
+from jobs.memory_plan import MemoryPlan, Optimizer
 from jobs.spec import JobSpec
 
-LARGE = 10**9  # parameters
 EXPECTED_SHARE = 0.4
 """Share of a card's limit that a job is expected to reach while nothing was measured; recomputation counts as work.
 
@@ -71,7 +67,7 @@ class Resolved(PlanPart):
 
     micro_batch: int
     recompute_layers: int
-    optimizer: Literal["adamw", "adamw_8bit", "adafactor"] = "adamw"
+    optimizer: Optimizer = "adamw"
     compile: bool = False
 
 
@@ -121,7 +117,7 @@ def make_time_plan(
 ) -> TimePlan:
     """The time on this card (None: the reference card is assumed); on `cpu` without a card no time is foretold."""
     assumed = card is None and device != "cpu"
-    name = REFERENCE if assumed else card
+    name = REFERENCE.name if assumed else card
     peak = None if name is None else peak_flops(name)
     return TimePlan(
         model_flops=model_flops,
@@ -148,24 +144,27 @@ class Plan(PlanPart):
     warmup_steps: int
 
 
-def resolve(spec: JobSpec, parameters: int, device: str = "cpu") -> Resolved:
-    """Fixed rules for `auto`: micro-batches of 8 rows; compiled on CUDA; `adamw`, and no layer recomputed.
-
-    From 1 B parameters on `adamw_8bit`, and every layer recomputed: what fits FLAN-T5-XL (2.85 B) on a card of 32 GB,
-    where weights, gradients and states take 16 GiB with `adamw_8bit` and 42 GiB with `adamw`.
-    """
-    memory = spec.memory
-    large = parameters >= LARGE
+def resolve(spec: JobSpec, memory: MemoryPlan | None, device: str = "cpu") -> Resolved:
+    """Memory as planned; without a plan as the job says, and for `auto` the plainest. Compiled on CUDA."""
+    said = spec.memory
+    if memory is not None:
+        chosen = memory.micro_batch, memory.recompute_layers, memory.optimizer
+    else:
+        rows, every = (8 if said.micro_batch == "auto" else said.micro_batch, said.recompute_layers)
+        optimizer: Optimizer = "adamw" if said.optimizer == "auto" else said.optimizer
+        chosen = min(spec.schedule.batch_size, rows), 0 if every == "auto" else every, optimizer
     return Resolved(
-        micro_batch=min(spec.schedule.batch_size, 8 if memory.micro_batch == "auto" else memory.micro_batch),
-        recompute_layers=int(large) if memory.recompute_layers == "auto" else memory.recompute_layers,
-        optimizer=("adamw_8bit" if large else "adamw") if memory.optimizer == "auto" else memory.optimizer,
+        micro_batch=chosen[0],
+        recompute_layers=chosen[1],
+        optimizer=chosen[2],
         # Measured on the CPU: compiled layers take longer than fused ones.
         compile=device == "cuda" and spec.speed.fused if spec.speed.compile == "auto" else spec.speed.compile,
     )
 
 
-def make_plan(spec: JobSpec, model: ModelPlan, data: DataPlan, device: str = "cpu") -> Plan:
+def make_plan(
+    spec: JobSpec, model: ModelPlan, data: DataPlan, device: str = "cpu", memory: MemoryPlan | None = None
+) -> Plan:
     """Plan for this model and so many rows, on `cpu` or `cuda`.
 
     Rows left at an epoch's end open the next: only the last step is short.
@@ -174,7 +173,8 @@ def make_plan(spec: JobSpec, model: ModelPlan, data: DataPlan, device: str = "cp
     return Plan(
         model=model,
         data=data,
-        resolved=resolve(spec, model.parameters, device),
+        resolved=resolve(spec, memory, device),
+        memory=memory,
         steps=steps,
         warmup_steps=math.ceil(steps * spec.schedule.warmup_fraction),
     )

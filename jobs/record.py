@@ -119,8 +119,13 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
         case JobPrepared():
             _require(record.status is Status.VALIDATING, record, event)
             change |= {"stage": Stage.TRAIN, "data": fact.data, "steps": fact.steps}
-            if fact.time is not None:
-                change |= {"plan": record.plan | {"time": fact.time}}
+            counted = {"time": fact.time, "memory": fact.memory}
+            plan = record.plan | {key: value for key, value in counted.items() if value is not None}
+            if fact.memory is not None:  # chosen again, for the rows that there are
+                chosen = ("micro_batch", "recompute_layers", "optimizer")
+                again = {key: fact.memory[key] for key in chosen if key in fact.memory}
+                plan["resolved"] = plan.get("resolved", {}) | again
+            change |= {"plan": plan}
         case JobQueued():
             change |= _moved(record, Status.QUEUED)
             change |= {

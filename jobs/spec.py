@@ -116,9 +116,10 @@ class MemorySpec(Part):
     """How the card's memory is used."""
 
     budget: Auto | Annotated[float, Field(gt=0.0, le=1024.0)] = "auto"
-    """GiB that the job may use. `auto`: what the card has."""
+    """GiB that the job may use. `auto`: what the card has; on a CPU, what the host has free."""
     micro_batch: Auto | Annotated[int, Field(ge=1, le=65_536)] = "auto"
-    """Rows (of the longest shape) that go through the model at once."""
+    """Rows (of the longest shape) that go through the model at once. `auto`, here and in the next two: what is
+    fastest and best within the budget (`longhaul plan` shows what was tried)."""
     recompute_layers: Auto | Annotated[int, Field(ge=0, le=1024)] = "auto"
     """Recompute activations of every n-th layer in the backward pass; 0: none, 1: every layer."""
     optimizer: Auto | Literal["adamw", "adamw_8bit", "adafactor"] = "auto"
@@ -285,13 +286,11 @@ def parse_spec(raw: object) -> JobSpec:
 
 def refuse_unsupported(spec: JobSpec) -> None:
     """Raise NotSupportedYet for the first legal value whose feature is not built yet."""
-    data, memory = spec.data, spec.memory
+    data = spec.data
     _refuse_unknown_format("data.train", data.train, data.format)
     if isinstance(data.validation, str):
         _refuse_unknown_format("data.validation", data.validation, data.format)
     unsupported: list[tuple[bool, str, object, str]] = [
-        (memory.budget != "auto", "memory.budget", memory.budget, "leave it at auto"),
-        (memory.foreign != "wait", "memory.foreign", memory.foreign, "leave it at wait"),
         (spec.resume_from is not None, "resume_from", spec.resume_from, "leave it out"),
     ]
     for wrong, param, value, way_out in unsupported:

@@ -14,7 +14,7 @@ from service import errors, health
 from service.access import AccessLog
 from service.actions import Actions
 from service.auth import BearerKey
-from service.routes import events, jobs, series, workers
+from service.routes import events, jobs, plans, series, workers
 from service.settings import Settings
 
 
@@ -39,6 +39,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(jobs.routes(actions))
     app.include_router(events.routes(actions, feed, keep_alive_s=settings.keep_alive_s))
     app.include_router(series.routes(actions))
+    app.include_router(plans.routes(actions))
     app.include_router(workers.routes(store))
     app.include_router(health.routes(store=store, runs=settings.runs))
     return app

@@ -72,7 +72,9 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
         case JobChecked():
             return f"checked: specification, paths, model and first rows are in order{_checked(fact.plan)}"
         case JobPrepared():
-            return f"prepared: {_prepared(fact.data)}{fact.steps:,} steps to train{_time(fact.time)}"
+            return (
+                f"prepared: {_prepared(fact.data)}{fact.steps:,} steps to train{_text(fact.time)}{_text(fact.memory)}"
+            )
         case JobQueued():
             wait = f", at the earliest in {fact.not_before_s:.0f} s" if fact.not_before_s else ""
             return f"waits for a card{wait}"
@@ -117,10 +119,7 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
                 f"{_size(fact.needed_bytes)} needed); training goes on"
             )
         case OomRecovered():
-            return (
-                f"step {fact.step:,}: memory ran out; the step was redone with micro-batches of "
-                f"{fact.micro_batch_after} instead of {fact.micro_batch_before}, and nothing was lost"
-            )
+            return _recovered(fact)
         case AttemptEnded():
             cause = f": {fact.error.message}" if fact.error else ""
             return f"attempt {attempt} ended at step {fact.step:,}: {_ENDINGS[fact.reason]}{cause}"
@@ -140,14 +139,39 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             return "cancelled" + (f"; {fact.checkpoint} is kept" if fact.checkpoint else "")
 
 
+def _recovered(fact: OomRecovered) -> str:
+    """Why memory ran out and what was done, as far as the event says."""
+    causes = {
+        "fragmentation": "free memory was in pieces too small",
+        "foreign": "other processes hold memory of the card",
+        "exhausted": "there is too little",
+    }
+    cause = f": {causes[fact.cause]}" if fact.cause else ""
+    sizes = [
+        *([f"{_size(fact.requested_bytes)} asked for"] if fact.requested_bytes is not None else []),
+        *([f"{_size(fact.allocated_bytes)} allocated"] if fact.allocated_bytes is not None else []),
+        *([f"{_size(fact.foreign_bytes)} held by others"] if fact.foreign_bytes else []),
+    ]
+    told = f" ({', '.join(sizes)})" if sizes else ""
+    how = f"micro-batches of {fact.micro_batch_after} instead of {fact.micro_batch_before}"
+    if fact.micro_batch_after == fact.micro_batch_before:
+        how = f"the same micro-batches of {fact.micro_batch_before}"
+    bucket = f" ({fact.bucket})" if fact.bucket else ""
+    return (
+        f"step {fact.step:,}: memory ran out{cause}{told}; the step was redone with {how}{bucket}, "
+        f"and nothing was lost but {fact.milliseconds_lost / 1000:.1f} s"
+    )
+
+
 def _checked(plan: dict[str, Any]) -> str:
     rows, steps = plan.get("rows_estimated"), plan.get("steps")
     size = f"; about {rows:,} rows and {steps:,} steps" if rows and steps else ""
-    return size + _time(plan.get("time"))
+    return size + _text(plan.get("time")) + _text(plan.get("memory"))
 
 
-def _time(time: dict[str, Any] | None) -> str:
-    text = time.get("text") if time else None
+def _text(planned: dict[str, Any] | None) -> str:
+    """Of what a run needs: of time, of memory."""
+    text = planned.get("text") if planned else None
     return f"; {text}" if text else ""
 
 

@@ -52,7 +52,8 @@ def outcome(record: JobRecord, end: Finished) -> list[AnyFact]:
         return [JobCancelled(checkpoint=record.checkpoint)]
     if record.request is Request.PAUSE:
         return [JobPaused()]
-    if end.reason in ("interrupted", "lost"):
+    # The next attempt begins one rung lower than those that ended by `oom_in_optimizer`, and says when there is none.
+    if end.reason in ("interrupted", "lost", "oom_in_optimizer"):
         return [JobQueued()]
     if end.reason == "device_busy":
         return [JobQueued(not_before_s=BUSY_DELAY_S)]

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from jobs.attempt import Finished, Noted
-from jobs.cards import CARD, peak_flops
+from jobs.cards import CARD, CardFacts, peak_flops
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
 from jobs.events import (
     AnyFact,
@@ -29,6 +29,7 @@ from jobs.events import (
     MetricRow,
 )
 from jobs.files import last_row
+from jobs.memory_plan import TEST_LIMIT
 from jobs.queue import Tickets
 from jobs.record import JobRecord
 from jobs.rundir import RunDir
@@ -43,6 +44,17 @@ log = logging.getLogger("longhaul.supervise")
 LOOK_S = 0.1
 RETRY_S = 5.0
 """Between two tries to write events to a full disk."""
+
+UNDER_A_LIMIT = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0",
+    "LRU_CACHE_CAPACITY": "1",
+}
+"""For a trainer on a CPU with a hard limit, so that what is freed can be had again. glibc's defaults never give memory
+back; one arena and mapped blocks do. oneDNN, and torch's layer above it, keep kernels and weights for every shape of a
+micro-batch: 23 MiB each for the built-in model. All this makes a step take several times as long
+(docs/measurements.md): without a limit nothing of it is set."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +105,7 @@ def train(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
     """One attempt at a queued job, from attempt.started to what policy makes of its end."""
     record, _ = horse.store.append(run, [AttemptStarted(worker=horse.worker, device=horse.settings.device)])
     attempt = record.attempt
-    trainer = Trainer(run, stage, attempt, trainer_environment(horse.settings, stage))
+    trainer = Trainer(run, stage, attempt, trainer_environment(horse.settings, stage, run))
     rows_seen = 0
     facts: list[AnyFact] = []
     retry_at = 0.0
@@ -134,9 +146,9 @@ def train(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
 
 def examine(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
     """Check or prepare a job that is being validated."""
-    environment = trainer_environment(horse.settings, stage)
+    environment = trainer_environment(horse.settings, stage, run)
     if (card := best_card(horse.store)) is not None:
-        environment[CARD] = card
+        environment[CARD] = card.encode()
     trainer = Trainer(run, stage, None, environment)
     said: list[Noted | Finished] = []
     size = run.events_file.stat().st_size
@@ -177,31 +189,47 @@ def verdict(record: JobRecord, stage: Stage, end: Finished) -> list[AnyFact]:
         checked = JobChecked(plan=end.result.get("plan", {}))
         return [checked, JobValidated()] if record.dry_run else [checked]
     result = end.result
-    return [JobPrepared(data=result.get("data", {}), steps=result["steps"], time=result.get("time")), JobQueued()]
+    prepared = JobPrepared(
+        data=result.get("data", {}), steps=result["steps"], time=result.get("time"), memory=result.get("memory")
+    )
+    return [prepared, JobQueued()]
 
 
-def trainer_environment(settings: WorkerSettings, stage: Stage) -> dict[str, str]:
+def trainer_environment(settings: WorkerSettings, stage: Stage, run: RunDir) -> dict[str, str]:
     """No secret reaches a trainer; the hub only check and prepare."""
     environment = dict(settings.trainer_environment)
-    # glibc's defaults never give memory back under a limit (docs/measurements.md); one arena and mapped blocks do.
-    environment |= {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONUNBUFFERED": "1"}
+    environment["PYTHONUNBUFFERED"] = "1"
     if stage is Stage.TRAIN:
         environment.pop("HF_TOKEN", None)
         environment["HF_HUB_OFFLINE"] = "1"
+        if settings.device == "cpu" and (TEST_LIMIT in environment or has_budget(run)):
+            environment |= UNDER_A_LIMIT
     else:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     return environment
 
 
-def best_card(store: Store) -> str | None:
-    """Name of the card on which the job can be fastest, as train workers report theirs; None: none has reported one."""
+def has_budget(run: RunDir) -> bool:
+    """Whether the job sets `memory.budget`: then it is a hard limit."""
+    try:
+        return run.spec().memory.budget != "auto"
+    except (NotFound, ValueError):  # the trainer, too, will read it, and say what is wrong with it
+        return False
+
+
+def best_card(store: Store) -> CardFacts | None:
+    """The card on which the job can be fastest, as train workers report theirs; None: none has reported one."""
     try:
         reports = store.workers()
     except StoreUnavailable as error:
-        log.warning("the time is planned without knowing the cards: %s", error)
+        log.warning("time and memory are planned without knowing the cards: %s", error)
         return None
-    names = [str(report["gpu"]["name"]) for report in reports if report["stage"] == Stage.TRAIN and report.get("gpu")]
-    return max(names, key=lambda name: peak_flops(name) or 0.0, default=None)
+    cards = [
+        CardFacts(str(report["gpu"]["name"]), int(report["gpu"]["memory_bytes"]))
+        for report in reports
+        if report["stage"] == Stage.TRAIN and report.get("gpu")
+    ]
+    return max(cards, key=lambda card: (peak_flops(card.name) or 0.0, card.memory_bytes), default=None)
 
 
 def show_latest(store: Store, run: RunDir, seen: int) -> int:

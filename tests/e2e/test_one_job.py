@@ -17,9 +17,9 @@ from tests.stack import ROLES, Stack, tiny_job
 
 WANDB_KEY = "f4ke" + "0123456789abcdef" * 2 + "beef"
 LIFE = [
-    "job.submitted", "job.checked", "job.prepared", "job.queued", "attempt.started", "model.loaded",
-    "evaluation.finished", "evaluation.finished", "checkpoint.saved", "evaluation.finished", "checkpoint.saved",
-    "attempt.ended", "job.succeeded",
+    "job.submitted", "job.checked", "job.prepared", "job.queued", "attempt.started", "memory.planned",
+    "model.loaded", "evaluation.finished", "evaluation.finished", "checkpoint.saved", "evaluation.finished",
+    "checkpoint.saved", "attempt.ended", "job.succeeded",
 ]  # fmt: skip
 
 

@@ -96,6 +96,10 @@ def test_real_exhaustion_recovers_and_loses_no_step(make_run: MakeRun) -> None:
         assert attempt(tight) == 0
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert facts(tight, OomRecovered)
+    recovered = facts(tight, OomRecovered)
+    assert recovered and recovered[0].requested_bytes and recovered[0].reserved_bytes
+    assert recovered[0].evidence is not None
+    kept = {file.name for file in (tight.path / recovered[0].evidence).iterdir()}
+    assert kept == {"report.json", "memory_summary.txt", "snapshot.pickle"}
     assert [row.step for row in tight.metrics()] == [row.step for row in free.metrics()]
     assert abs(tight.metrics()[-1].loss - free.metrics()[-1].loss) < 0.05

@@ -13,6 +13,7 @@ from jobs.data_names import DATA_SUFFIXES, HubData, data_format, hub_data
 from jobs.errors import NotSupportedYet, UserError
 from jobs.plan import resolve
 from jobs.spec import JobSpec, parse_spec
+from tests.memory_plans import memory_plan
 
 LEAST: dict[str, Any] = {"data": {"train": "rows.jsonl"}}
 
@@ -88,22 +89,13 @@ def test_rounding_to_the_nearest_bf16_is_refused_with_the_reason_and_the_way_out
         assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "parameters", "becomes"),
-    [
-        ("auto", 10**9 - 1, ("adamw", 0)),
-        ("auto", 10**9, ("adamw_8bit", 1)),
-        ("auto", 2_849_757_184, ("adamw_8bit", 1)),
-        ("adamw", 2_849_757_184, ("adamw", 1)),
-        ("adafactor", 10**6, ("adafactor", 0)),
-        ("adamw_8bit", 10**6, ("adamw_8bit", 0)),
-    ],
-)
-def test_the_optimizer_follows_from_the_size_of_the_model(
-    optimizer: str, parameters: int, becomes: tuple[str, int]
-) -> None:
-    resolved = resolve(parse_spec(with_key("memory.optimizer", optimizer)), parameters)
-    assert (resolved.optimizer, resolved.recompute_layers) == becomes
+def test_memory_is_resolved_as_planned_and_without_a_plan_as_the_job_says() -> None:
+    spec = parse_spec(with_key("memory.recompute_layers", 3))
+    assert resolve(spec, None).model_dump(exclude={"compile"}) == {
+        "micro_batch": 8, "recompute_layers": 3, "optimizer": "adamw",
+    }  # fmt: skip
+    planned = resolve(spec, memory_plan(micro_batch=5, recompute_layers=2, optimizer="adamw_8bit"))
+    assert (planned.micro_batch, planned.recompute_layers, planned.optimizer) == (5, 2, "adamw_8bit")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +111,7 @@ def test_the_optimizer_follows_from_the_size_of_the_model(
 def test_layers_are_compiled_on_cuda_or_where_the_job_says_so(
     speed: dict[str, bool], device: str, becomes: bool
 ) -> None:
-    assert resolve(parse_spec({"data": {"train": "a.jsonl"}, "speed": speed}), 10**6, device).compile is becomes
+    assert resolve(parse_spec({"data": {"train": "a.jsonl"}, "speed": speed}), None, device).compile is becomes
 
 
 def test_only_fused_layers_can_be_compiled() -> None:
@@ -139,8 +131,6 @@ def test_what_is_missing_is_named() -> None:
 @pytest.mark.parametrize(
     ("dotted", "value"),
     [
-        ("memory.budget", 24.0),
-        ("memory.foreign", "refuse"),
         ("resume_from", "job-1"),
     ],
 )

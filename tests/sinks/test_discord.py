@@ -276,8 +276,59 @@ def test_warnings_are_not_repeated_without_end(discord: FakeDiscord, run: RunDir
     feed.turn()
     clock.now += 20
     feed.turn()
-    assert discord.titles == ["chef: training"] + ["chef: out of memory, recovered"] * 3
-    assert "6 more warnings" in discord.messages[0].text
+    assert discord.titles == ["chef: training", "chef: out of memory, recovered", "chef: the disk is nearly full"]
+    assert "7 more warnings in this attempt, not shown." in discord.messages[0].text
+
+
+def test_memory_that_runs_out_again_has_a_message_every_ten_minutes_up_to_three(
+    discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock
+) -> None:
+    story.start(run)
+    for step in range(1, 7):
+        run.append([oom(step), oom(step)])
+        feed.turn()
+        clock.now += 301
+    recovered = "chef: out of memory, recovered"
+    assert discord.titles == ["chef: training", recovered, recovered, recovered]
+    run.append([AttemptEnded(reason="done", step=7)])
+    feed.turn()
+    assert discord.titles[0] == "chef: attempt 1 over"
+    assert "9 more warnings in this attempt, not shown." in discord.messages[0].text
+    run.append([JobQueued(), AttemptStarted(worker="box-1", device="RTX 5090"), oom(8)])
+    feed.turn()
+    assert discord.titles[4:] == ["chef: training", recovered], "the next attempt is told anew"
+
+
+def test_what_ran_out_and_why_is_shown(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
+    story.start(run)
+    run.append(
+        [
+            OomRecovered(
+                step=3,
+                micro_batch_before=8,
+                micro_batch_after=8,
+                message="CUDA out of memory (others hold 6.2 GiB by python3 (pid 4711))",
+                milliseconds_lost=1300.0,
+                cause="foreign",
+                bucket="input ≤ 256, target ≤ 512",
+                requested_bytes=2 * 2**30,
+                allocated_bytes=27 * 2**30,
+                reserved_bytes=28 * 2**30,
+                foreign_bytes=6 * 2**30,
+            )
+        ]
+    )
+    feed.turn()
+    assert fields(discord.messages[1]) == {
+        "Step": "3",
+        "Micro-batch": "8 rows, as before",
+        "Time lost": "1.3 s",
+        "Cause": "Other processes hold memory of the card",
+        "Length bucket": "input ≤ 256, target ≤ 512",
+        "Memory": "2.0 GiB asked for · 27.0 GiB allocated · 28.0 GiB reserved · 6.0 GiB held by others",
+        "What happened": "```\nCUDA out of memory (others hold 6.2 GiB by python3 (pid 4711))\n```",
+    }
+    assert "done again as it was" in discord.messages[1].text
 
 
 def fields(message: Message) -> dict[str, str]:
@@ -302,6 +353,13 @@ def test_the_time_that_a_job_needs_is_told_before_it_starts_and_until_it_is_meas
     shown = fields(discord.messages[1])
     assert "Time needed" not in shown
     assert (shown["Time left"], shown["Tokens per second"], shown["MFU"]) == ("21 min 13 s", "14,700", "60.1%")
+
+
+def test_the_memory_that_a_job_needs_is_told_beside_the_time(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
+    needed = "26.0 GiB at the peak of 31.3 GiB"
+    run.append([JobChecked(plan={}), JobPrepared(data={}, steps=4, time={"text": NEEDED}, memory={"text": needed})])
+    feed.turn()
+    assert fields(discord.messages[0]) == {"Time needed": NEEDED, "Memory needed": needed}
 
 
 def test_a_dry_run_says_what_was_guessed(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:

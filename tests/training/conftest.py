@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,12 @@ from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.rundir import RunDir, create
 from jobs.spec import JobSpec, parse_spec
 from tests.training.workplace import SHARED_DATA
-from worker.training.batches import Batch, Limit, micro_batches
+from worker.training.batches import Batch, micro_batches
 from worker.training.data import PreparedDataset, Rows, Writer
 from worker.training.journal import Journal
+from worker.training.limits import Limit
+from worker.training.planning import memory_plan
+from worker.training.planning.prediction import Predictor
 
 VOCABULARY = 64
 WORDS = [f"w{number}" for number in range(VOCABULARY - 3)]
@@ -51,6 +54,22 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_predictor_a_model() -> Iterator[None]:
+    """A predictor keeps what it has traced: tests that check and prepare the same model share one, and save seconds."""
+    made: dict[str, Predictor] = {}
+
+    def shared(config: dict[str, Any], **more: Any) -> Predictor:
+        key = json.dumps([config, more], sort_keys=True, default=repr)
+        if key not in made:
+            made[key] = Predictor(config, **more)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_plan, "Predictor", shared)
+        yield
 
 
 def tiny_model(seed: int = 0, **config: Any) -> T5ForConditionalGeneration:

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from worker.training.batches import MIN_POSITIONS, Limit, cut, micro_batches
-from worker.training.data import PreparedDataset, Rows, Writer
+from worker.training.batches import micro_batches
+from worker.training.data import Int64, PreparedDataset, Rows, Writer
+from worker.training.limits import MIN_POSITIONS, Limit, Shape, cut, widths
 from worker.training.order import StepOrder
 
 
@@ -92,12 +93,17 @@ def test_small_groups_go_together_until_it_is_worth_a_launch(recipes: Rows) -> N
     assert [len(piece) for piece in cut(recipes, longest, Limit(6, 512, 512))] == [2, 6]
 
 
+def shape_of_largest(rows: Rows, groups: list[Int64], limit: Limit) -> Shape:
+    piece = max(cut(rows, groups, limit), key=len)
+    return Shape(len(piece), *widths(rows, piece))
+
+
 def test_a_smaller_limit_makes_the_largest_micro_batch_smaller_down_to_one_row(recipes: Rows) -> None:
     groups = StepOrder(recipes, 100, 1, seed=3).groups_of(4)
     limit: Limit | None = Limit.of(recipes, 64)
     largest = []
     while limit is not None:
         largest.append(max(len(piece) for piece in cut(recipes, groups, limit)))
-        limit = limit.smaller(recipes, groups)
-    assert largest == sorted(set(largest), reverse=True)
+        limit = limit.lowered(recipes, groups, shape_of_largest(recipes, groups, limit), passing=False)
+    assert largest == sorted(largest, reverse=True)
     assert largest[-1] == 1

@@ -14,11 +14,14 @@ from jobs.rundir import RunDir
 from tests.training.attempts import StopAt
 from tests.training.conftest import VALIDATION_ROWS, batches_of
 from tests.training.test_loop import OutOfMemoryAt
+from worker.training import evaluate as evaluation
+from worker.training.batches import Batch
 from worker.training.data import PreparedDataset
 from worker.training.evaluate import Evaluation, evaluate
 from worker.training.journal import Journal
+from worker.training.limits import SafeSize
 from worker.training.loop import accumulate
-from worker.training.memory import Cache, is_out_of_memory
+from worker.training.memory import Cache
 from worker.training.model import LoadedModel, load
 from worker.training.stop import StopAsked
 
@@ -67,9 +70,40 @@ def test_memory_that_runs_out_makes_it_begin_again_in_smaller_micro_batches(
     assert again.loss == pytest.approx(expected.loss, rel=1e-3)  # bf16, other shapes
     with OutOfMemoryAt(300, always=True), pytest.raises(OutOfMemory, match="in an evaluation at micro-batch 1"):
         look(loaded, dataset, journal)
-    assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
-    assert is_out_of_memory(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
-    assert is_out_of_memory(MemoryError()) and not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_safe_sizes_of_training_are_respected_and_a_text_that_needs_more_costs_no_second_evaluation(
+    loaded: LoadedModel, dataset: PreparedDataset, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[int] = []
+    real = evaluation.token_loss_sum
+
+    def counted(model: Any, batch: Batch) -> torch.Tensor:
+        looked_at.append(len(batch.rows))
+        return real(model, batch)
+
+    generate, asked = loaded.model.generate, []
+
+    def refusing(**options: Any) -> Any:
+        asked.append(len(options["input_ids"]))
+        if asked[-1] > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return generate(**options)
+
+    monkeypatch.setattr(evaluation, "token_loss_sum", counted)
+    expected = look(loaded, dataset, journal).samples
+    assert max(looked_at) > 2
+    monkeypatch.setattr(loaded.model, "generate", refusing)
+    looked_at.clear()
+    safe = {"input ≤ 64, target ≤ 64": SafeSize(1)}
+    assert look(loaded, dataset, journal, safe=safe).rows == VALIDATION_ROWS
+    assert looked_at == [1] * VALIDATION_ROWS and asked == [1, 1, 1]
+    looked_at.clear()
+    asked.clear()
+    again = look(loaded, dataset, journal)
+    assert [sample.input for sample in again.samples] == [sample.input for sample in expected]
+    assert asked[0] > 1 and asked[-3:] == [1, 1, 1]
+    assert sum(looked_at) == VALIDATION_ROWS
 
 
 def test_a_request_to_stop_is_seen_between_two_batches(

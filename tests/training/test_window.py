@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +10,13 @@ import torch
 
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import parse_spec
+from tests.training.card_stand_in import UUID, library
 from worker.training.loop import StepResult
-from worker.training.memory import Cache
+from worker.training.memory import Cache, MemoryUse
+from worker.training.neighbours import Neighbours
+from worker.training.nvml import open_card
 from worker.training.pace import STEPS, Asides, Pace
-from worker.training.window import Meter, Window
+from worker.training.window import Meter, Window, fragmentation, fragmented
 
 STEP_S, EVALUATION_S, SAVE_S, WARM_UP_S = 2.0, 30.0, 100.0, 77.0
 
@@ -142,7 +146,7 @@ def result(step: int, **more: Any) -> StepResult:
     facts: dict[str, Any] = {
         "step": step, "epoch": 0.1, "loss": one, "grad_norm": one, "learning_rate": 1e-4, "rows": 8,
         "input_tokens": 600, "target_tokens": 300, "padded_tokens": 1000, "flops": 4e12, "data_wait_s": 0.1,
-        "micro_batch": 4,
+        "micro_batch": 4, "largest": (4, 16, 16),
     }  # fmt: skip
     return StepResult(**facts | more)
 
@@ -184,3 +188,61 @@ def test_what_cannot_be_counted_is_null_and_not_zero() -> None:
     row = meter.row(result(1, flops=0.0), now=1.0)
     assert (row.model_flops_per_s, row.mfu) == (None, None)
     assert row.tokens_per_s == 450.0
+
+
+# -- fragmentation -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("allocated", "reserved", "share", "clears"),
+    [
+        (60, 95, 35 / 95, True),
+        (60, 89, 29 / 89, False),
+        (75, 95, 20 / 95, False),
+        (95, 95, 0.0, False),
+        (0, 0, 0, False),
+    ],
+)
+def test_a_budget_nearly_used_up_by_what_is_not_in_use_clears_the_cache(
+    allocated: int, reserved: int, share: float, clears: bool
+) -> None:
+    run = Run(100)
+    meter = meter_of(run)
+    run.pace.begin()
+    meter.add(result(1))
+    use = MemoryUse(allocated, reserved)
+    row = meter.row(result(1), now=1.0).model_copy(
+        update={"memory_reserved_bytes": reserved, "memory_fragmentation": fragmentation(use)}
+    )
+    assert row.memory_fragmentation == pytest.approx(share)
+    assert fragmented(row, budget=100) is clears
+
+
+def test_on_a_cpu_fragmentation_is_not_known_and_clears_nothing() -> None:
+    run = Run(100)
+    meter = meter_of(run)
+    run.pace.begin()
+    meter.add(result(1))
+    row = meter.row(result(1), now=1.0)
+    assert row.memory_fragmentation is None
+    assert not fragmented(row, budget=1)
+
+
+def test_a_row_says_what_was_planned_what_others_hold_and_what_clearing_gave_back(tmp_path: Path) -> None:
+    card = open_card(UUID, library(tmp_path))
+    run = Run(100)
+    meter = Meter(
+        Cache(torch.device("cpu")),
+        attempt=1,
+        pace=run.pace,
+        window=Window(asides=run.pace.asides),
+        planned_bytes=26 * 2**30,
+        neighbours=Neighbours(card, torch.device("cpu")),
+    )
+    run.pace.begin()
+    meter.add(result(1))
+    meter.cache.clear()
+    meter.cache.freed = 12345
+    row = meter.row(result(1), now=1.0)
+    assert (row.memory_planned_bytes, row.gpu_memory_foreign_bytes) == (26 * 2**30, int(29.5 * 2**30))
+    assert (row.cache_clears, row.cache_freed_bytes) == (1, 12345)

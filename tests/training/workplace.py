@@ -59,6 +59,10 @@ class Workplace:
     def prepare(self, run: RunDir) -> dict[str, Any]:
         """Both stages; the second one's result."""
         self.check(run)
+        return self.prepare_only(run)
+
+    def prepare_only(self, run: RunDir) -> dict[str, Any]:
+        """The second stage of a job that was checked."""
         return self._stage("prepare", prepare, run)
 
     def _stage(self, name: str, stage: Any, run: RunDir) -> dict[str, Any]:

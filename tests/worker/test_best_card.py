@@ -8,6 +8,7 @@ from typing import Any
 import requests
 
 from jobs.attempt import Finished
+from jobs.cards import CardFacts
 from jobs.events import JobPrepared
 from jobs.record import JobRecord
 from jobs.state import Stage
@@ -32,11 +33,11 @@ def test_the_best_of_the_cards_that_train_workers_report(redis_url: str) -> None
     store.report_worker("train-9", {"name": "train-9", "stage": "train", "healthy": True, "why": None})
     assert best_card(store) is None
     report(store, "train-1", "NVIDIA T4")
-    assert best_card(store) == "NVIDIA T4", "not in our table, but the truth"
+    assert best_card(store) == CardFacts("NVIDIA T4", 2**35), "not in our table, but the truth"
     report(store, "train-2", "NVIDIA GeForce RTX 4090")
     report(store, "train-3", "NVIDIA H200")
     report(store, "train-4", "NVIDIA GeForce RTX 5090")
-    assert best_card(store) == "NVIDIA H200"
+    assert best_card(store) == CardFacts("NVIDIA H200", 2**35)
 
 
 def test_with_redis_away_no_card_is_known(tmp_path: Path) -> None:
@@ -46,10 +47,10 @@ def test_with_redis_away_no_card_is_known(tmp_path: Path) -> None:
     assert best_card(store) is None
 
 
-def test_the_time_goes_from_the_preparer_into_the_event() -> None:
-    result = {"data": {"train_rows": 8}, "steps": 4, "time": {"text": "≥ 131 h"}}
+def test_time_and_memory_go_from_the_preparer_into_the_event() -> None:
+    result = {"data": {"train_rows": 8}, "steps": 4, "time": {"text": "≥ 131 h"}, "memory": {"text": "27 GiB"}}
     prepared, _ = verdict(JobRecord(id="a"), Stage.PREPARE, Finished(at=1.0, reason="done", result=result))
-    assert prepared == JobPrepared(data={"train_rows": 8}, steps=4, time={"text": "≥ 131 h"})
+    assert prepared == JobPrepared(data={"train_rows": 8}, steps=4, time={"text": "≥ 131 h"}, memory={"text": "27 GiB"})
 
 
 def test_a_job_says_before_it_starts_how_long_its_card_needs(tmp_path: Path, data: Path) -> None:
@@ -67,4 +68,6 @@ def test_a_job_says_before_it_starts_how_long_its_card_needs(tmp_path: Path, dat
     assert (shown["status"], shown["progress"]["eta_s"], shown["progress"]["eta_from"]) == ("queued", None, None)
     messages = {event["type"]: event["message"] for event in told}
     assert "; about 0 s at the limit of an H200 (" in messages["job.checked"]
-    assert messages["job.prepared"].endswith(f"; {planned.text}")
+    memory = run.plan().memory
+    assert memory is not None and shown["plan"]["memory"] == memory.told()
+    assert messages["job.prepared"].endswith(f"; {planned.text}; {memory.text}")

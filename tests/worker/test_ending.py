@@ -11,6 +11,7 @@ from jobs.attempt import Finished, Noted
 from jobs.errors import Superseded
 from jobs.events import (
     AnyFact,
+    AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
     Fault,
@@ -50,12 +51,23 @@ def types(facts: list[AnyFact]) -> list[str]:
     return [fact.type for fact in facts]
 
 
-@pytest.mark.parametrize("reason", ["interrupted", "lost", "device_busy"])
+@pytest.mark.parametrize("reason", ["interrupted", "lost", "device_busy", "oom_in_optimizer"])
 def test_what_is_nobodys_fault_is_not_counted(run: RunDir, reason: Reason) -> None:
     for _ in range(4):
         assert types(end(run, reason)) == ["attempt.ended", "job.queued"]
         run.append([STARTED])
     assert run.record().restarts == 0
+
+
+def test_memory_that_ran_out_in_the_optimizer_is_tried_one_rung_lower_at_once(run: RunDir) -> None:
+    """Until the trainer says that there is none: the reason is another one then, and final."""
+    fault = Fault(code="oom_in_optimizer", message="memory ran out in the optimizer at step 3")
+    facts = end(run, "oom_in_optimizer", error=fault.model_dump(), step=2)
+    assert types(facts) == ["attempt.ended", "job.queued"]
+    assert isinstance(facts[0], AttemptEnded) and (facts[0].reason, facts[0].error) == ("oom_in_optimizer", fault)
+    assert isinstance(facts[1], JobQueued) and facts[1].not_before_s == 0
+    run.append([STARTED])
+    assert types(end(run, "out_of_memory")) == ["attempt.ended", "job.failed"]
 
 
 @pytest.mark.parametrize("reason", ["crash", "silent", "host_out_of_memory"])
@@ -77,7 +89,7 @@ def test_what_would_fail_again_fails_at_once_with_cause_and_hint(run: RunDir, re
 
 
 @pytest.mark.parametrize(("request_", "outcome"), [("pause", "job.paused"), ("cancel", "job.cancelled")])
-@pytest.mark.parametrize("reason", ["interrupted", "crash", "lost"])
+@pytest.mark.parametrize("reason", ["interrupted", "crash", "lost", "oom_in_optimizer"])
 def test_whoever_ends_an_attempt_obeys_the_request(run: RunDir, request_: str, outcome: str, reason: Reason) -> None:
     run.append([JobRequested.model_validate({"request": request_})])
     assert types(end(run, reason)) == ["attempt.ended", outcome]

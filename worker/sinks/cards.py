@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,9 +20,10 @@ from jobs.events import (
     OomRecovered,
 )  # fmt: skip
 from worker.sinks.base import Job
-from worker.sinks.fields import fault_fields, field, figures, row_of, samples_embed, time_needed
+from worker.sinks.fields import fault_fields, field, figures, memory_needed, row_of, samples_embed, time_needed
 from worker.sinks.limits import Embed, cut, fit
-from worker.sinks.wording import REASONS, bar, change, code, duration, gibibytes
+from worker.sinks.shortage import micro_batches, shortage_sizes
+from worker.sinks.wording import REASONS, SHORTAGES, bar, change, code, duration, gibibytes
 
 RUNNING, GOOD, BAD, WARNING, QUIET = 0x5865F2, 0x2ECC71, 0xE74C3C, 0xF1C40F, 0x95A5A6
 MESSAGE_TEXT = 1500
@@ -46,11 +48,11 @@ def progress(job: Job, note: str, event: Event | None = None) -> Payload:
     return _payload(embed)
 
 
-def ended(job: Job, event: Event, fact: AttemptEnded) -> Payload:
+def ended(job: Job, event: Event, fact: AttemptEnded, remarks: Sequence[str] = ()) -> Payload:
     """The last edit of an attempt's message."""
     row, total = row_of(job), job.steps
     lines = [f"`{bar(fact.step / total)}` {fact.step:,} of {total:,} steps"] if total else []
-    lines.append(REASONS[fact.reason])
+    lines += [REASONS[fact.reason], *remarks]
     colour = GOOD if fact.reason == "done" else QUIET if fact.reason in ("interrupted", "device_busy", "lost") else BAD
     embed = _embed(job, f"{job.submitted.name}: attempt {event.attempt} over", colour, "\n".join(lines), event)
     embed["fields"] = [each for each in figures(job, row) if each["name"] not in ("Time left", "Time needed", "Card")]
@@ -58,10 +60,10 @@ def ended(job: Job, event: Event, fact: AttemptEnded) -> Payload:
 
 
 def planned(job: Job, event: Event, fact: JobPrepared) -> Payload:
-    """All rows are counted: how long it will take, told while nobody has waited for it yet."""
+    """All rows are counted: what the run will need, told while nobody has waited for it yet."""
     text = f"Ready to train: {fact.steps:,} steps. The job waits for its card."
     embed = _embed(job, f"{job.submitted.name}: planned", QUIET, text, event)
-    embed["fields"] = time_needed(job)
+    embed["fields"] = time_needed(job) + memory_needed(fact)
     return _payload(embed)
 
 
@@ -86,14 +88,21 @@ def no_card(job: Job, event: Event, fact: DeviceWaiting) -> Payload:
 
 def out_of_memory(job: Job, event: Event, fact: OomRecovered) -> Payload:
     """Memory ran out in a step, and nothing was lost."""
-    text = "The step was done again in smaller pieces: nothing was lost, rows and order are unchanged."
+    how = "in smaller pieces" if fact.micro_batch_after < fact.micro_batch_before else "as it was"
+    text = f"The step was done again {how}: nothing was lost, rows and order are unchanged."
     embed = _embed(job, f"{job.submitted.name}: out of memory, recovered", WARNING, text, event)
-    embed["fields"] = [
+    fields = [
         field("Step", f"{fact.step:,}", inline=True),
-        field("Micro-batch", f"{fact.micro_batch_before} → {fact.micro_batch_after} rows", inline=True),
+        field("Micro-batch", micro_batches(fact), inline=True),
         field("Time lost", duration(fact.milliseconds_lost / 1000), inline=True),
-        field("What happened", code(fact.message)),
     ]
+    if fact.cause is not None:
+        fields.append(field("Cause", SHORTAGES[fact.cause], inline=True))
+    if fact.bucket is not None:
+        fields.append(field("Length bucket", fact.bucket, inline=True))
+    if sizes := shortage_sizes(fact):
+        fields.append(field("Memory", sizes))
+    embed["fields"] = [*fields, field("What happened", code(cut(fact.message, MESSAGE_TEXT)))]
     return _payload(embed)
 
 

@@ -41,6 +41,8 @@ NEW_MESSAGE_AFTER_S = 50 * 60.0
 """Discord limits edits of messages older than an hour."""
 ALERTS_PER_ATTEMPT = 3
 """More of the same are only counted, in the attempt's message."""
+OOM_EVERY_S = 10 * 60.0
+"""And so are further out-of-memory errors within so long of one that had a message."""
 
 log = logging.getLogger("longhaul.discord")
 
@@ -49,7 +51,8 @@ class DiscordSink:
     """Accepts the jobs that want Discord, if there is a webhook.
 
     Notes kept with the cursor: `message`, `posted_at`, `edited_at` (Unix seconds) of the attempt's message, its `note`,
-    `over`; `alerts` sent in this attempt; `waits` for a card told since the last one began.
+    `over`; `alerts` sent in this attempt; `hidden`, those only counted; `oom_at` (Unix seconds), when memory had its
+    last message; `waits` for a card told since the last one began.
     """
 
     name = "discord"
@@ -87,7 +90,7 @@ class DiscordSink:
             case DeviceWaiting() as fact:
                 return self._edit(job, sentence(fact.message), event)
             case OomRecovered() as fact:
-                return self._alert(job, cards.out_of_memory(job, event, fact))
+                return self._out_of_memory(job, event, fact)
             case DiskLow() as fact:
                 return self._alert(job, cards.disk_low(job, event, fact))
             case AttemptEnded() as fact:
@@ -128,7 +131,7 @@ class DiscordSink:
         if isinstance(answer, Later | Disabled):
             return answer
         job.state.clear()
-        job.state.update(alerts=0, note=note, over=True)
+        job.state.update(alerts=0, hidden=0, note=note, over=True)
         if isinstance(answer, Sent):
             self._new_message(job, answer)
         return DONE
@@ -140,11 +143,7 @@ class DiscordSink:
         """Put the attempt's message up to date; in place of one that can no longer be edited comes a new one."""
         if job.state.get("over", True):
             return DONE
-        more = job.state["alerts"] - ALERTS_PER_ATTEMPT
-        payload = cards.progress(
-            job, f"{note}\n{more} more warnings in this attempt, not shown." if more > 0 else note, event
-        )
-        outcome = self._replace(job, payload)
+        outcome = self._replace(job, cards.progress(job, "\n".join([note, *_hidden(job)]), event))
         if not isinstance(outcome, Later):
             job.state["note"] = note
         return outcome
@@ -165,17 +164,28 @@ class DiscordSink:
         job.state["edited_at"] = self._now()
         return DONE
 
+    def _out_of_memory(self, job: Job, event: Event, fact: OomRecovered) -> Outcome:
+        if self._now() - job.state.get("oom_at", 0.0) < OOM_EVERY_S:
+            _hide(job)
+            return DONE
+        outcome = self._alert(job, cards.out_of_memory(job, event, fact))
+        if not isinstance(outcome, Later):
+            job.state["oom_at"] = self._now()
+        return outcome
+
     def _alert(self, job: Job, payload: cards.Payload, counter: str = "alerts") -> Outcome:
         sent = job.state.get(counter, 0)
         outcome = self._post(payload) if sent < ALERTS_PER_ATTEMPT else DONE
         if not isinstance(outcome, Later):
             job.state[counter] = sent + 1
+            if counter == "alerts" and sent >= ALERTS_PER_ATTEMPT:
+                _hide(job)
         return outcome
 
     def _end_attempt(self, event: Event, fact: AttemptEnded, job: Job) -> Outcome:
         outcome: Outcome = DONE
         if not job.state.get("over", True):
-            outcome = self._replace(job, cards.ended(job, event, fact))
+            outcome = self._replace(job, cards.ended(job, event, fact, _hidden(job)))
         if not isinstance(outcome, Later):
             job.state["over"] = True
         return outcome
@@ -199,3 +209,13 @@ class DiscordSink:
     def _call(self) -> Webhook:
         assert self._webhook is not None, "a job was accepted without a webhook"
         return self._webhook
+
+
+def _hide(job: Job) -> None:
+    job.state["hidden"] = job.state.get("hidden", 0) + 1
+
+
+def _hidden(job: Job) -> list[str]:
+    """The line about warnings that have no message, if there were any."""
+    hidden = job.state.get("hidden", 0)
+    return [f"{hidden} more warning{'s' * (hidden > 1)} in this attempt, not shown."] if hidden else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.events import Fault, MetricRow, Sample
+from jobs.events import Fault, JobPrepared, MetricRow, Sample
 from worker.sinks.base import Job
 from worker.sinks.limits import Embed, cut
 from worker.sinks.wording import change, duration, gibibytes, plain, sentence
@@ -55,6 +55,12 @@ def figures(job: Job, row: MetricRow | None) -> list[Field]:
 def time_needed(job: Job) -> list[Field]:
     """As planned: what counts until something was measured."""
     return [field("Time needed", sentence(job.time))] if job.time else []
+
+
+def memory_needed(fact: JobPrepared) -> list[Field]:
+    """As planned for the longest rows that there are."""
+    text = (fact.memory or {}).get("text")
+    return [field("Memory needed", sentence(text))] if text else []
 
 
 def _speed(row: MetricRow) -> list[Field]:

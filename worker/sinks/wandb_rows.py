@@ -7,6 +7,7 @@ from typing import Any
 
 from jobs.events import EvaluationFinished, Event, JobFailed, JobQueued, JobSucceeded, MetricRow, OomRecovered
 from worker.sinks.base import Job
+from worker.sinks.shortage import shortage
 from worker.sinks.wording import REASONS
 
 EXIT_CODES = {"job.succeeded": 0, "job.paused": 0, "job.failed": 1, "job.cancelled": 255}
@@ -65,8 +66,8 @@ def alert(event: Event, job: Job) -> dict[str, Any] | None:
             why = f": {ended.error.message}" if ended.error else ""
             return _alert(job, f"attempt {event.attempt} failed, trying again", REASONS[ended.reason] + why, "WARN")
         case OomRecovered() as fact:
-            sizes = f"micro-batch {fact.micro_batch_before} → {fact.micro_batch_after} rows at step {fact.step:,}"
-            return _alert(job, "out of memory, recovered", f"Nothing was lost; {sizes}. {fact.message}", "WARN")
+            text = f"Nothing was lost at step {fact.step:,}. {shortage(fact)}. {fact.message}"
+            return _alert(job, "out of memory, recovered", text, "WARN")
         case _:
             return None
 

@@ -21,6 +21,13 @@ REASONS = {
 }
 """Why an attempt ended."""
 
+SHORTAGES = {
+    "fragmentation": "Free memory was there, in pieces too small",
+    "foreign": "Other processes hold memory of the card",
+    "exhausted": "The step needs more than there is",
+}
+"""Why memory ran out."""
+
 
 def code(text: str) -> str:
     """A block of code; a fence within the text cannot end it."""

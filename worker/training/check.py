@@ -1,6 +1,7 @@
-"""Stage *check*: is the job possible at all? Answers within a minute, and needs neither torch nor a card.
+"""Stage *check*: is the job possible at all? Answers within a minute, and needs neither weights nor a card.
 
-Looks at the paths, the model's config and the first 10,000 rows, and writes the provisional plan.
+Looks at the paths, the model's config and the first 10,000 rows; then, for rows of the longest lengths that the job
+allows, at memory; and writes the provisional plan.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jobs.errors import BadData, Refused
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.rundir import RunDir
@@ -20,7 +23,9 @@ from worker.training.characters import Rewriter
 from worker.training.journal import Journal
 from worker.training.layout import t5_parameters
 from worker.training.model_files import look_at_folder, read_config
+from worker.training.order import rounded
 from worker.training.origin import Head, find_head
+from worker.training.planning.stages import plan_stage
 from worker.training.reading import Row, format_of, open_files
 from worker.training.settings import TrainerSettings
 from worker.training.sieve import Sieve
@@ -45,7 +50,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[str,
     journal.progress(0.3)
     templates = choose_templates(spec.data.input, spec.data.target, columns_of(train))
     rows = look_at_rows(train, spec.data, templates)
-    journal.progress(0.9)
+    journal.progress(0.5)
     held_out = int(rows.estimated * spec.data.validation) if isinstance(spec.data.validation, float) else 0
     if validation:
         held_out = look_at_rows(validation, spec.data, templates).estimated
@@ -59,8 +64,10 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[str,
         rows=rows.estimated if validation else max(1, rows.estimated - held_out),
         validation_rows=held_out,
     )
+    longest = rounded(np.array([spec.data.max_input_tokens, spec.data.max_target_tokens]))
+    memory = plan_stage(run, spec, config, (int(longest[0]), int(longest[1])), settings, journal)
     plan = with_time(
-        make_plan(spec, model, data, settings.device),
+        make_plan(spec, model, data, settings.device, memory),
         spec,
         config,
         RowLengths.guessed(rows.characters, spec.data),
@@ -81,6 +88,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[str,
             "steps": plan.steps,
             "resolved": plan.resolved.model_dump(),
             "time": plan.time and plan.time.told(),
+            "memory": memory.told(),
         }
     }
 

@@ -29,6 +29,7 @@ from jobs.events import CheckpointRejected, CheckpointSaved, DiskLow
 from jobs.files import sync_folder
 from jobs.rundir import RunDir
 from worker.training.journal import Journal
+from worker.training.limits import SafeSize
 from worker.training.model import WEIGHTS, weights_of
 from worker.training.optimizer import Optimizer
 from worker.training.randomness import restore_rng, rng_states
@@ -52,6 +53,9 @@ class TrainState(BaseModel):
     order: int = 1
     """Version of the order of rows that the run has followed so far."""
     micro_batch: int
+    """As planned, in rows of the longest shape."""
+    safe: dict[str, SafeSize] = {}
+    """What memory has taught, by length bucket."""
     first_loss: float | None = None
     """Validation loss before the first step."""
     best_loss: float | None = None

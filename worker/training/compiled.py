@@ -20,7 +20,7 @@ import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from transformers import PreTrainedModel
 
-from worker.training.memory import is_out_of_memory
+from worker.training.out_of_memory import is_out_of_memory
 from worker.training.t5_attention import run_block
 from worker.training.t5_loss import token_loss_sum
 

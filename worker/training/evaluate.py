@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from jobs.errors import NonFinite, OutOfMemory
 from jobs.events import Sample
-from worker.training.batches import IGNORED, Limit, micro_batches
+from worker.training.batches import IGNORED, micro_batches
 from worker.training.data import Int64, Rows
 from worker.training.journal import Journal
+from worker.training.limits import Limit, SafeSize
 from worker.training.loop import token_loss_sum
-from worker.training.memory import Cache, describe, is_out_of_memory
+from worker.training.memory import Cache
 from worker.training.model import LoadedModel
 from worker.training.order import Widths
+from worker.training.out_of_memory import KINDS, Shortage
+from worker.training.recovery import Pass, give_back
 from worker.training.stop import Stop
 
 MAX_NEW_TOKENS = 64
 GROUP = 32
 """Rows that go through the model together, where memory allows it."""
+
+Result = TypeVar("Result")
+log = logging.getLogger("longhaul.trainer")
 
 
 @dataclass(frozen=True)
@@ -43,56 +51,77 @@ def evaluate(
     max_rows: int,
     samples: int,
     micro_batch: int,
+    safe: Mapping[str, SafeSize] | None = None,
     cache: Cache,
     journal: Journal,
     stop: Stop,
 ) -> Evaluation:
     """Evaluate on the first `max_rows` rows and generate for the first `samples` of them.
 
-    Training is not disturbed: no gradients, the RNG is put back, the model is left in the mode it was in. When memory
-    runs out, the evaluation is done again in smaller micro-batches. Raises StopAsked between two batches, OutOfMemory.
+    Training is not disturbed: no gradients, the RNG is put back, the model is left in the mode it was in. Micro-batches
+    are those of training at most; when memory runs out all the same, this is done again in smaller ones of that length
+    bucket, which training does not hear of. Raises StopAsked between two batches, OutOfMemory at one row.
     """
     start = time.perf_counter()
     training = loaded.model.training
     count = min(max_rows, len(rows))
-    widths, limit = Widths(rows), Limit.of(rows, micro_batch)
+    widths, limit = Widths(rows), Limit.of(rows, micro_batch, safe)
     looked_at, shown = (widths.groups(np.arange(some), GROUP) for some in (count, min(samples, count)))
     devices = [cache.device] if cache.device.type == "cuda" else []
     loaded.model.eval()
     try:
         with torch.random.fork_rng(devices), torch.no_grad():
-            while True:
-                try:
-                    loss = _loss(loaded, rows, looked_at, limit, journal, stop)
-                    texts = _generate(loaded, rows, shown, limit, journal, stop)
-                    break
-                except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    failure = str(error).splitlines()[0][:500]
-                cache.clear()
-                smaller = limit.smaller(rows, looked_at)
-                if smaller is None:
-                    raise OutOfMemory(
-                        f"memory ran out in an evaluation at micro-batch 1: {failure} ({describe(cache.device)})",
-                        hint="lower data.max_input_tokens and data.max_target_tokens, or take a smaller model",
-                    )
-                limit = smaller
+
+            def loss_of(going: Pass, limit: Limit) -> float:
+                return _loss(loaded, rows, going, limit, journal, stop)
+
+            def texts_of(going: Pass, limit: Limit) -> list[Sample]:
+                return _generate(loaded, rows, going, limit, journal, stop)
+
+            loss, limit = _fitting(loss_of, rows, looked_at, limit, cache)
+            texts, _ = _fitting(texts_of, rows, shown, limit, cache)
     finally:
         loaded.model.train(training)
     return Evaluation(loss=loss, rows=count, seconds=time.perf_counter() - start, samples=texts)
 
 
-def _loss(
-    loaded: LoadedModel, rows: Rows, groups: Sequence[Int64], limit: Limit, journal: Journal, stop: Stop
-) -> float:
+def _fitting(
+    work: Callable[[Pass, Limit], Result], rows: Rows, groups: Sequence[Int64], limit: Limit, cache: Cache
+) -> tuple[Result, Limit]:
+    """The result of some work over the groups, and the limit with which memory was enough for it."""
+    while True:
+        going = Pass(0, groups, began=time.perf_counter())
+        try:
+            return work(going, limit), limit
+        except KINDS as error:
+            shortage = Shortage.of(error, cache.device)
+            if shortage is None:
+                raise
+        give_back(cache)
+        shape = going.shape(rows, limit)
+        bucket = shape.bucket
+        smaller = limit.lowered(rows, groups, shape, passing=True)
+        if smaller is None:
+            raise OutOfMemory(
+                f"memory ran out in an evaluation at micro-batch 1, one row of {bucket}: {shortage.text}",
+                hint="lower data.max_input_tokens and data.max_target_tokens, or take a smaller model",
+            )
+        log.warning(
+            "memory ran out in an evaluation; it is done again with %d instead of %d rows of %s: %s",
+            smaller.size(bucket), limit.size(bucket), bucket, shortage.text,
+        )  # fmt: skip
+        limit = smaller
+
+
+def _loss(loaded: LoadedModel, rows: Rows, going: Pass, limit: Limit, journal: Journal, stop: Stop) -> float:
     journal.phase("evaluate")
     total = torch.zeros((), dtype=torch.float64, device=loaded.model.device)
-    batches = micro_batches(rows, groups, limit, loaded.pad_id)
-    for done, batch in enumerate(batches, start=1):
+    going.batches = batches = micro_batches(rows, going.groups, limit, loaded.pad_id)
+    for done, batch in enumerate(batches):
         stop.look()
+        going.at = done
         total += token_loss_sum(loaded.model, batch)
-        journal.progress(done / len(batches))
+        journal.progress((done + 1) / len(batches))
     loss = float(total.item()) / sum(batch.target_tokens for batch in batches)
     if not math.isfinite(loss):
         raise NonFinite(
@@ -102,16 +131,16 @@ def _loss(
     return loss
 
 
-def _generate(
-    loaded: LoadedModel, rows: Rows, groups: Sequence[Int64], limit: Limit, journal: Journal, stop: Stop
-) -> list[Sample]:
-    if not groups:
+def _generate(loaded: LoadedModel, rows: Rows, going: Pass, limit: Limit, journal: Journal, stop: Stop) -> list[Sample]:
+    if not going.groups:
         return []
     journal.phase("generate")
     decode = loaded.tokenizer.decode
     texts: dict[int, Sample] = {}
-    for batch in micro_batches(rows, groups, limit, loaded.pad_id):
+    going.batches = batches = micro_batches(rows, going.groups, limit, loaded.pad_id)
+    for number, batch in enumerate(batches):
         stop.look()
+        going.at = number
         device = loaded.model.device
         written = loaded.model.generate(  # type: ignore[operator]
             input_ids=batch.input_ids.to(device),
@@ -128,5 +157,5 @@ def _generate(
                 target=decode(labels[labels != IGNORED], skip_special_tokens=True),
                 generated=decode(written[index], skip_special_tokens=True),
             )
-        journal.progress(len(texts) / sum(map(len, groups)))
+        journal.progress(len(texts) / sum(map(len, going.groups)))
     return [texts[row] for row in sorted(texts)]

@@ -7,25 +7,29 @@ does not either), so that on CUDA the host runs ahead; losses stay tensors until
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
 
-from jobs.errors import OutOfMemory, OutOfMemoryInOptimizer
-from jobs.events import OomRecovered
+from jobs.errors import OutOfMemoryInOptimizer
 from jobs.plan import Plan
 from jobs.spec import JobSpec
 from worker.training import t5_loss
-from worker.training.batches import Batch, Limit, micro_batches
+from worker.training.batches import Batch, micro_batches
 from worker.training.data import Int32, Rows
+from worker.training.evidence import Evidence
 from worker.training.journal import Journal
-from worker.training.memory import Cache, describe, is_out_of_memory
+from worker.training.limits import Limit, SafeSize
+from worker.training.memory import Cache
 from worker.training.optimizer import Optimizer
 from worker.training.order import StepOrder
+from worker.training.out_of_memory import KINDS, Neighbours, Shortage
 from worker.training.randomness import seed_step
+from worker.training.recovery import Pass, Recovery
 from worker.training.schedule import learning_rate
+from worker.training.stop import Stop
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,11 @@ class StepResult:
     """Of the model, forward and backward, at the real lengths of the rows; 0 where they cannot be counted."""
     data_wait_s: float
     micro_batch: int
-    """Rows of the longest shape in a micro-batch, from now on."""
+    """Rows of the longest shape in a micro-batch: the least of the step's length buckets."""
+    largest: tuple[int, int, int]
+    """Rows, input and target tokens of the largest micro-batch, padding included."""
+    safe: Mapping[str, SafeSize] = field(default_factory=dict)
+    """What memory has taught so far, by length bucket: from where the next step goes on."""
 
 
 def steps(
@@ -64,57 +72,53 @@ def steps(
     pad_id: int,
     cache: Cache,
     journal: Journal,
+    safe: Mapping[str, SafeSize] | None = None,
     flops: Callable[[Int32, Int32], float] | None = None,
+    neighbours: Neighbours | None = None,
+    stop: Stop | None = None,
+    evidence: Evidence | None = None,
     rank: int = 0,
 ) -> Iterator[StepResult]:
     """Steps `after` + 1 to the last, in order. `flops` counts those of rows of so many input and target tokens.
 
     Memory that runs out inside a step costs time only: its gradients are dropped and the same step is redone from its
-    rows in micro-batches of half the size, with the same seed; the smaller size is kept.
+    rows with the same seed, where nothing else helps (`recovery.Recovery`) in smaller micro-batches of that length
+    bucket. `safe` says where an earlier attempt stood in that, `evidence` where to write down what happened.
+    `neighbours` knows who else is on the card, and needs `stop` for its waits; None on a CPU.
 
-    Raises NonFinite (the weights are those before the bad step), OutOfMemory (at micro-batch 1, or when the job says
-    `on_oom: fail`), OutOfMemoryInOptimizer (then nothing may be repeated: some weights may be updated, others not).
+    Raises NonFinite (the weights are those before the bad step), OutOfMemory (at one row, or when the job says
+    `on_oom: fail`), OutOfMemoryInOptimizer (then nothing may be repeated: some weights may be updated, others not),
+    StopAsked in a wait (the weights are those of the step before).
     """
-    schedule = spec.schedule
-    limit = Limit.of(rows, micro_batch)
+    schedule, device = spec.schedule, cache.device
+    limit = Limit.of(rows, micro_batch, safe)
+    recovery = Recovery(model, rows, cache, journal, spec, plan, neighbours, stop, evidence)
     model.train()
     for number in range(after + 1, plan.steps + 1):
         start = time.perf_counter()
+        if opens_epoch(order, number):
+            limit = limit.regrown()
         groups = order.groups_of(number - 1)
         data_wait = time.perf_counter() - start
         while True:
-            lost_since, failure = time.perf_counter(), None
+            going = Pass(number, groups, began=time.perf_counter())
             try:
-                batches = micro_batches(rows, groups, limit, pad_id)
-                data_wait += time.perf_counter() - lost_since
+                going.batches = batches = micro_batches(rows, groups, limit, pad_id)
+                data_wait += time.perf_counter() - going.began
                 seed_step(schedule.seed, number, rank)
-                loss = accumulate(model, batches, journal)
+                loss = accumulate(model, batches, journal, going)
                 break
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
+            except KINDS as error:
+                shortage = Shortage.of(error, device, details=evidence is not None and evidence.wanted())
+                if shortage is None:
                     raise
-                failure = str(error).splitlines()[0][:500]
             # Outside the `except`: inside, the traceback would keep the activations of the failed pass alive.
-            state = describe(cache.device)
-            model.zero_grad(set_to_none=True)
-            cache.clear()
-            smaller = limit.smaller(rows, groups)
-            if spec.memory.on_oom == "fail" or smaller is None:
-                raise _out_of_memory(number, limit.micro_batch, spec, failure, state)
-            journal.note(
-                OomRecovered(
-                    step=number,
-                    micro_batch_before=limit.micro_batch,
-                    micro_batch_after=smaller.micro_batch,
-                    message=f"{failure} ({state})",
-                    milliseconds_lost=(time.perf_counter() - lost_since) * 1000,
-                )
-            )
-            limit = smaller
+            limit = recovery.again(shortage, going, limit)
+            del shortage  # its snapshot can be large
         rate = learning_rate(
             number, peak=schedule.learning_rate, steps=plan.steps, warmup=plan.warmup_steps, decay=schedule.decay
         )
-        norm = _update(optimizer, number, rate, loss, cache)
+        norm = _update(optimizer, number, rate, loss, device)
         model.zero_grad(set_to_none=True)
         journal.progress(number / plan.steps, step=number)
         lengths = [(rows.input_lengths[batch.rows], rows.target_lengths[batch.rows]) for batch in batches]
@@ -130,19 +134,32 @@ def steps(
             padded_tokens=sum(batch.input_ids.numel() + batch.labels.numel() for batch in batches),
             flops=0.0 if flops is None else sum(flops(*both) for both in lengths),
             data_wait_s=data_wait,
-            micro_batch=limit.micro_batch,
+            micro_batch=min(limit.size(batch.shape.bucket) for batch in batches),
+            largest=max(((*batch.input_ids.shape, batch.labels.shape[1]) for batch in batches), key=_positions),
+            safe=limit.safe,
         )
         model.train()  # the caller may have evaluated
 
 
-def accumulate(model: PreTrainedModel, batches: Sequence[Batch], journal: Journal | None = None) -> torch.Tensor:
+def opens_epoch(order: StepOrder, number: int) -> bool:
+    """Whether step `number` (from 1) is the first that begins in a new epoch; the first of a run is not."""
+    done, before = (order.epoch_of(count - 1) if count > 0 else 0.0 for count in (number - 1, number - 2))
+    return int(done) > int(before)
+
+
+def accumulate(
+    model: PreTrainedModel, batches: Sequence[Batch], journal: Journal | None = None, going: Pass | None = None
+) -> torch.Tensor:
     """Forward and backward over the micro-batches of one step: adds to `.grad`, returns the loss (0-dim, detached).
 
     The loss is the sum over target tokens / all target tokens of the step: the same however its rows are cut.
+    `going` is told which of them is in the model.
     """
     tokens = sum(batch.target_tokens for batch in batches)
     loss: torch.Tensor | None = None
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        if going is not None:
+            going.at = number
         part = token_loss_sum(model, batch) / tokens
         part.backward()
         loss = part.detach() if loss is None else loss + part.detach()
@@ -159,31 +176,22 @@ def token_loss_sum(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     return t5_loss.token_loss_sum(model, _onto(batch.input_ids, device), mask, _onto(batch.labels, device))
 
 
-def _update(optimizer: Optimizer, number: int, rate: float, loss: torch.Tensor, cache: Cache) -> torch.Tensor:
+def _update(optimizer: Optimizer, number: int, rate: float, loss: torch.Tensor, device: torch.device) -> torch.Tensor:
     try:
         return optimizer.step(number, rate, loss)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+    except KINDS as error:
+        shortage = Shortage.of(error, device)
+        if shortage is None:
             raise
-        failure = str(error).splitlines()[0][:500]
     raise OutOfMemoryInOptimizer(
-        f"memory ran out in the optimizer at step {number}: {failure} ({describe(cache.device)})",
+        f"memory ran out in the optimizer at step {number}: {shortage.text}",
         hint="the job goes on from its newest checkpoint; a smaller memory.micro_batch leaves the optimizer more room",
     )
 
 
-def _out_of_memory(number: int, micro_batch: int, spec: JobSpec, failure: str | None, state: str) -> OutOfMemory:
-    if micro_batch > 1:
-        hint = "memory.on_oom: recover redoes such a step in smaller micro-batches"
-    else:
-        hint = (
-            "set memory.recompute_layers: 1, lower data.max_input_tokens and max_target_tokens, or take a smaller model"
-        )
-    return OutOfMemory(
-        f"memory ran out in step {number} at micro-batch {micro_batch}, with up to {spec.data.max_input_tokens} input "
-        f"and {spec.data.max_target_tokens} target tokens a row: {failure} ({state})",
-        hint=hint,
-    )
+def _positions(shape: tuple[int, int, int]) -> int:
+    rows, inputs, targets = shape
+    return rows * (inputs + targets)
 
 
 def _onto(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Memory of the training process: what is in use, what an out-of-memory error looks like, clearing the cache."""
+"""Memory of the training process: what is in use, and clearing the cache."""
 
 from __future__ import annotations
 
@@ -9,39 +9,20 @@ from dataclasses import dataclass
 
 import torch
 
-# Not only torch.OutOfMemoryError: drivers, libraries and the CPU allocator have their own words.
-MESSAGES = (
-    "out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "can't allocate memory",
-    "could not create a primitive",
-    "bad_alloc",
-    "Cannot allocate memory",
-)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, on any device."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    text = str(error)
-    if isinstance(error, RuntimeError) and "NCCL" in text and "memory" in text:
-        return True
-    return isinstance(error, RuntimeError) and any(message in text for message in MESSAGES)
-
 
 class Cache:
-    """The allocator's cache: clears it, and counts how often and for how long (both go into the metrics)."""
+    """The allocator's cache: clears it, and counts how often, for how long, and what came of it (for the metrics)."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.clears = 0
         self.seconds = 0.0
+        self.freed = 0
+        """Bytes: CUDA: reserved by torch before, less after; CPU: resident."""
 
     def clear(self) -> None:
         """Give unused memory back to the card (CUDA) or to the system (CPU)."""
-        start = time.perf_counter()
+        start, held = time.perf_counter(), self._held()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         else:
@@ -49,6 +30,10 @@ class Cache:
             _malloc_trim()
         self.clears += 1
         self.seconds += time.perf_counter() - start
+        self.freed += max(0, held - self._held())
+
+    def _held(self) -> int:
+        return torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else process_bytes("VmRSS")
 
 
 @dataclass(frozen=True)
@@ -77,18 +62,8 @@ def process_bytes(field: str) -> int:
     raise OSError(f"/proc/self/status has no {field}")
 
 
-def describe(device: torch.device) -> str:
-    """The state of memory in one line, for error messages."""
-    if device.type != "cuda":
-        return f"resident {_gib(process_bytes('VmRSS'))}, at peak {_gib(process_bytes('VmHWM'))}"
-    free, total = torch.cuda.mem_get_info(device)
-    return (
-        f"allocated {_gib(torch.cuda.memory_allocated(device))}, reserved {_gib(torch.cuda.memory_reserved(device))}, "
-        f"free {_gib(free)} of {_gib(total)}"
-    )
-
-
-def _gib(size: int) -> str:
+def gib(size: int) -> str:
+    """Bytes for people."""
     return f"{size / 2**30:.2f} GiB"
 
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 import ctypes
 import logging
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
+
+from jobs.events import CardProcess
 
 LIBRARY = "libnvidia-ml.so.1"
 TEMPERATURE_OF_THE_GPU = 0
 MOST_PROCESSES = 64
+LONGEST_NAME = 256
 UNKNOWN_BYTES = 2**64 - 1
 
 log = logging.getLogger("longhaul.trainer")
@@ -25,6 +29,16 @@ class _Utilization(ctypes.Structure):
 
 class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _Memory2(ctypes.Structure):
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("total", ctypes.c_ulonglong),
+        ("reserved", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
 
 
 class _Process(ctypes.Structure):
@@ -49,11 +63,12 @@ class CardUse:
 
 
 @dataclass(frozen=True)
-class CardProcess:
-    """A process with a CUDA context on the card. In a container the pid is the host's, and only one's own is listed."""
+class CardMemory:
+    """Bytes of the whole card. `used` is what processes hold: what the driver keeps for itself is in neither figure."""
 
-    pid: int
-    memory_used: int | None
+    total: int
+    free: int
+    used: int
 
 
 class Card:
@@ -77,15 +92,41 @@ class Card:
             power_w=milliwatts.value / 1000 if has_power else None,
         )
 
+    def memory(self) -> CardMemory | None:
+        """How full the card is; None when the driver does not tell. One without the newer function counts its own."""
+        newer = _Memory2(version=ctypes.sizeof(_Memory2) | 2 << 24)
+        if self._ask("nvmlDeviceGetMemoryInfo_v2", ctypes.byref(newer)):
+            return CardMemory(newer.total, newer.free, newer.used)
+        older = _Memory()
+        if self._ask("nvmlDeviceGetMemoryInfo", ctypes.byref(older)):
+            return CardMemory(older.total, older.free, older.used)
+        return None
+
     def processes(self) -> list[CardProcess] | None:
-        """Who computes on the card; None when the driver does not tell."""
-        count = ctypes.c_uint(MOST_PROCESSES)
-        found = (_Process * MOST_PROCESSES)()
-        if not self._ask("nvmlDeviceGetComputeRunningProcesses_v3", ctypes.byref(count), found):
+        """Who computes or draws on the card, as far as the driver shows it here; None when it does not tell.
+
+        In a container the driver shows few, or none, and pids may be those of the host.
+        """
+        found: dict[int, CardProcess] = {}
+        told = False
+        for kind in ("Compute", "Graphics"):
+            count = ctypes.c_uint(MOST_PROCESSES)
+            entries = (_Process * MOST_PROCESSES)()
+            if not self._ask(f"nvmlDeviceGet{kind}RunningProcesses_v3", ctypes.byref(count), entries):
+                continue
+            told = True
+            for entry in entries[: count.value]:
+                size = None if entry.used == UNKNOWN_BYTES else entry.used
+                found.setdefault(entry.pid, CardProcess(pid=entry.pid, name=self._name(entry.pid), memory_bytes=size))
+        return list(found.values()) if told else None
+
+    def _name(self, pid: int) -> str | None:
+        text = ctypes.create_string_buffer(LONGEST_NAME)
+        try:
+            answer = self._library.nvmlSystemGetProcessName(ctypes.c_uint(pid), text, ctypes.c_uint(LONGEST_NAME))
+        except AttributeError:
             return None
-        return [
-            CardProcess(each.pid, None if each.used == UNKNOWN_BYTES else each.used) for each in found[: count.value]
-        ]
+        return PurePath(text.value.decode(errors="replace")).name or None if answer == 0 else None
 
     def _ask(self, function: str, *arguments: Any) -> bool:
         try:

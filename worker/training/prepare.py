@@ -31,8 +31,10 @@ from worker.training.characters import Rewriter
 from worker.training.data import FORMAT, PreparedDataset
 from worker.training.encoding import Recipe
 from worker.training.journal import Journal
+from worker.training.limits import Limit
 from worker.training.model_files import read_config
 from worker.training.origin import find_source
+from worker.training.planning.stages import plan_stage
 from worker.training.pool import EncoderPool, cores
 from worker.training.reading import Reader, Row, format_of, open_source
 from worker.training.settings import TrainerSettings
@@ -82,16 +84,24 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[st
             "complete": True,
         }
     )
+    config = read_config(model, plan.model.source)
+    longest = Limit.of(dataset.train, 1)
+    widths = longest.input_width, longest.target_width
+    memory = plan_stage(run, spec, config, widths, settings, journal, plan.memory)
     complete = with_time(
-        make_plan(spec, plan.model.model_copy(update={"folder": str(model)}), data, settings.device),
+        make_plan(spec, plan.model.model_copy(update={"folder": str(model)}), data, settings.device, memory),
         spec,
-        read_config(model, plan.model.source),
+        config,
         RowLengths(dataset.train.input_lengths, dataset.train.target_lengths),
         settings,
     )
     run.write_plan(complete)
-    time = complete.time and complete.time.told()
-    return {"data": {**dataset.manifest["report"], "prepared": str(folder)}, "steps": complete.steps, "time": time}
+    return {
+        "data": {**dataset.manifest["report"], "prepared": str(folder)},
+        "steps": complete.steps,
+        "time": complete.time and complete.time.told(),
+        "memory": memory.told(),
+    }
 
 
 def find_sources(data: DataSpec, plan: DataPlan, settings: TrainerSettings, journal: Journal) -> list[Source]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from jobs.cards import CARD
+from jobs.cards import CARD, CardFacts
+from jobs.memory_plan import TEST_LIMIT
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,14 @@ class TrainerSettings:
     device: Literal["cpu", "cuda"]
     offline: bool
     """No hub access at all (a user's HF_HUB_OFFLINE)."""
-    card: str | None = None
-    """Name of the card that will train, as far as the supervisor knows; for the time plan of check and prepare."""
+    card: CardFacts | None = None
+    """The card that will train, as far as the supervisor knows; for the plans of check and prepare."""
+    test_memory_limit: int | None = None
+    """Tests alone: bytes that an attempt really gets, whatever was planned (hard_limit.py)."""
 
 
 def from_environment(environ: Mapping[str, str]) -> TrainerSettings:
-    """LONGHAUL_DATA, LONGHAUL_PREPARED, LONGHAUL_MODELS, LONGHAUL_DEVICE, LONGHAUL_CARD, HF_HUB_OFFLINE."""
+    """LONGHAUL_DATA, LONGHAUL_PREPARED, LONGHAUL_MODELS, LONGHAUL_DEVICE, LONGHAUL_CARD, HF_HUB_OFFLINE, TEST_LIMIT."""
     device = environ.get("LONGHAUL_DEVICE", "cuda")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"LONGHAUL_DEVICE is {device!r}; it is cpu or cuda")
@@ -38,5 +41,6 @@ def from_environment(environ: Mapping[str, str]) -> TrainerSettings:
         models=Path(environ.get("LONGHAUL_MODELS", "models")).resolve(),
         device=cast(Literal["cpu", "cuda"], device),
         offline=environ.get("HF_HUB_OFFLINE", "") not in ("", "0"),
-        card=environ.get(CARD) or None,
+        card=CardFacts.parse(environ[CARD]) if environ.get(CARD) else None,
+        test_memory_limit=int(environ[TEST_LIMIT]) if environ.get(TEST_LIMIT) else None,
     )

@@ -48,6 +48,6 @@ def with_time(
         recomputed_flops=scale * again.forward(lengths.inputs, lengths.targets),
         estimated=lengths.estimated,
         device=settings.device,
-        card=settings.card,
+        card=settings.card.name if settings.card else None,
     )
     return plan.model_copy(update={"time": time})

@@ -17,25 +17,27 @@ from jobs.files import LineWriter
 from jobs.plan import Plan
 from jobs.rundir import RunDir
 from jobs.spec import JobSpec
-from worker.training import checkpoint, guards, order
+from worker.training import checkpoint, first_step, guards, hard_limit, order, start
 from worker.training.checkpoint import TrainState
 from worker.training.compiled import compile_blocks
 from worker.training.data import PreparedDataset
 from worker.training.device import hold_device, hold_job, prepare_numerics
 from worker.training.evaluate import evaluate
+from worker.training.evidence import Evidence
 from worker.training.flops import Flops
 from worker.training.journal import Journal
 from worker.training.loop import steps
 from worker.training.memory import Cache
 from worker.training.model import WEIGHTS, LoadedModel, load, weights_of, write_model
 from worker.training.model_files import read_config
+from worker.training.neighbours import Neighbours
 from worker.training.optimizer import Optimizer, make_optimizer
 from worker.training.pace import Pace
 from worker.training.randomness import seed_step
 from worker.training.settings import TrainerSettings
 from worker.training.stop import Stop, StopAsked
 from worker.training.tensorfile import write_tensors
-from worker.training.window import Meter
+from worker.training.window import Meter, fragmented
 
 INTERRUPTED = 75
 log = logging.getLogger("longhaul.trainer")
@@ -54,6 +56,7 @@ class Bench:
     loaded: LoadedModel
     optimizer: Optimizer
     cache: Cache
+    neighbours: Neighbours
     state: TrainState
     meter: Meter
     metrics: LineWriter
@@ -63,11 +66,19 @@ def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: Stop, 
     """Train until done (exit code 0) or asked to stop (75). Every other typed end is a StageError."""
     device = torch.device(settings.device)
     guards.refuse_poor_device(device)
-    with contextlib.ExitStack() as locks:
-        locks.enter_context(hold_job(run))
+    limit = hard_limit.limit_of(run.spec().memory, settings.test_memory_limit)
+    with contextlib.ExitStack() as held:
+        held.enter_context(hold_job(run))
         try:
-            locks.enter_context(hold_device(run, device, journal, stop))
-            bench = set_up(run, device, journal, stop, attempt)
+            held.enter_context(hold_device(run, device, journal, stop))
+            neighbours = Neighbours.of(device)
+            held.enter_context(hard_limit.on_card(device, limit))
+            with start.loading(run):
+                bench = set_up(run, device, neighbours, journal, stop, attempt)
+            loaded = bench.loaded
+            held.enter_context(
+                hard_limit.on_host(device, limit, loaded.model, bench.optimizer, bench.data.train, loaded.pad_id)
+            )
             stop.look()
         except StopAsked:
             return interrupted(journal)
@@ -82,22 +93,26 @@ def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: Stop, 
     return 0
 
 
-def set_up(run: RunDir, device: torch.device, journal: Journal, stop: Stop, attempt: int) -> Bench:
-    """Load the model once, allocate every optimizer state, go back to the newest checkpoint that verifies."""
+def set_up(
+    run: RunDir, device: torch.device, neighbours: Neighbours, journal: Journal, stop: Stop, attempt: int
+) -> Bench:
+    """Decide what to train with; load once, allocate every state, go back to the newest checkpoint that verifies."""
     spec, plan = run.spec(), run.plan()
-    if plan.model.folder is None or plan.data.prepared is None:
+    folder, prepared = plan.model.folder, plan.data.prepared
+    if folder is None or prepared is None:
         raise Refused(
             "plan.json names no prepared model and data", code="not_prepared", hint="run the stage prepare first"
         )
     checkpoint.clean(run)
+    journal.phase("load")
+    plan = start.planned(run, spec, plan, attempt, device, neighbours, journal, stop)
     prepare_numerics(device)
     seed_step(spec.schedule.seed, 0, 0)
-    journal.phase("load")
     found = checkpoint.newest(run, spec.sha256(), journal)
     if found is not None:
         refuse_other_order(found.state)
     loaded = load(
-        Path(plan.model.folder),
+        Path(folder),
         device,
         dropout=spec.schedule.dropout,
         fused=spec.speed.fused,
@@ -111,6 +126,7 @@ def set_up(run: RunDir, device: torch.device, journal: Journal, stop: Stop, atte
     if found is not None:
         checkpoint.restore(found, loaded.model, optimizer)
         state = found.state
+        state.micro_batch = min(state.micro_batch, plan.resolved.micro_batch)
     else:
         state = TrainState(spec_sha256=spec.sha256(), order=order.VERSION, micro_batch=plan.resolved.micro_batch)
     guards.refuse_copied(loaded.model, loaded.pointers)
@@ -135,12 +151,20 @@ def set_up(run: RunDir, device: torch.device, journal: Journal, stop: Stop, atte
         plan=plan,
         journal=journal,
         stop=stop,
-        data=PreparedDataset.open(Path(plan.data.prepared)),
+        data=PreparedDataset.open(Path(prepared)),
         loaded=loaded,
         optimizer=optimizer,
         cache=cache,
+        neighbours=neighbours,
         state=state,
-        meter=Meter(cache=cache, attempt=attempt, pace=Pace(spec, plan, state.window.asides), window=state.window),
+        meter=Meter(
+            cache=cache,
+            attempt=attempt,
+            pace=Pace(spec, plan, state.window.asides),
+            window=state.window,
+            planned_bytes=None if plan.memory is None else plan.memory.peak_bytes,
+            neighbours=neighbours,
+        ),
         metrics=LineWriter(run.metrics_file),
     )
 
@@ -158,11 +182,13 @@ def refuse_other_order(state: TrainState) -> None:
 
 def learn(bench: Bench) -> None:
     """All steps that are left, and after each, in this order: log, stop if asked, evaluate, save, clear the cache."""
-    spec, state, meter = bench.spec, bench.state, bench.meter
+    spec, state, meter, memory = bench.spec, bench.state, bench.meter, bench.plan.memory
+    device, first = bench.cache.device, state.step + 1
     schedule = spec.schedule
     saved_at = time.monotonic()
     meter.pace.begin()
     bench.journal.phase("step", step=state.step)
+    first_step.begin(device)
     for result in steps(
         bench.loaded.model,
         bench.optimizer,
@@ -172,16 +198,24 @@ def learn(bench: Bench) -> None:
         bench.plan,
         after=state.step,
         micro_batch=state.micro_batch,
+        safe=state.safe,
         pad_id=bench.loaded.pad_id,
         cache=bench.cache,
         journal=bench.journal,
         flops=Flops.of_config(read_config(bench.loaded.folder, bench.loaded.folder.name)).rows,
+        neighbours=bench.neighbours,
+        stop=bench.stop,
+        evidence=Evidence(bench.run.path),
     ):
-        state.step, state.micro_batch, state.validation_loss = result.step, result.micro_batch, None
+        state.step, state.safe, state.validation_loss = result.step, dict(result.safe), None
+        if result.step == first:
+            first_step.tell(bench.journal, device, memory, result, start.Ways(spec, bench.plan, device))
         meter.add(result)
         if result.step % spec.log.every_steps == 0 or result.step == bench.plan.steps:
             bench.optimizer.raise_if_nonfinite()
-            bench.metrics.write(meter.row(result, time.time()))
+            bench.metrics.write(row := meter.row(result, time.time()))
+            if memory is not None and fragmented(row, memory.budget_bytes):
+                bench.cache.clear()
         bench.stop.look()
         if result.step % spec.evaluate.every_steps == 0:
             look(bench)
@@ -213,6 +247,7 @@ def look(bench: Bench) -> None:
         max_rows=spec.evaluate.max_rows,
         samples=spec.evaluate.samples,
         micro_batch=state.micro_batch,
+        safe=state.safe,
         cache=bench.cache,
         journal=bench.journal,
         stop=bench.stop,
@@ -240,9 +275,9 @@ def save(bench: Bench) -> None:
         return
     bench.optimizer.raise_if_nonfinite()
     state.window = bench.meter.settled()
-    start = time.perf_counter()
+    began = time.perf_counter()
     checkpoint.save(bench.run, state, bench.loaded.model, bench.optimizer, bench.spec.checkpoint.keep, bench.journal)
-    bench.meter.pace.saved(time.perf_counter() - start)
+    bench.meter.pace.saved(time.perf_counter() - began)
     bench.journal.phase("step", step=state.step)
 
 

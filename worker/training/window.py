@@ -12,9 +12,13 @@ from jobs.events import MetricRow
 from worker.training.device import card_id
 from worker.training.host import host_memory
 from worker.training.loop import StepResult
-from worker.training.memory import Cache, memory_use, process_bytes
+from worker.training.memory import Cache, MemoryUse, memory_use, process_bytes
+from worker.training.neighbours import Neighbours
 from worker.training.nvml import Card, CardUse, open_card
 from worker.training.pace import Asides, Pace
+
+FRAGMENTED, FULL = 0.25, 0.9
+"""Shares: of the reserved memory that was not in use even at the peak; of the budget that is reserved."""
 
 
 class Window(BaseModel):
@@ -43,6 +47,10 @@ class Meter:
     attempt: int
     pace: Pace
     window: Window
+    planned_bytes: int | None = None
+    """Peak as predicted for the largest micro-batch; None where it was not planned."""
+    neighbours: Neighbours | None = None
+    """Who else is on the card; None where nobody is asked."""
     card: Card | None = field(init=False, repr=False)
     """None on CPU, and where the driver tells nothing."""
     peak: float | None = field(init=False)
@@ -84,6 +92,8 @@ class Meter:
         count, seconds = len(window.losses), max(window.seconds, 1e-9)
         memory, host = memory_use(self.cache.device), host_memory()
         card = self.card.use() if self.card is not None else CardUse()
+        foreign = self.neighbours.use() if self.neighbours is not None else None
+        on_card = self.cache.device.type == "cuda"
         tokens, flops = window.input_tokens + window.target_tokens, window.flops / seconds
         row = MetricRow(
             step=result.step,
@@ -103,8 +113,12 @@ class Meter:
             eta_s=self.pace.left_s(result.step),
             memory_bytes=memory.allocated,
             memory_reserved_bytes=memory.reserved,
+            memory_planned_bytes=self.planned_bytes,
+            memory_fragmentation=fragmentation(memory) if on_card else None,
+            gpu_memory_foreign_bytes=None if foreign is None else foreign.bytes,
             cache_clears=self.cache.clears,
             cache_clear_s=self.cache.seconds,
+            cache_freed_bytes=self.cache.freed,
             micro_batch=result.micro_batch,
             data_wait_fraction=min(1.0, window.data_wait_s / seconds),
             gpu_utilisation=card.utilisation,
@@ -117,3 +131,14 @@ class Meter:
         )
         self.window = Window(asides=self.pace.asides)  # the very object: what is measured later is in it, too
         return row
+
+
+def fragmentation(use: MemoryUse) -> float:
+    """Share of the reserved memory that was not allocated at the peak, 0 to 1."""
+    return max(0.0, 1 - use.allocated / use.reserved) if use.reserved else 0.0
+
+
+def fragmented(row: MetricRow, budget: int) -> bool:
+    """Whether to clear the cache at once: the budget is nearly used up, and much of that by memory not in use."""
+    lost = row.memory_fragmentation
+    return lost is not None and lost > FRAGMENTED and row.memory_reserved_bytes > FULL * budget

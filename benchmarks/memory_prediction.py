@@ -1,0 +1,346 @@
+"""Predicted peaks of a training step against real allocations on the CPU, and FLAN-T5-XL's on cards of three sizes.
+
+    python -m benchmarks.memory_prediction [--only NAME] [--threads 2]
+
+A configuration is a model with random weights that takes two micro-batches and an update, then one more micro-batch and
+the update of a step in the middle of a run under torch's profiler, which tells every allocation. The peak is what was
+live before (weights, gradients, states) and the highest sum of allocations since. `configurations` holds predicted and
+real peaks of the passes and of the update, `max_error` is the largest relative error of a whole step's peak, and
+`max_update_error` of an update's.
+
+`xl_seconds` and `xl_rss_bytes` are those of a fresh process, imports included, that predicts one step of XL
+(`xl_cpu_seconds`: what it took of the processors); `xl_peak_gib` is that step on a card: micro-batch 8, 256/256 tokens,
+adamw_8bit, nothing recomputed, context included. `xl_table` holds, for cards of 24, 32 and 48 GB, two shapes, three
+ways to recompute and the optimizers, the largest micro-batch (0: not even one row fits) and its peak.
+
+JSON on the last line. Exit code 1 when a limit is broken: `max_error` 0.02, `xl_seconds` 10, `xl_rss_bytes` 2e9,
+`xl_peak_gib` 28.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+from transformers import PreTrainedModel
+
+from benchmarks.random_t5 import SHAPES
+from jobs.spec import ScheduleSpec
+from worker.training.journal import Journal
+from worker.training.memory import process_bytes
+from worker.training.optimizer import Optimizer, OptimizerName, make_optimizer
+from worker.training.planning.bare_model import TaskKind, bare_model, give_device
+from worker.training.planning.prediction import Predictor, Setting, Shape
+from worker.training.t5_loss import token_loss_sum
+
+GIB = 2**30
+ERROR_LIMIT, SECONDS_LIMIT, RSS_LIMIT, PEAK_LIMIT = 0.02, 10.0, 2e9, 28.0
+CONTEXT = int(0.8 * GIB)
+CARDS = {"24 GB": 23.5, "32 GB": 31.4, "48 GB": 47.4}
+"""GiB that a card of a nominal size reports."""
+MOST_ROWS = 512
+OPTIMIZERS: tuple[OptimizerName, ...] = ("adamw", "adamw_8bit", "adafactor")
+
+_T5 = SHAPES["xl"]
+MODELS: dict[str, tuple[TaskKind, dict[str, Any]]] = {
+    "t5-small": ("seq2seq", _T5 | {
+        "d_model": 512, "d_ff": 1024, "num_heads": 6, "num_layers": 8, "num_decoder_layers": 8,
+    }),
+    "t5-small-tied": ("seq2seq", _T5 | {
+        "d_model": 512, "d_ff": 2048, "num_heads": 8, "num_layers": 6, "num_decoder_layers": 6,
+        "tie_word_embeddings": True, "feed_forward_proj": "relu",
+    }),
+    "t5-base": ("seq2seq", _T5 | {
+        "d_model": 768, "d_ff": 2048, "num_heads": 12, "num_layers": 12, "num_decoder_layers": 12,
+    }),
+    "qwen2": ("causal", {
+        "model_type": "qwen2", "vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1536,
+        "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    }),
+    "roberta": ("classification", {
+        "model_type": "roberta", "vocab_size": 50265, "hidden_size": 384, "intermediate_size": 1536,
+        "num_hidden_layers": 6, "num_attention_heads": 6, "max_position_embeddings": 514, "type_vocab_size": 1,
+        "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "num_labels": 3,
+    }),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What is predicted and measured."""
+
+    name: str
+    model: str
+    optimizer: OptimizerName
+    rows: int
+    inputs: int
+    targets: int
+    recompute_layers: int = 0
+    dtype: torch.dtype = torch.bfloat16
+    fused: bool = True
+    padded: bool = True
+
+
+FP32 = torch.float32
+CONFIGURATIONS = (
+    Configuration("small, long/long", "t5-small", "adamw_8bit", 8, 256, 256),
+    Configuration("small, long/short, not padded", "t5-small", "adamw_8bit", 8, 384, 64, padded=False),
+    Configuration("small, short/long", "t5-small", "adafactor", 8, 64, 256),
+    Configuration("small, recompute 1", "t5-small", "adafactor", 16, 256, 256, recompute_layers=1),
+    Configuration("small, recompute 2", "t5-small", "adamw", 16, 256, 256, recompute_layers=2),
+    Configuration("small, fp32", "t5-small", "adamw", 8, 256, 128, dtype=FP32),
+    Configuration("small, fp32, recompute 1", "t5-small", "adamw_8bit", 8, 128, 256, dtype=FP32, recompute_layers=1),
+    Configuration("small, stock", "t5-small", "adafactor", 4, 256, 256, fused=False),
+    Configuration("small, stock, not padded", "t5-small", "adamw_8bit", 8, 128, 128, fused=False, padded=False),
+    Configuration("small, stock, fp32, recompute 2", "t5-small", "adafactor", 4, 256, 128, 2, FP32, fused=False),
+    Configuration("small tied, ReLU", "t5-small-tied", "adafactor", 8, 256, 64),
+    Configuration("base, adamw", "t5-base", "adamw", 4, 256, 128),
+    Configuration("base, 8-bit", "t5-base", "adamw_8bit", 8, 128, 128),
+    Configuration("base, adafactor, recompute 2", "t5-base", "adafactor", 16, 128, 128, recompute_layers=2),
+    Configuration("base, fp32, recompute 1", "t5-base", "adafactor", 4, 64, 128, dtype=FP32, recompute_layers=1),
+    Configuration("base, stock", "t5-base", "adafactor", 4, 256, 64, fused=False),
+    Configuration("Qwen2", "qwen2", "adafactor", 8, 256, 0),
+    Configuration("Qwen2, fp32, recompute 1, not padded", "qwen2", "adamw", 8, 128, 0, 1, FP32, padded=False),
+    Configuration("RoBERTa", "roberta", "adamw_8bit", 16, 256, 0),
+    Configuration("RoBERTa, fp32, not padded", "roberta", "adafactor", 16, 128, 0, dtype=FP32, padded=False),
+)
+
+
+def main(argv: list[str]) -> int:
+    """Measure, predict, print."""
+    arguments = parse(argv)
+    if arguments.xl:
+        print(json.dumps(predict_xl()))
+        return 0
+    torch.set_num_threads(arguments.threads)
+    on_cards = xl() if arguments.only is None else {}
+    figures = []
+    for configuration in CONFIGURATIONS:
+        if arguments.only is None or arguments.only in configuration.name:
+            figures.append(compared(configuration))
+            print(told(figures[-1]), flush=True)
+    result: dict[str, Any] = {
+        "configurations": figures,
+        "max_error": max(abs(one["error"]) for one in figures),
+        "max_update_error": max(abs(one["update_error"]) for one in figures),
+    }
+    good = result["max_error"] <= ERROR_LIMIT
+    if arguments.only is None:
+        result |= on_cards
+        good &= result["xl_seconds"] <= SECONDS_LIMIT and result["xl_rss_bytes"] <= RSS_LIMIT
+        good &= result["xl_peak_gib"] <= PEAK_LIMIT
+    print(json.dumps(result))
+    return 0 if good else 1
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory_prediction", description="Predicted peaks.")
+    parser.add_argument("--only", help="configurations with this in their name, and no XL")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--xl", action="store_true", help="one prediction for XL; what the fresh process does")
+    return parser.parse_args(argv)
+
+
+# -- predicted against real ----------------------------------------------------------------------------------
+
+
+def compared(configuration: Configuration) -> dict[str, Any]:
+    """One configuration, predicted and measured."""
+    task, config = MODELS[configuration.model]
+    begun = time.perf_counter()
+    predictor = Predictor(
+        config, task=task, dtype=configuration.dtype, device="cpu", fused=configuration.fused, dropout=None,
+        schedule=ScheduleSpec(),
+    )  # fmt: skip
+    predicted = predictor.predict(
+        Shape(configuration.rows, configuration.inputs, configuration.targets),
+        Setting(configuration.recompute_layers, configuration.optimizer),
+        padded=configuration.padded,
+    )
+    seconds = time.perf_counter() - begun
+    pass_peak, update_peak = measured(task, config, configuration)
+    real = max(pass_peak, update_peak)
+    return {
+        **dataclasses.asdict(configuration),
+        "dtype": str(configuration.dtype).removeprefix("torch."),
+        "predicted_peak": predicted.peak,
+        "real_peak": real,
+        "error": predicted.peak / real - 1,
+        "predicted_pass_peak": predicted.pass_peak,
+        "real_pass_peak": pass_peak,
+        "pass_error": predicted.pass_peak / pass_peak - 1,
+        "predicted_update_peak": predicted.update_peak,
+        "real_update_peak": update_peak,
+        "update_error": predicted.update_peak / update_peak - 1,
+        "parts": predicted.parts,
+        "seconds": seconds,
+    }
+
+
+def told(figures: dict[str, Any]) -> str:
+    """For people."""
+    return (
+        f"{figures['name']:38} {figures['optimizer']:10} passes {figures['real_pass_peak'] / GIB:6.3f} GiB "
+        f"{figures['pass_error']:+7.2%}, update {figures['real_update_peak'] / GIB:6.3f} GiB "
+        f"{figures['update_error']:+7.2%}, whole step {figures['error']:+7.2%}  ({figures['seconds']:.1f} s)"
+    )
+
+
+def measured(task: TaskKind, config: dict[str, Any], configuration: Configuration) -> tuple[int, int]:
+    """Real peaks of the passes and of the update, bytes."""
+    torch.manual_seed(0)
+    model = bare_model(config, task, configuration.dtype, fused=configuration.fused, dropout=None)
+    give_device(model, torch.device("cpu"))
+    fill(model)
+    if configuration.recompute_layers:
+        model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=configuration.recompute_layers)
+    optimizer = make_optimizer(configuration.optimizer, model.named_parameters(), ScheduleSpec(), fused=True)
+    with tempfile.TemporaryDirectory() as folder:
+        optimizer.compile(Journal(Path(folder) / "journal.jsonl"))
+    run = {"seq2seq": seq2seq, "causal": causal, "classification": classification}[task]
+    vocabulary = int(config["vocab_size"])
+    # Whatever is made once (caches of kernels, code compiled at the first update), and the gradients to be added to.
+    short = dataclasses.replace(configuration, rows=2, inputs=16, targets=16)
+    loss = run(model, short, vocabulary)
+    loss.backward()
+    optimizer.step(1, 1e-5, loss.detach())
+    model.zero_grad(set_to_none=True)
+    run(model, short, vocabulary).backward()
+    before = live_bytes(model, optimizer)
+    return watched(model, optimizer, lambda: run(model, configuration, vocabulary), before)
+
+
+def watched(
+    model: PreTrainedModel, optimizer: Optimizer, run: Callable[[], torch.Tensor], before: int
+) -> tuple[int, int]:
+    """Peaks of one more micro-batch and the update, on top of `before` bytes."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        loss = run()
+        loss.backward()
+        with record_function("update"):
+            optimizer.step(2, 1e-5, loss.detach())
+    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    events = profiler.profiler.kineto_results.events()
+    update = next(event.start_ns() for event in events if event.name() == "update")
+    sizes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    total, peaks = 0, [0, 0]
+    for when, size in sizes:
+        total += size
+        peaks[when >= update] = max(peaks[when >= update], total)
+    return before + peaks[0], before + peaks[1]
+
+
+def live_bytes(model: PreTrainedModel, optimizer: Optimizer) -> int:
+    """Weights, buffers, gradients and states; what is shared, once."""
+    tensors = [*model.parameters(), *model.buffers(), *optimizer.state_dict().values()]
+    tensors += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+@torch.no_grad()
+def fill(model: PreTrainedModel) -> None:
+    """Random weights, and buffers that the models can do with."""
+    for parameter in model.parameters():
+        parameter.normal_(0, 0.02)
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(0.01, 1.0)
+        elif name.endswith("position_ids"):
+            buffer.copy_(torch.arange(buffer.shape[-1]).expand(buffer.shape))
+        else:
+            buffer.zero_()
+
+
+def tokens(rows: int, width: int, vocabulary: int) -> torch.Tensor:
+    return torch.randint(3, vocabulary, (rows, width))
+
+
+def mask_of(configuration: Configuration) -> torch.Tensor:
+    mask = torch.ones(configuration.rows, configuration.inputs, dtype=torch.int64)
+    if configuration.padded:
+        mask[:, -configuration.inputs // 4 :] = 0
+    return mask
+
+
+def seq2seq(model: PreTrainedModel, configuration: Configuration, vocabulary: int) -> torch.Tensor:
+    ids = tokens(configuration.rows, configuration.inputs, vocabulary)
+    labels = tokens(configuration.rows, configuration.targets, vocabulary)
+    mask = mask_of(configuration) if configuration.padded else None
+    return token_loss_sum(model, ids, mask, labels) / labels.numel()
+
+
+def causal(model: PreTrainedModel, configuration: Configuration, vocabulary: int) -> torch.Tensor:
+    ids = tokens(configuration.rows, configuration.inputs, vocabulary)
+    mask = mask_of(configuration) if configuration.padded else None
+    loss: torch.Tensor = model(input_ids=ids, attention_mask=mask, labels=ids.clone(), use_cache=False).loss
+    return loss
+
+
+def classification(model: PreTrainedModel, configuration: Configuration, vocabulary: int) -> torch.Tensor:
+    ids = tokens(configuration.rows, configuration.inputs, vocabulary)
+    mask = mask_of(configuration) if configuration.padded else None
+    labels = torch.randint(0, 3, (configuration.rows,))
+    loss: torch.Tensor = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    return loss
+
+
+# -- FLAN-T5-XL on cards -------------------------------------------------------------------------------------
+
+
+def predictor_xl() -> Predictor:
+    return Predictor(SHAPES["xl"], device="cuda", fused=True, dropout=None, schedule=ScheduleSpec())
+
+
+def predict_xl() -> dict[str, Any]:
+    """What the fresh process does; the caller times it."""
+    predicted = predictor_xl().predict(Shape(8, 256, 256), Setting(0, "adamw_8bit"))
+    return {
+        "xl_peak_gib": (predicted.peak + CONTEXT) / GIB,
+        "xl_parts_gib": {name: size / GIB for name, size in predicted.parts.items()},
+        # Not ru_maxrss, which begins with that of the process that started this one.
+        "xl_rss_bytes": process_bytes("VmHWM"),
+    }
+
+
+def xl() -> dict[str, Any]:
+    """Time, memory and figures of XL."""
+    begun = time.perf_counter()
+    command = [sys.executable, "-m", "benchmarks.memory_prediction", "--xl"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # no other process was waited for
+    result: dict[str, Any] = {
+        "xl_seconds": time.perf_counter() - begun,
+        "xl_cpu_seconds": used.ru_utime + used.ru_stime,
+        **json.loads(done.stdout.splitlines()[-1]),
+    }
+    print(json.dumps(result, indent=1), flush=True)
+    predictor, table = predictor_xl(), []
+    for width, every, name in itertools.product((256, 512), (0, 2, 1), OPTIMIZERS):
+        for card, gib in CARDS.items():
+            limit = int(gib * GIB) - CONTEXT
+            rows, predicted = predictor.most_rows(width, width, Setting(every, name), limit, MOST_ROWS)
+            table.append({
+                "card": card, "tokens": f"{width}/{width}", "recompute_layers": every, "optimizer": name,
+                "micro_batch": rows, "peak_gib": round((predicted.peak + CONTEXT) / GIB, 2),
+            })  # fmt: skip
+            print(" ".join(f"{value!s:>10}" for value in table[-1].values()), flush=True)
+    return result | {"xl_table": table}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,38 @@
+"""What a job was found to need before it trained: plan.json, and a picture of its memory."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from jobs.errors import NotFound
+from jobs.memory_plan import PICTURE
+from service.actions import Actions
+
+
+class NoPlan(NotFound):
+    """The job has not been checked yet, or was refused."""
+
+    code = "no_plan"
+
+
+def routes(actions: Actions) -> APIRouter:
+    """`/jobs/{id}/plan` and `/jobs/{id}/plan.png`."""
+    router = APIRouter(prefix="/jobs", tags=["plans"])
+
+    def stored(job: str, file: str) -> bytes:
+        try:
+            return (actions.run(job).path / file).read_bytes()
+        except FileNotFoundError:
+            raise NoPlan(f"job {job} has no {file} yet: check writes it, and prepare writes it again") from None
+
+    @router.get("/{job}/plan")
+    def plan(job: str) -> Response:
+        """plan.json: model and data exactly, every `auto` resolved, steps, time, and memory with all that was tried."""
+        return Response(stored(job, "plan.json"), media_type="application/json")
+
+    @router.get("/{job}/plan.png")
+    def picture(job: str) -> Response:
+        """What each way to train needs at its peak, beside what there is."""
+        return Response(stored(job, PICTURE), media_type="image/png")
+
+    return router

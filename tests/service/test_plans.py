@@ -1,0 +1,44 @@
+"""The plan of a job over HTTP: as stored, drawn, and in the sentences of events."""
+
+from __future__ import annotations
+
+from jobs.events import JobChecked, JobPrepared
+from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
+from tests.memory_plans import memory_plan
+from tests.service.running import Service
+
+
+def test_a_plan_is_shown_as_it_is_stored(service: Service) -> None:
+    job = service.submit()
+    run = service.run(job)
+    data = DataPlan(train="x", input="x", target="x", rows=8)
+    plan = make_plan(run.spec(), ModelPlan(source="x", parameters=1), data, "cuda", memory_plan())
+    run.write_plan(plan)
+    (run.path / "memory.png").write_bytes(b"\x89PNG")
+    answer = service.get(f"/jobs/{job}/plan")
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/json")
+    assert answer.content == run.plan_file.read_bytes()
+    assert Plan.model_validate(answer.json()) == plan
+    picture = service.get(f"/jobs/{job}/plan.png")
+    assert (picture.status_code, picture.headers["Content-Type"], picture.content) == (200, "image/png", b"\x89PNG")
+
+
+def test_before_check_there_is_none(service: Service) -> None:
+    job = service.submit()
+    for path in ("plan", "plan.png"):
+        answer = service.get(f"/jobs/{job}/{path}")
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "no_plan"
+        assert service.get(f"/jobs/job-unknown/{path}").json()["error"]["code"] == "not_found"
+
+
+def test_the_sentences_of_check_and_prepare_say_what_memory_is_needed(service: Service) -> None:
+    job = service.submit()
+    checked, prepared = memory_plan(micro_batch=4), memory_plan()
+    time = {"text": "≥ 131 h"}
+    service.append(job, JobChecked(plan={"rows_estimated": 8, "steps": 2, "memory": checked.told(), "time": time}))
+    service.append(job, JobPrepared(data={}, steps=2, time=time, memory=prepared.told()))
+    messages = [event["message"] for event in service.get(f"/jobs/{job}/events").json()["data"]]
+    assert messages[1].endswith(f"about 8 rows and 2 steps; ≥ 131 h; {checked.text}")
+    assert messages[2] == f"prepared: 2 steps to train; ≥ 131 h; {prepared.text}"
+    assert service.get(f"/jobs/{job}").json()["plan"]["memory"]["micro_batch"] == 8

@@ -1,0 +1,319 @@
+"""What an attempt trains with: by figures of a card that are passed in, and with a real tiny model on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.attempt import Finished
+from jobs.errors import DeviceBusy, OutOfMemory, Refused
+from jobs.events import CardProcess, MemoryPlanned, ModelLoaded
+from jobs.files import append_line
+from jobs.memory_plan import GIB, MemoryPlan
+from jobs.plan import Plan, Resolved
+from jobs.rundir import RunDir
+from jobs.spec import JobSpec
+from tests.training.attempts import attempt, facts
+from tests.training.conftest import tiny_spec
+from worker.training import start
+from worker.training.journal import Journal
+from worker.training.model_files import read_config
+from worker.training.neighbours import ForeignUse, Neighbours
+from worker.training.planning.budget import Budget
+from worker.training.planning.memory_plan import plan_memory
+from worker.training.planning.prediction import Setting, Shape
+from worker.training.start import CardNow, Ways, lowered, make_room, settle, times_out_of_memory, told
+
+MakeRun = Callable[..., RunDir]
+CONTEXT = GIB
+AUTO = {"memory": {"micro_batch": "auto", "optimizer": "auto"}}
+HOLDER = CardProcess(pid=4711, name="python3", memory_bytes=12 * GIB)
+
+
+def planned(**more: Any) -> MemoryPlan:
+    """26 GiB of 31: FLAN-T5-XL on a card of 32 GB, about."""
+    parts = {
+        "weights": 5 * GIB, "gradients": 5 * GIB, "optimizer": 6 * GIB, "activations": 7 * GIB, "temporaries": 2 * GIB,
+        "context": CONTEXT,
+    }  # fmt: skip
+    figures: dict[str, Any] = {
+        "device": "cuda", "card": "NVIDIA GeForce RTX 5090", "budget_bytes": 31 * GIB, "budget_source": "assumed",
+        "margin_bytes": GIB, "input_tokens": 256, "target_tokens": 256, "micro_batch": 8, "recompute_layers": 0,
+        "optimizer": "adamw_8bit", "parts": parts, "peak_bytes": sum(parts.values()), "candidates": [], "why": "",
+        "seconds": 1.0,
+    }  # fmt: skip
+    return MemoryPlan(**figures | more)
+
+
+def with_memory(plan: Plan, memory: MemoryPlan | None) -> Plan:
+    resolved = Resolved(micro_batch=8, recompute_layers=0, optimizer="adamw_8bit", compile=True)
+    return plan.model_copy(update={"memory": memory, "resolved": resolved})
+
+
+class OtherWays(Ways):
+    """In place of predictions: a row takes a GiB, and recomputing every n-th layer n/4 of that."""
+
+    def __init__(self) -> None:
+        self.asked: list[Budget] = []
+
+    def parts(self, shape: Shape, setting: Setting) -> dict[str, int]:
+        """10 GiB and what the rows take."""
+        states = {"adamw_8bit": 6, "adafactor": 1}[setting.optimizer]
+        each = setting.recompute_layers / 4 if setting.recompute_layers else 1.0
+        return {"weights": 10 * GIB, "optimizer": states * GIB, "activations": int(shape.rows * each * GIB)}
+
+    def replan(self, budget: Budget) -> MemoryPlan:
+        """What the smaller card allows."""
+        self.asked.append(budget)
+        return planned(budget_bytes=budget.bytes, budget_source="card", micro_batch=4, recompute_layers=2, peak_bytes=1)
+
+
+@pytest.fixture
+def plan(make_run: MakeRun) -> Plan:
+    return with_memory(make_run("plan").plan(), planned())
+
+
+def card(total: float = 31.4, free: float | None = None, foreign: ForeignUse | None = None) -> CardNow:
+    rest = total - CONTEXT / GIB if free is None else free
+    return CardNow("NVIDIA GeForce RTX 4090", int(total * GIB), int(rest * GIB), foreign or ForeignUse(0))
+
+
+def test_a_plan_that_fits_the_card_stands(plan: Plan) -> None:
+    ways = OtherWays()
+    settled = settle(tiny_spec(**AUTO), plan, card(), 0, ways)
+    assert settled == plan and ways.asked == []
+    event = told(plan, settled, card())
+    assert (event.micro_batch, event.budget_bytes, event.foreign_bytes, event.changed) == (8, 31 * GIB, 0, None)
+
+
+def test_a_card_with_less_than_planned_but_enough_only_lowers_the_budget(plan: Plan) -> None:
+    ways = OtherWays()
+    settled = settle(tiny_spec(**AUTO), plan, card(28), 0, ways)
+    assert settled.memory is not None and plan.memory is not None and ways.asked == []
+    assert settled.memory.budget_bytes == 28 * GIB and settled.memory.peak_bytes == plan.memory.peak_bytes
+    assert told(plan, settled, card(28)).changed is None
+
+
+def test_on_a_smaller_card_the_ladder_is_walked_again(plan: Plan) -> None:
+    ways, small = OtherWays(), card(23.5)
+    settled = settle(tiny_spec(**AUTO), plan, small, 0, ways)
+    assert [(budget.bytes, budget.source, budget.card) for budget in ways.asked] == [
+        (int(23.5 * GIB), "card", "NVIDIA GeForce RTX 4090")
+    ]
+    assert settled.resolved == Resolved(micro_batch=4, recompute_layers=2, optimizer="adamw_8bit", compile=True)
+    event = told(plan, settled, small)
+    assert event.changed == "NVIDIA GeForce RTX 4090 has 23.5 GiB, and the plan was made for 31.0 GiB"
+    assert (event.micro_batch, event.recompute_layers) == (4, 2)
+
+
+def test_a_real_ladder_is_walked_again_with_the_optimizer_that_checkpoints_hold(
+    make_run: MakeRun, model_folder: Path
+) -> None:
+    spec = tiny_spec(**AUTO, schedule={"batch_size": 512})
+    config = read_config(model_folder, "model")
+    large = Budget(2 * GIB, "assumed", "NVIDIA GeForce RTX 5090", margin=0)
+    memory = plan_memory(spec, config, (512, 512), device="cuda", budget=large)
+    before = make_run("a").plan()
+    before = before.model_copy(
+        update={
+            "memory": memory,
+            "resolved": Resolved(
+                micro_batch=memory.micro_batch, recompute_layers=memory.recompute_layers, optimizer=memory.optimizer
+            ),
+        }
+    )
+    between = memory.peak_bytes - sum(memory.parts[name] for name in ("activations", "temporaries")) // 2
+    small = CardNow("small", between, between, ForeignUse(0))
+    settled = settle(spec, before, small, 0, Ways(spec, before, torch.device("cpu")))
+    assert settled.memory is not None
+    assert settled.memory.optimizer == memory.optimizer and settled.memory.peak_bytes <= between
+    assert (settled.memory.recompute_layers, settled.memory.micro_batch) != (
+        memory.recompute_layers, memory.micro_batch,
+    )  # fmt: skip
+    tiny = CardNow("tiny", 2**20, 2**20, ForeignUse(0))
+    with pytest.raises(Refused) as caught:
+        settle(spec, before, tiny, 0, Ways(spec, before, torch.device("cpu")))
+    assert caught.value.detail_code == "does_not_fit"
+
+
+# -- rungs ---------------------------------------------------------------------------------------------------
+
+
+def ended(run: RunDir, number: int, reason: str) -> None:
+    run.attempt_file(number).parent.mkdir(exist_ok=True)
+    append_line(run.attempt_file(number), Finished.model_validate({"at": 1.0, "reason": reason}))
+
+
+def test_rungs_are_counted_from_the_attempts_before(make_run: MakeRun) -> None:
+    run = make_run()
+    assert times_out_of_memory(run, 1) == 0
+    for number, reason in enumerate(("oom_in_optimizer", "interrupted", "oom_in_optimizer"), start=1):
+        ended(run, number, reason)
+    run.attempt_file(4).touch()  # a crash says nothing
+    assert [times_out_of_memory(run, number) for number in (1, 2, 3, 4, 5)] == [0, 1, 1, 2, 2]
+
+
+def test_each_time_one_rung_lower_until_there_is_none(plan: Plan) -> None:
+    spec, ways = tiny_spec(**AUTO), OtherWays()
+    seen = []
+    for lower in range(1, 6):
+        settled = settle(spec, plan, None, lower, ways)
+        assert settled.memory is not None
+        assert settled.resolved.optimizer == "adamw_8bit" and settled.resolved.compile
+        assert settled.memory.peak_bytes == sum(settled.memory.parts.values())
+        seen.append((settled.resolved.micro_batch, settled.resolved.recompute_layers))
+        assert told(plan, settled, None).changed == "memory ran out in the optimizer"
+    assert seen == [(4, 0), (2, 0), (1, 0), (1, 2), (1, 1)]
+    with pytest.raises(OutOfMemory, match="micro-batch 1 with recompute_layers 1 and adamw_8bit") as caught:
+        settle(spec, plan, None, 6, ways)
+    assert caught.value.hint is not None
+    assert caught.value.hint.endswith("or set memory.optimizer: adafactor, which needs 11.2 GiB")
+
+
+def test_what_the_job_says_of_recomputation_is_not_changed(plan: Plan) -> None:
+    spec = tiny_spec(memory={"micro_batch": 8, "recompute_layers": 0})
+    with pytest.raises(OutOfMemory, match="micro-batch 1 with recompute_layers 0"):
+        settle(spec, plan, None, 4, OtherWays())
+
+
+def test_real_predictions_of_rungs_fall(make_run: MakeRun, model_folder: Path) -> None:
+    spec = tiny_spec(**AUTO)
+    budget = Budget(GIB, "host", None, margin=0)
+    memory = plan_memory(spec, read_config(model_folder, "model"), (16, 16), device="cpu", budget=budget)
+    ways = Ways(spec, make_run("a").plan(), torch.device("cpu"))
+    peaks = [memory.peak_bytes, *(lowered(spec, memory, lower, ways.parts).peak_bytes for lower in (1, 2, 3))]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+# -- others on the card --------------------------------------------------------------------------------------
+
+
+def spec_of(foreign: str) -> JobSpec:
+    return JobSpec.model_validate(tiny_spec().model_dump() | {"memory": {"foreign": foreign}})
+
+
+def never(needed: int) -> bool:
+    raise AssertionError(f"waited for {needed} bytes")
+
+
+def test_others_that_leave_room_enough_are_no_reason_to_wait() -> None:
+    make_room(spec_of("wait"), planned(), card(31.4, 25.1, ForeignUse(5 * GIB, (HOLDER,))), never)
+    make_room(spec_of("refuse"), planned(), card(31.4, 25.1, ForeignUse(5 * GIB, (HOLDER,))), never)
+
+
+def test_with_others_in_the_way_the_job_waits_or_is_refused_as_it_says() -> None:
+    memory, full = planned(), card(31.4, 18.4, ForeignUse(12 * GIB, (HOLDER,)))
+    waited: list[int] = []
+
+    def wait(needed: int) -> bool:
+        waited.append(needed)
+        return len(waited) == 1
+
+    make_room(spec_of("wait"), memory, full, wait)
+    with pytest.raises(DeviceBusy, match=r"25\.0 GiB of the card are needed, 18\.4 GiB of 31\.4 GiB are free") as busy:
+        make_room(spec_of("wait"), memory, full, wait)
+    assert waited == [25 * GIB] * 2, "what is needed besides the context, which is there"
+    with pytest.raises(Refused, match=r"12\.0 GiB by python3 \(pid 4711\)") as refused:
+        make_room(spec_of("refuse"), memory, full, never)
+    assert "12.0 GiB by python3 (pid 4711)" in str(busy.value)
+    assert refused.value.detail_code == "foreign_memory" and refused.value.hint
+
+
+def test_the_event_names_who_else_is_on_the_card(plan: Plan) -> None:
+    event = told(plan, plan, card(31.4, 18.4, ForeignUse(12 * GIB, (HOLDER,))))
+    assert (event.foreign_bytes, event.foreign) == (12 * GIB, [HOLDER])
+
+
+# -- a whole attempt -----------------------------------------------------------------------------------------
+
+
+def plan_on_cpu(run: RunDir) -> MemoryPlan:
+    """As prepare does it."""
+    spec, plan = run.spec(), run.plan()
+    folder = Path(plan.model.folder or "")
+    memory = plan_memory(
+        spec, read_config(folder, "model"), (16, 16), device="cpu", budget=Budget(GIB, "host", None, margin=0)
+    )
+    run.write_plan(plan.model_copy(update={"memory": memory}))
+    return memory
+
+
+def test_an_attempt_says_what_it_trains_with_before_it_loads(make_run: MakeRun) -> None:
+    run = make_run()
+    memory = plan_on_cpu(run)
+    assert attempt(run) == 0
+    [event] = facts(run, MemoryPlanned)
+    assert event == MemoryPlanned(
+        micro_batch=4,
+        recompute_layers=memory.recompute_layers,
+        optimizer=memory.optimizer,
+        peak_bytes=memory.peak_bytes,
+        budget_bytes=GIB,
+    )
+    kinds = [type(fact) for fact in facts(run, object)]
+    assert kinds.index(MemoryPlanned) < kinds.index(ModelLoaded)
+    assert {row.memory_planned_bytes for row in run.metrics()} == {memory.peak_bytes}
+
+
+def test_the_attempt_after_one_that_ran_out_in_the_optimizer_goes_on_one_rung_lower(make_run: MakeRun) -> None:
+    run = make_run(checkpoint={"every_steps": 5})
+    plan_on_cpu(run)
+    assert attempt(run, stop_at=14) == 75
+    last = run.attempt_lines(1)[-1]
+    assert isinstance(last, Finished) and last.reason == "interrupted" and last.step >= 5
+    append_line(run.attempt_file(1), last.model_copy(update={"reason": "oom_in_optimizer"}))
+    assert attempt(run, 2) == 0
+    [event] = facts(run, MemoryPlanned, 2)
+    assert (event.micro_batch, event.changed) == (2, "memory ran out in the optimizer")
+    [loaded] = facts(run, ModelLoaded, 2)
+    assert loaded.resumed_step == last.step
+    assert {row.micro_batch for row in run.metrics() if row.attempt == 2} == {2}
+
+
+def test_a_plan_of_an_earlier_version_stands_and_its_optimizer_gets_no_second_chance(
+    make_run: MakeRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make_run()
+    plan = run.plan()
+    assert plan.memory is None
+    assert attempt(run) == 0
+    assert facts(run, MemoryPlanned) == []
+    assert "plan.json is of a version that did not plan memory" in caplog.text
+    with pytest.raises(OutOfMemory, match="did not plan memory"):
+        settle(run.spec(), plan, None, 1, OtherWays())
+
+
+def test_a_wait_is_a_phase_of_its_own(run_journal: tuple[RunDir, Journal], monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.training.attempts import StopAt
+
+    run, journal = run_journal
+    neighbours = Neighbours(None, torch.device("cpu"))
+    assert start.wait(neighbours, 1, journal, StopAt(run))
+    assert [getattr(line, "phase", None) for line in run.attempt_lines(1)] == ["wait", "load"]
+
+
+@pytest.fixture
+def run_journal(make_run: MakeRun) -> tuple[RunDir, Journal]:
+    run = make_run()
+    return run, Journal(run.attempt_file(1))
+
+
+def test_memory_that_runs_out_while_loading_is_said_and_not_a_crash(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    plan_on_cpu(run)
+
+    def fails(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.")
+
+    monkeypatch.setattr("worker.training.train.make_optimizer", fails)
+    with pytest.raises(OutOfMemory, match=r"were loaded, which take 0 MiB: CUDA out of memory") as caught:
+        attempt(run)
+    assert caught.value.hint is not None and "memory.optimizer: adafactor" in caught.value.hint
+    with pytest.raises(RuntimeError, match="another"), start.loading(run):
+        raise RuntimeError("another")

@@ -1,0 +1,61 @@
+"""What trainers find in their environment, and what not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.events import JobSubmitted
+from jobs.memory_plan import TEST_LIMIT
+from jobs.rundir import RunDir, create
+from jobs.spec import parse_spec
+from jobs.state import Stage
+from worker.settings import from_environment
+from worker.supervise import UNDER_A_LIMIT, trainer_environment
+
+
+def job(folder: Path, **memory: Any) -> RunDir:
+    spec = parse_spec({"data": {"train": "rows.jsonl"}, "memory": memory})
+    return create(folder, "job-1", spec, JobSubmitted(name="n", model="m", spec_sha256=spec.sha256()))[0]
+
+
+def environment(run: RunDir, stage: Stage = Stage.TRAIN, **variables: str) -> dict[str, str]:
+    variables = {"LONGHAUL_DEVICE": "cpu", "HF_TOKEN": "s3cr3t", "CUDA_VISIBLE_DEVICES": "GPU-1", **variables}
+    return trainer_environment(from_environment(variables), stage, run)
+
+
+def limited(found: dict[str, str]) -> bool:
+    """Whether memory is given back at the price of time: all of it or nothing."""
+    present = UNDER_A_LIMIT.items() & found.items()
+    assert present == UNDER_A_LIMIT.items() or not UNDER_A_LIMIT.keys() & found.keys()
+    return bool(present)
+
+
+def test_only_check_and_prepare_may_use_the_hub_and_only_training_the_card(tmp_path: Path) -> None:
+    run = job(tmp_path)
+    training, checking = environment(run), environment(run, Stage.CHECK)
+    assert ("HF_TOKEN" in training, training["HF_HUB_OFFLINE"], training["CUDA_VISIBLE_DEVICES"]) == (
+        False, "1", "GPU-1",
+    )  # fmt: skip
+    assert (checking["HF_TOKEN"], checking["CUDA_VISIBLE_DEVICES"]) == ("s3cr3t", "")
+    assert training["PYTHONUNBUFFERED"] == checking["PYTHONUNBUFFERED"] == "1"
+
+
+def test_memory_is_given_back_only_where_there_is_a_limit_on_a_cpu(tmp_path: Path) -> None:
+    assert not limited(environment(job(tmp_path / "a")))
+    assert limited(environment(job(tmp_path / "b"), **{TEST_LIMIT: "1"}))
+    run = job(tmp_path / "c", budget=2)
+    assert limited(environment(run))
+    assert not limited(environment(run, Stage.PREPARE))
+    assert not limited(environment(run, LONGHAUL_DEVICE="cuda"))
+
+
+@pytest.mark.parametrize("damage", ["{", None])
+def test_a_damaged_job_is_left_for_the_trainer_to_name(tmp_path: Path, damage: str | None) -> None:
+    run = job(tmp_path, budget=2)
+    run.spec_file.unlink()
+    if damage is not None:
+        run.spec_file.write_text(damage)
+    assert not limited(environment(run))

@@ -1,0 +1,1 @@
+"""How much memory a step takes: seen before anything is loaded, on tensors without data."""

@@ -1,0 +1,208 @@
+"""The ladder: of all ways to train, the one that is best by speed and quality among those that fit.
+
+A way is an optimizer, how many layers are recomputed, and the largest micro-batch that fits then (`Candidate`). Its
+score is its speed, in that of the fastest way of all, times the worth of its optimizer (`WORTH`). Explicit settings of
+the job (`Fixed`) are never changed.
+
+Tracing a way costs seconds for a large model. So ways are looked at in order of the best score that they could have,
+and no further than any could still win; one whose weights, gradients and states alone are too much is not traced.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
+
+from jobs.memory_plan import Candidate, Optimizer
+from worker.training.planning.prediction import Prediction, Setting, Shape
+from worker.training.planning.row_time import RowTime
+
+WORTH: dict[Optimizer, float] = {"adamw": 1.0, "adamw_8bit": 0.95, "adafactor": 0.6}
+"""What an optimizer's quality is worth in speed. In docs/bf16.md `adamw_8bit` ends 0.3 % above `adamw` in loss;
+Adafactor was no worse there, but has no momentum, and is known to need other learning rates than those people bring."""
+STATE_BYTES: dict[Optimizer, int] = {"adamw": 12, "adamw_8bit": 2, "adafactor": 0}
+"""A weight, at the least."""
+RECOMPUTE = (0, 4, 3, 2, 1)
+"""Every n-th layer; from the fastest to the smallest."""
+_SMALLEST: Optimizer = "adafactor"
+_FEW = 8
+"""So few rows are likely to fit all together: that is looked at first."""
+
+
+class Predicts(Protocol):
+    """What the ladder asks of `prediction.Predictor`."""
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers."""
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the weights."""
+
+    def predict(self, shape: Shape, setting: Setting, *, padded: bool = True) -> Prediction:
+        """The peak of a step with micro-batches of this shape."""
+
+    def most_rows(
+        self, inputs: int, targets: int, setting: Setting, limit_bytes: int, cap: int
+    ) -> tuple[int, Prediction]:
+        """The most rows, up to `cap`, that fit; 0, and the prediction of one, if not even that does."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What the job sets itself; None: auto."""
+
+    optimizer: Optimizer | None = None
+    recompute_layers: int | None = None
+    micro_batch: int | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        """Names of those that are set, as in `memory` of a job."""
+        return [each.name for each in fields(self) if getattr(self, each.name) is not None]
+
+    def without(self, *keys: str) -> Fixed:
+        """The same, these left to the ladder."""
+        return replace(self, **dict.fromkeys(keys))
+
+
+class Ladder:
+    """All ways to train one model in one shape within one limit. Nothing is traced twice."""
+
+    def __init__(
+        self,
+        predictor: Predicts,
+        time: RowTime,
+        *,
+        limit: int,
+        context: int,
+        cap: int,
+        progress: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`limit`: bytes that a peak may reach, `context` among them, which no prediction holds.
+
+        `cap`: the most rows that are tried. `progress` is called before each trace.
+        """
+        self._predictor = predictor
+        self._time = time
+        self._limit = limit
+        self._context = context
+        self._cap = cap
+        self._progress = progress
+        self._fastest = time.seconds(cap, 0)
+        self._seen: dict[tuple[Optimizer, int, int | None], Candidate] = {}
+
+    def walk(self, fixed: Fixed) -> list[Candidate]:
+        """What was looked at, the best first. The first that fits is the choice; if none fits, there is no choice."""
+        looked_at: list[Candidate] = []
+        best = 0.0
+        for bound, optimizer, recompute_layers in self._ways(fixed):
+            if bound <= best:
+                break
+            if any(each.optimizer == optimizer and not each.parts for each in looked_at):
+                continue  # recomputation makes nothing of that smaller
+            found = self._look(optimizer, recompute_layers, fixed.micro_batch)
+            looked_at.append(found)
+            if found.fits:
+                best = max(best, found.score)
+        return sorted(looked_at, key=_rank)
+
+    def nearest(self, fixed: Fixed) -> tuple[tuple[str, ...], Candidate] | None:
+        """The best way that fits with the fewest settings left to the ladder, and which ones those are."""
+        for count in range(1, len(fixed.keys) + 1):
+            ways = [
+                (freed, found)
+                for freed in itertools.combinations(fixed.keys, count)
+                if (found := choice(self.walk(fixed.without(*freed)))) is not None
+            ]
+            if ways:
+                return min(ways, key=lambda way: _rank(way[1]))
+        return None
+
+    def smallest(self, fixed: Fixed) -> Candidate:
+        """The one that needs least: one row, every layer recomputed, no states, as far as nothing else is set."""
+        optimizer = fixed.optimizer or _SMALLEST
+        recompute_layers = 1 if fixed.recompute_layers is None else fixed.recompute_layers
+        self._progress()
+        rows = fixed.micro_batch or 1
+        prediction = self._predictor.predict(self._shape(rows), Setting(recompute_layers, optimizer))
+        return self._candidate(optimizer, recompute_layers, rows, rows, prediction.parts)
+
+    def _ways(self, fixed: Fixed) -> Iterator[tuple[float, Optimizer, int]]:
+        """(the best score that it could have, optimizer, recompute_layers), in the order to look at them."""
+        optimizers = [fixed.optimizer] if fixed.optimizer else list(WORTH)
+        recompute = RECOMPUTE if fixed.recompute_layers is None else (fixed.recompute_layers,)
+        rows = fixed.micro_batch or self._cap
+        ways = [
+            (self._score(optimizer, every, rows), optimizer, every) for optimizer in optimizers for every in recompute
+        ]
+        return iter(sorted(ways, key=lambda way: -way[0]))
+
+    def _look(self, optimizer: Optimizer, recompute_layers: int, micro_batch: int | None) -> Candidate:
+        key = optimizer, recompute_layers, micro_batch
+        if key not in self._seen:
+            self._seen[key] = self._found(*key)
+        return self._seen[key]
+
+    def _found(self, optimizer: Optimizer, recompute_layers: int, micro_batch: int | None) -> Candidate:
+        one = micro_batch or 1
+        # Weights, gradients and states are all there while the weights are updated.
+        static = 2 * self._predictor.parameter_bytes + STATE_BYTES[optimizer] * self._predictor.parameters
+        if static + self._context > self._limit:
+            return self._candidate(optimizer, recompute_layers, 0, one, {}, static + self._context)
+        self._progress()
+        setting = Setting(recompute_layers, optimizer)
+        if micro_batch is not None:
+            prediction = self._predictor.predict(self._shape(micro_batch), setting)
+            rows = micro_batch if self._fits(prediction) else 0
+        elif self._cap <= _FEW and self._fits(most := self._predictor.predict(self._shape(self._cap), setting)):
+            rows, prediction = self._cap, most
+        else:
+            rows, prediction = self._predictor.most_rows(
+                self._time.inputs, self._time.targets, setting, self._limit - self._context, self._cap
+            )
+        return self._candidate(optimizer, recompute_layers, rows, rows or one, prediction.parts)
+
+    def _fits(self, prediction: Prediction) -> bool:
+        return prediction.peak + self._context <= self._limit
+
+    def _candidate(
+        self,
+        optimizer: Optimizer,
+        recompute_layers: int,
+        micro_batch: int,
+        rows: int,
+        parts: Mapping[str, int],
+        peak: int | None = None,
+    ) -> Candidate:
+        """`rows`: those that the figures are of; `micro_batch`: the same, or 0 where they do not fit."""
+        whole = {**parts, "context": self._context} if parts else {}
+        return Candidate(
+            optimizer=optimizer,
+            recompute_layers=recompute_layers,
+            micro_batch=micro_batch,
+            peak_bytes=sum(whole.values()) if peak is None else peak,
+            slowdown=self._time.seconds(rows, recompute_layers) / self._fastest,
+            score=self._score(optimizer, recompute_layers, rows),
+            parts=whole,
+        )
+
+    def _score(self, optimizer: Optimizer, recompute_layers: int, rows: int) -> float:
+        return WORTH[optimizer] * self._fastest / self._time.seconds(rows, recompute_layers)
+
+    def _shape(self, rows: int) -> Shape:
+        return Shape(rows, self._time.inputs, self._time.targets)
+
+
+def choice(candidates: list[Candidate]) -> Candidate | None:
+    """The first that fits."""
+    return next((each for each in candidates if each.fits), None)
+
+
+def _rank(candidate: Candidate) -> tuple[float, float, int]:
+    """The best first: score, then the less recomputation, then the smaller peak."""
+    every = candidate.recompute_layers
+    return -candidate.score, 1 / every if every else 0.0, candidate.peak_bytes

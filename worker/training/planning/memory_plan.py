@@ -1,0 +1,163 @@
+"""The memory plan of a job: what it needs at its peak, what it may use, and which setting it trains with (ADR 0003)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from jobs.errors import Refused
+from jobs.memory_plan import GIB, Candidate, MemoryPlan, describe, gibibytes
+from jobs.plan import Resolved
+from jobs.spec import JobSpec
+from worker.training.planning.budget import Budget
+from worker.training.planning.ladder import WORTH, Fixed, Ladder, choice
+from worker.training.planning.prediction import Predictor
+from worker.training.planning.room import plan_disk, plan_host
+from worker.training.planning.row_time import RowTime
+
+CONTEXT_BYTES = int(0.8 * GIB)
+"""Of a CUDA process beside what torch allocates: the context, with the kernels of all libraries."""
+CPU_ROWS = 8
+"""Larger micro-batches bring nothing on a CPU (docs/measurements.md)."""
+
+
+def plan_memory(
+    spec: JobSpec,
+    config: Mapping[str, Any],
+    longest: tuple[int, int],
+    *,
+    device: Literal["cpu", "cuda"],
+    budget: Budget,
+    runs: Path | None = None,
+    resolved: Resolved | None = None,
+    progress: Callable[[], object] = lambda: None,
+) -> MemoryPlan:
+    """The best setting that fits the budget. Takes some seconds for a large model, on the CPU, without weights.
+
+    `config`: the model's config.json. `longest`: tokens of the longest input and target, rounded as `batches` does.
+    `runs`: where checkpoints will be written; None: the disk is not looked at. `resolved`: what an attempt began with;
+    its optimizer is kept, whose states the checkpoints hold, and micro-batch and recomputation are chosen anew.
+    `progress` is called before each trace.
+
+    Raises Refused (`does_not_fit`, with the numbers and the nearest setting that fits; `bad_config`) and DiskFull
+    (`no_room`).
+    """
+    started = time.monotonic()
+    inputs, targets = longest
+    context = CONTEXT_BYTES if device == "cuda" else 0
+    progress()
+    predictor = Predictor(
+        config, device=device, fused=spec.speed.fused, dropout=spec.schedule.dropout, schedule=spec.schedule
+    )
+    fixed = fixed_by(spec, resolved)
+    ladder = Ladder(
+        predictor,
+        RowTime(config, inputs, targets, predictor.parameter_bytes, budget.card),
+        limit=budget.limit,
+        context=context,
+        cap=min(spec.schedule.batch_size, CPU_ROWS) if device == "cpu" else spec.schedule.batch_size,
+        progress=progress,
+    )
+    candidates = ladder.walk(fixed)
+    chosen = choice(candidates)
+    if chosen is None:
+        raise does_not_fit(ladder, fixed, budget, longest)
+    kept = chosen.parts["weights"] + chosen.parts["optimizer"]
+    return MemoryPlan(
+        device=device,
+        card=budget.card,
+        budget_bytes=budget.bytes,
+        budget_source=budget.source,
+        margin_bytes=budget.margin,
+        input_tokens=inputs,
+        target_tokens=targets,
+        micro_batch=chosen.micro_batch,
+        recompute_layers=chosen.recompute_layers,
+        optimizer=chosen.optimizer,
+        parts=chosen.parts,
+        peak_bytes=chosen.peak_bytes,
+        candidates=candidates,
+        why=why(chosen, candidates, fixed_by(spec, None)),
+        host=plan_host(kept),
+        disk=None if runs is None else plan_disk(runs, spec, kept, chosen.parts["weights"]),
+        seconds=time.monotonic() - started,
+    )
+
+
+def fixed_by(spec: JobSpec, resolved: Resolved | None) -> Fixed:
+    """What the ladder must not change."""
+    memory = spec.memory
+    optimizer = None if memory.optimizer == "auto" else memory.optimizer
+    return Fixed(
+        optimizer=resolved.optimizer if resolved else optimizer,
+        recompute_layers=None if memory.recompute_layers == "auto" else memory.recompute_layers,
+        micro_batch=None if memory.micro_batch == "auto" else min(memory.micro_batch, spec.schedule.batch_size),
+    )
+
+
+def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed) -> str:
+    """For people: which better optimizers do not fit, what the job said, and what the choice costs."""
+    parts = []
+    for optimizer, worth in WORTH.items():
+        peaks = [each for each in candidates if each.optimizer == optimizer]
+        if worth > WORTH[chosen.optimizer] and peaks and not any(each.fits for each in peaks):
+            least = min(peaks, key=lambda each: each.peak_bytes)
+            parts.append(f"{optimizer} needs {'' if least.parts else 'more than '}{gibibytes(least.peak_bytes)}")
+    if fixed.keys:
+        parts.append(f"the job sets {', '.join(f'memory.{key}' for key in fixed.keys)}")
+    setting = describe(chosen.optimizer, chosen.recompute_layers, chosen.micro_batch)
+    cost = "no way is faster" if chosen.slowdown < 1.005 else f"{chosen.slowdown:.2f} times the time of the fastest way"
+    return "; ".join([*parts, f"{setting}: {cost}"])
+
+
+def does_not_fit(ladder: Ladder, fixed: Fixed, budget: Budget, longest: tuple[int, int]) -> Refused:
+    """The refusal: what the job needs at its least as it is written, what it may use, and the nearest way that fits."""
+    least = ladder.smallest(fixed)
+    setting = describe(least.optimizer, least.recompute_layers, max(1, least.micro_batch))
+    free = f", of which {gibibytes(budget.margin)} stay free" if budget.margin else ""
+    message = (
+        f"the job needs {gibibytes(least.peak_bytes)} at its least ({setting} of {longest[0]}/{longest[1]} tokens), "
+        f"and the budget is {budget.text}{free}"
+    )
+    if (found := ladder.nearest(fixed)) is not None:
+        freed, fits = found
+        changes = ", ".join(f"memory.{key}: {json.dumps(getattr(fits, key))}" for key in freed)
+        return Refused(
+            message,
+            code="does_not_fit",
+            param=f"memory.{freed[0]}",
+            hint=f"with {changes} it fits: {gibibytes(fits.peak_bytes)} "
+            f"({describe(fits.optimizer, fits.recompute_layers, fits.micro_batch)})",
+        )
+    smallest = ladder.smallest(Fixed())
+    ways_out = ["shorter texts (data.max_input_tokens, data.max_target_tokens)", "a smaller model"]
+    if budget.source == "job":
+        ways_out.insert(0, "a larger memory.budget")
+    elif budget.card is not None:
+        ways_out.insert(0, "a card with more memory")
+    return Refused(
+        message,
+        code="does_not_fit",
+        param="memory.budget" if budget.source == "job" else "model",
+        hint=f"no setting fits: the smallest needs {gibibytes(smallest.peak_bytes)}; what helps is "
+        + " or ".join(ways_out),
+    )
+
+
+def rungs(plan: MemoryPlan, spec: JobSpec) -> list[tuple[int, int]]:
+    """(micro_batch, recompute_layers) below the plan's own, in order of falling peak; the optimizer stays.
+
+    The micro-batch is halved down to one row, then every second layer is recomputed, then every one. What the job says
+    of recomputation is not changed.
+    """
+    rows, every = plan.micro_batch, plan.recompute_layers
+    below = []
+    while rows > 1:
+        rows //= 2
+        below.append((rows, every))
+    if spec.memory.recompute_layers == "auto":
+        below += [(rows, more) for more in (2, 1) if every == 0 or more < every]
+    return below

@@ -1,0 +1,59 @@
+"""The memory plan in the stages check and prepare: made, drawn, and not made twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobs.files import write_atomically
+from jobs.memory_plan import PICTURE, MemoryPlan
+from jobs.rundir import RunDir
+from jobs.spec import JobSpec
+from worker.training.journal import Journal
+from worker.training.planning.budget import Budget, find_budget
+from worker.training.planning.picture import draw
+from worker.training.planning.room import plan_disk, plan_host
+from worker.training.settings import TrainerSettings
+
+
+def plan_stage(
+    run: RunDir,
+    spec: JobSpec,
+    config: Mapping[str, Any],
+    longest: tuple[int, int],
+    settings: TrainerSettings,
+    journal: Journal,
+    earlier: MemoryPlan | None = None,
+) -> MemoryPlan:
+    """The plan for rows of these lengths, with `memory.png` of it in the run directory.
+
+    `earlier`: that of check, which is as good for the same lengths and budget. Raises Refused, DiskFull.
+    """
+    budget = find_budget(spec.memory, settings.device, settings.card)
+    if earlier is not None and still_right(earlier, longest, budget):
+        kept = earlier.parts["weights"] + earlier.parts["optimizer"]
+        disk = plan_disk(run.path, spec, kept, earlier.parts["weights"])
+        plan = earlier.model_copy(update={"host": plan_host(kept), "disk": disk})
+    else:
+        # Imported here: torch takes seconds, and a job that is wrong is refused before, and at once.
+        from worker.training.planning.memory_plan import plan_memory
+
+        plan = plan_memory(
+            spec,
+            config,
+            longest,
+            device=settings.device,
+            budget=budget,
+            runs=run.path,
+            progress=journal.progress,
+        )
+    write_atomically(run.path / PICTURE, draw(plan))
+    return plan
+
+
+def still_right(plan: MemoryPlan, longest: tuple[int, int], budget: Budget) -> bool:
+    """Whether a plan made now would be the same. What a host has free changes by itself: there, whether it fits."""
+    same = (plan.input_tokens, plan.target_tokens, plan.budget_source, plan.card) == (
+        *longest, budget.source, budget.card,
+    )  # fmt: skip
+    return same and (plan.peak_bytes <= budget.limit if budget.source == "host" else plan.budget_bytes == budget.bytes)
