@@ -230,7 +230,7 @@ def test_a_disk_that_fills_up_while_saving_leaves_no_half_checkpoint(
 
     run = make_run()
     with monkeypatch.context() as patch:
-        patch.setattr("worker.training.checkpoint.write_bytes", full)
+        patch.setattr("worker.training.saving.write_bytes", full)
         assert attempt(run, 1, stop_at=4 + 6 + 3) == 75
     assert [fact.step for fact in facts(run, DiskLow)] == [5, 6]
     assert checkpoints(run) == []

@@ -2,18 +2,15 @@
 
     checkpoints/step-00000500/  model.safetensors  optimizer.safetensors  state.json  manifest.json
 
-Written as `tmp-…`, every file fsynced, the manifest (bytes and sha256 of each) last, then renamed. What is called
-`step-…` was complete; that it still is, is verified before it is used.
+What is called `step-…` was complete once (saving.py); that it still is, is verified before it is used.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +22,13 @@ from safetensors import safe_open
 from torch import nn
 
 from jobs.errors import Refused
-from jobs.events import CheckpointRejected, CheckpointSaved, DiskLow
-from jobs.files import sync_folder
+from jobs.events import CheckpointRejected
 from jobs.rundir import RunDir
 from worker.training.journal import Journal
 from worker.training.limits import SafeSize
 from worker.training.model import WEIGHTS, weights_of
 from worker.training.optimizer import Optimizer
-from worker.training.randomness import restore_rng, rng_states
-from worker.training.tensorfile import write_bytes, write_tensors
+from worker.training.randomness import restore_rng
 from worker.training.window import Window
 
 OPTIMIZER = "optimizer.safetensors"
@@ -75,86 +70,12 @@ class Checkpoint:
     state: TrainState
 
 
-# -- writing -------------------------------------------------------------------------------------------------
-
-
-def save(run: RunDir, state: TrainState, model: nn.Module, optimizer: Optimizer, keep: int, journal: Journal) -> bool:
-    """Write `checkpoints/step-…` of `state.step`, then prune. Without room for it: DiskLow is noted, False returned."""
-    start = time.perf_counter()
-    final = _folder(run, state.step)
-    temporary = final.with_name(f"tmp-{final.name}")
-    journal.phase("save", step=state.step)
-    tensors = {WEIGHTS: weights_of(model), OPTIMIZER: optimizer.state_dict()}
-    needed = int(1.1 * sum(tensor.nbytes for file in tensors.values() for tensor in file.values()))
-    run.checkpoints.mkdir(exist_ok=True)
-    free = shutil.disk_usage(run.checkpoints).free
-    if free < needed:
-        journal.note(DiskLow(step=state.step, free_bytes=free, needed_bytes=needed))
-        return False
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        manifest = {file: write_tensors(temporary / file, named, journal) for file, named in tensors.items()}
-        state = state.model_copy(update={"rng": rng_states()})
-        manifest[STATE] = write_bytes(temporary / STATE, state.model_dump_json(indent=1).encode())
-        write_bytes(temporary / MANIFEST, json.dumps({"step": state.step, "files": manifest}, indent=1).encode())
-        sync_folder(temporary)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        free = shutil.disk_usage(run.checkpoints).free
-        journal.note(DiskLow(step=state.step, free_bytes=free, needed_bytes=needed))
-        return False
-    _remove(final)  # one that was rejected at resume, or that a run repeating these steps writes anew
-    os.rename(temporary, final)
-    sync_folder(run.checkpoints)
-    prune(run, keep)
-    journal.note(
-        CheckpointSaved(
-            step=state.step,
-            path=str(final.relative_to(run.path)),
-            bytes=sum(int(entry["bytes"]) for entry in manifest.values()),
-            seconds=time.perf_counter() - start,
-            validation_loss=state.validation_loss,
-        )
-    )
-    return True
-
-
-def is_saved(run: RunDir, state: TrainState) -> bool:
-    """Whether the checkpoint of this step is there, with the validation loss if that is known by now."""
-    folder = _folder(run, state.step)
-    return folder.exists() and _loss_of(folder) == state.validation_loss
-
-
-def prune(run: RunDir, keep: int) -> None:
-    """Keep the `keep` newest and the best one (lowest validation loss); rejected ones have been replaced by now."""
-    for rejected in run.checkpoints.glob("rejected-*"):
-        shutil.rmtree(rejected)
-    folders = _newest_first(run)
-    losses = _losses(folders)
-    kept = {*folders[:keep], *sorted(losses, key=losses.__getitem__)[:1]}
-    for folder in folders:
-        if folder not in kept:
-            _remove(folder)
-
-
-def clean(run: RunDir) -> None:
-    """Remove what a save that did not come to its end has left. Only the holder of the run's lock may call this."""
-    for leftover in run.checkpoints.glob("tmp-*"):
-        shutil.rmtree(leftover)
-
-
-# -- reading -------------------------------------------------------------------------------------------------
-
-
 def newest(run: RunDir, spec_sha256: str, journal: Journal) -> Checkpoint | None:
     """The newest checkpoint that verifies; CheckpointRejected is noted for each passed over, which is put aside.
 
     Refuses `other_spec`: a checkpoint of another specification is no place to go on from.
     """
-    for folder in _newest_first(run):
+    for folder in newest_first(run):
         journal.progress()
         try:
             state = verify(folder)
@@ -173,7 +94,7 @@ def newest(run: RunDir, spec_sha256: str, journal: Journal) -> Checkpoint | None
 
 def best(run: RunDir, journal: Journal) -> Checkpoint | None:
     """The evaluated checkpoint with the lowest validation loss that verifies; the newer of equals."""
-    losses = _losses(_newest_first(run))
+    losses = losses_in(newest_first(run))
     for folder in sorted(losses, key=losses.__getitem__):
         try:
             return Checkpoint(folder, verify(folder))
@@ -247,19 +168,19 @@ class _Lazy(Mapping[str, torch.Tensor]):
 # -- folders -------------------------------------------------------------------------------------------------
 
 
-def _folder(run: RunDir, step: int) -> Path:
+def folder_of(run: RunDir, step: int) -> Path:
     return run.checkpoints / f"step-{step:08d}"
 
 
-def _newest_first(run: RunDir) -> list[Path]:
+def newest_first(run: RunDir) -> list[Path]:
     return sorted(run.checkpoints.glob("step-*"), reverse=True)
 
 
-def _losses(folders: list[Path]) -> dict[Path, float]:
-    return {folder: loss for folder in folders if (loss := _loss_of(folder)) is not None}
+def losses_in(folders: list[Path]) -> dict[Path, float]:
+    return {folder: loss for folder in folders if (loss := loss_in(folder)) is not None}
 
 
-def _loss_of(folder: Path) -> float | None:
+def loss_in(folder: Path) -> float | None:
     try:
         loss = json.loads((folder / STATE).read_bytes())["validation_loss"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -273,12 +194,3 @@ def _reject(run: RunDir, folder: Path, error: ValueError, journal: Journal) -> N
     aside = folder.with_name(f"rejected-{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
     os.rename(folder, aside)
-
-
-def _remove(folder: Path) -> None:
-    # Renamed first: a removal cut short must not leave half a checkpoint under its name.
-    if folder.exists():
-        doomed = folder.with_name(f"tmp-removed-{folder.name}")
-        shutil.rmtree(doomed, ignore_errors=True)
-        os.rename(folder, doomed)
-        shutil.rmtree(doomed)

@@ -10,10 +10,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
-
-from worker.training.journal import Journal
 
 NAMES = {
     torch.bfloat16: "BF16",
@@ -26,9 +25,14 @@ NAMES = {
 PIECE = 2**26
 
 
-def write_tensors(
-    file: Path, named: Mapping[str, torch.Tensor], journal: Journal | None = None
-) -> dict[str, int | str]:
+class Progress(Protocol):
+    """Who is told that something was achieved."""
+
+    def progress(self) -> None:
+        """Something was."""
+
+
+def write_tensors(file: Path, named: Mapping[str, torch.Tensor], told: Progress | None = None) -> dict[str, int | str]:
     """Write a safetensors file and fsync it; returns its `bytes` and `sha256`. Progress is told per tensor."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -41,7 +45,7 @@ def write_tensors(
         offset += tensor.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
-    return _write(file, _pieces(text, named, journal))
+    return _write(file, _pieces(text, named, told))
 
 
 def write_bytes(file: Path, content: bytes) -> dict[str, int | str]:
@@ -49,14 +53,14 @@ def write_bytes(file: Path, content: bytes) -> dict[str, int | str]:
     return _write(file, iter([memoryview(content)]))
 
 
-def _pieces(header: bytes, named: Mapping[str, torch.Tensor], journal: Journal | None) -> Iterator[memoryview]:
+def _pieces(header: bytes, named: Mapping[str, torch.Tensor], told: Progress | None) -> Iterator[memoryview]:
     yield memoryview(len(header).to_bytes(8, "little") + header)
     for tensor in named.values():
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         for start in range(0, len(flat), PIECE):
             yield flat[start : start + PIECE].cpu().numpy().data
-        if journal is not None:
-            journal.progress()
+        if told is not None:
+            told.progress()
 
 
 def _write(file: Path, pieces: Iterator[memoryview]) -> dict[str, int | str]:

@@ -34,6 +34,7 @@ from worker.training.neighbours import Neighbours
 from worker.training.optimizer import Optimizer, make_optimizer
 from worker.training.pace import Pace
 from worker.training.randomness import seed_step
+from worker.training.saving import Saver, clean, is_saved
 from worker.training.settings import TrainerSettings
 from worker.training.stop import Stop, StopAsked
 from worker.training.tensorfile import write_tensors
@@ -60,6 +61,7 @@ class Bench:
     state: TrainState
     meter: Meter
     metrics: LineWriter
+    saver: Saver
 
 
 def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: Stop, attempt: int) -> int:
@@ -88,8 +90,10 @@ def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: Stop, 
             learn(bench)
             finish(bench)
         except StopAsked:  # between two steps or within an evaluation: the last step is whole either way
-            save(bench)
+            save_last(bench)
             return interrupted(journal)
+        finally:  # a good checkpoint of before is worth waiting for, whatever ends the attempt
+            bench.saver.settle()
     return 0
 
 
@@ -103,7 +107,7 @@ def set_up(
         raise Refused(
             "plan.json names no prepared model and data", code="not_prepared", hint="run the stage prepare first"
         )
-    checkpoint.clean(run)
+    clean(run)
     journal.phase("load")
     plan = start.planned(run, spec, plan, attempt, device, neighbours, journal, stop)
     prepare_numerics(device)
@@ -166,6 +170,7 @@ def set_up(
             neighbours=neighbours,
         ),
         metrics=LineWriter(run.metrics_file),
+        saver=Saver(run, loaded.model, optimizer, spec.checkpoint.keep, journal),
     )
 
 
@@ -219,6 +224,7 @@ def learn(bench: Bench) -> None:
         bench.stop.look()
         if result.step % spec.evaluate.every_steps == 0:
             look(bench)
+        bench.saver.poll()
         if checkpoint_due(bench, saved_at):
             save(bench)
             saved_at = time.monotonic()
@@ -269,16 +275,22 @@ def look(bench: Bench) -> None:
 
 
 def save(bench: Bench) -> None:
-    """Write a checkpoint of the weights as they are, unless that very one is there."""
+    """Begin to save the weights as they are: what the training waits for is the time of a copy, where one is made."""
     state = bench.state
-    if state.step == 0 or checkpoint.is_saved(bench.run, state):
-        return
     bench.optimizer.raise_if_nonfinite()
     state.window = bench.meter.settled()
     began = time.perf_counter()
-    checkpoint.save(bench.run, state, bench.loaded.model, bench.optimizer, bench.spec.checkpoint.keep, bench.journal)
+    bench.saver.save(state)
     bench.meter.pace.saved(time.perf_counter() - began)
     bench.journal.phase("step", step=state.step)
+
+
+def save_last(bench: Bench) -> None:
+    """Save the weights as they are, unless that very checkpoint is there, and have it on disk."""
+    bench.saver.settle()
+    if bench.state.step and not is_saved(bench.run, bench.state):
+        save(bench)
+        bench.saver.settle()
 
 
 def finish(bench: Bench) -> None:
@@ -287,7 +299,7 @@ def finish(bench: Bench) -> None:
     bench.metrics.close()
     if state.validation_loss is None:
         look(bench)
-    save(bench)
+    save_last(bench)
     kept = checkpoint.best(run, bench.journal) if bench.spec.checkpoint.best else None
     step, loss = (kept.state.step, kept.state.validation_loss) if kept else (state.step, state.validation_loss)
     bench.journal.phase("save", step=state.step)

@@ -1,0 +1,105 @@
+"""A program for test_saving.py: kills a save at many points, each in a forked child, and says what was found after it.
+
+`python killed_saves.py FOLDER POINTS` prints a JSON line a point: where it was, the step that a resume would go on
+from, and whether a save that is not disturbed then succeeds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from jobs.rundir import RunDir
+from worker.training import saving, tensorfile
+from worker.training.checkpoint import OPTIMIZER, TrainState, newest
+from worker.training.journal import Journal
+from worker.training.model import WEIGHTS
+
+OWN = {saving.__file__, tensorfile.__file__}
+
+
+def lines_run(act: Callable[[], object], at_line: Callable[[int, str], None]) -> None:
+    """Do something, and call `at_line` with number and place before each line of the code that saves."""
+    count = 0
+
+    def look(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename not in OWN:
+            return None
+        if event == "line":
+            at_line(count, f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}")
+            count += 1
+        return look
+
+    sys.settrace(look)
+    try:
+        act()
+    finally:
+        sys.settrace(None)
+
+
+def main(folder: Path, points: int) -> None:
+    """One line a point."""
+    torch.set_num_threads(1)
+    run = RunDir(folder / "job-1")
+    run.checkpoints.mkdir(parents=True)
+    journal = Journal(run.attempt_file(1))
+
+    def save(step: int) -> None:
+        tensors = {
+            file: {f"{step}.{name}": torch.full((64, 64), float(step)) for name in range(4)}
+            for file in (WEIGHTS, OPTIMIZER)
+        }
+        saving.write(run, TrainState(spec_sha256="s", micro_batch=1, step=step), tensors, 2, journal)
+
+    save(1)
+    total = [0]
+    lines_run(lambda: save(2), lambda number, place: total.__setitem__(0, number + 1))
+    for point in range(points):
+        target = point * total[0] // points
+        for extra in run.checkpoints.glob("step-*2"):
+            saving.remove(extra)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+
+            def die_at(number: int, where: str, target: int = target, to: int = writer) -> None:
+                if number == target:
+                    os.write(to, where.encode())
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            lines_run(lambda: save(2), die_at)
+            os._exit(1)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as said:
+            place = said.read().decode()
+        _, status = os.waitpid(child, 0)
+        found = newest(run, "s", journal)
+        saving.clean(run)
+        renamed = (run.checkpoints / "step-00000002").exists()
+        save(2)
+        again = newest(run, "s", journal)
+        print(
+            json.dumps(
+                {
+                    "place": place,
+                    "killed": os.WIFSIGNALED(status),
+                    "renamed": renamed,
+                    "found": found and found.state.step,
+                    "left": sorted(each.name for each in run.checkpoints.iterdir()),
+                    "again": again and again.state.step,
+                }
+            )
+        )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
