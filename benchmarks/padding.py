@@ -165,7 +165,7 @@ def validation_loss(model: PreTrainedModel, rows: Rows) -> float:
     batches = micro_batches(rows, Widths(rows).groups(np.arange(len(rows)), 16), Limit.of(rows, 16), 0)
     model.eval()
     with torch.no_grad():
-        total = sum(float(token_loss_sum(model, batch)) for batch in batches)  # type: ignore[arg-type]
+        total = sum(float(token_loss_sum(model, batch)) for batch in batches)
     return total / sum(batch.target_tokens for batch in batches)
 
 

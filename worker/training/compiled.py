@@ -42,7 +42,7 @@ class CompiledBlocks:
     def __init__(self, backend: str | Callable[..., Any] = "inductor") -> None:
         self.failure: str | None = None
         """Why it ended: the first line of the error."""
-        self._compiled: Callable[..., torch.Tensor] = torch.compile(  # type: ignore[call-overload]
+        self._compiled: Callable[..., torch.Tensor] = torch.compile(  # type: ignore[call-overload]  # too new
             run_block, dynamic=True, fullgraph=True, backend=backend, recompile_limit=_MOST_GRAPHS
         )
 

@@ -142,7 +142,7 @@ def _generate(loaded: LoadedModel, rows: Rows, going: Pass, limit: Limit, journa
         stop.look()
         going.at = number
         device = loaded.model.device
-        written = loaded.model.generate(  # type: ignore[operator]
+        written = loaded.model.generate(  # type: ignore[operator]  # typed as Tensor | Module
             input_ids=batch.input_ids.to(device),
             attention_mask=batch.attention_mask.to(device),
             max_new_tokens=MAX_NEW_TOKENS,

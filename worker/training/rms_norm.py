@@ -20,7 +20,7 @@ def rms_norm(values: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torc
     """[..., D], [D] -> [..., D]: values / sqrt(mean square + epsilon) * weight, computed in fp32 or better."""
     if values.device.type != "cpu" or torch.compiler.is_compiling():
         return F.rms_norm(values, weight.shape, weight, epsilon)
-    normed: torch.Tensor = _RMSNorm.apply(values, weight, epsilon)  # type: ignore[no-untyped-call]
+    normed: torch.Tensor = _RMSNorm.apply(values, weight, epsilon)  # type: ignore[no-untyped-call]  # untyped
     return normed
 
 

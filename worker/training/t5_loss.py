@@ -23,7 +23,7 @@ class FusedHead(nn.Linear):
 
     def loss_sum(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """[N, d_model], [N] -> negative log likelihood summed over labels other than -100 (0-dim, fp32 or better)."""
-        loss: torch.Tensor = _HeadLoss.apply(hidden, self.weight, labels)  # type: ignore[no-untyped-call]
+        loss: torch.Tensor = _HeadLoss.apply(hidden, self.weight, labels)  # type: ignore[no-untyped-call]  # untyped
         return loss
 
 
@@ -35,7 +35,7 @@ def token_loss_sum(
     All on the model's device. `attention_mask` [B, S] may be None where no input is padded. The model's own loss would
     be a mean, computed in bf16.
     """
-    shifted = model.prepare_decoder_input_ids_from_labels(labels)  # type: ignore[operator]
+    shifted = model.prepare_decoder_input_ids_from_labels(labels)  # type: ignore[operator]  # typed as Tensor | Module
     if not isinstance(model.lm_head, FusedHead):
         logits: torch.Tensor = model(
             input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=shifted, use_cache=False
@@ -46,10 +46,10 @@ def token_loss_sum(
     # One look-up for both stacks: its gradient is as large as the embedding, and would be made and added twice.
     tokens = torch.cat([input_ids.flatten(), shifted.flatten()])
     inputs, targets = model.get_input_embeddings()(tokens).split([input_ids.numel(), shifted.numel()])
-    encoded = model.encoder(  # type: ignore[operator]
+    encoded = model.encoder(  # type: ignore[operator]  # typed as Tensor | Module
         inputs_embeds=inputs.view(*input_ids.shape, -1), attention_mask=attention_mask
     ).last_hidden_state
-    decoded = model.decoder(  # type: ignore[operator]
+    decoded = model.decoder(  # type: ignore[operator]  # typed as Tensor | Module
         inputs_embeds=targets.view(*shifted.shape, -1),
         encoder_hidden_states=encoded,
         encoder_attention_mask=attention_mask,

@@ -75,4 +75,4 @@ def give_device(model: nn.Module, device: torch.device) -> None:
                     empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
                     is_parameter = isinstance(tensor, nn.Parameter)
                     moved[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
-                tensors[name] = moved[id(tensor)]  # type: ignore[assignment]
+                tensors[name] = moved[id(tensor)]  # type: ignore[assignment]  # a moved parameter is a Parameter still

@@ -118,7 +118,7 @@ def _rms_norm(
     del eps
     if weight is None:
         weight = torch.empty(tuple(normalized_shape), dtype=input.dtype, device=input.device)
-    normed: torch.Tensor = _RMSNorm.apply(input, weight)  # type: ignore[no-untyped-call]
+    normed: torch.Tensor = _RMSNorm.apply(input, weight)  # type: ignore[no-untyped-call]  # untyped
     return normed
 
 
@@ -164,7 +164,7 @@ def _attention(
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     attended: torch.Tensor
     if attn_mask is None and _flash(query):
-        attended = _FlashAttention.apply(query, key, value)  # type: ignore[no-untyped-call]
+        attended = _FlashAttention.apply(query, key, value)  # type: ignore[no-untyped-call]  # untyped
         return attended
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         allowed = attn_mask

@@ -36,7 +36,7 @@ class Tracker(TorchDispatchMode):
 
     def __init__(self, device: torch.device, *, granularity: int = 1, inside: Inside | None = None) -> None:
         """Only storages on `device` count, each rounded up to `granularity` bytes."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.category = TEMPORARIES
         """Of what is allocated from now on."""
         self.live = [0] * len(CATEGORIES)

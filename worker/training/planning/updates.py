@@ -28,14 +28,14 @@ def without_data(name: OptimizerName) -> Iterator[None]:
         get_qmap_signed()
         get_qmap_unsigned()
     real = torch.compile, torch.Generator
-    torch.compile, torch.Generator = _compiled, _Generator  # type: ignore[assignment,misc]
+    torch.compile, torch.Generator = _compiled, _Generator  # type: ignore[assignment,misc]  # stand-ins
     try:
         # Not a reason to wake a card that nobody uses.
         cards = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         with torch.random.fork_rng(devices=cards):
             yield
     finally:
-        torch.compile, torch.Generator = real  # type: ignore[misc]
+        torch.compile, torch.Generator = real  # type: ignore[misc]  # the real ones
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., None]:
