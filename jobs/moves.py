@@ -30,9 +30,13 @@ local function drop_lease(id, token)
 end
 """
 
-# ARGV: key, id, body hash, seconds to keep → {id, body hash} of whoever came first
+# ARGV: key, id, body hash, seconds to keep, 1 if the caller has looked on disk → {id, body hash} of whoever came first;
+# or nothing: the key is unknown, but Redis may have forgotten it (see BEGIN_REBUILD)
 RESERVE = """
 local key = 'longhaul:idempotency:' .. ARGV[1]
+if ARGV[5] == '0' and redis.call('EXISTS', key) == 0 and redis.call('GET', 'longhaul:rebuilt') ~= 'yes' then
+  return {}
+end
 redis.call('HSETNX', key, 'job', ARGV[2])
 if redis.call('HGET', key, 'job') == ARGV[2] then
   redis.call('HSET', key, 'body', ARGV[3])
@@ -165,6 +169,27 @@ redis.call('HSET', lj(id), 'expired_token', ARGV[2])
 local count = redis.call('HINCRBY', lj(id), 'expired_count', 1)
 place(id)
 return count
+"""
+
+# ARGV: token → 1 Redis was wiped and knows only what it was told since: tell it everything, then END_REBUILD
+BEGIN_REBUILD = """
+if redis.call('GET', 'longhaul:rebuilt') == 'yes' then return 0 end
+redis.call('SET', 'longhaul:rebuilt', ARGV[1])
+return 1
+"""
+
+# ARGV: token → 1 done, 0 not: it was wiped again in between, or another has begun
+END_REBUILD = """
+local now = redis.call('GET', 'longhaul:rebuilt')
+if now == ARGV[1] then redis.call('SET', 'longhaul:rebuilt', 'yes') end
+if now == ARGV[1] or now == 'yes' then return 1 end
+return 0
+"""
+
+# ARGV: token → 1: it does not lead any more
+RESIGN = """
+if redis.call('GET', 'longhaul:reconcile') == ARGV[1] then redis.call('DEL', 'longhaul:reconcile') end
+return 1
 """
 
 # ARGV: token, ms → 1 this one leads, 0 another does

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from jobs.attempt import Finished, Heartbeat, Noted, readable
 from jobs.errors import Damaged, NotFound
-from jobs.events import AnyFact, AttemptStarted, Event, JobRequested, MetricRow
+from jobs.events import AnyFact, AttemptStarted, Event, JobRequested, JobSubmitted, MetricRow
 from jobs.files import read_rows, sync_folder, whole_lines, write_atomically, write_synced
 from jobs.plan import Plan, read_plan
 from jobs.record import JobRecord, apply, fold
@@ -69,6 +69,18 @@ class RunDir:
     def exists(self) -> bool:
         """Whether there is such a job."""
         return self.events_file.exists()
+
+    def held(self) -> bool:
+        """Whether a trainer holds the directory's lock: then the job is running, whatever its lease says."""
+        try:
+            with open(self.lock_file, "rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return True
+        except FileNotFoundError:
+            pass
+        return False
 
     def spec(self) -> JobSpec:
         """What the user asked for."""
@@ -209,6 +221,17 @@ def create(runs: Path, job: str, spec: JobSpec, first: AnyFact) -> tuple[RunDir,
         raise
     sync_folder(runs)
     return final, True
+
+
+def submitted_under(runs: Path, key: str) -> tuple[str, str] | None:
+    """(id, body hash) of the job that was submitted with this Idempotency-Key. Reads the first event of every job."""
+    for run in list_runs(runs):
+        with contextlib.suppress(OSError, ValidationError), open(run.events_file, "rb") as file:
+            first = Event.model_validate_json(file.readline())
+            fact = first.fact
+            if isinstance(fact, JobSubmitted) and fact.idempotency_key == key and first.job == run.id:
+                return run.id, fact.body_sha256 or ""
+    return None
 
 
 def list_runs(runs: Path) -> list[RunDir]:

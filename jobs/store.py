@@ -35,10 +35,27 @@ HEARTBEAT = frozenset({"name", "stage", "healthy", "why"})
 KEEP_RESERVATION_S = 7 * 24 * 3600
 
 
-def connect(url: str, *, patient: bool = False) -> redis.Redis:
-    """A client. Patient: waits for Redis for ever (RQ's own loop); otherwise an answer or an error within about 2 s."""
-    if patient:
-        retry = Retry(ExponentialBackoff(cap=2.0, base=0.05), -1)
+class Patience(ExponentialBackoff):
+    """Waits a little longer each time, until it is `over`: then a lost Redis is an error."""
+
+    def __init__(self, over: Callable[[], bool]) -> None:
+        super().__init__(cap=2.0, base=0.05)
+        self._over = over
+
+    def compute(self, failures: int) -> float:
+        """Seconds to wait after so many failures. Raises ConnectionError when patience is over."""
+        if self._over():
+            raise redis.ConnectionError("Redis is away, and nobody waits for it any more")
+        return super().compute(failures)
+
+    def __deepcopy__(self, memo: object) -> Patience:
+        return self  # every connection copies its client's; what `over` asks is one for all
+
+
+def connect(url: str, *, patient_until: Callable[[], bool] | None = None) -> redis.Redis:
+    """A client: an answer or an error within about 2 s. A patient one (RQ's own loop) waits for Redis, until told."""
+    if patient_until is not None:
+        retry = Retry(Patience(patient_until), -1)
         return redis.Redis.from_url(
             url,
             socket_connect_timeout=5,
@@ -68,9 +85,23 @@ class Store:
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
-    def reserve(self, key: str, job: str, body_sha256: str) -> tuple[str, str]:
-        """(id, body hash) that the key stands for: this call's, unless another came first."""
-        first, body = self._move(moves.RESERVE, key, job, body_sha256, KEEP_RESERVATION_S)
+    def reserve(
+        self,
+        key: str,
+        job: str,
+        body_sha256: str,
+        *,
+        on_disk: Callable[[], tuple[str, str] | None] = lambda: None,
+    ) -> tuple[str, str]:
+        """(id, body hash) that the key stands for: this call's, unless another came first.
+
+        `on_disk` is asked who came first when Redis was wiped and has not been told everything again.
+        """
+        found = self._move(moves.RESERVE, key, job, body_sha256, KEEP_RESERVATION_S, 0)
+        if not found:
+            job, body_sha256 = on_disk() or (job, body_sha256)
+            found = self._move(moves.RESERVE, key, job, body_sha256, KEEP_RESERVATION_S, 1)
+        first, body = found
         return first.decode(), (body or b"").decode()
 
     def project(self, run: RunDir, record: JobRecord, events: Sequence[Event], *, release: str | None = None) -> None:
@@ -237,6 +268,18 @@ class Store:
     def lead(self, token: str, ttl_ms: int) -> bool:
         """Whether this reconciler is the active one."""
         return bool(self._move(moves.LEAD, token, ttl_ms))
+
+    def resign(self, token: str) -> None:
+        """Let another reconciler lead at once."""
+        self._move(moves.RESIGN, token)
+
+    def begin_rebuild(self, token: str) -> bool:
+        """Whether Redis was wiped (or is new) and has to be told of every run directory; then `end_rebuild` follows."""
+        return bool(self._move(moves.BEGIN_REBUILD, token))
+
+    def end_rebuild(self, token: str) -> bool:
+        """Redis knows everything again. False: it was wiped once more meanwhile."""
+        return bool(self._move(moves.END_REBUILD, token))
 
     # -- workers and health ----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from jobs import rundir
@@ -52,7 +53,11 @@ class Actions:
             raise UserError("Idempotency-Key: 1 to 255 visible ASCII characters, please", param="Idempotency-Key")
         body_sha256 = _sha256({"body": body, "dry_run": dry_run})
         new_id = make_id()
-        job, first_body = self.store.reserve(key or f"id:{new_id}", new_id, body_sha256)
+        if key is None:
+            job, first_body = self.store.reserve(f"id:{new_id}", new_id, body_sha256)
+        else:
+            on_disk = partial(rundir.submitted_under, self.runs, key)
+            job, first_body = self.store.reserve(key, new_id, body_sha256, on_disk=on_disk)
         if first_body != body_sha256:
             raise Conflict(f"Idempotency-Key {key!r} was used before with another body (job {job}); take a new key")
         submitted = JobSubmitted(

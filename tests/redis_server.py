@@ -58,6 +58,11 @@ class RedisServer:
                     assert time.monotonic() < deadline, "redis-server does not answer"
                     time.sleep(0.02)
 
+    def start_if_gone(self) -> None:
+        """Start it unless it runs."""
+        if self._process is None:
+            self.start()
+
     def stop(self) -> None:
         """SIGKILL: what is not in the AOF is lost."""
         if self._process is not None:

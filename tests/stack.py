@@ -52,15 +52,19 @@ class Stack:
         }
 
     def start(self, *roles: str) -> None:
-        """Start processes; wait for the service to answer."""
+        """Start processes (of one role several: "train-2"); wait for the service to answer."""
         for role in roles:
-            module = ["-m", "service"] if role == "service" else ["-m", "worker", role]
+            module = ["-m", "service"] if role == "service" else ["-m", "worker", role.partition("-")[0]]
             with open(self.home / f"{role}.log", "ab") as log:
                 self.processes[role] = subprocess.Popen(
                     tied(sys.executable, *module), cwd=ROOT, env=self.environment, stdout=log, stderr=log
                 )
         if "service" in roles:
             self.wait_for(lambda: self._ready() or None, "the service", 30)
+
+    def start_if_gone(self, *roles: str) -> None:
+        """Start those of these that do not run."""
+        self.start(*(role for role in roles if role not in self.processes or self.processes[role].poll() is not None))
 
     def _ready(self) -> bool:
         try:
@@ -111,7 +115,8 @@ class Stack:
     def logs(self) -> str:
         """The last lines of every log."""
         files = [*self.home.glob("*.log"), *self.runs.glob("*/trainer.log"), *self.runs.glob("*/events.jsonl")]
-        return "\n".join(f"== {file.name}\n" + "\n".join(file.read_text().splitlines()[-12:]) for file in files)
+        ends = {file: [line[:300] for line in file.read_text().splitlines()[-12:]] for file in files}
+        return "\n".join("\n".join([f"== {file.parent.name}/{file.name}", *lines]) for file, lines in ends.items())
 
     def __enter__(self) -> Stack:
         self.home.mkdir(parents=True, exist_ok=True)

@@ -51,10 +51,11 @@ class StageWorker(rq.Worker):
     """RQ's worker for one stage."""
 
     def __init__(self, stage: Stage, settings: WorkerSettings, facts: dict[str, Any]) -> None:
+        self._stopping = threading.Event()
         super().__init__(
             [queue_name(stage)],
             name=facts["name"],
-            connection=connect(settings.redis_url, patient=True),
+            connection=connect(settings.redis_url, patient_until=self._waits_no_more),
             serializer=JSONSerializer,
             worker_ttl=20,
             job_monitoring_interval=5,
@@ -66,7 +67,15 @@ class StageWorker(rq.Worker):
         self._facts = facts
         self._client = connect(settings.redis_url)
         self._store = Store(self._client)
-        self._stopping = threading.Event()
+
+    def _waits_no_more(self) -> bool:
+        """Asked to stop, and the work in hand is done: what RQ has still to tell a Redis that is away is only its own.
+
+        The parent must not leave before its horse, which is tied to it and may be waiting for a checkpoint.
+        """
+        if self.is_horse:
+            return self._stopping.is_set()
+        return self._stop_requested and (not self.horse_pid or has_ended(self.horse_pid))
 
     def heartbeat(self, timeout: int | None = None, pipeline: redis.client.Pipeline | None = None) -> None:
         """RQ's heartbeat and ours."""
@@ -143,6 +152,14 @@ class StageWorker(rq.Worker):
     def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
         """A second SIGTERM changes nothing: the trainer is writing its checkpoint. SIGKILL is the last resort."""
         log.warning("already stopping: the trainer finishes its step and writes a checkpoint")
+
+
+def has_ended(child: int) -> bool:
+    """Whether a child process has ended. One that was not waited for yet is left to be."""
+    try:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 def serve_stage(stage: Stage, settings: WorkerSettings) -> None:

@@ -5,7 +5,7 @@ A thread of publish with its own client; one is active at a time. RQ's own regis
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import logging
 import threading
 import time
@@ -24,6 +24,8 @@ from worker.ending import MEANING, ending
 
 log = logging.getLogger("longhaul.reconcile")
 EVERY_S = 15.0
+STANDBY_S = 5.0
+"""Between two looks whether the one that leads has gone."""
 MOST_EXPIRIES = 5
 
 
@@ -51,21 +53,33 @@ class Reconciler:
     def run(self, stop: threading.Event) -> None:
         """Once at start, then every 15 s until told to stop."""
         while not stop.is_set():
+            leads = True
             try:
-                self.once()
+                leads = self.once()
             except Exception:  # the thread that mends everything must not die of one thing; the log says what it was
                 log.exception("reconcile failed; next try in %.0f s", EVERY_S)
-            stop.wait(EVERY_S)
+            stop.wait(EVERY_S if leads else STANDBY_S)
+        with contextlib.suppress(StoreUnavailable):
+            self._store.resign(self._token)
 
-    def once(self) -> None:
-        """One pass: projections, leases, tickets; then a word to the job that no card is there for."""
+    def once(self) -> bool:
+        """One pass: projections, leases, tickets; then a word to the job that no card is there for.
+
+        False: another reconciler leads, which may have been killed a moment ago: its key runs out after 45 s.
+        """
         try:
-            if not self._store.lead(self._token, int(EVERY_S * 3000)):
-                return
+            leads = self._store.lead(self._token, int(EVERY_S * 3000))
             now = self._clock()
             if self._reachable_since is None:
                 self._reachable_since = now
-            open_jobs = self._project_all()
+            if not leads:
+                return False
+            wiped = self._store.begin_rebuild(self._token)
+            if wiped:  # the leases are gone with the rest: give their holders the time to take them again
+                self._reachable_since = now
+            open_jobs = self._project_all(wiped)
+            if wiped:
+                self._store.end_rebuild(self._token)
             if self._redis_trusted(now):
                 self._judge(open_jobs)
             for stage in Stage:
@@ -75,13 +89,14 @@ class Reconciler:
         except StoreUnavailable as error:
             self._reachable_since = None
             log.warning("reconcile waits for Redis: %s", error)
+        return True
 
     def _redis_trusted(self, now: float) -> bool:
         """Leases are judged only after Redis was there, to be renewed in, for one whole lease."""
         assert self._reachable_since is not None
         return min(now - self._reachable_since, self._store.uptime_s()) >= self._lease_s
 
-    def _project_all(self) -> list[tuple[RunDir, JobRecord]]:
+    def _project_all(self, wiped: bool) -> list[tuple[RunDir, JobRecord]]:
         """Bring Redis up to every run directory. Returns the jobs that are not over."""
         runs = list_runs(self._runs)
         for gone in self._store.known() - {run.id for run in runs}:
@@ -91,7 +106,7 @@ class Reconciler:
         found = []
         for run in runs:
             try:
-                record = self._projected(run)
+                record = self._projected(run, wiped)
             except (Conflict, Damaged, NotFound, OSError) as error:
                 log.error("job %s is left alone: %s", run.id, error)
                 continue
@@ -99,22 +114,23 @@ class Reconciler:
                 found.append((run, record))
         return found
 
-    def _projected(self, run: RunDir) -> JobRecord:
+    def _projected(self, run: RunDir, wiped: bool) -> JobRecord:
         size = run.events_file.stat().st_size
         cached = self._records.get(run.id)
         record = cached[1] if cached and cached[0] == size else run.record()
         self._records[run.id] = (size, record)
         known = self._store.number(run.id)
+        # Also of a job that is known again already: an event of its own has told Redis all but its key.
+        if (wiped or known == 0) and record.idempotency_key and record.body_sha256:
+            self._store.reserve(record.idempotency_key, run.id, record.body_sha256)
         if known < record.number:
-            if known == 0 and record.idempotency_key and record.body_sha256:
-                self._store.reserve(record.idempotency_key, run.id, record.body_sha256)
             self._store.project(run, record, run.events(after=known)[: record.number - known])
         return record
 
     def _judge(self, open_jobs: list[tuple[RunDir, JobRecord]]) -> None:
         for job, token in self._store.expired():
             run = RunDir(self._runs / job)
-            if not trainer_alive(run):
+            if not run.held():
                 times = self._store.expire(job, token)
                 if times:
                     log.warning("job %s: its lease ran out (%d in this stage)", job, times)
@@ -123,7 +139,7 @@ class Reconciler:
             run,
             record,
         ) in open_jobs:  # running, but with no lease at all: Redis was wiped, or release came before the end
-            if record.status is Status.RUNNING and not self._store.leased(run.id) and not trainer_alive(run):
+            if record.status is Status.RUNNING and not self._store.leased(run.id) and not run.held():
                 self._take_over(run, 1)
 
     def _take_over(self, run: RunDir, times: int) -> None:
@@ -168,16 +184,3 @@ class Reconciler:
             return
         if new:
             log.warning("job %s waits for a card: %s", head, why)
-
-
-def trainer_alive(run: RunDir) -> bool:
-    """Whether a trainer holds the run directory's lock: then the job is running, whatever its lease says."""
-    try:
-        with open(run.lock_file, "rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-    except FileNotFoundError:
-        pass
-    return False

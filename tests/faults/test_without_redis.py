@@ -1,13 +1,34 @@
-"""Redis goes away: workers can still be stopped, and a training job goes on as if nothing had happened."""
+"""Redis goes away, hangs or is wiped: no step and no event is lost, nothing is twice, and the order stays as it was."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import requests
+
+from jobs.events import AttemptStarted, JobChecked, JobPrepared, JobQueued, JobSubmitted
+from jobs.rundir import RunDir, create
+from jobs.spec import parse_spec
+from jobs.state import Stage, Status
 from jobs.store import Store, connect
-from tests.stack import Stack, tiny_job
+from tests.faults.conftest import (
+    Follower,
+    Undisturbed,
+    assert_all_is_told,
+    assert_as_if_nothing_had_happened,
+    reasons,
+    small_job,
+)
+from tests.processes import freeze, stepping, thaw
+from tests.stack import Stack
+from worker.training.checkpoint import verify
+
+MakeJob = Callable[..., RunDir]
 
 
 def test_an_idle_worker_ends_on_sigterm_while_redis_is_away(tmp_path: Path, data: Path) -> None:
@@ -26,18 +47,125 @@ def test_an_idle_worker_ends_on_sigterm_while_redis_is_away(tmp_path: Path, data
             raise
 
 
-def test_redis_killed_and_wiped_mid_run_costs_nothing(tmp_path: Path, data: Path) -> None:
-    # kill -9 of Redis (AOF) at step 2, back once step 6 is done; FLUSHALL at once. Must hold: one attempt, no gap.
-    job = tiny_job(log={"every_steps": 1}, schedule={"epochs": 2, "batch_size": 8, "learning_rate": 0.003})
-    with Stack(tmp_path / "home", data=data) as stack:
-        stack.start("service", "check", "prepare", "train", "publish")
-        run = stack.submit(job)
-        stack.wait_for(lambda: run.metrics()[1:] or None, "step 2")
+def test_a_worker_at_work_ends_on_sigterm_while_redis_is_away(stack: Stack, queued: MakeJob) -> None:
+    # Killed: Redis (AOF) in the middle of a run, then SIGTERM to the train worker. Must hold: the trainer saves, the
+    # worker ends well before a grace period is over, the file says `queued`, and so does Redis once it is back. (That
+    # such a job goes on, bit for bit, is test_signals.py's; here it would first wait for the lease to run out.)
+    run = queued()
+    trainer = freeze(stack, run, stepping(5, 15))
+    stack.redis.stop()
+    worker = stack.processes.pop("train")
+    worker.send_signal(signal.SIGTERM)
+    thaw(trainer)
+    try:
+        assert worker.wait(60) == 0
+    finally:
+        worker.kill()
+    record = run.record()
+    assert (record.status, record.last_reason) == (Status.QUEUED, "interrupted")
+    assert 5 <= record.progress_step < 16 and record.checkpoint is not None
+    assert verify(run.path / record.checkpoint).step == record.progress_step
+    stack.redis.start()
+    store = Store(connect(stack.redis.url))
+    stack.wait_for(lambda: store.number(run.id) == record.number or None, "the projection", 45)
+    assert store.get(run.id).record == record
+    cancelled = stack.post(run, "cancel").json()
+    assert (cancelled["status"], run.record().checkpoint) == ("cancelled", record.checkpoint)
+
+
+def test_a_job_that_ends_while_redis_is_away(stack: Stack, undisturbed: Undisturbed, queued: MakeJob) -> None:
+    # kill -9 of Redis (AOF) in the middle of a run; it is back when the job has ended. Must hold: meanwhile a POST
+    # is 503 and leaves nothing on disk; later everybody hears of every event, once; the worker takes the next job.
+    run = queued()
+    with Follower(stack, run) as follower:
+        trainer = freeze(stack, run, stepping(2, 14))
+        stack.wait_for(lambda: 5 in follower.numbers or None, "attempt.started")
         stack.redis.stop()
-        stack.wait_for(lambda: run.metrics()[5:] or None, "step 6 without Redis")
+        thaw(trainer)
+        stack.wait_for_event(run, "job.succeeded", "job.failed")
+        before = sorted(os.listdir(stack.runs))
+        assert requests.post(f"{stack.url}/jobs", json=small_job(), timeout=20).status_code == 503
+        assert sorted(os.listdir(stack.runs)) == before
         stack.redis.start()
+        assert_all_is_told(stack, run, follower)
+    assert_as_if_nothing_had_happened(stack, run, undisturbed)
+    assert reasons(run) == ["done"]
+    stack.wait_for_event(queued(), "job.succeeded")
+
+
+def test_redis_hangs(stack: Stack, undisturbed: Undisturbed, queued: MakeJob) -> None:
+    # SIGSTOP of Redis in the middle of a run, until the job has ended: connections stay open, nobody answers.
+    # Must hold: one attempt, no step and no event missing or twice.
+    run = queued()
+    with Follower(stack, run) as follower:
+        trainer = freeze(stack, run, stepping(2, 14))
+        os.kill(stack.redis.pid, signal.SIGSTOP)
+        try:
+            thaw(trainer)
+            stack.wait_for_event(run, "job.succeeded", "job.failed", timeout=120)
+        finally:
+            os.kill(stack.redis.pid, signal.SIGCONT)
+        assert_all_is_told(stack, run, follower)
+    assert_as_if_nothing_had_happened(stack, run, undisturbed)
+    assert reasons(run) == ["done"]
+
+
+def test_redis_wiped_mid_run(stack: Stack, undisturbed: Undisturbed) -> None:
+    # FLUSHALL in the middle of a run; then, at once, the POST that made the job, 50 times in parallel, and another body
+    # under its key. Must hold: it is the same job (the key is in its directory), 409; the run has one attempt, no gap.
+    def post(**body: object) -> requests.Response:
+        return requests.post(
+            f"{stack.url}/jobs", json=small_job(**body), headers={"Idempotency-Key": "mid-run"}, timeout=60
+        )
+
+    run = RunDir(stack.runs / post().json()["id"])
+    with Follower(stack, run) as follower:
+        trainer = freeze(stack, run, stepping(2, 14))
         stack.redis.flush()
-        ended = stack.wait_for_event(run, "job.succeeded", "job.failed")
-        assert (ended.type, ended.attempt) == ("job.succeeded", 1)
-        assert [event.number for event in run.events()] == list(range(1, ended.number + 1))
-        assert [row.step for row in run.metrics()] == list(range(1, 17))
+        with ThreadPoolExecutor(50) as pool:
+            answers = set(pool.map(lambda _: (post().status_code, post().json()["id"]), range(25)))
+        assert answers == {(202, run.id)}
+        assert post(name="other").status_code == 409
+        thaw(trainer)
+        assert_as_if_nothing_had_happened(stack, run, undisturbed)
+        assert_all_is_told(stack, run, follower)
+    assert reasons(run) == ["done"]
+
+
+def test_redis_restarted_and_wiped_mid_queue(stack: Stack, undisturbed: Undisturbed) -> None:
+    # kill -9 of Redis (AOF), then FLUSHALL, while jobs of several priorities wait. Must hold: positions, records and
+    # events are as before, each time; the jobs are then taken in that order.
+    assert stack.stop("train") == 0
+    store = Store(connect(stack.redis.url))
+    plan, runs = undisturbed.run.plan(), {}
+    for name, priority in (("second", 0), ("third", 0), ("first", 5), ("last", -3)):
+        spec = parse_spec(small_job(name=name, priority=priority))
+        first = JobSubmitted(name=name, model="m", spec_sha256=spec.sha256(), priority=priority, wandb=False)
+        runs[name], _ = create(stack.runs, f"job-waits-{name}", spec, first)
+        # Without a model each of them is taken by a trainer, and refused.
+        runs[name].write_plan(plan.model_copy(update={"model": plan.model.model_copy(update={"folder": None})}))
+        store.append(runs[name], [JobChecked(plan={}), JobPrepared(data={}, steps=1), JobQueued()])
+    order = ["first", "second", "third", "last"]
+
+    def known() -> list[object] | None:
+        if any(store.number(run.id) != 4 for run in runs.values()):
+            return None
+        return [(store.get(runs[name].id), store.events(runs[name].id)) for name in order]
+
+    before = known()
+    assert before is not None and [job.position for job, _ in before] == list(range(4))
+    stack.redis.stop()
+    stack.redis.start()
+    assert known() == before
+    stack.redis.flush()
+    assert stack.wait_for(known, "the rebuilding", 45) == before
+
+    stack.start("train")
+    for run in runs.values():
+        stack.wait_for_event(run, "job.failed")
+    starts = {
+        name: next(event.at for event in run.events() if isinstance(event.fact, AttemptStarted))
+        for name, run in runs.items()
+    }
+    assert sorted(starts, key=starts.__getitem__) == order
+    assert store.waiting(Stage.TRAIN) == 0

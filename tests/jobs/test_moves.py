@@ -83,6 +83,11 @@ def scenario(store: Store, runs: Path) -> None:
     store.forget("job-b")
     assert store.known() == {"job-a"}
     assert store.lead("me", 60_000) and not store.lead("you", 60_000)
+    assert store.begin_rebuild("me") and store.end_rebuild("me") and not store.begin_rebuild("you")
+    store.resign("you")
+    assert not store.lead("you", 60_000)
+    store.resign("me")
+    assert store.lead("you", 60_000)
 
 
 def dump(client: redis.Redis) -> dict[str, Any]:

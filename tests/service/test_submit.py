@@ -206,7 +206,7 @@ def _reserved_by_a_dead_one(actions: Actions, store: Store) -> str:
     seen: list[str] = []
 
     class Dying(Store):
-        def reserve(self, key: str, job: str, body_sha256: str) -> tuple[str, str]:
+        def reserve(self, key: str, job: str, body_sha256: str, **_: object) -> tuple[str, str]:
             store.reserve(key, "job-halfmade", body_sha256)
             seen.append(body_sha256)
             raise Conflict("killed here")

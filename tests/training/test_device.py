@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,19 @@ def test_a_job_has_one_trainer(make_run: Callable[..., RunDir]) -> None:
     assert caught.value.exit_code == 75
     lock.close()
     hold_job(run).close()
+
+
+def test_who_only_looks_whether_a_job_is_held_keeps_no_trainer_from_it(make_run: Callable[..., RunDir]) -> None:
+    run = make_run()
+    hold_job(run).close()
+    assert not run.held()
+    looking = open(run.lock_file, "rb")  # noqa: SIM115 - what `held` does, stretched: a busy machine may stretch it, too
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    away = threading.Timer(0.3, looking.close)
+    away.start()
+    with hold_job(run):
+        assert run.held()
+    away.join()
 
 
 def test_the_cpu_has_no_lock(make_run: Callable[..., RunDir], journal: Journal) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from jobs.events import (
 )
 from jobs.files import append_line
 from jobs.queue import Tickets
-from jobs.rundir import RunDir, create
+from jobs.rundir import RunDir, create, submitted_under
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
 from jobs.store import Store, connect
@@ -235,3 +236,80 @@ def test_a_directory_that_cannot_be_read_stops_nobody_else(house: House) -> None
         house.client.zadd("longhaul:leases", {job: 1})
     house.reconciler.once()
     assert lost.record().status is Status.QUEUED
+
+
+def test_who_takes_over_from_a_reconciler_that_was_killed_judges_at_once(house: House) -> None:
+    """It has seen Redis for a whole lease while the dead one's key ran out, and need not wait for another."""
+    run = house.submit("a", *TO_QUEUE)
+    assert house.store.claim(Stage.TRAIN, "t") == "a"
+    house.store.append(run, [STARTED])
+    house.run_out("a")
+    house.store.uptime_s = lambda: 1e9  # type: ignore[method-assign]
+    killed, heir = (
+        Reconciler(house.runs, house.store, house.tickets, lease_s=30.0, clock=house.clock) for _ in range(2)
+    )
+    assert killed.once() and not heir.once()
+    house.clock.now = 45.0
+    house.client.delete("longhaul:reconcile")  # its time has run out
+    assert heir.once() and run.record().status is Status.QUEUED
+
+
+def test_who_stops_in_good_order_leaves_the_lead_to_the_next_at_once(house: House) -> None:
+    stop = threading.Event()
+    stop.set()
+    assert house.reconciler.once()
+    house.reconciler.run(stop)
+    assert Reconciler(house.runs, house.store, house.tickets).once()
+
+
+def test_after_a_wipe_holders_have_a_whole_lease_to_come_back(house: House) -> None:
+    """A supervisor whose trainer is still loading holds no lock; its lease was wiped and is taken again within 5 s."""
+    run = house.submit("a", *TO_QUEUE)
+    assert house.store.claim(Stage.TRAIN, "t") == "a"
+    house.store.append(run, [STARTED])
+    house.store.uptime_s = lambda: 1e9  # type: ignore[method-assign]
+    patient = Reconciler(house.runs, house.store, house.tickets, lease_s=30.0, clock=house.clock)
+    for house.clock.now in (0.0, 100.0):
+        patient.once()
+    house.client.flushall()
+    house.clock.now = 115.0
+    patient.once()
+    assert run.record().status is Status.RUNNING
+    assert house.store.renew("a", "t")
+    house.clock.now = 145.0
+    patient.once()
+    assert run.record().status is Status.RUNNING
+
+
+def test_a_key_is_given_back_though_an_event_has_told_redis_of_the_job_again(house: House) -> None:
+    run = house.submit("a")
+    house.reconciler.once()
+    house.client.flushall()
+    house.store.append(run, TO_QUEUE)
+    assert house.store.number("a") == run.record().number
+    house.reconciler.once()
+    assert house.store.reserve("key-a", "new", "b") == ("a", "b")
+
+
+def test_until_a_wiped_redis_is_rebuilt_the_directories_say_whose_key_it_is(house: House) -> None:
+    house.submit("a")
+
+    def on_disk() -> tuple[str, str] | None:
+        return submitted_under(house.runs, "key-a")
+
+    assert house.store.reserve("key-a", "new", "b", on_disk=on_disk) == ("a", "b")
+    assert house.store.reserve("key-z", "z", "b", on_disk=lambda: submitted_under(house.runs, "key-z")) == ("z", "b")
+    house.reconciler.once()
+
+    def never() -> tuple[str, str] | None:
+        raise AssertionError("Redis knows everything: nobody looks on disk")
+
+    assert house.store.reserve("key-y", "y", "b", on_disk=never) == ("y", "b")
+
+
+def test_a_rebuilding_that_is_wiped_half_way_is_not_taken_for_done(house: House) -> None:
+    assert house.store.begin_rebuild("one")
+    house.client.flushall()
+    assert not house.store.end_rebuild("one")
+    assert house.store.begin_rebuild("two") and house.store.end_rebuild("two")
+    assert not house.store.begin_rebuild("three")

@@ -19,7 +19,7 @@ import os
 import sys
 from pathlib import Path
 
-from jobs.errors import DiskFull, StageError
+from jobs.errors import DeviceBusy, DiskFull, StageError
 from jobs.lifeline import PARENT_PID, tie_to_parent
 from jobs.rundir import RunDir
 from worker.training.journal import Journal
@@ -27,18 +27,27 @@ from worker.training.settings import TrainerSettings, from_environment
 from worker.training.stop import Stop
 
 log = logging.getLogger("longhaul.trainer")
+OOM_SCORE = Path("/proc/self/oom_score_adj")
+OOM_SCORE_ADDED = 100
+"""Thousandths of the memory of the container (without a limit: of the host)."""
 
 
 def main(argv: list[str]) -> int:
     """Run one stage; returns the exit code."""
     if PARENT_PID in os.environ:
         tie_to_parent(int(os.environ[PARENT_PID]))
+        be_ended_first(OOM_SCORE)
     arguments = parse(argv)
     set_library_switches(arguments.stage)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = from_environment(os.environ)
     run = RunDir(arguments.run_dir.resolve())
-    journal = Journal(run.attempt_file(arguments.attempt if arguments.stage == "train" else arguments.stage))
+    said = run.attempt_file(arguments.attempt if arguments.stage == "train" else arguments.stage)
+    if arguments.stage == "train" and PARENT_PID not in os.environ and said.exists() and run.held():
+        # Started by hand: what is in that file is the word of the trainer that holds the job; nothing is added to it.
+        log.error("device_busy (job_busy): another trainer is at work on job %s, with %s", run.id, said.name)
+        return DeviceBusy.exit_code
+    journal = Journal(said)
     try:
         match arguments.stage:
             case "check":
@@ -63,6 +72,17 @@ def fail(journal: Journal, error: StageError) -> int:
     except OSError as unwritten:
         log.error("the reason could not be written down: %s", unwritten)
     return error.exit_code
+
+
+def be_ended_first(score: Path) -> None:
+    """When memory runs out, have the kernel end this process and not its supervisor, which can tell why and go on.
+
+    It picks by size, with so much added to ours: more than supervisor and worker weigh, also while we are still small,
+    and too little to draw its eye from a program that is eating up the host. A higher score is left: lowering it takes
+    a privilege.
+    """
+    if int(score.read_text()) < OOM_SCORE_ADDED:
+        score.write_text(str(OOM_SCORE_ADDED))
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

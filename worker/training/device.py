@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import time
 from pathlib import Path
@@ -18,18 +19,24 @@ from worker.training.journal import Journal
 from worker.training.stop import Stop
 
 WAIT_S = 60.0
+JOB_WAIT_S = 1.0
+"""Reconcile looks whether the lock is held by taking it, for an instant."""
 POLL_S = 0.2
+log = logging.getLogger("longhaul.trainer")
 
 
 def hold_job(run: RunDir) -> BinaryIO:
     """Take the job's lock; it is held until the returned file is closed, so for the process's life. Else DeviceBusy."""
-    lock = _try_lock(run.lock_file)
-    if lock is None:
-        raise DeviceBusy(
-            f"another trainer is at work on job {run.id}",
-            code="job_busy",
-            hint="wait for it to end; `fuser` on the run directory's file `lock` names the process",
-        )
+    until = time.monotonic() + JOB_WAIT_S
+    while (lock := _try_lock(run.lock_file)) is None:
+        if time.monotonic() > until:
+            raise DeviceBusy(
+                f"another trainer is at work on job {run.id}",
+                code="job_busy",
+                hint="wait for it to end; `fuser` on the run directory's file `lock` names the process",
+            )
+        time.sleep(POLL_S)
+    log.info("process %d holds the lock of job %s", os.getpid(), run.id)
     return lock
 
 

@@ -1,0 +1,197 @@
+"""One stack for all fault tests that can share it, the job that they disturb, and what it comes to undisturbed."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+import pytest
+import requests
+
+from jobs.attempt import Finished
+from jobs.events import AttemptEnded, Event, JobChecked, JobPrepared, JobQueued, JobSubmitted
+from jobs.queue import Tickets
+from jobs.rundir import RunDir, create, list_runs
+from jobs.spec import parse_spec
+from jobs.state import Stage
+from jobs.store import Store, connect
+from tests.conftest import ROWS
+from tests.processes import thaw, trainers
+from tests.stack import ROLES, Stack, tiny_job
+
+STEPS = 16
+AGAIN_S = 90.0
+"""Within which a job must run again once its worker is back."""
+_HOLDS = re.compile(r"^(\S+ \S+) INFO process (\d+) holds the lock of job", re.MULTILINE)
+
+
+def small_job(**more: object) -> dict[str, object]:
+    """16 steps, each logged; saved every 4, evaluated every 8."""
+    return tiny_job(**{"log": {"every_steps": 1}, "checkpoint": {"every_steps": 4, "keep": 3}, **more})
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run to which nothing happened."""
+
+    run: RunDir
+    weights: bytes
+    series: list[tuple[int, float, float]]
+
+    @classmethod
+    def of(cls, run: RunDir) -> Undisturbed:
+        return cls(run, (run.model / "model.safetensors").read_bytes(), series(run))
+
+
+def series(run: RunDir) -> list[tuple[int, float, float]]:
+    """Step, loss and norm of every row."""
+    return [(row.step, row.loss, row.grad_norm) for row in run.metrics()]
+
+
+@pytest.fixture(scope="package")
+def _shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    home = tmp_path_factory.mktemp("faults")
+    lines = ROWS.read_text().splitlines(keepends=True)
+    (home / "rows.jsonl").write_text("".join(lines[:64]))
+    (home / "held_out.jsonl").write_text("".join(lines[64:76]))
+    with Stack(home / "home", data=home) as stack:
+        yield stack
+
+
+@pytest.fixture
+def stack(_shared_stack: Stack) -> Stack:
+    """Redis and every role, running, and no job: what the test before has killed, or left when it failed, is mended."""
+    _shared_stack.redis.start_if_gone()
+    _shared_stack.start_if_gone(*ROLES)
+    for run in list_runs(_shared_stack.runs) if _shared_stack.runs.exists() else []:
+        if not run.record().status.terminal:
+            for pid in trainers(run):
+                thaw(pid)
+            _shared_stack.post(run, "cancel")
+            _shared_stack.wait_for(lambda run=run: run.record().status.terminal or None, f"the end of {run.id}", 90)
+    return _shared_stack
+
+
+@pytest.fixture(scope="package")
+def _references() -> dict[str, Undisturbed]:
+    return {}
+
+
+@pytest.fixture
+def undisturbed(stack: Stack, _references: dict[str, Undisturbed]) -> Undisturbed:
+    """What `small_job` comes to when nothing happens to it."""
+    if not _references:
+        run = stack.submit(small_job())
+        assert stack.wait_for_event(run, "job.succeeded", "job.failed").type == "job.succeeded"
+        _references["small"] = Undisturbed.of(run)
+    return _references["small"]
+
+
+@pytest.fixture
+def queued(stack: Stack, undisturbed: Undisturbed) -> Callable[..., RunDir]:
+    """`queued(priority=5)`: a new `small_job`, checked and prepared like the undisturbed one, in the order of train."""
+    client = connect(stack.redis.url)
+    store, tickets = Store(client), Tickets(client)
+
+    def make(**more: object) -> RunDir:
+        spec = parse_spec(small_job(**more))
+        submitted = JobSubmitted(
+            name=spec.name, model=spec.model, spec_sha256=spec.sha256(), priority=spec.priority, wandb=False
+        )
+        run, _ = create(stack.runs, f"job-{time.time_ns()}", spec, submitted)
+        run.write_plan(undisturbed.run.plan())
+        store.append(run, [JobChecked(plan={}), JobPrepared(data={}, steps=STEPS), JobQueued()])
+        tickets.add(Stage.TRAIN)
+        return run
+
+    return make
+
+
+def assert_as_if_nothing_had_happened(stack: Stack, run: RunDir, undisturbed: Undisturbed) -> None:
+    """The run succeeds with the weights and losses of the undisturbed one; nothing is missing, nothing is twice."""
+    ended = stack.wait_for_event(run, "job.succeeded", "job.failed", timeout=120)
+    assert ended.type == "job.succeeded", stack.logs()
+    assert [event.number for event in run.events()] == list(range(1, ended.number + 1))
+    assert series(run) == undisturbed.series
+    assert (run.model / "model.safetensors").read_bytes() == undisturbed.weights
+    stack.wait_for(lambda: not trainers(run) or None, "the trainer's end", 5)
+    assert_lock_never_held_twice(run)
+
+
+def assert_lock_never_held_twice(run: RunDir) -> None:
+    """Every trainer took the lock after the last word of the one before, and each was another process."""
+    taken = [
+        (datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f").timestamp(), int(pid))
+        for at, pid in _HOLDS.findall(run.trainer_log.read_text())
+    ]
+    attempts = run.record().attempt
+    assert 0 < len(taken) <= attempts and len({pid for _, pid in taken}) == len(taken)
+    spans = []
+    for attempt in range(1, attempts + 1):
+        if lines := run.attempt_lines(attempt):
+            rows = [row.at for row in run.metrics() if row.attempt == attempt]
+            spans.append((lines[0].at, max([line.at for line in lines] + rows)))
+    for (_, last_word), (begin, _) in itertools.pairwise(spans):
+        assert last_word <= begin, f"two trainers at once: {spans}"
+    for taken_at, pid in taken:
+        inside = [span for span in spans if span[0] <= taken_at + 0.001 <= span[1] + 0.002]
+        assert len(inside) == 1, f"process {pid} took the lock at {taken_at}, attempts were at work in {spans}"
+
+
+class Follower(threading.Thread):
+    """`with Follower(stack, run) as follower:` reads the job's events live, as one stream, to its end."""
+
+    def __init__(self, stack: Stack, run: RunDir) -> None:
+        super().__init__(name=f"follower-{run.id}", daemon=True)
+        self._url = f"{stack.url}/jobs/{run.id}/events"
+        self.numbers: list[int] = []
+        """Of the events, as they came."""
+
+    def __enter__(self) -> Follower:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.join(60)
+
+    def run(self) -> None:
+        """Until the stream ends."""
+        asked = requests.get(self._url, headers={"Accept": "text/event-stream"}, stream=True, timeout=(5, 60))
+        with asked as answer:
+            for line in answer.iter_lines():
+                if line.startswith(b"id:"):
+                    self.numbers.append(int(line[3:]))
+
+
+def assert_all_is_told(stack: Stack, run: RunDir, follower: Follower) -> None:
+    """Redis has every event of a job that is over, and who followed it has heard each once and in order."""
+    events, store = run.events(), Store(connect(stack.redis.url))
+    stack.wait_for(lambda: store.number(run.id) == len(events) or None, "the projection", 45)
+    assert store.events(run.id) == events
+    assert store.get(run.id).record == run.record()
+    follower.join(60)
+    assert follower.numbers == [event.number for event in events]
+
+
+def reasons(run: RunDir) -> list[str]:
+    """Why each attempt ended."""
+    return [event.fact.reason for event in run.events() if isinstance(event.fact, AttemptEnded)]
+
+
+def runs_again(stack: Stack, run: RunDir, attempt: int, since: float, timeout: float = AGAIN_S) -> float:
+    """Wait for the model of that attempt to be loaded. Returns the seconds since then (Unix time)."""
+
+    def look() -> Event | None:
+        return next((e for e in run.events() if e.type == "model.loaded" and e.attempt == attempt), None)
+
+    return stack.wait_for(look, f"attempt {attempt} of {run.id} to run", timeout).at - since
+
+
+def finished(run: RunDir, attempt: int) -> bool:
+    """Whether the trainer of that attempt has said its last line."""
+    return any(isinstance(line, Finished) for line in run.attempt_lines(attempt))
