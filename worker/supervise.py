@@ -173,6 +173,7 @@ def examine(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
         end = trainer.end()
         if trainer.ended_by_signal and trainer.killed_for is None:
             # Something outside killed it: the lease is left to run out; reconcile puts the job back, at most 5 times.
+            log.error("job %s: stage %s ended: %s", run.id, stage.value, end.error.message if end.error else end.reason)
             lease.stop_renewing()
             return run.record()
     lease.stop_renewing()

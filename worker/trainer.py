@@ -23,7 +23,10 @@ SLOW_SILENCE_S = 15 * 60.0
 SILENCE_S = 5 * 60.0
 SILENCE_INTERVALS = 20.0
 FULL_DISK_BYTES = 1 << 20
-CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
+LOG_HINT = "the whole story is in trainer.log (longhaul logs)"
+OUT_OF_MEMORY_HINT = (
+    "give the host (or the worker's container, if it has a limit) more memory, or end what else takes it"
+)
 
 
 class Trainer:
@@ -35,7 +38,7 @@ class Trainer:
         self._offset = 0
         self._beat: Heartbeat | None = None
         self._heard = time.monotonic()
-        self._oom_kills = _oom_kills()
+        self._oom_kills = oom_kills()
         self.killed_for: str | None = None
         self._file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "worker.training", stage.value, os.fspath(run.path)]
@@ -110,14 +113,14 @@ class Trainer:
         code = self._process.wait()
         found = Finished(at=time.time(), reason="crash", step=self.step)
         if self.killed_for == "silent":
-            phase = self._beat.phase if self._beat else "start"
-            return self._because(found, "silent", f"{MEANING['silent']} (phase {phase}, step {self.step})")
+            return self._because(found, "silent", f"{MEANING['silent']} (phase {self._phase}, step {self.step})")
         if code == 78 and shutil.disk_usage(self.run.path).free < FULL_DISK_BYTES:
             return self._because(found, "disk_full", f"{MEANING['disk_full']} (exit code {code})")
         if code in EXIT_REASONS:
             return self._because(found, EXIT_REASONS[code], f"{MEANING[EXIT_REASONS[code]]} (exit code {code})")
-        if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
-            return self._because(found, "host_out_of_memory", MEANING["host_out_of_memory"])
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            message = f"{MEANING['host_out_of_memory']} (phase {self._phase}, step {self.step})"
+            return self._because(found, "host_out_of_memory", message, OUT_OF_MEMORY_HINT)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return self._because(found, "crash", f"{MEANING['crash']} ({how}){self._last_words()}")
 
@@ -126,8 +129,12 @@ class Trainer:
         """Whether something outside ended it."""
         return (self._process.poll() or 0) < 0
 
-    def _because(self, found: Finished, reason: str, message: str) -> Finished:
-        error = Fault(code=reason, message=message, hint="the whole story is in trainer.log (longhaul logs)")
+    @property
+    def _phase(self) -> str:
+        return self._beat.phase if self._beat else "start"
+
+    def _because(self, found: Finished, reason: str, message: str, hint: str = LOG_HINT) -> Finished:
+        error = Fault(code=reason, message=message, hint=hint)
         return Finished.model_validate(found.model_dump() | {"reason": reason, "error": error})
 
     def _last_words(self) -> str:
@@ -137,10 +144,30 @@ class Trainer:
         return f": {lines[-1][:300]}" if lines else ""
 
 
-def _oom_kills() -> int:
-    """How often the kernel has ended a process of this container for want of host memory."""
+def oom_kills(root: Path = Path("/")) -> int:
+    """How often the kernel has ended a process of our control group (our container) for want of memory.
+
+    The line `oom_kill N` of memory.events, or of memory.oom_control in version 1 of the interface; it grows before the
+    signal is sent. 0 where nobody counts.
+    """
     try:
-        counts = dict(line.split() for line in CGROUP_EVENTS.read_text().splitlines())
-    except (OSError, ValueError):  # no cgroup v2 here: then nobody can tell
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
         return 0
-    return int(counts.get("oom_kill", 0))
+    for membership in memberships:
+        _, controllers, path = membership.split(":", 2)
+        if controllers == "":
+            mount, name = root / "sys/fs/cgroup", "memory.events"
+        elif "memory" in controllers.split(","):
+            mount, name = root / "sys/fs/cgroup/memory", "memory.oom_control"
+        else:
+            continue
+        # In a container without a cgroup namespace the path is the host's: only the mount's own files are there.
+        for folder in (mount / path.lstrip("/"), mount):
+            try:
+                counts = dict(line.split() for line in (folder / name).read_text().splitlines())
+            except (OSError, ValueError):  # not there, or nothing is counted there: the root of all groups
+                continue
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
+    return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -54,21 +55,34 @@ def test_a_job_posted_from_outside_runs_to_the_end(containers: Containers) -> No
     assert steps_logged(run) > 0
 
 
-def test_stop_half_way_leaves_a_checkpoint_and_up_finishes_the_job(containers: Containers) -> None:
-    run = containers.submit(few(schedule={"epochs": 8, "batch_size": 8}, checkpoint={"every_minutes": 60}))
+def test_stop_half_way_leaves_a_checkpoint_and_up_finishes_the_job_before_the_next(containers: Containers) -> None:
+    spec = few(schedule={"epochs": 40, "batch_size": 8}, checkpoint={"every_minutes": 60})
+    undisturbed = containers.submit(spec)
+    containers.wait_for_status(undisturbed, "succeeded")
+    run, behind = containers.submit(spec), containers.submit(few())
     containers.wait_for(lambda: steps_logged(run) >= 3 or None, "three steps", 300)
+    containers.wait_for_status(behind, "queued")
+    began = time.monotonic()
     containers.compose("stop")
     stopped_at = steps_logged(run)
+    print(f"stopped in {time.monotonic() - began:.1f} s at step {stopped_at}")
     ends = [event.fact for event in run.events() if event.type == "attempt.ended"]
     assert [end.reason for end in ends] == ["interrupted"]
     assert run.record().status.value == "queued"
     [checkpoint] = run.checkpoints.glob("step-*")
     assert int(checkpoint.name.removeprefix("step-")) >= stopped_at > 0
     containers.compose("up", "-d", "--wait", "--wait-timeout", "120")
-    containers.wait_for_status(run, "succeeded")
+    for job in (run, behind):
+        containers.wait_for_status(job, "succeeded")
     assert len([event for event in run.events() if event.type == "model.loaded"]) == 2  # once per attempt
-    steps = [row.step for row in run.metrics()]
-    assert len(steps) == len(set(steps))
+    assert [row.step for row in run.metrics()] == [row.step for row in undisturbed.metrics()]
+    assert (run.model / "model.safetensors").read_bytes() == (undisturbed.model / "model.safetensors").read_bytes()
+    assert moment(run, "job.succeeded") <= moment(behind, "attempt.started")  # it was queued in its old place
+
+
+def moment(run: RunDir, kind: str) -> float:
+    """When the first event of a kind was written."""
+    return next(event.at for event in run.events() if event.type == kind)
 
 
 def test_without_a_card_no_job_is_taken_and_why_is_said(containers: Containers) -> None:

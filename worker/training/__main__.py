@@ -77,9 +77,9 @@ def fail(journal: Journal, error: StageError) -> int:
 def be_ended_first(score: Path) -> None:
     """When memory runs out, have the kernel end this process and not its supervisor, which can tell why and go on.
 
-    It picks by size, with so much added to ours: more than supervisor and worker weigh, also while we are still small,
-    and too little to draw its eye from a program that is eating up the host. A higher score is left: lowering it takes
-    a privilege.
+    It picks by size, with so much added to ours: wherever training has room at all, more than supervisor and worker
+    weigh (60 MB each), also while we are still small; and too little to draw its eye from a program that is eating up
+    the host. A higher score is left as it is: lowering it takes a privilege.
     """
     if int(score.read_text()) < OOM_SCORE_ADDED:
         score.write_text(str(OOM_SCORE_ADDED))

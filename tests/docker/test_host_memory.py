@@ -1,0 +1,138 @@
+"""A container whose memory runs out: the kernel ends the trainer, the supervisor lives, says so and goes on.
+
+Limits are a compose override's. The kernel ends a process of the container when no page is left under its limit; a file
+in /dev/shm counts, too, and can be taken away again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from jobs.events import AttemptEnded, JobFailed, JobQueued
+from jobs.rundir import RunDir
+from tests.docker.engine import Containers
+from tests.docker.test_jobs import few, steps_logged
+from worker.training.__main__ import OOM_SCORE_ADDED
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+TOO_LITTLE_MIB = 192
+"""Two workers and a work-horse live in it; a trainer that imports torch does not."""
+ENOUGH_MIB = 1536
+SCHEDULE = {"epochs": 40, "batch_size": 8}
+
+FIND_TRAINER = """
+import pathlib
+commands = {p: (p / "cmdline").read_bytes().split(b"\\0") for p in pathlib.Path("/proc").glob("[0-9]*")}
+[trainer] = [process for process, words in commands.items() if b"worker.training" in words]
+"""
+KILL = FIND_TRAINER + "import os; os.kill(int(trainer.name), 9)"
+FILL = (
+    FIND_TRAINER
+    + """
+import json
+from worker.trainer import oom_kills
+score, file, before, mib = (trainer / "oom_score_adj").read_text(), pathlib.Path("/dev/shm/filling"), oom_kills(), 0
+with open(file, "wb", buffering=0) as filling:
+    while oom_kills() == before and mib < LIMIT_MIB:
+        mib += filling.write(bytes(1 << 20)) >> 20
+file.unlink()
+print(json.dumps({"score": int(score), "mib": mib, "killed": oom_kills() - before}))
+"""
+)
+"""Fill the container's memory until the kernel ends a process in it, then give all of it back."""
+
+
+@contextmanager
+def limited(containers: Containers, service: str, mib: int) -> Iterator[None]:
+    """The container of a service under a memory limit, without swap; afterwards without."""
+    info = json.loads(containers.docker("info", "--format", "{{json .}}"))
+    if not (info["MemoryLimit"] and info["SwapLimit"]):
+        pytest.skip("this Docker engine cannot limit a container's memory")
+    override = containers.home / "limited.yml"
+    override.write_text(f"services: {{{service}: {{mem_limit: {mib}m, memswap_limit: {mib}m}}}}\n")
+    try:
+        containers.compose("-f", override.name, "up", "-d", "--wait", "--wait-timeout", "120", service)
+        assert containers.container(service)["HostConfig"]["Memory"] == mib << 20
+        yield
+    finally:
+        containers.compose("up", "-d", "--wait", "--wait-timeout", "120", service)
+
+
+def worker_and_restarts(containers: Containers) -> tuple[str, int]:
+    """Name (with pid) of the one train worker, and how often its container was restarted."""
+    [worker] = containers.workers("train")
+    return worker["name"], containers.container("worker")["RestartCount"]
+
+
+def ends(run: RunDir) -> list[AttemptEnded]:
+    """How each attempt ended."""
+    return [event.fact for event in run.events() if isinstance(event.fact, AttemptEnded)]
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    """Some 300 steps, with checkpoints."""
+    return few(schedule=SCHEDULE, checkpoint={"every_steps": 40, "every_minutes": None}, **changes)
+
+
+def test_a_limit_too_low_for_any_trainer_fails_the_job_and_says_how_to_help(containers: Containers) -> None:
+    with limited(containers, "worker", TOO_LITTLE_MIB):
+        before = worker_and_restarts(containers)
+        run = containers.submit(job(max_restarts=1))
+        failed = containers.wait_for(lambda: last(run, JobFailed), "the job to be given up", 300)
+        assert [end.reason for end in ends(run)] == ["host_out_of_memory"] * 2
+        assert failed.error.code == "host_out_of_memory"
+        assert failed.error.message.startswith("the host's memory ran out and the kernel ended the trainer (phase ")
+        assert failed.error.message.endswith("(given up after 1 restarts without progress)")
+        assert failed.error.hint and "more memory" in failed.error.hint
+        shown = containers.http.get(f"{containers.url}/jobs/{run.id}", timeout=10).json()
+        assert (shown["status"], shown["attempt"]) == ("failed", 2)
+        assert worker_and_restarts(containers) == before  # neither the worker nor its container was hit
+
+
+def last(run: RunDir, kind: type[Any]) -> Any | None:
+    """The newest fact of a kind."""
+    return next((event.fact for event in reversed(run.events()) if isinstance(event.fact, kind)), None)
+
+
+def test_a_check_that_ran_out_of_memory_is_told_in_the_log_and_done_when_the_limit_is_lifted(
+    containers: Containers,
+) -> None:
+    with limited(containers, "prepare", TOO_LITTLE_MIB):
+        run = containers.submit(job())
+        told = (
+            f"job {run.id}: stage check ended: the host's memory ran out and the kernel ended the trainer (phase check"
+        )
+        containers.wait_for(lambda: told in containers.compose("logs", "prepare") or None, "the log to say why")
+        assert run.record().status.value == "validating"
+    containers.wait_for_status(run, "succeeded")
+
+
+def test_memory_that_runs_out_in_the_middle_is_told_apart_from_a_crash_and_costs_nothing(
+    containers: Containers,
+) -> None:
+    undisturbed = containers.submit(job())
+    containers.wait_for_status(undisturbed, "succeeded")
+    with limited(containers, "worker", ENOUGH_MIB):
+        before = worker_and_restarts(containers)
+        run = containers.submit(job())
+        containers.wait_for(lambda: steps_logged(run) >= 50 or None, "fifty steps", 300)
+        said = json.loads(containers.inside("worker", "python", "-c", FILL.replace("LIMIT_MIB", str(ENOUGH_MIB))))
+        assert (said["score"], said["killed"]) == (OOM_SCORE_ADDED, 1)
+        print(f"the kernel ended the trainer when {said['mib']} MiB of {ENOUGH_MIB} were filled")
+        containers.wait_for(lambda: len(ends(run)) >= 1 or None, "the first attempt to end")
+        attempts = lambda: len([event for event in run.events() if event.type == "model.loaded"])  # noqa: E731
+        containers.wait_for(lambda: attempts() == 2 or None, "the second attempt to train", 120)
+        containers.inside("worker", "python", "-c", KILL)  # the same signal from somebody else
+        containers.wait_for_status(run, "succeeded")
+        assert [end.reason for end in ends(run)] == ["host_out_of_memory", "crash", "done"]
+        assert worker_and_restarts(containers) == before
+    assert len([event for event in run.events() if isinstance(event.fact, JobQueued)]) == 3
+    steps = [row.step for row in run.metrics()]
+    assert steps == [row.step for row in undisturbed.metrics()] == list(range(1, steps[-1] + 1))
+    weights = [(each.model / "model.safetensors").read_bytes() for each in (run, undisturbed)]
+    assert weights[0] == weights[1]
