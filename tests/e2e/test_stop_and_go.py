@@ -57,7 +57,9 @@ def test_a_worker_stopped_mid_job_and_started_again_ends_with_the_same_weights(s
 def test_queued_and_running_jobs_are_cancelled_and_paused(stack: Stack) -> None:
     with stack:
         stack.start("service", "check", "prepare", "train")
-        running = stack.submit(long_job(priority=1))
+        # Longer than check and prepare of the two behind it take, however busy the machine.
+        endless = LONG | {"epochs": 1000}
+        running = stack.submit(long_job(priority=1) | {"schedule": endless})
         wait_for_step(stack, running, 4)
         waiting = stack.submit(long_job())
         resting = stack.submit(long_job())
