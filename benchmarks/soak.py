@@ -26,8 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sink_interference import make_data
 from jobs.rundir import RunDir
-from tests.conftest import ROWS
 from tests.fakes import WANDB_KEY, FakeDiscord, FakeWandb
 from tests.processes import trainers
 from tests.sinks.driving import closed
@@ -253,16 +253,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the faults; their effects depend on the machine, too")
     parser.add_argument("--steps", type=int, default=600, help="of each job")
     return parser.parse_args(argv)
-
-
-def make_data(folder: Path) -> Path:
-    """A data directory like that of the tests."""
-    data = folder / "data"
-    data.mkdir()
-    lines = ROWS.read_text().splitlines(keepends=True)
-    (data / "rows.jsonl").write_text("".join(lines[:ROWS_TRAINED]))
-    (data / "held_out.jsonl").write_text("".join(lines[ROWS_TRAINED : ROWS_TRAINED + 12]))
-    return data
 
 
 def digest(run: RunDir) -> str:
