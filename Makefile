@@ -15,7 +15,7 @@ TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 MARKERS ?= not gpu and not docker
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-docker check bench up env lock
+.PHONY: help setup demo test test-docker check openapi bench up env lock
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -44,19 +44,23 @@ test-docker: setup ## build the containers, run jobs in them, stop them half-way
 	$(BIN)/python -m pytest -m docker tests/docker $(PYTEST_ARGS)
 
 # --env-file: what a person's own .env says is not the matter here. Without Compose the file is at least read.
-check: setup ## formatting, lint, types, import rules, Dockerfile and compose file
+check: setup ## formatting, lint, types, import rules, OpenAPI document, Dockerfile and compose file
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m service.schema --check
 	$(BIN)/hadolint Dockerfile.training
 	@if docker compose version >/dev/null 2>&1; then \
-		env UID=1000 GID=1000 LONGHAUL_API_KEY=checked docker compose --env-file .env.example -f $(COMPOSE_FILE) config --quiet \
+		env UID=1000 GID=1000 LONGHAUL_API_KEY=checked LONGHAUL_REDIS_PASSWORD=checked docker compose --env-file .env.example -f $(COMPOSE_FILE) config --quiet \
 		&& echo "$(COMPOSE_FILE): docker compose config has nothing to say"; \
 	else \
 		$(BIN)/python -c 'import sys, yaml; yaml.safe_load(open(sys.argv[1]))' $(COMPOSE_FILE) \
 		&& echo "$(COMPOSE_FILE): only parsed as YAML, for there is no 'docker compose' here"; \
 	fi
+
+openapi: setup ## write docs/openapi.json from the routes
+	$(BIN)/python -m service.schema
 
 bench: setup ## run one measurement: make bench BENCH=name
 	@[ -n "$(BENCH)" ] || { echo "make bench: say which, BENCH=name of a file in benchmarks/" >&2; exit 1; }
@@ -67,14 +71,15 @@ up: ## build and start all containers
 	docker compose -f $(COMPOSE_FILE) up --build
 
 # UID and GID are those of the person, also under sudo: the containers write ./runs as that user.
-env: ## write .env (your UID and GID, a random API key) and make ./runs and ./data
+env: ## write .env (your UID and GID, a random API key and Redis password) and make ./runs and ./data
 	@[ ! -e .env ] || { echo "make env: .env exists and is left as it is; remove it first for a new one (and a new API key)" >&2; exit 1; }
 	@uid=$${SUDO_UID:-$$(id -u)}; gid=$${SUDO_GID:-$$(id -g)}; \
 	if [ "$$uid" = 0 ]; then uid=1000 gid=1000; echo "make env: run as root; the containers will run as 1000:1000"; fi; \
-	key=$$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); \
+	key=lh_$$(head -c 32 /dev/urandom | base64 | tr '+/' '-_' | tr -d '=\n'); \
+	password=$$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); \
 	umask 077; trap 'rm -f .env.new' EXIT; \
-	grep -vE '^(UID|GID|LONGHAUL_API_KEY)=' .env.example > .env.new; \
-	printf 'UID=%s\nGID=%s\nLONGHAUL_API_KEY=%s\n' "$$uid" "$$gid" "$$key" >> .env.new; \
+	grep -vE '^(UID|GID|LONGHAUL_API_KEY|LONGHAUL_REDIS_PASSWORD)=' .env.example > .env.new; \
+	printf 'UID=%s\nGID=%s\nLONGHAUL_API_KEY=%s\nLONGHAUL_REDIS_PASSWORD=%s\n' "$$uid" "$$gid" "$$key" "$$password" >> .env.new; \
 	umask 022; mkdir -p runs data; \
 	if [ "$$(id -u)" = 0 ]; then chown "$$uid:$$gid" .env.new runs data; fi; \
 	mv .env.new .env; echo "wrote .env; made ./runs and ./data"

@@ -1,17 +1,16 @@
-"""Step time while Discord and W&B are in trouble, against the same job without them. Through the real stack.
+"""Step time while Discord and W&B are in trouble, against steps of the same job while publish stands still.
 
-    python -m benchmarks.sink_interference [--rounds 3] [--steps 1000]      about 15 minutes on two cores
+    python -m benchmarks.sink_interference [--rounds 3] [--steps 2000]      about 8 minutes on two cores
 
-Every round trains the same tiny job twice, with Redis, service, workers and publish of its own each time: once without
-sinks, and once with a Discord that answers 429 (retry_after 65 s), then 500, then nothing any more, and a W&B that
-takes every call and answers none. Which of the two comes first alternates. Afterwards Discord answers again, and what
-each sink was owed is counted.
+Every round trains a tiny job through the real stack: Redis, service, workers, publish, a Discord that answers 429
+(retry_after 65 s), then 500, then nothing any more, and a W&B that takes every call and answers none. All along,
+publish and its children are stopped (SIGSTOP) for 5 s and let go for 5 s: a sink that stands takes nothing from a step,
+and what else goes on in the machine falls on both alike. Afterwards Discord answers again, and what each sink was owed
+is counted.
 
-Step times are `step_s` of metrics.jsonl, the first tenth left out. `step_time_ratio` is the median over rounds of
-(median with trouble / median without), since other load on the machine drifts from round to round; `noise_ratio` is the
-largest of the medians without sinks over the smallest: what chance alone does here. `publish_cores` is the processor
-time of publish and its children over the time that the job trained, without sinks and with trouble: all that a sink can
-take from a step, and hardly disturbed by other load.
+`step_time_ratio` is the mean step while publish ran over the mean step while it stood, the mean over all pairs of
+turns; `standard_error` is that of this mean. `publish_cores` is the processor time of publish and its children over the
+time that the job trained (half of which it stood): all that a sink can take from a step.
 
 JSON on the last line. Exit code 1 when the ratio is above 1.02 or anything is missing in the end.
 """
@@ -20,15 +19,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import signal
 import statistics
 import sys
 import tempfile
+import threading
+import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from jobs.events import MetricRow
+from jobs.metrics import MetricRow
 from jobs.rundir import RunDir
 from tests.conftest import ROWS
 from tests.fakes import WANDB_KEY, FakeDiscord, FakeWandb
@@ -39,13 +42,27 @@ from tests.stack import ROLES, Stack, tiny_job
 RATIO_LIMIT = 1.02
 RETRY_AFTER_S = 65.0
 SLOWEST_S = 900.0
+TURN_S = 5.0
+LEAST_ROWS = 5
+"""Of a turn; a row is the mean of five steps."""
 ROWS_TRAINED, BATCH = 64, 8
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """What the sinks went through while the job ran, and what they had in the end."""
+class Turn:
+    """Some seconds in which publish stood or ran; Unix seconds."""
 
+    start: float
+    end: float
+    standing: bool
+
+
+@dataclass(frozen=True)
+class Round:
+    """One job: its pairs of turns, what the sinks went through meanwhile, and what they had in the end."""
+
+    ratios: list[float]
+    step_s: float
     cores: float
     """Processor time of publish and its children / time of the attempt."""
     discord_answers: list[int]
@@ -59,61 +76,41 @@ def main(argv: list[str]) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sink_interference")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1000, help="enough for the job to outlast the 65 s and more")
+    parser.add_argument("--steps", type=int, default=2000, help="enough for the job to outlast the 65 s and more")
     arguments = parser.parse_args(argv)
-    quiet: list[float] = []
-    quiet_cores: list[float] = []
-    troubled: list[float] = []
-    troubles: list[Trouble] = []
+    rounds: list[Round] = []
     for number in range(arguments.rounds):
-        for in_trouble in (False, True) if number % 2 == 0 else (True, False):
-            if in_trouble:
-                rows, trouble = with_trouble(arguments.steps)
-                troubled.append(median_step_s(rows))
-                troubles.append(trouble)
-            else:
-                rows, cores = without_sinks(arguments.steps)
-                quiet.append(median_step_s(rows))
-                quiet_cores.append(cores)
-            which, last = ("with trouble", troubled) if in_trouble else ("no sinks", quiet)
-            load = os.getloadavg()[0]
-            print(f"round {number + 1}, {which}: {last[-1] * 1000:.2f} ms a step, load {load:.1f}", flush=True)
+        rounds.append(one_round(arguments.steps))
+        mean, load = statistics.mean(rounds[-1].ratios), os.getloadavg()[0]
+        print(f"round {number + 1}: {mean:.4f} in {len(rounds[-1].ratios)} pairs of turns, load {load:.1f}", flush=True)
+    ratios = [ratio for each in rounds for ratio in each.ratios]
     result = {
-        "step_time_ratio": round(statistics.median(b / a for a, b in zip(quiet, troubled, strict=True)), 4),
-        "noise_ratio": round(max(quiet) / min(quiet), 4),
-        "publish_cores": [
-            round(statistics.median(each), 4) for each in (quiet_cores, [trouble.cores for trouble in troubles])
-        ],
-        "rounds": arguments.rounds,
+        "step_time_ratio": round(statistics.mean(ratios), 4),
+        "standard_error": round(statistics.stdev(ratios) / math.sqrt(len(ratios)), 4),
+        "pairs": len(ratios),
+        "by_round": [round(statistics.mean(each.ratios), 4) for each in rounds],
+        "step_ms": round(1000 * statistics.median(each.step_s for each in rounds), 3),
+        "publish_cores": round(statistics.median(each.cores for each in rounds), 4),
         "steps": arguments.steps,
-        "step_ms_without_sinks": [round(each * 1000, 3) for each in quiet],
-        "step_ms_with_trouble": [round(each * 1000, 3) for each in troubled],
-        "discord_answers": [shorter(trouble.discord_answers) for trouble in troubles],
-        "wandb_unanswered": [trouble.wandb_unanswered for trouble in troubles],
-        "discord_complete": all(trouble.discord_complete for trouble in troubles),
-        "wandb_complete": all(trouble.wandb_complete for trouble in troubles),
+        "discord_answers": [shorter(each.discord_answers) for each in rounds],
+        "wandb_unanswered": [each.wandb_unanswered for each in rounds],
+        "discord_complete": all(each.discord_complete for each in rounds),
+        "wandb_complete": all(each.wandb_complete for each in rounds),
     }
     print(json.dumps(result))
     complete = result["discord_complete"] and result["wandb_complete"]
     return 0 if result["step_time_ratio"] <= RATIO_LIMIT and complete else 1
 
 
-def without_sinks(steps: int) -> tuple[list[MetricRow], float]:
-    """Rows of metrics of a job that no sink but the log and the curve is told of; cores that publish used."""
-    with tempfile.TemporaryDirectory() as name, Stack(Path(name) / "home", data=make_data(Path(name))) as stack:
-        run, cores = train(stack, steps, integrations={"discord": False, "wandb": None})
-        return run.metrics(), cores
-
-
-def with_trouble(steps: int) -> tuple[list[MetricRow], Trouble]:
-    """Rows of metrics of the same job with both sinks, and what became of these."""
+def one_round(steps: int) -> Round:
+    """Train with both sinks in trouble, publish standing every other turn; then see what each sink was told."""
     with tempfile.TemporaryDirectory() as name, FakeDiscord() as discord, FakeWandb() as wandb:
         discord.answer_next(429, retry_after=RETRY_AFTER_S)
         discord.answer_next(500)
         wandb.hang()
         told = {"DISCORD_WEBHOOK": discord.url, "WANDB_API_KEY": WANDB_KEY, "WANDB_BASE_URL": wandb.url}
         with Stack(Path(name) / "home", data=make_data(Path(name)), environment=told) as stack:
-            run, cores = train(stack, steps, discord=discord)
+            run, turns, cores = train(stack, steps, discord)
             answers = [seen.status for seen in discord.requests]
             if answers[:3] != [429, 500, 0]:
                 raise SystemExit(f"the job was over before all trouble had come ({answers}): give more --steps")
@@ -123,7 +120,9 @@ def with_trouble(steps: int) -> tuple[list[MetricRow], Trouble]:
             stack.wait_for(lambda: closed(run, "wandb") or None, "the W&B run to end", 120)
         rows = run.metrics()
         (file,) = offline_files(run)
-        return rows, Trouble(
+        return Round(
+            ratios=pair_ratios(turns, rows),
+            step_s=statistics.median(row.step_s for row in rows),
             cores=cores,
             discord_answers=answers,
             wandb_unanswered=unanswered,
@@ -132,20 +131,60 @@ def with_trouble(steps: int) -> tuple[list[MetricRow], Trouble]:
         )
 
 
-def train(stack: Stack, steps: int, discord: FakeDiscord | None = None, **more: Any) -> tuple[RunDir, float]:
-    """Run the job to its end; the cores that publish used meanwhile. Discord falls silent after its two answers."""
+def train(stack: Stack, steps: int, discord: FakeDiscord) -> tuple[RunDir, list[Turn], float]:
+    """Run the job to its end; the turns, and the cores that publish used meanwhile."""
     stack.start(*ROLES)
     schedule = {"epochs": steps * BATCH // ROWS_TRAINED, "batch_size": BATCH, "learning_rate": 0.001}
     seldom = {"evaluate": {"every_steps": 500, "samples": 2}, "checkpoint": {"every_minutes": 60, "every_steps": None}}
-    run = stack.submit(tiny_job(schedule=schedule, log={"every_steps": 10}, max_restarts=0, **seldom, **more))
+    run = stack.submit(tiny_job(schedule=schedule, log={"every_steps": 5}, max_restarts=0, **seldom))
     began = stack.wait_for_event(run, "attempt.started", "job.failed")
-    before = processor_s(stack.processes["publish"].pid)
-    if discord is not None:
-        discord.wait_for(lambda: len(discord.requests) == 2, timeout_s=SLOWEST_S)
-        discord.hang()
-    end = stack.wait_for_event(run, "job.succeeded", "job.failed", timeout=SLOWEST_S)
+    publish = stack.processes["publish"].pid
+    before = processor_s(publish)
+    turns: list[Turn] = []
+    threading.Thread(target=fall_silent, args=[discord], daemon=True).start()
+    try:
+        while not run.record().status.terminal:
+            for signum in (signal.SIGSTOP, signal.SIGCONT):
+                for pid in family(publish):
+                    os.kill(pid, signum)
+                start = time.time()
+                time.sleep(TURN_S)  # a turn is this long: there is nothing to wait for
+                turns.append(Turn(start, time.time(), standing=signum == signal.SIGSTOP))
+    finally:
+        for pid in family(publish):
+            os.kill(pid, signal.SIGCONT)
+    end = run.events()[-1]
     assert end.type == "job.succeeded", stack.logs()
-    return run, (processor_s(stack.processes["publish"].pid) - before) / (end.at - began.at)
+    return run, turns, (processor_s(publish) - before) / (end.at - began.at)
+
+
+def fall_silent(discord: FakeDiscord) -> None:
+    """No more answers after the first two."""
+    discord.wait_for(lambda: len(discord.requests) >= 2, timeout_s=SLOWEST_S)
+    discord.hang()
+
+
+def pair_ratios(turns: list[Turn], rows: list[MetricRow]) -> list[float]:
+    """For each turn with publish standing and the next with it running: the mean step of this over that."""
+    ratios = []
+    for standing, running in zip(turns[::2], turns[1::2], strict=True):
+        means = [
+            [row.step_s for before, row in pairwise(rows) if turn.start <= before.at and row.at <= turn.end]
+            for turn in (standing, running)
+        ]
+        if all(len(each) >= LEAST_ROWS for each in means):
+            ratios.append(statistics.mean(means[1]) / statistics.mean(means[0]))
+    return ratios
+
+
+def family(pid: int) -> list[int]:
+    """A process and its descendants."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except FileNotFoundError:  # it has just ended
+        return []
+    return [pid, *(each for child in children for each in family(child))]
 
 
 def processor_s(pid: int) -> float:
@@ -168,11 +207,6 @@ def make_data(folder: Path) -> Path:
     (data / "rows.jsonl").write_text("".join(lines[:ROWS_TRAINED]))
     (data / "held_out.jsonl").write_text("".join(lines[ROWS_TRAINED : ROWS_TRAINED + 12]))
     return data
-
-
-def median_step_s(rows: list[MetricRow]) -> float:
-    """Seconds a step, the first tenth left out."""
-    return statistics.median(row.step_s for row in rows[len(rows) // 10 :])
 
 
 def shorter(answers: list[int]) -> str:

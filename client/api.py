@@ -1,48 +1,35 @@
 """Longhaul over HTTP, for programs: every call has a timeout, every refusal is an ApiError.
 
+from client import Longhaul
+
 with Longhaul("http://127.0.0.1:8000") as longhaul:
-    job = longhaul.submit({"data": {"train": "recipes.jsonl"}})
+    longhaul.upload("recipes.jsonl")
+    job = longhaul.submit({"data": {"train": "dataset:recipes.jsonl"}})
     for event in longhaul.events(job["id"]):
         print(event["message"])
+    longhaul.download(job["id"], "model", to="my-model")
+
+Answers are the service's own (docs/openapi.json). Raises ApiError when it refuses, Unreachable when nobody answers.
 """
 
 from __future__ import annotations
 
-import json
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote
 
-import requests
+from client import follow, transfer
+from client.connection import DEFAULT_URL, ApiError, Connection, Json, Unreachable, part
+from client.transfer import Progress
 
-from jobs.state import Status
-
-DEFAULT_URL = "http://127.0.0.1:8000"
-CONNECT_S = 5.0
-ANSWER_S = 30.0
-STREAM_SILENCE_S = 60.0
-"""The service sends a comment every 15 s; a stream that is silent for longer than this is dead."""
-LAST_EVENTS = frozenset(f"job.{status}" for status in Status if status.terminal)
+__all__ = ["DEFAULT_URL", "ApiError", "Longhaul", "Unreachable"]
+PAGE = 100
 
 
-class ApiError(Exception):
-    """The service refused. `param` is the dotted key in the job file, `hint` the way out."""
-
-    def __init__(
-        self, message: str, *, status: int, code: str, param: str | None = None, hint: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.param = param
-        self.hint = hint
-
-
-class Unreachable(Exception):
-    """Nobody answers at the address."""
+def _quiet(*_: object) -> None:
+    """Nobody is told."""
 
 
 class Longhaul:
@@ -50,15 +37,10 @@ class Longhaul:
 
     def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
-        self._key = api_key
-        self._session = requests.Session()
-        # Otherwise a ~/.netrc entry for the host would replace our Authorization header.
-        self._session.trust_env = False
-        if api_key:
-            self._session.headers["Authorization"] = f"Bearer {api_key}"
+        self._connection = Connection(url, api_key)
 
     def __repr__(self) -> str:
-        return f"Longhaul({self.url!r}, key {'set' if self._key else 'none'})"
+        return f"Longhaul({self.url!r}, key {'set' if self._connection.key else 'none'})"
 
     def __enter__(self) -> Longhaul:
         return self
@@ -66,157 +48,200 @@ class Longhaul:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._session.close()
+        self._connection.session.close()
 
     def another(self) -> Longhaul:
         """The same service, for another thread."""
-        return Longhaul(self.url, self._key)
+        return Longhaul(self.url, self._connection.key)
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
-    def submit(
-        self, job: dict[str, Any], *, idempotency_key: str | None = None, dry_run: bool = False
-    ) -> dict[str, Any]:
+    def submit(self, job: Mapping[str, Any], *, idempotency_key: str | None = None, dry_run: bool = False) -> Json:
         """A new job. Sent again when the answer is lost: a key of its own sees to it that it stays one job."""
+        return self._made("/jobs", job, idempotency_key, dry_run)
+
+    def clone(
+        self,
+        job: str,
+        changes: Mapping[str, Any] = {},
+        *,
+        idempotency_key: str | None = None,
+        dry_run: bool = False,
+    ) -> Json:
+        """A new job with that one's specification, changed by a JSON merge patch (RFC 7396: null removes a key)."""
+        return self._made(f"/jobs/{part(job)}/clone", changes, idempotency_key, dry_run)
+
+    def _made(self, path: str, body: Mapping[str, Any], idempotency_key: str | None, dry_run: bool) -> Json:
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         params = {"dry_run": "true"} if dry_run else {}
-        for _ in range(2):
-            try:
-                return self._json("POST", "/jobs", json=job, headers=headers, params=params)
-            except Unreachable:
-                time.sleep(0.5)
-        return self._json("POST", "/jobs", json=job, headers=headers, params=params)
+        return self._connection.json("POST", path, json=body, headers=headers, params=params, repeatable=True)
 
-    def get(self, job: str) -> dict[str, Any]:
+    def get(self, job: str) -> Json:
         """One job."""
-        return self._json("GET", f"/jobs/{_part(job)}")
+        return self._connection.json("GET", f"/jobs/{part(job)}")
 
-    def list(self, *, after: str | None = None, limit: int = 20, status: str | None = None) -> dict[str, Any]:
-        """A page of jobs, newest first: `data`, `has_more`, `last_id`."""
-        given = {"after": after, "limit": limit, "status": status}
-        return self._json("GET", "/jobs", params={key: value for key, value in given.items() if value is not None})
+    def list(
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        status: str | Sequence[str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Json:
+        """A page of jobs in one of these states with all these labels, newest first: `data`, `has_more`, `last_id`."""
+        labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
+        given = {"after": after, "limit": limit, "status": status, **labels}
+        return self._connection.json("GET", "/jobs", params=given)
 
-    def cancel(self, job: str) -> dict[str, Any]:
+    def all(
+        self, *, status: str | Sequence[str] | None = None, metadata: Mapping[str, str] | None = None
+    ) -> Iterator[Json]:
+        """Every job that `list` would show, page after page."""
+        labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
+        return self._walk("/jobs", limit=PAGE, status=status, **labels)
+
+    def _walk(self, path: str, **given: Any) -> Iterator[Json]:
+        """The items of a list, page after page."""
+        while True:
+            page = self._connection.json("GET", path, params=given)
+            yield from page["data"]
+            if not page["has_more"]:
+                return
+            given["after"] = page["last_id"]
+
+    def set_priority(self, job: str, priority: int) -> Json:
+        """Higher runs first; −100 to 100."""
+        return self._connection.json("PATCH", f"/jobs/{part(job)}", json={"priority": priority}, repeatable=True)
+
+    def cancel(self, job: str) -> Json:
         """Stop for good."""
-        return self._json("POST", f"/jobs/{_part(job)}/cancel")
+        return self._connection.json("POST", f"/jobs/{part(job)}/cancel")
 
-    def pause(self, job: str) -> dict[str, Any]:
+    def pause(self, job: str) -> Json:
         """Give the card back until resumed."""
-        return self._json("POST", f"/jobs/{_part(job)}/pause")
+        return self._connection.json("POST", f"/jobs/{part(job)}/pause")
 
-    def resume(self, job: str) -> dict[str, Any]:
+    def resume(self, job: str) -> Json:
         """Go on from the newest checkpoint."""
-        return self._json("POST", f"/jobs/{_part(job)}/resume")
+        return self._connection.json("POST", f"/jobs/{part(job)}/resume")
+
+    def delete(self, job: str) -> Json:
+        """Remove an ended job with its run directory: model, checkpoints and all."""
+        return self._connection.json("DELETE", f"/jobs/{part(job)}")
 
     # -- what happened -------------------------------------------------------------------------------------------------
 
-    def event_page(self, job: str, *, after: int = 0, limit: int = 1000) -> dict[str, Any]:
+    def event_page(self, job: str, *, after: int = 0, limit: int = 1000) -> Json:
         """A page of events above number `after`: `data`, `has_more`, `last_id`."""
-        return self._json("GET", f"/jobs/{_part(job)}/events", params={"after": after, "limit": limit})
+        return self._connection.json("GET", f"/jobs/{part(job)}/events", params={"after": after, "limit": limit})
 
-    def events(
-        self, job: str, *, after: int = 0, on_trouble: Callable[[str], None] = lambda _: None
-    ) -> Iterator[dict[str, Any]]:
+    def past_events(self, job: str, *, after: int = 0) -> Iterator[Json]:
+        """Events above number `after` that have happened until now."""
+        return self._walk(f"/jobs/{part(job)}/events", after=after, limit=1000)
+
+    def events(self, job: str, *, after: int = 0, on_trouble: Callable[[str], None] = _quiet) -> Iterator[Json]:
         """Events above number `after`, live, to the job's last. Connects again, for ever, when the service goes away.
 
         `on_trouble` is told once per outage. Raises ApiError when the service refuses (no such job, wrong key).
         """
-        wait_s, told = 0.5, False
-        while True:
-            try:
-                with self._open_stream(job, after) as answer:
-                    if answer.status_code == 204:
-                        return
-                    for event in _frames(answer):
-                        wait_s, told = 0.5, False
-                        after = event["number"]
-                        yield event
-                        if event["type"] in LAST_EVENTS:
-                            return
-                # Closed before the job's last event: the service stops, or a proxy did not want to wait.
-            except (requests.RequestException, Unreachable) as error:
-                if not told:
-                    on_trouble(f"the service does not answer ({type(error).__name__}); trying again")
-                    told = True
-            time.sleep(wait_s)
-            wait_s = min(5.0, wait_s * 2)
+        return follow.follow_events(self._connection, job, after=after, on_trouble=on_trouble)
 
-    def _open_stream(self, job: str, after: int) -> requests.Response:
-        answer = self._session.get(
-            f"{self.url}/jobs/{_part(job)}/events",
-            headers={"Accept": "text/event-stream", "Last-Event-ID": str(after)},
-            timeout=(CONNECT_S, STREAM_SILENCE_S),
-            stream=True,
-        )
-        if answer.status_code >= 500:
-            raise Unreachable(f"{self.url} answers {answer.status_code}")
-        _raise_for(answer)
-        return answer
+    def metrics(
+        self,
+        job: str,
+        *,
+        points: int | None = None,
+        fields: Sequence[str] | None = None,
+        after_step: int | None = None,
+        limit: int | None = None,
+    ) -> Json:
+        """Rows in order of step: a page of those above `after_step`; or at most `points`, each the mean of its stretch.
 
-    def metrics(self, job: str, *, after_step: int = -1, limit: int = 1000) -> dict[str, Any]:
-        """A page of metric rows with a step above `after_step`."""
-        return self._json("GET", f"/jobs/{_part(job)}/metrics", params={"after_step": after_step, "limit": limit})
+        With points, `fields` says which ones.
+        """
+        given = {
+            "points": points,
+            "fields": ",".join(fields) if fields else None,
+            "after_step": after_step,
+            "limit": limit,
+        }
+        return self._connection.json("GET", f"/jobs/{part(job)}/metrics", params=given)
 
     def logs(self, job: str, *, tail: int = 200, offset: int | None = None) -> tuple[str, int]:
         """The end of the trainer's log, or what follows byte `offset`; and the offset to go on from."""
         params = {"tail": tail} if offset is None else {"offset": offset}
-        answer = self._answer("GET", f"/jobs/{_part(job)}/logs", params=params)
+        answer = self._connection.answer("GET", f"/jobs/{part(job)}/logs", params=params)
         return answer.content.decode(errors="replace"), int(answer.headers["X-Next-Offset"])
 
-    def plan(self, job: str) -> dict[str, Any]:
+    def follow_logs(self, job: str, *, tail: int = 200, on_trouble: Callable[[str], None] = _quiet) -> Iterator[str]:
+        """The end of the trainer's log and what is added to it, live, to the job's end; across outages, as `events`."""
+        return follow.follow_log(self._connection, job, tail=tail, on_trouble=on_trouble)
+
+    def plan(self, job: str) -> Json:
         """plan.json: what check or prepare found out. ApiError `no_plan` before that."""
-        return self._json("GET", f"/jobs/{_part(job)}/plan")
+        return self._connection.json("GET", f"/jobs/{part(job)}/plan")
 
     def plan_picture(self, job: str) -> bytes:
         """A PNG of the memory plan. ApiError `no_plan` where there is none."""
-        return self._answer("GET", f"/jobs/{_part(job)}/plan.png").content
+        return self._connection.answer("GET", f"/jobs/{part(job)}/plan.png").content
 
-    def workers(self) -> dict[str, Any]:
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def checkpoints(self, job: str) -> Iterator[Json]:
+        """Its complete checkpoints, newest first, with their validation losses."""
+        return self._walk(f"/jobs/{part(job)}/checkpoints")
+
+    def files(self, job: str) -> Iterator[Json]:
+        """The files of its run directory in order of path: `path`, `bytes`, `modified_at`."""
+        return self._walk(f"/jobs/{part(job)}/files")
+
+    def download(
+        self,
+        job: str,
+        path: str = "model",
+        to: str | Path = ".",
+        *,
+        on_progress: Callable[[str, int, int], None] = _quiet,
+    ) -> Sequence[Path]:
+        """A file, or every file of a folder, under the same names in `to`. Returns them. What is there is replaced.
+
+        One that broke off goes on where it was. `on_progress` is told (path, bytes done, bytes of that file).
+        Raises OSError where it cannot be written.
+        """
+        return transfer.download(self._connection, job, path, self.files(job), Path(to), on_progress)
+
+    # -- data sets -----------------------------------------------------------------------------------------------------
+
+    def upload(self, file: str | Path, name: str | None = None, *, on_progress: Progress = _quiet) -> Json:
+        """Make a file of rows a data set (by its own name, unless another is given): a job names it `dataset:<name>`.
+
+        Streamed, with a checksum. `on_progress` is told (bytes done, bytes in all). ApiError 409 when other content
+        has the name, OSError when the file cannot be read.
+        """
+        file = Path(file)
+        return transfer.upload(self._connection, name or file.name, file, transfer.sha256_of(file), on_progress)
+
+    def datasets(self) -> Iterator[Json]:
+        """All data sets, in order of name."""
+        return self._walk("/datasets")
+
+    def dataset(self, name: str) -> Json:
+        """One, with what the newest job that read it found in it."""
+        return self._connection.json("GET", f"/datasets/{part(name)}")
+
+    def delete_dataset(self, name: str) -> Json:
+        """Remove it. ApiError 409 while an open job names it."""
+        return self._connection.json("DELETE", f"/datasets/{part(name)}")
+
+    # -- the service ---------------------------------------------------------------------------------------------------
+
+    def workers(self) -> Json:
         """Workers heard of in the last minute."""
-        return self._json("GET", "/workers")
+        return self._connection.json("GET", "/workers")
 
     def ready(self) -> bool:
-        """Whether the service and its Redis answer."""
+        """Whether the service and its Redis answer now."""
         try:
-            return bool(self._json("GET", "/health/ready"))
+            return bool(self._connection.json("GET", "/health/ready", repeatable=False))
         except (ApiError, Unreachable):
             return False
-
-    # ----------------------------------------------------------------------------------------------------------------
-
-    def _json(self, method: str, path: str, **more: Any) -> dict[str, Any]:
-        try:
-            parsed: dict[str, Any] = self._answer(method, path, **more).json()
-        except requests.JSONDecodeError:
-            raise Unreachable(f"what answers at {self.url} is not Longhaul") from None
-        return parsed
-
-    def _answer(self, method: str, path: str, **more: Any) -> requests.Response:
-        try:
-            answer = self._session.request(method, self.url + path, timeout=(CONNECT_S, ANSWER_S), **more)
-        except requests.RequestException as error:
-            raise Unreachable(f"nobody answers at {self.url} ({type(error).__name__})") from error
-        _raise_for(answer)
-        return answer
-
-
-def _raise_for(answer: requests.Response) -> None:
-    if answer.ok:
-        return
-    try:
-        error = answer.json()["error"]
-        message, code = str(error["message"]), str(error["code"])
-    except (ValueError, KeyError, TypeError):
-        raise Unreachable(f"what answers at {answer.url} is not Longhaul (status {answer.status_code})") from None
-    raise ApiError(message, status=answer.status_code, code=code, param=error.get("param"), hint=error.get("hint"))
-
-
-def _frames(answer: requests.Response) -> Iterator[dict[str, Any]]:
-    """Parsed `data` of each event. Lines as bytes: text would be split at every Unicode line separator, too."""
-    for line in answer.iter_lines(chunk_size=None):
-        if line.startswith(b"data:"):
-            yield json.loads(line[5:])
-
-
-def _part(job: str) -> str:
-    return quote(job, safe="")

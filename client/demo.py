@@ -45,7 +45,9 @@ def run_demo(environment: Mapping[str, str], console: Console, *, model: str | N
         except KeyboardInterrupt:
             console.print("\nstopping the demo; the next one begins anew", highlight=False)
             return 130
-        evaluations = [event["data"] for event in _events(api, ended["id"]) if event["type"] == "evaluation.finished"]
+        evaluations = [
+            event["data"] for event in api.past_events(ended["id"]) if event["type"] == "evaluation.finished"
+        ]
         return _report(console, ended, evaluations, home)
 
 
@@ -110,21 +112,12 @@ def _up(api: Longhaul) -> bool:
 
 def _cancel_leftovers(api: Longhaul) -> None:
     """Jobs of a demo that was left in the middle would go first."""
-    for status in ("validating", "queued", "running", "paused"):
-        for job in api.list(status=status, limit=100)["data"]:
-            try:
-                api.cancel(job["id"])
-            except ApiError as error:
-                if error.status != 409:  # it ended meanwhile: fine
-                    raise
-
-
-def _events(api: Longhaul, job: str) -> Iterator[dict[str, Any]]:
-    after, more = 0, True
-    while more:
-        page = api.event_page(job, after=after)
-        yield from page["data"]
-        after, more = page["last_id"], page["has_more"]
+    for job in list(api.all(status=("validating", "queued", "running", "paused"))):
+        try:
+            api.cancel(job["id"])
+        except ApiError as error:
+            if error.status != 409:  # it ended meanwhile: fine
+                raise
 
 
 def _report(console: Console, job: dict[str, Any], evaluations: list[dict[str, Any]], home: Path) -> int:

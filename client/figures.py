@@ -24,9 +24,11 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """`512 MiB`, `28.1 GiB`; a dash when unknown."""
+    """`700 B`, `12 KiB`, `512 MiB`, `28.1 GiB`; a dash when unknown."""
     if count is None:
         return "–"
+    if count < 1024**2:
+        return f"{count:.0f} B" if count < 1024 else f"{count / 1024:.0f} KiB"
     if count < 1024**3:
         return f"{count / 1024**2:.0f} MiB"
     return f"{count / 1024**3:.1f} GiB"

@@ -1,11 +1,10 @@
-"""What `longhaul submit` sends: a job file, or a file of rows, with changes from the command line."""
+"""What `longhaul submit` sends: a job file, or the job that a file of rows is, with changes from the command line."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,19 @@ class BadInput(ValueError):
     """The command line or a file it names cannot be used; says how it could."""
 
 
-def read_job(file: str, changes: Sequence[str], *, data: Path) -> dict[str, Any]:
+def read_job(file: str, changes: Sequence[str], *, rows: Callable[[str], str]) -> dict[str, Any]:
     """The job of a .json file, or the smallest job for a file of rows; then `changes` (`key.dotted=value`) in order.
 
-    `data` is the data directory as seen from here: a file of rows inside it is named relative to it.
+    `rows` is asked what `data.train` has to be for a file of rows.
     """
-    if file.endswith(ROWS):
-        name = re.sub(r"[^A-Za-z0-9_.\-]", "-", Path(file).name.split(".")[0]).lstrip("-_.")[:64]
-        job: dict[str, Any] = {"name": name or "job", "data": {"train": _inside(file, data)}}
-    else:
-        job = _parsed(file)
+    if not file.endswith(ROWS):
+        return changed(_parsed(file), changes)
+    name = re.sub(r"[^A-Za-z0-9_.\-]", "-", Path(file).name.split(".")[0]).lstrip("-_.")[:64]
+    return changed({"name": name or "job", "data": {"train": rows(file)}}, changes)
+
+
+def changed(job: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """The job with `key.dotted=value` set, one after the other. Raises BadInput."""
     for change in changes:
         _set(job, change)
     return job
@@ -46,14 +48,6 @@ def _parsed(file: str) -> dict[str, Any]:
     if not isinstance(job, dict):
         raise BadInput(f'{file}: a job is a JSON object; the least is {{"data": {{"train": "rows.jsonl"}}}}')
     return job
-
-
-def _inside(file: str, data: Path) -> str:
-    """As the service wants it. A file that is not here may be there, so it goes as it is written."""
-    if not os.path.exists(file):
-        return file
-    path, base = os.path.abspath(file), os.path.abspath(data)
-    return os.path.relpath(path, base) if path.startswith(base + os.sep) else path
 
 
 def _set(job: dict[str, Any], change: str) -> None:

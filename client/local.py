@@ -102,6 +102,7 @@ class Place:
             "LONGHAUL_PORT": str(self.port),
             "LONGHAUL_DATA": str(self.data),
             "LONGHAUL_RUNS": str(self.runs),
+            "LONGHAUL_UPLOADS": environment.get("LONGHAUL_UPLOADS") or str(self.home / "uploads"),
             "LONGHAUL_PREPARED": environment.get("LONGHAUL_PREPARED") or str(self.home / "prepared"),
             "LONGHAUL_MODELS": environment.get("LONGHAUL_MODELS") or str(self.home / "models"),
             "LONGHAUL_DEVICE": environment.get("LONGHAUL_DEVICE") or device,
@@ -173,7 +174,7 @@ def _start(children: list[Child], place: Place, stop: Stop, console: Console) ->
     for name, why in sick.items():
         _say(console, f"{name} takes no work: {why}")
     device = place.environment["LONGHAUL_DEVICE"]
-    _say(console, f"Longhaul is up at {place.url} (API: {place.url}/docs), training on {device}")
+    _say(console, f"Longhaul is up at {place.url} (API: {place.url}/openapi.json), training on {device}")
     _say(console, f"  data  {place.data}\n  runs  {place.runs}\n  logs  {place.home}/logs")
     url = "" if place.port == 8000 else f"LONGHAUL_URL={place.url} "
     _say(console, f"In another terminal: {url}longhaul submit FILE --watch. Ctrl-C here stops everything, in order.")

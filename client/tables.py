@@ -1,45 +1,61 @@
-"""Jobs, one job and workers as tables."""
+"""Jobs, one job and its events as tables."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from client.figures import clock, duration, loss, memory_needed, time_needed
+from client.figures import clock, duration, loss, memory_needed, size, time_needed
+from jobs.state import Status
 
 _STATUS_STYLES = {"succeeded": "green", "failed": "red", "running": "cyan", "paused": "yellow", "cancelled": "dim"}
+_COLUMNS = ("id", "name", "status", "pos.", "prio.", "step", "loss", "submitted", "left")
+NARROW = 100
 
 
-def print_jobs(page: dict[str, Any], console: Console) -> None:
+def print_jobs(page: dict[str, Any], console: Console, *, filtered: bool = False) -> None:
     """One line a job."""
     if not page["data"]:
-        console.print("no jobs yet: longhaul submit FILE")
+        console.print("no such jobs" if filtered else "no jobs yet: longhaul submit FILE")
         return
+    # A narrow terminal shows less, and names give way: a part of an id is of no use.
+    narrow = console.width < NARROW
+    titles = [each for each in _COLUMNS if not narrow or each not in ("loss", "submitted")]
     table = Table(box=None, pad_edge=False)
-    for title in ("id", "name", "status", "step", "loss", "submitted", "left"):
-        table.add_column(title, no_wrap=True, justify="right" if title in ("step", "loss", "left") else "left")
+    for title in titles:
+        left = title in ("id", "name", "status")
+        table.add_column(title, no_wrap=title != "name", justify="left" if left else "right")
     for job in page["data"]:
-        progress = job["progress"]
-        table.add_row(
-            job["id"],
-            Text(job["name"]),
-            _status(job),
-            f"{progress['step']:,}/{job['steps']:,}" if job["steps"] else "–",
-            loss(job["best_loss"] if job["final_loss"] is None else job["final_loss"]),
-            clock(job["created_at"]),
-            duration(job["estimated_finish"] - time.time()) if job["estimated_finish"] else "–",
-        )
+        cells = _cells(job)
+        table.add_row(*(cells[title] for title in titles))
     console.print(table)
     if page["has_more"]:
         console.print(f"more: longhaul list --after {page['last_id']}", style="dim", highlight=False)
 
 
-def print_job(job: dict[str, Any], console: Console) -> None:
-    """What matters about one job now."""
+def _cells(job: dict[str, Any]) -> dict[str, str | Text]:
+    """What stands in each column."""
+    left = job["estimated_finish"] - time.time() if _is_open(job) and job["estimated_finish"] else None
+    return {
+        "id": job["id"],
+        "name": Text(job["name"]),
+        "status": _status(job),
+        "pos.": "–" if job["position"] is None else f"{job['position']}",
+        "prio.": f"{job['priority']}",
+        "step": f"{job['progress']['step']:,}/{job['steps']:,}" if job["steps"] else "–",
+        "loss": loss(job["best_loss"] if job["final_loss"] is None else job["final_loss"]),
+        "submitted": clock(job["created_at"]),
+        "left": duration(left),
+    }
+
+
+def print_job(job: dict[str, Any], console: Console, checkpoints: Sequence[dict[str, Any]] = ()) -> None:
+    """What matters about one job now; its checkpoints, newest first, where they were asked for."""
     progress, error = job["progress"], job["error"]
     wanted = "" if job["request"] == "none" else f" ({job['request']} requested)"
     lines: list[tuple[str, Any]] = [
@@ -53,7 +69,10 @@ def print_job(job: dict[str, Any], console: Console) -> None:
     if job["waiting"]:
         lines.append(("waits because", Text(job["waiting"])))
     if job["position"] is not None:
-        lines.append(("before it", f"{job['position']} jobs in stage {job['stage']}"))
+        before = f"{job['position']} jobs in stage {job['stage']}"
+        lines.append(("before it", f"{before} (priority {job['priority']})" if job["priority"] else before))
+    if job["cloned_from"]:
+        lines.append(("cloned from", job["cloned_from"]))
     lines.append(("model", Text(job["model"])))
     lines.append(("data", Text(str(job["training_file"]))))
     if job["steps"]:
@@ -71,10 +90,13 @@ def print_job(job: dict[str, Any], console: Console) -> None:
         lines.append(("memory needed", Text(memory)))
     if job["first_loss"] is not None:
         lines.append(("validation loss", f"{loss(job['first_loss'])} at first, best {loss(job['best_loss'])}"))
-    if job["estimated_finish"]:
-        left = job["estimated_finish"] - time.time()
-        lines.append(("estimated finish", f"{clock(job['estimated_finish'])} (in {duration(left)})"))
-    if job["checkpoint"]:
+    for title, at in (("estimated start", job["estimated_start"]), ("estimated finish", job["estimated_finish"])):
+        if at and _is_open(job):
+            lines.append((title, f"{clock(at)} (in {duration(at - time.time())})"))
+    for number, each in enumerate(checkpoints):
+        figures = f"{each['path']} (loss {loss(each['metrics'].get('valid_loss'))}, {size(each['bytes'])})"
+        lines.append(("" if number else "checkpoints", figures))
+    if job["checkpoint"] and not checkpoints:
         lines.append(("checkpoint", job["checkpoint"]))
     if job["fine_tuned_model"]:
         lines.append(("model is in", job["fine_tuned_model"]))
@@ -89,6 +111,10 @@ def print_events(events: list[dict[str, Any]], console: Console) -> None:
     """One line an event."""
     for event in events:
         console.print(Text(f"{event['number']:>5}  {clock(event['at'])}  {event['message']}"), soft_wrap=True)
+
+
+def _is_open(job: dict[str, Any]) -> bool:
+    return not Status(job["status"]).terminal
 
 
 def _status(job: dict[str, Any]) -> Text:

@@ -66,7 +66,7 @@ def _states(
         except Unreachable:  # the follower says so, and tries again
             continue
         except ApiError as error:
-            if error.status < 500:
+            if error.status < 500 and error.status != 429:
                 raise
             continue
         yield shown

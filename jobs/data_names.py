@@ -1,8 +1,9 @@
-"""What the name of a job's rows says: a file and its format, or a data set on the hub."""
+"""What the name of a job's rows says: a file and its format, an uploaded data set, or a data set on the hub."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 DataFormat = Literal["jsonl", "csv", "parquet"]
@@ -25,6 +26,36 @@ DATA_SUFFIXES = tuple(_FORMATS)
 def data_format(name: str) -> DataFormat | None:
     """The format of a file of rows by its name, whatever the case; None where that says nothing."""
     return next((format for suffix, format in _FORMATS.items() if name.lower().endswith(suffix)), None)
+
+
+# -- uploaded ---------------------------------------------------------------------------------------------------------
+
+UPLOADED = "dataset:"
+"""What the name of an uploaded data set has in front, in a job."""
+ABOUT = "about.json"
+"""The file beside an uploaded data set."""
+
+
+def is_dataset_name(name: str) -> bool:
+    """Whether an uploaded data set may be called that: one path segment, with an ending that says its format."""
+    plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name) is not None
+    return plain and data_format(name) is not None and name != ABOUT
+
+
+def uploaded(name: str) -> str | None:
+    """The uploaded data set that `data.train` or `data.validation` names; None: something else.
+
+    The answer need not be a legal name: is_dataset_name says that, before it becomes part of a path.
+    """
+    return name.removeprefix(UPLOADED) if name.startswith(UPLOADED) else None
+
+
+def dataset_file(uploads: Path, dataset: str) -> Path:
+    """Where the rows of an uploaded data set lie: in a folder of its own, with ABOUT beside them."""
+    return uploads / dataset / dataset
+
+
+# -- on the hub -------------------------------------------------------------------------------------------------------
 
 
 class HubData(NamedTuple):

@@ -2,7 +2,6 @@
 
     LonghaulError
     ├── UserError (ValueError)      what was asked cannot be done as written; says the dotted key and the value
-    │   └── NotSupportedYet         a legal value whose feature is not built yet: refused, never ignored
     ├── NotFound                    no such job, dataset or file
     ├── Conflict                    the state of the job (or of the key) does not allow it
     │   ├── IllegalMove             a job cannot go from one state to the other
@@ -41,12 +40,6 @@ class UserError(LonghaulError, ValueError):
         super().__init__(message)
         self.param = param
         self.hint = hint
-
-
-class NotSupportedYet(UserError):
-    """A legal value whose feature is not built yet."""
-
-    code = "not_supported_yet"
 
 
 class NotFound(LonghaulError):

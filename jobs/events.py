@@ -1,6 +1,6 @@
 """Events: numbered facts about a job (design §6). A closed set of frozen types with past-tense names.
 
-Also rows of metrics. The lines of an attempt file are in `jobs/attempt.py`.
+Rows of metrics are in `jobs/metrics.py`, the lines of an attempt file in `jobs/attempt.py`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ Reason = Literal[
 class Frozen(BaseModel):
     """Frozen and closed. NaN and infinities are refused: JSON has none, and a file with one could not be read again."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Fault(Frozen):
     """Why something failed: `code` for machines, `message` for people, `hint` for the way out."""
 
     code: str
+    """Stable, for machines."""
     message: str
+    """For people: what, the value, and the way out."""
     hint: str | None = None
+    """The way out alone; null where nobody knows one."""
     param: str | None = None
+    """Dotted key of the job file that is wrong; null where it is none."""
 
 
 class Fact(Frozen):
@@ -41,16 +45,29 @@ class JobSubmitted(Fact):
 
     type: Literal["job.submitted"] = "job.submitted"
     name: str
+    """As in the job."""
     model: str
+    """As in the job."""
     spec_sha256: str
+    """Of the specification with every default: what checkpoints are bound to."""
     priority: int = 0
+    """As in the job."""
     max_restarts: int = 5
+    """As in the job."""
     metadata: dict[str, str] = {}
+    """As in the job."""
     dry_run: bool = False
+    """Only checked, never trained."""
     idempotency_key: str | None = None
+    """Of the request; null without one."""
     body_sha256: str | None = None
+    """Of the request's body: the same key with another body is refused."""
     discord: bool = True
+    """Whether Discord is told."""
     wandb: bool = True
+    """Whether Weights & Biases is told."""
+    cloned_from: str | None = None
+    """The job whose specification this one's was made from."""
 
 
 class JobChecked(Fact):
@@ -59,6 +76,19 @@ class JobChecked(Fact):
     type: Literal["job.checked"] = "job.checked"
     plan: dict[str, Any]
     """The provisional plan in short: rows looked at, steps, parameters, resolved `auto` values, `time`, `memory`."""
+
+
+class Adopted(Frozen):
+    """A checkpoint of another job (`resume_from`) that is this job's own now."""
+
+    source: str
+    """`job-…/step-00000500`."""
+    step: int
+    """Optimizer steps done."""
+    path: str
+    """Relative to the run directory."""
+    passed_over: list[str] = []
+    """Checkpoints of the other job that could not be used, and why."""
 
 
 class JobPrepared(Fact):
@@ -70,10 +100,13 @@ class JobPrepared(Fact):
     those; characters normalised; percentiles of lengths. A few KB; in full in `dataset.json` of the run directory.
     """
     steps: int
+    """Optimizer steps of the whole run."""
     time: dict[str, Any] | None = None
     """What the run needs (jobs/plan.py: TimePlan), and as `text` the same for people, which is null on a CPU."""
     memory: dict[str, Any] | None = None
     """What it needs at its peak, what was tried and chosen (jobs/memory_plan.py), and as `text` the same for people."""
+    adopted: Adopted | None = None
+    """What the first attempt goes on from; null: it begins at the start."""
 
 
 class JobQueued(Fact):
@@ -89,6 +122,15 @@ class JobRequested(Fact):
 
     type: Literal["job.requested"] = "job.requested"
     request: Literal["none", "pause", "cancel"]
+    """What they want."""
+
+
+class JobPrioritised(Fact):
+    """A user has given the job another priority; while it waits, it waits at another place."""
+
+    type: Literal["job.prioritised"] = "job.prioritised"
+    priority: int
+    """The new one: higher runs first."""
 
 
 class AttemptStarted(Fact):
@@ -96,7 +138,9 @@ class AttemptStarted(Fact):
 
     type: Literal["attempt.started"] = "attempt.started"
     worker: str
+    """Its name."""
     device: str
+    """`cpu` or `cuda`."""
 
 
 class DeviceWaiting(Fact):
@@ -105,6 +149,7 @@ class DeviceWaiting(Fact):
     type: Literal["device.waiting"] = "device.waiting"
     by_trainer: ClassVar[bool] = True
     message: str
+    """Why."""
 
 
 class ModelLoaded(Fact):
@@ -113,10 +158,15 @@ class ModelLoaded(Fact):
     type: Literal["model.loaded"] = "model.loaded"
     by_trainer: ClassVar[bool] = True
     parameters: int
+    """How many weights."""
     parameter_bytes: int
+    """Their size."""
     dtype: str
+    """Their type, such as `bfloat16`."""
     device: str
+    """Where they are, such as `cuda:0`."""
     seconds: float
+    """What loading took."""
     peak_ratio: float
     """Peak memory while loading / bytes of the parameters."""
     resumed_step: int | None = None
@@ -129,8 +179,11 @@ class CardProcess(Frozen):
     """A process that computes on a card. In a container pid and name are those that the driver shows there."""
 
     pid: int
+    """Its number."""
     name: str | None = None
+    """Its program; null where the driver does not show it."""
     memory_bytes: int | None = None
+    """What it holds; null where the driver does not show it."""
 
 
 class MemoryPlanned(Fact):
@@ -141,7 +194,9 @@ class MemoryPlanned(Fact):
     micro_batch: int
     """Rows of the longest shape."""
     recompute_layers: int
+    """Activations of every n-th layer are recomputed; 0: none."""
     optimizer: str
+    """`adamw`, `adamw_8bit` or `adafactor`."""
     peak_bytes: int
     """Predicted, CUDA context included."""
     budget_bytes: int
@@ -160,11 +215,15 @@ class MemoryMeasured(Fact):
     type: Literal["memory.measured"] = "memory.measured"
     by_trainer: ClassVar[bool] = True
     step: int
+    """The step."""
     measured_bytes: int
+    """Its peak."""
     predicted_bytes: int
+    """As predicted for its shapes."""
     peak_bytes: int
     """Of the largest micro-batch that can come, by the prediction corrected with this measurement."""
     budget_bytes: int
+    """What the attempt may use."""
 
 
 class EvaluationFinished(Fact):
@@ -173,20 +232,28 @@ class EvaluationFinished(Fact):
     type: Literal["evaluation.finished"] = "evaluation.finished"
     by_trainer: ClassVar[bool] = True
     step: int
+    """Optimizer steps done."""
     loss: float
     """Mean negative log likelihood of a target token, nats."""
     rows: int
+    """Rows looked at."""
     seconds: float
+    """What it took."""
     best: bool
+    """Whether this is the lowest loss so far."""
     samples: list[Sample] = []
+    """Texts generated."""
 
 
 class Sample(Frozen):
     """One generated text beside what the data has."""
 
     input: str
+    """What the model was given."""
     target: str
+    """What the data has."""
     generated: str
+    """What the model wrote."""
 
 
 class CheckpointSaved(Fact):
@@ -195,11 +262,15 @@ class CheckpointSaved(Fact):
     type: Literal["checkpoint.saved"] = "checkpoint.saved"
     by_trainer: ClassVar[bool] = True
     step: int
+    """Optimizer steps done."""
     path: str
     """Relative to the run directory."""
     bytes: int
+    """Its size."""
     seconds: float
+    """What saving took."""
     validation_loss: float | None = None
+    """Of exactly these weights; null where they were not evaluated."""
 
 
 class CheckpointRejected(Fact):
@@ -208,7 +279,9 @@ class CheckpointRejected(Fact):
     type: Literal["checkpoint.rejected"] = "checkpoint.rejected"
     by_trainer: ClassVar[bool] = True
     path: str
+    """Relative to the run directory."""
     message: str
+    """What is wrong with it."""
 
 
 class DiskLow(Fact):
@@ -217,8 +290,11 @@ class DiskLow(Fact):
     type: Literal["disk.low"] = "disk.low"
     by_trainer: ClassVar[bool] = True
     step: int
+    """Optimizer steps done."""
     free_bytes: int
+    """Room on the disk."""
     needed_bytes: int
+    """What the checkpoint needs."""
 
 
 class OomRecovered(Fact):
@@ -227,20 +303,26 @@ class OomRecovered(Fact):
     type: Literal["oom.recovered"] = "oom.recovered"
     by_trainer: ClassVar[bool] = True
     step: int
+    """The step that was redone."""
     micro_batch_before: int
     """Rows of the longest shape, in this length bucket."""
     micro_batch_after: int
     """The same as before where clearing the cache, or waiting, was enough."""
     message: str
+    """What the allocator said."""
     milliseconds_lost: float
+    """What the first try had taken."""
     cause: Literal["fragmentation", "foreign", "exhausted"] | None = None
     """Free memory in pieces too small; another process on the card; really too much. This and what follows: null in
     events of earlier versions, and where it cannot be known."""
     bucket: str | None = None
     """Lengths of the micro-batch that failed, such as `input ≤ 256, target ≤ 512`; later ones like it are cut alike."""
     requested_bytes: int | None = None
+    """What was asked for when it ran out."""
     allocated_bytes: int | None = None
+    """What tensors held then."""
     reserved_bytes: int | None = None
+    """What the allocator held then."""
     foreign_bytes: int | None = None
     """What other processes hold of the card."""
     evidence: str | None = None
@@ -252,9 +334,13 @@ class AttemptEnded(Fact):
 
     type: Literal["attempt.ended"] = "attempt.ended"
     reason: Reason
+    """How it ended."""
     step: int = 0
+    """Optimizer steps done."""
     exit_code: int | None = None
+    """Of the process; null where it is not known."""
     error: Fault | None = None
+    """Why; null where nothing is wrong."""
 
 
 class JobPaused(Fact):
@@ -282,9 +368,11 @@ class JobSucceeded(Fact):
     model: str
     """Folder relative to the run directory."""
     step: int
+    """Of the model that was kept."""
     loss: float | None
     """Validation loss of the model that was kept."""
     first_loss: float | None = None
+    """Validation loss before the first step, nats per target token."""
     seconds: float = 0.0
     """Time in attempts, all together."""
 
@@ -294,6 +382,7 @@ class JobFailed(Fact):
 
     type: Literal["job.failed"] = "job.failed"
     error: Fault
+    """Why, and the way out."""
 
 
 class JobCancelled(Fact):
@@ -301,10 +390,11 @@ class JobCancelled(Fact):
 
     type: Literal["job.cancelled"] = "job.cancelled"
     checkpoint: str | None = None
+    """The newest one, relative to the run directory."""
 
 
 AnyFact = Annotated[
-    JobSubmitted | JobChecked | JobPrepared | JobQueued | JobRequested | AttemptStarted | DeviceWaiting
+    JobSubmitted | JobChecked | JobPrepared | JobQueued | JobRequested | JobPrioritised | AttemptStarted | DeviceWaiting
     | MemoryPlanned | ModelLoaded | MemoryMeasured | EvaluationFinished | CheckpointSaved | CheckpointRejected
     | DiskLow | OomRecovered | AttemptEnded | JobPaused | JobResumed | JobValidated | JobSucceeded | JobFailed
     | JobCancelled,
@@ -329,67 +419,11 @@ class Event(Frozen):
         return self.fact.type
 
 
-class MetricRow(Frozen):
-    """One line of metrics.jsonl: means over the steps since the one before. A later row for a `step` replaces."""
-
-    step: int
-    at: float
-    attempt: int
-    epoch: float
-    loss: float
-    """Mean negative log likelihood of a target token, nats, in fp32."""
-    learning_rate: float
-    grad_norm: float
-    """Global norm before clipping."""
-    rows_per_s: float
-    target_tokens_per_s: float
-    tokens_per_s: float | None = None
-    """Input and target tokens, without padding. This and the next three: None in rows of earlier versions."""
-    padding_fraction: float | None = None
-    """Share of the positions that went through the model, inputs and targets, that were padding."""
-    model_flops_per_s: float | None = None
-    """What the model needs for these rows at their real lengths, forward and backward. None where it is not counted."""
-    mfu: float | None = None
-    """That as a share of the card's peak in bf16, 0 to 1. None on CPU, and for a card whose peak is not known."""
-    step_s: float
-    eta_s: float
-    """Seconds left by what was measured so far: steps, evaluations and checkpoints."""
-    memory_bytes: int
-    """CUDA: allocated at peak since the last row; CPU: resident set now."""
-    memory_reserved_bytes: int
-    memory_planned_bytes: int | None = None
-    """What was predicted for the largest micro-batch. None in rows of earlier versions, as are the next two."""
-    memory_fragmentation: float | None = None
-    """Share of the reserved memory that was not allocated at the peak, 0 to 1. None on CPU."""
-    gpu_memory_foreign_bytes: int | None = None
-    """What other processes hold of the card. None where nobody can tell."""
-    cache_clears: int
-    """Cache clearings so far in this attempt."""
-    cache_clear_s: float
-    """Seconds they took so far in this attempt."""
-    cache_freed_bytes: int | None = None
-    """What they gave back so far in this attempt. None in rows of earlier versions."""
-    micro_batch: int
-    data_wait_fraction: float
-    """Share of step time spent waiting for data."""
-    gpu_utilisation: float | None = None
-    """Share of the driver's last sampling period (up to 1 s) in which the card was busy, 0 to 1. None on CPU."""
-    gpu_memory_used_bytes: int | None = None
-    """Of the whole card, by every process on it."""
-    gpu_temperature_c: int | None = None
-    gpu_power_w: float | None = None
-    host_memory_used_bytes: int | None = None
-    """Of the machine, or of the container where that has a lower limit; without page cache."""
-    host_memory_available_bytes: int | None = None
-    trainer_rss_bytes: int | None = None
-    """Resident set of the trainer process."""
-
-
 EvaluationFinished.model_rebuild()
 any_fact: TypeAdapter[AnyFact] = TypeAdapter(AnyFact)
 EVENT_TYPES: tuple[str, ...] = (
-    "job.submitted", "job.checked", "job.prepared", "job.queued", "job.requested", "attempt.started", "device.waiting",
-    "memory.planned", "model.loaded", "memory.measured", "evaluation.finished", "checkpoint.saved",
+    "job.submitted", "job.checked", "job.prepared", "job.queued", "job.requested", "job.prioritised", "attempt.started",
+    "device.waiting", "memory.planned", "model.loaded", "memory.measured", "evaluation.finished", "checkpoint.saved",
     "checkpoint.rejected", "disk.low", "oom.recovered", "attempt.ended", "job.paused", "job.resumed", "job.validated",
     "job.succeeded", "job.failed", "job.cancelled",
 )  # fmt: skip

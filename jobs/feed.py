@@ -1,7 +1,8 @@
 """Events as they happen: one reader of Redis per process, fanned out to any number of followers (design §12).
 
-A follower has a bounded queue. One that is too slow, or that the reader may have missed something for, loses its queue
-and reads on from the job's own stream, by number: nobody misses an event and nobody slows another down.
+What a follower is told of an event is made once for all of them. What waits for a follower is bounded: one that is too
+slow, or that the reader may have missed something for, reads on from the job's own stream, by number. Nobody misses an
+event and nobody slows another down.
 """
 
 from __future__ import annotations
@@ -9,33 +10,58 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator
-from typing import Any, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import redis
 import redis.asyncio
+from pydantic import ValidationError
 
 from jobs.events import Event
 from jobs.state import Status
 from jobs.store import ALL_EVENTS, events_key
 
 log = logging.getLogger("longhaul.feed")
-QUEUE_LENGTH = 256
+MOST_WAITING = 256
+"""Events that wait for one follower."""
+MOST_KEPT = 2048
+"""Newest events, of any job, that are kept as they are told: followers that come at the same time ask for the same."""
 PAGE = 500
+CONNECTIONS = 8
+"""To Redis, for followers that look into the stream of their job: all may come at once when the service starts."""
+AT_ONCE = 20
+"""Followers that are told in one turn of the event loop."""
 BLOCK_MS = 1000
 RETRY_S = 1.0
 LAST_EVENTS = frozenset(f"job.{status}" for status in Status if status.terminal)
 """Types after which a job has no more events."""
 
 
-class Feed:
-    """Use as an async context manager; the reader runs inside."""
+class Told(NamedTuple):
+    """An event, as all its followers are told it."""
 
-    def __init__(self, url: str) -> None:
+    number: int
+    last: bool
+    frame: bytes
+
+
+class Feed:
+    """Use as an async context manager; the reader runs inside. `frame` says how an event is told."""
+
+    def __init__(self, url: str, frame: Callable[[Event], bytes]) -> None:
         # The timeout must outlast a blocking read.
         self._redis = redis.asyncio.Redis.from_url(url, socket_timeout=BLOCK_MS / 1000 + 4, socket_connect_timeout=2)
-        self._queues: dict[str, set[asyncio.Queue[Event | None]]] = {}
+        self._turns = asyncio.Semaphore(CONNECTIONS)
+        self._followers: dict[str, set[_Follower]] = {}
         self._reader: asyncio.Task[None] | None = None
+
+        @lru_cache(maxsize=MOST_KEPT)
+        def told(raw: bytes) -> Told:
+            event = Event.model_validate_json(raw)
+            return Told(event.number, event.type in LAST_EVENTS, frame(event))
+
+        self._told = told
 
     async def __aenter__(self) -> Feed:
         self._reader = asyncio.create_task(self._read_for_ever())
@@ -48,74 +74,70 @@ class Feed:
             await self._reader
         await self._redis.aclose()
 
-    async def follow(self, job: str, *, after: int, idle_s: float) -> AsyncIterator[Event | None]:
-        """The job's events above number `after`, in order, without gap, up to its last. None: idle for `idle_s`."""
-        with self._queue(job) as queue:
+    async def follow(self, job: str, *, after: int, idle_s: float) -> AsyncIterator[list[Told]]:
+        """The job's events above number `after`, in order, without gap, up to its last; empty: idle for `idle_s`."""
+        with self._follower(job) as follower:
+            look = True
             while True:
-                # The queue is open before this read: what happens during it waits there.
-                for event in await self._stored(job, after):
-                    after = event.number
-                    yield event
-                    if event.type in LAST_EVENTS:
-                        return
-                following = True
-                while following:
+                if look:
+                    # Already a follower: what happens during this read waits there.
+                    new = await self._stored(job, after)
+                    look = len(new) == PAGE
+                else:
                     try:
-                        live = await asyncio.wait_for(queue.get(), idle_s)
+                        async with asyncio.timeout(idle_s):
+                            await follower.news.wait()
                     except TimeoutError:
-                        yield None
+                        yield []
                         continue
-                    if live is None or live.number > after + 1:
-                        following = False
-                    elif live.number == after + 1:
-                        after = live.number
-                        yield live
-                        if live.type in LAST_EVENTS:
-                            return
+                    new, look = follower.take(after)
+                if new:
+                    after = new[-1].number
+                    yield new
+                    if new[-1].last:
+                        return
+
+    async def ended(self, job: str, *, after: int) -> None:
+        """Returns when a job that had not ended at event `after` has."""
+        async for _ in self.follow(job, after=after, idle_s=3600):
+            pass
 
     # ----------------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _queue(self, job: str) -> Iterator[asyncio.Queue[Event | None]]:
-        queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUE_LENGTH)
-        self._queues.setdefault(job, set()).add(queue)
+    def _follower(self, job: str) -> Iterator[_Follower]:
+        follower = _Follower()
+        self._followers.setdefault(job, set()).add(follower)
         try:
-            yield queue
+            yield follower
         finally:
-            followers = self._queues[job]
-            followers.discard(queue)
-            if not followers:
-                del self._queues[job]
+            others = self._followers[job]
+            others.discard(follower)
+            if not others:
+                del self._followers[job]
 
-    async def _stored(self, job: str, after: int) -> list[Event]:
-        """All events above `after` in the job's own stream; waits for Redis as long as it takes."""
-        events: list[Event] = []
+    async def _stored(self, job: str, after: int) -> list[Told]:
+        """The next events above `after` in the job's own stream, a page at most. Waits for Redis."""
         while True:
-            start = events[-1].number if events else after
             try:
-                rows = cast(
-                    list[Any],
-                    await self._redis.xrange(events_key(job), min=f"({start}-0", count=PAGE),
-                )
+                async with self._turns:
+                    rows = await _answer(self._redis.xrange(events_key(job), min=f"({after}-0", count=PAGE))
+                return [self._told(fields[b"event"]) for _, fields in rows]
             except (redis.ConnectionError, redis.TimeoutError):
                 await asyncio.sleep(RETRY_S)
-                continue
-            events += [Event.model_validate_json(fields[b"event"]) for _, fields in rows]
-            if len(rows) < PAGE:
-                return events
 
     async def _read_for_ever(self) -> None:
         position: str | None = None
         while True:
             try:
                 if position is None:
-                    newest = cast(list[Any], await self._redis.xrevrange(ALL_EVENTS, count=1))
+                    newest = await _answer(self._redis.xrevrange(ALL_EVENTS, count=1))
                     position = newest[0][0].decode() if newest else "0-0"
-                    self._all_read_again()
-                answer = cast(Any, await self._redis.xread({ALL_EVENTS: position}, count=1000, block=BLOCK_MS))
+                    self._all_look_again()
+                answer = await _answer(self._redis.xread({ALL_EVENTS: position}, count=1000, block=BLOCK_MS))
                 for _, rows in answer or []:
                     for row, fields in rows:
-                        self._hand_out(fields[b"job"].decode(), fields[b"event"])
+                        await self._hand_out(fields[b"job"].decode(), fields[b"event"])
                         position = row.decode()
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 # What came meanwhile may be trimmed, or Redis replaced: begin at the end, and let everybody look.
@@ -123,25 +145,66 @@ class Feed:
                 position = None
                 await asyncio.sleep(RETRY_S)
 
-    def _hand_out(self, job: str, raw: bytes) -> None:
-        queues = self._queues.get(job)
-        if not queues:
+    async def _hand_out(self, job: str, raw: bytes) -> None:
+        followers = self._followers.get(job)
+        if not followers:
             return
-        event = Event.model_validate_json(raw)
-        for queue in queues:
-            try:
-                queue.put_nowait(event)
-            except asyncio.QueueFull:
-                _read_again(queue)
+        try:
+            told = self._told(raw)
+        except ValidationError as error:
+            # The followers of this job will find the gap; the reader is there for those of all the others.
+            log.error("job %s has an event that this version cannot read: %s", job, error.errors()[0]["msg"])
+            return
+        # A few at a time: whoever asks something else meanwhile does not wait for hundreds of answers to be sent.
+        for count, follower in enumerate(list(followers), start=1):
+            follower.tell(told)
+            if count % AT_ONCE == 0:
+                await asyncio.sleep(0)
 
-    def _all_read_again(self) -> None:
-        for queues in self._queues.values():
-            for queue in queues:
-                _read_again(queue)
+    def _all_look_again(self) -> None:
+        for followers in self._followers.values():
+            for follower in followers:
+                follower.look_again()
 
 
-def _read_again(queue: asyncio.Queue[Event | None]) -> None:
-    """Drop what waits; None tells the follower to read from the job's stream."""
-    while not queue.empty():
-        queue.get_nowait()
-    queue.put_nowait(None)
+async def _answer(asked: Awaitable[Any]) -> Any:
+    """What Redis answers. redis-py looks at its connection under a timeout of 0, and a cancellation that comes at that
+    moment is taken for that timeout: without this, whoever is stopped then goes on for ever.
+    """
+    try:
+        return await asked
+    finally:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+
+
+class _Follower:
+    """What waits for one follower of a job."""
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        self._waiting: list[Told] = []
+        self._missed = False
+
+    def tell(self, told: Told) -> None:
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting.append(told)
+            self.news.set()
+        else:
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Drop what waits: it is to be read from the job's stream."""
+        self._waiting.clear()
+        self._missed = True
+        self.news.set()
+
+    def take(self, after: int) -> tuple[list[Told], bool]:
+        """What follows event `after` without gap, and whether the job's stream has to be looked into for more."""
+        waiting, self._waiting = self._waiting, []
+        missed, self._missed = self._missed, False
+        self.news.clear()
+        new = [told for told in waiting if told.number > after]
+        gap = bool(new) and new[0].number != after + 1
+        return ([], True) if missed or gap else (new, False)

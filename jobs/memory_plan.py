@@ -17,14 +17,16 @@ PICTURE = "memory.png"
 class MemoryPart(BaseModel):
     """Frozen and closed. Sizes are bytes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Candidate(MemoryPart):
     """One way to train, with the largest micro-batch that fits."""
 
     optimizer: Optimizer
+    """Which one."""
     recompute_layers: int
+    """Activations of every n-th layer are recomputed; 0: none."""
     micro_batch: int
     """Rows of the longest shape; 0: not even one fits."""
     peak_bytes: int
@@ -49,6 +51,7 @@ class HostPlan(MemoryPart):
     copy_bytes: int
     """A pinned copy of weights and optimizer states, from which a checkpoint is written in the background."""
     available_bytes: int
+    """What there is for it."""
     fits: bool
     """Else checkpoints are streamed from the device."""
 
@@ -63,6 +66,7 @@ class DiskPlan(MemoryPart):
     model_bytes: int
     """Of the final model."""
     free_bytes: int
+    """Room there."""
 
     @property
     def needed_bytes(self) -> int:
@@ -85,6 +89,7 @@ class MemoryPlan(MemoryPart):
     """What the chosen setting (`resolved` in plan.json) needs, and what else was tried."""
 
     device: Literal["cpu", "cuda"]
+    """What the job trains on."""
     card: str | None = None
     """As its driver names it; null on a CPU."""
     budget_bytes: int
@@ -96,9 +101,13 @@ class MemoryPlan(MemoryPart):
     input_tokens: int
     """Of the longest shape, padded; what the peak was predicted for, times `micro_batch`."""
     target_tokens: int
+    """Of the same shape."""
     micro_batch: int
+    """Rows of it, as chosen."""
     recompute_layers: int
+    """Activations of every n-th layer are recomputed; 0: none."""
     optimizer: Optimizer
+    """As chosen."""
     parts: dict[str, int]
     """At the peak: weights, gradients, optimizer, activations, temporaries, context."""
     peak_bytes: int
@@ -108,7 +117,9 @@ class MemoryPlan(MemoryPart):
     why: str
     """For people: why this one."""
     host: HostPlan | None = None
+    """Null on a CPU."""
     disk: DiskPlan | None = None
+    """Null where it was not looked at."""
     seconds: float
     """What making this took."""
 

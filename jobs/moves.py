@@ -1,9 +1,10 @@
 """The Lua moves on Redis. Each is safe to send twice: seeing its own effect (or token) is success.
 
-All instants come from TIME inside the script. `HELPERS` is put before each script:
+All instants come from TIME inside the script. Reconcile's own are in `jobs/upkeep.py`. `HELPERS` is put before each:
 
-- `lj`: key of a job's hash; fields: number, record, spec, status, stage, score, not_before, lease (its holder's token),
-  parked
+- `lj`: key of a job's hash; fields: number, record, spec, status, stage, score, not_before, needs_ms (what is left of
+  it, '' where nobody knows), began_ms (its attempt, '' where none runs), indexes (JSON: in which it is whatever its
+  state), lease (its holder's token), parked
 - `place(id)`: puts a job into the order of its stage when it waits and nobody holds it, and out of all others
 """
 
@@ -46,7 +47,8 @@ return redis.call('HMGET', key, 'job', 'body')
 """
 
 # ARGV: id, number before, number after, record, status, stage, score, not before (ms), submitted (ms), spec,
-#       token to release ('' for none), then pairs number, event → {number that Redis has, 1 if there was a gap}
+#       JSON of its lasting indexes (with a spec), needs (ms), began (ms), token to release ('' for none), then pairs
+#       number, event → {number that Redis has, 1 if there was a gap}
 PROJECT = """
 local id = ARGV[1]
 local job = lj(id)
@@ -54,7 +56,7 @@ local have = tonumber(redis.call('HGET', job, 'number') or '0')
 local before, after = tonumber(ARGV[2]), tonumber(ARGV[3])
 if have < before then return {have, 1} end
 if have < after then
-  for i = 12, #ARGV, 2 do
+  for i = 15, #ARGV, 2 do
     if tonumber(ARGV[i]) > have then
       redis.call('XADD', job .. ':events', ARGV[i] .. '-0', 'event', ARGV[i + 1])
       redis.call('XADD', 'longhaul:events', 'MAXLEN', '~', 10000, '*', 'job', id, 'event', ARGV[i + 1])
@@ -63,14 +65,17 @@ if have < after then
   local old = redis.call('HGET', job, 'status')
   if old then redis.call('ZREM', 'longhaul:status:' .. old, id) end
   redis.call('HSET', job, 'number', after, 'record', ARGV[4], 'status', ARGV[5], 'stage', ARGV[6], 'score', ARGV[7],
-             'not_before', ARGV[8])
+             'not_before', ARGV[8], 'needs_ms', ARGV[12], 'began_ms', ARGV[13])
   redis.call('HDEL', job, 'parked')
-  if ARGV[10] ~= '' then redis.call('HSET', job, 'spec', ARGV[10]) end
+  if ARGV[10] ~= '' then
+    redis.call('HSET', job, 'spec', ARGV[10], 'indexes', ARGV[11])
+    for _, index in ipairs(cjson.decode(ARGV[11])) do redis.call('ZADD', 'longhaul:' .. index, ARGV[9], id) end
+  end
   redis.call('ZADD', 'longhaul:jobs', ARGV[9], id)
   redis.call('ZADD', 'longhaul:status:' .. ARGV[5], ARGV[9], id)
   have = after
 end
-if ARGV[11] ~= '' then drop_lease(id, ARGV[11]) end
+if ARGV[14] ~= '' then drop_lease(id, ARGV[14]) end
 place(id)
 return {have, 0}
 """
@@ -125,78 +130,25 @@ place(ARGV[1])
 return done
 """
 
-# ARGV: id → everything about it gone: there is no such directory any more
+# ARGV: id → everything about it gone, the Idempotency-Key that stands for it too: there is no such directory any more
 FORGET = """
 local id = ARGV[1]
-local status = redis.call('HGET', lj(id), 'status')
-if status then redis.call('ZREM', 'longhaul:status:' .. status, id) end
-for _, key in ipairs({'jobs', 'leases', 'order:check', 'order:prepare', 'order:train'}) do
-  redis.call('ZREM', 'longhaul:' .. key, id)
+local h = redis.call('HMGET', lj(id), 'status', 'indexes', 'record')
+local indexes = cjson.decode(h[2] or '[]')
+for _, index in ipairs({'jobs', 'leases', 'order:check', 'order:prepare', 'order:train', 'status:' .. (h[1] or '')}) do
+  table.insert(indexes, index)
+end
+for _, index in ipairs(indexes) do redis.call('ZREM', 'longhaul:' .. index, id) end
+local key = h[3] and cjson.decode(h[3]).idempotency_key
+for _, reserved in ipairs({'id:' .. id, type(key) == 'string' and key or nil}) do
+  reserved = 'longhaul:idempotency:' .. reserved
+  if redis.call('HGET', reserved, 'job') == id then redis.call('DEL', reserved) end
 end
 redis.call('DEL', lj(id), lj(id) .. ':events', lj(id) .. ':latest')
 return 1
 """
 
-# → list of id, token of leases that have run out
-EXPIRED = """
-local out = {}
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', 'longhaul:leases', '-inf', now())) do
-  table.insert(out, id)
-  table.insert(out, redis.call('HGET', lj(id), 'lease') or '')
-end
-return out
-"""
 
-# ARGV: id, token seen → how often a lease of this stage has run out, or 0 if it was renewed in between
-EXPIRE = """
-local id = ARGV[1]
-local until_ms = redis.call('ZSCORE', 'longhaul:leases', id)
-if not until_ms then  -- sent twice: the first one did it
-  if redis.call('HGET', lj(id), 'expired_token') == ARGV[2] then
-    return tonumber(redis.call('HGET', lj(id), 'expired_count'))
-  end
-  return 0
-end
-if tonumber(until_ms) > now() then return 0 end
-if (redis.call('HGET', lj(id), 'lease') or '') ~= ARGV[2] then return 0 end
-redis.call('HDEL', lj(id), 'lease')
-redis.call('ZREM', 'longhaul:leases', id)
-local stage = redis.call('HGET', lj(id), 'stage') or ''
-if redis.call('HGET', lj(id), 'expired_stage') ~= stage then
-  redis.call('HSET', lj(id), 'expired_stage', stage, 'expired_count', 0)
-end
-redis.call('HSET', lj(id), 'expired_token', ARGV[2])
-local count = redis.call('HINCRBY', lj(id), 'expired_count', 1)
-place(id)
-return count
-"""
-
-# ARGV: token → 1 Redis was wiped and knows only what it was told since: tell it everything, then END_REBUILD
-BEGIN_REBUILD = """
-if redis.call('GET', 'longhaul:rebuilt') == 'yes' then return 0 end
-redis.call('SET', 'longhaul:rebuilt', ARGV[1])
-return 1
-"""
-
-# ARGV: token → 1 done, 0 not: it was wiped again in between, or another has begun
-END_REBUILD = """
-local now = redis.call('GET', 'longhaul:rebuilt')
-if now == ARGV[1] then redis.call('SET', 'longhaul:rebuilt', 'yes') end
-if now == ARGV[1] or now == 'yes' then return 1 end
-return 0
-"""
-
-# ARGV: token → 1: it does not lead any more
-RESIGN = """
-if redis.call('GET', 'longhaul:reconcile') == ARGV[1] then redis.call('DEL', 'longhaul:reconcile') end
-return 1
-"""
-
-# ARGV: token, ms → 1 this one leads, 0 another does
-LEAD = """
-local key = 'longhaul:reconcile'
-redis.call('SET', key, ARGV[1], 'NX', 'PX', ARGV[2])
-if redis.call('GET', key) ~= ARGV[1] then return 0 end
-redis.call('PEXPIRE', key, ARGV[2])
-return 1
-"""
+def job_key(job: str) -> str:
+    """Key of a job's hash: `lj` of the scripts."""
+    return f"longhaul:job:{job}"

@@ -23,7 +23,7 @@ alone: T5-base on an A100, compiled (nanoT5), 62 %; FLAN-T5-XL under ZeRO-3 on e
 class PlanPart(BaseModel):
     """Frozen and closed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class ModelPlan(PlanPart):
@@ -53,11 +53,13 @@ class DataPlan(PlanPart):
     input: str
     """Template, as resolved."""
     target: str
+    """Template, as resolved."""
     prepared: str | None = None
     """Absolute path of the prepared dataset; known after prepare."""
     rows: int
     """Training rows; before prepare, as estimated by check."""
     validation_rows: int = 0
+    """Rows held out; before prepare, as estimated by check."""
     complete: bool = False
     """Whether all rows have been looked at."""
 
@@ -66,16 +68,21 @@ class Resolved(PlanPart):
     """Every `auto` of the job, decided."""
 
     micro_batch: int
+    """Rows of the longest shape that go through the model at once."""
     recompute_layers: int
+    """Activations of every n-th layer are recomputed; 0: none."""
     optimizer: Optimizer = "adamw"
+    """Which one."""
     compile: bool = False
+    """Whether layers run compiled."""
 
 
 class TimePlan(PlanPart):
-    """How long all steps of the run take, before the first is measured. Evaluations and checkpoints are not in it."""
+    """How long all steps of the job take, before the first is measured. Evaluations and checkpoints are not in it, nor
+    the steps that another job did (`resume_from`)."""
 
     model_flops: float
-    """Forward and backward over all rows of all epochs, at their real lengths."""
+    """Forward and backward over all rows of these steps, at their real lengths."""
     recomputed_flops: float
     """What `resolved.recompute_layers` adds: forward passes made a second time."""
     estimated: bool
@@ -139,9 +146,11 @@ class Plan(PlanPart):
     time: TimePlan | None = None
     """Null in plans of earlier versions, as is `memory`."""
     memory: MemoryPlan | None = None
+    """What the run needs at its peak, and what was tried; null in plans of earlier versions."""
     steps: int
     """Optimizer steps of the whole run (provisional until `data.complete`)."""
     warmup_steps: int
+    """Steps over which the learning rate rises."""
 
 
 def resolve(spec: JobSpec, memory: MemoryPlan | None, device: str = "cpu") -> Resolved:

@@ -24,6 +24,7 @@ from jobs.events import (
     JobFailed,
     JobPaused,
     JobPrepared,
+    JobPrioritised,
     JobQueued,
     JobRequested,
     JobResumed,
@@ -55,7 +56,9 @@ class JobRecord(BaseModel):
     restarts: int = 0
     """Counted restarts since the last progress (design §7)."""
     progress_step: int = 0
-    """Step of the newest checkpoint saved so far: progress."""
+    """Step of the newest checkpoint saved so far, or gone on from: progress."""
+    adopted_step: int = 0
+    """Steps that another job did (`resume_from`)."""
     restart_step: int = 0
     """`progress_step` at the last counted restart."""
     not_before: float = 0.0
@@ -72,6 +75,7 @@ class JobRecord(BaseModel):
     body_sha256: str | None = None
     discord: bool = True
     wandb: bool = True
+    cloned_from: str | None = None
     submitted_at: float = 0.0
     queued_at: float | None = None
     started_at: float | None = None
@@ -119,6 +123,9 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
         case JobPrepared():
             _require(record.status is Status.VALIDATING, record, event)
             change |= {"stage": Stage.TRAIN, "data": fact.data, "steps": fact.steps}
+            if fact.adopted is not None:
+                change |= {"checkpoint": fact.adopted.path, "progress_step": fact.adopted.step}
+                change |= {"adopted_step": fact.adopted.step}
             counted = {"time": fact.time, "memory": fact.memory}
             plan = record.plan | {key: value for key, value in counted.items() if value is not None}
             if fact.memory is not None:  # chosen again, for the rows that there are
@@ -141,6 +148,9 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
         case JobRequested():
             _require(record.status is Status.RUNNING, record, event)
             change |= {"request": Request(fact.request)}
+        case JobPrioritised():
+            _require(not record.status.terminal, record, event)
+            change |= {"priority": fact.priority}
         case AttemptStarted():
             if event.attempt != record.attempt + 1:
                 raise Superseded(event.attempt, record.attempt)

@@ -21,10 +21,12 @@ from pydantic import ValidationError
 
 from jobs.attempt import Finished, Heartbeat, Noted, readable
 from jobs.errors import Damaged, NotFound
-from jobs.events import AnyFact, AttemptStarted, Event, JobRequested, JobSubmitted, MetricRow
+from jobs.events import AnyFact, AttemptStarted, Event, JobRequested, JobSubmitted
 from jobs.files import read_rows, sync_folder, whole_lines, write_atomically, write_synced
+from jobs.metrics import MetricRow
 from jobs.plan import Plan, read_plan
 from jobs.record import JobRecord, apply, fold
+from jobs.secrets import redact
 from jobs.spec import JobSpec
 from jobs.state import Request, Status
 
@@ -125,7 +127,7 @@ class RunDir:
         `project` is called under the lock with the new record and events: order in Redis is order in the file.
         Raises Conflict, with nothing written, when a fact may not follow.
         """
-        with self._events_locked() as (file, events):
+        with self._events_open() as (file, events):
             record = fold(self.id, events)
             facts = decide(record) if callable(decide) else decide
             new: list[Event] = []
@@ -134,6 +136,7 @@ class RunDir:
                 if isinstance(fact, AttemptStarted) and attempt is None:
                     on_behalf = record.attempt + 1
                 event = Event(number=record.number + 1, job=self.id, at=time.time(), attempt=on_behalf, fact=fact)
+                event = _clean(event)
                 record = apply(record, event)
                 new.append(event)
             if new:
@@ -155,21 +158,27 @@ class RunDir:
             self.request_file.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _events_locked(self) -> Iterator[tuple[BinaryIO, list[Event]]]:
-        try:
-            lock = open(self.path / "events.lock", "ab")  # noqa: SIM115 - closed below, which also unlocks
-        except FileNotFoundError:
-            raise NotFound(f"there is no job {self.id}") from None
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            with open(self.events_file, "r+b") as file:
-                raw = file.read()
-                lines = whole_lines(raw)
-                end = sum(len(line) + 1 for line in lines)
-                if end < len(raw):
-                    file.truncate(end)
-                file.seek(end)
-                yield file, self._parsed(lines)
+    def locked(self) -> Iterator[list[Event]]:
+        """The events, while nobody can append to them, nor take the directory away."""
+        with self._events_open() as (_, events):
+            yield events
+
+    @contextlib.contextmanager
+    def _events_open(self) -> Iterator[tuple[BinaryIO, list[Event]]]:
+        with contextlib.ExitStack() as stack:
+            try:
+                lock = stack.enter_context(open(self.path / "events.lock", "ab"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                file = stack.enter_context(open(self.events_file, "r+b"))
+            except FileNotFoundError:  # never there, or taken away while we waited
+                raise NotFound(f"there is no job {self.id}") from None
+            raw = file.read()
+            lines = whole_lines(raw)
+            end = sum(len(line) + 1 for line in lines)
+            if end < len(raw):
+                file.truncate(end)
+            file.seek(end)
+            yield file, self._parsed(lines)
 
     def _parsed(self, lines: list[bytes], after: int = 0) -> list[Event]:
         try:
@@ -221,6 +230,13 @@ def create(runs: Path, job: str, spec: JobSpec, first: AnyFact) -> tuple[RunDir,
         raise
     sync_folder(runs)
     return final, True
+
+
+def _clean(event: Event) -> Event:
+    """Without secrets, which a library may have put into a message: an event is told to everybody, and kept."""
+    told = event.model_dump_json()
+    clean = redact(told)
+    return event if clean == told else Event.model_validate_json(clean)
 
 
 def submitted_under(runs: Path, key: str) -> tuple[str, str] | None:

@@ -1,7 +1,6 @@
 """JobSpec: what a user asks for (design §13). Frozen; unknown keys are refused; every field says what it does.
 
-Legal values whose feature is not built yet are refused by `refuse_unsupported` with "not supported yet", never
-ignored. What `auto` becomes is decided in `jobs/plan.py`.
+What `auto` becomes is decided in `jobs/plan.py`.
 """
 
 from __future__ import annotations
@@ -24,11 +23,12 @@ from pydantic import (
 )
 
 from jobs.data_names import DATA_SUFFIXES, data_format, hub_data
-from jobs.errors import NotSupportedYet, UserError
+from jobs.errors import UserError
 from jobs.wrong_spec import explain, shortened
 
 Auto = Literal["auto"]
 DEFAULT_MODEL = "google/flan-t5-xl"
+RESUME_FROM = r"^job-[a-z0-9_-]{1,60}(/step-[0-9]{8,12})?$"
 
 
 class Part(BaseModel):
@@ -48,23 +48,26 @@ class Seq2SeqTask(Part):
     """Teach an encoder-decoder model to write `target` given `input`."""
 
     type: Literal["seq2seq"] = "seq2seq"
+    """Always `seq2seq`."""
 
 
 class FullMethod(Part):
     """Every weight of the model is trained."""
 
     type: Literal["full"] = "full"
+    """Always `full`."""
 
 
 class DataSpec(Part):
     """Which rows to learn from and how a row becomes input and target text."""
 
     train: Annotated[str, Field(min_length=1, max_length=1024)]
-    """File of training rows, relative to the data directory; or a hub data set, `org/name`, with `@revision` (a branch,
-    tag or commit) and `:split` (default: train) or `:configuration/split` if you like. With `format` auto, whatever has
-    that form and ends in no known file ending is a hub data set; `./` in front makes it a file."""
+    """File of training rows, relative to the data directory; an uploaded data set, `dataset:NAME`; or a hub data set,
+    `org/name`, with `@revision` (a branch, tag or commit) and `:split` (default: train) or `:configuration/split` if
+    you like. With `format` auto, whatever has that form and ends in no known file ending is a hub data set; `./` in
+    front makes it a file."""
     validation: Annotated[float, Field(ge=0.0, lt=1.0)] | Annotated[str, Field(min_length=1, max_length=1024)] = 0.01
-    """Fraction of the rows held out for evaluation, or a file or hub data set of its own (such as
+    """Fraction of the rows held out for evaluation, or a file, uploaded data set or hub data set of its own (such as
     `org/name:validation`). 0 means no evaluation."""
     format: Literal["auto", "jsonl", "csv", "parquet"] = "auto"
     """File format; `auto` goes by the ending of the file name: .jsonl, .ndjson, .json (JSON lines), .csv, .tsv, each
@@ -231,8 +234,22 @@ class JobSpec(Part):
     """Higher runs first; equals run in the order they were submitted."""
     max_restarts: Annotated[int, Field(ge=0, le=100)] = 5
     """Restarts after crashes without progress in between."""
-    resume_from: Annotated[str, Field(max_length=256)] | None = None
-    """Checkpoint of another job to start from."""
+    resume_from: (
+        Annotated[
+            str,
+            Field(
+                max_length=256,
+                json_schema_extra={"pattern": RESUME_FROM, "examples": ["job-1a2b3c/step-00000500"]},
+            ),
+        ]
+        | None
+    ) = None
+    """Another job to go on from: `job-…` (its newest checkpoint that verifies) or `job-…/step-00000500`. Its `model`,
+    `task`, `method`, `data`, `schedule.batch_size` and `schedule.seed` must be the same, and its optimizer is kept; all
+    else may differ, and counts from that step on. `schedule.epochs` are those of the whole run; where the other ended
+    with a shorter step, the rows that would have filled it are not seen in the epoch that follows. It may have ended in
+    any way, be paused, or still run: what goes on is the newest checkpoint that it has when this job is prepared. From
+    then on that is this job's own, and the other may be deleted."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] = {}
     """Your own labels: at most 16, keys up to 64 and values up to 512 characters."""
 
@@ -253,6 +270,16 @@ class JobSpec(Part):
             raise ValueError(
                 f"{value!r} is none of: a hub id such as google/flan-t5-xl (with @revision if you like), "
                 "a folder such as ./my-model inside the data directory, builtin:t5-tiny"
+            )
+        return value
+
+    @field_validator("resume_from")
+    @classmethod
+    def _known_resume_form(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(RESUME_FROM, value):
+            raise ValueError(
+                "it is the id of a job, such as job-1a2b3c (then its newest checkpoint is taken), or one of its "
+                "checkpoints, such as job-1a2b3c/step-00000500"
             )
         return value
 
@@ -280,22 +307,10 @@ def parse_spec(raw: object) -> JobSpec:
         spec = JobSpec.model_validate(raw)
     except ValidationError as error:
         raise explain(error) from None
-    refuse_unsupported(spec)
+    _refuse_unknown_format("data.train", spec.data.train, spec.data.format)
+    if isinstance(spec.data.validation, str):
+        _refuse_unknown_format("data.validation", spec.data.validation, spec.data.format)
     return spec
-
-
-def refuse_unsupported(spec: JobSpec) -> None:
-    """Raise NotSupportedYet for the first legal value whose feature is not built yet."""
-    data = spec.data
-    _refuse_unknown_format("data.train", data.train, data.format)
-    if isinstance(data.validation, str):
-        _refuse_unknown_format("data.validation", data.validation, data.format)
-    unsupported: list[tuple[bool, str, object, str]] = [
-        (spec.resume_from is not None, "resume_from", spec.resume_from, "leave it out"),
-    ]
-    for wrong, param, value, way_out in unsupported:
-        if wrong:
-            raise NotSupportedYet(f"{param} = {value!r} is not supported yet", param=param, hint=way_out)
 
 
 def _refuse_unknown_format(param: str, name: str, format: str) -> None:

@@ -1,4 +1,4 @@
-"""The only reader and writer of Redis keys: records, order, leases, events as a stream, worker heartbeats.
+"""The only reader and writer of Redis keys: records, order, leases, events as a stream.
 
 Redis says what happens next; what a job is and what happened is in its run directory (design §5). So every record
 here is a projection that `project` can make again.
@@ -9,60 +9,30 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import redis
-from pydantic_core import from_json
-from redis.backoff import ExponentialBackoff, NoBackoff
-from redis.retry import Retry
 
-from jobs import moves
-from jobs.errors import NotFound, StoreUnavailable
-from jobs.events import AnyFact, Event, MetricRow
+from jobs import moves, queries
+from jobs.connection import Scripts, reachable
+from jobs.errors import Damaged, NotFound, StoreUnavailable
+from jobs.events import AnyFact, Event
+from jobs.metrics import MetricRow
+from jobs.moves import job_key
+from jobs.queries import EVERY_JOB, Filter
 from jobs.record import JobRecord
 from jobs.rundir import Decision, RunDir
-from jobs.state import Stage, Status
+from jobs.state import Request, Stage, Status
+from jobs.upkeep import Upkeep
+from jobs.workers import Workers
 
 log = logging.getLogger("longhaul.store")
 ALL_EVENTS = "longhaul:events"
 """Stream of the newest events of all jobs: fields `job` and `event`."""
 LEASE_MS = 30_000
-HEARTBEAT = frozenset({"name", "stage", "healthy", "why"})
-"""What every worker reports of itself, whatever else it adds."""
 KEEP_RESERVATION_S = 7 * 24 * 3600
-
-
-class Patience(ExponentialBackoff):
-    """Waits a little longer each time, until it is `over`: then a lost Redis is an error."""
-
-    def __init__(self, over: Callable[[], bool]) -> None:
-        super().__init__(cap=2.0, base=0.05)
-        self._over = over
-
-    def compute(self, failures: int) -> float:
-        """Seconds to wait after so many failures. Raises ConnectionError when patience is over."""
-        if self._over():
-            raise redis.ConnectionError("Redis is away, and nobody waits for it any more")
-        return super().compute(failures)
-
-    def __deepcopy__(self, memo: object) -> Patience:
-        return self  # every connection copies its client's; what `over` asks is one for all
-
-
-def connect(url: str, *, patient_until: Callable[[], bool] | None = None) -> redis.Redis:
-    """A client: an answer or an error within about 2 s. A patient one (RQ's own loop) waits for Redis, until told."""
-    if patient_until is not None:
-        retry = Retry(Patience(patient_until), -1)
-        return redis.Redis.from_url(
-            url,
-            socket_connect_timeout=5,
-            retry=retry,
-            retry_on_error=[redis.ConnectionError, redis.TimeoutError],
-        )
-    return redis.Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2, retry=Retry(NoBackoff(), 1))
 
 
 @dataclass(frozen=True)
@@ -74,6 +44,9 @@ class StoredJob:
     position: int | None
     """Jobs before it in the order of its stage; None when it does not wait."""
     latest: MetricRow | None
+    estimated_start: float | None = None
+    """Unix seconds, of a job that waits for a card; None where nobody can tell. So is the next."""
+    estimated_finish: float | None = None
 
 
 class Store:
@@ -81,7 +54,10 @@ class Store:
 
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
-        self._scripts: dict[str, Callable[..., Any]] = {}
+        self._move = Scripts(client, moves.HELPERS)
+        self._ask = Scripts(client, moves.HELPERS + queries.SHOWN)
+        self.workers = Workers(client)
+        self.upkeep = Upkeep(client)
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
@@ -118,14 +94,20 @@ class Store:
         self, run: RunDir, record: JobRecord, events: Sequence[Event], release: str | None
     ) -> tuple[int, bool]:
         submitted_ms = int(record.submitted_at * 1000)
-        spec = run.spec_file.read_text() if events and events[0].number == 1 else ""
+        spec, indexes = "", ""
+        if events and events[0].number == 1:
+            spec = run.spec_file.read_text()
+            try:
+                indexes = json.dumps(queries.lasting_indexes(record.metadata, json.loads(spec)["data"]))
+            except (ValueError, LookupError, TypeError) as error:
+                raise Damaged(f"{run.spec_file} is no specification") from error
         pairs: list[str | int] = []
         for event in events:
             pairs += [event.number, event.model_dump_json()]
         have, gap = self._move(
             moves.PROJECT, run.id, record.number - len(events), record.number, record.model_dump_json(),
             record.status.value, record.stage.value, -record.priority * 10**13 + submitted_ms,
-            int(record.not_before * 1000), submitted_ms, spec, release or "", *pairs,
+            int(record.not_before * 1000), submitted_ms, spec, indexes, *_effort(record), release or "", *pairs,
         )  # fmt: skip
         return int(have), bool(gap)
 
@@ -149,68 +131,42 @@ class Store:
 
     def get(self, job: str) -> StoredJob:
         """One job, or NotFound."""
-        found = self._get_all([job])
-        if not found:
+        found = self._ask(queries.SHOW, job)
+        if found is None:
             raise NotFound(f"there is no job {job}")
-        return found[0]
-
-    def _get_all(self, jobs: Sequence[str]) -> list[StoredJob]:
-        """Those of these jobs that Redis knows, in one round trip."""
-        with self._reachable():
-            pipe = self._redis.pipeline(transaction=False)
-            for job in jobs:
-                pipe.hmget(_job(job), ["record", "spec"])
-                pipe.hget(f"{_job(job)}:latest", "row")
-                for stage in Stage:
-                    pipe.zrank(f"longhaul:order:{stage.value}", job)
-            replies = iter(pipe.execute())
-        found = []
-        for (record, spec), latest, *ranks in zip(*[replies] * (2 + len(Stage)), strict=True):
-            if record is not None:
-                found.append(
-                    StoredJob(
-                        record=JobRecord.model_validate_json(record),
-                        spec=json.loads(spec) if spec else {},
-                        position=next((rank for rank in ranks if rank is not None), None),
-                        latest=MetricRow.model_validate_json(latest) if latest else None,
-                    )
-                )
-        return found
+        return _stored(found)
 
     def number(self, job: str) -> int:
         """Number of the last event that Redis has; 0 for an unknown job."""
-        with self._reachable():
-            return int(cast(Any, self._redis.hget(_job(job), "number")) or 0)
+        with reachable():
+            return int(cast(Any, self._redis.hget(job_key(job), "number")) or 0)
 
-    def page(self, *, after: str | None, limit: int, status: Status | None = None) -> tuple[list[StoredJob], bool]:
-        """Newest first; `after` is the id that the page follows. Returns the page and whether there is more."""
-        index = f"longhaul:status:{status.value}" if status else "longhaul:jobs"
-        with self._reachable():
-            start = 0
-            if after is not None:
-                # The cursor may have left this index (its status changed): its time still says where the page begins.
-                score = self._redis.zscore("longhaul:jobs", after)
-                if score is None:
-                    raise NotFound(f"there is no job {after}")
-                rank = self._redis.zrevrank(index, after)
-                start = (
-                    int(cast(Any, rank)) + 1
-                    if rank is not None
-                    else int(cast(Any, self._redis.zcount(index, score, "+inf")))
-                )
-            ids = cast(list[bytes], self._redis.zrevrange(index, start, start + limit))
-        return self._get_all([each.decode() for each in ids[:limit]]), len(ids) > limit
+    def page(self, wanted: Filter = EVERY_JOB, *, after: str | None = None, limit: int) -> tuple[list[StoredJob], bool]:
+        """Newest first; `after` is the id that the page follows. Returns the page and whether there is more.
+
+        Raises NotFound when there is no job `after`. What state that one is in by now does not matter.
+        """
+        answer = self._ask(queries.LIST, after or "", limit, json.dumps(wanted.groups()))
+        if answer is None:
+            raise NotFound(f"there is no job {after}: begin again without `after`")
+        more, jobs = answer
+        return [_stored(job) for job in jobs], bool(more)
+
+    def using(self, dataset: str) -> list[tuple[str, Status]]:
+        """Jobs whose rows are in this uploaded data set (or were, when they began) and their states, newest first."""
+        flat = [item.decode() for item in self._ask(queries.MEMBERS, queries.dataset_index(dataset))]
+        return [(job, Status(status)) for job, status in zip(flat[::2], flat[1::2], strict=True)]
 
     def events(self, job: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
         """Events with numbers above `after`, from the stream."""
-        with self._reachable():
+        with reachable():
             rows = cast(list[Any], self._redis.xrange(events_key(job), min=f"({after}-0", count=limit))
         return [Event.model_validate_json(fields[b"event"]) for _, fields in rows]
 
     def set_latest(self, job: str, row: MetricRow) -> None:
         """The newest row of metrics, overwritten each time."""
-        with self._reachable():
-            self._redis.hset(f"{_job(job)}:latest", "row", row.model_dump_json())
+        with reachable():
+            self._redis.hset(f"{job_key(job)}:latest", "row", row.model_dump_json())
 
     # -- order and leases ------------------------------------------------------------------------------------
 
@@ -235,115 +191,32 @@ class Store:
         """Drop everything about a job that has no directory any more."""
         self._move(moves.FORGET, job)
 
-    def known(self) -> set[str]:
-        """Ids of all jobs that Redis has heard of."""
-        with self._reachable():
-            return {each.decode() for each in cast(list[bytes], self._redis.zrange("longhaul:jobs", 0, -1))}
-
-    def expired(self) -> list[tuple[str, str]]:
-        """(id, token) of leases that have run out."""
-        flat = [item.decode() for item in self._move(moves.EXPIRED)]
-        return list(zip(flat[::2], flat[1::2], strict=True))
-
-    def expire(self, job: str, token: str) -> int:
-        """Drop a lease that has run out. Returns how often that happened in this stage; 0: it was renewed meanwhile."""
-        return int(self._move(moves.EXPIRE, job, token))
-
-    def leased(self, job: str) -> bool:
-        """Whether anybody holds the job."""
-        with self._reachable():
-            return bool(self._redis.hexists(_job(job), "lease"))
-
     def waiting(self, stage: Stage) -> int:
         """Jobs in the order of a stage."""
-        with self._reachable():
+        with reachable():
             return int(cast(Any, self._redis.zcard(f"longhaul:order:{stage.value}")))
 
     def head(self, stage: Stage) -> str | None:
         """The job whose turn comes next, due or not; None: nobody waits."""
-        with self._reachable():
+        with reachable():
             first = cast(list[bytes], self._redis.zrange(f"longhaul:order:{stage.value}", 0, 0))
         return first[0].decode() if first else None
 
-    def lead(self, token: str, ttl_ms: int) -> bool:
-        """Whether this reconciler is the active one."""
-        return bool(self._move(moves.LEAD, token, ttl_ms))
-
-    def resign(self, token: str) -> None:
-        """Let another reconciler lead at once."""
-        self._move(moves.RESIGN, token)
-
-    def begin_rebuild(self, token: str) -> bool:
-        """Whether Redis was wiped (or is new) and has to be told of every run directory; then `end_rebuild` follows."""
-        return bool(self._move(moves.BEGIN_REBUILD, token))
-
-    def end_rebuild(self, token: str) -> bool:
-        """Redis knows everything again. False: it was wiped once more meanwhile."""
-        return bool(self._move(moves.END_REBUILD, token))
-
-    # -- workers and health ----------------------------------------------------------------------------------
-
-    def report_worker(self, name: str, facts: dict[str, Any]) -> None:
-        """A worker's heartbeat; forgotten after a minute of silence."""
-        with self._reachable():
-            self._redis.set(f"longhaul:worker:{name}", json.dumps(facts), ex=60)
-
-    def forget_worker(self, name: str) -> None:
-        """A worker left in good order."""
-        with self._reachable():
-            self._redis.delete(f"longhaul:worker:{name}")
-
-    def workers(self) -> list[dict[str, Any]]:
-        """Workers heard of in the last minute, by name. What is no heartbeat is passed over, with a word in the log."""
-        found = []
-        with self._reachable():
-            for name in sorted(self._redis.scan_iter("longhaul:worker:*", count=100)):
-                try:
-                    if (raw := self._redis.get(name)) is not None:
-                        found.append(_heartbeat(cast(bytes, raw)))
-                except (ValueError, redis.ResponseError) as error:  # the latter: not even a string
-                    log.warning("%r is no worker's heartbeat and is passed over: %s", name, error)
-        return found
+    # -- health --------------------------------------------------------------------------------------------------------
 
     def ping(self) -> None:
         """Raises StoreUnavailable when Redis does not answer."""
-        with self._reachable():
+        with reachable():
             self._redis.ping()
-
-    def uptime_s(self) -> float:
-        """Seconds since Redis started."""
-        with self._reachable():
-            return float(cast(Any, self._redis.info("server"))["uptime_in_seconds"])
 
     def wait_for_event(self, last: str, timeout_s: float) -> str:
         """Wait until any job has a new event, at most so long. Returns the position to wait from next time."""
-        with self._reachable():
+        with reachable():
             answer = cast(
                 Any,
                 self._redis.xread({ALL_EVENTS: last}, count=1000, block=max(1, int(timeout_s * 1000))),
             )
         return cast(str, answer[0][1][-1][0].decode()) if answer else last
-
-    # ------------------------------------------------------------------------------------------------------------------
-
-    def _move(self, script: str, *args: str | int) -> Any:
-        call = self._scripts.get(script)
-        if call is None:
-            call = self._scripts[script] = self._redis.register_script(moves.HELPERS + script)
-        with self._reachable():
-            return call(keys=[], args=list(args))
-
-    @contextmanager
-    def _reachable(self) -> Iterator[None]:
-        try:
-            yield
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            raise StoreUnavailable(f"Redis does not answer: {error}") from error
-        except redis.ResponseError as error:
-            # Out of memory (noeviction), a read-only replica, or a disk that its AOF cannot be written to.
-            if isinstance(error, redis.OutOfMemoryError | redis.ReadOnlyError) or "MISCONF" in str(error):
-                raise StoreUnavailable(f"Redis takes no writes: {error}") from error
-            raise
 
 
 def new_token() -> str:
@@ -353,17 +226,32 @@ def new_token() -> str:
 
 def events_key(job: str) -> str:
     """The stream of one job's events: ids `<number>-0`, field `event`."""
-    return f"{_job(job)}:events"
+    return f"{job_key(job)}:events"
 
 
-def _heartbeat(raw: bytes) -> dict[str, Any]:
-    """What a worker reported of itself; ValueError for anything else."""
-    facts = from_json(raw, allow_inf_nan=False)
-    if not isinstance(facts, dict) or HEARTBEAT - facts.keys():
-        raise ValueError(f"it has to be an object with {', '.join(sorted(HEARTBEAT))}")
-    json.dumps(facts, allow_nan=False)  # ValueError: 1e999 is read as infinity, and no answer can hold that
-    return facts
+def _stored(found: list[Any]) -> StoredJob:
+    """What `queries.SHOWN` says of a job."""
+    record, spec, latest, rank, start, finish = found
+    return StoredJob(
+        record=JobRecord.model_validate_json(record),
+        spec=json.loads(spec),
+        position=None if rank < 0 else rank,
+        latest=MetricRow.model_validate_json(latest) if latest else None,
+        estimated_start=float(start) / 1000 if start else None,
+        estimated_finish=float(finish) / 1000 if finish else None,
+    )
 
 
-def _job(job: str) -> str:
-    return f"longhaul:job:{job}"
+def _effort(record: JobRecord) -> tuple[int | str, int | str]:
+    """(ms that the job is expected to need from its newest checkpoint on, ms of the start of its attempt); '': unknown.
+
+    One that was asked to stop needs no more.
+    """
+    running = record.status is Status.RUNNING
+    began = int((record.attempt_started_at or 0) * 1000) if running else ""
+    if running and record.request is not Request.NONE:
+        return 0, began
+    hours = (record.plan.get("time") or {}).get("hours_expected")
+    own = record.steps - record.adopted_step if record.steps else 0
+    left = 1 - (record.progress_step - record.adopted_step) / own if own > 0 else 1
+    return "" if hours is None else int(hours * left * 3_600_000), began

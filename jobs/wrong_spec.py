@@ -9,9 +9,11 @@ from pydantic import ValidationError
 
 from jobs.errors import UserError
 
+KEYS_OF_A_JOB = "see `longhaul submit --help` or docs for the keys of a job"
 
-def explain(error: ValidationError) -> UserError:
-    """The first error: its dotted key, the value, and what it may be."""
+
+def explain(error: ValidationError, *, keys: str = KEYS_OF_A_JOB) -> UserError:
+    """The first error: its dotted key, the value, and what it may be. `keys` says which there are."""
     first, *others = error.errors(include_url=False)
     # Tags of union members ("literal['auto']", "constrained-float") are not part of the key the user wrote.
     names = [str(part) for part in first["loc"] if re.fullmatch(r"[\w.\- ]+", str(part)) and not _is_union_tag(part)]
@@ -19,7 +21,7 @@ def explain(error: ValidationError) -> UserError:
     message = first["msg"].removeprefix("Value error, ")
     hint = None
     if first["type"] == "extra_forbidden":
-        message, hint = "unknown key", "see `longhaul submit --help` or docs for the keys of a job"
+        message, hint = "unknown key", keys
     elif first["type"] == "missing":
         message = "is required"
     else:

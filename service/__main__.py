@@ -14,31 +14,25 @@ import sys
 
 import uvicorn
 
+from jobs import logs, secrets
+from service.connections import LIMITS, make_room
 from service.main import create_app
 from service.settings import read_settings
 
 
 def main() -> int:
     """Read the environment, listen, serve until told to stop."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    secrets.register(os.environ)
     try:
         settings = read_settings(os.environ)
+        app = create_app(settings)
     except ValueError as error:
         print(f"longhaul service: {error}", file=sys.stderr)
         return 2
+    logs.configure(settings.log)
     logging.getLogger("longhaul.service").info("%r", settings)
-    uvicorn.run(
-        create_app(settings),
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        # uvicorn's 5 s would close a connection just as a client that asks every 5 s sends its next question.
-        timeout_keep_alive=75,
-        # Followers of a stream never leave by themselves; they come back with Last-Event-ID.
-        timeout_graceful_shutdown=2,
-    )
+    make_room()
+    uvicorn.run(app, host=settings.host, port=settings.port, **LIMITS)
     return 0
 
 

@@ -1,109 +1,62 @@
-"""What users can do to jobs: submit, cancel, pause, resume; and how a job is found again.
+"""What users can do to jobs: submit, clone, cancel, pause, resume, prioritise, delete; and how a job is found again.
 
-Order of a submission (design §5): reserve id and key in Redis (fails: nothing on disk), the run directory, the record
-in Redis (fails: reconcile does it), a ticket. What a state allows is decided under the lock, in `jobs.store.append`.
+What a state allows is decided under the lock of the run directory, in `jobs.store.append`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import os
 import re
-import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Annotated
 
-from jobs import rundir
-from jobs.errors import Conflict, NotFound, StoreUnavailable, UserError
-from jobs.events import AnyFact, JobCancelled, JobPaused, JobRequested, JobResumed, JobSubmitted
+from pydantic import Field, ValidationError
+
+from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
+from jobs.events import AnyFact, JobCancelled, JobPaused, JobPrioritised, JobRequested, JobResumed
 from jobs.queue import Tickets
-from jobs.record import JobRecord, fold
+from jobs.record import JobRecord
+from jobs.removal import remove, set_aside
 from jobs.rundir import Decision, RunDir
-from jobs.spec import JobSpec, parse_spec
-from jobs.state import Request, Stage, Status
+from jobs.spec import Part
+from jobs.state import Request, Status
 from jobs.store import Store, StoredJob
+from jobs.wrong_spec import explain
+from service.submissions import Submissions
 
 log = logging.getLogger("longhaul.service")
 _ID = re.compile(r"job-[a-z0-9_-]{1,60}")
-_KEY = re.compile(r"[\x21-\x7e]{1,255}")
-_BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+class Change(Part):
+    """What can be changed of a job that has not ended."""
+
+    priority: Annotated[int, Field(ge=-100, le=100)]
+    """Higher runs first."""
 
 
 class Actions:
     """Everything that changes or finds a job. Raises the errors of `jobs.errors`."""
 
-    def __init__(self, *, runs: Path, data: Path, store: Store, tickets: Tickets) -> None:
+    def __init__(self, *, runs: Path, data: Path, uploads: Path, store: Store, tickets: Tickets) -> None:
         self.runs = runs
         self.store = store
-        self._data = data
         self._tickets = tickets
+        self._submissions = Submissions(runs=runs, data=data, uploads=uploads, store=store, tickets=tickets)
 
-    # -- submit -------------------------------------------------------------------------------------------------------
+    # -- submit, clone ------------------------------------------------------------------------------------------------
 
     def submit(self, body: object, *, key: str | None = None, dry_run: bool = False) -> StoredJob:
         """A new job; or, with an Idempotency-Key that came before with this body, the job of that time."""
-        spec = parse_spec(body)
-        self._refuse_outside_data(spec)
-        if key is not None and not _KEY.fullmatch(key):
-            raise UserError("Idempotency-Key: 1 to 255 visible ASCII characters, please", param="Idempotency-Key")
-        body_sha256 = _sha256({"body": body, "dry_run": dry_run})
-        new_id = make_id()
-        if key is None:
-            job, first_body = self.store.reserve(f"id:{new_id}", new_id, body_sha256)
-        else:
-            on_disk = partial(rundir.submitted_under, self.runs, key)
-            job, first_body = self.store.reserve(key, new_id, body_sha256, on_disk=on_disk)
-        if first_body != body_sha256:
-            raise Conflict(f"Idempotency-Key {key!r} was used before with another body (job {job}); take a new key")
-        submitted = JobSubmitted(
-            name=spec.name,
-            model=spec.model,
-            spec_sha256=spec.sha256(),
-            priority=spec.priority,
-            max_restarts=spec.max_restarts,
-            metadata=spec.metadata,
-            dry_run=dry_run,
-            idempotency_key=key,
-            body_sha256=body_sha256,
-            discord=spec.integrations.discord,
-            wandb=spec.integrations.wandb is not None,
-        )
-        # A key whose first submission died half-way: whoever comes again completes it under the same id.
-        run, made = rundir.create(self.runs, job, spec, submitted)
-        events = run.events()
-        record = fold(job, events)
-        try:
-            self.store.project(run, record, events)
-        except StoreUnavailable as error:
-            log.warning("job %s is on disk and waits for Redis: %s", job, error)
-        if made:
-            self._tickets.add(Stage.CHECK)
-        return self._stored(run, record)
+        return self._stored(*self._submissions.submit(body, key=key, dry_run=dry_run))
 
-    def _refuse_outside_data(self, spec: JobSpec) -> None:
-        """Refuse paths whose spelling leaves the data directory; what is on disk is for the check stage to see."""
-        paths = {"data.train": spec.data.train}
-        if isinstance(spec.data.validation, str):
-            paths["data.validation"] = spec.data.validation
-        if spec.model.startswith(("./", "/")):
-            paths["model"] = spec.model
-        base = os.path.abspath(self._data)
-        for param, path in paths.items():
-            if any(ord(character) < 32 for character in path):
-                raise UserError(f"{param} = {path!r} holds a control character", param=param)
-            if os.path.commonpath([base, os.path.abspath(os.path.join(base, path))]) != base:
-                raise UserError(
-                    f"{param} = {path!r} is outside the data directory",
-                    param=param,
-                    hint="put it into the data directory and give the path inside that",
-                )
+    def clone(self, job: str, patch: object, *, key: str | None = None, dry_run: bool = False) -> StoredJob:
+        """A new job like another, but for what the JSON merge patch says; the key as in `submit`."""
+        return self._stored(*self._submissions.clone(self.run(job), patch, key=key, dry_run=dry_run))
 
-    # -- cancel, pause, resume ----------------------------------------------------------------------------------------
+    # -- cancel, pause, resume, prioritise, delete ---------------------------------------------------------------------
 
     def cancel(self, job: str) -> StoredJob:
         """At once, unless it runs: then the trainer is asked (once). Conflict when the job has ended."""
@@ -151,6 +104,39 @@ class Actions:
             self._tickets.add(stored.record.stage)
         return stored
 
+    def change(self, job: str, body: object) -> StoredJob:
+        """Give another priority: a waiting job moves in its order at once, a running one when it waits again."""
+        try:
+            priority = Change.model_validate(body).priority
+        except ValidationError as error:
+            raise explain(error, keys="the only key is `priority`, from -100 to 100") from None
+
+        def decide(record: JobRecord) -> Sequence[AnyFact]:
+            if record.status.terminal:
+                raise Conflict(f"job {job} is {record.status}: its priority means nothing any more")
+            return [] if record.priority == priority else [JobPrioritised(priority=priority)]
+
+        return self._append(job, decide)
+
+    def delete(self, job: str) -> None:
+        """Remove an ended job: its run directory, and all that Redis has of it, the Idempotency-Key too.
+
+        The directory loses its name first: whoever dies in between leaves something that reconcile sweeps.
+        """
+        run = self.run(job)
+        if self.store.upkeep.leased(job):
+            raise Conflict(f"a worker has job {job} in hand: cancel it, or try again in a moment")
+        try:
+            aside = set_aside(run)
+        except Damaged as error:
+            raise Conflict(f"{error}; nobody can tell whether it has ended: remove its folder by hand") from None
+        try:
+            self.store.forget(job)
+        except StoreUnavailable as error:
+            log.warning("job %s is deleted, and reconcile will tell Redis: %s", job, error)
+        remove(aside)
+        log.info("job %s is deleted", job)
+
     def _append(self, job: str, decide: Decision) -> StoredJob:
         run = self.run(job)
         record, _ = self.store.append(run, decide)
@@ -182,13 +168,3 @@ class Actions:
         except (StoreUnavailable, NotFound):
             return StoredJob(record, run.spec().model_dump(mode="json"), None, None)
         return stored if stored.record.number >= record.number else replace(stored, record=record)
-
-
-def make_id() -> str:
-    """`job-` and 20 digits of base 32: milliseconds since 1970 (so that ids sort by time), then 50 random bits."""
-    number = (time.time_ns() // 1_000_000 << 50) | secrets.randbits(50)
-    return "job-" + "".join(_BASE32[number >> shift & 31] for shift in range(95, -1, -5))
-
-
-def _sha256(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

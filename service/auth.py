@@ -1,4 +1,4 @@
-"""One bearer key, compared in constant time. Without a key (loopback only, see Settings) every program here may in.
+"""Bearer keys. Without one (loopback only, see Settings) every program of this machine may in.
 
 But not every web page: a browser on this machine sends its pages' requests to loopback, too. Without a key, requests
 that name another host (DNS rebinding) or come from a page of another host (Origin) are refused.
@@ -6,52 +6,62 @@ that name another host (DNS rebinding) or come from a page of another host (Orig
 
 from __future__ import annotations
 
-import hmac
 from urllib.parse import urlsplit
 
+from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import error_response
+from service.keys import Keys
+from service.limits import OPEN, Buckets, address, too_many
 from service.settings import is_loopback
-
-OPEN = ("/health/live", "/health/ready")
-"""Paths that container engines and load balancers ask without a key."""
 
 
 class BearerKey:
-    """ASGI middleware: 401 for every path but the health checks unless the request carries the key."""
+    """ASGI middleware: 401 for every path but the health checks unless the request carries a key.
 
-    def __init__(self, app: ASGIApp, key: str | None) -> None:
+    The key's name is `scope["state"]["key_name"]` from here on (None where no key is needed).
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys, refusals: Buckets) -> None:
         self._app = app
-        self._expected = f"Bearer {key}".encode() if key else None
+        self._keys = keys
+        self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN:
+        refusal = self._look(scope) if scope["type"] == "http" and scope["path"] not in OPEN else None
+        if refusal is None:
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        if self._expected is None:
+        wait_s = self._refusals.take(address(scope))
+        if wait_s:
+            refusal = too_many("too many requests without a right key from one address", wait_s)
+        await refusal(scope, receive, send)
+
+    def _look(self, scope: Scope) -> JSONResponse | None:
+        """None: come in. Sets the key's name."""
+        state, headers = scope.setdefault("state", {}), Headers(scope=scope)
+        state["key_name"] = None
+        if not self._keys.needed:
             if _from_this_machine(headers):
-                await self._app(scope, receive, send)
-            else:
-                message = "a web page of another host asked, or this service was asked for under another name"
-                hint = "use http://127.0.0.1 or localhost, or set LONGHAUL_API_KEY"
-                await error_response(403, "foreign_origin", message, hint=hint)(scope, receive, send)
-            return
+                return None
+            message = "a web page of another host asked, or this service was asked for under another name"
+            hint = "use http://127.0.0.1 or localhost, or set LONGHAUL_API_KEY"
+            return error_response(403, "foreign_origin", message, hint=hint)
         given = headers.get("authorization", "")
-        if hmac.compare_digest(given.encode("latin-1"), self._expected):
-            await self._app(scope, receive, send)
-            return
-        message = "the API key is wrong" if given else "an API key is needed"
-        refusal = error_response(
+        scheme, _, key = given.partition(" ")
+        if scheme.lower() == "bearer":
+            state["key_name"] = self._keys.name_of(key.strip(" ").encode("latin-1"))
+        if state["key_name"] is not None:
+            return None
+        return error_response(
             401,
             "invalid_api_key",
-            message,
+            "the API key is wrong" if given else "an API key is needed",
             hint="send the header `Authorization: Bearer …` (LONGHAUL_API_KEY of the service)",
             headers={"WWW-Authenticate": "Bearer"},
         )
-        await refusal(scope, receive, send)
 
 
 def _from_this_machine(headers: Headers) -> bool:

@@ -1,16 +1,21 @@
-"""A request's body as JSON: bounded, and nothing that JSON does not have."""
+"""A request's body: it comes in time, JSON is bounded and is nothing that JSON does not have."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any, NoReturn
 
 from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jobs.errors import UserError
-from service.errors import BodyTooLarge
+from service.errors import BodyTooLarge, BodyTooSlow
 
 MAX_BYTES = 1024 * 1024
+JSON_WITHIN_S = 60.0
+SILENCE_S = 20.0
+"""Between two pieces of any body."""
 
 
 class InvalidJson(UserError):
@@ -20,12 +25,19 @@ class InvalidJson(UserError):
 
 
 async def read_json(request: Request) -> Any:
-    """FastAPI dependency: the parsed body. Stops reading at 1 MiB."""
+    """FastAPI dependency: the parsed body. Stops reading at 1 MiB, or after a minute."""
+    too_large = BodyTooLarge(f"the body is larger than {MAX_BYTES:,} bytes; a job is a few kilobytes")
+    if int(request.headers.get("content-length", 0)) > MAX_BYTES:  # h11 lets nothing but digits through
+        raise too_large
     raw = bytearray()
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > MAX_BYTES:
-            raise BodyTooLarge(f"the body is larger than {MAX_BYTES:,} bytes; a job is a few kilobytes")
+    try:
+        async with asyncio.timeout(JSON_WITHIN_S):
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > MAX_BYTES:
+                    raise too_large
+    except TimeoutError:
+        raise BodyTooSlow(f"the body was not here after {JSON_WITHIN_S:.0f} s") from None
     return parse_json(bytes(raw))
 
 
@@ -60,3 +72,27 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise InvalidJson(f"{name} is not JSON", hint="give a finite number or null")
+
+
+class BodyInTime:
+    """ASGI middleware: BodyTooSlow (408) when no more of a body comes for a while. Uploads may be long, not silent."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        complete = False
+
+        async def receive_in_time() -> Message:
+            nonlocal complete
+            if complete:  # what follows is the end of the connection, which may be days away
+                return await receive()
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyTooSlow(f"nothing more of the body came for {SILENCE_S:.0f} s") from None
+            complete = not message.get("more_body", False)
+            return message
+
+        await self._app(scope, receive_in_time if scope["type"] == "http" else receive, send)

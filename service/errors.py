@@ -12,6 +12,9 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jobs.errors import Conflict, LonghaulError, NotFound, StoreUnavailable, UserError
 
@@ -21,9 +24,11 @@ _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     409: "conflict_error",
+    429: "rate_limit_error",
     500: "server_error",
     503: "unavailable_error",
 }
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -31,6 +36,12 @@ class BodyTooLarge(LonghaulError):
     """More bytes than a job can need."""
 
     code = "body_too_large"
+
+
+class BodyTooSlow(LonghaulError):
+    """A body that does not come."""
+
+    code = "body_too_slow"
 
 
 def error_response(
@@ -56,6 +67,13 @@ def error_response(
     return JSONResponse({"error": error}, status_code=status, headers=headers)
 
 
+def _allowed(request: Request) -> list[str]:
+    """Methods that are taken at this path."""
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    routes = request.app.routes
+    return [name for name, scope in scopes.items() if any(each.matches(scope)[0] is Match.FULL for each in routes)]
+
+
 def install(app: FastAPI) -> None:
     """Make the application answer every error, its framework's own included, in the one shape."""
 
@@ -79,6 +97,8 @@ def install(app: FastAPI) -> None:
                 return error_response(409, error.code, str(error))
             case BodyTooLarge():
                 return error_response(413, error.code, str(error))
+            case BodyTooSlow():
+                return error_response(408, error.code, str(error), headers={"Connection": "close"})
             case StoreUnavailable():
                 # The cause names hosts and ports of our own network: that is for the log.
                 log.warning("%s %s: %s", request.method, request.url.path, error)
@@ -89,7 +109,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def _invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"][1:]) or None
+        # Of a parameter that may be repeated the loc says which one as well: that is no part of its name.
+        param = ".".join(part for part in first["loc"][1:] if isinstance(part, str)) or None
         return error_response(422, "invalid_value", f"{param}: {first['msg']}", param=param)
 
     @app.exception_handler(HTTPException)
@@ -99,10 +120,36 @@ def install(app: FastAPI) -> None:
             405: f"{request.url.path} does not take {request.method}",
         }.get(error.status_code, str(error.detail))
         code = _CODES.get(error.status_code, "error")
-        headers = dict(error.headers) if error.headers else None
+        headers = dict(error.headers) if error.headers else {}
+        if error.status_code == 405:  # the framework names the methods of the first route alone
+            headers["Allow"] = ", ".join(_allowed(request))
         return error_response(error.status_code, code, message, headers=headers)
 
-    @app.exception_handler(Exception)
-    def _fault(_request: Request, _error: Exception) -> JSONResponse:
-        # The framework logs the traceback after this answer; it is no business of the caller.
-        return error_response(500, "internal_error", "this is a fault of the service; its log says more")
+
+class Faults:
+    """ASGI middleware: 500 in the one shape for what nobody foresaw. The traceback is for the log, not for the caller.
+
+    The framework's own handler of such errors stands outside of all middleware: its answers would lack what they add.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noted)
+        except ClientDisconnect:
+            log.info("%s %s: the client left before its request was complete", scope["method"], ascii(scope["path"]))
+        except Exception:
+            if started or scope["type"] != "http":
+                raise  # uvicorn logs it and breaks the connection off: half an answer must not look like a whole one
+            log.exception("a fault: %s %s", scope["method"], ascii(scope["path"]))
+            answer = error_response(500, "internal_error", "this is a fault of the service; its log says more")
+            await answer(scope, receive, send)

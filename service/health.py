@@ -11,6 +11,8 @@ from fastapi.responses import JSONResponse
 
 from jobs.errors import StoreUnavailable
 from jobs.store import Store
+from service import answers
+from service.documented import documented
 from service.errors import error_response
 
 
@@ -18,13 +20,13 @@ def routes(*, store: Store, runs: Path) -> APIRouter:
     """`/health/live` and `/health/ready`."""
     router = APIRouter(prefix="/health", tags=["health"])
 
-    @router.get("/live")
-    def live() -> JSONResponse:
+    @router.get("/live", response_model=answers.Health, responses=documented(everywhere=(500,)))
+    def health_live() -> JSONResponse:
         """The process answers."""
         return JSONResponse({"status": "ok"})
 
-    @router.get("/ready")
-    def ready() -> JSONResponse:
+    @router.get("/ready", response_model=answers.Health, responses=documented(503, everywhere=(500,)))
+    def health_ready() -> JSONResponse:
         """Redis answers and jobs can be written; otherwise 503 whose `param` says which of the two fails."""
         try:
             store.ping()

@@ -6,40 +6,88 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.middleware import Middleware
 
+from jobs.connection import connect
 from jobs.feed import Feed
+from jobs.gauges import Gauges
 from jobs.queue import Tickets
-from jobs.store import Store, connect
-from service import errors, health
+from jobs.store import Store
+from service import errors, health, openapi, prometheus
 from service.access import AccessLog
 from service.actions import Actions
 from service.auth import BearerKey
-from service.routes import events, jobs, plans, series, workers
+from service.body import BodyInTime
+from service.errors import Faults
+from service.headers import SecurityHeaders
+from service.keys import Keys
+from service.limits import REFUSALS_PER_S, Buckets, RateLimit
+from service.redaction import Redacted
+from service.routes import datasets, events, jobs, plans, results, series, workers
 from service.settings import Settings
+from service.stream import Streams, frame
+from service.uploads import Uploads
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The application. Connects when it is first asked something, so it starts without Redis, too."""
+    """The application. Connects when it is first asked something, so it starts without Redis, too.
+
+    ValueError: the file of keys cannot be used.
+    """
+    keys = Keys(settings.api_key, settings.api_keys_file)
+    refusals = Buckets(REFUSALS_PER_S if settings.rate_limit else 0.0)
     client = connect(settings.redis_url)
     store = Store(client)
-    actions = Actions(runs=settings.runs, data=settings.data, store=store, tickets=Tickets(client))
-    feed = Feed(settings.redis_url)
+    actions = Actions(
+        runs=settings.runs, data=settings.data, uploads=settings.uploads, store=store, tickets=Tickets(client)
+    )
+    uploads = Uploads(settings.uploads, most=settings.max_upload_bytes)
+    feed = Feed(settings.redis_url, frame)
+    streams = Streams(settings.max_streams)
+    registry = CollectorRegistry()
+    registry.register(prometheus.Standings(Gauges(client), store.workers, streams))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         settings.runs.mkdir(parents=True, exist_ok=True)
+        uploads.sweep()
         async with feed:
             yield
         client.close()
 
-    app = FastAPI(title="Longhaul", version="0.1.0", lifespan=lifespan, redirect_slashes=False)
+    app = FastAPI(
+        title="Longhaul",
+        version="0.1.0",
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,  # it loads scripts from another host, as does the next
+        redoc_url=None,
+        generate_unique_id_function=openapi.operation_id,
+        # A request passes from the first to the last, its answer from the last to the first.
+        middleware=[
+            Middleware(
+                AccessLog, requests=prometheus.Requests(registry)
+            ),  # sees every answer, and all of the time that it took
+            Middleware(SecurityHeaders),  # on every answer: refusals and faults, too
+            Middleware(Redacted),  # nothing that is shown gets round it
+            Middleware(Faults),  # whatever breaks further inside is answered in the one shape
+            Middleware(
+                BearerKey, keys=keys, refusals=refusals
+            ),  # before anything is done for anybody; says whose key it is
+            Middleware(RateLimit, per_s=settings.rate_limit),  # counts by that name
+            Middleware(BodyInTime),  # only now somebody may wait for a body
+        ],
+    )
     errors.install(app)
-    app.add_middleware(BearerKey, key=settings.api_key)
-    app.add_middleware(AccessLog)
+    openapi.install(app)
     app.include_router(jobs.routes(actions))
-    app.include_router(events.routes(actions, feed, keep_alive_s=settings.keep_alive_s))
-    app.include_router(series.routes(actions))
+    app.include_router(events.routes(actions, feed, streams, keep_alive_s=settings.keep_alive_s))
+    app.include_router(series.routes(actions, feed, streams))
     app.include_router(plans.routes(actions))
+    app.include_router(results.routes(actions))
+    app.include_router(datasets.routes(actions, uploads))
     app.include_router(workers.routes(store))
+    app.include_router(prometheus.routes(registry))
     app.include_router(health.routes(store=store, runs=settings.runs))
     return app

@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jobs.logs import log_format
+
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+DEFAULT_UPLOAD_GB = 100
 
 
 @dataclass(frozen=True)
@@ -18,23 +21,35 @@ class Settings:
     redis_url: str = field(default=DEFAULT_REDIS_URL, repr=False)
     runs: Path = Path("runs")
     data: Path = Path("data")
+    uploads: Path = Path("uploads")
+    max_upload_bytes: int = DEFAULT_UPLOAD_GB * 10**9
+    """Of one uploaded data set."""
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
+    api_keys_file: Path | None = None
+    """Names and hashes of more keys (jobs/keys.py)."""
+    rate_limit: float = 300.0
+    """Requests a second for each key, or for each address where no key is needed; 0: no limit."""
     keep_alive_s: float = 15.0
     """Seconds of silence on an event stream before a comment is sent."""
+    log: str = "text"
+    """Form of the log: text or json."""
+    max_streams: int = 1000
+    """Event streams and followed logs that may be open at a time."""
 
     def __post_init__(self) -> None:
-        if self.api_key is None and not is_loopback(self.host):
+        if self.api_key is None and self.api_keys_file is None and not is_loopback(self.host):
             raise ValueError(
                 f"LONGHAUL_HOST={self.host} can be reached from other machines: set LONGHAUL_API_KEY "
-                "(make env writes one into .env), or listen on 127.0.0.1"
+                "(make env writes one into .env) or LONGHAUL_API_KEYS_FILE, or listen on 127.0.0.1"
             )
 
     def __repr__(self) -> str:
         return (
-            f"Settings(redis={masked(self.redis_url)}, runs={self.runs}, data={self.data}, "
-            f"listen={self.host}:{self.port}, api_key={'set' if self.api_key else 'none'})"
+            f"Settings(redis={masked(self.redis_url)}, runs={self.runs}, data={self.data}, uploads={self.uploads}, "
+            f"listen={self.host}:{self.port}, api_key={'set' if self.api_key else 'none'}, "
+            f"api_keys_file={self.api_keys_file or 'none'}, rate_limit={self.rate_limit:g}/s)"
         )
 
 
@@ -51,10 +66,31 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         redis_url=redis_url,
         runs=Path(given.get("LONGHAUL_RUNS", "runs")),
         data=Path(given.get("LONGHAUL_DATA", "data")),
+        uploads=Path(given.get("LONGHAUL_UPLOADS", "uploads")),
+        max_upload_bytes=_gigabytes(given.get("LONGHAUL_MAX_UPLOAD_GB", str(DEFAULT_UPLOAD_GB))),
         host=given.get("LONGHAUL_HOST", "127.0.0.1"),
         port=int(port),
         api_key=given.get("LONGHAUL_API_KEY"),
+        api_keys_file=Path(keys) if (keys := given.get("LONGHAUL_API_KEYS_FILE")) else None,
+        rate_limit=_rate(given.get("LONGHAUL_RATE_LIMIT", "300")),
+        log=log_format(given.get("LONGHAUL_LOG", "text")),
     )
+
+
+def _gigabytes(given: str) -> int:
+    """Bytes of LONGHAUL_MAX_UPLOAD_GB, which may be a fraction."""
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,9})?", given, re.ASCII) or not (size := int(float(given) * 10**9)):
+        raise ValueError(f"LONGHAUL_MAX_UPLOAD_GB={given!r} is no size: give gigabytes, such as {DEFAULT_UPLOAD_GB}")
+    return size
+
+
+def _rate(given: str) -> float:
+    """Requests a second of LONGHAUL_RATE_LIMIT."""
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", given, re.ASCII):
+        raise ValueError(
+            f"LONGHAUL_RATE_LIMIT={given!r} is no rate: give requests a second, such as 300, or 0 for none"
+        )
+    return float(given)
 
 
 def is_loopback(host: str) -> bool:

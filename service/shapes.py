@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from jobs.events import Event, MetricRow
+from jobs.events import Event
+from jobs.metrics import MetricRow
 from jobs.record import JobRecord
 from jobs.state import Request, Status
 from jobs.store import StoredJob
@@ -25,7 +26,7 @@ def job_json(job: StoredJob, *, runs_name: str) -> dict[str, Any]:
         "id": record.id,
         "created_at": int(record.submitted_at),
         "finished_at": _whole(record.finished_at),
-        "estimated_finish": _estimated_finish(job),
+        "estimated_finish": _whole(job.estimated_finish) or _estimated_finish(job),
         "status": record.status.value,
         "model": record.model,
         "fine_tuned_model": f"{folder}/{record.result_model}" if record.result_model else None,
@@ -41,7 +42,7 @@ def job_json(job: StoredJob, *, runs_name: str) -> dict[str, Any]:
         "method": spec.get("method"),
         "metadata": record.metadata,
         "organization_id": "longhaul",
-        "result_files": [],
+        "result_files": [record.result_model, "metrics.jsonl"] if record.result_model else [],
         "trained_tokens": None,
         # ours
         "name": record.name,
@@ -49,7 +50,9 @@ def job_json(job: StoredJob, *, runs_name: str) -> dict[str, Any]:
         "request": record.request.value,
         "priority": record.priority,
         "position": job.position,
+        "estimated_start": _whole(job.estimated_start),
         "dry_run": record.dry_run,
+        "cloned_from": record.cloned_from,
         "attempt": record.attempt,
         "restarts": record.restarts,
         "last_reason": record.last_reason,
@@ -129,6 +132,7 @@ def _eta_s(record: JobRecord, latest: MetricRow | None) -> float | None:
 
 
 def _estimated_finish(job: StoredJob) -> int | None:
+    """Of a running job; what waits is estimated with the order, in `jobs/queries.py`."""
     record, left = job.record, _eta_s(job.record, job.latest)
     if left is None or record.request is not Request.NONE:
         return None

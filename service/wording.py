@@ -19,6 +19,7 @@ from jobs.events import (
     JobFailed,
     JobPaused,
     JobPrepared,
+    JobPrioritised,
     JobQueued,
     JobRequested,
     JobResumed,
@@ -68,12 +69,15 @@ def sentence(event: Event) -> str:
 def _sentence(fact: AnyFact, attempt: int) -> str:
     match fact:
         case JobSubmitted():
-            return f"submitted as {fact.name!r}, model {fact.model}" + (" (dry run)" if fact.dry_run else "")
+            clone = f", a clone of {fact.cloned_from}" if fact.cloned_from else ""
+            return f"submitted as {fact.name!r}, model {fact.model}{clone}" + (" (dry run)" if fact.dry_run else "")
         case JobChecked():
             return f"checked: specification, paths, model and first rows are in order{_checked(fact.plan)}"
         case JobPrepared():
+            adopted = f" (from {fact.adopted.source} on)" if fact.adopted else ""
             return (
-                f"prepared: {_prepared(fact.data)}{fact.steps:,} steps to train{_text(fact.time)}{_text(fact.memory)}"
+                f"prepared: {_prepared(fact.data)}{fact.steps:,} steps to train{adopted}"
+                f"{_text(fact.time)}{_text(fact.memory)}{_passed_over(fact)}"
             )
         case JobQueued():
             wait = f", at the earliest in {fact.not_before_s:.0f} s" if fact.not_before_s else ""
@@ -84,6 +88,8 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
                 "pause": "a pause is requested: the trainer will checkpoint and stop",
                 "cancel": "cancelling is requested: the trainer will stop",
             }[fact.request]
+        case JobPrioritised():
+            return f"priority {fact.priority} from now on"
         case AttemptStarted():
             return f"attempt {attempt} started on {fact.device} (worker {fact.worker})"
         case DeviceWaiting():
@@ -186,6 +192,12 @@ def _prepared(data: dict[str, Any]) -> str:
     if cut := data.get("truncated_inputs", 0) + data.get("truncated_targets", 0):
         parts.append(f"{cut:,} texts cut to fit")
     return "".join(f"{part}, " for part in parts)
+
+
+def _passed_over(fact: JobPrepared) -> str:
+    """Checkpoints of the job that it goes on from which could not be used."""
+    defects = fact.adopted.passed_over if fact.adopted else []
+    return "".join(f"; passed over: {defect}" for defect in defects)
 
 
 def _size(count: float) -> str:

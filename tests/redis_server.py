@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -12,21 +13,36 @@ from pathlib import Path
 from types import TracebackType
 
 import redis
+import yaml
 
 
 class RedisServer:
-    """`with RedisServer(folder) as server:`. `aof=True`: every write is on disk before it is answered."""
+    """`with RedisServer(folder) as server:`. `aof=True`: every write is on disk before it is answered.
 
-    def __init__(self, folder: Path, *, aof: bool = False) -> None:
+    `rules`: what the user `longhaul` may do, as compose has it; there is an `admin` besides, and nobody else gets in.
+    """
+
+    def __init__(self, folder: Path, *, aof: bool = False, rules: str | None = None) -> None:
         self.folder = folder
         self.aof = aof
+        self.password = secrets.token_hex(32)
+        self._rules = rules
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        """Database 0."""
-        return f"redis://127.0.0.1:{self.port}/0"
+        """Database 0, for us."""
+        return self._url_of("longhaul")
+
+    @property
+    def admin_url(self) -> str:
+        """The same for somebody who may do everything."""
+        return self._url_of("admin")
+
+    def _url_of(self, user: str) -> str:
+        login = "" if self._rules is None else f"{user}:{self.password}@"
+        return f"redis://{login}127.0.0.1:{self.port}/0"
 
     @property
     def pid(self) -> int:
@@ -38,6 +54,14 @@ class RedisServer:
         """Start, and wait until it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         persistence = ["--appendonly", "yes", "--appendfsync", "always"] if self.aof else ["--appendonly", "no"]
+        if self._rules is not None:
+            users = self.folder / "users.acl"
+            users.touch(mode=0o600)
+            users.write_text(
+                f"user default off\nuser longhaul on >{self.password} {self._rules}\n"
+                f"user admin on >{self.password} ~* &* +@all\n"
+            )
+            persistence += ["--aclfile", str(users)]
         with open(self.folder / "redis.log", "ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -72,7 +96,7 @@ class RedisServer:
 
     def flush(self) -> None:
         """Empty it."""
-        with redis.Redis.from_url(self.url) as client:
+        with redis.Redis.from_url(self.admin_url) as client:
             client.flushall()
 
     def __enter__(self) -> RedisServer:
@@ -83,6 +107,12 @@ class RedisServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def compose_rules() -> str:
+    """What compose lets its user `longhaul` do."""
+    compose = yaml.safe_load((Path(__file__).parents[1] / "docker-compose.training.yml").read_text())
+    return str(compose["services"]["redis"]["environment"]["RULES"])
 
 
 def redis_binary() -> str:

@@ -30,10 +30,18 @@ Found = TypeVar("Found")
 class Stack:
     """`with Stack(tmp_path, data=folder) as stack:`, then `stack.start("train")`, `stop("train")`, `kill("train")`."""
 
-    def __init__(self, home: Path, *, data: Path, environment: Mapping[str, str] = {}, aof: bool = True) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        data: Path,
+        environment: Mapping[str, str] = {},
+        aof: bool = True,
+        rules: str | None = None,
+    ) -> None:
         self.home = home
         self.runs = home / "runs"
-        self.redis = RedisServer(home / "redis", aof=aof)
+        self.redis = RedisServer(home / "redis", aof=aof, rules=rules)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -44,6 +52,7 @@ class Stack:
             "LONGHAUL_DEVICE": "cpu",
             "LONGHAUL_DATA": str(data),
             "LONGHAUL_RUNS": str(self.runs),
+            "LONGHAUL_UPLOADS": str(home / "uploads"),
             "LONGHAUL_PREPARED": str(home / "prepared"),
             "LONGHAUL_MODELS": str(home / "models"),
             "HF_HUB_OFFLINE": "1",

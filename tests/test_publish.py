@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.events import Event, JobSubmitted, MetricRow
+from jobs.events import Event, JobSubmitted
+from jobs.metrics import MetricRow
 from jobs.rundir import RunDir, list_runs
 from tests.fakes import FakeDiscord
 from tests.sinks import story
@@ -277,11 +279,11 @@ def test_the_log_has_one_line_for_each_event(tmp_path: Path, caplog: pytest.LogC
 KILLED = """
 import sys, threading
 from pathlib import Path
-from worker.publish import publish
+from worker.publish import Line, publish
 from worker.sinks.discord import DiscordSink
 from worker.sinks.webhook import Webhook
 stop = threading.Event()
-publish(Path(sys.argv[1]), [DiscordSink(Webhook(sys.argv[2]))], lambda _: stop.wait(0.02), stop)
+publish(Path(sys.argv[1]), [Line(DiscordSink(Webhook(sys.argv[2])))], lambda _: stop.wait(0.02), stop)
 """
 
 
@@ -318,3 +320,43 @@ def test_publish_imports_neither_torch_nor_a_web_framework() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"
     assert publish_module.POLL_S <= 2
+
+
+def test_publish_says_how_far_each_sink_is_behind(tmp_path: Path) -> None:
+    """A hanging sink reads no files any more: what it has not taken is told all the same, of every job."""
+    released = threading.Event()
+
+    def hang(event: Event) -> Outcome:
+        released.wait(30)
+        return DONE
+
+    stuck, lively = Listener("stuck", answer=hang), Listener("lively")
+    first = whole(tmp_path, "job-1")
+    with publishing(tmp_path, stuck, lively) as lines:
+        until(lambda: closed(first, "lively"))
+        second = story.submit(tmp_path, "job-2")
+        until(lambda: ("job-2", 1) in lively.events)
+        lag = {line.sink: line.lag for line in lines}
+        assert lag["lively"] == {"jobs_behind": 0, "oldest_s": 0.0}
+        assert lag["stuck"]["jobs_behind"] == 1, "it has not heard of the second"
+        oldest = first.events()[0].at
+        assert 0 < lag["stuck"]["oldest_s"] <= time.time() - oldest
+        story.start(second)
+        until(lambda: lively.events.count(("job-2", 2)) == 1)
+        released.set()
+        until(lambda: closed(first, "stuck") and [line.lag["jobs_behind"] for line in lines] == [0, 0])
+
+
+def test_a_sink_that_takes_no_such_job_is_not_behind(tmp_path: Path) -> None:
+    run = whole(tmp_path)
+    feed = Feed(DiscordSink(None), run)
+    assert feed.behind_since == run.events()[0].at, "nobody has looked yet"
+    feed.turn()
+    assert feed.behind_since is None
+
+
+def test_what_is_put_off_counts_from_its_first_event(tmp_path: Path) -> None:
+    run = whole(tmp_path)
+    feed = Feed(Listener(answer=lambda event: Later(60, "full") if event.number >= 6 else DONE), run)
+    feed.turn()
+    assert feed.behind_since == run.events()[5].at

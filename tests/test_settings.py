@@ -32,7 +32,7 @@ def read_by_code() -> set[str]:
         names |= {
             text for text in strings if re.fullmatch(r"(LONGHAUL|DISCORD|WANDB)_[A-Z_]+", text) and text[-1] != "_"
         }
-    for place in ("RUNS", "DATA", "PREPARED", "MODELS"):
+    for place in ("RUNS", "DATA", "UPLOADS", "PREPARED", "MODELS"):
         names.add(f"LONGHAUL_{place}")
     return names
 

@@ -15,7 +15,9 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from jobs import logs, secrets
 from jobs.lifeline import PARENT_PID, tie_to_parent, tied
+from worker.settings import WorkerSettings, from_environment
 
 log = logging.getLogger("longhaul.worker")
 ROLES = ("check", "prepare", "train", "publish")
@@ -30,26 +32,26 @@ def main() -> int:
     parser.add_argument("roles", nargs="+", choices=ROLES, metavar="ROLE", help="check, prepare, train or publish")
     parser.add_argument("--healthy", action="store_true", help="serve nothing: exit 0 if they run here and are well")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if arguments.healthy:
-        return tell_health(arguments.roles)
-    if len(arguments.roles) > 1:
-        return serve_together(arguments.roles)
+    secrets.register(os.environ)
     try:
-        serve(arguments.roles[0])
+        settings = from_environment(os.environ)
     except ValueError as error:
         print(f"a setting is wrong: {error}", file=sys.stderr)
         return 2
+    logs.configure(settings.log)
+    if arguments.healthy:
+        return tell_health(arguments.roles, settings)
+    if len(arguments.roles) > 1:
+        return serve_together(arguments.roles)
+    serve(arguments.roles[0], settings)
     return 0
 
 
-def serve(role: str) -> None:
+def serve(role: str, settings: WorkerSettings) -> None:
     """Be one worker until SIGTERM."""
     from jobs.state import Stage
     from worker.main import serve_publish, serve_stage
-    from worker.settings import from_environment
 
-    settings = from_environment(os.environ)
     if role == "publish":
         serve_publish(settings)
     else:
@@ -78,17 +80,17 @@ def serve_together(roles: Sequence[str]) -> int:
     return 0 if asked else 1
 
 
-def tell_health(roles: Sequence[str]) -> int:
+def tell_health(roles: Sequence[str], settings: WorkerSettings) -> int:
     """0 when each role has a heartbeat from this machine that calls itself healthy; otherwise 1, the reason printed.
 
     A container's host name is its own, so in one this asks about that container alone.
     """
+    from jobs.connection import connect
     from jobs.errors import StoreUnavailable
-    from jobs.store import Store, connect
-    from worker.settings import from_environment
+    from jobs.store import Store
 
     try:
-        workers = Store(connect(from_environment(os.environ).redis_url)).workers()
+        workers = Store(connect(settings.redis_url)).workers.all()
     except StoreUnavailable as error:
         print(f"no heartbeat can be read: {error}")
         return 1

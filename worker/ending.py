@@ -62,9 +62,19 @@ def outcome(record: JobRecord, end: Finished) -> list[AnyFact]:
         count = 1 if record.progress_step > record.restart_step else record.restarts + 1
         if count <= record.max_restarts:
             return [JobQueued(not_before_s=RESTART_DELAYS_S[min(count, len(RESTART_DELAYS_S)) - 1])]
-        tries = f"{record.max_restarts} restarts without progress"
+        tries = f"{record.max_restarts} {'restart' if record.max_restarts == 1 else 'restarts'} without progress"
         return [JobFailed(error=fault.model_copy(update={"message": f"{fault.message} (given up after {tries})"}))]
     return [JobFailed(error=fault)]
+
+
+def stage_lost(run: RunDir, record: JobRecord, times: int) -> JobFailed:
+    """The end of a job whose check or prepare was killed so often; with what its supervisor knew of the last time."""
+    lines = run.attempt_lines(record.stage.value)
+    message = f"stage {record.stage.value} was lost {times} times"
+    if lines and isinstance(last := lines[-1], Finished) and last.error is not None:
+        message = f"{message}, the last time for this reason: {last.error.message}"
+        return JobFailed(error=last.error.model_copy(update={"message": message}))
+    return JobFailed(error=Fault(code="lost", message=f"{message}: {MEANING['lost']}", hint="look at the worker's log"))
 
 
 def succeeded(record: JobRecord, end: Finished) -> JobSucceeded:

@@ -13,8 +13,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from jobs.events import Event, JobSubmitted, MetricRow
+from jobs.errors import Damaged, NotFound
+from jobs.events import Event, JobSubmitted
 from jobs.files import write_atomically
+from jobs.logs import about
+from jobs.metrics import MetricRow
 from jobs.rundir import RunDir
 from jobs.state import Status
 from worker.sinks.base import DONE, Disabled, Job, Later, Outcome, Sink
@@ -75,18 +78,35 @@ class Feed:
         waits = [at for at, work in ((self._events_at, self._waiting), (self._rows_at, self._batch)) if work]
         return min([*waits, self._events_at] if self._failures else waits, default=float("inf"))
 
+    @property
+    def behind_since(self) -> float | None:
+        """Unix time of the oldest event that the sink has not taken; None: it has all. For any thread.
+
+        By the files, not by what was read of them: whoever hangs in a sink reads nothing.
+        """
+        if self.closed or not self._accepted:
+            return None
+        try:
+            if not self._waiting and self._events.offset == self.run.events_file.stat().st_size:
+                return None
+            left = self.run.events(after=self._cursor.event)
+        except (OSError, NotFound, Damaged):  # gone, or not to be read: the next turn says so
+            return None
+        return left[0].at if left else None
+
     def turn(self) -> None:
         """Hand over what can be handed over now. Never raises: the other jobs of this sink wait behind."""
         if self._failures and self._clock() < self._events_at:
             return
-        try:
-            self._turn()
-            self._failures = 0
-        except Exception:
-            self._failures += 1
-            wait = min(LONGEST_BACKOFF_S, 2.0 ** min(self._failures, 10) / 2)
-            self._events_at = self._rows_at = self._clock() + wait
-            log.exception("%s: job %s: unexpected, tried again in %.0f s", self._sink.name, self.run.id, wait)
+        with about(self.run.id):
+            try:
+                self._turn()
+                self._failures = 0
+            except Exception:
+                self._failures += 1
+                wait = min(LONGEST_BACKOFF_S, 2.0 ** min(self._failures, 10) / 2)
+                self._events_at = self._rows_at = self._clock() + wait
+                log.exception("%s: job %s: unexpected, tried again in %.0f s", self._sink.name, self.run.id, wait)
 
     def _turn(self) -> None:
         self._waiting.extend(self._events.read())

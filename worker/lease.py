@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextvars import copy_context
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -23,7 +25,8 @@ class Lease:
         self._store = store
         self._lost = threading.Event()
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name=f"lease-{job}", daemon=True)
+        renew = partial(copy_context().run, self._renew)  # what it logs is about the same job
+        self._thread = threading.Thread(target=renew, name=f"lease-{job}", daemon=True)
 
     @property
     def lost(self) -> bool:

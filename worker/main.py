@@ -15,7 +15,7 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,30 +28,33 @@ from rq.exceptions import StopRequested
 from rq.job import Job
 from rq.queue import Queue
 from rq.serializers import JSONSerializer
+from rq.worker import WorkerStatus
 
+from jobs.connection import connect
 from jobs.errors import StoreUnavailable
 from jobs.lifeline import tie_to_parent
-from jobs.queue import TICKET_FUNCTION, Tickets, queue_name
+from jobs.queue import Tickets, queue_name
 from jobs.state import Stage
-from jobs.store import Store, connect
+from jobs.store import Store
 from worker.card import Card, NoCard, usable_card
-from worker.publish import run as publish
+from worker.publish import Line, publish, sinks_of
 from worker.reconcile import Reconciler
 from worker.settings import WorkerSettings
 from worker.supervise import HORSE, Horse
+from worker.ticket import NotOurs, Ticket
 
 log = logging.getLogger("longhaul.worker")
 LOOK_FOR_CARD_S = 15.0
-TICKET_EXTRAS = frozenset(
-    {"_success_callback_name", "_failure_callback_name", "_stopped_callback_name", "webhooks", "_dependency_ids"}
-)
 
 
 class StageWorker(rq.Worker):
     """RQ's worker for one stage."""
 
+    job_class = Ticket
+
     def __init__(self, stage: Stage, settings: WorkerSettings, facts: dict[str, Any]) -> None:
         self._stopping = threading.Event()
+        self._told_to_stop = False
         super().__init__(
             [queue_name(stage)],
             name=facts["name"],
@@ -78,9 +81,15 @@ class StageWorker(rq.Worker):
         return self._stop_requested and (not self.horse_pid or has_ended(self.horse_pid))
 
     def heartbeat(self, timeout: int | None = None, pipeline: redis.client.Pipeline | None = None) -> None:
-        """RQ's heartbeat and ours."""
+        """RQ's heartbeat and ours.
+
+        Raises StopRequested when an idle worker was told to stop. RQ raises it once, in its signal handler, wherever
+        the main thread is: also where somebody takes every exception for his own. A worker that missed it would stay.
+        """
         super().heartbeat(timeout, pipeline)
         report(self._store, self._facts | {"busy": bool(self.horse_pid)})
+        if self._told_to_stop and self.get_state() == WorkerStatus.IDLE:
+            raise StopRequested
 
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
         """Fork with SIGTERM held back, so that none falls between the fork and the forwarding."""
@@ -107,26 +116,43 @@ class StageWorker(rq.Worker):
         HORSE.set(Horse(self._settings, Store(client), Tickets(client), self.name, self._stopping))
 
     def execute_job(self, job: Job, queue: Queue) -> None:
-        """Anybody who can write to Redis can name functions, callbacks, webhooks: one function is run, nothing else."""
-        extras = {name: value for name, value in vars(job).items() if value and name in TICKET_EXTRAS}
-        legal = job.func_name == TICKET_FUNCTION and list(job.args) == [self._stage.value] and not job.kwargs
-        if legal and not extras:
+        """Tickets of this stage; all else that somebody wrote to Redis is none, and was refused when it was read."""
+        if isinstance(job, Ticket) and job.args == [self._stage.value]:
             super().execute_job(job, queue)
             return
-        log.error("ticket %s names %r: refused %s", job.id, job.func_name, extras or "")
+        log.error("ticket %r is refused: it is for %.80r, this worker for %s", job.id, job.args, self._stage.value)
         self.connection.lrem(queue.intermediate_queue_key, 1, job.id)
         job.delete()
 
     def dequeue_job_and_maintain_ttl(self, timeout: int | None, max_idle_time: int | None = None) -> Any:
-        """A ticket that cannot be read is thrown away (tickets are harmless to lose); the worker goes on."""
+        """A ticket that cannot be read, or is not ours, is thrown away (none is missed); the worker goes on."""
         while True:
             try:
                 return super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
             except (StopRequested, redis.RedisError):
                 raise
-            except Exception:
-                log.exception("a ticket that cannot be read is thrown away")
+            except Exception as error:
+                job = getattr(error, "job_id", None)  # RQ notes it there
+                # Somebody else's words, on one line; a traceback for what nobody foresaw.
+                why, known = ascii(str(error))[1:-1][:300], isinstance(error, NotOurs)
+                log.error("ticket %.80r is refused: %s", job, why, exc_info=None if known else error)
                 self.connection.delete(*(queue.intermediate_queue_key for queue in self.queues))
+                if job is not None:
+                    self.connection.delete(Ticket.key_for(job))
+
+    def run_maintenance_tasks(self) -> None:
+        """RQ's registries decide nothing here: when it stumbles over what somebody put in there, they are emptied."""
+        try:
+            super().run_maintenance_tasks()  # type: ignore[no-untyped-call]  # RQ's
+        except (StopRequested, redis.RedisError):
+            raise
+        except Exception:
+            log.exception("RQ's registries hold what cannot be read: they are emptied")
+            for queue in self.queues:
+                self.connection.delete(queue.started_job_registry.key, queue.intermediate_queue_key)
+
+    def check_for_suspension(self, burst: bool) -> None:
+        """`rq suspend` is not used: nobody stops a worker by a key in Redis."""
 
     def subscribe(self) -> None:
         """RQ's remote commands (stop a job, kill a horse) are not used, so nobody listens for them."""
@@ -145,6 +171,7 @@ class StageWorker(rq.Worker):
 
     def handle_warm_shutdown_request(self) -> None:
         """First of all tell the horse, which tells the trainer; only then talk to Redis, which may be away."""
+        self._told_to_stop = True
         if self.horse_pid:
             os.kill(self.horse_pid, signal.SIGTERM)
         log.info("worker %s: stopping after the job in hand", self.name)
@@ -208,13 +235,15 @@ def serve_publish(settings: WorkerSettings) -> None:
     client = connect(settings.redis_url)
     reconciler = Reconciler(settings.runs, Store(client), Tickets(client))
     thread = threading.Thread(target=reconciler.run, args=(stop,), name="reconcile")
+    lines = [Line(sink) for sink in sinks_of(settings)]
     thread.start()
-    heart = threading.Thread(target=beat, args=(Store(connect(settings.redis_url)), settings, stop), name="heartbeat")
+    store = Store(connect(settings.redis_url))
+    heart = threading.Thread(target=beat, args=(store, settings, lines, stop), name="heartbeat")
     heart.start()
     try:
         with sole_publisher(settings.runs, stop) as alone:
             if alone:
-                publish(settings, Waker(Store(connect(settings.redis_url)), stop), stop)
+                publish(settings.runs, lines, Waker(Store(connect(settings.redis_url)), stop), stop)
     finally:
         stop.set()
         thread.join()
@@ -256,11 +285,11 @@ class Waker:
             self._stop.wait(min(timeout_s, 1.0))
 
 
-def beat(store: Store, settings: WorkerSettings, stop: threading.Event) -> None:
-    """Heartbeats of publish."""
+def beat(store: Store, settings: WorkerSettings, lines: Sequence[Line], stop: threading.Event) -> None:
+    """Heartbeats of publish, with how far each sink is behind."""
     facts = worker_facts("publish", settings)
     while not stop.is_set():
-        report(store, facts)
+        report(store, facts | {"sinks": {line.sink: line.lag for line in lines}})
         stop.wait(5.0)
     forget(store, facts["name"])
 
@@ -268,7 +297,7 @@ def beat(store: Store, settings: WorkerSettings, stop: threading.Event) -> None:
 def report(store: Store, facts: dict[str, Any]) -> None:
     """A heartbeat; with Redis away it is left out."""
     try:
-        store.report_worker(facts["name"], facts)
+        store.workers.report(facts)
     except StoreUnavailable as error:
         log.warning("heartbeat left out: %s", error)
 
@@ -276,7 +305,7 @@ def report(store: Store, facts: dict[str, Any]) -> None:
 def forget(store: Store, name: str) -> None:
     """Leave in good order; with Redis away the heartbeat runs out by itself."""
     try:
-        store.forget_worker(name)
+        store.workers.forget(name)
     except StoreUnavailable as error:
         log.warning("worker %s could not sign off: %s", name, error)
 
@@ -292,6 +321,7 @@ def worker_facts(stage: str, settings: WorkerSettings) -> dict[str, Any]:
         "healthy": True,
         "why": None,
         "busy": False,
+        "queue": None if stage == "publish" else queue_name(Stage(stage)),
         "device": settings.device,
         "gpu": None,
         "versions": versions,

@@ -59,11 +59,6 @@ class Settings(Protocol):
     def wandb_mode(self) -> str | None: ...
 
 
-def run(settings: Settings, wake: Wake, stop: threading.Event) -> None:
-    """Tell the sinks of these settings until `stop` is set."""
-    publish(settings.runs, sinks_of(settings), wake, stop)
-
-
 def sinks_of(settings: Settings) -> list[Sink]:
     """All sinks; those without a configuration accept no job."""
     webhook = None
@@ -83,9 +78,8 @@ def sinks_of(settings: Settings) -> list[Sink]:
     return [LogSink(), CurveSink(), DiscordSink(webhook), wandb]
 
 
-def publish(runs: Path, sinks: Sequence[Sink], wake: Wake, stop: threading.Event, poll_s: float = POLL_S) -> None:
+def publish(runs: Path, lines: Sequence[Line], wake: Wake, stop: threading.Event, poll_s: float = POLL_S) -> None:
     """Feed each sink on its own thread until `stop` is set."""
-    lines = [Line(sink) for sink in sinks]
     for line in lines:
         line.start()
     folder = Folder(runs)
@@ -135,12 +129,20 @@ class Line(threading.Thread):
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(name=f"sink-{sink.name}", daemon=True)
+        self.sink = sink.name
         self._sink = sink
         self._feeds: dict[str, Feed] = {}
         self._settled: set[str] = set()
         self._found: queue.SimpleQueue[list[RunDir]] = queue.SimpleQueue()
         self._news = threading.Event()
         self._ended = False
+
+    @property
+    def lag(self) -> dict[str, float]:
+        """`jobs_behind`: jobs with events that the sink has not taken; `oldest_s`: age of the oldest of those, or 0."""
+        feeds = list(self._feeds.values())  # one step: the line's own thread adds and removes meanwhile
+        behind = [since for feed in feeds if (since := feed.behind_since) is not None]
+        return {"jobs_behind": len(behind), "oldest_s": max(0.0, time.time() - min(behind)) if behind else 0.0}
 
     def poke(self, found: list[RunDir] | None) -> None:
         """There may be news; `found` are all run directories, when they were listed again."""

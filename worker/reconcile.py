@@ -14,13 +14,14 @@ from pathlib import Path
 
 from jobs.attempt import Finished
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
-from jobs.events import AnyFact, DeviceWaiting, Fault, JobFailed
+from jobs.events import AnyFact, DeviceWaiting
 from jobs.queue import Tickets
-from jobs.record import JobRecord
+from jobs.record import JobRecord, fold
+from jobs.removal import sweep
 from jobs.rundir import RunDir, list_runs
 from jobs.state import Stage, Status
 from jobs.store import LEASE_MS, Store, new_token
-from worker.ending import MEANING, ending
+from worker.ending import ending, stage_lost
 
 log = logging.getLogger("longhaul.reconcile")
 EVERY_S = 15.0
@@ -60,7 +61,7 @@ class Reconciler:
                 log.exception("reconcile failed; next try in %.0f s", EVERY_S)
             stop.wait(EVERY_S if leads else STANDBY_S)
         with contextlib.suppress(StoreUnavailable):
-            self._store.resign(self._token)
+            self._store.upkeep.resign(self._token)
 
     def once(self) -> bool:
         """One pass: projections, leases, tickets; then a word to the job that no card is there for.
@@ -68,18 +69,18 @@ class Reconciler:
         False: another reconciler leads, which may have been killed a moment ago: its key runs out after 45 s.
         """
         try:
-            leads = self._store.lead(self._token, int(EVERY_S * 3000))
+            leads = self._store.upkeep.lead(self._token, int(EVERY_S * 3000))
             now = self._clock()
             if self._reachable_since is None:
                 self._reachable_since = now
             if not leads:
                 return False
-            wiped = self._store.begin_rebuild(self._token)
+            wiped = self._store.upkeep.begin_rebuild(self._token)
             if wiped:  # the leases are gone with the rest: give their holders the time to take them again
                 self._reachable_since = now
             open_jobs = self._project_all(wiped)
             if wiped:
-                self._store.end_rebuild(self._token)
+                self._store.upkeep.end_rebuild(self._token)
             if self._redis_trusted(now):
                 self._judge(open_jobs)
             for stage in Stage:
@@ -94,12 +95,13 @@ class Reconciler:
     def _redis_trusted(self, now: float) -> bool:
         """Leases are judged only after Redis was there, to be renewed in, for one whole lease."""
         assert self._reachable_since is not None
-        return min(now - self._reachable_since, self._store.uptime_s()) >= self._lease_s
+        return min(now - self._reachable_since, self._store.upkeep.uptime_s()) >= self._lease_s
 
     def _project_all(self, wiped: bool) -> list[tuple[RunDir, JobRecord]]:
         """Bring Redis up to every run directory. Returns the jobs that are not over."""
+        sweep(self._runs)
         runs = list_runs(self._runs)
-        for gone in self._store.known() - {run.id for run in runs}:
+        for gone in self._store.upkeep.known() - {run.id for run in runs}:
             if not (self._runs / gone).exists():
                 log.error("job %s has no directory any more: forgotten", gone)
                 self._store.forget(gone)
@@ -120,18 +122,20 @@ class Reconciler:
         record = cached[1] if cached and cached[0] == size else run.record()
         self._records[run.id] = (size, record)
         known = self._store.number(run.id)
-        # Also of a job that is known again already: an event of its own has told Redis all but its key.
-        if (wiped or known == 0) and record.idempotency_key and record.body_sha256:
-            self._store.reserve(record.idempotency_key, run.id, record.body_sha256)
-        if known < record.number:
-            self._store.project(run, record, run.events(after=known)[: record.number - known])
+        if wiped or known < record.number:
+            with run.locked() as events:  # nobody deletes it now: Redis is never told again of what is gone
+                record = fold(run.id, events)
+                # Also of a job that is known again already: an event of its own has told Redis all but its key.
+                if (wiped or known == 0) and record.idempotency_key and record.body_sha256:
+                    self._store.reserve(record.idempotency_key, run.id, record.body_sha256)
+                self._store.project(run, record, events[known:])
         return record
 
     def _judge(self, open_jobs: list[tuple[RunDir, JobRecord]]) -> None:
-        for job, token in self._store.expired():
+        for job, token in self._store.upkeep.expired():
             run = RunDir(self._runs / job)
             if not run.held():
-                times = self._store.expire(job, token)
+                times = self._store.upkeep.expire(job, token)
                 if times:
                     log.warning("job %s: its lease ran out (%d in this stage)", job, times)
                     self._take_over(run, times)
@@ -139,7 +143,7 @@ class Reconciler:
             run,
             record,
         ) in open_jobs:  # running, but with no lease at all: Redis was wiped, or release came before the end
-            if record.status is Status.RUNNING and not self._store.leased(run.id) and not run.held():
+            if record.status is Status.RUNNING and not self._store.upkeep.leased(run.id) and not run.held():
                 self._take_over(run, 1)
 
     def _take_over(self, run: RunDir, times: int) -> None:
@@ -150,8 +154,7 @@ class Reconciler:
                 lost = Finished(at=time.time(), reason="lost", step=record.progress_step)
                 return ending(run, record, record.attempt, lost)
             if record.status is Status.VALIDATING and times >= MOST_EXPIRIES:
-                message = f"stage {record.stage.value} was lost {times} times: {MEANING['lost']}"
-                return [JobFailed(error=Fault(code="lost", message=message, hint="look at the worker's log"))]
+                return [stage_lost(run, record, times)]
             return []
 
         try:
@@ -168,7 +171,7 @@ class Reconciler:
         In its events, and so in its record and to every sink. It moves no job: with a card the job starts by itself.
         """
         head = self._store.head(Stage.TRAIN)
-        trainers = [worker for worker in self._store.workers() if worker["stage"] == Stage.TRAIN] if head else []
+        trainers = [worker for worker in self._store.workers.all() if worker["stage"] == Stage.TRAIN] if head else []
         if head is None or not trainers or any(worker["healthy"] for worker in trainers):
             return
         why = "; ".join(sorted({str(worker["why"]) for worker in trainers}))

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SECRETS = ("DISCORD_WEBHOOK", "WANDB_API_KEY", "LONGHAUL_API_KEY", "LONGHAUL_REDIS_URL")
+from jobs.logs import log_format
+
+SECRETS = ("DISCORD_WEBHOOK", "WANDB_API_KEY", "LONGHAUL_API_KEY", "LONGHAUL_REDIS_URL", "LONGHAUL_REDIS_PASSWORD")
 """Variables that no trainer process is given."""
 
 
@@ -19,6 +21,7 @@ class WorkerSettings:
     redis_url: str = field(repr=False)
     runs: Path
     data: Path
+    uploads: Path
     prepared: Path
     models: Path
     device: str
@@ -26,6 +29,8 @@ class WorkerSettings:
     wandb_api_key: str | None = field(default=None, repr=False)
     wandb_base_url: str | None = None
     wandb_mode: str | None = None
+    log: str = "text"
+    """Form of the log: text or json."""
     trainer_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What trainers inherit: the environment without secrets."""
 
@@ -45,7 +50,7 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
         raise ValueError("LONGHAUL_REDIS_URL is no Redis URL; it looks like redis://127.0.0.1:6379/0")
     places = {
         name: Path(environ.get(f"LONGHAUL_{name.upper()}") or name).resolve()
-        for name in ("runs", "data", "prepared", "models")
+        for name in ("runs", "data", "uploads", "prepared", "models")
     }
     clean = {key: value for key, value in environ.items() if key not in SECRETS}
     clean |= {f"LONGHAUL_{name.upper()}": os.fspath(path) for name, path in places.items()}
@@ -56,6 +61,7 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
         wandb_api_key=environ.get("WANDB_API_KEY") or None,
         wandb_base_url=environ.get("WANDB_BASE_URL") or None,
         wandb_mode=environ.get("WANDB_MODE") or None,
+        log=log_format(environ.get("LONGHAUL_LOG") or "text"),
         trainer_environment=clean | {"LONGHAUL_DEVICE": device},
         **places,
     )

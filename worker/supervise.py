@@ -17,24 +17,17 @@ from dataclasses import dataclass
 from jobs.attempt import Finished, Noted
 from jobs.cards import CARD, CardFacts, peak_flops
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
-from jobs.events import (
-    AnyFact,
-    AttemptStarted,
-    Fault,
-    JobChecked,
-    JobFailed,
-    JobPrepared,
-    JobQueued,
-    JobValidated,
-    MetricRow,
-)
-from jobs.files import last_row
+from jobs.events import AnyFact, AttemptStarted, Fault, JobChecked, JobFailed, JobPrepared, JobQueued, JobValidated
+from jobs.files import append_line, last_row
+from jobs.logs import JOB
 from jobs.memory_plan import TEST_LIMIT
+from jobs.metrics import MetricRow
 from jobs.queue import Tickets
 from jobs.record import JobRecord
 from jobs.rundir import RunDir
 from jobs.state import Stage, Status
-from jobs.store import Store, new_token
+from jobs.store import Store
+from jobs.workers import lease_token
 from worker.ending import ending
 from worker.lease import Lease
 from worker.settings import WorkerSettings
@@ -76,10 +69,11 @@ HORSE: ContextVar[Horse] = ContextVar("horse")
 def work(stage_name: str) -> None:
     """The one function that tickets name."""
     horse, stage = HORSE.get(), Stage(stage_name)
-    token = new_token()
+    token = lease_token(horse.worker)
     job = horse.store.claim(stage, token)
     if job is None:
         return
+    JOB.set(job)  # a horse works on one job: all that it logs is about that
     run = RunDir(horse.settings.runs / job)
     try:
         with Lease(horse.store, job, token) as lease:
@@ -172,8 +166,10 @@ def examine(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
     if end is None:
         end = trainer.end()
         if trainer.ended_by_signal and trainer.killed_for is None:
-            # Something outside killed it: the lease is left to run out; reconcile puts the job back, at most 5 times.
+            # Something outside killed it: the lease is left to run out; reconcile puts the job back, at most 5 times,
+            # and then finds the reason in the attempt file.
             log.error("job %s: stage %s ended: %s", run.id, stage.value, end.error.message if end.error else end.reason)
+            append_line(run.attempt_file(stage.value), end)
             lease.stop_renewing()
             return run.record()
     lease.stop_renewing()
@@ -191,7 +187,11 @@ def verdict(record: JobRecord, stage: Stage, end: Finished) -> list[AnyFact]:
         return [checked, JobValidated()] if record.dry_run else [checked]
     result = end.result
     prepared = JobPrepared(
-        data=result.get("data", {}), steps=result["steps"], time=result.get("time"), memory=result.get("memory")
+        data=result.get("data", {}),
+        steps=result["steps"],
+        time=result.get("time"),
+        memory=result.get("memory"),
+        adopted=result.get("adopted"),
     )
     return [prepared, JobQueued()]
 
@@ -221,7 +221,7 @@ def has_budget(run: RunDir) -> bool:
 def best_card(store: Store) -> CardFacts | None:
     """The card on which the job can be fastest, as train workers report theirs; None: none has reported one."""
     try:
-        reports = store.workers()
+        reports = store.workers.all()
     except StoreUnavailable as error:
         log.warning("time and memory are planned without knowing the cards: %s", error)
         return None

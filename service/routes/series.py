@@ -2,50 +2,105 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.concurrency import run_in_threadpool
 
+from jobs.errors import Damaged
+from jobs.feed import Feed
+from jobs.rundir import RunDir
+from service import answers
 from service.actions import Actions
+from service.documented import METRIC_FIELDS, NEXT_OFFSET, JobId, documented
+from service.metric_series import SeriesCache, chosen
 from service.shapes import list_json
+from service.stream import Stream, Streams
+from service.trainer_log import TAIL_BYTES, TrainerLog, followed
 
-MAX_LOG_BYTES = 1024 * 1024
 
-
-def routes(actions: Actions) -> APIRouter:
+def routes(actions: Actions, feed: Feed, streams: Streams) -> APIRouter:
     """`/jobs/{id}/metrics` and `/jobs/{id}/logs`."""
     router = APIRouter(prefix="/jobs", tags=["series"])
+    cache = SeriesCache()
 
-    @router.get("/{job}/metrics")
-    def metrics(
-        job: str,
-        after_step: Annotated[int, Query(ge=-1, le=2**53)] = -1,
-        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    @router.get(
+        "/{job}/metrics",
+        response_model=answers.MetricList,
+        responses=documented(404, 422),
+        openapi_extra={"parameters": [METRIC_FIELDS]},
+    )
+    def list_metrics(
+        job: JobId,
+        after_step: Annotated[int, Query(ge=-1, le=2**53, description="Last step that is known.")] = -1,
+        limit: Annotated[int, Query(ge=1, le=10_000, description="Rows at most.")] = 1000,
+        points: Annotated[
+            int | None, Query(ge=1, le=10_000, description="Means of stretches, at most so many, in place of rows.")
+        ] = None,
+        fields: Annotated[str | None, Query(max_length=2000, include_in_schema=False)] = None,
     ) -> JSONResponse:
-        """Rows with a step above `after_step`, in order of step."""
-        rows = [row for row in actions.run(job).metrics() if row.step > after_step]
-        shown = [row.model_dump(mode="json") for row in rows[:limit]]
-        return JSONResponse(list_json(shown, has_more=len(rows) > limit))
+        """Rows with a step above `after_step`, in order of step; or, for a chart, `points` that stand for all of them.
 
-    @router.get("/{job}/logs")
-    def logs(
-        job: str,
-        tail: Annotated[int, Query(ge=0, le=10_000)] = 200,
-        offset: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+        Each point is the mean of a stretch of rows, from `first_step` to `step`; a loss comes with `loss_min` and
+        `loss_max`.
+        """
+        file, names = actions.run(job).metrics_file, chosen(fields)
+        if points is not None:
+            found = cache.points(file, after_step=after_step, points=points, fields=names)
+            return JSONResponse(list_json(found, has_more=False))
+        rows, has_more = cache.rows(file, after_step=after_step, limit=limit, fields=names)
+        return JSONResponse(list_json(rows, has_more=has_more))
+
+    def page(job: str, tail: int, offset: int | None) -> Response:
+        run = actions.run(job)
+        log = _begin(run.trainer_log, tail, offset)
+        ended = _is_over(run)
+        # Twice: from inside a line, the first only goes to its end.
+        text = log.read(TAIL_BYTES, ended=ended) or log.read(TAIL_BYTES, ended=ended)
+        return PlainTextResponse(text, headers={"X-Next-Offset": str(log.offset)})
+
+    def start(job: str, tail: int, offset: int | None) -> tuple[TrainerLog, int | None]:
+        record = actions.find(job).record
+        return _begin(actions.run(job).trainer_log, tail, offset), None if record.status.terminal else record.number
+
+    @router.get(
+        "/{job}/logs",
+        response_class=PlainTextResponse,
+        responses=documented(404, 422) | {200: {"headers": NEXT_OFFSET}},
+    )
+    async def read_log(
+        job: JobId,
+        tail: Annotated[int, Query(ge=0, le=10_000, description="Last lines, so many.")] = 200,
+        offset: Annotated[
+            int | None, Query(ge=0, le=2**53, description="Byte to read from, in place of `tail`.")
+        ] = None,
+        follow: Annotated[bool, Query(description="Go on with what is added, until the job has ended.")] = False,
     ) -> Response:
-        """The last `tail` lines of the trainer's log, or what follows byte `offset`; X-Next-Offset: where to go on."""
-        try:
-            with open(actions.run(job).trainer_log, "rb") as file:
-                size = file.seek(0, 2)
-                start = max(0, size - MAX_LOG_BYTES) if offset is None else min(offset, size)
-                file.seek(start)
-                content = file.read(MAX_LOG_BYTES)
-        except FileNotFoundError:  # no trainer has started yet
-            start, content = 0, b""
-        end = start + len(content)
-        if offset is None:
-            content = b"".join(content.splitlines(keepends=True)[-tail:]) if tail else b""
-        return Response(content, media_type="text/plain", headers={"X-Next-Offset": str(end)})
+        """The last `tail` lines of the trainer's log, or what follows byte `offset`; X-Next-Offset: where to go on.
+
+        Whole lines, with `***` in place of what looks like a secret. With `follow` the answer goes on until the job
+        has ended, and has no X-Next-Offset.
+        """
+        if not follow:
+            return await run_in_threadpool(page, job, tail, offset)
+        log, after = await run_in_threadpool(start, job, tail, offset)
+        return Stream(streams, followed(log, feed, job, after=after), "text/plain")
 
     return router
+
+
+def _is_over(run: RunDir) -> bool:
+    """By its directory alone: a log can be read without Redis, and when the job's events cannot be read any more."""
+    try:
+        return run.record().status.terminal
+    except Damaged:
+        return True
+
+
+def _begin(file: Path, tail: int, offset: int | None) -> TrainerLog:
+    log = TrainerLog(file, offset or 0)
+    if offset is None:
+        log.begin_at_tail(tail)
+    return log

@@ -1,33 +1,18 @@
-"""The library: events across outages, one job for one submission, nothing that looks like Longhaul but is not."""
+"""The library: jobs, lists, typed refusals, one job for one submission, nothing that looks like Longhaul but is not."""
 
 from __future__ import annotations
 
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
+import requests
 
-from client.api import ApiError, Longhaul, Unreachable
-from jobs.events import JobCancelled, JobChecked
-from tests.service.running import TINY, Service, running
-
-
-def test_events_go_on_after_a_restart_of_the_service(redis_url: str, tmp_path: Path) -> None:
-    troubles: list[str] = []
-    with running(redis_url, tmp_path) as first:
-        job = first.submit()
-        api = Longhaul(first.url)
-        events = api.events(job, on_trouble=troubles.append)
-        assert next(events)["number"] == 1
-        port = first.settings.port
-    assert troubles == []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.service.running.free_port", lambda: port)
-        with running(redis_url, tmp_path) as second, api:
-            second.append(job, JobChecked(plan={}))
-            second.append(job, JobCancelled())
-            assert [event["number"] for event in events] == [2, 3]
+from client import ApiError, Longhaul, Unreachable
+from jobs.events import JobCancelled
+from jobs.metrics import MetricRow
+from tests.fakes import FakeServer, Reply
+from tests.service.running import TINY, Service
 
 
 def test_errors_are_typed(service: Service) -> None:
@@ -46,15 +31,16 @@ def test_errors_are_typed(service: Service) -> None:
 def test_a_lost_answer_does_not_double_the_job(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service did it, the answer was lost, the client sends it again under the same key."""
     with Longhaul(service.url, service.settings.api_key) as api:
-        real, lost = api._answer, [True]
+        session = api._connection.session
+        real, lost = session.request, [True]
 
         def flaky(*arguments: str, **more: object) -> object:
             answer = real(*arguments, **more)
             if lost.pop() if lost else False:
-                raise Unreachable("lost")
+                raise requests.ConnectionError("lost")
             return answer
 
-        monkeypatch.setattr(api, "_answer", flaky)
+        monkeypatch.setattr(session, "request", flaky)
         job = api.submit(TINY)
     assert [run.name for run in service.settings.runs.iterdir()] == [job["id"]]
 
@@ -78,3 +64,97 @@ def test_something_else_at_the_address() -> None:
                     call()
         server.shutdown()
         thread.join()
+
+
+def test_lists_are_filtered_and_walked_to_the_end(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client.api.PAGE", 2)
+    kitchen = [service.submit(metadata={"team": "kitchen", "try": str(number)}) for number in range(5)]
+    garden = service.submit(metadata={"team": "garden"})
+    service.append(kitchen[0], JobCancelled())
+    with Longhaul(service.url, service.settings.api_key) as api:
+        assert [job["id"] for job in api.all()] == [garden, *reversed(kitchen)]
+        assert [job["id"] for job in api.all(metadata={"team": "kitchen"})] == kitchen[::-1]
+        both = {"team": "kitchen", "try": "3"}
+        assert [job["id"] for job in api.list(metadata=both)["data"]] == [kitchen[3]]
+        assert [job["id"] for job in api.all(status="cancelled")] == kitchen[:1]
+        either = api.all(status=("cancelled", "validating"), metadata={"team": "kitchen"})
+        assert [job["id"] for job in either] == kitchen[::-1]
+
+
+def test_a_job_is_moved_cloned_and_deleted(service: Service) -> None:
+    first, second = service.submit(), service.submit(metadata={"team": "kitchen"})
+    with Longhaul(service.url, service.settings.api_key) as api:
+        assert (api.get(first)["position"], api.get(second)["position"]) == (0, 1)
+        moved = api.set_priority(second, 5)
+        assert (moved["priority"], moved["position"]) == (5, 0)
+        assert [event["type"] for event in api.past_events(second)][-1] == "job.prioritised"
+
+        clone = api.clone(second, {"name": "other", "metadata": None}, idempotency_key="once")
+        assert (clone["cloned_from"], clone["name"], clone["metadata"]) == (second, "other", {})
+        assert api.clone(second, {"name": "other", "metadata": None}, idempotency_key="once")["id"] == clone["id"]
+
+        with pytest.raises(ApiError) as refused:
+            api.delete(second)
+        assert refused.value.status == 409
+        api.cancel(second)
+        assert api.delete(second) == {"id": second, "object": "fine_tuning.job", "deleted": True}
+        with pytest.raises(ApiError) as gone:
+            api.get(second)
+        assert gone.value.status == 404
+
+
+def test_a_service_that_is_asked_too_much_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it was: what was refused for its rate was not done."""
+    waits: list[float] = []
+    monkeypatch.setattr("client.connection.time.sleep", waits.append)
+    with TooMuch(refusals=2) as busy, Longhaul(busy.origin) as api:
+        assert api.pause("job-a") == {"id": "job-a"}
+        assert waits == [7.0, 7.0]
+    with TooMuch(refusals=3) as busy, Longhaul(busy.origin) as api:
+        with pytest.raises(ApiError, match="slower, please") as refused:
+            api.pause("job-a")
+        assert (refused.value.status, refused.value.code) == (429, "rate_limited")
+
+
+class TooMuch(FakeServer):
+    """A service that says 429 so many times."""
+
+    def __init__(self, refusals: int) -> None:
+        super().__init__()
+        self.refusals = refusals
+
+    def respond(
+        self, method: str, path: str, query: dict[str, list[str]], headers: dict[str, str], body: bytes
+    ) -> Reply:
+        if self.refusals:
+            self.refusals -= 1
+            error = {"type": "rate_limit_error", "code": "rate_limited", "message": "slower, please", "param": None}
+            return Reply(429, {"error": error}, {"Retry-After": "7"})
+        return Reply(200, {"id": "job-a"})
+
+
+def test_metrics_plan_and_workers(service: Service) -> None:
+    job = service.submit()
+    service.run(job).metrics_file.write_text(
+        "".join(f"{metric_row(step).model_dump_json()}\n" for step in range(1, 101))
+    )
+    with Longhaul(service.url, service.settings.api_key) as api:
+        assert [row["step"] for row in api.metrics(job, after_step=97)["data"]] == [98, 99, 100]
+        points = api.metrics(job, points=10, fields=("loss", "rows_per_s"))["data"]
+        assert len(points) == 10 and points[-1]["step"] == 100
+        assert points[0].keys() >= {"step", "at", "loss", "rows_per_s"} and "grad_norm" not in points[0]
+        assert points[0]["loss"] > points[-1]["loss"]
+        with pytest.raises(ApiError) as missing:
+            api.plan(job)
+        assert missing.value.code == "no_plan"
+        service.store.workers.report({"name": "w", "stage": "train", "healthy": True, "why": None})
+        assert [worker["name"] for worker in api.workers()["data"]] == ["w"]
+
+
+def metric_row(step: int) -> MetricRow:
+    return MetricRow(
+        step=step, at=1e9 + step, attempt=1, epoch=0.5, loss=10 / step, learning_rate=1e-3, grad_norm=1.0,
+        rows_per_s=12.5, target_tokens_per_s=100.0, tokens_per_s=4321.0, mfu=0.417, step_s=0.1, eta_s=3600.0,
+        memory_bytes=3 * 2**30, memory_reserved_bytes=0, cache_clears=0, cache_clear_s=0.0, micro_batch=8,
+        data_wait_fraction=0.0,
+    )  # fmt: skip

@@ -10,6 +10,10 @@ import pytest
 from client.jobfile import BadInput, read_job
 
 
+def nobody(file: str) -> str:
+    raise AssertionError(f"{file} is no file of rows")
+
+
 def test_a_job_file_with_changes(tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     file.write_text(json.dumps({"data": {"train": "a.jsonl"}, "schedule": {"epochs": 5}}))
@@ -20,7 +24,7 @@ def test_a_job_file_with_changes(tmp_path: Path) -> None:
         "memory.budget=auto",
         "resume_from=null",
     ]
-    assert read_job(str(file), changes, data=tmp_path) == {
+    assert read_job(str(file), changes, rows=nobody) == {
         "name": "chef",
         "data": {"train": "a.jsonl"},
         "schedule": {"epochs": 3, "learning_rate": 1e-3},
@@ -29,15 +33,10 @@ def test_a_job_file_with_changes(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_of_rows_is_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "my recipes.v2.jsonl").write_text("{}\n")
-    job = read_job("data/my recipes.v2.jsonl", [], data=Path("data"))
-    assert job == {"name": "my-recipes", "data": {"train": "my recipes.v2.jsonl"}}
-    assert read_job("elsewhere.jsonl", [], data=Path("data"))["data"] == {"train": "elsewhere.jsonl"}
-    (tmp_path / "outside.jsonl").write_text("{}\n")
-    assert read_job("outside.jsonl", [], data=Path("data"))["data"] == {"train": str(tmp_path / "outside.jsonl")}
+def test_a_file_of_rows_is_a_job() -> None:
+    job = read_job("data/my recipes.v2.jsonl", ["schedule.epochs=1"], rows=lambda file: f"there/{file}")
+    train = "there/data/my recipes.v2.jsonl"
+    assert job == {"name": "my-recipes", "data": {"train": train}, "schedule": {"epochs": 1}}
 
 
 @pytest.mark.parametrize(
@@ -59,4 +58,4 @@ def test_bad_input_says_how_it_would_be_right(
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(BadInput, match=part):
-        read_job(str(file), changes, data=tmp_path)
+        read_job(str(file), changes, rows=nobody)

@@ -4,63 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from client.api import Longhaul
 from client.local import ROLES
 from client.main import main
-from jobs.lifeline import tied
-from tests.redis_server import free_port
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-class Local:
-    """A running `longhaul local`."""
-
-    def __init__(self, folder: Path) -> None:
-        (folder / "data").mkdir(exist_ok=True)
-        self.folder = folder
-        self.port = free_port()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "LONGHAUL_DEVICE": "cpu"}
-        with open(folder / "out", "wb") as out:
-            self.process = subprocess.Popen(
-                tied(sys.executable, "-m", "client.main", "local", "--port", str(self.port)),
-                cwd=folder,
-                env=environment,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
-        self.api = Longhaul(f"http://127.0.0.1:{self.port}")
-        until(lambda: "Longhaul is up" in self.output(), self.output)
-
-    def output(self) -> str:
-        return (self.folder / "out").read_text()
-
-    def children(self) -> list[int]:
-        return children_of(self.process.pid)
-
-    def workers(self, stage: str) -> set[int]:
-        """Pids heard of in the last minute."""
-        return {worker["pid"] for worker in self.api.workers()["data"] if worker["stage"] == stage}
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def until(condition: Callable[[], object], say: Callable[[], str], within_s: float = 40) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, say()
-        time.sleep(0.05)
+from tests.local import Local, children_of, until
 
 
 def alive(pid: int) -> bool:
@@ -71,9 +21,9 @@ def alive(pid: int) -> bool:
 
 
 def test_up_a_dead_part_comes_back_an_orderly_end_and_a_violent_one(tmp_path: Path) -> None:
-    local = Local(tmp_path)
-    with local.api as api:
-        assert {worker["stage"] for worker in api.workers()["data"]} == set(ROLES)
+    (tmp_path / "data").mkdir()
+    with Local(tmp_path) as local:
+        assert {worker["stage"] for worker in local.api.workers()["data"]} == set(ROLES)
         assert (tmp_path / ".longhaul" / "redis" / "redis.conf").stat().st_mode & 0o077 == 0
         password = (tmp_path / ".longhaul" / "redis" / "redis.conf").read_text().split("requirepass ")[1].split()[0]
         children = local.children()
@@ -84,16 +34,15 @@ def test_up_a_dead_part_comes_back_an_orderly_end_and_a_violent_one(tmp_path: Pa
         os.kill(before, signal.SIGKILL)
         until(lambda: local.workers("prepare") - {before}, local.output)
         assert "prepare was killed by signal 9; again in 1 s" in local.output()
-        job = api.submit({"model": "builtin:t5-tiny", "data": {"train": "nothing.jsonl"}})["id"]
+        job = local.api.submit({"model": "builtin:t5-tiny", "data": {"train": "nothing.jsonl"}})["id"]
         children = local.children()
         local.process.terminate()
         assert local.process.wait(60) == 0
         assert "stopped;" in local.output()
         assert not any(alive(child) for child in children)
 
-    again = Local(tmp_path)  # what was in Redis is still there
-    with again.api as api:
-        assert api.get(job)["id"] == job
+    with Local(tmp_path) as again:  # what was in Redis is still there
+        assert again.api.get(job)["id"] == job
         family = again.children()
         family += [grandchild for child in family for grandchild in children_of(child)]
         again.process.kill()

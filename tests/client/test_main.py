@@ -27,10 +27,10 @@ from jobs.events import (
     JobQueued,
     JobSucceeded,
     JobValidated,
-    MetricRow,
     ModelLoaded,
     OomRecovered,
 )
+from jobs.metrics import MetricRow
 from tests.redis_server import free_port
 from tests.service.running import TINY, Service
 
@@ -179,7 +179,7 @@ def test_ctrl_c_leaves_the_job_alone(
     def left(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("client.main.watch", left)
+    monkeypatch.setattr("client.commands.following.watch", left)
     assert main(["watch", job]) == 130
     assert f"come back with: longhaul watch {job}" in capsys.readouterr().out
     assert service.get(f"/jobs/{job}").json()["status"] == "validating"

@@ -86,8 +86,9 @@ def test_show_tells_memory() -> None:
     job = {
         "id": "job-a", "name": "a", "status": "queued", "request": "none", "error": None, "waiting": None,
         "position": None, "model": "m", "training_file": "rows.jsonl", "steps": None, "attempt": 0,
-        "progress": {"at": None}, "plan": {"memory": memory_plan().told()}, "first_loss": None,
-        "estimated_finish": None, "checkpoint": None, "fine_tuned_model": None, "run_dir": "runs/job-a",
+        "progress": {"at": None}, "plan": {"memory": memory_plan().told()}, "first_loss": None, "cloned_from": None,
+        "estimated_start": None, "estimated_finish": None, "checkpoint": None, "fine_tuned_model": None,
+        "run_dir": "runs/job-a",
     }  # fmt: skip
     print_job(job, Console(file=screen, width=200, color_system=None))
     line = next(line for line in screen.getvalue().splitlines() if line.startswith("memory needed"))

@@ -12,7 +12,7 @@ import pytest
 from tests.docker.engine import COMPOSE_FILE, OURS, Containers
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
-SECRETS = ("LONGHAUL_API_KEY", "DISCORD_WEBHOOK", "WANDB_API_KEY")
+SECRETS = ("LONGHAUL_API_KEY", "LONGHAUL_REDIS_URL", "DISCORD_WEBHOOK", "WANDB_API_KEY")
 
 
 def test_the_service_image_holds_no_torch_and_adds_less_than_200_mb(containers: Containers) -> None:
@@ -61,18 +61,44 @@ def test_containers_are_read_only_without_root_or_capability(containers: Contain
 
 
 def test_no_secret_is_in_an_image_or_a_command_line_or_given_to_who_does_not_need_it(containers: Containers) -> None:
-    key = containers.settings["LONGHAUL_API_KEY"]
+    key, password = containers.settings["LONGHAUL_API_KEY"], containers.settings["LONGHAUL_REDIS_PASSWORD"]
     for image in (containers.image("service"), containers.image("worker")):
         told = containers.docker("image", "inspect", image) + containers.docker("history", "--no-trunc", image)
-        assert key not in told and not any(name in told for name in SECRETS)
+        assert key not in told and password not in told and not any(name in told for name in SECRETS)
     holders = {name: set[str]() for name in SECRETS}
-    for service in OURS:
+    for service in ("redis", *OURS):
         config = containers.container(service)["Config"]
-        assert key not in str([config["Cmd"], config["Entrypoint"], config["Healthcheck"], config["Labels"]])
+        shown = str([config["Cmd"], config["Entrypoint"], config["Healthcheck"], config["Labels"]])
+        shown += containers.inside(service, "sh", "-c", "cat /proc/[0-9]*/cmdline", check=False).replace("\0", " ")
+        assert key not in shown and password not in shown
         names = {line.split("=", 1)[0] for line in config["Env"]}
         for name in names & set(SECRETS):
             holders[name].add(service)
-    assert holders == {"LONGHAUL_API_KEY": {"service"}, "DISCORD_WEBHOOK": {"publish"}, "WANDB_API_KEY": {"publish"}}
+    assert holders == {
+        "LONGHAUL_API_KEY": {"service"},
+        "LONGHAUL_REDIS_URL": set(OURS),
+        "DISCORD_WEBHOOK": {"publish"},
+        "WANDB_API_KEY": {"publish"},
+    }
+
+
+def test_redis_lets_in_its_own_user_only_and_that_one_may_not_look_around(containers: Containers) -> None:
+    def asked(*words: str) -> str:
+        return containers.inside("redis", *words, check=False)
+
+    anybody = ("env", "-u", "REDISCLI_AUTH", "redis-cli")
+    assert "NOAUTH" in asked(*anybody, "ping")
+    assert asked("redis-cli", "--user", "longhaul", "ping").strip() == "PONG"
+    for command in (
+        ("CONFIG", "GET", "*"),
+        ("FLUSHALL",),
+        ("KEYS", "*"),
+        ("ACL", "LIST"),
+        ("GET", "another"),
+        ("DEBUG", "JMAP"),
+    ):
+        assert "NOPERM" in asked("redis-cli", "--user", "longhaul", *command)
+    assert containers.inside("redis", "stat", "-c", "%a", "/run/users.acl").strip() == "600"
 
 
 def test_only_the_api_is_published_and_on_loopback_only(containers: Containers) -> None:
@@ -81,7 +107,7 @@ def test_only_the_api_is_published_and_on_loopback_only(containers: Containers) 
     assert {name: [p for p in ports.values() if p] for name, ports in published.items()} == {
         "redis": [], "service": [[port]], "prepare": [], "worker": [], "publish": [],
     }  # fmt: skip
-    # Redis, which has no password, and the trainer are on a network without a way out.
+    # Redis and the trainer are on a network without a way out.
     networks = {name: set(containers.container(name)["NetworkSettings"]["Networks"]) for name in ("redis", "worker")}
     inside = f"{containers.project}_inside"
     assert networks == {"redis": {inside}, "worker": {inside}}

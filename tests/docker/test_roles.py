@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from jobs.connection import connect
 from jobs.lifeline import tied
-from jobs.store import Store, connect
+from jobs.store import Store
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def workers(redis_url: str, runs: Path) -> Iterator[tuple[subprocess.Popen[bytes
 
     def children() -> dict[str, int]:
         here = f"-{platform.node()}-"  # a name is stage, host, pid, and perhaps more
-        return {facts["stage"]: int(facts["name"].split(here)[1].split("-")[0]) for facts in store.workers()}
+        return {facts["stage"]: int(facts["name"].split(here)[1].split("-")[0]) for facts in store.workers.all()}
 
     with subprocess.Popen(tied(sys.executable, "-m", "worker", "check", "prepare"), env=environment) as parent:
         try:
@@ -65,7 +66,7 @@ def test_sigterm_ends_all_in_good_order(redis_url: str, tmp_path: Path) -> None:
         parent.send_signal(signal.SIGTERM)
         assert parent.wait(20) == 0
         assert all(map(is_gone, pids.values()))
-        assert Store(connect(redis_url)).workers() == []  # both signed off
+        assert Store(connect(redis_url)).workers.all() == []  # both signed off
 
 
 def test_when_one_ends_by_itself_all_end_and_the_exit_code_says_so(redis_url: str, tmp_path: Path) -> None:

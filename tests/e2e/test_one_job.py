@@ -9,9 +9,10 @@ import requests
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from jobs.connection import connect
 from jobs.events import EvaluationFinished, JobSucceeded, ModelLoaded
 from jobs.state import Status
-from jobs.store import Store, connect
+from jobs.store import Store
 from tests.fakes import FakeDiscord, FakeWandb
 from tests.stack import ROLES, Stack, tiny_job
 
@@ -49,6 +50,7 @@ def test_one_job_end_to_end(tmp_path: Path, data: Path) -> None:
 
             shown = requests.get(f"{stack.url}/jobs/{run.id}", timeout=5).json()
             assert (shown["status"], shown["progress"]["step"]) == ("succeeded", 16)
+            assert shown["result_files"] == ["model", "metrics.jsonl"]
 
             rows = run.metrics()
             assert [row.step for row in rows] == list(range(2, 17, 2))

@@ -14,12 +14,13 @@ import pytest
 import requests
 
 from jobs.attempt import Finished
+from jobs.connection import connect
 from jobs.events import AttemptEnded, Event, JobChecked, JobPrepared, JobQueued, JobSubmitted
 from jobs.queue import Tickets
 from jobs.rundir import RunDir, create, list_runs
 from jobs.spec import parse_spec
 from jobs.state import Stage
-from jobs.store import Store, connect
+from jobs.store import Store
 from tests.conftest import ROWS
 from tests.processes import thaw, trainers
 from tests.stack import ROLES, Stack, tiny_job

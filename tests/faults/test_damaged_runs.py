@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from jobs.attempt import Heartbeat
+from jobs.connection import connect
 from jobs.events import AttemptStarted, JobChecked, JobPrepared, JobQueued, JobSubmitted
 from jobs.files import append_line
 from jobs.queue import Tickets
 from jobs.rundir import RunDir, create, list_runs
 from jobs.spec import parse_spec
 from jobs.state import Stage
-from jobs.store import Store, connect
+from jobs.store import Store
 from tests.stack import Stack
 from worker.reconcile import Reconciler
 

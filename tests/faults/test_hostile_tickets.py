@@ -9,10 +9,10 @@ from rq.job import Job
 from rq.queue import Queue
 from rq.serializers import JSONSerializer
 
+from jobs.connection import connect
 from jobs.queue import TICKET_FUNCTION, queue_name
 from jobs.rundir import RunDir
 from jobs.state import Stage
-from jobs.store import connect
 from tests.stack import Stack, tiny_job
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM to every process, twice, too early and too late; and wishes that come just as a job ends."""
+"""SIGTERM to every process, twice, too early and too late."""
 
 from __future__ import annotations
 
@@ -6,23 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections import Counter
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from jobs.attempt import Finished
-from jobs.errors import Conflict
-from jobs.events import AnyFact, AttemptStarted, JobCancelled, JobChecked, JobPrepared, JobQueued, JobSubmitted
-from jobs.queue import Tickets
-from jobs.record import JobRecord
-from jobs.rundir import RunDir, create
-from jobs.spec import parse_spec
+from jobs.connection import connect
+from jobs.rundir import RunDir
 from jobs.state import Status
-from jobs.store import Store, connect
-from service.actions import Actions
+from jobs.store import Store
 from tests.faults.conftest import (
     Undisturbed,
     assert_as_if_nothing_had_happened,
@@ -32,11 +24,9 @@ from tests.faults.conftest import (
 )
 from tests.processes import freeze, parent_of, saving, stepping, thaw, trainers
 from tests.stack import ROOT, Stack
-from worker.ending import ending
 from worker.training.checkpoint import verify
 
 MakeJob = Callable[..., RunDir]
-ROUNDS = 70
 
 
 def test_a_worker_is_stopped_twice_in_the_middle_of_a_background_save(
@@ -128,115 +118,3 @@ def test_a_second_trainer_started_by_hand_leaves_the_first_alone(
     thaw(trainer)
     assert_as_if_nothing_had_happened(stack, run, undisturbed)
     assert reasons(run) == ["done"]
-
-
-# -- wishes against ends ---------------------------------------------------------------------------------------------
-
-
-class Rounds:
-    """One job after another, each brought to a state, then treated by two threads at the same instant."""
-
-    def __init__(self, url: str, folder: Path) -> None:
-        client = connect(url)
-        (folder / "runs").mkdir()
-        self.store = Store(client)
-        self.actions = Actions(runs=folder / "runs", data=folder, store=self.store, tickets=Tickets(client))
-        self._spec = parse_spec({"data": {"train": "rows.jsonl"}})
-        self._count = 0
-
-    def job(self, *facts: AnyFact) -> RunDir:
-        """A queued job, and what happened to it since."""
-        self._count += 1
-        first = JobSubmitted(name="n", model="m", spec_sha256="s")
-        run, _ = create(self.actions.runs, f"job-{self._count}", self._spec, first)
-        self.store.append(run, [JobChecked(plan={}), JobPrepared(data={}, steps=9), JobQueued(), *facts])
-        return run
-
-    def at_once(self, *acts: Callable[[], object]) -> list[object]:
-        """What each returned, or the Conflict that it met."""
-        barrier = threading.Barrier(len(acts))
-        results: list[object] = [None] * len(acts)
-
-        def go(index: int) -> None:
-            barrier.wait()
-            try:
-                results[index] = acts[index]()
-            except Conflict as conflict:
-                results[index] = conflict
-
-        threads = [threading.Thread(target=go, args=(index,)) for index in range(len(acts))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return results
-
-
-@pytest.fixture
-def rounds(redis_url: str, tmp_path: Path) -> Rounds:
-    return Rounds(redis_url, tmp_path)
-
-
-STARTED = AttemptStarted(worker="w", device="cpu")
-
-
-def ends(rounds: Rounds, run: RunDir, end: Finished) -> Callable[[], object]:
-    """What a supervisor does when its trainer has ended."""
-
-    def decide(record: JobRecord) -> Sequence[AnyFact]:
-        return ending(run, record, 1, end)
-
-    return lambda: rounds.store.append(run, decide, attempt=1)
-
-
-@pytest.mark.parametrize("wish", ["cancel", "pause"])
-def test_a_wish_against_a_completion(rounds: Rounds, wish: str) -> None:
-    # Cancel (pause) and the completion of the job, at the same instant. Must hold, in every round: it has succeeded,
-    # once; the wish was noted before, or met a Conflict; Redis says the same; no request is left.
-    done = Finished(at=1.0, reason="done", step=9, result={"model": "model"})
-    seen: Counter[str] = Counter()
-    for _ in range(ROUNDS):
-        run = rounds.job(STARTED)
-        wished, _ = rounds.at_once(lambda run=run: getattr(rounds.actions, wish)(run.id), ends(rounds, run, done))
-        types = [event.type for event in run.events()][5:]
-        late = isinstance(wished, Conflict)
-        assert types == ["attempt.ended", "job.succeeded"] if late else ["job.requested", *types[1:]] == types, types
-        assert types[-2:] == ["attempt.ended", "job.succeeded"]
-        assert rounds.store.get(run.id).record == run.record()
-        assert not run.request_file.exists()
-        seen["late" if late else "noted"] += 1
-    print(wish, dict(seen))
-
-
-def test_a_cancel_against_an_interruption(rounds: Rounds) -> None:
-    # Cancel while the attempt ends because its worker is stopped. Must hold: it is cancelled, once, whoever came first.
-    for _ in range(ROUNDS):
-        run = rounds.job(STARTED)
-        interrupted = Finished(at=1.0, reason="interrupted", step=3)
-        rounds.at_once(lambda run=run: rounds.actions.cancel(run.id), ends(rounds, run, interrupted))
-        types = [event.type for event in run.events()][5:]
-        assert types in (
-            ["job.requested", "attempt.ended", "job.cancelled"],
-            ["attempt.ended", "job.queued", "job.cancelled"],
-        )
-        assert rounds.store.get(run.id).record == run.record()
-        assert rounds.store.claim(run.record().stage, run.id) is None, "nobody gets it any more"
-
-
-def test_a_cancel_against_a_start_and_another_cancel(rounds: Rounds) -> None:
-    # Cancel twice while a worker starts the job. Must hold: cancelled before it started (the worker is told), or
-    # running with one request; never both, never two of a kind.
-    for _ in range(ROUNDS):
-        run = rounds.job()
-        *_, started = rounds.at_once(
-            lambda run=run: rounds.actions.cancel(run.id),
-            lambda run=run: rounds.actions.cancel(run.id),
-            lambda run=run: rounds.store.append(run, [STARTED]),
-        )
-        facts = [event.fact for event in run.events()][4:]
-        if isinstance(started, Conflict):
-            assert [type(fact) for fact in facts] == [JobCancelled]
-        else:
-            assert [fact.type for fact in facts] == ["attempt.started", "job.requested"]
-            assert run.request_file.read_text() == "cancel\n"
-        assert rounds.store.get(run.id).record == run.record()

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import requests
 
+from jobs.connection import connect
 from jobs.events import AttemptStarted, JobChecked, JobPrepared, JobQueued, JobSubmitted
 from jobs.rundir import RunDir, create
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
-from jobs.store import Store, connect
+from jobs.store import Store
 from tests.faults.conftest import (
     Follower,
     Undisturbed,
@@ -36,7 +37,7 @@ def test_an_idle_worker_ends_on_sigterm_while_redis_is_away(tmp_path: Path, data
     with Stack(tmp_path / "home", data=data) as stack:
         stack.start("check")
         store = Store(connect(stack.redis.url))
-        stack.wait_for(lambda: store.workers() or None, "the worker's heartbeat")
+        stack.wait_for(lambda: store.workers.all() or None, "the worker's heartbeat")
         stack.redis.stop()
         worker = stack.processes["check"]
         worker.send_signal(signal.SIGTERM)

@@ -6,12 +6,13 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import redis
 
-from jobs import moves
+from jobs import moves, queries, upkeep
+from jobs.connection import Scripts, connect
 from jobs.events import (
     AnyFact,
     AttemptEnded,
@@ -25,28 +26,23 @@ from jobs.events import (
 from jobs.rundir import RunDir, create
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
-from jobs.store import Store, connect
+from jobs.store import Store
 
 SPEC = parse_spec({"data": {"train": "rows.jsonl"}})
 STARTED = AttemptStarted(worker="w", device="cpu")
 TO_QUEUE: list[AnyFact] = [JobChecked(plan={}), JobPrepared(data={}, steps=10), JobQueued()]
 
 
-class LossyStore(Store):
-    """Loses the reply of every move once, so that each is sent twice; answers with the second reply."""
+class Lossy(Scripts):
+    """Loses the reply of every script once, so that each is sent twice; answers with the second reply."""
 
-    def __init__(self, client: redis.Redis) -> None:
-        super().__init__(client)
-        self.sent: set[str] = set()
+    sent: ClassVar[set[str]] = set()
 
-    def _move(self, script: str, *args: str | int) -> Any:
+    def __call__(self, script: str, *args: str | int) -> Any:
         self.sent.add(script)
-        first = super()._move(script, *args)
-        second = super()._move(script, *args)
-        if script not in (
-            moves.RELEASE,
-            moves.PARK,
-        ):  # its answer says whether *this* call let go; the state is what counts
+        first = super().__call__(script, *args)
+        second = super().__call__(script, *args)
+        if script not in (moves.RELEASE, moves.PARK):  # says whether *this* call let go; the state is what counts
             assert first == second, script
         return second
 
@@ -74,20 +70,21 @@ def scenario(store: Store, runs: Path) -> None:
     store.append(run, TO_QUEUE[1:], release="t3")
     assert store.claim(Stage.TRAIN, "t4") == "job-a"
     store.append(run, [STARTED])
-    assert [item for item in store.expired() if item[0] == "job-a"] == []
-    assert store.expire("job-a", "t4") == 0
+    assert [item for item in store.upkeep.expired() if item[0] == "job-a"] == []
+    assert store.upkeep.expire("job-a", "t4") == 0
     store.append(run, [AttemptEnded(reason="interrupted"), JobQueued()], attempt=1, release="t4")
     assert store.claim(Stage.TRAIN, "t5") == "job-a"
     store.park("job-a", "t5")
     assert store.waiting(Stage.TRAIN) == 0
+    assert store.page(after=None, limit=1)[1] and store.get("job-a").position is None and store.using("rows") == []
     store.forget("job-b")
-    assert store.known() == {"job-a"}
-    assert store.lead("me", 60_000) and not store.lead("you", 60_000)
-    assert store.begin_rebuild("me") and store.end_rebuild("me") and not store.begin_rebuild("you")
-    store.resign("you")
-    assert not store.lead("you", 60_000)
-    store.resign("me")
-    assert store.lead("you", 60_000)
+    assert store.upkeep.known() == {"job-a"}
+    assert store.upkeep.lead("me", 60_000) and not store.upkeep.lead("you", 60_000)
+    assert store.upkeep.begin_rebuild("me") and store.upkeep.end_rebuild("me") and not store.upkeep.begin_rebuild("you")
+    store.upkeep.resign("you")
+    assert not store.upkeep.lead("you", 60_000)
+    store.upkeep.resign("me")
+    assert store.upkeep.lead("you", 60_000)
 
 
 def dump(client: redis.Redis) -> dict[str, Any]:
@@ -120,18 +117,23 @@ def _timeless(value: bytes) -> Any:
     return None if isinstance(parsed, float) or (isinstance(parsed, int) and abs(parsed) > 10**9) else parsed
 
 
-def test_every_move_sent_twice_leaves_the_same_redis(redis_url: str, tmp_path: Path) -> None:
+def test_every_move_sent_twice_leaves_the_same_redis(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = connect(redis_url)
     (tmp_path / "once").mkdir()
     scenario(Store(client), tmp_path / "once")
     once = dump(client)
     client.flushall()
     (tmp_path / "twice").mkdir()
-    lossy = LossyStore(client)
-    scenario(lossy, tmp_path / "twice")
+    with monkeypatch.context() as patch:
+        for module in ("store", "upkeep"):
+            patch.setattr(f"jobs.{module}.Scripts", Lossy)
+        scenario(Store(client), tmp_path / "twice")
     assert dump(client) == once
-    every = {value for name, value in vars(moves).items() if name.isupper() and name != "HELPERS"}
-    assert lossy.sent == every, "a move that this test does not replay"
+    texts = {**vars(moves), **vars(upkeep), **vars(queries)}.items()
+    every = {text for name, text in texts if name.isupper() and name not in ("HELPERS", "SHOWN", "EVERY_JOB")}
+    assert Lossy.sent == every, "a script that this test does not replay"
 
 
 def test_one_ticket_too_many_finds_nothing(redis_url: str, tmp_path: Path) -> None:
@@ -207,21 +209,4 @@ def test_an_old_projection_changes_nothing_but_lets_its_lease_go(redis_url: str,
     store.append(run, [JobCancelled()])
     store.project(run, old, [], release="t")
     assert store.get("a").record.status is Status.CANCELLED
-    assert not store.leased("a") and store.waiting(Stage.CHECK) == 0
-
-
-def test_pages_follow_each_other_without_gap(redis_url: str, tmp_path: Path) -> None:
-    store = Store(connect(redis_url))
-    names = [f"job-{index}" for index in range(7)]
-    for name in names:
-        submit(store, tmp_path, name)
-    seen: list[str] = []
-    after, more = None, True
-    while more:
-        page, more = store.page(after=after, limit=3)
-        seen += [job.record.id for job in page]
-        after = page[-1].record.id
-    assert sorted(seen) == names
-    store.append(RunDir(tmp_path / "job-3"), [JobCancelled()])
-    assert [job.record.id for job in store.page(after=None, limit=9, status=Status.CANCELLED)[0]] == ["job-3"]
-    assert len(store.page(after=None, limit=9, status=Status.VALIDATING)[0]) == 6
+    assert not store.upkeep.leased("a") and store.waiting(Stage.CHECK) == 0

@@ -27,10 +27,10 @@ from jobs.events import (
     JobResumed,
     JobSubmitted,
     JobSucceeded,
-    MetricRow,
     any_fact,
 )
 from jobs.files import LineWriter, append_line, last_row
+from jobs.metrics import MetricRow
 from jobs.record import JobRecord
 from jobs.rundir import RunDir, create, list_runs
 from jobs.spec import parse_spec
@@ -57,7 +57,7 @@ def saved(step: int) -> CheckpointSaved:
 def test_the_set_of_events_is_the_design() -> None:
     schema = any_fact.json_schema()
     assert tuple(sorted(schema["discriminator"]["mapping"])) == tuple(sorted(EVENT_TYPES))
-    assert len(EVENT_TYPES) == 22
+    assert len(EVENT_TYPES) == 23
 
 
 def test_creating_twice_makes_one(tmp_path: Path) -> None:

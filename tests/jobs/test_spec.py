@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jobs.data_names import DATA_SUFFIXES, HubData, data_format, hub_data
-from jobs.errors import NotSupportedYet, UserError
+from jobs.errors import UserError
 from jobs.plan import resolve
 from jobs.spec import JobSpec, parse_spec
 from tests.memory_plans import memory_plan
@@ -128,16 +128,20 @@ def test_what_is_missing_is_named() -> None:
         parse_spec([])
 
 
+@pytest.mark.parametrize("value", ["job-1", "job-1a2b3c/step-00000500", "job-a_b-c/step-123456789"])
+def test_a_job_or_one_of_its_checkpoints_can_be_gone_on_from(value: str) -> None:
+    assert parse_spec(with_key("resume_from", value)).resume_from == value
+
+
 @pytest.mark.parametrize(
-    ("dotted", "value"),
-    [
-        ("resume_from", "job-1"),
-    ],
-)
-def test_what_a_later_version_does_is_refused_not_ignored(dotted: str, value: object) -> None:
-    with pytest.raises(NotSupportedYet, match="is not supported yet") as caught:
-        parse_spec(with_key(dotted, value))
-    assert caught.value.param is not None and caught.value.hint
+    "value",
+    ["", "1", "job-", "job-A", "job-1/", "job-1/step-5", "job-1/../step-00000005", "job-1/step-00000005/", "../job-1",
+     "job-1\n", "job-1/tmp-step-00000005"],
+)  # fmt: skip
+def test_anything_else_is_not_and_an_example_is_given(value: str) -> None:
+    with pytest.raises(UserError, match=r"such as job-1a2b3c/step-00000500") as caught:
+        parse_spec(with_key("resume_from", value))
+    assert caught.value.param == "resume_from" and repr(value) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +182,6 @@ def test_a_name_with_one_slash_and_no_known_ending_is_a_hub_data_set(name: str, 
 def test_a_name_that_says_nothing_is_refused_with_the_known_endings(param: str, name: str) -> None:
     with pytest.raises(UserError, match=re.escape(f"{param} = {name!r}")) as caught:
         parse_spec(with_key(param, name))
-    assert not isinstance(caught.value, NotSupportedYet)
     assert caught.value.param == param
     assert all(suffix in str(caught.value) for suffix in DATA_SUFFIXES)
     assert "data.format" in str(caught.value.hint)

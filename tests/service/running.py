@@ -11,13 +11,16 @@ from pathlib import Path
 import requests
 import uvicorn
 
+from jobs.connection import connect
 from jobs.events import AnyFact
 from jobs.record import JobRecord
 from jobs.rundir import RunDir
-from jobs.store import Store, connect
+from jobs.store import Store
+from service.connections import LIMITS
 from service.main import create_app
 from service.settings import Settings
 from tests.redis_server import free_port
+from tests.service.contract import Contract
 
 TINY = {"name": "tiny", "model": "builtin:t5-tiny", "data": {"train": "rows.jsonl"}}
 
@@ -62,22 +65,32 @@ class Service:
 
 @contextmanager
 def running(
-    redis_url: str, folder: Path, *, api_key: str | None = None, keep_alive_s: float = 15.0
+    redis_url: str,
+    folder: Path,
+    *,
+    api_key: str | None = None,
+    api_keys_file: Path | None = None,
+    rate_limit: float = 0.0,
+    keep_alive_s: float = 15.0,
+    max_upload_bytes: int = 10**9,
+    max_streams: int = 1000,
 ) -> Iterator[Service]:
     """A running service with `runs` and `data` in `folder`."""
     settings = Settings(
         redis_url=redis_url,
         runs=folder / "runs",
         data=folder / "data",
+        uploads=folder / "uploads",
+        max_upload_bytes=max_upload_bytes,
         port=free_port(),
         api_key=api_key,
+        api_keys_file=api_keys_file,
+        rate_limit=rate_limit,
         keep_alive_s=keep_alive_s,
+        max_streams=max_streams,
     )
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(settings), port=settings.port, log_config=None, access_log=False, timeout_graceful_shutdown=1
-        )
-    )
+    contract = Contract(create_app(settings))
+    server = uvicorn.Server(uvicorn.Config(contract, port=settings.port, **(LIMITS | {"timeout_graceful_shutdown": 1})))
     thread = threading.Thread(target=server.run, name="service")
     thread.start()
     try:
@@ -89,6 +102,7 @@ def running(
         service = Service(settings)
         with service.session:
             yield service
+        assert contract.broken() == [], "these answers are not as the OpenAPI document says"
     finally:
         server.should_exit = True
         thread.join(timeout=15)

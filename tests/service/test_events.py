@@ -13,17 +13,23 @@ import pytest
 import requests
 
 import jobs.feed
+from jobs.connection import connect
 from jobs.events import (
     AttemptStarted,
     CheckpointSaved,
+    Event,
     JobCancelled,
     JobChecked,
     JobPrepared,
     JobQueued,
     JobRequested,
 )
+from jobs.store import Store
+from service.stream import frame
 from tests.redis_server import RedisServer
-from tests.service.running import Service, running
+from tests.service.running import TINY, Service, running
+from tests.sinks.driving import until
+from tests.stack import Stack
 
 START = (JobChecked(plan={}), JobPrepared(data={}, steps=9), JobQueued(), AttemptStarted(worker="w", device="cpu"))
 
@@ -136,7 +142,7 @@ def test_no_gap_while_events_are_being_written(service: Service) -> None:
 
 def test_a_slow_follower_misses_nothing(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes one event and rests while its queue overflows, the last event included; then it reads on by number."""
-    monkeypatch.setattr(jobs.feed, "QUEUE_LENGTH", 2)
+    monkeypatch.setattr(jobs.feed, "MOST_WAITING", 2)
     job = service.submit()
 
     def work() -> None:
@@ -146,11 +152,11 @@ def test_a_slow_follower_misses_nothing(service: Service, monkeypatch: pytest.Mo
 
     async def slow() -> list[int]:
         got = []
-        async with jobs.feed.Feed(service.settings.redis_url) as feed:
-            async for event in feed.follow(job, after=0, idle_s=10):
-                assert event is not None, "idle although there are events"
-                got.append(event.number)
-                if event.number == 1:
+        async with jobs.feed.Feed(service.settings.redis_url, frame) as feed:
+            async for new in feed.follow(job, after=0, idle_s=10):
+                assert new, "idle although there are events"
+                got += [told.number for told in new]
+                if got == [1]:
                     await asyncio.to_thread(work)
                     await asyncio.sleep(0.3)
         return got
@@ -178,3 +184,119 @@ def test_a_stream_survives_a_restart_of_redis(tmp_path: Path) -> None:
             service.append(job, checkpoint(1))
             service.append(job, JobCancelled())
             assert [frame["id"] for frame in stream] == ["6", "7"]
+
+
+def test_a_stream_goes_on_after_the_service_was_killed_and_started_again(tmp_path: Path, data: Path) -> None:
+    """kill -9 between events, three times, while a worker goes on writing: each number once, in order."""
+    with Stack(tmp_path / "home", data=data) as stack:
+        stack.start("service")
+        run = stack.submit(TINY)
+        store = Store(connect(stack.redis.url))
+        store.append(run, START)
+        got: list[int] = []
+        for step in range(4):
+            headers = {"Accept": "text/event-stream", "Last-Event-ID": str(got[-1] if got else 0)}
+            url = f"{stack.url}/jobs/{run.id}/events"
+            with requests.get(url, headers=headers, stream=True, timeout=20) as answer:
+                stream = frames(answer)
+                while not got or got[-1] < 5 + 2 * step:
+                    frame = next(stream)
+                    got += [int(frame["id"])] if "id" in frame else []
+                store.append(run, [checkpoint(step)])
+                got.append(next(int(frame["id"]) for frame in stream if "id" in frame))
+                stack.kill("service")
+            store.append(run, [checkpoint(step)])  # while nobody serves
+            stack.start("service")
+        store.append(run, [JobCancelled()])
+        with requests.get(
+            f"{stack.url}/jobs/{run.id}/events",
+            headers={"Accept": "text/event-stream", "Last-Event-ID": str(got[-1])},
+            stream=True,
+            timeout=20,
+        ) as answer:
+            got += numbers(answer)
+    assert got == list(range(1, 15))
+
+
+def test_an_event_is_put_into_words_once_for_all_who_follow(service: Service) -> None:
+    job = service.submit()
+    made: list[int] = []
+
+    def counted(event: Event) -> bytes:
+        made.append(event.number)
+        return frame(event)
+
+    async def everybody() -> list[list[int]]:
+        async with jobs.feed.Feed(service.settings.redis_url, counted) as feed:
+            there = asyncio.Barrier(21)
+
+            async def one() -> list[int]:
+                got: list[int] = []
+                async for new in feed.follow(job, after=0, idle_s=10):
+                    assert new, "idle although there are events"
+                    if not got:
+                        await there.wait()
+                    got += [told.number for told in new]
+                return got
+
+            async def worker() -> None:
+                await there.wait()
+                await asyncio.to_thread(service.append, job, *START)
+                await asyncio.to_thread(service.append, job, JobCancelled())
+
+            *found, _ = await asyncio.gather(*(one() for _ in range(20)), worker())
+            return found
+
+    assert asyncio.run(everybody()) == [list(range(1, 7))] * 20
+    assert sorted(made) == list(range(1, 7))
+
+
+def test_an_event_that_nobody_can_read_stops_no_other_job(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    """As another version, or a stranger in Redis, may write it: the reader goes on for everybody else."""
+    broken, job = service.submit(), service.submit()
+    client = connect(service.settings.redis_url)
+    with follow(service, broken) as hurt, follow(service, job) as answer:
+        stream, other = frames(answer), frames(hurt)
+        for each in (stream, other):
+            assert [next(each).get("id") for _ in range(2)] == [None, "1"]
+        client.xadd("longhaul:events", {"job": broken, "event": '{"number": 2, "fact": {"type": "job.exploded"}}'})
+        service.append(job, JobCancelled())
+        assert [frame["id"] for frame in stream if "id" in frame] == ["2"]
+    assert f"job {broken} has an event that this version cannot read" in caplog.text
+
+
+def test_too_many_streams_are_refused_and_those_that_end_make_room(redis_url: str, tmp_path: Path) -> None:
+    with running(redis_url, tmp_path, max_streams=2) as service:
+        job = service.submit()
+        with follow(service, job) as first, follow(service, job) as second:
+            streams = [frames(answer) for answer in (first, second)]
+            assert [next(stream) for stream in streams] == [{"comment": "following"}] * 2
+            refused = follow(service, job)
+            assert refused.status_code == 429
+            assert int(refused.headers["Retry-After"]) > 0
+            assert refused.json()["error"]["code"] == "too_many_streams"
+            logs = service.get(f"/jobs/{job}/logs?follow=true")
+            assert (logs.status_code, logs.json()["error"]["code"]) == (429, "too_many_streams")
+            assert service.get(f"/jobs/{job}").status_code == 200, "only streams are counted"
+            service.append(job, JobCancelled())
+            for stream in streams:
+                assert [frame["id"] for frame in stream if "id" in frame] == ["1", "2"]
+        until(lambda: service.get(f"/jobs/{job}/logs?follow=true").status_code == 200)
+
+
+# redis-py leaves a connection to the garbage collector when it is stopped while it connects.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_feed_stops_at_once_whenever_it_is_told_to(service: Service) -> None:
+    """At any moment of its reader's and followers' first words with Redis, whose client may swallow a cancellation."""
+
+    async def rounds() -> None:
+        for number in range(150):
+            async with asyncio.timeout(20):
+                async with jobs.feed.Feed(service.settings.redis_url, frame) as feed:
+                    followers = [asyncio.create_task(feed.ended("job-none", after=0)) for _ in range(5)]
+                    await asyncio.sleep(number / 15_000)
+                for follower in followers:
+                    follower.cancel()
+                await asyncio.wait(followers)
+
+    asyncio.run(rounds())

@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import redis
 import requests
 
-from jobs.events import AttemptStarted, DeviceWaiting, JobChecked, JobPrepared, JobQueued, MetricRow
-from jobs.files import append_line
+from jobs.events import AttemptStarted, DeviceWaiting, JobChecked, JobPrepared, JobQueued
+from jobs.metrics import MetricRow
 from service.settings import Settings, read_settings
 from tests.redis_server import RedisServer
 from tests.service.running import TINY, Service, running
@@ -52,21 +51,6 @@ def row(step: int, loss: float = 2.0) -> MetricRow:
     )  # fmt: skip
 
 
-def test_metrics_and_progress(service: Service) -> None:
-    job = service.submit()
-    run = service.run(job)
-    assert service.get(f"/jobs/{job}/metrics").json()["data"] == []
-    for step in (10, 20, 30):
-        append_line(run.metrics_file, row(step))
-    append_line(run.metrics_file, row(20, loss=1.5))
-    service.store.set_latest(job, row(30))
-    page = service.get(f"/jobs/{job}/metrics", params={"after_step": 10, "limit": 1}).json()
-    assert [(each["step"], each["loss"]) for each in page["data"]] == [(20, 1.5)]
-    assert page["has_more"]
-    progress = service.get(f"/jobs/{job}").json()["progress"]
-    assert (progress["step"], progress["loss"], progress["rows_per_s"]) == (30, 2.0, 10.0)
-
-
 def test_time_left_is_the_plans_until_it_is_measured(service: Service) -> None:
     job = service.submit()
     time = {"hours_expected": 2.0, "text": "≥ 1.0 h at the limit of an RTX 5090 (about 2.0 h expected)"}
@@ -87,43 +71,6 @@ def test_time_left_is_the_plans_until_it_is_measured(service: Service) -> None:
         61,
     )
     assert (shown["progress"]["mfu"], shown["progress"]["tokens_per_s"]) == (0.5, 900.0)
-
-
-def test_logs(service: Service) -> None:
-    job = service.submit()
-    assert service.get(f"/jobs/{job}/logs").text == ""
-    service.run(job).trainer_log.write_text("one\ntwo\nthree\n")
-    answer = service.get(f"/jobs/{job}/logs", params={"tail": 2})
-    assert answer.headers["Content-Type"].startswith("text/plain")
-    assert answer.text == "two\nthree\n"
-    with open(service.run(job).trainer_log, "a") as file:
-        file.write("four\n")
-    assert service.get(f"/jobs/{job}/logs", params={"offset": answer.headers["X-Next-Offset"]}).text == "four\n"
-
-
-TRAIN_0 = {"name": "train-0", "stage": "train", "healthy": True, "why": None, "device": "cpu"}
-
-
-def test_workers(service: Service) -> None:
-    service.store.report_worker("train-0", TRAIN_0)
-    assert service.get("/workers").json()["data"] == [TRAIN_0]
-
-
-@pytest.mark.parametrize("junk", [
-    b"", b"\xff\xfe", b"not json", b"[1]", b'"train-1"', b"{}", b"[" * 100_000,
-    *(b'{"name": "train-1", "stage": "train", "healthy": true, "why": %s}' % why
-      for why in (b"NaN", b"1e999", b'"\\ud800"')),
-])  # fmt: skip
-def test_what_is_no_heartbeat_is_passed_over(service: Service, caplog: pytest.LogCaptureFixture, junk: bytes) -> None:
-    client = redis.Redis.from_url(service.settings.redis_url)
-    service.store.report_worker("train-0", TRAIN_0)
-    client.set("longhaul:worker:train-1", junk)
-    client.hset("longhaul:worker:train-2", "not", "a string")
-    answer = service.get("/workers")
-    assert (answer.status_code, answer.json()["data"]) == (200, [TRAIN_0])
-    passed_over = [record.getMessage() for record in caplog.records if record.name == "longhaul.store"]
-    assert ["longhaul:worker:train-1" in line for line in passed_over] == [True, False]
-    assert "longhaul:worker:train-2" in passed_over[1]
 
 
 def test_a_queued_job_says_why_no_card_takes_it(service: Service) -> None:

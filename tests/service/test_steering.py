@@ -1,9 +1,10 @@
-"""Cancel, pause, resume: every state against every wish."""
+"""Cancel, pause, resume, prioritise: every state against every wish."""
 
 from __future__ import annotations
 
 import pytest
 
+from jobs.connection import connect
 from jobs.events import (
     AnyFact,
     AttemptEnded,
@@ -20,7 +21,6 @@ from jobs.events import (
 )
 from jobs.queue import Tickets
 from jobs.state import Stage
-from jobs.store import connect
 from tests.service.running import Service
 
 QUEUED: list[AnyFact] = [JobChecked(plan={}), JobPrepared(data={}, steps=10), JobQueued()]
@@ -111,6 +111,56 @@ def test_a_paused_job_leaves_the_order_and_a_resumed_one_takes_its_old_place(ser
     assert tickets.count(Stage.TRAIN) == before + 1
 
 
+def test_the_priority_of_every_job_that_has_not_ended_can_be_changed(service: Service) -> None:
+    for state, facts in STATES.items():
+        job = service.submit(priority=1)
+        for fact in facts:
+            service.append(job, fact)
+        before = service.run(job).events()
+        answers = [service.request("PATCH", f"/jobs/{job}", json={"priority": -7}) for _ in range(2)]
+        shown = service.get(f"/jobs/{job}").json()
+        since = service.run(job).events()[len(before) :]
+        if state in ("succeeded", "failed", "validated"):
+            assert ([answer.status_code for answer in answers], shown["priority"], since) == ([409, 409], 1, []), state
+            continue
+        assert [answer.json()["priority"] for answer in answers] == [-7, -7] == [shown["priority"]] * 2, state
+        assert [event.type for event in since] == ["job.prioritised"], "once"
+        event = service.get(f"/jobs/{job}/events").json()["data"][-1]
+        assert (event["message"], event["data"]) == ("priority -7 from now on", {"priority": -7})
+
+
+def test_a_new_priority_is_a_new_place_in_the_order_of_any_stage(service: Service) -> None:
+    jobs = [service.submit() for _ in range(3)]
+    for facts in ([], QUEUED):
+        for job in jobs:
+            service.append(job, *facts)
+        service.request("PATCH", f"/jobs/{jobs[2]}", json={"priority": 2})
+        assert [service.get(f"/jobs/{job}").json()["position"] for job in jobs] == [1, 2, 0]
+        service.request("PATCH", f"/jobs/{jobs[2]}", json={"priority": 0})
+        assert [service.get(f"/jobs/{job}").json()["position"] for job in jobs] == [0, 1, 2], "its time still counts"
+
+
+BAD_CHANGES: list[tuple[object, str | None]] = [
+    ({}, "priority"),
+    ({"priority": 101}, "priority"),
+    ({"priority": -101}, "priority"),
+    ({"priority": 1.5}, "priority"),
+    ({"priority": "1"}, "priority"),
+    ({"priority": True}, "priority"),
+    ({"priority": None}, "priority"),
+    ({"priority": 1, "name": "x"}, "name"),
+    ([], None),
+]
+
+
+def test_a_change_that_cannot_be_made_is_refused_by_name(service: Service) -> None:
+    job = service.submit()
+    for body, param in BAD_CHANGES:
+        answer = service.request("PATCH", f"/jobs/{job}", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (422, param), body
+    assert len(service.run(job).events()) == 1
+
+
 def test_a_failed_job_shows_cause_and_hint(service: Service) -> None:
     job = service.submit()
     service.append(job, *STATES["failed"])
@@ -118,9 +168,9 @@ def test_a_failed_job_shows_cause_and_hint(service: Service) -> None:
     assert error == {"code": "bad_data", "message": "m", "hint": "h", "param": None}
 
 
-@pytest.mark.parametrize("wish", ["", "/cancel", "/events", "/metrics", "/logs"])
+@pytest.mark.parametrize("wish", ["", "/cancel", "/clone", "/events", "/metrics", "/logs"])
 def test_an_unknown_job_is_404(service: Service, wish: str) -> None:
-    method = "POST" if wish == "/cancel" else "GET"
+    method = "POST" if wish in ("/cancel", "/clone") else "GET"
     for job in ("job-unknown", "tmp-job-1", "%2e%2e", "..%2f..%2fetc", "job-A", "x" * 300, "job-%00"):
         answer = service.request(method, f"/jobs/{job}{wish}")
         assert answer.status_code == 404, job

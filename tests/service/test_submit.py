@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from jobs.connection import connect
 from jobs.errors import Conflict, StoreUnavailable
 from jobs.queue import Tickets
 from jobs.state import Stage
-from jobs.store import Store, connect
-from service.actions import Actions, make_id
+from jobs.store import Store
+from service.submissions import Submissions, make_id
 from tests.redis_server import RedisServer
 from tests.service.running import TINY, Service, running
 
@@ -54,7 +55,7 @@ BAD: list[tuple[str, Any, str | None, str]] = [
     ("nothing", {}, "data", "is required"),
     ("a list", [], None, "a job is a JSON object"),
     ("wrong type", {**TINY, "schedule": {"epochs": "many"}}, "schedule.epochs", "many"),
-    ("not built yet", {**TINY, "resume_from": "job-1"}, "resume_from", "not supported yet"),
+    ("no job to go on from", {**TINY, "resume_from": "yesterday's"}, "resume_from", "such as job-1a2b3c"),
     ("outside, relative", {**TINY, "data": {"train": "../rows.jsonl"}}, "data.train", "outside the data directory"),
     ("outside, absolute", {**TINY, "data": {"train": "/etc/rows.jsonl"}}, "data.train", "outside the data directory"),
     ("outside, sibling", {**TINY, "data": {"train": "../data2/rows.jsonl"}}, "data.train", "outside"),
@@ -146,9 +147,7 @@ def test_fifty_submissions_with_one_key_at_once_make_one_job(service: Service) -
 
 def test_a_submission_that_died_after_its_reservation_is_completed_by_the_next(service: Service) -> None:
     """The first one reserved the key and its process was killed: the same id comes to life."""
-    actions = _actions(service)
-    body_sha = _reserved_by_a_dead_one(actions, service.store)
-    assert body_sha
+    _reserved_by_a_dead_one(service)
     job = service.post("/jobs", json=TINY, headers={"Idempotency-Key": "half"}).json()
     assert job["id"] == "job-halfmade"
     assert service.run("job-halfmade").exists()
@@ -195,23 +194,18 @@ def test_ids_sort_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {len(each) for each in ids} == {24}
 
 
-def _actions(service: Service) -> Actions:
+def _reserved_by_a_dead_one(service: Service) -> None:
+    """Reserve as a submission of TINY under the key `half` does, and stop there."""
     settings = service.settings
-    tickets = Tickets(connect(settings.redis_url))
-    return Actions(runs=settings.runs, data=settings.data, store=service.store, tickets=tickets)
-
-
-def _reserved_by_a_dead_one(actions: Actions, store: Store) -> str:
-    """Reserve as a submission of TINY under the key `half` does, and stop there. Returns the hash of the body."""
-    seen: list[str] = []
 
     class Dying(Store):
         def reserve(self, key: str, job: str, body_sha256: str, **_: object) -> tuple[str, str]:
-            store.reserve(key, "job-halfmade", body_sha256)
-            seen.append(body_sha256)
+            service.store.reserve(key, "job-halfmade", body_sha256)
             raise Conflict("killed here")
 
-    dying = Actions(runs=actions.runs, data=actions._data, store=Dying(store._redis), tickets=actions._tickets)
+    client = connect(settings.redis_url)
+    submissions = Submissions(
+        runs=settings.runs, data=settings.data, uploads=settings.uploads, store=Dying(client), tickets=Tickets(client)
+    )
     with pytest.raises(Conflict, match="killed here"):
-        dying.submit(TINY, key="half")
-    return seen[0]
+        submissions.submit(TINY, key="half", dry_run=False)

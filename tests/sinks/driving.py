@@ -10,18 +10,19 @@ from pathlib import Path
 
 from jobs.rundir import RunDir
 from worker.feed import read_cursor
-from worker.publish import publish
+from worker.publish import Line, publish
 from worker.sinks.base import Sink
 
 
 @contextlib.contextmanager
-def publishing(runs: Path, *sinks: Sink) -> Iterator[None]:
+def publishing(runs: Path, *sinks: Sink) -> Iterator[list[Line]]:
     """publish with these sinks, woken fifty times a second, stopped in good order at the end."""
     stop = threading.Event()
-    thread = threading.Thread(target=publish, args=(runs, sinks, lambda _: stop.wait(0.02), stop))
+    lines = [Line(sink) for sink in sinks]
+    thread = threading.Thread(target=publish, args=(runs, lines, lambda _: stop.wait(0.02), stop))
     thread.start()
     try:
-        yield
+        yield lines
     finally:
         stop.set()
         thread.join(40)

@@ -17,11 +17,11 @@ from jobs.events import (
     JobQueued,
     JobSubmitted,
     JobSucceeded,
-    MetricRow,
     ModelLoaded,
     Sample,
 )
 from jobs.files import append_line
+from jobs.metrics import MetricRow
 from jobs.rundir import RunDir, create
 from jobs.spec import JobSpec
 

@@ -98,11 +98,11 @@ PUBLISH = """
 import sys, threading
 from pathlib import Path
 from jobs.lifeline import tied
-from worker.publish import publish
+from worker.publish import Line, publish
 from worker.sinks.wandb import WandbSink
 stop = threading.Event()
 sink = WandbSink(lambda: tied(sys.executable, "-m", "worker.sinks.wandb_child"), *sys.argv[2:], flush_s=0.2)
-publish(Path(sys.argv[1]), [sink], lambda _: stop.wait(0.02), stop)
+publish(Path(sys.argv[1]), [Line(sink)], lambda _: stop.wait(0.02), stop)
 """
 
 

@@ -21,7 +21,7 @@ NAME = "cooks/t5-tiny"
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves folders as repositories at COMMIT, by `models` or `datasets` and name, e.g. `datasets/cooks/recipes`."""
+    """Serves folders as repositories at `commit`, by `models` or `datasets` and name, e.g. `datasets/cooks/recipes`."""
 
     daemon_threads = True
 
@@ -30,7 +30,9 @@ class Hub(ThreadingHTTPServer):
         self.cards: dict[str, dict[str, Any]] = {}
         """What a repository's card says, beside its name."""
         self.revisions = {"main", "refs/convert/parquet"}
-        """Names of COMMIT."""
+        """Names of `commit`."""
+        self.commit = COMMIT
+        """The newest. COMMIT itself is known in any case, and has the same files."""
         self.delay_s = 0.0
         self.ranges = True
         self.fetched: list[str] = []
@@ -71,11 +73,13 @@ class Handler(BaseHTTPRequestHandler):
         if folder is None:
             self._answer(404, b"", {"X-Error-Code": "RepoNotFound"})
         else:
-            self._file(folder, self._without_revision(file))
+            self._file(folder, *self._resolved(file))
 
-    def _without_revision(self, path: str) -> str:
-        known = "|".join(map(re.escape, [COMMIT, *self.server.revisions]))
-        return re.sub(f"^(?:{known})/", "", path)
+    def _resolved(self, path: str) -> tuple[str, str]:
+        """The path without its revision, and the commit that this stands for."""
+        known = "|".join(map(re.escape, [COMMIT, self.server.commit, *self.server.revisions]))
+        commit = COMMIT if path.startswith(COMMIT) else self.server.commit
+        return re.sub(f"^(?:{known})/", "", path), commit
 
     def _repository(self, path: str) -> None:
         listing = "/tree/" in path
@@ -83,26 +87,27 @@ class Handler(BaseHTTPRequestHandler):
         folder = self.server.repositories.get(name)
         if folder is None:
             self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-        elif revision not in ("", COMMIT, *self.server.revisions):
+        elif revision not in ("", COMMIT, self.server.commit, *self.server.revisions):
             self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         else:
             files = sorted(file for file in folder.rglob("*") if file.is_file())
             siblings = [{"rfilename": str(file.relative_to(folder)), "size": file.stat().st_size} for file in files]
-            body: Any = {"id": name.partition("/")[2], "sha": COMMIT, "siblings": siblings}
+            commit = COMMIT if revision == COMMIT else self.server.commit
+            body: Any = {"id": name.partition("/")[2], "sha": commit, "siblings": siblings}
             if name in self.server.cards:
                 body["cardData"] = self.server.cards[name]
             if listing:
                 body = [{"type": "file", "path": one["rfilename"], "size": one["size"], "oid": "0"} for one in siblings]
             self._answer(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
-    def _file(self, folder: Path, name: str) -> None:
+    def _file(self, folder: Path, name: str, commit: str) -> None:
         file = folder / name
         if not file.exists():
             self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
         content = file.read_bytes()
         tag = hashlib.sha256(content).hexdigest()
-        headers = {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT}
+        headers = {"ETag": f'"{tag}"', "X-Repo-Commit": commit}
         part = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if part and self.server.ranges:
             first, last = int(part[1]), int(part[2])

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,13 +26,13 @@ from worker.training.model import WEIGHTS
 OWN = {saving.__file__, tensorfile.__file__}
 
 
-def lines_run(act: Callable[[], object], at_line: Callable[[int, str], None]) -> None:
-    """Do something, and call `at_line` with number and place before each line of the code that saves."""
+def lines_run(act: Callable[[], object], at_line: Callable[[int, str], None], own: Set[str] = OWN) -> None:
+    """Do something, and call `at_line` with number and place before each line of the code in the files `own`."""
     count = 0
 
     def look(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal count
-        if frame.f_code.co_filename not in OWN:
+        if frame.f_code.co_filename not in own:
             return None
         if event == "line":
             at_line(count, f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}")
@@ -44,6 +44,26 @@ def lines_run(act: Callable[[], object], at_line: Callable[[int, str], None]) ->
         act()
     finally:
         sys.settrace(None)
+
+
+def killed_at(act: Callable[[], object], target: int, own: Set[str] = OWN) -> tuple[str, bool]:
+    """Do something in a forked child that is killed before that line: the place, and whether it came so far."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+
+        def die_at(number: int, where: str) -> None:
+            if number == target:
+                os.write(writer, where.encode())
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        lines_run(act, die_at, own)
+        os._exit(1)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as said:
+        place = said.read().decode()
+    _, status = os.waitpid(child, 0)
+    return place, os.WIFSIGNALED(status)
 
 
 def main(folder: Path, points: int) -> None:
@@ -67,21 +87,7 @@ def main(folder: Path, points: int) -> None:
         target = point * total[0] // points
         for extra in run.checkpoints.glob("step-*2"):
             saving.remove(extra)
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-
-            def die_at(number: int, where: str, target: int = target, to: int = writer) -> None:
-                if number == target:
-                    os.write(to, where.encode())
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            lines_run(lambda: save(2), die_at)
-            os._exit(1)
-        os.close(writer)
-        with os.fdopen(reader, "rb") as said:
-            place = said.read().decode()
-        _, status = os.waitpid(child, 0)
+        place, killed = killed_at(lambda: save(2), target)
         found = newest(run, "s", journal)
         saving.clean(run)
         renamed = (run.checkpoints / "step-00000002").exists()
@@ -91,7 +97,7 @@ def main(folder: Path, points: int) -> None:
             json.dumps(
                 {
                     "place": place,
-                    "killed": os.WIFSIGNALED(status),
+                    "killed": killed,
                     "renamed": renamed,
                     "found": found and found.state.step,
                     "left": sorted(each.name for each in run.checkpoints.iterdir()),

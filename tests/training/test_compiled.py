@@ -19,7 +19,7 @@ from jobs.rundir import RunDir
 from tests.training.attempts import attempt, facts, finished
 from tests.training.conftest import CONFIG, tiny_model
 from tests.training.test_t5 import Tensors, by_us, distances
-from worker.training import guards, train
+from worker.training import bench, guards
 from worker.training.adamw import AdamW
 from worker.training.compiled import CompiledBlocks, compile_blocks
 from worker.training.journal import Journal
@@ -196,7 +196,7 @@ def test_an_attempt_says_whether_its_layers_are_compiled(
 ) -> None:
     if not works:
         broken = Backend(1, RuntimeError("no such gcc"))
-        monkeypatch.setattr(train, "compile_blocks", lambda model, journal: compile_blocks(model, journal, broken))
+        monkeypatch.setattr(bench, "compile_blocks", lambda model, journal: compile_blocks(model, journal, broken))
     run = make_run(speed={"compile": True}, schedule={"epochs": 1})
     with torch.compiler.set_stance("force_eager" if works else "default"):
         assert attempt(run) == 0

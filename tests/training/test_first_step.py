@@ -10,13 +10,21 @@ import torch
 
 from jobs.events import MemoryMeasured
 from jobs.memory_plan import GIB
+from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.rundir import RunDir
 from tests.training.attempts import facts
+from tests.training.conftest import tiny_model, tiny_spec
 from tests.training.test_start import CONTEXT, OtherWays, planned
 from tests.training.test_window import result
 from worker.training import first_step
-from worker.training.first_step import compared, corrected, tell
+from worker.training.adamw import AdamW
+from worker.training.data import PreparedDataset
+from worker.training.first_step import compared, corrected, foresee, tell
 from worker.training.journal import Journal
+from worker.training.limits import Limit
+from worker.training.loop import steps
+from worker.training.memory import Cache
+from worker.training.order import StepOrder
 from worker.training.planning.prediction import Setting, Shape
 
 
@@ -52,6 +60,24 @@ def test_the_step_is_compared_with_the_prediction_for_its_own_largest_micro_batc
         peak_bytes=17 * GIB + 9 * GIB // 2,  # of 9 GiB that depend on the batch, half
         budget_bytes=31 * GIB,
     )
+
+
+def test_the_step_that_comes_is_foreseen_before_it_begins(dataset: PreparedDataset, journal: Journal) -> None:
+    spec, model = tiny_spec(), tiny_model()
+    plan = make_plan(spec, ModelPlan(source="x", parameters=1), DataPlan(train="x", input="x", target="x", rows=41))
+    rows, schedule = dataset.train, spec.schedule
+    order = StepOrder(rows, schedule.batch_size, schedule.epochs, schedule.seed)
+    optimizer = AdamW(list(model.named_parameters()), weight_decay=0.0, max_grad_norm=1.0, fused=False)
+    cache = Cache(torch.device("cpu"))
+    for done in steps(
+        model, optimizer, rows, order, spec, plan, after=0, micro_batch=4, pad_id=0, cache=cache, journal=journal
+    ):
+        ways, groups, limit = Recorded(), order.groups_of(done.step - 1), Limit.of(rows, 4)
+        foresee(torch.device("cpu"), planned(), rows, groups, limit, ways)
+        assert ways.shapes == []
+        foresee(torch.device("cuda"), planned(), rows, groups, limit, ways)
+        assert ways.shapes == [(Shape(*done.largest), Setting(0, "adamw_8bit"))]
+    assert done.step == 21
 
 
 def test_on_a_card_it_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

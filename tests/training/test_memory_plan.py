@@ -15,7 +15,6 @@ import pytest
 from jobs.cards import CardFacts
 from jobs.errors import DiskFull, Refused, StageError
 from jobs.memory_plan import GIB, MemoryPlan
-from jobs.plan import Resolved
 from jobs.spec import parse_spec
 from tests.memory_plans import memory_plan
 from tests.training.conftest import CONFIG
@@ -232,11 +231,15 @@ def test_a_budget_that_is_too_small_on_a_cpu_is_refused(workplace: Workplace) ->
 
 def test_an_attempt_goes_on_with_its_optimizer() -> None:
     spec = parse_spec({"data": {"train": "rows.jsonl"}})
-    began = Resolved(micro_batch=8, recompute_layers=0, optimizer="adafactor")
     budget = find_budget(spec.memory, "cuda", card(24))
-    plan = plan_memory(spec, builtin.CONFIG, (64, 64), device="cuda", budget=budget, resolved=began)
+    plan = plan_memory(spec, builtin.CONFIG, (64, 64), device="cuda", budget=budget, optimizer="adafactor")
     assert (plan.optimizer, plan.recompute_layers, plan.micro_batch) == ("adafactor", 0, 128)
-    assert plan.disk is None
+    assert plan.disk is None and plan.why.startswith("the run began with adafactor; ")
+    with pytest.raises(Refused) as caught:
+        plan_memory(
+            spec, builtin.CONFIG, (64, 64), device="cuda", budget=Budget(2**20, "job", None, 0), optimizer="adamw"
+        )
+    assert "adafactor" not in f"{caught.value} {caught.value.hint}", "no way out is one that would be refused"
 
 
 def test_a_config_that_no_attempt_could_train_with_is_refused() -> None:

@@ -19,7 +19,7 @@ from jobs.events import CheckpointSaved, DiskLow
 from jobs.rundir import RunDir
 from jobs.spec import ScheduleSpec
 from tests.training.attempts import attempt, checkpoints, facts, same_tensors
-from worker.training import saving, train
+from worker.training import saving, window
 from worker.training.checkpoint import FILES, TrainState, verify
 from worker.training.journal import Journal
 from worker.training.optimizer import make_optimizer
@@ -175,7 +175,7 @@ def test_the_checkpoint_before_a_bad_step_is_completed(make_run: MakeRun, monkey
     # A loss that is not finite in step 6, while the checkpoint of step 5 is still being written.
     run = make_run(log={"every_steps": 1})
     gate = Gate(monkeypatch)
-    real = train.Meter.row
+    real = window.Meter.row
 
     def bad_at_six(self: Any, result: Any, now: float) -> Any:
         if result.step == 6:
@@ -183,7 +183,7 @@ def test_the_checkpoint_before_a_bad_step_is_completed(make_run: MakeRun, monkey
             raise NonFinite("loss of step 6 is NaN")
         return real(self, result, now)
 
-    monkeypatch.setattr(train.Meter, "row", bad_at_six)
+    monkeypatch.setattr(window.Meter, "row", bad_at_six)
     with pytest.raises(NonFinite):
         attempt(run)
     assert [fact.step for fact in facts(run, CheckpointSaved)] == [5]

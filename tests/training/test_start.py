@@ -26,7 +26,8 @@ from worker.training.neighbours import ForeignUse, Neighbours
 from worker.training.planning.budget import Budget
 from worker.training.planning.memory_plan import plan_memory
 from worker.training.planning.prediction import Setting, Shape
-from worker.training.start import CardNow, Ways, lowered, make_room, settle, times_out_of_memory, told
+from worker.training.planning.ways import Ways
+from worker.training.start import CardNow, lowered, make_room, settle, times_out_of_memory, told
 
 MakeRun = Callable[..., RunDir]
 CONTEXT = GIB
@@ -311,7 +312,7 @@ def test_memory_that_runs_out_while_loading_is_said_and_not_a_crash(
     def fails(*arguments: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.")
 
-    monkeypatch.setattr("worker.training.train.make_optimizer", fails)
+    monkeypatch.setattr("worker.training.bench.make_optimizer", fails)
     with pytest.raises(OutOfMemory, match=r"were loaded, which take 0 MiB: CUDA out of memory") as caught:
         attempt(run)
     assert caught.value.hint is not None and "memory.optimizer: adafactor" in caught.value.hint

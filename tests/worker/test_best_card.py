@@ -9,10 +9,11 @@ import requests
 
 from jobs.attempt import Finished
 from jobs.cards import CardFacts
+from jobs.connection import connect
 from jobs.events import JobPrepared
 from jobs.record import JobRecord
 from jobs.state import Stage
-from jobs.store import Store, connect
+from jobs.store import Store
 from tests.redis_server import RedisServer
 from tests.stack import Stack, tiny_job
 from worker.supervise import best_card, verdict
@@ -22,7 +23,7 @@ def report(store: Store, name: str, gpu: str | None, stage: Stage = Stage.TRAIN)
     """As a worker's heartbeat does."""
     facts: dict[str, Any] = {"name": name, "stage": stage.value, "healthy": gpu is not None, "why": None}
     card = None if gpu is None else {"uuid": f"GPU-{name}", "name": gpu, "memory_bytes": 2**35, "driver": "580"}
-    store.report_worker(name, facts | {"gpu": card})
+    store.workers.report(facts | {"gpu": card})
 
 
 def test_the_best_of_the_cards_that_train_workers_report(redis_url: str) -> None:
@@ -30,7 +31,7 @@ def test_the_best_of_the_cards_that_train_workers_report(redis_url: str) -> None
     assert best_card(store) is None
     report(store, "check-0", None, Stage.CHECK)
     report(store, "train-0", None)  # waits for a driver
-    store.report_worker("train-9", {"name": "train-9", "stage": "train", "healthy": True, "why": None})
+    store.workers.report({"name": "train-9", "stage": "train", "healthy": True, "why": None})
     assert best_card(store) is None
     report(store, "train-1", "NVIDIA T4")
     assert best_card(store) == CardFacts("NVIDIA T4", 2**35), "not in our table, but the truth"

@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from jobs.attempt import Noted
+from jobs.connection import connect
 from jobs.events import (
     AnyFact,
     AttemptStarted,
@@ -27,7 +28,7 @@ from jobs.queue import Tickets
 from jobs.rundir import RunDir, create, submitted_under
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
-from jobs.store import Store, connect
+from jobs.store import Store
 from worker.reconcile import MOST_EXPIRIES, Reconciler
 
 SPEC = parse_spec({"data": {"train": "rows.jsonl"}})
@@ -103,9 +104,9 @@ def test_an_expiry_sent_twice_counts_once(house: House) -> None:
     house.submit("a")
     assert house.store.claim(Stage.CHECK, "t") == "a"
     house.run_out("a")
-    assert (house.store.expire("a", "t"), house.store.expire("a", "t")) == (1, 1)
+    assert (house.store.upkeep.expire("a", "t"), house.store.upkeep.expire("a", "t")) == (1, 1)
     assert house.store.claim(Stage.CHECK, "t2") == "a"
-    assert house.store.expire("a", "t") == 0, "the new holder's lease is not the old one's"
+    assert house.store.upkeep.expire("a", "t") == 0, "the new holder's lease is not the old one's"
 
 
 def test_a_running_job_whose_worker_is_gone_is_queued_again_in_its_place(house: House) -> None:
@@ -142,7 +143,7 @@ def test_leases_are_judged_only_after_redis_was_there_for_a_whole_lease(house: H
     house.store.append(run, [STARTED])
     house.run_out("a")
     # Redis' own uptime counts too: make it count as long enough, and the reconciler's memory decide
-    house.store.uptime_s = lambda: 1e9  # type: ignore[method-assign]
+    house.store.upkeep.uptime_s = lambda: 1e9  # type: ignore[method-assign]
     patient = Reconciler(house.runs, house.store, house.tickets, lease_s=30.0, clock=house.clock)
     patient.once()
     house.clock.now = 29.0
@@ -183,7 +184,7 @@ def test_only_one_reconciles_at_a_time(house: House) -> None:
 
 
 def heartbeat(house: House, name: str, stage: str = "train", why: str | None = None) -> None:
-    house.store.report_worker(name, {"name": name, "stage": stage, "healthy": why is None, "why": why})
+    house.store.workers.report({"name": name, "stage": stage, "healthy": why is None, "why": why})
 
 
 def test_the_job_whose_turn_it_is_says_once_why_no_card_takes_it(house: House) -> None:
@@ -227,6 +228,15 @@ def test_a_wait_for_a_card_ends_with_the_attempt_and_is_none_of_its_trainers_fac
     assert (record.waiting, record.noted) == (None, 1)
 
 
+@pytest.mark.parametrize("damage", [b"not json", b"{}", b'{"data": 3}', b"[]"])
+def test_a_specification_that_cannot_be_read_stops_nobody_else(house: House, damage: bytes) -> None:
+    house.submit("a").spec_file.write_bytes(damage)
+    house.submit("b", *TO_QUEUE)
+    house.client.flushall()
+    house.reconciler.once()
+    assert house.store.upkeep.known() == {"b"} and house.tickets.count(Stage.TRAIN) == 1
+
+
 def test_a_directory_that_cannot_be_read_stops_nobody_else(house: House) -> None:
     broken = house.submit("a")
     broken.events_file.write_bytes(b"not json\n")
@@ -244,7 +254,7 @@ def test_who_takes_over_from_a_reconciler_that_was_killed_judges_at_once(house: 
     assert house.store.claim(Stage.TRAIN, "t") == "a"
     house.store.append(run, [STARTED])
     house.run_out("a")
-    house.store.uptime_s = lambda: 1e9  # type: ignore[method-assign]
+    house.store.upkeep.uptime_s = lambda: 1e9  # type: ignore[method-assign]
     killed, heir = (
         Reconciler(house.runs, house.store, house.tickets, lease_s=30.0, clock=house.clock) for _ in range(2)
     )
@@ -267,7 +277,7 @@ def test_after_a_wipe_holders_have_a_whole_lease_to_come_back(house: House) -> N
     run = house.submit("a", *TO_QUEUE)
     assert house.store.claim(Stage.TRAIN, "t") == "a"
     house.store.append(run, [STARTED])
-    house.store.uptime_s = lambda: 1e9  # type: ignore[method-assign]
+    house.store.upkeep.uptime_s = lambda: 1e9  # type: ignore[method-assign]
     patient = Reconciler(house.runs, house.store, house.tickets, lease_s=30.0, clock=house.clock)
     for house.clock.now in (0.0, 100.0):
         patient.once()
@@ -308,8 +318,8 @@ def test_until_a_wiped_redis_is_rebuilt_the_directories_say_whose_key_it_is(hous
 
 
 def test_a_rebuilding_that_is_wiped_half_way_is_not_taken_for_done(house: House) -> None:
-    assert house.store.begin_rebuild("one")
+    assert house.store.upkeep.begin_rebuild("one")
     house.client.flushall()
-    assert not house.store.end_rebuild("one")
-    assert house.store.begin_rebuild("two") and house.store.end_rebuild("two")
-    assert not house.store.begin_rebuild("three")
+    assert not house.store.upkeep.end_rebuild("one")
+    assert house.store.upkeep.begin_rebuild("two") and house.store.upkeep.end_rebuild("two")
+    assert not house.store.upkeep.begin_rebuild("three")

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rq
+from rq.exceptions import StopRequested
 from rq.serializers import JSONSerializer
 
+from jobs.connection import connect
 from jobs.events import AttemptStarted
 from jobs.queue import Tickets, queue_name
 from jobs.state import Stage
-from jobs.store import Store, connect
+from jobs.store import Store
 from tests.stack import Stack, tiny_job
+from worker.main import StageWorker, worker_facts
+from worker.settings import from_environment
 
 
 def children(pid: int) -> list[int]:
@@ -62,9 +68,7 @@ def test_a_ticket_that_names_another_function_is_refused(tmp_path: Path, data: P
         queue = rq.Queue(queue_name(Stage.CHECK), connection=connect(stack.redis.url), serializer=JSONSerializer)
         proof = tmp_path / "proof"
         evil = queue.enqueue("os.mkdir", str(proof), job_timeout=-1)
-        stack.wait_for(
-            lambda: "names 'os.mkdir': refused" in (stack.home / "check.log").read_text() or None, "a refusal"
-        )
+        stack.wait_for(lambda: "asks for 'os.mkdir'" in (stack.home / "check.log").read_text() or None, "a refusal")
         stack.wait_for(
             lambda: (evil.id not in queue.job_ids and not queue.connection.exists(evil.key)) or None, "its end"
         )
@@ -86,4 +90,37 @@ def test_nobody_outlives_its_parent(tmp_path: Path, data: Path, victim: str) -> 
         else:
             os.kill(horse, signal.SIGKILL)
         stack.wait_for(lambda: not any(alive(pid) for pid in family) or None, "the end of the family", 5)
-        assert Store(connect(stack.redis.url)).leased(run.id), "the lease runs out by itself; reconcile takes over then"
+        assert Store(connect(stack.redis.url)).upkeep.leased(run.id), (
+            "the lease runs out by itself; reconcile takes over then"
+        )
+
+
+class Swallows(StageWorker):
+    """As a library may: takes the stop that falls into its hands for a fault of its own, once."""
+
+    heartbeats_after: int | None = None
+
+    def run_maintenance_tasks(self) -> None:
+        with contextlib.suppress(StopRequested):
+            os.kill(os.getpid(), signal.SIGTERM)  # Python runs the handler before the next line
+            raise AssertionError("RQ has not raised StopRequested")
+        self.heartbeats_after = 0
+
+    def heartbeat(self, *arguments: Any, **more: Any) -> None:
+        if self.heartbeats_after is not None:
+            self.heartbeats_after += 1
+        super().heartbeat(*arguments, **more)
+
+
+def test_a_stop_that_somebody_swallowed_is_obeyed_all_the_same(redis_url: str, tmp_path: Path) -> None:
+    settings = from_environment(
+        {"LONGHAUL_DEVICE": "cpu", "LONGHAUL_REDIS_URL": redis_url, "LONGHAUL_RUNS": str(tmp_path / "runs")}
+    )
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    worker = Swallows(Stage.CHECK, settings, worker_facts("check", settings))
+    try:
+        worker.work(logging_level="WARNING")
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    assert worker.heartbeats_after == 1

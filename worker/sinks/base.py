@@ -11,16 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from jobs.events import (
-    AttemptEnded,
-    AttemptStarted,
-    EvaluationFinished,
-    Event,
-    JobChecked,
-    JobPrepared,
-    JobSubmitted,
-    MetricRow,
-)
+from jobs.events import AttemptEnded, AttemptStarted, EvaluationFinished, Event, JobChecked, JobPrepared, JobSubmitted
+from jobs.metrics import MetricRow
 
 FAILED_ATTEMPT = frozenset({"crash", "silent", "host_out_of_memory", "out_of_memory", "oom_in_optimizer"})
 """Ends of an attempt that a person should hear of even when another attempt follows."""

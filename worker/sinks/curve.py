@@ -7,7 +7,8 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 
-from jobs.events import Event, JobCancelled, JobFailed, JobSubmitted, JobSucceeded, MetricRow
+from jobs.events import Event, JobCancelled, JobFailed, JobSubmitted, JobSucceeded
+from jobs.metrics import MetricRow
 from worker.sinks.base import DONE, Job, Outcome
 
 FILE_NAME = "loss.png"

@@ -25,10 +25,10 @@ from jobs.events import (
     JobSubmitted,
     JobSucceeded,
     JobValidated,
-    MetricRow,
     ModelLoaded,
     OomRecovered,
 )  # fmt: skip
+from jobs.metrics import MetricRow
 from worker.sinks import cards
 from worker.sinks.base import DONE, Disabled, Job, Later, Outcome
 from worker.sinks.curve import FILE_NAME, draw_job

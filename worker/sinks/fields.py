@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.events import Fault, JobPrepared, MetricRow, Sample
+from jobs.events import Fault, JobPrepared, Sample
+from jobs.metrics import MetricRow
 from worker.sinks.base import Job
 from worker.sinks.limits import Embed, cut
 from worker.sinks.wording import change, duration, gibibytes, plain, sentence

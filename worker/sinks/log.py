@@ -7,7 +7,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.events import Event, JobSubmitted, MetricRow
+from jobs.events import Event, JobSubmitted
+from jobs.metrics import MetricRow
 from worker.sinks.base import DONE, Job, Outcome
 
 LONGEST_TEXT = 500

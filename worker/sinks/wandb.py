@@ -27,9 +27,9 @@ from jobs.events import (
     JobQueued,
     JobSubmitted,
     JobSucceeded,
-    MetricRow,
     OomRecovered,
 )
+from jobs.metrics import MetricRow
 from worker.sinks.base import DONE, Job, Later, Outcome
 from worker.sinks.child import Child, ChildGone
 from worker.sinks.wandb_access import child_environment, why_offline

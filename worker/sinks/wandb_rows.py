@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.events import EvaluationFinished, Event, JobFailed, JobQueued, JobSucceeded, MetricRow, OomRecovered
+from jobs.events import EvaluationFinished, Event, JobFailed, JobQueued, JobSucceeded, OomRecovered
+from jobs.metrics import MetricRow
 from worker.sinks.base import Job
 from worker.sinks.shortage import shortage
 from worker.sinks.wording import REASONS

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from worker.training.sources import find_path
 from worker.training.text import RowReader, Template, choose_templates
 from worker.training.time_plan import RowLengths, with_time
 
+if TYPE_CHECKING:
+    from worker.training.predecessor import Predecessor
+
 ROWS = 10_000
 """Rows looked at."""
 _MANY_COLUMNS = 1000
@@ -42,11 +45,14 @@ _BLOCK = 500
 def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[str, Any]:
     """What goes into job.checked; plan.json is written. Raises StageError."""
     spec = run.spec()
-    train = find_head(spec.data.train, "data.train", spec.data.format, settings)
+    before = find_predecessor(run, spec)
+    commit = before.plan.data.train_revision if before else None
+    train = find_head(spec.data.train, "data.train", spec.data.format, settings, commit)
     own = spec.data.validation if isinstance(spec.data.validation, str) else None
-    validation = find_head(own, "data.validation", spec.data.format, settings) if own else None
+    commit = before.plan.data.validation_revision if before else None
+    validation = find_head(own, "data.validation", spec.data.format, settings, commit) if own else None
     journal.progress(0.1)
-    model, config = look_at_model(spec, settings)
+    model, config = look_at_model(spec, settings, before.plan.model.revision if before else None)
     journal.progress(0.3)
     templates = choose_templates(spec.data.input, spec.data.target, columns_of(train))
     rows = look_at_rows(train, spec.data, templates)
@@ -65,13 +71,22 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[str,
         validation_rows=held_out,
     )
     longest = rounded(np.array([spec.data.max_input_tokens, spec.data.max_target_tokens]))
-    memory = plan_stage(run, spec, config, (int(longest[0]), int(longest[1])), settings, journal)
+    memory = plan_stage(
+        run,
+        spec,
+        config,
+        (int(longest[0]), int(longest[1])),
+        settings,
+        journal,
+        optimizer=before.optimizer if before else None,
+    )
     plan = with_time(
         make_plan(spec, model, data, settings.device, memory),
         spec,
         config,
         RowLengths.guessed(rows.characters, spec.data),
         settings,
+        done=before.step if before else 0,
     )
     run.write_plan(plan)
     return {
@@ -89,14 +104,28 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[str,
             "resolved": plan.resolved.model_dump(),
             "time": plan.time and plan.time.told(),
             "memory": memory.told(),
+            **({"resume_from": before.told()} if before else {}),
         }
     }
 
 
-def look_at_model(spec: JobSpec, settings: TrainerSettings) -> tuple[ModelPlan, dict[str, Any]]:
+def find_predecessor(run: RunDir, spec: JobSpec) -> Predecessor | None:
+    """The job to go on from, if the specification names one. Raises Refused as `predecessor.find`."""
+    if spec.resume_from is None:
+        return None
+    # Imported here: torch takes seconds, which others need not wait for.
+    from worker.training.predecessor import find
+
+    return find(run, spec)
+
+
+def look_at_model(
+    spec: JobSpec, settings: TrainerSettings, commit: str | None = None
+) -> tuple[ModelPlan, dict[str, Any]]:
     """Which weights, and how many, and their config.json; nothing is loaded.
 
-    Raises Refused, for a folder also as the guards would later.
+    `commit`: the one of a hub model that a run began with; None: what the name stands for now. Raises Refused, for a
+    folder also as the guards would later.
     """
     source = spec.model
     if source == builtin.NAME:
@@ -105,7 +134,7 @@ def look_at_model(spec: JobSpec, settings: TrainerSettings) -> tuple[ModelPlan, 
         folder = find_model_folder(source, settings)
         parameters = sum(stored.elements for stored in look_at_folder(folder, source).values())
         return ModelPlan(source=source, folder=str(folder), parameters=parameters), read_config(folder, source)
-    found = hub.look_up(source, settings)
+    found = hub.look_up(f"{source.partition('@')[0]}@{commit}" if commit else source, settings)
     return ModelPlan(source=source, revision=found.commit, parameters=t5_parameters(found.config)), found.config
 
 

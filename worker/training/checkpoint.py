@@ -7,11 +7,10 @@ What is called `step-…` was complete once (saving.py); that it still is, is ve
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,13 @@ from torch import nn
 from jobs.errors import Refused
 from jobs.events import CheckpointRejected
 from jobs.rundir import RunDir
+from worker.training import order
 from worker.training.journal import Journal
 from worker.training.limits import SafeSize
 from worker.training.model import WEIGHTS, weights_of
 from worker.training.optimizer import Optimizer
 from worker.training.randomness import restore_rng
+from worker.training.sources import fingerprint
 from worker.training.window import Window
 
 OPTIMIZER = "optimizer.safetensors"
@@ -78,7 +79,7 @@ def newest(run: RunDir, spec_sha256: str, journal: Journal) -> Checkpoint | None
     for folder in newest_first(run):
         journal.progress()
         try:
-            state = verify(folder)
+            state = verify(folder, progress=journal.progress)
         except ValueError as error:
             _reject(run, folder, error, journal)
             continue
@@ -103,8 +104,11 @@ def best(run: RunDir, journal: Journal) -> Checkpoint | None:
     return None
 
 
-def verify(folder: Path) -> TrainState:
-    """The state in a checkpoint. Raises ValueError, saying what is wrong, unless every file is there and whole."""
+def verify(folder: Path, *, thorough: bool = True, progress: Callable[[], object] = lambda: None) -> TrainState:
+    """The state in a checkpoint. Raises ValueError, saying what is wrong, unless every file is there and whole.
+
+    `thorough`: every byte is read (`progress` is called meanwhile); otherwise only sizes are compared.
+    """
     try:
         files = json.loads((folder / MANIFEST).read_bytes())["files"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -113,18 +117,28 @@ def verify(folder: Path) -> TrainState:
         if name not in files:
             raise ValueError(f"{name} is not in {MANIFEST}")
         try:
-            with open(folder / name, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size != files[name]["bytes"]:
-                    raise ValueError(f"{name} has {size} bytes, not {files[name]['bytes']}")
-                if hashlib.file_digest(file, "sha256").hexdigest() != files[name]["sha256"]:
-                    raise ValueError(f"{name} is damaged: its sha256 is another")
+            size = (folder / name).stat().st_size
+            if size != files[name]["bytes"]:
+                raise ValueError(f"{name} has {size} bytes, not {files[name]['bytes']}")
+            if thorough and fingerprint(folder / name, progress) != files[name]["sha256"]:
+                raise ValueError(f"{name} is damaged: its sha256 is another")
         except OSError as error:
             raise ValueError(f"{name} cannot be read: {error.strerror}") from None
     try:
         return TrainState.model_validate_json((folder / STATE).read_bytes())
     except ValidationError as error:
         raise ValueError(f"{STATE} does not fit this version: {error.errors()[0]['msg']}") from None
+
+
+def refuse_other_order(state: TrainState) -> None:
+    """Rows would be seen twice, and others never, if the rest of a run followed another order than its beginning."""
+    if state.order != order.VERSION:
+        raise Refused(
+            f"this run began with rows in order {state.order}, and this version of Longhaul orders them as "
+            f"{order.VERSION}",
+            code="other_order",
+            hint="submit the job again, or go on with the version that began it; its checkpoints are kept",
+        )
 
 
 @torch.no_grad()

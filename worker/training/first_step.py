@@ -8,17 +8,38 @@ On a CPU there is nothing to measure: its allocator counts neither what is in us
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from jobs.events import MemoryMeasured
 from jobs.memory_plan import MemoryPlan
+from worker.training.data import Int64, Rows
 from worker.training.journal import Journal
-from worker.training.loop import StepResult
+from worker.training.limits import Limit, cut, widths
+from worker.training.loop import StepResult, positions
 from worker.training.planning.prediction import Setting, Shape
-from worker.training.start import Ways
+from worker.training.planning.ways import Ways
 
 STATIC = ("weights", "gradients", "optimizer", "context")
 """Categories that do not depend on the micro-batch."""
+
+
+def foresee(
+    device: torch.device, memory: MemoryPlan | None, rows: Rows, groups: Sequence[Int64], limit: Limit, ways: Ways
+) -> None:
+    """Predict the step that comes, of these groups, before it begins: the seconds that takes are then not a step's.
+
+    `tell` asks for the same; only what is cut otherwise, since memory ran out, is predicted then.
+    """
+    if device.type == "cuda" and memory is not None:
+        ways.parts(Shape(*largest(rows, groups, limit)), Setting(memory.recompute_layers, memory.optimizer))
+
+
+def largest(rows: Rows, groups: Sequence[Int64], limit: Limit) -> tuple[int, int, int]:
+    """Rows, input and target tokens of the largest micro-batch of a step, as in `StepResult`."""
+    shapes = [(len(piece), *widths(rows, piece)) for piece in cut(rows, groups, limit)]
+    return max(shapes, key=positions)
 
 
 def begin(device: torch.device) -> None:

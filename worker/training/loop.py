@@ -135,7 +135,7 @@ def steps(
             flops=0.0 if flops is None else sum(flops(*both) for both in lengths),
             data_wait_s=data_wait,
             micro_batch=min(limit.size(batch.shape.bucket) for batch in batches),
-            largest=max(((*batch.input_ids.shape, batch.labels.shape[1]) for batch in batches), key=_positions),
+            largest=max(((*batch.input_ids.shape, batch.labels.shape[1]) for batch in batches), key=positions),
             safe=limit.safe,
         )
         model.train()  # the caller may have evaluated
@@ -189,7 +189,8 @@ def _update(optimizer: Optimizer, number: int, rate: float, loss: torch.Tensor, 
     )
 
 
-def _positions(shape: tuple[int, int, int]) -> int:
+def positions(shape: tuple[int, int, int]) -> int:
+    """Of a micro-batch of so many rows, input and target tokens."""
     rows, inputs, targets = shape
     return rows * (inputs + targets)
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.data_names import hub_data
+from jobs.data_names import dataset_file, hub_data, is_dataset_name, uploaded
+from jobs.errors import BadData
 from worker.training.journal import Journal
 from worker.training.settings import TrainerSettings
 from worker.training.sources import DataFile, RowFile, Source, find_file
@@ -42,14 +43,17 @@ class Head:
         return self.fetched >= HEAD_BYTES or time.monotonic() - self.since > HEAD_S
 
 
-def find_head(name: str, param: str, format: str, settings: TrainerSettings) -> Head:
-    """For *check*; nothing but listings is fetched. Raises BadData and Refused as `find_file` and `look_up`."""
+def find_head(name: str, param: str, format: str, settings: TrainerSettings, commit: str | None = None) -> Head:
+    """For *check*; nothing but listings is fetched. Raises BadData and Refused as `_find` and `look_up`.
+
+    `commit`: the one of a hub data set that a run began with; None: what the name stands for now.
+    """
     if (named := hub_data(name, format)) is None:
-        file = find_file(settings.data, name, param)
+        file = _find(name, param, settings)
         return Head(name, param, format, [_local(file, name)], str(file))
     from worker.training.hub_data import look_up
 
-    dataset = look_up(named, name, param, settings)
+    dataset = look_up(named, name, param, settings, commit=commit)
     return Head(name, param, format, dataset.head(), name, dataset.listing.commit)
 
 
@@ -61,11 +65,34 @@ def find_source(
     Raises as `find_head`, and DiskFull where a download would not fit.
     """
     if (named := hub_data(name, format)) is None:
-        return Source(name, param, format, (_local(find_file(settings.data, name, param), name),))
+        return Source(name, param, format, (_local(_find(name, param, settings), name),))
     from worker.training.hub_data import look_up
 
     dataset = look_up(named, name, param, settings, commit=revision)
     return Source(name, param, format, tuple(dataset.fetch(journal)), dataset.listing.commit)
+
+
+def _find(name: str, param: str, settings: TrainerSettings) -> Path:
+    """The file that is named: an uploaded data set's, or one of the data directory.
+
+    Raises as `find_file`; BadData (`dataset_missing`) where nothing of that name was uploaded, or it was deleted since.
+    """
+    if (dataset := uploaded(name)) is None:
+        return find_file(settings.data, name, param)
+    missing = BadData(
+        f"{param}: there is no uploaded data set {dataset!r}",
+        code="dataset_missing",
+        param=param,
+        hint="upload it (PUT /datasets/NAME) and submit the job again; GET /datasets lists what there is",
+    )
+    if not is_dataset_name(dataset):
+        raise missing
+    try:  # as any file, with the data set's own folder as the place that no link may lead out of
+        return find_file(dataset_file(settings.uploads, dataset).parent, dataset, param)
+    except BadData as error:
+        if error.detail_code != "file_missing":
+            raise
+        raise missing from None
 
 
 def _local(path: Path, name: str) -> DataFile:

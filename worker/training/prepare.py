@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import BadData
+from jobs.events import Adopted
 from jobs.files import write_atomically
-from jobs.plan import DataPlan, ModelPlan, make_plan
+from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from jobs.rundir import RunDir
-from jobs.spec import DataSpec
+from jobs.spec import DataSpec, JobSpec
 from worker.training import builtin, model_store, tokens
 from worker.training.assembly import PICTURE, REJECTED, REPORT, Assembly
 from worker.training.characters import Rewriter
@@ -87,13 +88,17 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[st
     config = read_config(model, plan.model.source)
     longest = Limit.of(dataset.train, 1)
     widths = longest.input_width, longest.target_width
-    memory = plan_stage(run, spec, config, widths, settings, journal, plan.memory)
+    began = plan.resolved.optimizer if spec.resume_from is not None else None
+    memory = plan_stage(run, spec, config, widths, settings, journal, plan.memory, optimizer=began)
+    complete = make_plan(spec, plan.model.model_copy(update={"folder": str(model)}), data, settings.device, memory)
+    adopted = take_over(run, spec, complete, journal)
     complete = with_time(
-        make_plan(spec, plan.model.model_copy(update={"folder": str(model)}), data, settings.device, memory),
+        complete,
         spec,
         config,
         RowLengths(dataset.train.input_lengths, dataset.train.target_lengths),
         settings,
+        done=adopted.step if adopted else 0,
     )
     run.write_plan(complete)
     return {
@@ -101,7 +106,18 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[st
         "steps": complete.steps,
         "time": complete.time and complete.time.told(),
         "memory": memory.told(),
+        "adopted": adopted and adopted.model_dump(),
     }
+
+
+def take_over(run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> Adopted | None:
+    """Make the checkpoint that the specification names, if it does, the job's own. Raises as `adoption.adopt`."""
+    if spec.resume_from is None:
+        return None
+    # Imported here: it needs torch, and whoever encodes rows does not.
+    from worker.training.adoption import adopt
+
+    return adopt(run, spec, plan, journal)
 
 
 def find_sources(data: DataSpec, plan: DataPlan, settings: TrainerSettings, journal: Journal) -> list[Source]:

@@ -61,7 +61,7 @@ def _one_row(spec: JobSpec, plan: Plan, memory: MemoryPlan, got: int) -> tuple[s
         return None
     # Imported here: predictions run the loop's own code, and this is called from there.
     from worker.training.planning.prediction import Setting, Shape
-    from worker.training.start import LIGHTER, Ways
+    from worker.training.planning.ways import LIGHTER, Ways
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))  # a budget is for training, which is over

@@ -26,12 +26,14 @@ class TrainerSettings:
     """No hub access at all (a user's HF_HUB_OFFLINE)."""
     card: CardFacts | None = None
     """The card that will train, as far as the supervisor knows; for the plans of check and prepare."""
+    uploads: Path = Path("uploads")
+    """Data sets that came in over HTTP, a folder each; jobs name them `dataset:…`."""
     test_memory_limit: int | None = None
     """Tests alone: bytes that an attempt really gets, whatever was planned (hard_limit.py)."""
 
 
 def from_environment(environ: Mapping[str, str]) -> TrainerSettings:
-    """LONGHAUL_DATA, LONGHAUL_PREPARED, LONGHAUL_MODELS, LONGHAUL_DEVICE, LONGHAUL_CARD, HF_HUB_OFFLINE, TEST_LIMIT."""
+    """LONGHAUL_{DATA,UPLOADS,PREPARED,MODELS,DEVICE,CARD}, HF_HUB_OFFLINE, TEST_LIMIT."""
     device = environ.get("LONGHAUL_DEVICE", "cuda")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"LONGHAUL_DEVICE is {device!r}; it is cpu or cuda")
@@ -40,6 +42,7 @@ def from_environment(environ: Mapping[str, str]) -> TrainerSettings:
         prepared=Path(environ.get("LONGHAUL_PREPARED", "prepared")).resolve(),
         models=Path(environ.get("LONGHAUL_MODELS", "models")).resolve(),
         device=cast(Literal["cpu", "cuda"], device),
+        uploads=Path(environ.get("LONGHAUL_UPLOADS", "uploads")).resolve(),
         offline=environ.get("HF_HUB_OFFLINE", "") not in ("", "0"),
         card=CardFacts.parse(environ[CARD]) if environ.get(CARD) else None,
         test_memory_limit=int(environ[TEST_LIMIT]) if environ.get(TEST_LIMIT) else None,

@@ -117,7 +117,7 @@ def find_path(data: Path, name: str, param: str) -> Path:
     return path
 
 
-def fingerprint(path: Path, progress: Callable[[], None]) -> str:
+def fingerprint(path: Path, progress: Callable[[], object]) -> str:
     """sha256 of the content, hexadecimal. `progress` is called at every 8 MiB."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:

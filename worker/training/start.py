@@ -8,32 +8,27 @@ memory in the optimizer, it is that many rungs lower.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from jobs.attempt import Finished
 from jobs.errors import DeviceBusy, OutOfMemory, Refused
 from jobs.events import MemoryPlanned
-from jobs.memory_plan import GIB, MemoryPlan, Optimizer, gibibytes
+from jobs.memory_plan import GIB, MemoryPlan, gibibytes
 from jobs.plan import Plan
 from jobs.rundir import RunDir
 from jobs.spec import JobSpec
 from worker.training.journal import Journal
-from worker.training.model_files import read_config
 from worker.training.neighbours import ForeignUse, Neighbours
 from worker.training.out_of_memory import KINDS, is_out_of_memory
-from worker.training.planning.budget import Budget, on_card
-from worker.training.planning.memory_plan import plan_memory, rungs
-from worker.training.planning.prediction import Predictor, Setting, Shape
+from worker.training.planning.budget import on_card
+from worker.training.planning.memory_plan import rungs
+from worker.training.planning.prediction import Setting, Shape
+from worker.training.planning.ways import LIGHTER, Ways
 from worker.training.stop import Stop
-
-LIGHTER: tuple[Optimizer, ...] = ("adamw_8bit", "adafactor")
-"""Optimizers with fewer states than `adamw`, in order."""
 
 log = logging.getLogger("longhaul.trainer")
 
@@ -67,46 +62,6 @@ def planned(
         make_room(spec, settled.memory, card, lambda needed: wait(neighbours, needed, journal, stop))
     journal.note(told(plan, settled, card))
     return settled
-
-
-class Ways:
-    """Predictions and new plans for the model of a job, made when they are needed: they take seconds."""
-
-    def __init__(self, spec: JobSpec, plan: Plan, device: torch.device) -> None:
-        self._spec = spec
-        self._plan = plan
-        self._device = device
-
-    def parts(self, shape: Shape, setting: Setting) -> dict[str, int]:
-        """Bytes by category at the peak of a step with such micro-batches, CUDA context included."""
-        memory = self._plan.memory
-        context = 0 if memory is None else memory.parts.get("context", 0)
-        return {**self._predictor.predict(shape, setting).parts, "context": context}
-
-    def replan(self, budget: Budget) -> MemoryPlan:
-        """The best setting within another budget, for the rows there are. The optimizer stays. Raises Refused."""
-        memory = self._plan.memory
-        assert memory is not None, "there is a plan to replace"
-        longest = memory.input_tokens, memory.target_tokens
-        return plan_memory(
-            self._spec, self._config, longest, device="cuda", budget=budget, resolved=self._plan.resolved
-        )
-
-    @functools.cached_property
-    def _config(self) -> dict[str, object]:
-        folder = Path(self._plan.model.folder or "")
-        return read_config(folder, folder.name)
-
-    @functools.cached_property
-    def _predictor(self) -> Predictor:
-        schedule = self._spec.schedule
-        return Predictor(
-            self._config,
-            device="cuda" if self._device.type == "cuda" else "cpu",
-            fused=self._spec.speed.fused,
-            dropout=schedule.dropout,
-            schedule=schedule,
-        )
 
 
 @contextlib.contextmanager

@@ -34,14 +34,21 @@ class RowLengths:
 
 
 def with_time(
-    plan: Plan, spec: JobSpec, config: Mapping[str, Any], lengths: RowLengths, settings: TrainerSettings
+    plan: Plan,
+    spec: JobSpec,
+    config: Mapping[str, Any],
+    lengths: RowLengths,
+    settings: TrainerSettings,
+    *,
+    done: int = 0,
 ) -> Plan:
     """The plan with its time: `plan.data.rows` rows like these in every epoch, on the card of the settings.
 
-    `config`: the model's config.json. Raises Refused (`bad_config`).
+    `config`: the model's config.json. `done`: steps that another job did. Raises Refused (`bad_config`).
     """
     assert len(lengths.inputs), "a job has rows"
-    scale = plan.data.rows * spec.schedule.epochs / len(lengths.inputs)
+    left = max(0, plan.steps - done) / plan.steps
+    scale = left * plan.data.rows * spec.schedule.epochs / len(lengths.inputs)
     again = Flops.recomputed(config, plan.resolved.recompute_layers)
     time = make_time_plan(
         model_flops=scale * Flops.of_config(config).rows(lengths.inputs, lengths.targets),

@@ -6,62 +6,35 @@ import contextlib
 import logging
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from jobs.errors import DiskFull, Refused
-from jobs.events import EvaluationFinished, ModelLoaded
-from jobs.files import LineWriter
-from jobs.plan import Plan
+from jobs.errors import DiskFull
+from jobs.events import EvaluationFinished
 from jobs.rundir import RunDir
-from jobs.spec import JobSpec
-from worker.training import checkpoint, first_step, guards, hard_limit, order, start
-from worker.training.checkpoint import TrainState
-from worker.training.compiled import compile_blocks
-from worker.training.data import PreparedDataset
-from worker.training.device import hold_device, hold_job, prepare_numerics
+from worker.training import checkpoint, first_step, guards, hard_limit, start
+from worker.training.bench import Bench, set_up
+from worker.training.device import hold_device, hold_job
 from worker.training.evaluate import evaluate
 from worker.training.evidence import Evidence
 from worker.training.flops import Flops
 from worker.training.journal import Journal
+from worker.training.limits import Limit
 from worker.training.loop import steps
-from worker.training.memory import Cache
-from worker.training.model import WEIGHTS, LoadedModel, load, weights_of, write_model
+from worker.training.model import WEIGHTS, weights_of, write_model
 from worker.training.model_files import read_config
 from worker.training.neighbours import Neighbours
-from worker.training.optimizer import Optimizer, make_optimizer
-from worker.training.pace import Pace
-from worker.training.randomness import seed_step
-from worker.training.saving import Saver, clean, is_saved
+from worker.training.order import StepOrder
+from worker.training.planning.ways import Ways
+from worker.training.saving import is_saved
 from worker.training.settings import TrainerSettings
 from worker.training.stop import Stop, StopAsked
 from worker.training.tensorfile import write_tensors
-from worker.training.window import Meter, fragmented
+from worker.training.window import fragmented
 
 INTERRUPTED = 75
 log = logging.getLogger("longhaul.trainer")
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What an attempt works with, once it is set up. `state` and `meter` change as it goes; the rest does not."""
-
-    run: RunDir
-    spec: JobSpec
-    plan: Plan
-    journal: Journal
-    stop: Stop
-    data: PreparedDataset
-    loaded: LoadedModel
-    optimizer: Optimizer
-    cache: Cache
-    neighbours: Neighbours
-    state: TrainState
-    meter: Meter
-    metrics: LineWriter
-    saver: Saver
 
 
 def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: Stop, attempt: int) -> int:
@@ -97,99 +70,16 @@ def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: Stop, 
     return 0
 
 
-def set_up(
-    run: RunDir, device: torch.device, neighbours: Neighbours, journal: Journal, stop: Stop, attempt: int
-) -> Bench:
-    """Decide what to train with; load once, allocate every state, go back to the newest checkpoint that verifies."""
-    spec, plan = run.spec(), run.plan()
-    folder, prepared = plan.model.folder, plan.data.prepared
-    if folder is None or prepared is None:
-        raise Refused(
-            "plan.json names no prepared model and data", code="not_prepared", hint="run the stage prepare first"
-        )
-    clean(run)
-    journal.phase("load")
-    plan = start.planned(run, spec, plan, attempt, device, neighbours, journal, stop)
-    prepare_numerics(device)
-    seed_step(spec.schedule.seed, 0, 0)
-    found = checkpoint.newest(run, spec.sha256(), journal)
-    if found is not None:
-        refuse_other_order(found.state)
-    loaded = load(
-        Path(folder),
-        device,
-        dropout=spec.schedule.dropout,
-        fused=spec.speed.fused,
-        recompute_layers=plan.resolved.recompute_layers,
-    )
-    optimizer = make_optimizer(
-        plan.resolved.optimizer, loaded.model.named_parameters(), spec.schedule, fused=spec.speed.fused
-    )
-    optimizer.compile(journal)
-    blocks = compile_blocks(loaded.model, journal) if plan.resolved.compile else None
-    if found is not None:
-        checkpoint.restore(found, loaded.model, optimizer)
-        state = found.state
-        state.micro_batch = min(state.micro_batch, plan.resolved.micro_batch)
-    else:
-        state = TrainState(spec_sha256=spec.sha256(), order=order.VERSION, micro_batch=plan.resolved.micro_batch)
-    guards.refuse_copied(loaded.model, loaded.pointers)
-    journal.progress(step=state.step)
-    journal.note(
-        ModelLoaded(
-            parameters=loaded.parameters,
-            parameter_bytes=loaded.parameter_bytes,
-            dtype=str(loaded.model.dtype).removeprefix("torch."),
-            device=str(device),
-            seconds=loaded.seconds,
-            peak_ratio=loaded.peak_ratio,
-            resumed_step=None if found is None else state.step,
-            compiled=blocks is not None and blocks.failure is None,
-        )
-    )
-    log.info("model loaded in %.1f s; %d of %d steps are done", loaded.seconds, state.step, plan.steps)
-    cache = Cache(device)
-    return Bench(
-        run=run,
-        spec=spec,
-        plan=plan,
-        journal=journal,
-        stop=stop,
-        data=PreparedDataset.open(Path(prepared)),
-        loaded=loaded,
-        optimizer=optimizer,
-        cache=cache,
-        neighbours=neighbours,
-        state=state,
-        meter=Meter(
-            cache=cache,
-            attempt=attempt,
-            pace=Pace(spec, plan, state.window.asides),
-            window=state.window,
-            planned_bytes=None if plan.memory is None else plan.memory.peak_bytes,
-            neighbours=neighbours,
-        ),
-        metrics=LineWriter(run.metrics_file),
-        saver=Saver(run, loaded.model, optimizer, spec.checkpoint.keep, journal),
-    )
-
-
-def refuse_other_order(state: TrainState) -> None:
-    """Rows would be seen twice, and others never, if the rest of a run followed another order than its beginning."""
-    if state.order != order.VERSION:
-        raise Refused(
-            f"this run began with rows in order {state.order}, and this version of Longhaul orders them as "
-            f"{order.VERSION}",
-            code="other_order",
-            hint="submit the job again, or go on with the version that began it; its checkpoints are kept",
-        )
-
-
 def learn(bench: Bench) -> None:
     """All steps that are left, and after each, in this order: log, stop if asked, evaluate, save, clear the cache."""
     spec, state, meter, memory = bench.spec, bench.state, bench.meter, bench.plan.memory
     device, first = bench.cache.device, state.step + 1
-    schedule = spec.schedule
+    schedule, rows = spec.schedule, bench.data.train
+    order = StepOrder(rows, schedule.batch_size, schedule.epochs, schedule.seed)
+    ways = Ways(spec, bench.plan, device)
+    if first <= order.steps:
+        limit = Limit.of(rows, state.micro_batch, state.safe)
+        first_step.foresee(device, memory, rows, order.groups_of(state.step), limit, ways)
     saved_at = time.monotonic()
     meter.pace.begin()
     bench.journal.phase("step", step=state.step)
@@ -197,8 +87,8 @@ def learn(bench: Bench) -> None:
     for result in steps(
         bench.loaded.model,
         bench.optimizer,
-        bench.data.train,
-        order.StepOrder(bench.data.train, schedule.batch_size, schedule.epochs, schedule.seed),
+        rows,
+        order,
         spec,
         bench.plan,
         after=state.step,
@@ -214,7 +104,7 @@ def learn(bench: Bench) -> None:
     ):
         state.step, state.safe, state.validation_loss = result.step, dict(result.safe), None
         if result.step == first:
-            first_step.tell(bench.journal, device, memory, result, start.Ways(spec, bench.plan, device))
+            first_step.tell(bench.journal, device, memory, result, ways)
         meter.add(result)
         if result.step % spec.log.every_steps == 0 or result.step == bench.plan.steps:
             bench.optimizer.raise_if_nonfinite()

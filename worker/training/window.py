@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from jobs.cards import peak_flops
-from jobs.events import MetricRow
+from jobs.metrics import MetricRow
 from worker.training.device import card_id
 from worker.training.host import host_memory
 from worker.training.loop import StepResult

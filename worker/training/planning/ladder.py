@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from jobs.memory_plan import Candidate, Optimizer
 from worker.training.planning.prediction import Prediction, Setting, Shape
@@ -58,15 +58,19 @@ class Fixed:
     optimizer: Optimizer | None = None
     recompute_layers: int | None = None
     micro_batch: int | None = None
+    begun: bool = False
+    """The run began with that optimizer: the job cannot set another one any more."""
 
     @property
     def keys(self) -> list[str]:
-        """Names of those that are set, as in `memory` of a job."""
-        return [each.name for each in fields(self) if getattr(self, each.name) is not None]
+        """Names of those that are set and could be others, as in `memory` of a job."""
+        names = ["recompute_layers", "micro_batch"] if self.begun else ["optimizer", "recompute_layers", "micro_batch"]
+        return [name for name in names if getattr(self, name) is not None]
 
     def without(self, *keys: str) -> Fixed:
         """The same, these left to the ladder."""
-        return replace(self, **dict.fromkeys(keys))
+        left: dict[str, Any] = dict.fromkeys(keys)
+        return replace(self, **left)
 
 
 class Ladder:

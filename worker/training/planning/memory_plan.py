@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jobs.errors import Refused
-from jobs.memory_plan import GIB, Candidate, MemoryPlan, describe, gibibytes
-from jobs.plan import Resolved
+from jobs.memory_plan import GIB, Candidate, MemoryPlan, Optimizer, describe, gibibytes
 from jobs.spec import JobSpec
 from worker.training.planning.budget import Budget
 from worker.training.planning.ladder import WORTH, Fixed, Ladder, choice
@@ -32,15 +31,15 @@ def plan_memory(
     device: Literal["cpu", "cuda"],
     budget: Budget,
     runs: Path | None = None,
-    resolved: Resolved | None = None,
+    optimizer: Optimizer | None = None,
     progress: Callable[[], object] = lambda: None,
 ) -> MemoryPlan:
     """The best setting that fits the budget. Takes some seconds for a large model, on the CPU, without weights.
 
     `config`: the model's config.json. `longest`: tokens of the longest input and target, rounded as `batches` does.
-    `runs`: where checkpoints will be written; None: the disk is not looked at. `resolved`: what an attempt began with;
-    its optimizer is kept, whose states the checkpoints hold, and micro-batch and recomputation are chosen anew.
-    `progress` is called before each trace.
+    `runs`: where checkpoints will be written; None: the disk is not looked at. `optimizer`: the one
+    that the run began with, whose states its checkpoints hold: it is kept. None: there is no run yet. `progress` is
+    called before each trace.
 
     Raises Refused (`does_not_fit`, with the numbers and the nearest setting that fits; `bad_config`) and DiskFull
     (`no_room`).
@@ -52,7 +51,7 @@ def plan_memory(
     predictor = Predictor(
         config, device=device, fused=spec.speed.fused, dropout=spec.schedule.dropout, schedule=spec.schedule
     )
-    fixed = fixed_by(spec, resolved)
+    fixed = fixed_by(spec, optimizer)
     ladder = Ladder(
         predictor,
         RowTime(config, inputs, targets, predictor.parameter_bytes, budget.card),
@@ -80,19 +79,19 @@ def plan_memory(
         parts=chosen.parts,
         peak_bytes=chosen.peak_bytes,
         candidates=candidates,
-        why=why(chosen, candidates, fixed_by(spec, None)),
+        why=why(chosen, candidates, fixed),
         host=plan_host(kept),
         disk=None if runs is None else plan_disk(runs, spec, kept, chosen.parts["weights"]),
         seconds=time.monotonic() - started,
     )
 
 
-def fixed_by(spec: JobSpec, resolved: Resolved | None) -> Fixed:
-    """What the ladder must not change."""
+def fixed_by(spec: JobSpec, begun: Optimizer | None) -> Fixed:
+    """What the ladder must not change; `begun`: the optimizer that the run began with."""
     memory = spec.memory
-    optimizer = None if memory.optimizer == "auto" else memory.optimizer
     return Fixed(
-        optimizer=resolved.optimizer if resolved else optimizer,
+        optimizer=begun or (None if memory.optimizer == "auto" else memory.optimizer),
+        begun=begun is not None,
         recompute_layers=None if memory.recompute_layers == "auto" else memory.recompute_layers,
         micro_batch=None if memory.micro_batch == "auto" else min(memory.micro_batch, spec.schedule.batch_size),
     )
@@ -106,6 +105,8 @@ def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed) -> str:
         if worth > WORTH[chosen.optimizer] and peaks and not any(each.fits for each in peaks):
             least = min(peaks, key=lambda each: each.peak_bytes)
             parts.append(f"{optimizer} needs {'' if least.parts else 'more than '}{gibibytes(least.peak_bytes)}")
+    if fixed.begun:
+        parts.append(f"the run began with {chosen.optimizer}")
     if fixed.keys:
         parts.append(f"the job sets {', '.join(f'memory.{key}' for key in fixed.keys)}")
     setting = describe(chosen.optimizer, chosen.recompute_layers, chosen.micro_batch)
@@ -132,7 +133,7 @@ def does_not_fit(ladder: Ladder, fixed: Fixed, budget: Budget, longest: tuple[in
             hint=f"with {changes} it fits: {gibibytes(fits.peak_bytes)} "
             f"({describe(fits.optimizer, fits.recompute_layers, fits.micro_batch)})",
         )
-    smallest = ladder.smallest(Fixed())
+    smallest = ladder.smallest(fixed.without(*fixed.keys))
     ways_out = ["shorter texts (data.max_input_tokens, data.max_target_tokens)", "a smaller model"]
     if budget.source == "job":
         ways_out.insert(0, "a larger memory.budget")

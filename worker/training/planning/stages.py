@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.files import write_atomically
-from jobs.memory_plan import PICTURE, MemoryPlan
+from jobs.memory_plan import PICTURE, MemoryPlan, Optimizer
 from jobs.rundir import RunDir
 from jobs.spec import JobSpec
 from worker.training.journal import Journal
@@ -24,10 +24,13 @@ def plan_stage(
     settings: TrainerSettings,
     journal: Journal,
     earlier: MemoryPlan | None = None,
+    *,
+    optimizer: Optimizer | None = None,
 ) -> MemoryPlan:
     """The plan for rows of these lengths, with `memory.png` of it in the run directory.
 
-    `earlier`: that of check, which is as good for the same lengths and budget. Raises Refused, DiskFull.
+    `earlier`: that of check, which is as good for the same lengths and budget. `optimizer`: the one that a run began
+    with; None: there is no run yet. Raises Refused, DiskFull.
     """
     budget = find_budget(spec.memory, settings.device, settings.card)
     if earlier is not None and still_right(earlier, longest, budget):
@@ -45,6 +48,7 @@ def plan_stage(
             device=settings.device,
             budget=budget,
             runs=run.path,
+            optimizer=optimizer,
             progress=journal.progress,
         )
     write_atomically(run.path / PICTURE, draw(plan))

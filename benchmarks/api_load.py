@@ -1,0 +1,320 @@
+"""The service under load: get, list and POST beside hundreds of followers of one job, with 10,000 jobs stored.
+
+    python -m benchmarks.api_load [--jobs 10000] [--minutes 1] [--rate 100] [--followers 500]
+
+One uvicorn process, a real Redis that writes every move to disk, no workers. Requests are sent when they are due (80 %
+get, 15 % list in several ways, 5 % POST), whether or not earlier ones are answered, and timed from when they were due.
+Meanwhile a process appends 10 events a second to one job, as its supervisor would; another holds the followers
+(`benchmarks.event_followers`). For each further minute there is another such job. `growth_ratio`: the median list and
+get, one after the other, with all jobs stored over the same with 100, the larger of the two. `rss_mib`: of the service,
+after each minute. JSON on the last line; exit code 1 when a limit below is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from jobs import rundir
+from jobs.connection import connect
+from jobs.events import (
+    AnyFact,
+    AttemptEnded,
+    AttemptStarted,
+    DiskLow,
+    Fault,
+    JobCancelled,
+    JobChecked,
+    JobFailed,
+    JobPrepared,
+    JobQueued,
+    JobSubmitted,
+    JobSucceeded,
+)
+from jobs.spec import parse_spec
+from jobs.store import Store, new_token
+from service.submissions import make_id
+from tests.redis_server import RedisServer, free_port
+
+FEW = 100
+LIMIT_MS, LIMIT_RATE, LIMIT_GROWTH = 50.0, 0.98, 1.5
+TEAMS = ("pastry", "soup", "salad", "bread")
+EVENTS_PER_S = 10
+"""Of the job that is followed."""
+SEED = 7
+
+
+@dataclass
+class Minute:
+    """What one minute of load measured; latencies in milliseconds from when a request was due."""
+
+    milliseconds: dict[str, list[float]] = field(default_factory=lambda: {"get": [], "list": [], "post": []})
+    wrong: list[str] = field(default_factory=list)
+    """Answers of another status than wanted."""
+    seconds: float = 0.0
+    followers: dict[str, int] = field(default_factory=dict)
+
+
+def main(argv: list[str]) -> int:
+    """Seed, load, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.api_load")
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--minutes", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=100.0, help="requests a second")
+    parser.add_argument("--followers", type=int, default=500)
+    parser.add_argument("--checking", type=int, default=50, help="followers that check content")
+    parser.add_argument("--supervise", metavar="RUN_DIR", type=Path, help="be the supervisor of this job for a minute")
+    parser.add_argument("--redis", help="for --supervise")
+    arguments = parser.parse_args(argv)
+    if arguments.supervise is not None:
+        supervise(rundir.RunDir(arguments.supervise), Store(connect(arguments.redis)), seconds=60.0)
+        return 0
+    with tempfile.TemporaryDirectory() as name, RedisServer(Path(name) / "redis", aof=True) as server:
+        result = measured(Path(name), server, arguments)
+    print(json.dumps(result))
+    good = (
+        result["rate_reached"] >= LIMIT_RATE
+        and max(result["p99_get_ms"], result["p99_list_ms"], result["p99_post_ms"]) < LIMIT_MS
+        and result["sse_missing"] == result["sse_wrong"] == result["wrong_answers"] == 0
+        and result["growth_ratio"] <= LIMIT_GROWTH
+    )
+    return 0 if good else 1
+
+
+def measured(folder: Path, server: RedisServer, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures."""
+    runs, data = folder / "runs", folder / "data"
+    runs.mkdir()
+    data.mkdir()
+    store = Store(connect(server.url))
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    environment = {
+        "PATH": os.environ["PATH"], "LONGHAUL_REDIS_URL": server.url, "LONGHAUL_PORT": str(port),
+        "LONGHAUL_RUNS": str(runs), "LONGHAUL_DATA": str(data),
+    }  # fmt: skip
+    told = new_token()
+    assert store.upkeep.begin_rebuild(told) and store.upkeep.end_rebuild(told)  # as reconcile does at its first look
+    ids = [seeded(runs, store, number) for number in range(FEW)]
+    with open(folder / "service.log", "ab") as log:
+        service = subprocess.Popen([sys.executable, "-m", "service"], env=environment, stdout=log, stderr=log)
+    try:
+        await_ready(url, service)
+        few = one_after_the_other(url, ids)
+        begun = time.monotonic()
+        ids += [seeded(runs, store, number) for number in range(FEW, arguments.jobs)]
+        print(f"{len(ids):,} jobs stored in {time.monotonic() - begun:.0f} s", flush=True)
+        many = one_after_the_other(url, ids)
+        minutes, rss = [], [rss_mib(service.pid)]
+        for number in range(arguments.minutes):
+            minutes.append(one_minute(url, runs, store, server.url, ids, arguments, seed=SEED + number))
+            rss.append(rss_mib(service.pid))
+            print(f"minute {number + 1}: {rss[-1]:.1f} MiB, {minutes[-1].followers}", flush=True)
+    finally:
+        service.terminate()
+        service.wait(30)
+    times = {
+        kind: [each for minute in minutes for each in minute.milliseconds[kind]] for kind in ("get", "list", "post")
+    }
+    answered = sum(len(each) for each in times.values())
+    wrong = [each for minute in minutes for each in minute.wrong]
+    return {
+        "jobs": len(ids),
+        "rate_reached": round(answered / sum(minute.seconds for minute in minutes) / arguments.rate, 4),
+        **{f"p99_{kind}_ms": round(percentile(each, 0.99), 2) for kind, each in times.items()},
+        **{f"p50_{kind}_ms": round(percentile(each, 0.50), 2) for kind, each in times.items()},
+        "requests": answered,
+        "wrong_answers": len(wrong),
+        "wrong_examples": wrong[:3],
+        "followers": arguments.followers,
+        "sse_events": sum(minute.followers["events"] for minute in minutes),
+        "sse_missing": sum(minute.followers["missing"] + minute.followers["unended"] for minute in minutes),
+        "sse_wrong": sum(minute.followers["wrong"] for minute in minutes),
+        "growth_ratio": round(max(many[kind] / few[kind] for kind in few), 3),
+        "one_at_a_time_ms": {"few": few, "many": many},
+        "rss_mib": rss,
+        "load": [round(each, 2) for each in os.getloadavg()],
+    }
+
+
+# -- jobs in store -----------------------------------------------------------------------------------------------------
+
+
+def seeded(runs: Path, store: Store, number: int) -> str:
+    """One stored job, of every kind in turn: most have ended, some wait, some are being checked."""
+    body = {
+        "name": f"job {number}",
+        "model": "builtin:t5-tiny",
+        "data": {"train": "rows.jsonl"},
+        "priority": number % 5,
+        "metadata": {"team": TEAMS[number % len(TEAMS)], "number": str(number)},
+    }
+    spec = parse_spec(body)
+    first = JobSubmitted(
+        name=spec.name, model=spec.model, spec_sha256=spec.sha256(), priority=spec.priority, metadata=spec.metadata
+    )
+    run, _ = rundir.create(runs, make_id(), spec, first)
+    plan = {"rows_looked_at": 1000, "steps": 5000, "time": {"hours_expected": 2.0, "text": "about 2 hours"}}
+    prepared = JobPrepared(data={"train_rows": 128_000, "validation_rows": 1280}, steps=5000)
+    waits: list[AnyFact] = [JobChecked(plan=plan), prepared, JobQueued()]
+    more: list[AnyFact] = {
+        0: [],
+        1: waits,
+        2: [*waits, JobCancelled()],
+    }.get(number % 10, [JobFailed(error=Fault(code="bad_data", message="no usable rows"))])
+    if more:
+        run.append(more)
+    store.project(run, run.record(), run.events())
+    return run.id
+
+
+# -- load --------------------------------------------------------------------------------------------------------------
+
+
+def one_minute(
+    url: str, runs: Path, store: Store, redis_url: str, ids: list[str], arguments: argparse.Namespace, *, seed: int
+) -> Minute:
+    """A minute of requests beside a job that is followed."""
+    followed = running_job(runs, store)
+    begin = followed.path / "followers-are-here"
+    followers = subprocess.Popen(
+        [
+            *[sys.executable, "-m", "benchmarks.event_followers", url, followed.path, "--begin", begin],
+            *["--followers", str(arguments.followers), "--checking", str(arguments.checking)],
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while not begin.exists():
+        assert followers.poll() is None, "the followers could not connect"
+        time.sleep(0.05)
+    command = [sys.executable, "-m", "benchmarks.api_load", "--supervise", followed.path, "--redis", redis_url]
+    supervisor = subprocess.Popen(command)
+    minute = asyncio.run(requests_for(60.0, url, ids, arguments.rate, random.Random(seed)))
+    assert supervisor.wait(120) == 0
+    said, _ = followers.communicate(timeout=120)
+    minute.followers = json.loads(said.splitlines()[-1])
+    return minute
+
+
+def running_job(runs: Path, store: Store) -> rundir.RunDir:
+    """A job in its first attempt."""
+    spec = parse_spec({"name": "followed", "model": "builtin:t5-tiny", "data": {"train": "rows.jsonl"}})
+    first = JobSubmitted(name=spec.name, model=spec.model, spec_sha256=spec.sha256())
+    run, _ = rundir.create(runs, make_id(), spec, first)
+    run.append([JobChecked(plan={}), JobPrepared(data={}, steps=100_000), JobQueued()])
+    run.append([AttemptStarted(worker="benchmark", device="cpu")])
+    store.project(run, run.record(), run.events())
+    return run
+
+
+def supervise(run: rundir.RunDir, store: Store, *, seconds: float) -> None:
+    """Append facts of a trainer, then the end, as a supervisor does."""
+    begun = time.monotonic()
+    for number in range(int(seconds * EVENTS_PER_S)):
+        time.sleep(max(0.0, begun + number / EVENTS_PER_S - time.monotonic()))
+        store.append(run, [DiskLow(step=number, free_bytes=number * 1000, needed_bytes=10**9)], attempt=1)
+    done = JobSucceeded(model="model", step=1, loss=1.0)
+    store.append(run, [AttemptEnded(reason="done", step=1), done], attempt=1)
+
+
+async def requests_for(seconds: float, url: str, ids: list[str], rate: float, chance: random.Random) -> Minute:
+    """Send each request when it is due; wait for all answers."""
+    minute = Minute()
+    limits = httpx.Limits(max_connections=100, max_keepalive_connections=100)
+    async with httpx.AsyncClient(base_url=url, timeout=30, limits=limits, trust_env=False) as client:
+        begun = time.perf_counter()
+        tasks = []
+        for number in range(int(seconds * rate)):
+            due = begun + number / rate
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            kind = chance.choices(("get", "list", "post"), (80, 15, 5))[0]
+            tasks.append(asyncio.create_task(one_request(client, kind, due, ids, chance, minute)))
+        await asyncio.gather(*tasks)
+        minute.seconds = max(seconds, time.perf_counter() - begun)
+    return minute
+
+
+async def one_request(
+    client: httpx.AsyncClient, kind: str, due: float, ids: list[str], chance: random.Random, minute: Minute
+) -> None:
+    """Send it, note how long it took since it was due."""
+    if kind == "get":
+        answer = await client.get(f"/jobs/{chance.choice(ids)}")
+    elif kind == "list":
+        answer = await client.get("/jobs", params=chance.choice(lists(ids, chance)))
+    else:
+        body = {"name": "posted", "model": "builtin:t5-tiny", "data": {"train": "rows.jsonl"}}
+        answer = await client.post("/jobs", json=body, headers={"Idempotency-Key": f"{chance.getrandbits(64):x}"})
+    minute.milliseconds[kind].append((time.perf_counter() - due) * 1000)
+    if answer.status_code != (202 if kind == "post" else 200):
+        minute.wrong.append(f"{kind}: {answer.status_code} {answer.text[:200]}")
+
+
+def lists(ids: list[str], chance: random.Random) -> list[dict[str, str]]:
+    """The ways in which people ask for a list."""
+    team = chance.choice(TEAMS)
+    return [
+        {},
+        {"after": chance.choice(ids)},
+        {"status": "queued"},
+        {"status": "failed", "metadata[team]": team},
+        {"metadata[team]": team, "after": chance.choice(ids)},
+    ]
+
+
+def one_after_the_other(url: str, ids: list[str]) -> dict[str, float]:
+    """Median milliseconds of a get and of a list with nothing else going on."""
+    chance = random.Random(SEED)
+    with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+
+        def timed(path: str, parameters: dict[str, str]) -> float:
+            begun = time.perf_counter()
+            client.get(path, params=parameters).raise_for_status()
+            return (time.perf_counter() - begun) * 1000
+
+        gets = [timed(f"/jobs/{chance.choice(ids)}", {}) for _ in range(300)]
+        listed = [timed("/jobs", chance.choice(lists(ids, chance))) for _ in range(300)]
+    return {"get": round(statistics.median(gets), 3), "list": round(statistics.median(listed), 3)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def await_ready(url: str, service: subprocess.Popen[bytes]) -> None:
+    """Until the service answers."""
+    while True:
+        assert service.poll() is None, "the service did not start"
+        try:
+            if httpx.get(f"{url}/health/ready", timeout=2, trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.05)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value that so many of the others do not exceed."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def rss_mib(pid: int) -> float:
+    """Resident set of a process."""
+    (line,) = (each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith("VmRSS"))
+    return round(int(line.split()[1]) / 1024, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

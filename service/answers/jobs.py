@@ -1,0 +1,164 @@
+"""A job, as everybody sees it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from jobs.events import Fault, Reason
+from jobs.spec import JobSpec
+from jobs.state import Request, Stage, Status
+from service.answers.parts import Answer, Page
+
+
+class Hyperparameters(Answer):
+    """OpenAI's three, from `spec.schedule`."""
+
+    n_epochs: int
+    """Times that every row is seen."""
+    batch_size: int
+    """Rows of one optimizer step."""
+    learning_rate: float
+    """Peak learning rate. Absolute: OpenAI's `learning_rate_multiplier` would need a base that only they know."""
+
+
+class Progress(Answer):
+    """How far training is, by its newest row of metrics. Null: not known yet."""
+
+    step: int
+    """Optimizer steps done."""
+    steps: int | None
+    """Of so many."""
+    fraction: float | None
+    """That as a share, 0 to 1."""
+    epoch: float | None
+    """Passes over the rows, with a fraction."""
+    loss: float | None
+    """Mean negative log likelihood of a target token, nats."""
+    rows_per_s: float | None
+    """Training rows a second."""
+    tokens_per_s: float | None
+    """Input and target tokens a second, without padding."""
+    mfu: float | None
+    """What the model needs for them as a share of the card's peak, 0 to 1; null on a CPU."""
+    memory_bytes: int | None
+    """On a card: allocated at peak; on a CPU: resident set."""
+    eta_s: float | None
+    """Seconds left, from `at` on; null unless it runs."""
+    eta_from: Literal["measured", "plan"] | None
+    """Whether `eta_s` was measured or only planned."""
+    at: float | None
+    """Unix time of the row, seconds."""
+
+
+class Job(Answer):
+    """One job. Times are Unix seconds; paths begin with the name of the runs folder. Null: not yet, or not at all."""
+
+    # OpenAI's names
+    object: Literal["fine_tuning.job"]
+    """Always `fine_tuning.job`."""
+    id: str
+    """`job-` and 20 digits; ids sort by time."""
+    created_at: int
+    """When it was submitted."""
+    finished_at: int | None
+    """When it succeeded, failed, was cancelled, or was validated."""
+    estimated_finish: int | None
+    """When it will be done: of a running job by its pace, of a waiting one by what is planned."""
+    status: Status
+    """Where it stands. For good: `succeeded`, `failed`, `cancelled`, `validated` (the end of a dry run)."""
+    model: str
+    """As asked for: hub id, folder in the data directory, or `builtin:t5-tiny`."""
+    fine_tuned_model: str | None
+    """Folder of the result; download it from `/jobs/{job}/files/model`."""
+    error: Fault | None
+    """Why it failed, and the way out."""
+    hyperparameters: Hyperparameters
+    seed: int
+    """Order of rows and dropout follow from it."""
+    training_file: str
+    """`data.train` of the specification."""
+    validation_file: str | None
+    """`data.validation`, where that is a file or data set of its own."""
+    method: dict[str, Any]
+    """Which weights are trained: `{"type": "full"}`."""
+    metadata: dict[str, str]
+    """Your own labels; lists can be filtered by them."""
+    organization_id: Literal["longhaul"]
+    """Always `longhaul`: one box, one team."""
+    result_files: list[str]
+    """Of a job that has succeeded: paths for `/jobs/{job}/files/{path}`, which lists the others."""
+    trained_tokens: int | None
+    """Always null: `/jobs/{job}/metrics` tells more."""
+    # ours
+    name: str
+    """Shown wherever the job is; need not be unique."""
+    stage: Stage
+    """`check` looks at the specification, `prepare` at all the rows, `train` trains."""
+    request: Request
+    """What was asked of a running job and has not happened yet."""
+    priority: int
+    """Higher runs first."""
+    position: int | None
+    """How many jobs are before it in the order of its stage; null unless it waits."""
+    estimated_start: int | None
+    """When a waiting job's turn is expected to come; null where nobody can tell."""
+    dry_run: bool
+    """Only checked, never trained."""
+    cloned_from: str | None
+    """The job whose specification this one began with."""
+    attempt: int
+    """Number of the newest attempt to train; 0 before the first."""
+    restarts: int
+    """Restarts after crashes since the last progress."""
+    last_reason: Reason | None
+    """How the attempt before ended."""
+    not_before: float | None
+    """A job that waits after a crash is not started before this time."""
+    waiting: str | None
+    """Why it cannot start though its turn has come."""
+    started_at: int | None
+    """When its first attempt began."""
+    training_s: float
+    """Seconds in attempts that have ended."""
+    steps: int | None
+    """Optimizer steps of the whole run, once it is prepared."""
+    progress: Progress
+    first_loss: float | None
+    """Validation loss before the first step, nats per target token."""
+    best_loss: float | None
+    """Lowest validation loss so far."""
+    final_loss: float | None
+    """Validation loss of the model that was kept."""
+    checkpoint: str | None
+    """Newest checkpoint, relative to `run_dir`."""
+    plan: dict[str, Any]
+    """What it will need, in short: steps, time, memory; in full at `/jobs/{job}/plan`. Empty before it is checked."""
+    data: dict[str, Any]
+    """What was found in the rows: kept, set aside, cut, lengths. Empty before it is prepared."""
+    run_dir: str
+    """Folder of everything that is known of it."""
+    event_number: int
+    """Number of its newest event: the version of this answer."""
+    spec: JobSpec
+    """What was asked for, every default written out."""
+
+
+class JobList(Page):
+    """Jobs, newest first."""
+
+    data: list[Job]
+    first_id: str | None
+    """Id of the first one; null for an empty list."""
+    last_id: str | None
+    """Id of the last one: `after` of the next page."""
+
+
+class DeletedJob(Answer):
+    """It is gone, and its run directory with it."""
+
+    id: str
+    """Which one it was."""
+    object: Literal["fine_tuning.job"]
+    """Always `fine_tuning.job`."""
+    deleted: Literal[True]
+    """Always true."""

@@ -1,0 +1,79 @@
+"""What a run leaves behind: its files, and the checkpoints among them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from service import answers
+from service.actions import Actions
+from service.checkpoints import checkpoints_of
+from service.confined import files_of
+from service.documented import JobId, documented, file_answer
+from service.download import answer
+from service.results import find
+from service.shapes import list_json
+
+FilePath = Annotated[
+    str,
+    Path(description="A file or folder, relative to the run directory.", examples=["model", "metrics.jsonl"]),
+]
+
+
+def routes(actions: Actions) -> APIRouter:
+    """`/jobs/{id}/files` and `/jobs/{id}/checkpoints`."""
+    router = APIRouter(prefix="/jobs", tags=["results"])
+
+    @router.get("/{job}/checkpoints", response_model=answers.CheckpointList, responses=documented(404, 422))
+    def list_checkpoints(
+        job: JobId,
+        after: Annotated[str | None, Query(description="Id of the last checkpoint of the page before.")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000, description="Checkpoints at most.")] = 100,
+    ) -> JSONResponse:
+        """What can be gone back to, newest first: download it from `/jobs/{job}/files/{path}`, or begin another job
+        with its `id` as `resume_from`. Only some are kept (`checkpoint.keep`), and the best one besides."""
+        found = checkpoints_of(actions.run(job), runs_name=actions.runs.name)
+        later = [each for each in found if after is None or each["id"] < after]
+        return JSONResponse(list_json(later[:limit], has_more=len(later) > limit, cursor="id"))
+
+    @router.get("/{job}/files", response_model=answers.RunFileList, responses=documented(404, 422))
+    def list_files(
+        job: JobId,
+        after: Annotated[str, Query(description="Path of the last file of the page before.")] = "",
+        limit: Annotated[int, Query(ge=1, le=10_000, description="Files at most.")] = 1000,
+    ) -> JSONResponse:
+        """Files of the run directory, in order of path: the model, checkpoints, metrics, log, reports."""
+        found = [file for file in files_of(actions.run(job).path) if file.path > after]
+        shown = [
+            {
+                "object": "file",
+                "path": file.path,
+                "bytes": file.status.st_size,
+                "modified_at": file.status.st_mtime,
+            }
+            for file in found[:limit]
+        ]
+        return JSONResponse(list_json(shown, has_more=len(found) > limit, cursor="path"))
+
+    @router.head("/{job}/files/{path:path}", include_in_schema=False)
+    @router.get(
+        "/{job}/files/{path:path}",
+        response_class=Response,
+        responses=documented(404, 416) | file_answer(),
+    )
+    def download_file(
+        request: Request,
+        job: JobId,
+        path: FilePath,
+        range: Annotated[str | None, Header(description="One range: `bytes=<first>-<last>`.")] = None,
+        if_range: Annotated[str | None, Header(description="`Range` counts only if this is still the ETag.")] = None,
+    ) -> Response:
+        """A file as it is. A folder (`model`, `checkpoints/step-00000500`, `evidence`) comes as an uncompressed tar.
+
+        Both with ranges, so that `curl -C - -O` goes on where a download broke off. A file that still grows is sent as
+        long as it was when it was asked for. If something goes away while it is sent, the connection ends early."""
+        return answer(request, find(actions.run(job).path, path))
+
+    return router

@@ -1,0 +1,217 @@
+"""Every command of the README is executed: here, as it stands there, or by the test that is named beside it.
+
+A command that is new or has changed in README.md needs its line in COMMANDS, or a test fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from client import Longhaul
+from tests.conftest import ROWS
+from tests.local import STRANGER, Local
+
+pytestmark = pytest.mark.timeout(600)  # half a dozen jobs, one after the other
+ROOT = Path(__file__).resolve().parents[2]
+ROWS_KEPT = 64
+"""Of the examples, in the folder where their job is submitted: the commands are meant here, not what they learn."""
+
+
+def ended(api: Longhaul) -> str:
+    """The newest job that has succeeded."""
+    return str(api.list(status="succeeded")["data"][0]["id"])
+
+
+def submitted(api: Longhaul) -> str:
+    """A job that waits for its check, or is in it."""
+    return str(api.submit({"model": "builtin:t5-tiny", "data": {"train": "recipes.jsonl"}})["id"])
+
+
+def queued(api: Longhaul) -> str:
+    """A job whose training is about to begin."""
+    job = submitted(api)
+    assert "job.queued" in (event["type"] for event in api.events(job)), "it was not prepared"
+    return job
+
+
+@dataclass(frozen=True)
+class Here:
+    """Executed here, in a folder that looks like a clone; beside a running service, if it speaks to one."""
+
+    prints: str
+    """What its output has, a regular expression."""
+    job: Callable[[Longhaul], str] | None = None
+    """Which job it is about: $ID."""
+    instead: tuple[str, str] = ("…", "…")
+    """What it cannot be run with, and what is put in its place."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Executed by another test."""
+
+    test: str
+
+
+@dataclass(frozen=True)
+class Never:
+    """Not executed."""
+
+    because: str
+
+
+CREATED = r'"object":"fine_tuning.job"'
+LOCAL = ".venv/bin/longhaul local --data examples"
+COMMANDS: dict[str, Here | Elsewhere | Never] = {
+    "make demo": Here(r"validation loss .* lower"),
+    # PYTEST_ARGS=--version: all of what it would start is this very run.
+    "make test": Here(r"pytest \d"),
+    LOCAL: Here(r"Longhaul is up"),
+    ".venv/bin/longhaul submit examples/job.json --watch": Here(r"succeeded: the model of step"),
+    "curl -X POST localhost:8000/jobs -H 'Idempotency-Key: try-1' "
+    """-d '{"model": "builtin:t5-tiny", "data": {"train": "recipes.jsonl"}}'""": Here(CREATED),
+    "curl localhost:8000/jobs/$ID": Here(CREATED, ended),
+    "curl -N -H 'Accept: text/event-stream' localhost:8000/jobs/$ID/events": Here(r"event: job.succeeded", ended),
+    "curl -X POST localhost:8000/jobs/$ID/pause": Here(r'"status":"paused"|"request":"pause"', queued),
+    "curl localhost:8000/jobs/$ID/plan": Here(r'"resolved"', ended),
+    "curl localhost:8000/jobs": Here(r'"has_more"'),
+    "curl -T recipes.jsonl localhost:8000/datasets/": Here(r'"uri":"dataset:recipes.jsonl"'),
+    "curl -C - -o model.tar localhost:8000/jobs/$ID/files/model": Here("", ended),
+    "longhaul submit recipes.jsonl --set model=builtin:t5-tiny --watch": Here(r"succeeded: the model of step"),
+    "longhaul list --status running --status queued --where team=kitchen": Here(r"no such jobs"),
+    "longhaul priority $ID 10": Here(r"is validating", submitted),
+    "longhaul metrics $ID": Here(r"▁", ended),
+    "longhaul clone $ID --set schedule.learning_rate=1e-4 --resume": Here(r"is validating", ended),
+    "longhaul download $ID": Here(r"files, .* in job-", ended),
+    "git clone … longhaul && cd longhaul": Never("the address is the reader's own"),
+    "make env": Here(r"wrote \.env; made \./runs and \./data"),
+    "$EDITOR .env": Here(r"LONGHAUL_API_KEY="),
+    "cp …/recipes.jsonl data/": Here("", instead=("…", "examples")),
+    "export $(grep ^LONGHAUL_API_KEY= .env)": Here(""),
+    "make up": Elsewhere("tests/docker/test_jobs.py::test_a_job_posted_from_outside_runs_to_the_end"),
+    """curl -X POST localhost:8000/jobs -H "Authorization: Bearer $LONGHAUL_API_KEY" -d '{
+  "name": "chef", "data": {"train": "recipes.jsonl", "max_input_tokens": 256, "max_target_tokens": 256},
+  "schedule": {"epochs": 5, "batch_size": 128, "learning_rate": 1e-4}}'""": Here(CREATED),
+    "longhaul plan job.json --png plan.png": Here(r"what was tried"),
+}
+ALONE = ("make", "$EDITOR", "cp", "export")
+"""First words of commands that need no service."""
+
+
+def written(text: str) -> list[str]:
+    """The commands of its sh blocks, without comments. One may go over several lines: to the end of its quotes."""
+    found: list[str] = []
+    for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        begun = ""
+        for line in block.splitlines():
+            begun += line
+            try:
+                shlex.split(begun, comments=True)
+            except ValueError:  # inside quotes
+                begun += "\n"
+                continue
+            found += [command] if (command := re.sub(r"(^|\s+)#.*", "", begun)) else []
+            begun = ""
+        assert not begun, f"quotes that do not end: {begun}"
+    return found
+
+
+README = written((ROOT / "README.md").read_text())
+
+
+def test_every_command_has_its_line_here() -> None:
+    assert set(README) == set(COMMANDS), "left: README.md, right: COMMANDS"
+    assert len(README) == len(set(README))
+
+
+def test_what_is_executed_elsewhere_is_executed_there() -> None:
+    for how in COMMANDS.values():
+        if isinstance(how, Elsewhere):
+            file, _, name = how.test.partition("::")
+            tree = ast.parse((ROOT / file).read_text())
+            assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, how.test
+
+
+def of_this_place(*, alone: bool) -> list[str]:
+    """Commands that are executed here, in the order of the README."""
+    return [
+        command
+        for command in README
+        if isinstance(COMMANDS.get(command), Here) and command != LOCAL and (command.split()[0] in ALONE) == alone
+    ]
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a clone has, as far as the commands need it, after `make setup`: this very environment is its .venv."""
+    folder = tmp_path_factory.mktemp("clone")
+    for file in ("Makefile", ".env.example", "pyproject.toml", "requirements.lock", "requirements.dev.lock"):
+        shutil.copy(ROOT / file, folder)
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    (folder / ".venv").mkdir()
+    for part in Path(sys.prefix).iterdir():
+        (folder / ".venv" / part.name).symlink_to(part)
+    (folder / ".venv" / ".setup-stamp").unlink(missing_ok=True)
+    (folder / ".venv" / ".setup-stamp").touch()
+    return folder
+
+
+def run(command: str, folder: Path, environment: dict[str, str], *, port: int = 8000) -> str:
+    """What it prints; it has to succeed. `port` is put in the place of the usual one, which may be taken."""
+    how = COMMANDS[command]
+    assert isinstance(how, Here)
+    done = subprocess.run(
+        ["bash", "-c", command.replace(*how.instead).replace("localhost:8000", f"localhost:{port}")],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, f"{command}: {done.returncode}\n{told}"
+    assert re.search(how.prints, told), f"{command} printed\n{told}"
+    return told
+
+
+def test_commands_that_need_no_service(clone: Path) -> None:
+    environment = {name: os.environ[name] for name in STRANGER if name in os.environ}
+    environment |= {"EDITOR": "cat", "PYTEST_ARGS": "--version", "OMP_NUM_THREADS": "1"}
+    for command in of_this_place(alone=True):
+        run(command, clone, environment)
+    assert (clone / "data" / "recipes.jsonl").read_bytes() == ROWS.read_bytes()
+
+
+@pytest.fixture
+def local(clone: Path) -> Iterator[Local]:
+    """`longhaul local`, started as the README says, but on a free port."""
+    rows = clone / "examples" / "recipes.jsonl"
+    rows.write_text("".join(ROWS.read_text().splitlines(keepends=True)[:ROWS_KEPT]))
+    shutil.copy(clone / "examples" / "job.json", clone)
+    shutil.copy(rows, clone)
+    with Local(clone, shlex.split(LOCAL)) as local:
+        yield local
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+def test_commands_beside_a_running_service(local: Local) -> None:
+    for command in of_this_place(alone=False):
+        how = COMMANDS[command]
+        assert isinstance(how, Here)
+        environment = local.environment | {"PATH": f"{local.folder}/.venv/bin:{os.environ['PATH']}"}
+        environment |= {"LONGHAUL_API_KEY": "", "ID": how.job(local.api) if how.job else ""}
+        told = run(command, local.folder, environment, port=local.port)
+        assert '"error": {' not in told and '"error":{' not in told, f"{command} was refused\n{told}"
+        for job in list(local.api.all(status=("validating", "queued", "running", "paused"))):
+            local.api.cancel(job["id"])

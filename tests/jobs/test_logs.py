@@ -1,0 +1,156 @@
+"""What our processes write: lines of JSON that can be read again, the job and request they are about, no secrets."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from contextvars import copy_context
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from jobs.logs import JOB, JsonLines, TextLines, about, log_format
+from tests.redis_server import free_port
+from tests.service.running import running
+from tests.stack import Stack, tiny_job
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "hf_" + "a1B2c3D4" * 4
+
+
+def record(message: str = "said %s", *args: object, **more: Any) -> logging.LogRecord:
+    made = logging.LogRecord("longhaul.test", logging.WARNING, "file.py", 7, message, args or ("once",), None)
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_a_line_is_one_object() -> None:
+    line = JsonLines().format(record("a\nb \u2028 %s \ud800", "é"))
+    assert "\n" not in line and line.isascii()
+    told = json.loads(line)
+    assert told.keys() == {"time", "level", "logger", "message"}
+    assert (told["level"], told["logger"], told["message"]) == ("warning", "longhaul.test", "a\nb \u2028 é \ud800")
+    assert told["time"].endswith("Z")
+    assert abs((datetime.now(UTC) - datetime.fromisoformat(told["time"])).total_seconds()) < 60
+
+
+def test_it_says_which_job_it_is_about() -> None:
+    with about("job-1"):
+        assert json.loads(JsonLines().format(record()))["job"] == "job-1"
+        told: list[str | None] = []
+        thread = threading.Thread(target=copy_context().run, args=(lambda: told.append(JOB.get()),))
+        thread.start()
+        thread.join()
+        assert told == ["job-1"]
+    assert "job" not in json.loads(JsonLines().format(record()))
+
+
+def test_no_secret_is_written() -> None:
+    try:
+        raise ValueError(f"Bearer {TOKEN}")
+    except ValueError:
+        caught = sys.exc_info()
+    made = record("key %s", TOKEN, exc_info=caught, fields={"path": f"/x/{TOKEN}", "status": 200})
+    for form in (JsonLines(), TextLines()):
+        text = form.format(made)
+        assert TOKEN not in text and "***" in text
+        made.exc_text = None
+    told = json.loads(JsonLines().format(made))
+    assert told["exception"].startswith("Traceback") and told["exception"].endswith("***")
+    assert (told["path"], told["status"]) == ("/x/hf_***", 200)
+
+
+def test_another_format_is_refused() -> None:
+    assert [log_format(each) for each in ("text", "json")] == ["text", "json"]
+    with pytest.raises(ValueError, match="LONGHAUL_LOG='yaml' is no format"):
+        log_format("yaml")
+
+
+@pytest.mark.parametrize("module", [["service"], ["worker", "publish"]])
+def test_a_wrong_format_is_told_at_the_start(module: list[str]) -> None:
+    environment = {**os.environ, "LONGHAUL_LOG": "yaml", "LONGHAUL_PORT": str(free_port())}
+    command = [sys.executable, "-m", *module]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "LONGHAUL_LOG='yaml'" in done.stderr
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    """Every line of the log is an object."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_service_and_workers_write_json_with_job_and_request(tmp_path: Path, data: Path) -> None:
+    with Stack(tmp_path / "home", data=data, environment={"LONGHAUL_LOG": "json"}) as stack:
+        stack.start("service", "check", "publish")
+        run = stack.submit(tiny_job(), **{"X-Request-Id": "my-own.id_7"})
+        stack.wait_for_event(run, "job.checked")
+        answer = requests.get(f"{stack.url}/jobs/{run.id}/plan", headers={"X-Request-Id": "no good\tid"}, timeout=5)
+        made = answer.headers["X-Request-Id"]
+        assert made.isalnum()
+        stack.kill("check")  # its lease stays; nothing more is said by it
+        for role in ("service", "publish"):
+            stack.stop(role)
+        service, worker = lines(stack.home / "service.log"), lines(stack.home / "check.log")
+        publish = lines(stack.home / "publish.log")
+    (submitted,) = (line for line in service if line.get("request_id") == "my-own.id_7")
+    assert (submitted["method"], submitted["path"], submitted["status"]) == ("POST", "/jobs", 202)
+    assert submitted["ms"] > 0
+    (asked,) = (line for line in service if line.get("request_id") == made)
+    assert (asked["job"], asked["path"]) == (run.id, f"/jobs/{run.id}/plan")
+    assert any(line["logger"].startswith("uvicorn") for line in service)
+    assert {line["logger"].split(".")[0] for line in worker} <= {"longhaul", "rq"}
+    assert {line["job"] for line in publish if line["logger"] == "longhaul.events"} == {run.id}
+
+
+def test_what_goes_wrong_in_a_request_is_written_with_its_id(
+    redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Messages of a pool thread carry the request's id and job, too."""
+
+    class Listening(logging.Handler):
+        told: list[dict[str, Any]] = []  # noqa: RUF012 - one handler, one list
+
+        def emit(self, record: logging.LogRecord) -> None:
+            self.told.append(json.loads(JsonLines().format(record)))
+
+    handler = Listening()
+    logging.getLogger("longhaul").addHandler(handler)
+    try:
+        with running(redis_url, tmp_path) as service:
+            job = service.submit()
+            service.run(job).metrics_file.write_text("no row\n")
+            answer = service.get(f"/jobs/{job}/metrics", headers={"X-Request-Id": "abc"})
+            assert answer.headers["X-Request-Id"] == "abc"
+    finally:
+        logging.getLogger("longhaul").removeHandler(handler)
+    (warning,) = (line for line in handler.told if "no row of metrics" in line["message"])
+    assert (warning["request_id"], warning["job"]) == ("abc", job)
+
+
+def test_the_line_of_a_request_says_whose_key_it_came_with(
+    redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    key = "a-key-of-some-length"
+    with running(redis_url, tmp_path, api_key=key) as service:
+        service.get("/jobs?metadata[a]=b")
+        requests.get(f"{service.url}/workers", headers={"Authorization": "Bearer wrong"}, timeout=5)
+    told = {
+        line["path"]: line
+        for record in caplog.records
+        if hasattr(record, "fields") and (line := json.loads(JsonLines().format(record)))
+    }
+    assert {"method", "path", "status", "ms", "key", "time", "message"} <= told["/jobs"].keys()
+    assert (told["/jobs"]["status"], told["/workers"]["status"]) == (200, 401)
+    assert "key" not in told["/workers"], "nobody's"
+    assert told["/jobs"]["message"].endswith(f" by {told['/jobs']['key']}")
+    assert key not in caplog.text

@@ -1,0 +1,99 @@
+"""Heartbeats: who is heard of, who holds what, and what is no heartbeat."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import redis
+
+from jobs.connection import connect
+from jobs.state import Stage
+from jobs.store import Store
+from jobs.workers import Workers, lease_token
+from tests.redis_server import RedisServer
+
+H200 = {"uuid": "GPU-1", "name": "NVIDIA H200", "memory_bytes": 2**37, "driver": "580"}
+
+
+def facts(name: str, **more: object) -> dict[str, object]:
+    return {"name": name, "stage": name.partition("-")[0], "healthy": True, "why": None, **more}
+
+
+@pytest.fixture
+def client(redis_url: str) -> redis.Redis:
+    return connect(redis_url)
+
+
+def test_whoever_reported_in_the_last_minute_is_there_by_name(client: redis.Redis) -> None:
+    workers = Workers(client)
+    assert workers.all() == []
+    before = time.time()
+    for name in ("train-b", "check-a"):
+        workers.report(facts(name, gpu=H200))
+    found = workers.all()
+    assert [each["name"] for each in found] == ["check-a", "train-b"]
+    assert found[1]["gpu"] == H200
+    assert before - 0.001 <= found[1]["heard_at"] <= time.time()
+    assert 0 <= found[1]["heartbeat_age_s"] < 60
+    assert (found[1]["job"], found[1]["job_since"]) == (None, None)
+    workers.forget("train-b")
+    assert [each["name"] for each in workers.all()] == ["check-a"]
+
+
+def test_the_silent_are_forgotten(client: redis.Redis) -> None:
+    workers = Workers(client)
+    workers.report(facts("train-a"))
+    client.zadd("longhaul:workers", {"train-a": time.time() * 1000 - 61_000})
+    assert workers.all() == []
+    workers.report(facts("train-b"))
+    assert client.zrange("longhaul:workers", 0, -1) == [b"train-b"], "the next to report takes them out of the index"
+
+
+def test_a_lease_says_who_holds_a_job_and_since_when(client: redis.Redis) -> None:
+    store = Store(client)
+    for name in ("train-a", "train-b"):
+        store.workers.report(facts(name))
+    client.hset("longhaul:job:job-1", mapping={"number": 1, "status": "queued", "stage": "train", "score": 1})
+    client.zadd("longhaul:order:train", {"job-1": 1})
+    before = int(time.time())
+    token = lease_token("train-b")
+    assert store.claim(Stage.TRAIN, token) == "job-1"
+    idle, busy = store.workers.all()
+    assert idle["job"] is None
+    assert busy["job"] == "job-1"
+    assert before <= busy["job_since"] <= time.time()
+    store.release("job-1", token)
+    assert [each["job"] for each in store.workers.all()] == [None, None]
+
+
+@pytest.mark.parametrize("token", ["", "f00", "/", "train-a/x/y", "/1/2", "train-a/" + "9" * 5000 + "/f00"])
+def test_a_token_that_names_nobody_is_nobodys(client: redis.Redis, token: str) -> None:
+    store = Store(client)
+    store.workers.report(facts("train-a"))
+    client.hset("longhaul:job:job-1", "lease", token)
+    client.zadd("longhaul:leases", {"job-1": 1})
+    assert [each["job"] for each in store.workers.all()] == [None]
+
+
+def test_what_others_keep_in_redis_costs_nothing(redis_server: RedisServer) -> None:
+    """Commands that the server runs for a list of workers, whatever else is stored: one script, no walk over keys."""
+    client = connect(redis_server.url)
+    workers = Workers(client)
+    workers.report(facts("train-a"))
+    workers.all()
+
+    def calls() -> dict[str, int]:
+        stats = client.info("commandstats")
+        return {name.removeprefix("cmdstat_"): each["calls"] for name, each in stats.items()}  # type: ignore[union-attr]
+
+    counts = []
+    for stored in (0, 1000):
+        client.mset({f"longhaul:job:job-{number}:other": 1 for number in range(stored + 1)})
+        before = calls()
+        workers.all()
+        after = calls()
+        counts.append({name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)})
+    assert counts[0] == counts[1]
+    assert counts[0].keys() <= {"evalsha", "time", "zrangebyscore", "zrange", "get", "info"}
+    assert "scan" not in counts[0]

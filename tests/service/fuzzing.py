@@ -1,0 +1,196 @@
+"""schemathesis against the running service: every phase, every check, with the ids of jobs that are in every state.
+
+What is tuned, and why:
+
+- Ids, names of files and data sets are mostly drawn from what there is (a schema cannot list it); the rest are made up.
+- A stream that follows an open job would never end, so `follow` and `Accept: text/event-stream` are sent for jobs that
+  have ended alone, and often. That an open job's stream ends with the job is shown in test_events and test_logs.
+- An Idempotency-Key is used up by the first body that comes with it: most submissions go without.
+- Whoever cancels or deletes one of those jobs gets a new one for it, so that there is a job in every state to the end.
+- `ensure_resource_availability` would have a new job's plan at once; it is there when check has made it (404 before).
+- `positive_data_acceptance` takes 4xx where the schema cannot say what makes a request good; `_TUNED` says why.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import schemathesis
+from schemathesis.engine import events, from_schema
+
+from tests.service.running import Service
+
+SEED = 20_251_121
+ENDED = ("succeeded", "failed", "cancelled", "validated")
+EVENT_STREAM = "GET /jobs/{job}/events"
+LOG = "GET /jobs/{job}/logs"
+CANCEL = "POST /jobs/{job}/cancel"
+DELETE = "DELETE /jobs/{job}"
+ACCEPTED = ["2xx", 401, 403, 404, 409]
+PLANNED = ("queued", "paused", "running", "succeeded")
+TRAINED = ("running", "succeeded")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What differs for one operation."""
+
+    jobs: tuple[str, ...] = ()
+    """Jobs that have something to show there; none: any job."""
+    refused: int | None = None
+    """`positive_data_acceptance` takes this status, too."""
+    why: str = ""
+
+
+_TUNED = {
+    "POST /jobs": Tuned(refused=422, why="what columns, names and endings fit each other is said in words alone"),
+    "PATCH /jobs/{job}": Tuned(refused=422, why="11.0 is an integer to JSON Schema, and none to us"),
+    "POST /jobs/{job}/clone": Tuned(refused=422, why="what results from a merge patch has to be a specification"),
+    "PUT /datasets/{name}": Tuned(refused=422, why="whether a checksum is right depends on the body"),
+    "POST /jobs/{job}/resume": Tuned(("paused", "stopping")),
+    "GET /jobs/{job}/plan": Tuned(PLANNED),
+    "GET /jobs/{job}/plan.png": Tuned(PLANNED),
+    "GET /jobs/{job}/checkpoints": Tuned(TRAINED),
+    "GET /jobs/{job}/files": Tuned(TRAINED),
+    "GET /jobs/{job}/files/{path}": Tuned(TRAINED, 416, "which ranges a file has depends on its size"),
+}
+_MADE_LATER = ("GET /jobs/{job}/plan", "GET /jobs/{job}/plan.png")
+
+
+@dataclass
+class Outcome:
+    """What came of it."""
+
+    requests: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
+    """By operation, check and title: one way to see it again."""
+    statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Answers by operation and status."""
+    checks: Counter[str] = field(default_factory=Counter)
+    """Checks that were made, by name."""
+    errors: list[str] = field(default_factory=list)
+    """What kept schemathesis itself from working."""
+
+    def counted(self, *checks: str) -> int:
+        """Failures of these checks."""
+        return sum(name.split(": ")[1] in checks for name in self.failures)
+
+
+def fuzz(service: Service, jobs: dict[str, str], *, examples: int, phases: tuple[str, ...]) -> Outcome:
+    """Run these phases over all operations, with at most so many examples of each in fuzzing."""
+    config = schemathesis.Config.from_dict(_config(service, jobs, examples=examples, phases=phases))
+    key = {"Authorization": f"Bearer {service.settings.api_key}"}
+    schema = schemathesis.openapi.from_url(f"{service.url}/openapi.json", headers=key, config=config)
+    ended = [jobs[name] for name in ENDED]
+    seeded = set(jobs.values())
+    chance = random.Random(SEED)
+
+    def mind_the_jobs(_context: Any, case: Any, _kwargs: Any) -> None:
+        label, path, headers = case.operation.label, case.path_parameters or {}, case.headers
+        if label == EVENT_STREAM and chance.random() < 0.5:
+            headers["Accept"] = "text/event-stream"
+            path["job"] = chance.choice(ended)
+        if label == LOG and "follow" in (case.query or {}):
+            path["job"] = chance.choice(ended)
+        if headers and chance.random() < 0.75:
+            headers.pop("Idempotency-Key", None)
+        if label in (CANCEL, DELETE) and path.get("job") in seeded:
+            path["job"] = service.submit()
+            if label == DELETE:
+                service.post(f"/jobs/{path['job']}/cancel")
+
+    outcome = Outcome()
+    schemathesis.hook("before_call")(mind_the_jobs)
+    try:
+        for event in from_schema(schema).execute():
+            if isinstance(event, events.ScenarioFinished):
+                _count(outcome, event.recorder)
+            elif isinstance(event, events.NonFatalError):
+                outcome.errors.append(f"{event.label}: {event.info.format()}")
+            elif isinstance(event, events.FatalError):
+                raise event.exception
+    finally:
+        schemathesis.hooks.unregister(mind_the_jobs)
+    return outcome
+
+
+def _count(outcome: Outcome, recorder: Any) -> None:
+    for case_id, interaction in recorder.interactions.items():
+        outcome.requests += 1
+        label = recorder.cases[case_id].value.operation.label
+        if interaction.response is None:
+            outcome.failures[f"{label}: no answer: {interaction.request.method} {interaction.request.uri}"] = ""
+        else:
+            outcome.statuses[label, interaction.response.status_code] += 1
+        for check in recorder.checks.get(case_id, []):
+            outcome.checks[check.name] += 1
+            if check.failure_info is not None:
+                failure = check.failure_info.failure
+                name = f"{label}: {check.name}: {failure.title}"
+                outcome.failures.setdefault(name, f"{failure.message}\n{check.failure_info.code_sample}")
+
+
+def _config(service: Service, jobs: dict[str, str], *, examples: int, phases: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "seed": SEED,
+        "continue-on-failure": True,
+        "request-timeout": 20.0,
+        "suppress-health-check": ["all"],
+        "cache": {"enabled": False},
+        "generation": {
+            "max-examples": examples,
+            "deterministic": True,
+            "unique-inputs": True,
+            "database": "none",
+            "no-shrink": True,
+        },
+        "phases": {"enabled": False, **{phase: {"enabled": True} for phase in phases}},
+        "auth": {"openapi": {"bearer": {"bearer": service.settings.api_key}}},
+        "dictionaries": {
+            "jobs": {"values": list(jobs.values())},
+            **{
+                "+".join(each.jobs): {"values": [jobs[name] for name in each.jobs]}
+                for each in _TUNED.values()
+                if each.jobs
+            },
+            "files": {
+                "values": [
+                    "model",
+                    "model/config.json",
+                    "model/empty",
+                    "plan.json",
+                    "checkpoints",
+                    "metrics.jsonl",
+                    "events.jsonl",
+                ]
+            },
+            "datasets": {"values": ["rows.jsonl", "more.csv", "unused.jsonl"]},
+            "models": {"values": ["builtin:t5-tiny", "google/flan-t5-xl", "./my-model"]},
+            "rows": {"values": ["rows.jsonl", "dataset:rows.jsonl", "org/name", "deep/er/rows.csv.gz"]},
+            "ranges": {"values": ["bytes=0-9", "bytes=5-", "bytes=-3", "bytes=0-0,5-6", "bytes=999999999-"]},
+        },
+        "parameters": {
+            "path.job": {"dictionary": "jobs", "probability": 0.8},
+            "path.path": {"dictionary": "files", "probability": 0.7},
+            "path.name": {"dictionary": "datasets", "probability": 0.7},
+            "body.model": {"dictionary": "models", "probability": 0.9},
+            "body.data.train": {"dictionary": "rows", "probability": 0.9},
+            "header.range": {"dictionary": "ranges", "probability": 0.6},
+        },
+        "checks": {"positive_data_acceptance": {"expected-statuses": ACCEPTED}},
+        "operations": [_tuned(name, tuned) for name, tuned in _TUNED.items()],
+    }
+
+
+def _tuned(name: str, tuned: Tuned) -> dict[str, Any]:
+    accepted = [*ACCEPTED, tuned.refused] if tuned.refused else ACCEPTED
+    checks: dict[str, Any] = {"positive_data_acceptance": {"expected-statuses": accepted}}
+    if name in _MADE_LATER:
+        checks["ensure_resource_availability"] = {"enabled": False}
+    settings: dict[str, Any] = {"include-name": name, "checks": checks}
+    if tuned.jobs:
+        settings["parameters"] = {"path.job": {"dictionary": "+".join(tuned.jobs), "probability": 0.8}}
+    return settings

@@ -1,0 +1,100 @@
+"""Checkpoints of a job: OpenAI's shape, made of what is on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.metrics import MetricRow
+from service import answers
+from tests.service.running import Service
+
+
+def saved(run: Path, step: int, loss: float | None, *, size: int = 1000) -> Path:
+    """A checkpoint as the trainer leaves it, but for what is in the tensors."""
+    folder = run / "checkpoints" / f"step-{step:08d}"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(bytes(size))
+    (folder / "state.json").write_text(json.dumps({"step": step, "validation_loss": loss}))
+    (folder / "manifest.json").write_text(json.dumps({"step": step, "files": {}}))
+    return folder
+
+
+def row(step: int, loss: float) -> str:
+    return (
+        MetricRow(
+            step=step, at=1.0, attempt=1, epoch=0.1, loss=loss, learning_rate=1e-4, grad_norm=1.0, rows_per_s=1.0,
+            target_tokens_per_s=1.0, step_s=1.0, eta_s=1.0, memory_bytes=1, memory_reserved_bytes=1, cache_clears=0,
+            cache_clear_s=0.0, micro_batch=1, data_wait_fraction=0.0,
+        ).model_dump_json()
+        + "\n"
+    )  # fmt: skip
+
+
+def test_checkpoints_are_those_on_disk_newest_first(service: Service) -> None:
+    job = service.submit()
+    run = service.run(job)
+    assert service.get(f"/jobs/{job}/checkpoints").json() == {
+        "object": "list", "data": [], "has_more": False, "first_id": None, "last_id": None,
+    }  # fmt: skip
+    folders = {
+        step: saved(run.path, step, loss) for step, loss in ((500, 2.5), (1000, 1.5), (1500, None), (2000, 1.75))
+    }
+    # Step 1000 was logged twice: an attempt went on from 500.
+    run.metrics_file.write_text("".join([row(990, 3.0), row(1000, 2.9), row(990, 2.8), row(1000, 2.7), row(1500, 2.0)]))
+
+    page = answers.CheckpointList.model_validate(service.get(f"/jobs/{job}/checkpoints").json())
+    assert [each.step_number for each in page.data] == [2000, 1500, 1000, 500]
+    assert [each.best for each in page.data] == [False, False, True, False]
+    assert [each.metrics.valid_loss for each in page.data] == [1.75, None, 1.5, 2.5]
+    assert [each.metrics.train_loss for each in page.data] == [2.0, 2.0, 2.7, None]
+    assert [each.metrics.step for each in page.data] == [2000, 1500, 1000, 500]
+    newest = page.data[0]
+    assert newest.id == f"{job}/step-00002000"
+    assert newest.fine_tuning_job_id == job
+    assert newest.fine_tuned_model_checkpoint == f"runs/{job}/checkpoints/step-00002000"
+    assert newest.path == "checkpoints/step-00002000"
+    assert newest.bytes == sum(file.stat().st_size for file in folders[2000].iterdir())
+    assert newest.created_at == int((folders[2000] / "manifest.json").stat().st_mtime)
+    assert service.get(f"/jobs/{job}/files/{newest.path}").status_code == 200
+    assert "valid_loss" not in service.get(f"/jobs/{job}/checkpoints").json()["data"][1]["metrics"]
+
+
+def test_pages_follow_one_another(service: Service) -> None:
+    job = service.submit()
+    for step in range(1, 6):
+        saved(service.run(job).path, step, None)
+    seen: list[int] = []
+    after = ""
+    while True:
+        raw = service.get(f"/jobs/{job}/checkpoints?limit=2{after}").json()
+        page = answers.CheckpointList.model_validate(raw)
+        seen += [each.step_number for each in page.data]
+        if not page.has_more:
+            break
+        after = f"&after={page.last_id}"
+    assert seen == [5, 4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("missing", ["manifest.json", "state.json"])
+def test_what_is_not_complete_is_none(service: Service, missing: str) -> None:
+    job = service.submit()
+    run = service.run(job).path
+    saved(run, 1, 1.0)
+    (saved(run, 2, 0.5) / missing).unlink()
+    for name in ("tmp-step-00000003", "rejected-step-00000004", "step-x", "tmp-removed-step-00000005"):
+        saved(run, 9, 0.1).rename(run / "checkpoints" / name)
+    (run / "checkpoints" / "step-00000006").write_bytes(b"a file")
+    (saved(run, 7, 0.1) / "state.json").write_bytes(b"torn {")
+    data = service.get(f"/jobs/{job}/checkpoints").json()["data"]
+    assert [(each["step_number"], each["best"]) for each in data] == [(1, True)]
+
+
+def test_of_equals_the_newer_is_best_as_for_pruning(service: Service) -> None:
+    job = service.submit()
+    for step in (1, 2, 3):
+        saved(service.run(job).path, step, 1.0)
+    data = service.get(f"/jobs/{job}/checkpoints").json()["data"]
+    assert [each["best"] for each in data] == [True, False, False]

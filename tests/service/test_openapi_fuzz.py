@@ -1,0 +1,24 @@
+"""schemathesis over the live document: no 5xx, nothing undocumented, no answer that its schema does not allow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.service.fuzzing import fuzz
+from tests.service.running import running
+from tests.service.seeded import seed
+
+EXAMPLES = 15
+"""Of each operation; benchmarks/schemathesis_full.py has many more."""
+
+
+def test_what_the_service_answers_is_what_its_document_says(redis_url: str, tmp_path: Path) -> None:
+    with running(redis_url, tmp_path, api_key="k" * 40) as service:
+        jobs = seed(service)
+        outcome = fuzz(service, jobs, examples=EXAMPLES, phases=("examples", "coverage", "fuzzing"))
+    assert outcome.errors == []
+    assert outcome.failures == {}
+    documented = {label for label, _ in outcome.statuses}
+    assert len(documented) >= 20
+    for label in documented:  # it was not refused all the time
+        assert any(status < 300 for each, status in outcome.statuses if each == label), label

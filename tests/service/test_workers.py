@@ -1,0 +1,89 @@
+"""`/workers`: who works here, on what, and how lately it was heard of."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import requests
+
+from jobs.events import JobChecked, JobPrepared, JobQueued
+from jobs.state import Stage
+from jobs.workers import lease_token
+from tests.service.running import Service
+from tests.stack import Stack, tiny_job
+
+TRAIN_0: dict[str, Any] = {
+    "name": "train-0", "pid": 7, "stage": "train", "queue": "longhaul-train", "healthy": True, "why": None,
+    "busy": True, "device": "cuda", "versions": {"torch": "2.13.0"},
+    "gpu": {"uuid": "GPU-1", "name": "NVIDIA H200", "memory_bytes": 2**37, "driver": "580.1"},
+}  # fmt: skip
+
+
+def test_a_worker_is_shown_with_its_card_and_the_job_in_hand(service: Service) -> None:
+    job = service.submit()
+    service.append(job, JobChecked(plan={}), JobPrepared(data={}, steps=9), JobQueued())
+    service.store.workers.report(TRAIN_0)
+    assert service.store.claim(Stage.TRAIN, lease_token("train-0")) == job
+    answer = service.get("/workers").json()
+    assert (answer["object"], answer["has_more"]) == ("list", False)
+    (shown,) = answer["data"]
+    assert shown["job"] == job
+    assert abs(shown.pop("job_since") - time.time()) < 60
+    assert abs(shown.pop("heard_at") - time.time()) < 60
+    assert 0 <= shown.pop("heartbeat_age_s") < 60
+    assert shown == TRAIN_0 | {"job": job}
+
+
+@pytest.mark.parametrize("junk", [
+    b"", b"\xff\xfe", b"not json", b"[1]", b'"train-1"', b"{}", b"[" * 100_000,
+    *(b'{"name": "train-1", "stage": "train", "healthy": true, "why": %s}' % why
+      for why in (b"NaN", b"1e999", b'"\\ud800"', b"7")),
+    b'{"name": "train-1", "stage": "train", "healthy": true, "why": null, "gpu": {"name": "H200"}}',
+    b'{"name": "publish", "stage": "publish", "healthy": true, "why": null, "sinks": {"log": {"jobs_behind": "x"}}}',
+])  # fmt: skip
+def test_what_is_no_heartbeat_is_passed_over(service: Service, caplog: pytest.LogCaptureFixture, junk: bytes) -> None:
+    client = redis.Redis.from_url(service.settings.redis_url)
+    for name in ("train-0", "train-1", "train-2"):
+        service.store.workers.report(TRAIN_0 | {"name": name})
+    client.set("longhaul:worker:train-1", junk)
+    client.delete("longhaul:worker:train-2")
+    client.hset("longhaul:worker:train-2", "not", "a string")
+    answer = service.get("/workers")
+    assert (answer.status_code, [each["name"] for each in answer.json()["data"]]) == (200, ["train-0"])
+    passed_over = [record.getMessage() for record in caplog.records if record.name == "longhaul.workers"]
+    assert [line[:10] for line in passed_over] == ["'train-1' ", "'train-2' "]
+
+
+def test_a_real_worker_reports_its_job_and_signs_off(tmp_path: Path, data: Path) -> None:
+    with Stack(tmp_path / "home", data=data) as stack:
+        stack.start("service", "check", "publish")
+
+        def workers() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = requests.get(f"{stack.url}/workers", timeout=5).json()["data"]
+            return found
+
+        def both() -> list[dict[str, Any]] | None:
+            return found if len(found := workers()) == 2 else None
+
+        idle, publish = stack.wait_for(both, "two heartbeats")
+        assert (idle["stage"], idle["queue"], idle["device"], idle["gpu"]) == ("check", "longhaul-check", "cpu", None)
+        assert {"torch", "rq"} <= idle["versions"].keys()
+        assert idle["job"] is None
+        assert (publish["stage"], publish["queue"]) == ("publish", None)
+        nothing = {"jobs_behind": 0, "oldest_s": 0.0}
+        assert publish["sinks"] == dict.fromkeys(("log", "curve", "discord", "wandb"), nothing)
+        run = stack.submit(tiny_job())
+
+        def at_work() -> dict[str, Any] | None:
+            return next((each for each in workers() if each["job"] is not None), None)
+
+        busy = stack.wait_for(at_work, "the job in hand")
+        assert (busy["name"], busy["job"]) == (idle["name"], run.id)
+        stack.wait_for_event(run, "job.checked")
+        stack.stop("check")
+        stack.stop("publish")
+        assert workers() == []

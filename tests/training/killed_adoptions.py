@@ -1,0 +1,82 @@
+"""A program for test_resume_from.py: kills an adoption at many points, and says what was found and what came of it.
+
+`python killed_adoptions.py FOLDER POINTS` prints a JSON line a point: where it was, which checkpoints were there under
+their names and whether all of them verified, and what adopting again then leaves in both jobs.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+
+from jobs.events import JobSubmitted
+from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
+from jobs.rundir import RunDir, create
+from jobs.spec import parse_spec
+from tests.training.killed_saves import killed_at, lines_run
+from worker.training import adoption, saving, tensorfile
+from worker.training.adoption import ADOPTED, adopt
+from worker.training.checkpoint import OPTIMIZER, TrainState, newest_first, verify
+from worker.training.journal import Journal
+from worker.training.model import WEIGHTS
+from worker.training.order import VERSION
+
+OWN = {adoption.__file__, saving.__file__, tensorfile.__file__}
+
+
+def make(folder: Path, name: str, **parts: object) -> tuple[RunDir, Plan]:
+    """A prepared job of 100 steps."""
+    spec = parse_spec({"data": {"train": "rows.jsonl"}, "schedule": {"epochs": 10, "batch_size": 1}, **parts})
+    run, _ = create(folder, name, spec, JobSubmitted(name=name, model="x", spec_sha256=spec.sha256()))
+    data = DataPlan(train="x", input="x", target="x", prepared="/prepared/a", rows=10, complete=True)
+    plan = make_plan(spec, ModelPlan(source="x", folder="/models/a", parameters=1), data)
+    run.write_plan(plan)
+    return run, plan
+
+
+def shas(run: RunDir) -> dict[str, str]:
+    """By checkpoint the specification that it says it was made for. Raises ValueError where one does not verify."""
+    return {folder.name: verify(folder).spec_sha256 for folder in newest_first(run)}
+
+
+def main(folder: Path, points: int) -> None:
+    """One line a point."""
+    torch.set_num_threads(1)
+    other, _ = make(folder, "job-1")
+    run, plan = make(folder, "job-2", resume_from="job-1")
+    journal = Journal(run.attempt_file("prepare"))
+    for step, loss in ((1, 2.0), (2, 3.0)):  # the first is the best, and is taken, too
+        tensors = {file: {"a": torch.full((64, 64), float(step))} for file in (WEIGHTS, OPTIMIZER)}
+        state = TrainState(
+            spec_sha256=other.spec().sha256(), order=VERSION, micro_batch=1, step=step, validation_loss=loss
+        )
+        saving.write(other, state, tensors, 2, journal)
+    before = shas(other)
+
+    def take() -> object:
+        return adopt(run, run.spec(), plan, journal)
+
+    def forget() -> None:
+        shutil.rmtree(run.checkpoints)
+        (run.path / ADOPTED).unlink(missing_ok=True)
+
+    total = [0]
+    lines_run(take, lambda number, place: total.__setitem__(0, number + 1), OWN)
+    for point in range(points):
+        forget()
+        place, killed = killed_at(take, point * total[0] // points, OWN)
+        found = sorted(shas(run)) if run.checkpoints.exists() else []
+        complete = (run.path / ADOPTED).exists()
+        take()
+        own = set(shas(run).values()) == {run.spec().sha256()}
+        left = sorted(each.name for each in run.checkpoints.iterdir())
+        said = {"place": place, "killed": killed, "found": found, "complete": complete}
+        print(json.dumps({**said, "left": left, "own": own, "other_untouched": shas(other) == before}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
