@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
         model = copy.deepcopy(pretrained) if name == "fp32" else copy.deepcopy(pretrained).bfloat16()
         before = {key: weight.clone() for key, weight in model.state_dict().items()}
         begun = time.perf_counter()
-        make = torch_adamw if name in ("fp32", "bf16_adamw") else ours(name)  # type: ignore[arg-type]
+        make = torch_adamw if name in ("fp32", "bf16_adamw") else ours(name)
         train(model, arguments.steps, make(model, arguments.learning_rate), swapped=True, first=10**7)
         seconds = time.perf_counter() - begun
         changed = sum(int((weight != before[key]).sum()) for key, weight in model.state_dict().items())

@@ -92,7 +92,7 @@ def small_t5(device: torch.device) -> T5ForConditionalGeneration:
         dropout_rate=0.0, feed_forward_proj="gated-gelu", decoder_start_token_id=0, use_cache=False,
     )  # fmt: skip
     model = T5ForConditionalGeneration(config).bfloat16()
-    model.to(device)  # type: ignore[arg-type]  # transformers' stub takes `self` for the device
+    model.to(device)
     fuse(model)
     return model
 

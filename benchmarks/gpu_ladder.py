@@ -81,7 +81,7 @@ def make_model(config: dict[str, Any], device: torch.device, seed: int = 0) -> P
 def compile_layers(model: PreTrainedModel, backend: str) -> CompiledBlocks:
     """As the trainer compiles them. Takes minutes."""
     with recompile_limit_is_known():
-        return compile_blocks(model, _Silent(), backend)  # type: ignore[arg-type]
+        return compile_blocks(model, _Silent(), backend)
 
 
 class _Silent:

@@ -227,7 +227,7 @@ def main(argv: list[str]) -> int:
                 soak.wait_for_end(run)
             for run in soak.runs:
                 for sink in ("discord", "wandb"):
-                    stack.wait_for(lambda run=run, sink=sink: closed(run, sink) or None, f"{sink} of {run.id}", 180)  # type: ignore[misc]
+                    stack.wait_for(lambda run=run, sink=sink: closed(run, sink) or None, f"{sink} of {run.id}", 180)
             found = soak.findings(undisturbed)
     jobs = found["jobs"]
     equal = ("succeeded", "weights_equal", "metrics_equal", "events_gapless", "discord_complete", "wandb_complete")

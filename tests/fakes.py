@@ -383,7 +383,7 @@ def _schema_problems(payload: dict[str, Any], edit: bool) -> list[str]:
 
 @functools.cache
 def _validator(edit: bool) -> Any:
-    import jsonschema  # type: ignore[import-untyped]
+    import jsonschema
 
     schema = json.loads(DISCORD_SCHEMA.read_text())
     schema["$ref"] = "#/$defs/EditWebhookMessageRequest" if edit else "#/$defs/ExecuteWebhookRequestStrict"

@@ -201,7 +201,7 @@ def test_what_fails_for_another_reason_than_memory_is_told_and_the_rest_measured
 ) -> None:
     monkeypatch.setenv(ALLOCATOR, "expandable_segments:True")  # undone afterwards
     good = Configuration("good", ordered=False, search=False)
-    monkeypatch.setattr(gpu_throughput, "LADDER", (Configuration("bad", ordered=False, patches=("wings",)), good))  # type: ignore[arg-type]
+    monkeypatch.setattr(gpu_throughput, "LADDER", (Configuration("bad", ordered=False, patches=("wings",)), good))
     code = gpu_throughput.main(f"{DRY} --rounds 1 --micro-batches 1 --rows 16 --dropout 0".split())
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert code == 1

@@ -87,7 +87,7 @@ def test_a_limit_too_low_for_any_trainer_fails_the_job_and_says_how_to_help(cont
         assert [end.reason for end in ends(run)] == ["host_out_of_memory"] * 2
         assert failed.error.code == "host_out_of_memory"
         assert failed.error.message.startswith("the host's memory ran out and the kernel ended the trainer (phase ")
-        assert failed.error.message.endswith("(given up after 1 restarts without progress)")
+        assert failed.error.message.endswith("(given up after 1 restart without progress)")
         assert failed.error.hint and "more memory" in failed.error.hint
         shown = containers.http.get(f"{containers.url}/jobs/{run.id}", timeout=10).json()
         assert (shown["status"], shown["attempt"]) == ("failed", 2)

@@ -233,7 +233,7 @@ def test_a_deletion_against_a_clone(rounds: Rounds) -> None:
         )
         assert deleted is None and not run.path.exists() and rounds.store.number(run.id) == 0
         if not isinstance(cloned, NotFound):
-            clone = rounds.actions.run(cloned.record.id)  # type: ignore[attr-defined]  # a StoredJob
+            clone = rounds.actions.run(cloned.record.id)
             assert clone.record().cloned_from == run.id and clone.spec().name == "again"
             shutil.rmtree(clone.path)
     assert list(rounds.actions.runs.iterdir()) == []

@@ -91,7 +91,7 @@ def test_no_job_is_taken_that_holds_one(stack: Stack, http: requests.Session) ->
         "metadata.api_key": {"metadata": {"api_key": "planted-word"}},
         "name": {"name": KEY},
         "model": {"model": "https://me:planted@hub.test/model"},
-        "data.input": {"data": {**dict(spec["data"]), "input": PLANTED["HF_TOKEN"], "target": "x"}},  # type: ignore[call-overload]
+        "data.input": {"data": {**dict(spec["data"]), "input": PLANTED["HF_TOKEN"], "target": "x"}},
     }.items():
         answer = http.post(f"{stack.url}/jobs", json={**spec, **more})
         assert answer.status_code == 422, answer.text

@@ -46,7 +46,7 @@ def test_a_spec_survives_its_own_json() -> None:
 def test_a_spec_is_frozen() -> None:
     spec = parse_spec(LEAST)
     with pytest.raises(ValueError, match="frozen"):
-        spec.schedule.epochs = 3  # type: ignore[misc]
+        spec.schedule.epochs = 3
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,8 @@ class Contract:
         """What is documented of it; None: nothing."""
         described = self.document["paths"][path][method.lower()]["responses"].get(str(status))
         if described and "$ref" in described:
-            return self.document["components"]["responses"][described["$ref"].rpartition("/")[2]]  # type: ignore[no-any-return]  # JSON
-        return described  # type: ignore[no-any-return]  # JSON
+            return self.document["components"]["responses"][described["$ref"].rpartition("/")[2]]
+        return described
 
     def _resolved(self, described: dict[str, Any]) -> dict[str, Any]:
         name = described.get("$ref", "").rpartition("/")[2]

@@ -38,7 +38,7 @@ class Service:
 
     def request(self, method: str, path: str, **more: object) -> requests.Response:
         """One request, with the key if there is one."""
-        return self.session.request(method, self.url + path, timeout=20, **more)  # type: ignore[arg-type]
+        return self.session.request(method, self.url + path, timeout=20, **more)
 
     def get(self, path: str, **more: object) -> requests.Response:
         """GET."""

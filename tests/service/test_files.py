@@ -50,7 +50,7 @@ def files(folder: Path) -> list[Path]:
 
 def unpacked(tar: bytes) -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(tar), mode="r:") as archive:
-        return {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]  # files
+        return {member.name: archive.extractfile(member).read() for member in archive}
 
 
 # -- the list ---------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def add(file: Path, text: str) -> None:
 
 def follow(service: Service, job: str, **params: object) -> requests.Response:
     url = f"{service.url}/jobs/{job}/logs"
-    return requests.get(url, params={"follow": "true", **params}, stream=True, timeout=20)  # type: ignore[arg-type]
+    return requests.get(url, params={"follow": "true", **params}, stream=True, timeout=20)
 
 
 def lines(answer: requests.Response) -> Iterator[str]:

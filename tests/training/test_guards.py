@@ -219,7 +219,7 @@ def test_loads_from_eight_threads_are_all_good_and_bare_ones_are_not(model_folde
     folders = []
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         folders.append(Path(shutil.copytree(model_folder, tmp_path / str(dtype))))
-        change_weights(folders[-1], lambda t, to=dtype: t.update({name: t[name].to(to) for name in t}))  # type: ignore[misc]
+        change_weights(folders[-1], lambda t, to=dtype: t.update({name: t[name].to(to) for name in t}))
 
     def loads(how: str) -> Any:
         command = [sys.executable, "-m", "tests.training.threaded_loads", how, *map(str, folders)]

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def write(loaded: LoadedModel, target: Path, **facts: object) -> None:
     write_model(
         loaded, target, lambda file: write_tensors(file, weights_of(loaded.model)), **({"step": 3, "loss": 1.5} | facts)
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize("tied", [False, True])

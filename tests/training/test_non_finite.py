@@ -37,7 +37,7 @@ def test_nan_in_a_gradient_stops_the_run_before_the_update(
     def plant(model: torch.nn.Module, *rest: Any) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        loss = real(model, *rest)  # type: ignore[arg-type]
+        loss = real(model, *rest)
         if calls == step:
             gradient = next(model.parameters()).grad
             assert gradient is not None

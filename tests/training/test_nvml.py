@@ -78,7 +78,7 @@ def test_a_row_on_cpu_has_the_host_and_no_card() -> None:
     assert row["memory_fragmentation"] is None
     for name in ("host_memory_used_bytes", "host_memory_available_bytes", "trainer_rss_bytes"):
         assert isinstance(row[name], int)
-        assert row[name] > 0  # type: ignore[operator]
+        assert row[name] > 0
 
 
 def test_a_row_has_the_card_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def test_with_the_flag_on_the_device_a_bad_step_and_all_after_it_change_nothing(
     tested.raise_if_nonfinite()
     before = {name: state.clone() for name, state in (model.state_dict() | tested.state_dict()).items()}
     draw_gradients(model, 2)
-    next(model.parameters()).grad.view(-1)[3] = float("inf")  # type: ignore[union-attr]
+    next(model.parameters()).grad.view(-1)[3] = float("inf")
     tested.step(2, 1e-2, LOSS)
     draw_gradients(model, 3)
     tested.step(3, 1e-2, LOSS)
@@ -124,10 +124,7 @@ def test_states_come_back_and_nothing_missing_is_passed_over() -> None:
 
 def test_the_schedule_warms_up_from_above_0_and_would_be_0_after_the_last_step() -> None:
     def rates(decay: str, warmup: int = 4) -> list[float]:
-        return [
-            learning_rate(step, peak=1.0, steps=10, warmup=warmup, decay=decay)  # type: ignore[arg-type]
-            for step in range(1, 12)
-        ]
+        return [learning_rate(step, peak=1.0, steps=10, warmup=warmup, decay=decay) for step in range(1, 12)]
 
     linear = rates("linear")
     assert linear[:4] == [0.25, 0.5, 0.75, 1.0]

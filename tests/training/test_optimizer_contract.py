@@ -110,7 +110,7 @@ def test_a_step_that_is_not_finite_changes_neither_weights_nor_states(name: str,
     before = everything(model, tested)
     draw_gradients(model, 2)
     if where == "gradient":
-        next(model.parameters()).grad.view(-1)[3] = float("nan")  # type: ignore[union-attr]
+        next(model.parameters()).grad.view(-1)[3] = float("nan")
     with pytest.raises(NonFinite, match=r"step 2 .* those of step 1"):
         tested.step(2, 1e-2, LOSS if where == "gradient" else torch.tensor(float("inf")))
     assert_same(everything(model, tested), before)

@@ -296,7 +296,7 @@ def test_the_first_step_that_begins_in_an_epoch_opens_it(epoch: int) -> None:
 
     begins = [8 * (number - 1) // epoch for number in range(1, 30)]
     opened = [number for number in range(2, 30) if begins[number - 1] > begins[number - 2]]
-    assert [number for number in range(1, 30) if loop.opens_epoch(Counted(), number)] == opened  # type: ignore[arg-type]
+    assert [number for number in range(1, 30) if loop.opens_epoch(Counted(), number)] == opened
 
 
 def test_a_size_that_goes_back_stays_where_it_does(

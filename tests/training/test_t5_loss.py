@@ -77,7 +77,7 @@ class Largest(TorchDispatchMode):
         super().__init__()
         self.numbers, self.seen = numbers, {}
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple) else (result,):
             if isinstance(tensor, torch.Tensor) and tensor.numel() == self.numbers:

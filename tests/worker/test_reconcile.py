@@ -143,7 +143,7 @@ def test_leases_are_judged_only_after_redis_was_there_for_a_whole_lease(house: H
     house.store.append(run, [STARTED])
     house.run_out("a")
     # Redis' own uptime counts too: make it count as long enough, and the reconciler's memory decide
-    house.store.upkeep.uptime_s = lambda: 1e9  # type: ignore[method-assign]
+    house.store.upkeep.uptime_s = lambda: 1e9
     patient = Reconciler(house.runs, house.store, house.tickets, lease_s=30.0, clock=house.clock)
     patient.once()
     house.clock.now = 29.0
@@ -254,7 +254,7 @@ def test_who_takes_over_from_a_reconciler_that_was_killed_judges_at_once(house: 
     assert house.store.claim(Stage.TRAIN, "t") == "a"
     house.store.append(run, [STARTED])
     house.run_out("a")
-    house.store.upkeep.uptime_s = lambda: 1e9  # type: ignore[method-assign]
+    house.store.upkeep.uptime_s = lambda: 1e9
     killed, heir = (
         Reconciler(house.runs, house.store, house.tickets, lease_s=30.0, clock=house.clock) for _ in range(2)
     )
@@ -277,7 +277,7 @@ def test_after_a_wipe_holders_have_a_whole_lease_to_come_back(house: House) -> N
     run = house.submit("a", *TO_QUEUE)
     assert house.store.claim(Stage.TRAIN, "t") == "a"
     house.store.append(run, [STARTED])
-    house.store.upkeep.uptime_s = lambda: 1e9  # type: ignore[method-assign]
+    house.store.upkeep.uptime_s = lambda: 1e9
     patient = Reconciler(house.runs, house.store, house.tickets, lease_s=30.0, clock=house.clock)
     for house.clock.now in (0.0, 100.0):
         patient.once()

@@ -61,7 +61,7 @@ def put(client: redis.Redis, name: str = "evil", **changes: str | bytes) -> str:
         "timeout": "-1",
         "status": "queued",
     }
-    client.hset(f"rq:job:{name}", mapping={**ours, **changes})  # type: ignore[arg-type]  # str and bytes may be mixed
+    client.hset(f"rq:job:{name}", mapping={**ours, **changes})
     client.rpush(f"rq:queue:{queue_name(Stage.CHECK)}", name)
     return name
 

@@ -128,7 +128,7 @@ def _ask(repository: str, revision: str | None) -> Listing:
     from huggingface_hub import HfApi
 
     info = HfApi().dataset_info(repository, revision=revision, timeout=LOOKUP_S, files_metadata=True)
-    card: dict[str, Any] = info.card_data.to_dict() if info.card_data is not None else {}  # type: ignore[no-untyped-call]
+    card: dict[str, Any] = info.card_data.to_dict() if info.card_data is not None else {}  # type: ignore[no-untyped-call]  # the hub's
     files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
     configurations = tuple(one for one in card.get("configs") or () if isinstance(one, dict))
     return Listing(str(info.sha), files, configurations)
