@@ -6,6 +6,7 @@ uploads/tmp-…/          one on its way, or one that is being deleted
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import hashlib
@@ -104,6 +105,9 @@ class Uploads:
                     block = bytearray()
             await run_in_threadpool(incoming.add, block)
             return await run_in_threadpool(self._keep, incoming, sha256)
+        except asyncio.CancelledError:
+            incoming.discard()  # here and now: the service stops, and does not wait for its threads
+            raise
         finally:
             with anyio.CancelScope(shield=True):
                 await run_in_threadpool(incoming.discard)
