@@ -19,8 +19,9 @@ from jobs.queue import Tickets, queue_name
 from jobs.state import Stage
 from jobs.store import Store
 from tests.stack import Stack, tiny_job
-from worker.main import StageWorker, worker_facts
+from worker.heartbeat import worker_facts
 from worker.settings import from_environment
+from worker.stage_worker import StageWorker
 
 
 def children(pid: int) -> list[int]:

@@ -20,8 +20,9 @@ from rq.suspension import is_suspended, suspend
 from jobs.connection import connect
 from jobs.queue import TICKET_FUNCTION, Tickets, queue_name
 from jobs.state import Stage
-from worker.main import StageWorker, worker_facts
+from worker.heartbeat import worker_facts
 from worker.settings import from_environment
+from worker.stage_worker import StageWorker
 from worker.ticket import MOST_BYTES, NotOurs, Ticket
 
 
