@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
-from bisect import bisect_right
 from typing import Any
 
 from jobs.rundir import RunDir
 from service.confined import NoFile, content, files_below, open_inside
+from service.metric_series import SeriesCache
 
 _NAME = re.compile(r"step-(\d{8,15})")
 
 
-def checkpoints_of(run: RunDir, *, runs_name: str) -> list[dict[str, Any]]:
+def checkpoints_of(run: RunDir, series: SeriesCache, *, runs_name: str) -> list[dict[str, Any]]:
     """One object each. `best`: the one with the lowest validation loss, if any was evaluated; pruning keeps it."""
     steps = {int(found[1]): name for name in _folders(run) if (found := _NAME.fullmatch(name))}
     shown = [each for step in sorted(steps, reverse=True) if (each := _checkpoint(run, runs_name, step, steps[step]))]
-    rows = run.metrics() if shown else []
-    logged = [row.step for row in rows]
-    for each in shown:
-        if place := bisect_right(logged, each["step_number"]):
-            each["metrics"]["train_loss"] = rows[place - 1].loss
+    losses = series.losses(run.metrics_file, [each["step_number"] for each in shown]) if shown else []
+    for each, loss in zip(shown, losses, strict=True):
+        if loss is not None:
+            each["metrics"]["train_loss"] = loss
     evaluated = [each for each in shown if "valid_loss" in each["metrics"]]
     best = min(evaluated, key=lambda each: float(each["metrics"]["valid_loss"]), default=None)
     for each in shown:

@@ -23,6 +23,7 @@ from service.errors import Faults
 from service.headers import SecurityHeaders
 from service.keys import Keys
 from service.limits import REFUSALS_PER_S, Buckets, RateLimit
+from service.metric_series import SeriesCache
 from service.redaction import Redacted
 from service.routes import datasets, events, jobs, plans, results, series, workers
 from service.settings import Settings
@@ -45,6 +46,7 @@ def create_app(settings: Settings) -> FastAPI:
     uploads = Uploads(settings.uploads, most=settings.max_upload_bytes)
     feed = Feed(settings.redis_url, frame)
     streams = Streams(settings.max_streams)
+    kept = SeriesCache()
     registry = CollectorRegistry()
     registry.register(prometheus.Standings(Gauges(client), store.workers, streams))
 
@@ -83,9 +85,9 @@ def create_app(settings: Settings) -> FastAPI:
     openapi.install(app)
     app.include_router(jobs.routes(actions))
     app.include_router(events.routes(actions, feed, streams, keep_alive_s=settings.keep_alive_s))
-    app.include_router(series.routes(actions, feed, streams))
+    app.include_router(series.routes(actions, kept, feed, streams))
     app.include_router(plans.routes(actions))
-    app.include_router(results.routes(actions))
+    app.include_router(results.routes(actions, kept))
     app.include_router(datasets.routes(actions, uploads))
     app.include_router(workers.routes(store))
     app.include_router(prometheus.routes(registry))

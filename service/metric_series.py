@@ -95,6 +95,12 @@ class Series:
             found.append(point)
         return found
 
+    def losses(self, steps: Sequence[int]) -> list[float | None]:
+        """For each step the loss of the newest row up to it; None: there is none."""
+        logged = self._columns["step"]
+        places = [bisect.bisect_right(logged, step) for step in steps]
+        return [_shown("loss", self._columns["loss"][place - 1]) if place else None for place in places]
+
     def _take(self, line: bytes, file: Path) -> None:
         try:
             row = MetricRow.model_validate_json(line)
@@ -138,6 +144,15 @@ class SeriesCache:
         with lock:
             series.catch_up(file)
             answer = series.points(after_step=after_step, points=points, fields=fields)
+        self._forget_oldest()
+        return answer
+
+    def losses(self, file: Path, steps: Sequence[int]) -> list[float | None]:
+        """`Series.losses` of the file as it is now."""
+        series, lock = self._of(file)
+        with lock:
+            series.catch_up(file)
+            answer = series.losses(steps)
         self._forget_oldest()
         return answer
 

@@ -13,6 +13,7 @@ from service.checkpoints import checkpoints_of
 from service.confined import files_of
 from service.documented import JobId, documented, file_answer
 from service.download import answer
+from service.metric_series import SeriesCache
 from service.results import find
 from service.shapes import list_json
 
@@ -22,7 +23,7 @@ FilePath = Annotated[
 ]
 
 
-def routes(actions: Actions) -> APIRouter:
+def routes(actions: Actions, kept: SeriesCache) -> APIRouter:
     """`/jobs/{id}/files` and `/jobs/{id}/checkpoints`."""
     router = APIRouter(prefix="/jobs", tags=["results"])
 
@@ -34,7 +35,7 @@ def routes(actions: Actions) -> APIRouter:
     ) -> JSONResponse:
         """What can be gone back to, newest first: download it from `/jobs/{job}/files/{path}`, or begin another job
         with its `id` as `resume_from`. Only some are kept (`checkpoint.keep`), and the best one besides."""
-        found = checkpoints_of(actions.run(job), runs_name=actions.runs.name)
+        found = checkpoints_of(actions.run(job), kept, runs_name=actions.runs.name)
         later = [each for each in found if after is None or each["id"] < after]
         return JSONResponse(list_json(later[:limit], has_more=len(later) > limit, cursor="id"))
 

@@ -21,10 +21,9 @@ from service.stream import Stream, Streams
 from service.trainer_log import TAIL_BYTES, TrainerLog, followed
 
 
-def routes(actions: Actions, feed: Feed, streams: Streams) -> APIRouter:
+def routes(actions: Actions, kept: SeriesCache, feed: Feed, streams: Streams) -> APIRouter:
     """`/jobs/{id}/metrics` and `/jobs/{id}/logs`."""
     router = APIRouter(prefix="/jobs", tags=["series"])
-    cache = SeriesCache()
 
     @router.get(
         "/{job}/metrics",
@@ -48,9 +47,9 @@ def routes(actions: Actions, feed: Feed, streams: Streams) -> APIRouter:
         """
         file, names = actions.run(job).metrics_file, chosen(fields)
         if points is not None:
-            found = cache.points(file, after_step=after_step, points=points, fields=names)
+            found = kept.points(file, after_step=after_step, points=points, fields=names)
             return JSONResponse(list_json(found, has_more=False))
-        rows, has_more = cache.rows(file, after_step=after_step, limit=limit, fields=names)
+        rows, has_more = kept.rows(file, after_step=after_step, limit=limit, fields=names)
         return JSONResponse(list_json(rows, has_more=has_more))
 
     def page(job: str, tail: int, offset: int | None) -> Response:
