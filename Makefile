@@ -14,6 +14,8 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 MARKERS ?= not gpu and not docker
 PYTEST_ARGS ?=
+# How many test processes run beside each other.
+TEST_PROCESSES ?= 2
 
 .PHONY: help setup demo test test-docker check openapi bench up env lock
 
@@ -38,7 +40,7 @@ demo: setup ## train a tiny model here and now, without Docker or a GPU
 	$(BIN)/longhaul demo
 
 test: setup ## run the tests (MARKERS="gpu" or "docker" for the others, PYTEST_ARGS for more)
-	$(BIN)/python -m pytest -m "$(MARKERS)" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "$(MARKERS)" -n $(TEST_PROCESSES) --dist loadgroup $(PYTEST_ARGS)
 
 test-docker: setup ## build the containers, run jobs in them, stop them half-way (needs a Docker engine; minutes)
 	$(BIN)/python -m pytest -m docker tests/docker $(PYTEST_ARGS)

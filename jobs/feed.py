@@ -30,8 +30,11 @@ MOST_KEPT = 2048
 PAGE = 500
 CONNECTIONS = 8
 """To Redis, for followers that look into the stream of their job: all may come at once when the service starts."""
+TOGETHER_S = 0.2
+"""After news the next are collected for so long: whoever follows is told them with one write. First news go at once."""
 AT_ONCE = 20
-"""Followers that are told in one turn of the event loop."""
+"""Followers that are told in one turn of the event loop, then others have PAUSE_S of it."""
+PAUSE_S = 0.002
 BLOCK_MS = 1000
 RETRY_S = 1.0
 LAST_EVENTS = frozenset(f"job.{status}" for status in Status if status.terminal)
@@ -136,30 +139,36 @@ class Feed:
                     self._all_look_again()
                 answer = await _answer(self._redis.xread({ALL_EVENTS: position}, count=1000, block=BLOCK_MS))
                 for _, rows in answer or []:
+                    again_at = asyncio.get_running_loop().time() + TOGETHER_S
+                    news: dict[str, list[bytes]] = {}
                     for row, fields in rows:
-                        await self._hand_out(fields[b"job"].decode(), fields[b"event"])
+                        news.setdefault(fields[b"job"].decode(), []).append(fields[b"event"])
                         position = row.decode()
+                    for job, events in news.items():
+                        await self._hand_out(job, events)
+                    await asyncio.sleep(again_at - asyncio.get_running_loop().time())
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 # What came meanwhile may be trimmed, or Redis replaced: begin at the end, and let everybody look.
                 log.warning("the feed lost Redis: %s", error)
                 position = None
                 await asyncio.sleep(RETRY_S)
 
-    async def _hand_out(self, job: str, raw: bytes) -> None:
+    async def _hand_out(self, job: str, events: list[bytes]) -> None:
         followers = self._followers.get(job)
         if not followers:
             return
-        try:
-            told = self._told(raw)
-        except ValidationError as error:
-            # The followers of this job will find the gap; the reader is there for those of all the others.
-            log.error("job %s has an event that this version cannot read: %s", job, error.errors()[0]["msg"])
-            return
+        news: list[Told] = []
+        for raw in events:
+            try:
+                news.append(self._told(raw))
+            except ValidationError as error:
+                # The followers of this job will find the gap; the reader is there for those of all the others.
+                log.error("job %s has an event that this version cannot read: %s", job, error.errors()[0]["msg"])
         # A few at a time: whoever asks something else meanwhile does not wait for hundreds of answers to be sent.
         for count, follower in enumerate(list(followers), start=1):
-            follower.tell(told)
+            follower.tell(news)
             if count % AT_ONCE == 0:
-                await asyncio.sleep(0)
+                await asyncio.sleep(PAUSE_S)
 
     def _all_look_again(self) -> None:
         for followers in self._followers.values():
@@ -187,9 +196,9 @@ class _Follower:
         self._waiting: list[Told] = []
         self._missed = False
 
-    def tell(self, told: Told) -> None:
-        if len(self._waiting) < MOST_WAITING:
-            self._waiting.append(told)
+    def tell(self, news: list[Told]) -> None:
+        if len(self._waiting) + len(news) <= MOST_WAITING:
+            self._waiting += news
             self.news.set()
         else:
             self.look_again()
@@ -206,5 +215,5 @@ class _Follower:
         missed, self._missed = self._missed, False
         self.news.clear()
         new = [told for told in waiting if told.number > after]
-        gap = bool(new) and new[0].number != after + 1
+        gap = any(told.number != number for number, told in enumerate(new, start=after + 1))
         return ([], True) if missed or gap else (new, False)

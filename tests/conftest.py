@@ -1,4 +1,8 @@
-"""Fixtures that every part uses: one real Redis for the session, emptied before each test that asks for it."""
+"""Fixtures that every part uses: one real Redis per process of the run, emptied before each test that asks for it.
+
+`make test` runs two processes beside each other (pytest-xdist). Files stay whole; everything that starts all of
+Longhaul runs in one of the two, one after the other, and so does everything on a card.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,16 @@ import pytest
 
 from tests.redis_server import RedisServer
 
+ALONE = {"e2e": "stacks", "faults": "stacks", "gpu": "card"}
+"""Folder of tests → the group whose tests never run beside each other."""
+
 ROWS = Path(__file__).parents[1] / "examples" / "recipes.jsonl"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(ALONE.get(item.path.parent.name, str(item.path))))
 
 
 @pytest.fixture(scope="session")

@@ -126,7 +126,17 @@ def redis_binary() -> str:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A loopback port that nobody listens on now.
+
+    Not one of those that the kernel deals out (32768 and above): such a one may be given to somebody's outgoing
+    connection before our server has it. Each process of a run has 5,000 of its own (pytest-xdist's gw0, gw1, ...).
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 4
+    while True:
+        port = 12000 + 5000 * worker + secrets.randbelow(5000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

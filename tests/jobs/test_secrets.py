@@ -14,7 +14,7 @@ from jobs.secrets import HIDDEN, redact, register
 
 HEX_40 = "0123456789abcdef0123456789abcdef01234567"
 HUB = "hf_" + "aB3dE6gH" * 4
-KEY = new_key("anna")[0]
+KEY = "lh_" + ("aB3-dE6_gH1" * 4)[:43]
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +58,11 @@ def test_a_secret_goes(text: str, secret: str) -> None:
     shown = redact(text)
     assert secret not in shown and HIDDEN in shown
     assert redact(shown) == shown
+
+
+def test_keys_that_are_made_now_go() -> None:
+    key, _ = new_key("anna")
+    assert len(key) == len(KEY) and redact(f"with {key} in it") == f"with lh_{HIDDEN} in it"
 
 
 @pytest.mark.parametrize(

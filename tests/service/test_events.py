@@ -24,7 +24,7 @@ from jobs.events import (
     JobQueued,
     JobRequested,
 )
-from jobs.store import Store
+from jobs.store import ALL_EVENTS, Store, events_key
 from service.stream import frame
 from tests.redis_server import RedisServer
 from tests.service.running import TINY, Service, running
@@ -249,6 +249,55 @@ def test_an_event_is_put_into_words_once_for_all_who_follow(service: Service) ->
 
     assert asyncio.run(everybody()) == [list(range(1, 7))] * 20
     assert sorted(made) == list(range(1, 7))
+
+
+def test_what_happens_in_quick_succession_is_told_with_one_write(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs.feed, "TOGETHER_S", 2.0)
+    job = service.submit()
+    service.append(job, *START)
+
+    async def one() -> list[list[int]]:
+        got: list[list[int]] = []
+        async with jobs.feed.Feed(service.settings.redis_url, frame) as feed:
+            async for new in feed.follow(job, after=4, idle_s=10):
+                got.append([told.number for told in new])
+                if got == [[5]]:
+                    await asyncio.to_thread(service.append, job, checkpoint(1))
+                elif got == [[5], [6]]:
+                    for step in range(2, 12):
+                        await asyncio.to_thread(service.append, job, checkpoint(step))
+                    await asyncio.to_thread(service.append, job, JobCancelled())
+        return got
+
+    assert asyncio.run(one()) == [[5], [6], list(range(7, 18))]
+
+
+def test_an_event_that_did_not_come_is_looked_for_where_the_job_keeps_it(service: Service) -> None:
+    """Between two that came together, too."""
+    job = service.submit()
+    service.append(job, *START)
+    run = service.run(job)
+    client = connect(service.settings.redis_url)
+
+    async def one() -> list[int]:
+        got: list[int] = []
+        async with jobs.feed.Feed(service.settings.redis_url, frame) as feed:
+            async for new in feed.follow(job, after=0, idle_s=10):
+                got += [told.number for told in new]
+                if got[-1] == 5:
+                    run.append([checkpoint(1), checkpoint(2), JobCancelled()])
+                    with client.pipeline(transaction=True) as both:
+                        for event in run.events(after=5):
+                            raw = event.model_dump_json()
+                            both.xadd(events_key(job), {"event": raw}, id=f"{event.number}-0")
+                            if event.number != 7:
+                                both.xadd(ALL_EVENTS, {"job": job, "event": raw})
+                        await asyncio.to_thread(both.execute)
+        return got
+
+    assert asyncio.run(one()) == list(range(1, 9))
 
 
 def test_an_event_that_nobody_can_read_stops_no_other_job(service: Service, caplog: pytest.LogCaptureFixture) -> None:
