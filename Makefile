@@ -40,7 +40,7 @@ demo: setup ## train a tiny model here and now, without Docker or a GPU
 	$(BIN)/longhaul demo
 
 test: setup ## run the tests (MARKERS="gpu" or "docker" for the others, PYTEST_ARGS for more)
-	$(BIN)/python -m pytest -m "$(MARKERS)" -n $(TEST_PROCESSES) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "$(MARKERS)" -n $(TEST_PROCESSES) $(PYTEST_ARGS)
 
 test-docker: setup ## build the containers, run jobs in them, stop them half-way (needs a Docker engine; minutes)
 	$(BIN)/python -m pytest -m docker tests/docker $(PYTEST_ARGS)

@@ -1,6 +1,7 @@
-"""Connections as uvicorn holds them: how many, how much of a head, and how long it may take to come.
+"""Connections as uvicorn holds them: how many, how much of a head, and how long a client may keep us waiting.
 
-uvicorn itself waits for the head of a request for ever: who opens connections and says nothing would fill the process.
+uvicorn itself waits for ever for the head of a request, and for a client that does not read its answer: who opens
+connections and says nothing, or asks for a model and goes to sleep, would fill the process.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_WITHIN_S = 15.0
+TAKEN_WITHIN_S = 120.0
+"""What is sent fills all buffers on the way, and then for so long nothing of it is taken: nobody is there."""
 MOST = 2000
 """Connections; streams have a bound of their own (`Settings.max_streams`)."""
 
 
-class HeadInTime(H11Protocol):
-    """HTTP/1.1; closes a connection whose request does not begin, or whose head does not end, in time."""
+class InTime(H11Protocol):
+    """HTTP/1.1; closes a connection whose head does not come in time, or whose answer is not taken."""
 
     _deadline: asyncio.TimerHandle | None = None
+    """Of the head."""
+    _taken_by: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A request has to follow."""
@@ -32,9 +37,20 @@ class HeadInTime(H11Protocol):
         super().data_received(data)
         self._follow()
 
+    def pause_writing(self) -> None:
+        """The client does not take what is sent, and the buffer is full."""
+        super().pause_writing()
+        self._taken_by = self.loop.call_later(TAKEN_WITHIN_S, self.transport.abort)  # to close would flush first
+
+    def resume_writing(self) -> None:
+        """It took most of it."""
+        self._forget_answer()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Nobody waits any more."""
         self._stop_waiting()
+        self._forget_answer()
         super().connection_lost(exc)
 
     def _follow(self) -> None:
@@ -49,6 +65,11 @@ class HeadInTime(H11Protocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def _forget_answer(self) -> None:
+        if self._taken_by is not None:
+            self._taken_by.cancel()
+            self._taken_by = None
+
 
 def make_room() -> None:
     """Let this process open as many files as connections and downloads need, as far as that is its own to decide."""
@@ -59,7 +80,7 @@ def make_room() -> None:
 
 
 LIMITS: dict[str, Any] = {
-    "http": HeadInTime,
+    "http": InTime,
     "ws": "none",
     "h11_max_incomplete_event_size": 64 * 1024,  # of a head; more is 400
     "limit_concurrency": MOST,  # connections, followers of streams included; more are answered 503

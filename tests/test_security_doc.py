@@ -27,6 +27,7 @@ def test_its_figures_are_those_of_the_code() -> None:
         f"{connections.HEAD_WITHIN_S:.0f} s for a head",
         f"{body.SILENCE_S:.0f} s between pieces",
         f"{body.JSON_WITHIN_S:.0f} s for JSON",
+        f"{connections.TAKEN_WITHIN_S:.0f} s in which nothing of an answer is taken",
         f"{connections.MOST:,} connections",
         f"after {limits.REFUSALS_PER_S * limits.BURST:.0f} refusals {limits.REFUSALS_PER_S:.0f} a second",
         f"({Settings.rate_limit:.0f}/s, {Settings.rate_limit * limits.BURST:.0f} at once)",

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import pytest
 
-from service import answers
+from service import answers, connections
 from tests.service.raw import begin, exchange
 from tests.service.running import Service
 from tests.service.test_datasets import eventually, highest_memory
@@ -460,6 +460,27 @@ def test_who_reads_slowly_keeps_nobody_waiting_and_no_file_stays_open(service: S
         assert opened(run) >= 60
         assert service.get(f"/jobs/{job}").status_code == 200
     eventually(lambda: opened(run) == 0)
+
+
+def test_who_does_not_take_what_he_asked_for_is_let_go(
+    service: Service, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "TAKEN_WITHIN_S", 1.0)
+    run = service.run(job).path
+    with open(run / "model" / "model.safetensors", "r+b") as made:
+        made.truncate(64 << 20)
+    head = f"GET /jobs/{job}/files/model/model.safetensors HTTP/1.1\nHost: localhost"
+    with begin(service, head) as asleep, begin(service, head) as awake:
+        assert awake.recv(12) == asleep.recv(12) == b"HTTP/1.1 200"
+        assert opened(run) == 2
+        taken = 0
+        while taken < 64 << 20:  # while the other sleeps
+            taken += len(awake.recv(1 << 20))
+        eventually(lambda: opened(run) == 0)
+        late = 0
+        while block := asleep.recv(1 << 20):  # what was on its way
+            late += len(block)
+        assert late < 64 << 20
 
 
 def opened(run: Path) -> int:
