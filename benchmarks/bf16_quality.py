@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from transformers import T5Config, T5ForConditionalGeneration
 
 from jobs.spec import ScheduleSpec
-from worker.training.optimizer import OptimizerName, make_optimizer
+from worker.training.optimizers.optimizer import OptimizerName, make_optimizer
 
 VOCABULARY, LENGTH, ROWS = 256, 12, 32
 GAP_LIMIT, CONTROL_LIMIT = 0.03, 0.5

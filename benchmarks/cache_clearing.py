@@ -27,13 +27,13 @@ from transformers import T5Config, T5ForConditionalGeneration
 from benchmarks.random_rows import random_rows, synthetic_lengths
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import parse_spec
-from worker.training.data import Rows
+from worker.training.dataset.data import Rows
 from worker.training.journal import Journal
 from worker.training.loop import steps
-from worker.training.memory import Cache, process_bytes
-from worker.training.optimizer import make_optimizer
-from worker.training.order import StepOrder
-from worker.training.t5 import fuse
+from worker.training.machine.usage import Cache, process_bytes
+from worker.training.network.t5 import fuse
+from worker.training.optimizers.optimizer import make_optimizer
+from worker.training.steps.order import StepOrder
 
 INTERVALS = (0, 1, 10, 50)
 """Steps between two clearings; 0: never."""

@@ -26,13 +26,13 @@ from transformers import T5Config, T5ForConditionalGeneration
 from jobs.events import CheckpointSaved
 from jobs.rundir import RunDir
 from jobs.spec import ScheduleSpec
-from worker.training.batches import Batch
-from worker.training.checkpoint import TrainState, newest
+from worker.training.checkpoints.checkpoint import TrainState, newest
+from worker.training.checkpoints.saving import Saver
 from worker.training.journal import Journal
 from worker.training.loop import accumulate
-from worker.training.optimizer import Optimizer, make_optimizer
-from worker.training.saving import Saver
-from worker.training.t5 import fuse
+from worker.training.network.t5 import fuse
+from worker.training.optimizers.optimizer import Optimizer, make_optimizer
+from worker.training.steps.batches import Batch
 
 ROWS, TOKENS = 16, 64
 

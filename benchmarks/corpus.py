@@ -10,10 +10,10 @@ from benchmarks.random_t5 import write_checkpoint
 from jobs.events import JobSubmitted
 from jobs.rundir import RunDir, create
 from jobs.spec import parse_spec
-from worker.training import builtin
 from worker.training.check import check
-from worker.training.data import PreparedDataset
+from worker.training.dataset.data import PreparedDataset
 from worker.training.journal import Journal
+from worker.training.models import builtin
 from worker.training.prepare import prepare
 from worker.training.settings import TrainerSettings
 

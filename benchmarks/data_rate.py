@@ -160,8 +160,8 @@ def first(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def write(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Prepare the file (or, once it is there, the tenfold one) into an empty folder."""
     from worker.training import prepare as stage
+    from worker.training.dataset.pool import cores
     from worker.training.journal import Journal
-    from worker.training.pool import cores
 
     heard: list[float] = []
 
@@ -200,10 +200,10 @@ def again(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def raw(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The tokenizer alone."""
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    from worker.training import builtin
+    from worker.training.dataset.tokens import TokenizerState
     from worker.training.journal import Journal
+    from worker.training.models import builtin
     from worker.training.prepare import texts_of
-    from worker.training.tokens import TokenizerState
 
     builtin.TOKENIZER_ROWS = 1 << 40  # all of them
     options = _preparation(scratch, arguments, Journal(scratch / "journal.jsonl"))
@@ -220,7 +220,7 @@ def read(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
     from benchmarks.corpus import dataset_of
-    from worker.training.data import SIDES
+    from worker.training.dataset.data import SIDES
 
     rows = dataset_of(RunDir((scratch / "run").read_text())).train
     lengths = {"input": rows.input_lengths, "target": rows.target_lengths}
@@ -251,7 +251,7 @@ def repeat(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _rows(source: Any) -> Iterator[dict[str, Any]]:
-    from worker.training.reading import open_source
+    from worker.training.rows.reading import open_source
 
     for block in open_source(source).blocks(_CHUNK):
         yield from (dict(row.columns) for row in block.rows() if row.columns is not None)
@@ -259,8 +259,8 @@ def _rows(source: Any) -> Iterator[dict[str, Any]]:
 
 def _preparation(scratch: Path, arguments: argparse.Namespace, journal: Any) -> dict[str, Any]:
     """Arguments of prepare.write for the run's file, or for the tenfold one."""
-    from worker.training.origin import find_source
-    from worker.training.text import template
+    from worker.training.rows.origin import find_source
+    from worker.training.rows.text import template
 
     run = RunDir((scratch / "run").read_text())
     plan, data = run.plan(), run.spec().data

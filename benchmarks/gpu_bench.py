@@ -19,14 +19,14 @@ from transformers import PreTrainedModel
 
 from benchmarks.gpu_epoch import Epoch, evenly
 from benchmarks.gpu_ladder import Configuration, compile_layers
-from worker.training import t5_loss
-from worker.training.batches import Batch
-from worker.training.compiled import CompiledBlocks
-from worker.training.data import Int64
-from worker.training.memory import Cache, memory_use
-from worker.training.model import set_dropout
-from worker.training.out_of_memory import is_out_of_memory
-from worker.training.t5 import ALL, fuse, unfuse
+from worker.training.dataset.data import Int64
+from worker.training.machine.out_of_memory import is_out_of_memory
+from worker.training.machine.usage import Cache, memory_use
+from worker.training.network import t5_loss
+from worker.training.network.compiled import CompiledBlocks
+from worker.training.network.model import set_dropout
+from worker.training.network.t5 import ALL, fuse, unfuse
+from worker.training.steps.batches import Batch
 
 LARGER, SMALLER = (12, 16, 24, 32, 48, 64), (6, 5, 4, 3, 2, 1)
 STATES_PER_WEIGHT = 2.03

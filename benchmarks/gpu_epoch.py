@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.gpu_ladder import Configuration
-from worker.training.batches import Batch, micro_batches
-from worker.training.data import Int64, Rows
-from worker.training.flops import Flops
-from worker.training.limits import Limit, cut
-from worker.training.order import StepOrder, rounded
+from worker.training.dataset.data import Int64, Rows
+from worker.training.network.flops import Flops
+from worker.training.steps.batches import Batch, micro_batches
+from worker.training.steps.limits import Limit, cut
+from worker.training.steps.order import StepOrder, rounded
 
 
 class Epoch:

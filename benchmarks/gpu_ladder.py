@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
-from worker.training.compiled import CompiledBlocks, compile_blocks
-from worker.training.t5 import ALL, Patch
+from worker.training.network.compiled import CompiledBlocks, compile_blocks
+from worker.training.network.t5 import ALL, Patch
 
 MICRO_BATCH = 8
 _HEAD_STD = 0.02

@@ -43,7 +43,7 @@ from benchmarks.gpu_ladder import LADDER, Configuration, make_model
 from benchmarks.gpu_report import COLUMNS, Report
 from benchmarks.random_rows import LENGTHS, random_rows, read_lengths, synthetic_lengths, write_lengths
 from benchmarks.random_t5 import SHAPES as CHECKPOINTS
-from worker.training.flops import Flops
+from worker.training.network.flops import Flops
 
 SHAPES: dict[str, dict[str, Any]] = {
     "xl": CHECKPOINTS["xl"],

@@ -29,11 +29,12 @@ from transformers import AutoModelForSeq2SeqLM
 
 from benchmarks.random_t5 import SHAPES, write_checkpoint
 from benchmarks.resident import begin_use, in_use, mapped_bytes, peak_use, read_all
-from worker.training import guards, model_store
 from worker.training.journal import Journal
-from worker.training.layout import t5_parameters
-from worker.training.memory import process_bytes
-from worker.training.model import load
+from worker.training.machine.usage import process_bytes
+from worker.training.models import model_store
+from worker.training.models.layout import t5_parameters
+from worker.training.network import guards
+from worker.training.network.model import load
 
 PEAK_LIMIT = 1.05
 CONTROL_LEAST = 1.5

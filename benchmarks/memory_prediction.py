@@ -40,11 +40,11 @@ from transformers import PreTrainedModel
 from benchmarks.random_t5 import SHAPES
 from jobs.spec import ScheduleSpec
 from worker.training.journal import Journal
-from worker.training.memory import process_bytes
-from worker.training.optimizer import Optimizer, OptimizerName, make_optimizer
+from worker.training.machine.usage import process_bytes
+from worker.training.network.t5_loss import token_loss_sum
+from worker.training.optimizers.optimizer import Optimizer, OptimizerName, make_optimizer
 from worker.training.planning.bare_model import TaskKind, bare_model, give_device
 from worker.training.planning.prediction import Predictor, Setting, Shape
-from worker.training.t5_loss import token_loss_sum
 
 GIB = 2**30
 ERROR_LIMIT, SECONDS_LIMIT, RSS_LIMIT, PEAK_LIMIT = 0.02, 10.0, 2e9, 28.0

@@ -49,15 +49,15 @@ from jobs.events import OomRecovered
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import parse_spec
 from worker.training import loop
-from worker.training.batches import Batch
-from worker.training.data import PreparedDataset, Writer
+from worker.training.dataset.data import PreparedDataset, Writer
 from worker.training.journal import Journal
-from worker.training.limits import Limit
-from worker.training.memory import Cache
-from worker.training.optimizer import Optimizer, OptimizerName, make_optimizer
-from worker.training.order import StepOrder
-from worker.training.out_of_memory import Shortage
-from worker.training.t5 import fuse
+from worker.training.machine.out_of_memory import Shortage
+from worker.training.machine.usage import Cache
+from worker.training.network.t5 import fuse
+from worker.training.optimizers.optimizer import Optimizer, OptimizerName, make_optimizer
+from worker.training.steps.batches import Batch
+from worker.training.steps.limits import Limit
+from worker.training.steps.order import StepOrder
 
 LIMIT = 1e-12
 WRONG = 1e-9

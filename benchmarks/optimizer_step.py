@@ -22,8 +22,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from jobs.spec import ScheduleSpec
 from worker.training.journal import Journal
-from worker.training.memory import process_bytes
-from worker.training.optimizer import make_optimizer
+from worker.training.machine.usage import process_bytes
+from worker.training.optimizers.optimizer import make_optimizer
 
 STEPS = 4
 

@@ -34,15 +34,15 @@ from transformers import PreTrainedModel
 from benchmarks.corpus import dataset_of, prepared_job
 from jobs.rundir import RunDir
 from jobs.spec import ScheduleSpec
-from worker.training import builtin
-from worker.training.batches import micro_batches
-from worker.training.data import Int64, Rows
-from worker.training.limits import Limit, cut
+from worker.training.dataset.data import Int64, Rows
 from worker.training.loop import accumulate, token_loss_sum
-from worker.training.model import load
-from worker.training.optimizer import make_optimizer
-from worker.training.order import StepOrder, Widths, rounded
-from worker.training.randomness import seed_step
+from worker.training.models import builtin
+from worker.training.network.model import load
+from worker.training.optimizers.optimizer import make_optimizer
+from worker.training.steps.batches import micro_batches
+from worker.training.steps.limits import Limit, cut
+from worker.training.steps.order import StepOrder, Widths, rounded
+from worker.training.steps.randomness import seed_step
 
 WASTE_LIMIT = 0.05
 QUALITY_BATCH = 32

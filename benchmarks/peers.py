@@ -34,15 +34,15 @@ from transformers import (
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from benchmarks.resident import begin_use, peak_use
-from worker.training.batches import IGNORED, micro_batches
-from worker.training.data import Int64, PreparedDataset, Rows
-from worker.training.flops import Flops
-from worker.training.limits import Limit, cut
+from worker.training.dataset.data import Int64, PreparedDataset, Rows
 from worker.training.loop import accumulate
-from worker.training.model import load
-from worker.training.model_files import read_config
-from worker.training.order import StepOrder, Widths, rounded
-from worker.training.randomness import seed_step
+from worker.training.models.model_files import read_config
+from worker.training.network.flops import Flops
+from worker.training.network.model import load
+from worker.training.steps.batches import IGNORED, micro_batches
+from worker.training.steps.limits import Limit, cut
+from worker.training.steps.order import StepOrder, Widths, rounded
+from worker.training.steps.randomness import seed_step
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 CPU = torch.device("cpu")

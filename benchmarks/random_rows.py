@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from worker.training.data import Rows
-from worker.training.order import MULTIPLE, rounded
+from worker.training.dataset.data import Rows
+from worker.training.steps.order import MULTIPLE, rounded
 
 LENGTHS = Path(__file__).with_name("recipe_lengths.npy")
 LONGEST = 512
@@ -54,7 +54,7 @@ def write_lengths(data: Path, tokenizer: Path | None, target: Path) -> Pairs:
     Returns the lengths. Needs the whole environment.
     """
     from benchmarks.corpus import dataset_of, prepared_job  # a lent machine has not what this imports
-    from worker.training import builtin
+    from worker.training.models import builtin
 
     config: dict[str, Any] | None = builtin.CONFIG | {"vocab_size": 32128} if tokenizer else None
     with tempfile.TemporaryDirectory(prefix="longhaul-lengths-") as scratch:
@@ -69,7 +69,7 @@ def write_lengths(data: Path, tokenizer: Path | None, target: Path) -> Pairs:
 
 
 def random_rows(lengths: Pairs, vocabulary: int, folder: Path, seed: int = 0) -> Rows:
-    """Rows of these lengths, written into `folder` (see worker/training/data.py) and opened."""
+    """Rows of these lengths, written into `folder` (see worker/training/dataset/data.py) and opened."""
     drawn = np.random.default_rng(seed)
     for number, side in enumerate(("input", "target")):
         offsets = np.concatenate([[0], np.cumsum(lengths[:, number])]).astype("<i8")

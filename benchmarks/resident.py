@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from worker.training.memory import process_bytes
+from worker.training.machine.usage import process_bytes
 
 
 def read_all(model: torch.nn.Module) -> None:

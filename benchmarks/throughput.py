@@ -50,8 +50,8 @@ import transformers
 from benchmarks.corpus import dataset_of, prepared_job
 from benchmarks.peers import DTYPES, NAMES, Race
 from jobs.lifeline import tied
-from worker.training import builtin
-from worker.training.flops import Flops
+from worker.training.models import builtin
+from worker.training.network.flops import Flops
 
 LIMITS = {"vs_seed": 2.5, "vs_best": 1.3, "vs_expert": 1.0}
 STRETCH = {"vs_best": 1.45, "vs_expert": 1.15}

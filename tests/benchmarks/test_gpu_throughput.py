@@ -25,8 +25,8 @@ from benchmarks.gpu_epoch import Epoch
 from benchmarks.gpu_ladder import LADDER, OURS, SEED, Configuration, make_model, recompile_limit_is_known
 from benchmarks.random_rows import LENGTHS, random_rows, read_lengths, synthetic_lengths, write_lengths
 from tests.training.workplace import EXAMPLES
-from worker.training.flops import Flops
-from worker.training.order import rounded
+from worker.training.network.flops import Flops
+from worker.training.steps.order import rounded
 
 DRY = "--device cpu --shape tiny"
 ROOT = Path(__file__).parents[2]

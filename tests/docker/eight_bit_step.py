@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 
 from jobs.spec import ScheduleSpec
 from worker.training.journal import Journal
-from worker.training.optimizer import make_optimizer
+from worker.training.optimizers.optimizer import make_optimizer
 
 SHAPE = (96, 128)
 """12,288 numbers: enough for states of one byte. No model of the tests has this shape, so it is in no cache."""

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from jobs.events import JobFailed
 from tests.fakes import FakeDiscord
 from tests.stack import Stack, tiny_job
-from worker.training import builtin
+from worker.training.models import builtin
 
 LOST = "decoder.final_layer_norm.weight"
 

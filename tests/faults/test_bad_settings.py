@@ -12,7 +12,7 @@ import pytest
 from jobs.errors import UserError
 from jobs.spec import parse_spec
 from tests.stack import ROOT, Stack
-from worker.training.split import split
+from worker.training.dataset.split import split
 
 
 @pytest.mark.parametrize(("name", "value"), [("LONGHAUL_DEVICE", "gpu"), ("LONGHAUL_REDIS_URL", "localhost")])

@@ -24,7 +24,7 @@ from tests.faults.conftest import (
 )
 from tests.processes import freeze, parent_of, saving, stepping, thaw, trainers
 from tests.stack import ROOT, Stack
-from worker.training.checkpoint import verify
+from worker.training.checkpoints.checkpoint import verify
 
 MakeJob = Callable[..., RunDir]
 

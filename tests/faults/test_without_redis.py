@@ -27,7 +27,7 @@ from tests.faults.conftest import (
 )
 from tests.processes import freeze, stepping, thaw
 from tests.stack import Stack
-from worker.training.checkpoint import verify
+from worker.training.checkpoints.checkpoint import verify
 
 MakeJob = Callable[..., RunDir]
 

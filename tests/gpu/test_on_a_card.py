@@ -21,10 +21,10 @@ from jobs.rundir import RunDir
 from tests.training.attempts import facts, finished
 from tests.training.conftest import CONFIG, MakeRun, tiny_model
 from worker.training import loop
-from worker.training.batches import Batch
 from worker.training.journal import Journal
-from worker.training.model import load
+from worker.training.network.model import load
 from worker.training.settings import TrainerSettings
+from worker.training.steps.batches import Batch
 from worker.training.stop import Stop
 from worker.training.train import train
 

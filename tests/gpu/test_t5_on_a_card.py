@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from tests.training.test_compiled import SHAPES, draw_batch, run_by
-from tests.training.test_t5 import Tensors, by_transformers, by_us, distances, make_batch, make_model
-from worker.training.compiled import compile_blocks
+from tests.training.network.test_compiled import SHAPES, draw_batch, run_by
+from tests.training.network.test_t5 import Tensors, by_transformers, by_us, distances, make_batch, make_model
 from worker.training.journal import Journal
-from worker.training.model import set_dropout
-from worker.training.t5 import fuse
-from worker.training.t5_loss import token_loss_sum
+from worker.training.network.compiled import compile_blocks
+from worker.training.network.model import set_dropout
+from worker.training.network.t5 import fuse
+from worker.training.network.t5_loss import token_loss_sum
 
 pytestmark = [
     pytest.mark.gpu,

@@ -22,12 +22,12 @@ from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.rundir import RunDir, create
 from jobs.spec import JobSpec, parse_spec
 from tests.training.workplace import SHARED_DATA
-from worker.training.batches import Batch, micro_batches
-from worker.training.data import PreparedDataset, Rows, Writer
+from worker.training.dataset.data import PreparedDataset, Rows, Writer
 from worker.training.journal import Journal
-from worker.training.limits import Limit
 from worker.training.planning import memory_plan
 from worker.training.planning.prediction import Predictor
+from worker.training.steps.batches import Batch, micro_batches
+from worker.training.steps.limits import Limit
 
 VOCABULARY = 64
 WORDS = [f"w{number}" for number in range(VOCABULARY - 3)]

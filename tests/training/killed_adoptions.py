@@ -18,12 +18,12 @@ from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from jobs.rundir import RunDir, create
 from jobs.spec import parse_spec
 from tests.training.killed_saves import killed_at, lines_run
-from worker.training import adoption, saving, tensorfile
-from worker.training.adoption import ADOPTED, adopt
-from worker.training.checkpoint import OPTIMIZER, TrainState, newest_first, verify
+from worker.training.checkpoints import adoption, saving, tensorfile
+from worker.training.checkpoints.adoption import ADOPTED, adopt
+from worker.training.checkpoints.checkpoint import OPTIMIZER, TrainState, newest_first, verify
 from worker.training.journal import Journal
-from worker.training.model import WEIGHTS
-from worker.training.order import VERSION
+from worker.training.network.model import WEIGHTS
+from worker.training.steps.order import VERSION
 
 OWN = {adoption.__file__, saving.__file__, tensorfile.__file__}
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from jobs.rundir import RunDir
-from worker.training import saving, tensorfile
-from worker.training.checkpoint import OPTIMIZER, TrainState, newest
+from worker.training.checkpoints import saving, tensorfile
+from worker.training.checkpoints.checkpoint import OPTIMIZER, TrainState, newest
 from worker.training.journal import Journal
-from worker.training.model import WEIGHTS
+from worker.training.network.model import WEIGHTS
 
 OWN = {saving.__file__, tensorfile.__file__}
 

@@ -21,8 +21,8 @@ import pytest
 
 from jobs.errors import StageError
 from tests.training.workplace import EXAMPLES, Workplace, pairs
-from worker.training import builtin, model_files
-from worker.training.layout import t5_parameters, t5_shapes
+from worker.training.models import builtin, model_files
+from worker.training.models.layout import t5_parameters, t5_shapes
 
 
 @pytest.fixture

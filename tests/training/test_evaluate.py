@@ -15,14 +15,14 @@ from tests.training.attempts import StopAt
 from tests.training.conftest import VALIDATION_ROWS, batches_of
 from tests.training.test_loop import OutOfMemoryAt
 from worker.training import evaluate as evaluation
-from worker.training.batches import Batch
-from worker.training.data import PreparedDataset
+from worker.training.dataset.data import PreparedDataset
 from worker.training.evaluate import Evaluation, evaluate
 from worker.training.journal import Journal
-from worker.training.limits import SafeSize
 from worker.training.loop import accumulate
-from worker.training.memory import Cache
-from worker.training.model import LoadedModel, load
+from worker.training.machine.usage import Cache
+from worker.training.network.model import LoadedModel, load
+from worker.training.steps.batches import Batch
+from worker.training.steps.limits import SafeSize
 from worker.training.stop import StopAsked
 
 CPU = torch.device("cpu")

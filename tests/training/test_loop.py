@@ -16,13 +16,13 @@ from jobs.errors import NonFinite, OutOfMemory, OutOfMemoryInOptimizer
 from jobs.events import OomRecovered
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from tests.training.conftest import TRAIN_ROWS, batches_of, tiny_model, tiny_spec
-from worker.training.adamw import AdamW
-from worker.training.data import PreparedDataset
+from worker.training.dataset.data import PreparedDataset
 from worker.training.journal import Journal
 from worker.training.loop import StepResult, accumulate, steps
-from worker.training.memory import Cache
-from worker.training.order import StepOrder
-from worker.training.randomness import seed_step
+from worker.training.machine.usage import Cache
+from worker.training.optimizers.adamw import AdamW
+from worker.training.steps.order import StepOrder
+from worker.training.steps.randomness import seed_step
 
 
 class Noting(Journal):

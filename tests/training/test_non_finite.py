@@ -12,7 +12,7 @@ from jobs.rundir import RunDir
 from tests.training.attempts import attempt, checkpoints, finished, logged, same_tensors
 from worker.training import loop
 from worker.training.__main__ import main
-from worker.training.checkpoint import verify
+from worker.training.checkpoints.checkpoint import verify
 
 MakeRun = Callable[..., RunDir]
 LAST = 20

@@ -23,11 +23,11 @@ from jobs.attempt import Heartbeat
 from jobs.errors import BadData, DiskFull, StageError
 from jobs.rundir import RunDir
 from tests.training.workplace import EXAMPLES, Workplace, pairs
-from worker.training import builtin
-from worker.training.data import PreparedDataset
-from worker.training.dataset_report import Lengths, commonest
-from worker.training.histogram import bins, draw
-from worker.training.sieve import Seen
+from worker.training.dataset.data import PreparedDataset
+from worker.training.dataset.histogram import bins, draw
+from worker.training.dataset.report import Lengths, commonest
+from worker.training.models import builtin
+from worker.training.rows.sieve import Seen
 from worker.training.store import full_disk_named, make_once
 
 

@@ -21,8 +21,8 @@ from tests.training.attempts import attempt, facts
 from tests.training.conftest import tiny_spec
 from worker.training import start
 from worker.training.journal import Journal
-from worker.training.model_files import read_config
-from worker.training.neighbours import ForeignUse, Neighbours
+from worker.training.machine.neighbours import ForeignUse, Neighbours
+from worker.training.models.model_files import read_config
 from worker.training.planning.budget import Budget
 from worker.training.planning.memory_plan import plan_memory
 from worker.training.planning.prediction import Setting, Shape

@@ -20,9 +20,9 @@ from jobs.errors import Refused
 from jobs.events import CheckpointSaved, EvaluationFinished, ModelLoaded
 from jobs.rundir import RunDir
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors
-from worker.training import order
 from worker.training.__main__ import main, set_library_switches
-from worker.training.device import hold_job
+from worker.training.machine.device import hold_job
+from worker.training.steps import order
 
 MakeRun = Callable[..., RunDir]
 ROOT = Path(__file__).parents[2]

@@ -12,9 +12,9 @@ from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import parse_spec
 from tests.training.card_stand_in import UUID, library
 from worker.training.loop import StepResult
-from worker.training.memory import Cache, MemoryUse
-from worker.training.neighbours import Neighbours
-from worker.training.nvml import open_card
+from worker.training.machine.neighbours import Neighbours
+from worker.training.machine.nvml import open_card
+from worker.training.machine.usage import Cache, MemoryUse
 from worker.training.pace import STEPS, Asides, Pace
 from worker.training.window import Meter, Window, fragmentation, fragmented
 

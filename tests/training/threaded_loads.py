@@ -1,8 +1,8 @@
 """200 loads from 8 threads: `python -m tests.training.threaded_loads ours|bare FOLDER...`; JSON on the last line.
 
-`ours` loads with `worker.training.model.load`, `bare` calls `from_pretrained` with dtypes in turn, as the control. A
-process of its own, because threads that load without a lock may leave transformers unusable in it: `afterwards` says
-what our load makes of that.
+`ours` loads with `worker.training.network.model.load`, `bare` calls `from_pretrained` with dtypes in turn, as the
+control. A process of its own, because threads that load without a lock may leave transformers unusable in it:
+`afterwards` says what our load makes of that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import AutoModelForSeq2SeqLM
 from transformers.utils import logging
 
 from jobs.errors import Refused
-from worker.training.model import load
+from worker.training.network.model import load
 
 THREADS, LOADS = 8, 25
 CPU = torch.device("cpu")

@@ -14,19 +14,22 @@ from jobs.files import LineWriter
 from jobs.plan import Plan
 from jobs.rundir import RunDir
 from jobs.spec import JobSpec
-from worker.training import checkpoint, guards, order, start
-from worker.training.checkpoint import TrainState
-from worker.training.compiled import compile_blocks
-from worker.training.data import PreparedDataset
-from worker.training.device import prepare_numerics
+from worker.training import start
+from worker.training.checkpoints import checkpoint
+from worker.training.checkpoints.checkpoint import TrainState
+from worker.training.checkpoints.saving import Saver, clean
+from worker.training.dataset.data import PreparedDataset
 from worker.training.journal import Journal
-from worker.training.memory import Cache
-from worker.training.model import LoadedModel, load
-from worker.training.neighbours import Neighbours
-from worker.training.optimizer import Optimizer, make_optimizer
+from worker.training.machine.device import prepare_numerics
+from worker.training.machine.neighbours import Neighbours
+from worker.training.machine.usage import Cache
+from worker.training.network import guards
+from worker.training.network.compiled import compile_blocks
+from worker.training.network.model import LoadedModel, load
+from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.pace import Pace
-from worker.training.randomness import seed_step
-from worker.training.saving import Saver, clean
+from worker.training.steps import order
+from worker.training.steps.randomness import seed_step
 from worker.training.stop import Stop
 from worker.training.window import Meter
 

@@ -18,23 +18,23 @@ from jobs.errors import BadData, Refused
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.rundir import RunDir
 from jobs.spec import DataSpec, JobSpec
-from worker.training import builtin, hub
-from worker.training.characters import Rewriter
 from worker.training.journal import Journal
-from worker.training.layout import t5_parameters
-from worker.training.model_files import look_at_folder, read_config
-from worker.training.order import rounded
-from worker.training.origin import Head, find_head
+from worker.training.models import builtin, hub
+from worker.training.models.layout import t5_parameters
+from worker.training.models.model_files import look_at_folder, read_config
 from worker.training.planning.stages import plan_stage
-from worker.training.reading import Row, format_of, open_files
+from worker.training.planning.time_plan import RowLengths, with_time
+from worker.training.rows.characters import Rewriter
+from worker.training.rows.origin import Head, find_head
+from worker.training.rows.reading import Row, format_of, open_files
+from worker.training.rows.sieve import Sieve
+from worker.training.rows.sources import find_path
+from worker.training.rows.text import RowReader, Template, choose_templates
 from worker.training.settings import TrainerSettings
-from worker.training.sieve import Sieve
-from worker.training.sources import find_path
-from worker.training.text import RowReader, Template, choose_templates
-from worker.training.time_plan import RowLengths, with_time
+from worker.training.steps.order import rounded
 
 if TYPE_CHECKING:
-    from worker.training.predecessor import Predecessor
+    from worker.training.checkpoints.predecessor import Predecessor
 
 ROWS = 10_000
 """Rows looked at."""
@@ -114,7 +114,7 @@ def find_predecessor(run: RunDir, spec: JobSpec) -> Predecessor | None:
     if spec.resume_from is None:
         return None
     # Imported here: torch takes seconds, which others need not wait for.
-    from worker.training.predecessor import find
+    from worker.training.checkpoints.predecessor import find
 
     return find(run, spec)
 

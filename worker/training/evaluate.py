@@ -14,16 +14,16 @@ import torch
 
 from jobs.errors import NonFinite, OutOfMemory
 from jobs.events import Sample
-from worker.training.batches import IGNORED, micro_batches
-from worker.training.data import Int64, Rows
+from worker.training.dataset.data import Int64, Rows
 from worker.training.journal import Journal
-from worker.training.limits import Limit, SafeSize
 from worker.training.loop import token_loss_sum
-from worker.training.memory import Cache
-from worker.training.model import LoadedModel
-from worker.training.order import Widths
-from worker.training.out_of_memory import KINDS, Shortage
-from worker.training.recovery import Pass, give_back
+from worker.training.machine.out_of_memory import KINDS, Shortage
+from worker.training.machine.usage import Cache
+from worker.training.memory.recovery import Pass, give_back
+from worker.training.network.model import LoadedModel
+from worker.training.steps.batches import IGNORED, micro_batches
+from worker.training.steps.limits import Limit, SafeSize
+from worker.training.steps.order import Widths
 from worker.training.stop import Stop
 
 MAX_NEW_TOKENS = 64

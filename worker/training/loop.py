@@ -16,19 +16,19 @@ from transformers import PreTrainedModel
 from jobs.errors import OutOfMemoryInOptimizer
 from jobs.plan import Plan
 from jobs.spec import JobSpec
-from worker.training import t5_loss
-from worker.training.batches import Batch, micro_batches
-from worker.training.data import Int32, Rows
-from worker.training.evidence import Evidence
+from worker.training.dataset.data import Int32, Rows
 from worker.training.journal import Journal
-from worker.training.limits import Limit, SafeSize
-from worker.training.memory import Cache
-from worker.training.optimizer import Optimizer
-from worker.training.order import StepOrder
-from worker.training.out_of_memory import KINDS, Neighbours, Shortage
-from worker.training.randomness import seed_step
-from worker.training.recovery import Pass, Recovery
-from worker.training.schedule import learning_rate
+from worker.training.machine.out_of_memory import KINDS, Neighbours, Shortage
+from worker.training.machine.usage import Cache
+from worker.training.memory.evidence import Evidence
+from worker.training.memory.recovery import Pass, Recovery
+from worker.training.network import t5_loss
+from worker.training.optimizers.optimizer import Optimizer
+from worker.training.steps.batches import Batch, micro_batches
+from worker.training.steps.limits import Limit, SafeSize
+from worker.training.steps.order import StepOrder
+from worker.training.steps.randomness import seed_step
+from worker.training.steps.schedule import learning_rate
 from worker.training.stop import Stop
 
 

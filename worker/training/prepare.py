@@ -26,25 +26,26 @@ from jobs.files import write_atomically
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from jobs.rundir import RunDir
 from jobs.spec import DataSpec, JobSpec
-from worker.training import builtin, model_store, tokens
-from worker.training.assembly import PICTURE, REJECTED, REPORT, Assembly
-from worker.training.characters import Rewriter
-from worker.training.data import FORMAT, PreparedDataset
-from worker.training.encoding import Recipe
+from worker.training.dataset import tokens
+from worker.training.dataset.assembly import PICTURE, REJECTED, REPORT, Assembly
+from worker.training.dataset.data import FORMAT, PreparedDataset
+from worker.training.dataset.encoding import Recipe
+from worker.training.dataset.pool import EncoderPool, cores
 from worker.training.journal import Journal
-from worker.training.limits import Limit
-from worker.training.model_files import read_config
-from worker.training.origin import find_source
+from worker.training.models import builtin, model_store
+from worker.training.models.model_files import read_config
 from worker.training.planning.stages import plan_stage
-from worker.training.pool import EncoderPool, cores
-from worker.training.reading import Reader, Row, format_of, open_source
+from worker.training.planning.time_plan import RowLengths, with_time
+from worker.training.rows.characters import Rewriter
+from worker.training.rows.origin import find_source
+from worker.training.rows.reading import Reader, Row, format_of, open_source
+from worker.training.rows.sieve import Sieve
+from worker.training.rows.sources import Source, fingerprint
+from worker.training.rows.tally import Tally
+from worker.training.rows.text import RowReader, Template, template
 from worker.training.settings import TrainerSettings
-from worker.training.sieve import Sieve
-from worker.training.sources import Source, fingerprint
+from worker.training.steps.limits import Limit
 from worker.training.store import full_disk_named, make_once
-from worker.training.tally import Tally
-from worker.training.text import RowReader, Template, template
-from worker.training.time_plan import RowLengths, with_time
 
 BLOCK_ROWS = 500
 _MOST_COPIED = 1 << 20
@@ -115,7 +116,7 @@ def take_over(run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> Adopt
     if spec.resume_from is None:
         return None
     # Imported here: it needs torch, and whoever encodes rows does not.
-    from worker.training.adoption import adopt
+    from worker.training.checkpoints.adoption import adopt
 
     return adopt(run, spec, plan, journal)
 

@@ -29,7 +29,7 @@ class TrainerSettings:
     uploads: Path = Path("uploads")
     """Data sets that came in over HTTP, a folder each; jobs name them `dataset:…`."""
     test_memory_limit: int | None = None
-    """Tests alone: bytes that an attempt really gets, whatever was planned (hard_limit.py)."""
+    """Tests alone: bytes that an attempt really gets, whatever was planned (memory/hard_limit.py)."""
 
 
 def from_environment(environ: Mapping[str, str]) -> TrainerSettings:

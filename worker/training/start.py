@@ -22,8 +22,8 @@ from jobs.plan import Plan
 from jobs.rundir import RunDir
 from jobs.spec import JobSpec
 from worker.training.journal import Journal
-from worker.training.neighbours import ForeignUse, Neighbours
-from worker.training.out_of_memory import KINDS, is_out_of_memory
+from worker.training.machine.neighbours import ForeignUse, Neighbours
+from worker.training.machine.out_of_memory import KINDS, is_out_of_memory
 from worker.training.planning.budget import on_card
 from worker.training.planning.memory_plan import rungs
 from worker.training.planning.prediction import Setting, Shape

@@ -13,24 +13,27 @@ import torch
 from jobs.errors import DiskFull
 from jobs.events import EvaluationFinished
 from jobs.rundir import RunDir
-from worker.training import checkpoint, first_step, guards, hard_limit, start
+from worker.training import start
 from worker.training.bench import Bench, set_up
-from worker.training.device import hold_device, hold_job
+from worker.training.checkpoints import checkpoint
+from worker.training.checkpoints.saving import is_saved
+from worker.training.checkpoints.tensorfile import write_tensors
 from worker.training.evaluate import evaluate
-from worker.training.evidence import Evidence
-from worker.training.flops import Flops
 from worker.training.journal import Journal
-from worker.training.limits import Limit
 from worker.training.loop import steps
-from worker.training.model import WEIGHTS, weights_of, write_model
-from worker.training.model_files import read_config
-from worker.training.neighbours import Neighbours
-from worker.training.order import StepOrder
+from worker.training.machine.device import hold_device, hold_job
+from worker.training.machine.neighbours import Neighbours
+from worker.training.memory import first_step, hard_limit
+from worker.training.memory.evidence import Evidence
+from worker.training.models.model_files import read_config
+from worker.training.network import guards
+from worker.training.network.flops import Flops
+from worker.training.network.model import WEIGHTS, weights_of, write_model
 from worker.training.planning.ways import Ways
-from worker.training.saving import is_saved
 from worker.training.settings import TrainerSettings
+from worker.training.steps.limits import Limit
+from worker.training.steps.order import StepOrder
 from worker.training.stop import Stop, StopAsked
-from worker.training.tensorfile import write_tensors
 from worker.training.window import fragmented
 
 INTERRUPTED = 75

@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from jobs.cards import peak_flops
 from jobs.metrics import MetricRow
-from worker.training.device import card_id
-from worker.training.host import host_memory
 from worker.training.loop import StepResult
-from worker.training.memory import Cache, MemoryUse, memory_use, process_bytes
-from worker.training.neighbours import Neighbours
-from worker.training.nvml import Card, CardUse, open_card
+from worker.training.machine.device import card_id
+from worker.training.machine.host import host_memory
+from worker.training.machine.neighbours import Neighbours
+from worker.training.machine.nvml import Card, CardUse, open_card
+from worker.training.machine.usage import Cache, MemoryUse, memory_use, process_bytes
 from worker.training.pace import Asides, Pace
 
 FRAGMENTED, FULL = 0.25, 0.9

@@ -1,1 +1,1 @@
-"""How much memory a step takes: seen before anything is loaded, on tensors without data."""
+"""What a job needs, seen before anything is loaded: the memory of a step, on tensors without data; and the time."""

@@ -1,4 +1,4 @@
-"""A model without weights: the modules that a config.json describes, as `worker.training.model.load` leaves them."""
+"""A model without weights: the modules that a config.json describes, as `network.model.load` leaves them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from jobs.errors import Refused
-from worker.training.layout import said_untied
-from worker.training.model import set_dropout
-from worker.training.t5 import fuse
+from worker.training.models.layout import said_untied
+from worker.training.network.model import set_dropout
+from worker.training.network.t5 import fuse
 
 TaskKind = Literal["seq2seq", "causal", "classification"]
 _CLASSES: dict[TaskKind, Any] = {

@@ -9,7 +9,7 @@ from jobs.cards import REFERENCE, CardFacts
 from jobs.errors import Refused
 from jobs.memory_plan import GIB, gibibytes
 from jobs.spec import MemorySpec
-from worker.training.host import host_memory
+from worker.training.machine.host import host_memory
 
 DRIVER_BYTES = GIB // 2
 """Of what nvidia-smi calls the card's memory, what the driver keeps: torch finds 31.4 GiB of an RTX 5090's 31.84."""

@@ -19,14 +19,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from jobs.spec import ScheduleSpec
-from worker.training.optimizer import OptimizerName, make_optimizer
+from worker.training.network.t5_loss import token_loss_sum
+from worker.training.optimizers.optimizer import OptimizerName, make_optimizer
 from worker.training.planning import tracker as counted
 from worker.training.planning.bare_model import TaskKind, bare_model, give_device
 from worker.training.planning.kernels import WORKSPACE, WithoutData, inside_cpu, inside_cuda, run_backward
 from worker.training.planning.row_search import next_rows
 from worker.training.planning.tracker import CATEGORIES, Tracker
 from worker.training.planning.updates import without_data
-from worker.training.t5_loss import token_loss_sum
 
 _CUDA_GRANULARITY = 512
 """torch's allocator for cards rounds every size up to a multiple of this many bytes."""

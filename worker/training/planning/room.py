@@ -8,7 +8,7 @@ from pathlib import Path
 from jobs.errors import DiskFull
 from jobs.memory_plan import GIB, DiskPlan, HostPlan, gibibytes
 from jobs.spec import JobSpec
-from worker.training.host import host_memory
+from worker.training.machine.host import host_memory
 
 HOST_ROOM = 2 * GIB
 """Of the host's memory, left to everything else when a copy of the weights is made."""

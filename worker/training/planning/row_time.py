@@ -10,7 +10,7 @@ import numpy as np
 
 from jobs.cards import REFERENCE, memory_bandwidth, peak_flops
 from jobs.plan import EXPECTED_SHARE
-from worker.training.flops import Flops
+from worker.training.network.flops import Flops
 
 LAUNCHES = 66
 """Kernels that a micro-batch starts for each layer: 3,155 for the 48 of FLAN-T5-XL (docs/measurements.md)."""

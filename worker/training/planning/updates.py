@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from worker.training.optimizer import OptimizerName
+from worker.training.optimizers.optimizer import OptimizerName
 
 
 class _Generator(torch.Generator):

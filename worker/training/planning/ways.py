@@ -10,7 +10,7 @@ import torch
 from jobs.memory_plan import MemoryPlan, Optimizer
 from jobs.plan import Plan
 from jobs.spec import JobSpec
-from worker.training.model_files import read_config
+from worker.training.models.model_files import read_config
 from worker.training.planning.budget import Budget
 from worker.training.planning.memory_plan import plan_memory
 from worker.training.planning.prediction import Predictor, Setting, Shape

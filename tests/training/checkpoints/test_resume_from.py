@@ -1,0 +1,459 @@
+"""`resume_from`: a job goes on from a checkpoint of another, which becomes its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.attempt import Finished
+from jobs.errors import DiskFull, StageError
+from jobs.events import Adopted, CheckpointRejected, EvaluationFinished, JobCancelled, JobChecked, ModelLoaded
+from jobs.rundir import RunDir
+from jobs.state import Stage
+from service.wording import sentence
+from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors
+from tests.training.checkpoints.test_checkpoint import OVERFIT, Usage, cut_short, flip_a_bit
+from tests.training.conftest import WORDS
+from tests.training.hub_server import COMMIT, running_hub
+from tests.training.workplace import Workplace
+from worker.supervise import verdict
+from worker.training.checkpoints import adoption, checkpoint
+from worker.training.checkpoints.checkpoint import verify
+from worker.training.steps import order
+
+ROOT = Path(__file__).parents[3]
+SETTINGS: dict[str, Any] = {
+    "model": "./model",
+    "data": {"validation": "held_out.jsonl", "max_input_tokens": 32, "max_target_tokens": 32},
+    "schedule": {"epochs": 4, "batch_size": 8, "learning_rate": 0.01},
+    "memory": {"micro_batch": 4, "optimizer": "adamw"},
+    "log": {"every_steps": 4},
+    "evaluate": {"every_steps": 5, "max_rows": 6, "samples": 2},
+    "checkpoint": {"every_steps": 5, "every_minutes": None, "keep": 2},
+}
+STEP_7 = 4 + 7 + 3
+"""Looks until an attempt stops at step 7, as in test_checkpoint.py: 21 steps, of which 5 is saved, too."""
+LATER = "fedcba98" * 5
+"""A later commit on the hub."""
+TENSORS = ("model.safetensors", "optimizer.safetensors")
+
+
+class Place(Workplace):
+    """A tiny model and 41 rows, as in the other tests of training, but for all three stages."""
+
+    def job(self, train: str = "rows.jsonl", *, model: str = "./model", **parts: Any) -> RunDir:
+        """`SETTINGS`, and what is said here."""
+        merged = {key: SETTINGS[key] | parts.pop(key, {}) for key in SETTINGS if key != "model"}
+        return super().job(train, model=model, **merged, **parts)
+
+    def begun(self, stop_at: int = STEP_7, **parts: Any) -> RunDir:
+        """A job that was stopped."""
+        run = self.job(**parts)
+        self.prepare(run)
+        assert attempt(run, stop_at=stop_at) == 75
+        return run
+
+    def goes_on(self, source: str | RunDir, **parts: Any) -> tuple[RunDir, Adopted]:
+        """A job that is prepared to go on from another."""
+        run = self.job(resume_from=source.id if isinstance(source, RunDir) else source, **parts)
+        return run, Adopted.model_validate(self.prepare(run)["adopted"])
+
+    def refused(self, source: str | RunDir, *, late: bool = False, **parts: Any) -> StageError:
+        """What check, or prepare after it, says against it."""
+        run = self.job(resume_from=source.id if isinstance(source, RunDir) else source, **parts)
+        if late:
+            self.check(run)
+        with pytest.raises(StageError) as caught:
+            (self.prepare_only if late else self.check)(run)
+        assert caught.value.hint, "there is a way out"
+        assert not [name for name in checkpoints(run) if name.startswith("step-")]
+        return caught.value
+
+
+@pytest.fixture
+def place(tmp_path: Path, model_folder: Path) -> Place:
+    place = Place(tmp_path / "place")
+    shutil.copytree(model_folder, place.data / "model")
+    draw = random.Random(7)
+    rows = []
+    for _ in range(41 + 8):
+        words = [draw.choice(WORDS) for _ in range(draw.randint(3, 14))]
+        rows.append({"input": " ".join(words), "target": " ".join(reversed(words[::2]))})
+    place.rows("rows.jsonl", rows[:41])
+    place.rows("held_out.jsonl", rows[41:])
+    return place
+
+
+# -- what comes of it ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_with_the_same_settings_it_ends_like_a_run_that_was_never_interrupted(place: Place, optimizer: str) -> None:
+    memory = {"memory": {"optimizer": optimizer}}
+    whole = place.job(**memory)
+    place.prepare(whole)
+    assert attempt(whole) == 0
+    source = place.begun(**memory)
+    assert checkpoints(source) == ["step-00000005", "step-00000007"]
+    run, adopted = place.goes_on(source, **memory)
+    assert adopted == Adopted(source=f"{source.id}/step-00000007", step=7, path="checkpoints/step-00000007")
+    assert attempt(run) == 0
+    assert facts(run, ModelLoaded)[0].resumed_step == 7
+    assert [row for row in logged(whole) if row[0] > 7] == logged(run)
+    later = [fact.loss for fact in facts(whole, EvaluationFinished) if fact.step > 7]
+    assert [fact.loss for fact in facts(run, EvaluationFinished)] == later
+    for file in TENSORS:
+        last = "checkpoints/step-00000021"
+        assert same_tensors(run.path / last / file, whole.path / last / file)
+    assert same_tensors(run.model / "model.safetensors", whole.model / "model.safetensors")
+    assert finished(run).result == finished(whole).result
+    assert checkpoints(source) == ["step-00000005", "step-00000007"], "nothing of the other job is changed"
+    assert verify(source.checkpoints / "step-00000007").spec_sha256 == source.spec().sha256()
+
+
+def test_the_best_of_the_whole_run_becomes_the_model(place: Place) -> None:
+    # The validation loss rises from about step 40 on; the run is stopped at step 99.
+    whole = place.job(**OVERFIT)
+    place.prepare(whole)
+    assert attempt(whole) == 0
+    best = finished(whole).result["step"]
+    assert best < 99
+    source = place.begun(3 + 99 + 4 * 2, **OVERFIT)
+    run, adopted = place.goes_on(source, **OVERFIT)
+    assert adopted.step == 99
+    assert checkpoints(run) == [f"step-{best:08d}", "step-00000099"]
+    shutil.rmtree(source.path)
+    assert attempt(run) == 0
+    assert finished(run).result == finished(whole).result
+    assert same_tensors(run.model / "model.safetensors", whole.model / "model.safetensors")
+
+
+def test_other_settings_count_from_that_step_on(place: Place) -> None:
+    source = place.begun()
+    run, _ = place.goes_on(
+        source,
+        schedule={"learning_rate": 0.002, "epochs": 6, "decay": "constant", "warmup_fraction": 0.0},
+        log={"every_steps": 1},
+        speed={"fused": False},
+        checkpoint={"every_steps": 3},
+    )
+    assert attempt(run) == 0
+    assert facts(run, ModelLoaded)[0].resumed_step == 7
+    rows = run.metrics()
+    assert [row.step for row in rows] == list(range(8, 32))
+    assert {row.learning_rate for row in rows} == {0.002} and rows[-1].epoch == 6
+    assert rows[-1].loss < source.metrics()[0].loss
+
+
+def test_a_finished_job_is_given_more_epochs(place: Place) -> None:
+    source = place.job()
+    place.prepare(source)
+    assert attempt(source) == 0
+    assert place.refused(source).detail_code == "nothing_left"
+    run, adopted = place.goes_on(source, schedule={"epochs": 6})
+    assert adopted.step == 21
+    assert attempt(run) == 0
+    assert [row.step for row in run.metrics()] == [24, 28, 31]
+    first_loss = facts(source, EvaluationFinished)[0].loss
+    assert finished(run).result["first_loss"] == first_loss, "that of the whole run"
+
+
+def test_what_memory_taught_goes_along_only_where_it_is_planned_alike(place: Place) -> None:
+    source = place.begun()
+    learnt = verify(source.checkpoints / "step-00000007")
+    taught = {"input ≤ 64, target ≤ 64": checkpoint.SafeSize(1)}
+    edit_state(source.checkpoints / "step-00000007", micro_batch=2, safe=taught)
+    same, _ = place.goes_on(source)
+    state = verify(same.checkpoints / "step-00000007")
+    assert (state.micro_batch, state.safe, state.window, state.rng) == (2, taught, learnt.window, learnt.rng)
+    other, _ = place.goes_on(source, memory={"micro_batch": 8})
+    state = verify(other.checkpoints / "step-00000007")
+    assert (state.micro_batch, state.safe, state.window, state.rng) == (8, {}, learnt.window, learnt.rng)
+    assert attempt(other) == 0
+    assert other.metrics()[0].micro_batch == 8
+
+
+def test_losses_over_other_rows_are_not_compared(place: Place) -> None:
+    source = place.begun(**OVERFIT, stop_at=3 + 99 + 4 * 2)
+    run, _ = place.goes_on(source, **OVERFIT | {"evaluate": OVERFIT["evaluate"] | {"max_rows": 8}})
+    assert checkpoints(run) == ["step-00000099"]
+    state = verify(run.checkpoints / "step-00000099")
+    assert (state.first_loss, state.best_loss, state.validation_loss) == (None, None, None)
+    assert verify(source.checkpoints / "step-00000099").best_loss is not None
+
+
+def test_an_earlier_checkpoint_can_be_named_and_a_resumed_job_be_gone_on_from(place: Place) -> None:
+    source = place.begun()
+    first, adopted = place.goes_on(f"{source.id}/step-00000005")
+    assert (adopted.source, adopted.step) == (f"{source.id}/step-00000005", 5)
+    second, adopted = place.goes_on(first)
+    assert adopted.source == f"{first.id}/step-00000005"
+    shutil.rmtree(source.path)
+    shutil.rmtree(first.path)
+    assert attempt(second) == 0
+    assert facts(second, ModelLoaded)[0].resumed_step == 5
+
+
+def test_the_time_is_that_of_the_steps_that_are_left(place: Place) -> None:
+    source = place.begun()
+    run, _ = place.goes_on(source)
+    whole, left = source.plan(), run.plan()
+    assert whole.time is not None and left.time is not None and whole.steps == left.steps == 21
+    assert left.time.model_flops == pytest.approx(whole.time.model_flops * 14 / 21)
+
+
+def test_events_and_record_say_from_where_it_goes_on(place: Place) -> None:
+    source = place.begun()
+    flip_a_bit(source.checkpoints / "step-00000007")
+    run = place.job(resume_from=source.id)
+    checked = place.check(run)
+    assert checked["plan"]["resume_from"] == {"job": source.id, "step": 7, "optimizer": "adamw"}
+    run.append([JobChecked(plan=checked["plan"])])
+    place.prepare_only(run)
+    end = run.attempt_lines("prepare")[-1]
+    assert isinstance(end, Finished)
+    record, events = run.append(verdict(run.record(), Stage.PREPARE, end))
+    assert (record.checkpoint, record.progress_step, record.steps) == ("checkpoints/step-00000005", 5, 21)
+    text = sentence(events[0])
+    assert f"21 steps to train (from {source.id}/step-00000005 on)" in text
+    assert text.endswith("; passed over: step-00000007: model.safetensors is damaged: its sha256 is another")
+    record, _ = run.append([JobCancelled(checkpoint=record.checkpoint)])
+    assert record.checkpoint == "checkpoints/step-00000005"
+
+
+# -- what the checkpoint is made of ----------------------------------------------------------------------------------
+
+
+def test_weights_and_states_are_linked_and_stay_when_the_other_job_is_deleted(place: Place) -> None:
+    source = place.begun()
+    run, adopted = place.goes_on(source)
+    for file in TENSORS:
+        mine, theirs = (each.checkpoints / "step-00000007" / file for each in (run, source))
+        assert mine.stat().st_ino == theirs.stat().st_ino
+    shutil.rmtree(source.path)
+    assert place.prepare_only(run)["adopted"] == adopted.model_dump(), "a preparation that is repeated"
+    assert attempt(run) == 0
+    assert facts(run, ModelLoaded)[0].resumed_step == 7
+
+
+def test_where_links_are_not_possible_it_is_copied_if_there_is_room(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_link(*arguments: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    source = place.begun()
+    monkeypatch.setattr(os, "link", no_link)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9 - 150_000, 150_000))
+        run = place.job(resume_from=source.id)
+        patch.setattr("worker.training.planning.stages.plan_disk", lambda *arguments: None)
+        patch.setattr("worker.training.planning.memory_plan.plan_disk", lambda *arguments: None)
+        place.check(run)
+        with pytest.raises(DiskFull, match="can only be copied") as caught:
+            place.prepare_only(run)
+        assert caught.value.detail_code == "no_room"
+    place.prepare_only(run)
+    assert checkpoints(run) == ["step-00000005", "step-00000007"], "the best there is, and the newest"
+    assert not (run.checkpoints / "step-00000007" / TENSORS[0]).samefile(
+        source.checkpoints / "step-00000007" / TENSORS[0]
+    )
+    assert attempt(run) == 0
+    assert facts(run, ModelLoaded)[0].resumed_step == 7
+
+
+def test_a_damaged_one_is_passed_over_for_the_one_before(place: Place) -> None:
+    source = place.begun()
+    flip_a_bit(source.checkpoints / "step-00000007")
+    _, adopted = place.goes_on(source)
+    assert adopted.step == 5
+    assert adopted.passed_over == ["step-00000007: model.safetensors is damaged: its sha256 is another"]
+    assert checkpoints(source) == ["step-00000005", "step-00000007"], "it is the other job's to put aside"
+    error = place.refused(f"{source.id}/step-00000007", late=True)
+    assert error.detail_code == "no_checkpoint" and "model.safetensors is damaged" in str(error)
+    assert f"set resume_from: {source.id}, " in str(error.hint)
+    cut_short(source.checkpoints / "step-00000005")
+    error = place.refused(source, late=True)
+    assert "step-00000007: model.safetensors is damaged" in str(error) and "step-00000005: opt" in str(error)
+    cut_short(source.checkpoints / "step-00000007")
+    assert "optimizer.safetensors has 1000 bytes" in str(place.refused(source)), "which check sees, too"
+
+
+def test_one_that_is_pruned_meanwhile_is_passed_over_for_the_newest_there_is_then(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = place.begun()
+    run = place.job(resume_from=source.id)
+    place.check(run)
+    real = shutil.copyfile
+
+    def while_it_trains_on(one: Path, other: Path) -> Path:
+        folder = source.checkpoints / "step-00000007"
+        if one.parent == folder and folder.exists():
+            edit_state(folder.rename(source.checkpoints / "step-00000008"), step=8)
+        return Path(real(one, other))
+
+    monkeypatch.setattr(shutil, "copyfile", while_it_trains_on)
+    adopted = place.prepare_only(run)["adopted"]
+    assert adopted["step"] == 8 and adopted["passed_over"] == ["step-00000007: state.json is missing"]
+
+
+def test_one_that_was_damaged_after_it_was_taken_is_not_replaced_by_the_beginning(place: Place) -> None:
+    run, _ = place.goes_on(place.begun())
+    for name in checkpoints(run):
+        flip_a_bit(run.checkpoints / name)
+    with pytest.raises(StageError) as caught:
+        attempt(run)
+    assert (caught.value.detail_code, caught.value.param) == ("no_checkpoint", "resume_from")
+    assert len(facts(run, CheckpointRejected)) == 2
+
+
+def test_an_adoption_killed_at_any_point_is_completed_by_the_next(tmp_path: Path) -> None:
+    # kill -9 at 40 lines spread over the code that takes over two checkpoints.
+    program = [sys.executable, "-m", "tests.training.killed_adoptions", str(tmp_path), "40"]
+    said = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+    points = [json.loads(line) for line in said.splitlines()]
+    both = ["step-00000001", "step-00000002"]
+    assert len(points) == 40 and all(point["killed"] for point in points)
+    assert len({point["place"] for point in points}) > 20
+    for point in points:
+        assert set(point["found"]) <= set(both), point
+        assert point["left"] == both and point["own"] and point["other_untouched"], point
+        assert not point["complete"] or point["found"] == both, point
+    assert {len(point["found"]) for point in points} == {0, 1, 2}
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parts", "param", "said"),
+    [
+        ({"schedule": {"seed": 7}}, "schedule.seed", "schedule.seed is 7 here and 42 there"),
+        ({"schedule": {"batch_size": 4}}, "schedule.batch_size", "schedule.batch_size is 4 here and 8 there"),
+        ({"data": {"max_input_tokens": 16}}, "data.max_input_tokens", "data.max_input_tokens is 16 here and 32 there"),
+        ({"data": {"validation": 0.5}}, "data.validation", "is 0.5 here and 'held_out.jsonl' there"),
+        ({"model": "builtin:t5-tiny"}, "model", "model is 'builtin:t5-tiny' here and './model' there"),
+    ],
+)
+def test_another_run_is_refused_with_both_values(place: Place, parts: dict[str, Any], param: str, said: str) -> None:
+    error = place.refused(place.begun(), **parts)
+    assert (error.detail_code, error.param, error.reason) == ("other_run", param, "refused")
+    assert said in str(error)
+
+
+def test_all_that_differs_is_named_at_once(place: Place) -> None:
+    error = place.refused(place.begun(), schedule={"seed": 7, "batch_size": 4}, data={"normalise": False})
+    assert error.param == "data.normalise"
+    for said in ("data.normalise is False here and True there", "schedule.seed is 7", "schedule.batch_size is 4"):
+        assert said in str(error)
+
+
+def test_the_optimizer_is_kept_and_another_one_refused(place: Place) -> None:
+    source = place.begun(memory={"optimizer": "adafactor"})
+    error = place.refused(source, memory={"optimizer": "adamw"})
+    assert (error.detail_code, error.param) == ("other_optimizer", "memory.optimizer")
+    assert "set memory.optimizer: adafactor, or auto" in str(error.hint)
+    run, _ = place.goes_on(source, memory={"optimizer": "auto"})
+    plan = run.plan()
+    assert plan.memory is not None and plan.resolved.optimizer == "adafactor"
+    assert {each.optimizer for each in plan.memory.candidates} == {"adafactor"}
+    assert plan.memory.why.startswith("the run began with adafactor; ")
+    assert attempt(run) == 0
+
+
+def test_where_nothing_is_left_to_do_it_is_refused(place: Place) -> None:
+    source = place.begun()
+    error = place.refused(source, schedule={"epochs": 1})
+    assert (error.detail_code, error.param) == ("nothing_left", "resume_from")
+    assert f"{source.id}/step-00000007 is at step 7, and 1 epochs are 6 steps" in str(error)
+    run, adopted = place.goes_on(f"{source.id}/step-00000005", schedule={"epochs": 1})
+    assert (adopted.step, run.plan().steps) == (5, 6)
+
+
+def test_what_is_not_there_is_refused(place: Place) -> None:
+    assert place.refused("job-99").detail_code == "no_such_job"
+    idle = place.job()
+    error = place.refused(idle)
+    assert error.detail_code == "no_checkpoint" and "it has none at all" in str(error.hint)
+    source = place.begun()
+    error = place.refused(f"{source.id}/step-00000006")
+    assert error.detail_code == "no_checkpoint"
+    assert "it has step-00000007, step-00000005" in str(error.hint)
+    source.write_plan(
+        source.plan().model_copy(update={"data": source.plan().data.model_copy(update={"complete": False})})
+    )
+    assert "was never prepared" in str(place.refused(source))
+
+
+def test_another_order_of_rows_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = place.begun()
+    monkeypatch.setattr(order, "VERSION", order.VERSION + 1)
+    assert place.refused(source).detail_code == "other_order"
+
+
+@pytest.mark.parametrize("changed", ["rows.jsonl", "held_out.jsonl"])
+def test_rows_that_were_changed_since_are_refused(place: Place, changed: str) -> None:
+    source = place.begun()
+    with open(place.data / changed, "a") as file:
+        file.write('{"input": "w1 w2 w3", "target": "w3"}\n')
+    error = place.refused(source, late=True)
+    assert (error.detail_code, error.param) == ("other_run", "data.train")
+    assert "are not those that" in str(error)
+
+
+def test_the_same_rows_prepared_by_another_version_are_the_same(place: Place) -> None:
+    source = place.begun()
+    plan = source.plan()
+    earlier = Path(str(plan.data.prepared))
+    renamed = earlier.rename(earlier.with_name("prepared-by-another-version"))
+    source.write_plan(plan.model_copy(update={"data": plan.data.model_copy(update={"prepared": str(renamed)})}))
+    _, adopted = place.goes_on(source)
+    assert adopted.step == 7 and earlier.is_dir()
+
+
+def test_a_model_that_was_changed_since_is_refused(place: Place) -> None:
+    source = place.begun()
+    config = json.loads((place.data / "model/config.json").read_text())
+    (place.data / "model/config.json").write_text(json.dumps(config | {"dropout_rate": 0.5}))
+    error = place.refused(source, late=True)
+    assert (error.detail_code, error.param) == ("other_run", "model")
+
+
+def test_a_hub_model_and_data_set_are_those_of_the_commits_that_the_run_began_with(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.settings = dataclasses.replace(place.settings, offline=False)
+    with running_hub(monkeypatch) as hub:
+        hub.repositories |= {"models/cooks/t5": place.data / "model", "datasets/cooks/rows": place.data / "set"}
+        (place.data / "set").mkdir()
+        for part, name in (("train", "rows.jsonl"), ("validation", "held_out.jsonl")):
+            shutil.copy(place.data / name, place.data / "set" / f"{part}.jsonl")
+        named: dict[str, Any] = {"train": "cooks/rows", "model": "cooks/t5",
+                                 "data": {"validation": "cooks/rows:validation"}}  # fmt: skip
+        source = place.begun(**named)
+        assert source.plan().model.revision == COMMIT
+        hub.commit = LATER
+        run, _ = place.goes_on(source, **named)
+        assert (run.plan().model, run.plan().data) == (source.plan().model, source.plan().data)
+        anew = place.job(**named)
+        place.check(anew)
+        assert anew.plan().model.revision == anew.plan().data.train_revision == LATER
+
+
+def edit_state(folder: Path, **changes: Any) -> None:
+    """Change state.json of a checkpoint, and its manifest with it."""
+    state = verify(folder).model_copy(update=changes)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["state.json"] = adoption.write_bytes(folder / "state.json", state.model_dump_json().encode())
+    (folder / "manifest.json").write_text(json.dumps(manifest))

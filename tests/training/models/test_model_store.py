@@ -1,0 +1,203 @@
+"""The model store: whatever a model comes as, one folder of bf16, made once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from jobs.attempt import Heartbeat
+from jobs.errors import DiskFull, Refused
+from jobs.plan import ModelPlan
+from tests.training.conftest import tiny_model
+from tests.training.workplace import Workplace, pairs
+from worker.training import store
+from worker.training.journal import Journal
+from worker.training.models import model_store
+from worker.training.models.layout import ALIASES, EMBEDDING, HEAD, UNUSED
+from worker.training.models.model_store import damage, stored_model
+from worker.training.network.model import load
+
+CPU = torch.device("cpu")
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, model_folder: Path) -> Workplace:
+    """With the model folder `tiny` in its data."""
+    place = Workplace(tmp_path)
+    place.rows("rows.jsonl", pairs(20))
+    shutil.move(model_folder, place.data / "tiny")
+    return place
+
+
+def source_of(workplace: Workplace) -> Path:
+    return workplace.data / "tiny"
+
+
+def originals(*, tied: bool = False) -> Tensors:
+    """Random fp32 weights that bf16 cannot hold exactly, each tensor once."""
+    tensors = {name: tensor.clone() for name, tensor in tiny_model(seed=7).state_dict().items() if name not in ALIASES}
+    if tied:
+        del tensors[HEAD]
+    return tensors
+
+
+def write_source(folder: Path, tensors: Tensors, *, shards: int = 1, tied: bool = False) -> None:
+    for old in folder.glob("*.safetensors*"):
+        old.unlink()
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"torch_dtype": "float32", "tie_word_embeddings": tied}
+    (folder / "config.json").write_text(json.dumps(config))
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    weight_map: dict[str, str] = {}
+    for shard in range(shards):
+        name = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        part = dict(list(tensors.items())[shard::shards])
+        save_file(part, folder / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def prepared(workplace: Workplace, **parts: Any) -> Path:
+    run = workplace.job(model="./tiny", **parts)
+    workplace.prepare(run)
+    return Path(run.plan().model.folder or "")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_every_source_becomes_one_file_of_bf16(
+    workplace: Workplace, dtype: torch.dtype, shards: int, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_store, "PIECE", 512)  # so that tensors come in several pieces, the last one short
+    tensors = {name: tensor.to(dtype) for name, tensor in originals(tied=tied).items()}
+    write_source(source_of(workplace), tensors, shards=shards, tied=tied)
+    folder = prepared(workplace)
+
+    assert folder.parent == workplace.settings.models
+    files = {file.name for file in folder.iterdir()}
+    small = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert files == small | {"model.safetensors", "manifest.json"}
+    made = load_file(folder / "model.safetensors")
+    assert made.keys() == tensors.keys()
+    assert all(torch.equal(made[name], tensor.to(torch.bfloat16)) for name, tensor in tensors.items())
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["dtype"], config["tie_word_embeddings"], "torch_dtype" in config) == ("bfloat16", tied, False)
+    model = load(folder, CPU, dropout=None, fused=True, recompute_layers=0).model
+    assert (model.get_parameter(HEAD) is model.get_parameter(EMBEDDING)) is tied
+    assert damage(folder, thorough=True) is None
+
+
+def test_fp32_is_rounded_as_torch_rounds(workplace: Workplace) -> None:
+    tensors = originals()
+    odd = torch.tensor([1.00390625, 1.01171875, -0.0, 1e-45, 3.4e38, float("inf"), float("nan"), -1.0])
+    tensors[EMBEDDING].view(-1)[: len(odd)] = odd
+    write_source(source_of(workplace), tensors)
+    made = load_file(prepared(workplace) / "model.safetensors")[EMBEDDING]
+    assert torch.equal(made.view(torch.int16), tensors[EMBEDDING].to(torch.bfloat16).view(torch.int16))
+
+
+def test_what_the_first_t5s_have_beside_their_weights_is_left_out(workplace: Workplace) -> None:
+    tensors = originals(tied=True)
+    more = {name: tensors[EMBEDDING].clone() for name in (*ALIASES, HEAD)} | {name: torch.zeros(4) for name in UNUSED}
+    write_source(source_of(workplace), tensors | more, tied=True)
+    assert load_file(prepared(workplace) / "model.safetensors").keys() == tensors.keys()
+    only_alias = tensors | {ALIASES[0]: tensors[EMBEDDING].clone()}
+    del only_alias[EMBEDDING]
+    write_source(source_of(workplace), only_alias, tied=True)
+    made = load_file(prepared(workplace) / "model.safetensors")
+    assert torch.equal(made[EMBEDDING], tensors[EMBEDDING].to(torch.bfloat16))
+
+
+def test_it_is_made_once_and_found_by_content(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_source(source_of(workplace), originals(), shards=2)
+    first = prepared(workplace)
+    made = (first / "model.safetensors").stat().st_mtime_ns
+    shutil.copytree(source_of(workplace), workplace.data / "copy")
+    for name in ("./tiny", "./copy"):
+        run = workplace.job(model=name)
+        workplace.prepare(run)
+        assert run.plan().model.folder == str(first)
+    assert (first / "model.safetensors").stat().st_mtime_ns == made
+
+    before = (first / "model.safetensors").read_bytes()
+    write_source(source_of(workplace), {name: tensor + 1 for name, tensor in originals().items()})
+    other = prepared(workplace)
+    assert other != first
+    assert (first / "model.safetensors").read_bytes() == before
+
+    monkeypatch.setattr(model_store, "VERSION", model_store.VERSION + 1)
+    assert prepared(workplace) not in (first, other)
+
+
+def test_a_damaged_copy_is_made_anew(workplace: Workplace) -> None:
+    folder = prepared(workplace)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-2])
+    assert "bytes, not" in str(damage(folder))
+    assert prepared(workplace) == folder
+    assert (folder / "model.safetensors").read_bytes() == whole
+
+    (folder / "model.safetensors").write_bytes(whole[:-2] + b"xy")
+    assert damage(folder) is None  # sizes and header are as they should be
+    assert "its sha256 is another" in str(damage(folder, thorough=True))
+    (folder / "manifest.json").unlink()
+    assert damage(folder) is not None
+    assert prepared(workplace) == folder
+    assert damage(folder, thorough=True) is None
+
+
+def test_a_built_in_model_has_a_manifest_too(workplace: Workplace) -> None:
+    run = workplace.job()
+    workplace.prepare(run)
+    assert damage(Path(run.plan().model.folder or ""), thorough=True) is None
+
+
+def test_a_model_that_does_not_fit_is_not_begun(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = workplace.job(model="./tiny")
+    workplace.check(run)
+    monkeypatch.setattr(store, "free_bytes", lambda folder: 1 << 20)
+    with pytest.raises(DiskFull, match=r"\./tiny \(bf16 copy\) needs 0\.0 GiB .* where 0\.0 GiB are free") as caught:
+        workplace.prepare(run)
+    assert caught.value.hint
+    assert [path.name for path in workplace.settings.models.iterdir()] == [".locks"]
+
+
+def test_a_folder_that_changes_while_it_is_copied_is_refused(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = workplace.job(model="./tiny")
+    workplace.check(run)
+    convert = model_store.convert
+
+    def disturbed(source: Path, *arguments: Any) -> None:
+        convert(source, *arguments)
+        (source / "tokenizer_config.json").write_text("{}")
+
+    monkeypatch.setattr(model_store, "convert", disturbed)
+    with pytest.raises(Refused, match="changed while it was copied") as caught:
+        workplace.prepare(run)
+    assert caught.value.detail_code == "model_changed"
+    assert [path.name for path in workplace.settings.models.iterdir()] == [".locks"]
+
+
+def test_progress_is_told_while_it_is_written(workplace: Workplace, tmp_path: Path) -> None:
+    clock = iter(range(10_000))
+    journal = Journal(tmp_path / "told.jsonl", clock=lambda: float(next(clock) * 6))
+    journal.phase("prepare")
+    stored_model(ModelPlan(source="./tiny", parameters=1), workplace.settings, journal)
+    lines = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text().splitlines()]
+    told = [Heartbeat.model_validate(line).progress for line in lines]
+    fractions = [fraction for fraction in told if fraction is not None]
+    assert fractions == sorted(fractions)
+    assert len(fractions) == len(load_file(source_of(workplace) / "model.safetensors"))
+    assert fractions[-1] == 1.0

@@ -1,0 +1,136 @@
+"""AdamW against torch's own, tiny updates in bf16, the flag on the device, strict loading; the schedule's values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from jobs.errors import NonFinite, Refused
+from worker.training.optimizers import adamw as module
+from worker.training.optimizers.adamw import AdamW
+from worker.training.steps.schedule import learning_rate
+
+LOSS = torch.tensor(1.0)
+
+
+def layers(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(7, 5), nn.LayerNorm(5), nn.Linear(5, 3)).to(dtype)
+
+
+def draw_gradients(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("chunk", [2**25, 1])
+def test_it_is_torchs_adamw(fused: bool, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
+    ours, theirs = layers(), layers()
+    matrices = [parameter for parameter in theirs.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in theirs.parameters() if parameter.ndim < 2]
+    reference = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=1e-2, fused=fused
+    )
+    tested = AdamW(ours.named_parameters(), weight_decay=0.1, max_grad_norm=0.5, fused=fused)
+    for step in range(1, 6):
+        draw_gradients(ours, step)
+        draw_gradients(theirs, step)
+        expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        assert tested.step(step, 1e-2, LOSS).item() == pytest.approx(expected.item())
+        reference.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_float64_stays_float64() -> None:
+    model = layers(torch.float64)
+    tested = AdamW(model.named_parameters(), weight_decay=0.0, max_grad_norm=1.0, fused=True)
+    draw_gradients(model, 1)
+    assert tested.step(1, 1e-3, LOSS.double()).dtype == torch.float64
+    assert {state.dtype for name, state in tested.state_dict().items() if "step" not in name} == {torch.float64}
+    assert not any(name.startswith("master.") for name in tested.state_dict())
+
+
+def test_updates_far_below_a_bf16_rounding_step_add_up() -> None:
+    weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))  # its next neighbour below is 0.0039 away
+    tested = AdamW([("weight", weight)], weight_decay=0.0, max_grad_norm=None, fused=True)
+    for step in range(1, 1001):
+        weight.grad = torch.ones_like(weight)
+        tested.step(step, 1e-5, LOSS)
+    assert tested.state_dict()["master.weight"].mean().item() == pytest.approx(1 - 1000 * 1e-5, rel=1e-4)
+    assert weight.float().mean().item() == pytest.approx(0.99, abs=0.002)
+
+
+def test_states_exist_before_the_first_step_and_stay_where_they_are() -> None:
+    model = layers(torch.bfloat16)
+    tested = AdamW(model.named_parameters(), weight_decay=0.0, max_grad_norm=1.0, fused=True)
+    before = {name: state.data_ptr() for name, state in tested.state_dict().items()}
+    assert len(before) == 4 * len(list(model.parameters()))
+    draw_gradients(model, 1)
+    tested.step(1, 1e-3, LOSS)
+    assert {name: state.data_ptr() for name, state in tested.state_dict().items()} == before
+
+
+def test_with_the_flag_on_the_device_a_bad_step_and_all_after_it_change_nothing() -> None:
+    model = layers(torch.bfloat16)
+    tested = AdamW(model.named_parameters(), weight_decay=0.1, max_grad_norm=1.0, fused=True)
+    tested._deferred = True  # as on CUDA, where the host does not look at every step
+    draw_gradients(model, 1)
+    tested.step(1, 1e-2, LOSS)
+    tested.raise_if_nonfinite()
+    before = {name: state.clone() for name, state in (model.state_dict() | tested.state_dict()).items()}
+    draw_gradients(model, 2)
+    next(model.parameters()).grad.view(-1)[3] = float("inf")
+    tested.step(2, 1e-2, LOSS)
+    draw_gradients(model, 3)
+    tested.step(3, 1e-2, LOSS)
+    draw_gradients(model, 4)
+    tested.step(4, 1e-2, torch.tensor(float("nan")))
+    with pytest.raises(NonFinite, match=r"step 2 .* those of step 1"):
+        tested.raise_if_nonfinite()
+    for name, state in (model.state_dict() | tested.state_dict()).items():
+        assert torch.equal(state, before[name]), name
+
+
+def test_a_loss_that_is_not_finite_stops_even_if_the_gradients_are() -> None:
+    model = layers()
+    tested = AdamW(model.named_parameters(), weight_decay=0.0, max_grad_norm=None, fused=False)
+    draw_gradients(model, 1)
+    with pytest.raises(NonFinite, match="step 1"):
+        tested.step(1, 1e-2, torch.tensor(float("inf")))
+
+
+def test_states_come_back_and_nothing_missing_is_passed_over() -> None:
+    model = layers(torch.bfloat16)
+    tested = AdamW(model.named_parameters(), weight_decay=0.0, max_grad_norm=1.0, fused=True)
+    draw_gradients(model, 1)
+    tested.step(1, 1e-2, LOSS)
+    saved = {name: state.clone() for name, state in tested.state_dict().items()}
+    other = AdamW(layers(torch.bfloat16).named_parameters(), weight_decay=0.0, max_grad_norm=1.0, fused=True)
+    other.load_state_dict(saved)
+    assert all(torch.equal(state, saved[name]) for name, state in other.state_dict().items())
+    for change in (
+        {name: state for name, state in saved.items() if name != "exp_avg.0.weight"},
+        saved | {"exp_avg.9.weight": torch.zeros(1)},
+        saved | {"exp_avg.0.weight": torch.zeros(1)},
+    ):
+        with pytest.raises(Refused, match=r"exp_avg\.[09]\.weight"):
+            other.load_state_dict(change)
+
+
+def test_the_schedule_warms_up_from_above_0_and_would_be_0_after_the_last_step() -> None:
+    def rates(decay: str, warmup: int = 4) -> list[float]:
+        return [learning_rate(step, peak=1.0, steps=10, warmup=warmup, decay=decay) for step in range(1, 12)]
+
+    linear = rates("linear")
+    assert linear[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert linear[3:] == pytest.approx([1, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7, 0])
+    cosine = rates("cosine")
+    assert cosine[:4] == linear[:4] and cosine[-1] == pytest.approx(0) and min(cosine[:-1]) > 0
+    assert cosine[3:] == sorted(cosine[3:], reverse=True)
+    assert rates("constant") == [0.25, 0.5, 0.75] + [1.0] * 8
+    assert rates("linear", warmup=0)[0] == 1.0

@@ -1,0 +1,295 @@
+"""The memory plan from end to end: check and prepare on real models, in their real shapes and without their weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jobs.cards import CardFacts
+from jobs.errors import DiskFull, Refused, StageError
+from jobs.memory_plan import GIB, MemoryPlan
+from jobs.spec import parse_spec
+from tests.memory_plans import memory_plan
+from tests.training.conftest import CONFIG
+from tests.training.hub_server import running_hub
+from tests.training.network.test_flops import XL
+from tests.training.workplace import Workplace, pairs
+from worker.training.models import builtin
+from worker.training.planning import room
+from worker.training.planning.budget import Budget, find_budget
+from worker.training.planning.memory_plan import plan_memory, rungs
+from worker.training.planning.picture import draw
+from worker.training.planning.stages import still_right
+
+NAME = "cooks/t5-xl"
+SHORT = {"max_input_tokens": 256, "max_target_tokens": 256}
+
+
+def card(gib: float, name: str = "NVIDIA GeForce RTX 5090") -> CardFacts:
+    """As nvidia-smi would report it."""
+    return CardFacts(name, int(gib * GIB))
+
+
+def with_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Workplace:
+    made = Workplace(tmp_path)
+    made.rows("rows.jsonl", pairs(60))
+    return made
+
+
+@pytest.fixture
+def xl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
+    """A hub with the config of FLAN-T5-XL, and weights that nobody needs yet."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    config = {**CONFIG, **XL, "dropout_rate": 0.1}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    place = Workplace(tmp_path / "place", offline=False)
+    place.rows("rows.jsonl", pairs(60))
+    with_free(monkeypatch, 500 * GIB)
+    with running_hub(monkeypatch) as server:
+        server.repositories[f"models/{NAME}"] = folder
+        yield place
+
+
+def checked(place: Workplace, reported: CardFacts | None, **parts: Any) -> MemoryPlan:
+    """The memory of the plan that check writes for a card."""
+    place.settings = dataclasses.replace(place.settings, device="cuda", card=reported)
+    run = place.job(**parts)
+    place.check(run)
+    plan = run.plan()
+    assert plan.memory is not None
+    chosen = plan.memory.micro_batch, plan.memory.recompute_layers, plan.memory.optimizer
+    assert (plan.resolved.micro_batch, plan.resolved.recompute_layers, plan.resolved.optimizer) == chosen
+    return plan.memory
+
+
+# -- FLAN-T5-XL --------------------------------------------------------------------------------------------------------
+
+
+def test_on_32_gb_xl_needs_no_recomputation(xl: Workplace) -> None:
+    plan = checked(xl, card(31.84), model=NAME, data=SHORT)
+    assert (plan.optimizer, plan.recompute_layers) == ("adamw_8bit", 0)
+    assert plan.micro_batch >= 8
+    assert (plan.input_tokens, plan.target_tokens) == (256, 256)
+    assert plan.peak_bytes <= plan.budget_bytes - plan.margin_bytes
+    assert plan.budget_bytes / GIB == pytest.approx(31.34, abs=0.01)
+    assert (plan.budget_source, plan.card) == ("card", "NVIDIA GeForce RTX 5090")
+    assert sum(plan.parts.values()) == plan.peak_bytes
+    assert plan.parts["context"] == int(0.8 * GIB)
+    assert "adamw needs more than 43." in plan.why
+    assert plan.host is not None and plan.disk is not None
+    # bf16 weights and two states of a byte.
+    assert plan.disk.checkpoint_bytes / 2_849_757_184 == pytest.approx(4.03, abs=0.02)
+    assert (plan.host.copy_bytes, plan.disk.checkpoints) == (plan.disk.checkpoint_bytes, 5)
+
+
+def test_8_rows_of_256_tokens_with_8_bit_states_take_at_most_28_gib(xl: Workplace) -> None:
+    plan = checked(xl, card(31.84), model=NAME, data=SHORT, memory={"micro_batch": 8, "optimizer": "adamw_8bit"})
+    assert (plan.micro_batch, plan.recompute_layers) == (8, 0)
+    assert plan.peak_bytes <= 28 * GIB
+
+
+def test_on_24_gb_it_trains_with_fewer_rows_or_some_recomputation(xl: Workplace) -> None:
+    plan = checked(xl, card(24, "NVIDIA GeForce RTX 4090"), model=NAME, data=SHORT)
+    assert plan.optimizer == "adamw_8bit"
+    assert 1 <= plan.micro_batch < 8 or plan.recompute_layers > 0
+    assert plan.peak_bytes <= plan.budget_bytes - plan.margin_bytes < 23 * GIB
+    assert len([each for each in plan.candidates if each.parts]) > 1
+
+
+def test_on_8_gb_it_is_refused_with_numbers(xl: Workplace) -> None:
+    with pytest.raises(Refused) as caught:
+        checked(xl, card(8, "NVIDIA GeForce RTX 4060"), model=NAME, data=SHORT)
+    error = caught.value
+    assert (error.detail_code, error.param) == ("does_not_fit", "model")
+    assert "at its least (adafactor, every layer recomputed, micro-batch 1 of 256/256 tokens)" in str(error)
+    assert "and the budget is 7.5 GiB (NVIDIA GeForce RTX 4060), of which 0.2 GiB stay free" in str(error)
+    assert error.hint is not None and "a card with more memory" in error.hint and "max_input_tokens" in error.hint
+
+
+def test_a_setting_that_does_not_fit_is_refused_with_the_nearest_that_does(xl: Workplace) -> None:
+    with pytest.raises(Refused) as caught:
+        checked(xl, card(31.84), model=NAME, data=SHORT, memory={"optimizer": "adamw", "micro_batch": 8})
+    error = caught.value
+    assert (error.detail_code, error.param) == ("does_not_fit", "memory.optimizer")
+    assert "adamw, every layer recomputed, micro-batch 8" in str(error)
+    assert error.hint is not None and error.hint.startswith('with memory.optimizer: "adamw_8bit" it fits: ')
+
+
+def test_a_card_nobody_has_reported_is_assumed_and_said_to_be(xl: Workplace) -> None:
+    plan = checked(xl, None, model=NAME, data=SHORT)
+    assert plan.budget_source == "assumed"
+    assert "(NVIDIA GeForce RTX 5090, assumed; " in plan.text
+
+
+# -- small models ------------------------------------------------------------------------------------------------------
+
+
+def test_a_small_model_on_a_cpu_trains_as_plainly_as_ever(workplace: Workplace) -> None:
+    run = workplace.job()
+    told = workplace.check(run)["plan"]
+    plan = run.plan()
+    assert plan.memory is not None and told["memory"]["text"] == plan.memory.text
+    assert plan.resolved.model_dump() == {
+        "micro_batch": 8, "recompute_layers": 0, "optimizer": "adamw", "compile": False,
+    }  # fmt: skip
+    assert (plan.memory.budget_source, plan.memory.margin_bytes, plan.memory.parts["context"]) == ("host", 0, 0)
+    assert (plan.memory.input_tokens, plan.memory.target_tokens) == (512, 512)
+    picture = (run.path / "memory.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and struct.unpack(">II", picture[16:24])[0] == 1000
+
+
+def test_prepare_plans_for_the_longest_rows_that_there_are(workplace: Workplace) -> None:
+    run = workplace.job()
+    prepared = workplace.prepare(run)["memory"]
+    guessed, counted = (workplace.check(workplace.job())["plan"]["memory"], run.plan().memory)
+    assert counted is not None and prepared["text"] == counted.text
+    assert (counted.input_tokens, counted.target_tokens) < (512, 512)
+    assert counted.peak_bytes < guessed["peak_bytes"]
+
+
+def test_prepare_takes_the_plan_of_check_where_nothing_differs(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workplace.rows("rows.jsonl", [{"input": f"{n} " * 40, "target": f"{n} " * 40} for n in range(40)])
+    run = workplace.job(data={"max_input_tokens": 16, "max_target_tokens": 16})
+    workplace.check(run)
+    made = run.plan().memory
+    monkeypatch.setattr("worker.training.planning.memory_plan.plan_memory", None)
+    again = workplace.prepare_only(run)["memory"]
+    assert made is not None and again["seconds"] == made.seconds
+    assert (again["peak_bytes"], again["disk"]["checkpoints"]) == (made.peak_bytes, 5)
+
+
+@pytest.mark.parametrize(
+    ("longest", "budget", "right"),
+    [
+        ((256, 256), Budget(31 * GIB, "card", "NVIDIA GeForce RTX 5090", GIB), True),
+        ((256, 128), Budget(31 * GIB, "card", "NVIDIA GeForce RTX 5090", GIB), False),
+        ((256, 256), Budget(30 * GIB, "card", "NVIDIA GeForce RTX 5090", GIB), False),
+        ((256, 256), Budget(31 * GIB, "card", "NVIDIA H200", GIB), False),
+        ((256, 256), Budget(31 * GIB, "assumed", "NVIDIA GeForce RTX 5090", GIB), False),
+    ],
+)
+def test_a_plan_is_as_good_as_new_only_for_the_same_rows_and_the_same_card(
+    longest: tuple[int, int], budget: Budget, right: bool
+) -> None:
+    assert still_right(memory_plan(), longest, budget) is right
+
+
+@pytest.mark.parametrize(("free_gib", "right"), [(40, True), (27, True), (25, False)])
+def test_on_a_cpu_a_plan_stays_right_while_it_fits(free_gib: int, right: bool) -> None:
+    plan = memory_plan(device="cpu", card=None, budget_source="host")
+    assert still_right(plan, (256, 256), Budget(free_gib * GIB, "host", None, 0)) is right
+
+
+def test_the_picture_grows_with_what_was_tried_and_is_the_same_for_the_same_plan() -> None:
+    def size(plan: MemoryPlan) -> tuple[int, int]:
+        width, height = struct.unpack(">II", draw(plan)[16:24])
+        return width, height
+
+    both = memory_plan()
+    one = memory_plan(candidates=both.candidates[:1])
+    assert draw(both) == draw(both) != draw(one)
+    assert size(one) == (1000, 240) and size(both) == (1000, 290)
+
+
+def test_the_time_follows_what_is_recomputed(workplace: Workplace) -> None:
+    workplace.settings = dataclasses.replace(workplace.settings, card=card(31.84))
+    run = workplace.job(memory={"recompute_layers": 1})
+    workplace.check(run)
+    time = run.plan().time
+    assert time is not None and time.recomputed_flops > 0
+
+
+def test_a_micro_batch_is_never_more_than_a_step(workplace: Workplace) -> None:
+    run = workplace.job(memory={"micro_batch": 64}, schedule={"batch_size": 16})
+    workplace.check(run)
+    assert run.plan().resolved.micro_batch == 16
+
+
+def test_a_budget_that_is_too_small_on_a_cpu_is_refused(workplace: Workplace) -> None:
+    with pytest.raises(StageError) as caught:
+        workplace.check(workplace.job(memory={"budget": 0.001}))
+    assert (caught.value.detail_code, caught.value.param) == ("does_not_fit", "memory.budget")
+    assert "the budget is 1 MiB (memory.budget)" in str(caught.value)
+
+
+def test_an_attempt_goes_on_with_its_optimizer() -> None:
+    spec = parse_spec({"data": {"train": "rows.jsonl"}})
+    budget = find_budget(spec.memory, "cuda", card(24))
+    plan = plan_memory(spec, builtin.CONFIG, (64, 64), device="cuda", budget=budget, optimizer="adafactor")
+    assert (plan.optimizer, plan.recompute_layers, plan.micro_batch) == ("adafactor", 0, 128)
+    assert plan.disk is None and plan.why.startswith("the run began with adafactor; ")
+    with pytest.raises(Refused) as caught:
+        plan_memory(
+            spec, builtin.CONFIG, (64, 64), device="cuda", budget=Budget(2**20, "job", None, 0), optimizer="adamw"
+        )
+    assert "adafactor" not in f"{caught.value} {caught.value.hint}", "no way out is one that would be refused"
+
+
+def test_a_config_that_no_attempt_could_train_with_is_refused() -> None:
+    spec = parse_spec({"data": {"train": "rows.jsonl"}})
+    config = {key: value for key, value in CONFIG.items() if key != "decoder_start_token_id"}
+    with pytest.raises(Refused, match="it has no decoder_start_token_id") as caught:
+        plan_memory(spec, config, (64, 64), device="cpu", budget=find_budget(spec.memory, "cpu", None))
+    assert caught.value.detail_code == "bad_config"
+
+
+# -- rungs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "recompute_layers", "below"),
+    [
+        (8, 0, [(4, 0), (2, 0), (1, 0), (1, 2), (1, 1)]),
+        (11, 4, [(5, 4), (2, 4), (1, 4), (1, 2), (1, 1)]),
+        (2, 2, [(1, 2), (1, 1)]),
+        (1, 1, []),
+    ],
+)
+def test_rungs_fall_to_one_row_and_then_to_recomputation(
+    micro_batch: int, recompute_layers: int, below: list[tuple[int, int]]
+) -> None:
+    plan = memory_plan(micro_batch=micro_batch, recompute_layers=recompute_layers)
+    assert rungs(plan, parse_spec({"data": {"train": "a.jsonl"}})) == below
+    said = parse_spec({"data": {"train": "a.jsonl"}, "memory": {"recompute_layers": recompute_layers}})
+    assert rungs(plan, said) == [rung for rung in below if rung[1] == recompute_layers]
+
+
+# -- the disk ----------------------------------------------------------------------------------------------------------
+
+
+def test_without_room_for_one_checkpoint_and_the_model_the_job_is_refused(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_free(monkeypatch, 10 << 20)
+    with pytest.raises(DiskFull) as caught:
+        workplace.check(workplace.job())
+    assert caught.value.detail_code == "no_room"
+    assert "has 10 MiB free, and one checkpoint (19 MiB) with the final model (3 MiB) needs 22 MiB" in str(caught.value)
+    assert "checkpoint.keep" in str(caught.value.hint)
+
+
+def test_with_room_for_some_checkpoints_the_plan_says_how_many(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_free(monkeypatch, 50 << 20)
+    run = workplace.job()
+    workplace.check(run)
+    memory = run.plan().memory
+    assert memory is not None and "the disk has room for 2 of 5 checkpoints" in memory.text

@@ -1,0 +1,227 @@
+"""Predicted memory is what really is allocated; nothing of the process changes by predicting."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from benchmarks.memory_prediction import Configuration, measured
+from benchmarks.random_t5 import SHAPES
+from jobs.errors import Refused
+from jobs.spec import ScheduleSpec
+from worker.training.machine.usage import process_bytes
+from worker.training.models.layout import t5_parameters
+from worker.training.optimizers.optimizer import OptimizerName
+from worker.training.planning.bare_model import TaskKind
+from worker.training.planning.prediction import Predictor, Setting, Shape
+
+T5: dict[str, Any] = SHAPES["small"] | {
+    "vocab_size": 1024, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_heads": 4, "num_layers": 3,
+    "num_decoder_layers": 3,  # few shapes: each is compiled for adamw_8bit
+}  # fmt: skip
+SHALLOW = T5 | {"num_layers": 1, "num_decoder_layers": 1}
+QWEN2: dict[str, Any] = {
+    "model_type": "qwen2", "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True,
+}  # fmt: skip
+ROBERTA: dict[str, Any] = {
+    "model_type": "roberta", "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 1, "num_labels": 3,
+}  # fmt: skip
+SHAPE = Shape(8, 64, 48)
+ADAFACTOR = Setting(0, "adafactor")
+
+
+def predictor(
+    config: dict[str, Any] = T5, device: Literal["cpu", "cuda"] = "cpu", fused: bool = True, **options: Any
+) -> Predictor:
+    return Predictor(config, device=device, fused=fused, **{"dropout": None, "schedule": ScheduleSpec()} | options)
+
+
+@pytest.fixture(scope="module")
+def on_card() -> Predictor:
+    return predictor(device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "recompute_layers", "dtype", "fused", "padded"),
+    [
+        ("adamw", 0, torch.bfloat16, True, True),
+        ("adamw_8bit", 1, torch.bfloat16, True, False),
+        ("adafactor", 2, torch.bfloat16, True, True),
+        ("adamw_8bit", 0, torch.bfloat16, False, True),
+        ("adafactor", 1, torch.float32, True, True),
+        ("adamw", 2, torch.float32, False, False),
+    ],
+)
+def test_a_t5_takes_what_was_predicted(
+    optimizer: OptimizerName, recompute_layers: int, dtype: torch.dtype, fused: bool, padded: bool
+) -> None:
+    assert_predicted("seq2seq", T5, optimizer, recompute_layers, dtype, fused, padded)
+
+
+@pytest.mark.parametrize(
+    ("task", "config", "recompute_layers", "padded"),
+    [("causal", QWEN2, 0, True), ("causal", QWEN2, 1, False), ("classification", ROBERTA, 0, True)],
+)
+def test_so_do_other_models(task: TaskKind, config: dict[str, Any], recompute_layers: int, padded: bool) -> None:
+    assert_predicted(task, config, "adafactor", recompute_layers, torch.bfloat16, False, padded)
+
+
+def assert_predicted(
+    task: TaskKind,
+    config: dict[str, Any],
+    optimizer: OptimizerName,
+    recompute_layers: int,
+    dtype: torch.dtype,
+    fused: bool,
+    padded: bool,
+) -> None:
+    predicted = predictor(config, task=task, dtype=dtype, fused=fused).predict(
+        SHAPE, Setting(recompute_layers, optimizer), padded=padded
+    )
+    passes, update = measured(
+        task,
+        config,
+        Configuration(
+            "", "", optimizer, SHAPE.rows, SHAPE.inputs, SHAPE.targets, recompute_layers, dtype, fused, padded
+        ),
+    )
+    assert predicted.pass_peak == pytest.approx(passes, rel=0.02)
+    assert predicted.update_peak == pytest.approx(update, rel=0.02)
+    assert list(predicted.parts) == ["weights", "gradients", "optimizer", "activations", "temporaries"]
+    assert predicted.peak == max(predicted.pass_peak, predicted.update_peak) == sum(predicted.parts.values())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_weights_and_gradients_are_counted_exactly(tied: bool, device: Literal["cpu", "cuda"]) -> None:
+    config = T5 | {"tie_word_embeddings": tied}
+    one = predictor(config, device)
+    parts = one.predict(SHAPE, ADAFACTOR).parts
+    assert one.parameters == t5_parameters(config)
+    assert one.parameter_bytes == 2 * one.parameters
+    # The card's allocator rounds each tensor up to 512 bytes.
+    assert parts["weights"] == parts["gradients"]
+    assert 0 <= parts["weights"] - one.parameter_bytes <= (512 * 200 if device == "cuda" else 0)
+
+
+def test_states_are_those_of_the_optimizer(on_card: Predictor) -> None:
+    per_weight = {
+        name: on_card.predict(SHAPE, Setting(0, name)).parts["optimizer"] / on_card.parameters
+        for name in ("adamw", "adamw_8bit", "adafactor")
+    }
+    assert per_weight["adamw"] == pytest.approx(12, rel=0.05)
+    assert per_weight["adamw_8bit"] == pytest.approx(2.03, rel=0.1)
+    assert per_weight["adafactor"] < 0.4
+
+
+def test_a_card_keeps_less_than_the_cpu(on_card: Predictor) -> None:
+    # Dropout masks of a byte instead of numbers, and attention that keeps no scores.
+    kept = on_card.predict(SHAPE, ADAFACTOR).activations_after_forward
+    assert kept < 0.8 * predictor().predict(SHAPE, ADAFACTOR).activations_after_forward
+
+
+def test_dropout_masks_are_counted(on_card: Predictor) -> None:
+    without = predictor(device="cuda", dropout=0.0)
+    assert without.predict(SHAPE, ADAFACTOR).peak < on_card.predict(SHAPE, ADAFACTOR).peak
+
+
+def test_fused_modules_keep_less(on_card: Predictor) -> None:
+    stock = predictor(device="cuda", fused=False)
+    assert on_card.predict(SHAPE, ADAFACTOR).activations_after_forward < 0.8 * (
+        stock.predict(SHAPE, ADAFACTOR).activations_after_forward
+    )
+
+
+def test_stock_models_of_all_tasks_run_on_the_kernels_of_a_card() -> None:
+    configs: dict[TaskKind, dict[str, Any]] = {"causal": QWEN2, "classification": ROBERTA}
+    for task, config in configs.items():
+        one = predictor(config, "cuda", task=task)
+        peaks = {
+            (recompute, padded): one.predict(SHAPE, Setting(recompute, "adamw_8bit"), padded=padded).pass_peak
+            for recompute in (0, 1)
+            for padded in (True, False)
+        }
+        assert peaks[1, True] < peaks[0, True]
+        # Flash attention, without a mask, makes gradients of keys that heads share for every head at first.
+        assert peaks[0, False] < 1.01 * peaks[0, True]
+
+
+def test_recomputing_layers_lowers_activations(on_card: Predictor) -> None:
+    kept = [on_card.predict(SHAPE, Setting(every, "adafactor")).activations_after_forward for every in (0, 3, 2, 1)]
+    assert kept == sorted(kept, reverse=True)
+    assert len(set(kept)) == 4
+
+
+def test_more_rows_take_more(on_card: Predictor) -> None:
+    peaks = [on_card.predict(Shape(rows, 64, 48), ADAFACTOR).pass_peak for rows in (1, 2, 3, 8, 20)]
+    assert peaks == sorted(set(peaks))
+
+
+@pytest.mark.parametrize(("device", "recompute_layers"), [("cuda", 0), ("cuda", 1), ("cpu", 0)])
+def test_most_rows_is_what_trying_all_would_find(device: Literal["cpu", "cuda"], recompute_layers: int) -> None:
+    cap, setting = (20, Setting(recompute_layers, "adafactor")) if device == "cuda" else (6, ADAFACTOR)
+    one = predictor(SHALLOW, device)
+    peaks = [one.predict(Shape(rows, 40, 32), setting).peak for rows in range(1, cap + 1)]
+    between = [(low + high) // 2 for low, high in itertools.pairwise(peaks)]
+    for limit in (peaks[0] - 1, *peaks, *between, peaks[-1] + 1):
+        right = sum(peak <= limit for peak in peaks)
+        rows, prediction = one.most_rows(40, 32, setting, limit, cap)
+        assert rows == right
+        assert prediction == one.predict(Shape(max(1, rows), 40, 32), setting)
+
+
+def test_most_rows_needs_few_traces() -> None:
+    one = predictor(device="cuda")
+    room = one.predict(Shape(100, 64, 48), ADAFACTOR).peak
+    before = one.traces
+    assert one.most_rows(64, 48, ADAFACTOR, room, 10_000)[0] == 100
+    assert one.traces - before <= 5
+    assert one.most_rows(64, 48, ADAFACTOR, room, 10_000)[0] == 100
+    assert one.traces - before <= 5  # nothing is traced twice
+
+
+def test_nothing_of_the_process_changes() -> None:
+    def state() -> tuple[Any, ...]:
+        return torch.get_default_dtype(), torch.is_grad_enabled(), torch.compile, torch.Generator, torch.initial_seed()
+
+    devices: tuple[Literal["cpu", "cuda"], ...] = ("cpu", "cuda")
+    for device, grad in zip(devices, (False, True), strict=True):
+        with torch.set_grad_enabled(grad):
+            before, numbers = state(), torch.get_rng_state()
+            one = predictor(SHALLOW, device)
+            for setting in (Setting(1, "adamw_8bit"), ADAFACTOR, Setting(0, "adamw")):
+                one.predict(Shape(2, 16, 8), setting)
+            assert state() == before
+            assert torch.equal(torch.get_rng_state(), numbers)
+
+
+def test_a_model_of_gibibytes_takes_next_to_no_memory() -> None:
+    wide = SHAPES["xl"] | {"num_layers": 2, "num_decoder_layers": 2}
+    predictor(device="cuda").predict(SHAPE, ADAFACTOR)  # what is imported and made once
+    before = process_bytes("VmRSS")
+    one = predictor(wide, "cuda")
+    assert one.predict(Shape(8, 256, 256), Setting(0, "adamw")).peak > 5 * 2**30
+    assert process_bytes("VmRSS") - before < 100 * 2**20
+
+
+def test_no_clipping_no_dropout_and_odd_widths() -> None:
+    one = predictor(device="cuda", dropout=0.0, schedule=ScheduleSpec(max_grad_norm=None, weight_decay=0.1))
+    peaks = [one.predict(Shape(3, 17, 5), Setting(0, name)).peak for name in ("adamw", "adamw_8bit", "adafactor")]
+    assert all(math.isfinite(peak) and peak > 0 for peak in peaks)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"model_type": "no such model"}, T5 | {"d_model": "wide"}, T5 | {"feed_forward_proj": "gated-nothing"}],
+)
+def test_a_config_that_no_model_can_be_built_of_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(Refused) as refused:
+        predictor(config, "cuda")
+    assert refused.value.detail_code == "bad_config"
+    assert "config.json" in str(refused.value)

@@ -1,0 +1,548 @@
+"""Reading rows: every format gives the same ones, and what is wrong with a file is said."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.errors import BadData
+from worker.training.rows.lines import MAX_LINE_BYTES
+from worker.training.rows.reading import Block, Reader, Row, open_files, open_rows, open_source
+from worker.training.rows.sources import DataFile, Source
+
+RAW_ODD = [
+    "plain",
+    "",
+    'say "hi"',
+    "a,b;c\td|e",
+    "two\nlines",
+    "CRLF\r\nhere",
+    "nul \0 byte",
+    "½ é 漢 🍞",
+    "'",
+    " pad ",
+]
+
+
+def zstd(content: bytes) -> bytes:
+    return bytes(pa.Codec("zstd").compress(content))
+
+
+PACKINGS: dict[str, Callable[[bytes], bytes]] = {
+    "plain": lambda content: content,
+    "gz": gzip.compress,
+    "zst": zstd,
+    "gz of two": lambda content: gzip.compress(content[:100]) + gzip.compress(content[100:]),
+    "zst of two": lambda content: zstd(content[:100]) + zstd(content[100:]),
+    "zst after a skippable frame": lambda content: b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + zstd(content),
+}
+ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"]
+
+
+def encoded(text: str, encoding: str) -> bytes:
+    mark = "\ufeff" if encoding.endswith(("-le", "-be")) else ""
+    return (mark + text).encode(encoding)
+
+
+def reader_of(tmp_path: Path, content: bytes, name: str = "rows.jsonl", **options: Any) -> Reader:
+    path = tmp_path / name
+    path.write_bytes(content)
+    return open_rows(path, name, "data.train", **options)
+
+
+def all_rows(reader: Reader, size: int = 500) -> list[Row]:
+    """All rows, each block having gone through a pickle, as on its way to a pool worker."""
+    return [row for block in reader.blocks(size) for row in pickle.loads(pickle.dumps(block)).rows()]
+
+
+def read(tmp_path: Path, content: bytes, name: str = "rows.jsonl", **options: Any) -> list[Row]:
+    return all_rows(reader_of(tmp_path, content, name, **options))
+
+
+def refusal(tmp_path: Path, content: bytes, name: str = "rows.jsonl", **options: Any) -> BadData:
+    with pytest.raises(BadData) as caught:
+        read(tmp_path, content, name, **options)
+    assert caught.value.param == "data.train"
+    assert str(caught.value).startswith(f"data.train: {name} ")
+    assert caught.value.hint
+    return caught.value
+
+
+def odd_rows(count: int) -> list[dict[str, str]]:
+    draw = random.Random(count)
+
+    def text() -> str:
+        return "".join(draw.choices(RAW_ODD, k=draw.randint(0, 4)))
+
+    return [{"input": f"{n} {text()}", "target": text()} for n in range(count)]
+
+
+def as_json_lines(rows: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def as_csv(rows: list[dict[str, str]], **dialect: Any) -> str:
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(rows[0]), **dialect)
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def as_parquet(rows: list[dict[str, Any]], **options: Any) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file, **options)
+    return file.getvalue()
+
+
+# -- all formats -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_format_gives_the_same_rows(tmp_path: Path, seed: int) -> None:
+    rows = odd_rows(200 + seed)
+    contents = {
+        "rows.jsonl": as_json_lines(rows).encode(),
+        "crlf.jsonl": as_json_lines(rows).replace("\n", "\r\n").encode(),
+        "open.jsonl": as_json_lines(rows).rstrip("\n").encode(),
+        "rows.csv": as_csv(rows).encode(),
+        "unix.csv": as_csv(rows, lineterminator="\n", quoting=csv.QUOTE_ALL).encode(),
+        "open.csv": as_csv(rows).rstrip("\r\n").encode(),
+        "semicolon.csv": as_csv(rows, delimiter=";").encode(),
+        "pipe.csv": as_csv(rows, delimiter="|").encode(),
+        "tab.csv": as_csv(rows, delimiter="\t").encode(),
+        "rows.tsv": as_csv(rows, delimiter="\t").encode(),
+        "rows.parquet": as_parquet(rows, row_group_size=7),
+        "zstd.parquet": as_parquet(rows, compression="zstd"),
+    }
+    for name, content in contents.items():
+        found = read(tmp_path, content, name)
+        assert [row.columns for row in found] == rows, name
+        assert {row.defect for row in found} == {None}, name
+        numbers = [row.number for row in found]
+        if name.endswith("parquet"):
+            assert numbers == list(range(1, len(rows) + 1))
+        else:
+            lines = content.decode().split("\n")
+            assert all(str(n) in lines[number - 1] for n, number in enumerate(numbers)), name
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.tsv"])
+def test_packing_and_encoding_change_nothing(tmp_path: Path, name: str, encoding: str, packing: str) -> None:
+    rows = odd_rows(50)
+    text = as_json_lines(rows) if name == "rows.jsonl" else as_csv(rows, delimiter="\t" if name == "rows.tsv" else ",")
+    # The content decides, whatever the name says.
+    assert [row.columns for row in read(tmp_path, PACKINGS[packing](encoded(text, encoding)), name)] == rows
+
+
+def blocks_of(tmp_path: Path, name: str, size: int) -> list[bytes]:
+    path = tmp_path / name
+    return [pickle.dumps(block) for block in open_rows(path, name, "data.train").blocks(size)]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
+def test_blocks_are_the_same_every_time_and_of_bounded_size(tmp_path: Path, name: str) -> None:
+    rows = [{"input": f"{n}", "target": "x" * (n % 7)} for n in range(1003)]
+    (tmp_path / "rows.jsonl").write_text(as_json_lines(rows))
+    (tmp_path / "rows.csv").write_text(as_csv(rows))
+    (tmp_path / "rows.parquet").write_bytes(as_parquet(rows))
+    pickles = blocks_of(tmp_path, name, 100)
+    assert pickles == blocks_of(tmp_path, name, 100)
+    blocks: list[Block] = [pickle.loads(block) for block in pickles]
+    assert [len(list(block.rows())) for block in blocks] == [100] * 10 + [3]
+    assert {block.file for block in blocks} == {name}
+    assert [block.first for block in blocks] == [next(block.rows()).number for block in blocks]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
+def test_blocks_of_large_rows_hold_fewer_of_them(tmp_path: Path, name: str) -> None:
+    rows = [{"input": f"{n}", "target": random.Random(n).randbytes(100_000).hex()} for n in range(40)]
+    content = {"rows.jsonl": as_json_lines(rows).encode(), "rows.csv": as_csv(rows).encode()}
+    reader = reader_of(tmp_path, content.get(name) or as_parquet(rows), name)
+    sizes = [len(pickle.dumps(block)) for block in reader.blocks(500)]
+    assert sum(sizes) > 8_000_000
+    assert max(sizes) < 1_500_000
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.zst", "rows.csv", "rows.parquet"])
+def test_the_fraction_grows_from_nought_to_one(tmp_path: Path, name: str) -> None:
+    rows = [{"input": random.Random(n).randbytes(4000).hex(), "target": "x"} for n in range(2000)]
+    lines = as_json_lines(rows).encode()
+    contents = {
+        "rows.jsonl": lines,
+        "rows.jsonl.zst": zstd(lines),
+        "rows.csv": as_csv(rows).encode(),
+        "rows.parquet": as_parquet(rows),
+    }
+    reader = reader_of(tmp_path, contents[name], name)
+    fractions = [reader.fraction]
+    fractions += [reader.fraction for _ in reader.blocks(100)]
+    assert fractions == sorted(fractions)
+    assert fractions[0] == 0.0
+    assert 0.3 < fractions[len(fractions) // 2] < 0.7
+    assert reader.fraction == 1.0
+
+
+def test_several_files_are_read_as_one(tmp_path: Path) -> None:
+    names = ["a/one.jsonl", "a/two.csv", "b/three.parquet"]
+    rows = [{"input": f"{n}", "target": "t"} for n in range(30)]
+    contents = [as_json_lines(rows[:10]).encode() + b"\n", as_csv(rows[10:20]).encode(), as_parquet(rows[20:])]
+    files = []
+    for name, content in zip(names, contents, strict=True):
+        path = tmp_path / Path(name).name
+        path.write_bytes(content)
+        files.append(DataFile(path, name, len(content)))
+    reader = open_source(Source("org/name", "data.train", "auto", tuple(files)))
+    blocks = list(reader.blocks(7))
+    assert [block.file for block in blocks] == [name for name in names for _ in range(2)]
+    assert [block.first for block in blocks] == [1, 8, 2, 9, 1, 8]
+    assert [row.columns for block in blocks for row in block.rows()] == rows
+    assert (reader.fraction, reader.blank_lines) == (1.0, 1)
+
+
+PROGRAM = """
+import resource, sys
+from pathlib import Path
+from worker.training.rows.reading import open_rows
+path = Path(sys.argv[1])
+count = sum(1 for block in open_rows(path, path.name, "data.train").blocks(500) for row in block.rows())
+print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "utf16.jsonl", "rows.csv", "rows.parquet"]
+)
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str) -> None:
+    def peak_kib(count: int) -> int:
+        rows = [{"input": random.Random(n).randbytes(1500).hex(), "target": "x"} for n in range(count)]
+        lines = as_json_lines(rows)
+        contents: dict[str, Callable[[], bytes]] = {
+            "rows.jsonl": lambda: lines.encode(),
+            "rows.jsonl.gz": lambda: gzip.compress(lines.encode(), 1),
+            "rows.jsonl.zst": lambda: zstd(lines.encode()),
+            "utf16.jsonl": lambda: lines.encode("utf-16"),
+            "rows.csv": lambda: as_csv(rows).encode(),
+            "rows.parquet": lambda: as_parquet(rows, row_group_size=count, use_dictionary=False),
+        }
+        path = tmp_path / name
+        path.write_bytes(contents[name]())
+        done = subprocess.run([sys.executable, "-c", PROGRAM, str(path)], check=True, capture_output=True, text=True)
+        read, peak = map(int, done.stdout.split())
+        assert read == count
+        return peak
+
+    assert peak_kib(20_000) < 1.2 * peak_kib(2_000)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.csv", "rows.parquet"])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, name: str) -> None:
+    rows = [{"input": f"{n}", "target": "t"} for n in range(100)]
+    lines = as_json_lines(rows).encode()
+    contents = {"rows.jsonl.gz": gzip.compress(lines), "rows.csv": as_csv(rows).encode(), "rows.jsonl": lines}
+    content = contents.get(name) or as_parquet(rows)
+    blocks = iter(reader_of(tmp_path, content, name).blocks(10))
+    next(blocks)
+    with open(tmp_path / name, "ab") as more:
+        more.write(gzip.compress(b"{}\n") if name.endswith(".gz") else b"1,2\n")
+    with pytest.raises(BadData) as caught:
+        list(blocks)
+    assert caught.value.detail_code == "file_changed"
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
+@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\n\n", gzip.compress(b"", mtime=0), zstd(b"")])
+def test_a_file_without_rows_has_none(tmp_path: Path, name: str, content: bytes) -> None:
+    assert read(tmp_path, content, name) == []
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    for name in ("rows.jsonl", "rows.csv", "rows.parquet"):
+        file = DataFile(tmp_path / name, name, 1)
+        with pytest.raises(BadData) as caught:
+            list(open_files([file], "data.train").blocks(1))
+        assert caught.value.detail_code == "file_missing"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (gzip.compress(as_json_lines({"a": str(n)} for n in range(5000)).encode(), mtime=0)[:-20], "after line "),
+        (gzip.compress(b'{"a": 1}\n', mtime=0)[:10], "after line 0"),
+        (b"\x1f\x8b is no archive", "after line 0"),
+        (zstd(as_json_lines({"a": str(n)} for n in range(5000)).encode())[:-20], "Truncated"),
+        (zstd(b"{}\n") + b"\x28\xb5\x2f\xfd whatever", "after line "),
+        (b"\x28\xb5\x2f\xfd whatever", "after line 0"),
+    ],
+)
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
+def test_a_damaged_archive_is_named_with_the_line(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    error = refusal(tmp_path, content, name)
+    assert error.detail_code == "damaged_archive"
+    assert said in str(error)
+
+
+@pytest.mark.parametrize("start", [b"BZh9", b"\xfd7zXZ\x00", b"PK\x03\x04", b"PAR1"])
+def test_what_is_of_another_kind_is_named(tmp_path: Path, start: bytes) -> None:
+    assert refusal(tmp_path, start + b"rest").detail_code == "not_supported"
+
+
+def test_the_format_is_told_by_the_name_unless_it_is_said(tmp_path: Path) -> None:
+    table = b"input,target\na,b\n"
+    assert read(tmp_path, table, "ROWS.CSV")[0].columns == {"input": "a", "target": "b"}
+    assert read(tmp_path, table, "rows.txt", format="csv")[0].columns == {"input": "a", "target": "b"}
+    assert read(tmp_path, table, "rows.csv", format="jsonl")[0].defect == "bad JSON"
+    assert read(tmp_path, b"{}", "rows")[0].columns == {}
+
+
+# -- JSON lines ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_lines_are_read_with_their_numbers_and_without_blank_ones(tmp_path: Path, packing: str) -> None:
+    content = b'\xef\xbb\xbf{"a": 1}\r\n\n   \n{"b": "\xc3\xa9"}\n\xff\xfe\xff\n{"c": 3}'
+    reader = reader_of(tmp_path, PACKINGS[packing](content))
+    assert all_rows(reader, size=2) == [
+        Row(1, {"a": 1}, None, '{"a": 1}\r\n'),
+        Row(4, {"b": "é"}, None, '{"b": "é"}\n'),
+        Row(5, None, "not UTF-8", "\\xff\\xfe\\xff\n"),
+        Row(6, {"c": 3}, None, '{"c": 3}'),
+    ]
+    assert (reader.blank_lines, reader.fraction) == (2, 1.0)
+
+
+@pytest.mark.parametrize("packing", ["plain", "gz", "zst"])
+def test_an_over_long_line_is_passed_over_and_the_next_one_is_read(tmp_path: Path, packing: str) -> None:
+    content = b"x" * (3 * MAX_LINE_BYTES) + b"\n{}\n" + b"y" * MAX_LINE_BYTES + b"\n" + b"z" * (MAX_LINE_BYTES + 1)
+    rows = read(tmp_path, PACKINGS[packing](content))
+    assert [(row.number, row.defect) for row in rows] == [
+        (1, "over-long line"),
+        (2, None),
+        (3, "bad JSON"),
+        (4, "over-long line"),
+    ]
+    assert rows[0].text[:200] == "x" * 200 and len(rows[0].text) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"question": "a", "answer"', "bad JSON"),
+        ('{"question": NaN, "answer": 1}', "bad JSON"),
+        ("[" * 100_000 + "\n", "bad JSON"),
+        ('{"a": ' + "9" * 5000 + "}", "bad JSON"),
+        ("[1]", "not a JSON object"),
+        ('"text"', "not a JSON object"),
+    ],
+)
+def test_a_line_that_is_no_object_says_why(tmp_path: Path, line: str, reason: str) -> None:
+    rows = read(tmp_path, f"{{}}\n{line}".encode())
+    assert [(row.defect, row.text) for row in rows] == [(None, "{}\n"), (reason, line)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['[{"a": 1}, {"a": 2}]', '[\n  {"a": 1},\n  {"a": 2}\n]\n', "\n  [\n", "[" * 100_000],
+)
+def test_a_json_array_is_refused_with_the_command_that_helps(tmp_path: Path, content: str) -> None:
+    error = refusal(tmp_path, content.encode(), "rows.json")
+    assert error.detail_code == "json_array"
+    assert "jq -c '.[]' rows.json > rows.jsonl" in str(error.hint)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_text_that_is_no_unicode_is_set_aside(tmp_path: Path, encoding: str) -> None:
+    text = '{"a": "1"}\n{"a": "\ud83d"}\n{"a": "3"}\n'
+    rows = read(tmp_path, text.encode(encoding, "surrogatepass"))
+    assert [(row.number, row.defect) for row in rows] == [(1, None), (2, "not UTF-8"), (3, None)]
+    rows = read(tmp_path, '{"a": "1"}\n{"a": "2"}'.encode(encoding)[:-1])
+    assert [row.defect for row in rows] == [None, "not UTF-8"]
+
+
+# -- CSV -------------------------------------------------------------------------------------------------------------
+
+
+def found(tmp_path: Path, content: str) -> list[tuple[int, list[Any] | str | None]]:
+    rows = read(tmp_path, content.encode(), "rows.csv")
+    return [(row.number, list(row.columns.values()) if row.columns is not None else row.defect) for row in rows]
+
+
+def test_rows_of_a_table_have_the_lines_that_an_editor_shows(tmp_path: Path) -> None:
+    content = '\n\na,b\n1,2\n\n"x\ny\n\nz",3\n"q ""r"" s",\n,\n5\n6,7,8\nlast,"row"'
+    assert found(tmp_path, content) == [
+        (4, ["1", "2"]),
+        (6, ["x\ny\n\nz", "3"]),
+        (10, ['q "r" s', ""]),
+        (11, ["", ""]),
+        (12, "wrong number of fields"),
+        (13, "wrong number of fields"),
+        (14, ["last", "row"]),
+    ]
+    reader = reader_of(tmp_path, content.encode(), "rows.csv")
+    all_rows(reader)
+    assert reader.blank_lines == 3
+
+
+def test_a_header_alone_is_no_row(tmp_path: Path) -> None:
+    assert found(tmp_path, "a,b") == found(tmp_path, "a,b\r\n") == []
+
+
+def test_what_is_no_csv_is_set_aside_with_its_text(tmp_path: Path) -> None:
+    content = 'a,b\n"x"y,1\n2,3\n4,"5\n6"7\n1,2\r3,4\n5" pan,9\n'
+    assert found(tmp_path, content) == [
+        (2, "bad CSV"), (3, ["2", "3"]), (4, "bad CSV"), (6, "bad CSV"), (7, ['5" pan', "9"])
+    ]  # fmt: skip
+    assert [row.text for row in read(tmp_path, content.encode(), "rows.csv")][2] == '4,"5\n6"7\n'
+
+
+def test_an_over_long_line_of_a_table_is_set_aside(tmp_path: Path) -> None:
+    content = "a,b\n" + "x" * (MAX_LINE_BYTES + 5) + "\n1,2\n" + '"' + "y" * (MAX_LINE_BYTES - 10) + '",3\n'
+    assert [(row.number, row.defect) for row in read(tmp_path, content.encode(), "rows.csv")] == [
+        (2, "over-long line"),
+        (3, None),
+        (4, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("title, ,steps", "no name for column 2 of 3"),
+        ("title,steps, title ", "two columns called 'title'"),
+        ('"title"x,steps', "no CSV"),
+        ("title,steps\r1,2\r", "CR alone"),
+        ("x" * (MAX_LINE_BYTES + 1), "longer than 4 MiB"),
+    ],
+)
+def test_a_bad_header_is_refused(tmp_path: Path, header: str, said: str) -> None:
+    error = refusal(tmp_path, f"{header}\n1,2,3\n".encode(), "rows.csv")
+    assert error.detail_code == "bad_header"
+    assert said in str(error)
+
+
+def test_the_row_numbers_that_pandas_writes_are_left_out(tmp_path: Path) -> None:
+    rows = read(tmp_path, b",title,steps\n0,Bread,Knead.\n1,Soup,Boil.\n", "rows.csv")
+    assert [row.columns for row in rows] == [
+        {"title": "Bread", "steps": "Knead."},
+        {"title": "Soup", "steps": "Boil."},
+    ]
+
+
+@pytest.mark.parametrize(
+    "rest", ["1,2\n", "1,2\n" * (2 << 20), "x" * (2 * MAX_LINE_BYTES) + "\n1,2\n"], ids=["end", "many", "long"]
+)
+def test_a_quote_that_is_not_closed_is_named_by_its_line(tmp_path: Path, rest: str) -> None:
+    error = refusal(tmp_path, f'a,b\n1,2\n3,"four\n{rest}'.encode(), "rows.csv")
+    assert error.detail_code == "unclosed_quote"
+    assert "begins on line 3" in str(error)
+
+
+def test_a_table_in_another_encoding_is_not_guessed(tmp_path: Path) -> None:
+    error = refusal(tmp_path, "a,b\nx,y\ncrème,brûlée\n".encode("cp1252"), "rows.csv")
+    assert error.detail_code == "wrong_encoding"
+    assert "(line 3)" in str(error)
+    assert "iconv -f WINDOWS-1252 -t UTF-8 rows.csv" in str(error.hint)
+    assert refusal(tmp_path, "é,b\n".encode("cp1252"), "rows.csv").detail_code == "wrong_encoding"
+
+
+# -- Parquet ---------------------------------------------------------------------------------------------------------
+
+
+def test_values_of_a_parquet_file(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "list": [["a", "b"], [], None],
+            "large": pa.array(["x", None, "z"], pa.large_string()),
+            "dictionary": pa.array(["u", "u", "v"]).dictionary_encode(),
+            "number": [1, 2, 3],
+            "struct": [{"k": 1}, None, {"k": 2}],
+            "time": pa.array([1, 2, 3], pa.timestamp("ns")),  # no Python value without pandas
+            "a.b": ["dot", "dot", "dot"],
+        }
+    )
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    rows = read(tmp_path, file.getvalue(), "rows.parquet")
+    assert [row.defect for row in rows] == [None] * 3
+    columns = [dict(row.columns or {}) for row in rows]
+    for column in columns:
+        assert not isinstance(column.pop("time"), str | int | float | list)
+    assert columns[0] == {
+        "list": ["a", "b"], "large": "x", "dictionary": "u", "number": 1, "struct": {"k": 1}, "a.b": "dot"
+    }  # fmt: skip
+    assert [column["list"] for column in columns] == [["a", "b"], [], None]
+    rows = read(tmp_path, file.getvalue(), "rows.parquet", columns={"number", "a.b", "nowhere"})
+    assert [row.columns for row in rows] == [{"number": n, "a.b": "dot"} for n in (1, 2, 3)]
+    assert [row.columns for row in read(tmp_path, file.getvalue(), "rows.parquet", columns={"nowhere"})] == [{}] * 3
+
+
+def test_only_the_columns_that_are_needed_are_read(tmp_path: Path) -> None:
+    rows = [{"input": f"{n}", "image": random.Random(n).randbytes(10_000)} for n in range(200)]
+    content = as_parquet(rows)
+    broken = bytearray(content)
+    broken[len(content) // 2 : len(content) // 2 + 5000] = b"\xff" * 5000  # in the images
+    assert len(read(tmp_path, bytes(broken), "rows.parquet", columns={"input"})) == 200
+
+
+def test_parquet_text_that_is_not_utf8_or_over_long_is_set_aside(tmp_path: Path) -> None:
+    texts = [b"fine", b"\xff\xfe", b"x" * (MAX_LINE_BYTES + 1), b"fine too"]
+    offsets = [0]
+    for text in texts:
+        offsets.append(offsets[-1] + len(text))
+    buffers = [None, pa.array(offsets, pa.int32()).buffers()[1], pa.py_buffer(b"".join(texts))]
+    file = io.BytesIO()
+    pq.write_table(pa.table({"a": pa.Array.from_buffers(pa.string(), 4, buffers)}), file)
+    assert [(row.number, row.defect) for row in read(tmp_path, file.getvalue(), "rows.parquet")] == [
+        (1, None),
+        (2, "not UTF-8"),
+        (3, "over-long row"),
+        (4, None),
+    ]
+
+
+def test_a_parquet_file_without_rows_has_none(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    pq.write_table(pa.table({"a": pa.array([], pa.string())}), file)
+    reader = reader_of(tmp_path, file.getvalue(), "rows.parquet")
+    assert (all_rows(reader), reader.fraction) == ([], 1.0)
+
+
+def damaged_parquets() -> dict[str, tuple[bytes, str]]:
+    content = as_parquet([{"a": random.Random(n).randbytes(20).hex()} for n in range(3000)], row_group_size=1000)
+    return {
+        "cut": (content[:-1000], "damaged_file"),
+        "begun": (b"PAR1", "damaged_file"),
+        "page": (content[:50_000] + b"\xff" * 60_000 + content[110_000:], "damaged_file"),
+        "footer": (content[:-200] + b"\xff" * 100 + content[-100:], "damaged_file"),
+        "text": (b'{"a": 1}\n', "not_parquet"),
+        "gzip": (gzip.compress(content), "not_parquet"),
+        "encrypted": (b"PARE" + content[4:], "not_parquet"),
+    }
+
+
+@pytest.mark.parametrize("kind", damaged_parquets())
+def test_a_damaged_parquet_file_is_named(tmp_path: Path, kind: str) -> None:
+    content, code = damaged_parquets()[kind]
+    assert refusal(tmp_path, content, "rows.parquet").detail_code == code
+
+
+def test_two_columns_of_a_name_are_refused(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["a", "a"]), file)
+    error = refusal(tmp_path, file.getvalue(), "rows.parquet")
+    assert (error.detail_code, "'a'" in str(error)) == ("bad_header", True)

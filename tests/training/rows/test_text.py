@@ -1,0 +1,130 @@
+"""From a row to two texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jobs.errors import BadData, Refused
+from worker.training.rows.characters import Rewriter
+from worker.training.rows.text import Defect, RowReader, Texts, choose_templates, letters_and_digits, template
+
+
+def reader(input: str = "question", target: str = "answer", normalised: bool = True) -> RowReader:
+    templates = template(input, "data.input"), template(target, "data.target")
+    return RowReader(*templates, Rewriter() if normalised else None)
+
+
+def row(**columns: Any) -> dict[str, Any]:
+    return columns
+
+
+def test_a_template_is_text_with_columns_in_braces() -> None:
+    texts = reader("Q: {question} {{now}}", "answer").read(row(question="why?", answer=7))
+    assert (texts.input, texts.target) == ("Q: why? {now}", "7")
+
+
+def test_lists_become_one_text() -> None:
+    columns = row(things=["1 egg", " ", "2 cups flour, sifted"], steps=["Mix.", "Bake! ", "Eat"])
+    texts = reader("things", "steps").read(columns)
+    assert (texts.input, texts.target) == ("1 egg; 2 cups flour, sifted", "Mix. Bake! Eat")
+
+
+def test_a_list_written_as_json_text_is_a_list_and_other_brackets_are_text() -> None:
+    one = template("{steps}", "data.input")
+    assert one.fill({"steps": '["Knead it.", "Bake it."]'}) == "Knead it. Bake it."
+    for text in ("[serves 4]", "[1, 2]", "[]", '["Knead it.', "[" * 9999 + "]" * 9999):
+        assert one.fill({"steps": text}) == text
+
+
+@pytest.mark.parametrize("text", ["{a", "a}", "{}", "{0:>5}", "{a!r}", "{{a}}"])
+def test_a_bad_template_is_refused(text: str) -> None:
+    with pytest.raises(Refused) as caught:
+        template(text, "data.input")
+    assert (caught.value.detail_code, caught.value.param) == ("bad_template", "data.input")
+
+
+def test_the_usual_columns_are_recognised() -> None:
+    recipe = choose_templates(None, None, ["id", "title", "ingredients", "directions"])
+    assert [one.source for one in recipe] == ["Write the directions. {title}: {ingredients}", "{directions}"]
+    assert [one.source for one in choose_templates(None, None, ["target", "input"])] == ["{input}", "{target}"]
+
+
+def test_columns_that_are_not_recognised_are_listed_with_what_to_write() -> None:
+    with pytest.raises(BadData) as caught:
+        choose_templates(None, None, ["prompt", "completion"])
+    assert caught.value.detail_code == "no_usable_columns"
+    assert "completion, prompt" in str(caught.value)
+    assert "data.input and data.target" in str(caught.value.hint)
+
+
+def test_an_unknown_column_is_named_with_those_there_are() -> None:
+    with pytest.raises(BadData) as caught:
+        choose_templates("{prompt}", "{title} {answr}", ["prompt", "title", "answer"])
+    assert (caught.value.detail_code, caught.value.param) == ("unknown_column", "data.target")
+    assert "'answr'; there are: answer, prompt, title" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        (row(question="a"), "missing answer"),
+        (row(question=None, answer="a"), "missing question"),
+        (row(question=" \n", answer="a"), "empty question"),
+        (row(question="\u00ad", answer="a"), "empty question"),
+        (row(question=[], answer="a"), "empty question"),
+        (row(question={"x": 1}, answer="a"), "wrong type in question"),
+        (row(question=True, answer="a"), "wrong type in question"),
+        (row(question=["a", ["b"]], answer="a"), "wrong type in question"),
+        (row(question="a\0b", answer="a"), "control character U+0000"),
+        (row(question="a\x92b", answer="a"), "control character U+0092"),
+        (row(question="a", answer="\ud83d"), "half a surrogate pair"),
+    ],
+)
+def test_a_row_that_cannot_be_used_says_why(columns: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Defect) as caught:
+        reader().read(columns)
+    assert str(caught.value) == reason
+
+
+def test_normalising_is_counted_and_can_be_switched_off() -> None:
+    columns = row(question="½ and ½ of 1¾", answer="plain")
+    on, off = reader(), reader(normalised=False)
+    assert on.read(columns).input == "1/2 and 1/2 of 1 3/4"
+    assert on.normalised == {"½": 2, "¾": 1}
+    assert off.read(columns).input == "½ and ½ of 1¾"
+    assert not off.normalised
+
+
+def test_oddities_are_kept_and_counted_by_row() -> None:
+    all_rows = reader()
+    for question in ("a <b>bold</b> word", "x < 5, y > 3", "bread &amp; butter", "AT&T; so", "350\ufffdF", "a\nb\nc"):
+        assert all_rows.read(row(question=question, answer="<br/> &#189;")).input == question
+    assert all_rows.noticed == {
+        "HTML tags": 6, "HTML entities": 6, "newlines": 1, "replacement characters (U+FFFD)": 1
+    }  # fmt: skip
+    none = reader()
+    none.read(row(question="x < 5, y > 3 & AT&T", answer="plain"))
+    assert not none.noticed
+
+
+def test_equal_rows_have_equal_keys_whatever_their_spelling() -> None:
+    keys = {reader().read(columns).key for columns in (row(question="½", answer="a"), row(answer="a", question="1/2"))}
+    assert len(keys) == 1
+    assert reader().read(row(question="1/2", answer="b")).key not in keys
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["crème  brûlée (180 °c)", "Creme Brulee 180C", "CRÈME BRÛLÉE: 180 °C!", "Cre\u0300me Bru\u0302le\u0301e 180 °C"],
+)
+def test_inputs_that_differ_in_nothing_but_letters_case_and_signs_are_split_alike(other: str) -> None:
+    one = Texts("Crème Brûlée 180 °C", "a")
+    assert Texts(other, "b").split_key == one.split_key
+    assert Texts(other, "b").key != one.key
+    assert Texts("Crème Brûlée 190 °C", "a").split_key != one.split_key
+
+
+def test_a_text_of_signs_alone_is_not_nothing() -> None:
+    assert letters_and_digits("?!") != letters_and_digits("!?")

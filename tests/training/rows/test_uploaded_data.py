@@ -1,0 +1,85 @@
+"""`dataset:NAME` is the uploaded file of that name, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.errors import BadData, Refused, StageError
+from tests.training.workplace import Workplace
+from worker.training.rows.origin import find_head
+from worker.training.settings import TrainerSettings, from_environment
+
+ROWS = b'{"input": "a", "target": "b"}\n'
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> TrainerSettings:
+    """With one data set, and a file beside all of them."""
+    folder = tmp_path / "uploads" / "rows.jsonl"
+    folder.mkdir(parents=True)
+    (folder / "rows.jsonl").write_bytes(ROWS)
+    (tmp_path / "secret.jsonl").write_bytes(ROWS)
+    (tmp_path / "data").mkdir()
+    here = from_environment({"LONGHAUL_DEVICE": "cpu", "LONGHAUL_UPLOADS": str(tmp_path / "uploads")})
+    return replace(here, data=tmp_path / "data")
+
+
+def test_the_uploaded_file_is_read(settings: TrainerSettings) -> None:
+    head = find_head("dataset:rows.jsonl", "data.train", "auto", settings)
+    assert head.name == "dataset:rows.jsonl"
+    assert Path(head.place) == settings.uploads / "rows.jsonl" / "rows.jsonl"
+    with head.files[0].open("data.train") as file:
+        assert file.read() == ROWS
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gone.jsonl", "../secret.jsonl", "rows.jsonl/rows.jsonl", "", "..", "/etc/passwd", "about.json", "a\0.jsonl"],
+)
+def test_anything_else_is_missing(settings: TrainerSettings, name: str) -> None:
+    with pytest.raises(BadData) as caught:
+        find_head(f"dataset:{name}", "data.validation", "jsonl", settings)
+    assert (caught.value.detail_code, caught.value.param) == ("dataset_missing", "data.validation")
+    assert "PUT /datasets" in str(caught.value.hint)
+
+
+def test_a_link_in_its_place_leads_nowhere(settings: TrainerSettings) -> None:
+    file = settings.uploads / "rows.jsonl" / "rows.jsonl"
+    file.unlink()
+    file.symlink_to(settings.data.parent / "secret.jsonl")
+    with pytest.raises(Refused) as caught:
+        find_head("dataset:rows.jsonl", "data.train", "auto", settings)
+    assert caught.value.detail_code == "path_outside_data"
+
+
+@pytest.mark.parametrize(
+    ("make", "code"), [(os.mkfifo, "not_a_file"), (Path.mkdir, "not_a_file"), (Path.touch, "file_empty")]
+)
+def test_what_is_no_file_of_rows_is_said(settings: TrainerSettings, make: object, code: str) -> None:
+    file = settings.uploads / "rows.jsonl" / "rows.jsonl"
+    file.unlink()
+    assert callable(make)
+    make(file)
+    with pytest.raises(StageError) as caught:
+        find_head("dataset:rows.jsonl", "data.train", "auto", settings)
+    assert caught.value.detail_code == code
+
+
+def test_content_decides_what_is_prepared_not_where_it_came_from(tmp_path: Path) -> None:
+    place = Workplace(tmp_path)
+    place.settings = replace(place.settings, uploads=tmp_path / "uploads")
+    rows = place.rows("rows.jsonl", [{"input": f"dish {number}", "target": f"cook {number}"} for number in range(50)])
+    uploaded = tmp_path / "uploads" / "other.jsonl"
+    uploaded.mkdir(parents=True)
+    shutil.copy(rows, uploaded / "other.jsonl")
+    runs = [place.job(train) for train in ("rows.jsonl", "dataset:other.jsonl")]
+    for run in runs:
+        place.prepare(run)
+    first, second = (run.plan().data for run in runs)
+    assert first.prepared == second.prepared
+    assert second.train == str(uploaded / "other.jsonl")

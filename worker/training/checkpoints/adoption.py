@@ -1,0 +1,203 @@
+"""A checkpoint of another job becomes this one's own (ADR 0005): from there on, going on from it is an ordinary resume.
+
+    runs/job-other/checkpoints/step-00000500/ ─linked, or copied─▶ runs/job-own/checkpoints/tmp-step-00000500/
+        ─verified─▶ state.json and manifest.json of this job ─fsync, renamed─▶ step-00000500/
+
+Weights and states are hard links: they take no room, and stay when the other job is deleted. What is verified is what
+was taken, so that another trainer may save and prune meanwhile. The best checkpoint before that one is taken, too: the
+final model is the best of the whole run. Last comes `adopted.json`: where that is, a preparation that is repeated asks
+the other job nothing more; where it is not, it begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.errors import DiskFull
+from jobs.events import Adopted
+from jobs.files import sync_folder, write_atomically
+from jobs.memory_plan import gibibytes
+from jobs.plan import Plan
+from jobs.rundir import RunDir
+from jobs.spec import JobSpec
+from worker.training.checkpoints.checkpoint import (
+    MANIFEST,
+    OPTIMIZER,
+    STATE,
+    TrainState,
+    folder_of,
+    losses_in,
+    newest_first,
+    refuse_other_order,
+    verify,
+)
+from worker.training.checkpoints.predecessor import (
+    Predecessor,
+    find,
+    none_verifies,
+    refuse_nothing_left,
+    refuse_other_content,
+)
+from worker.training.checkpoints.saving import clean, remove
+from worker.training.checkpoints.tensorfile import write_bytes
+from worker.training.journal import Journal
+from worker.training.network.model import WEIGHTS
+
+ADOPTED = "adopted.json"
+PIECE = 1 << 26
+"""Bytes copied at a time, where links are not possible."""
+log = logging.getLogger("longhaul.trainer")
+
+
+def adopt(run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> Adopted:
+    """Take over what `spec.resume_from` names; `plan` is of this job, with model and data in their place.
+
+    Does nothing where an earlier call has done it. Raises Refused as `predecessor.find` and `refuse_other_content`,
+    DiskFull where a copy is needed and would not fit.
+    """
+    done = run.path / ADOPTED
+    if done.exists():
+        return Adopted.model_validate_json(done.read_bytes())
+    run.checkpoints.mkdir(exist_ok=True)
+    clean(run)
+    for folder in newest_first(run):
+        remove(folder)
+    before = find(run, spec)
+    refuse_other_content(before, plan)
+    adopted = Adoption(before, run, spec, plan, journal).all()
+    write_atomically(done, adopted.model_dump_json(indent=1).encode() + b"\n")
+    return adopted
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A checkpoint of the other job in a folder of our own, verified, and not yet ours."""
+
+    folder: Path
+    state: TrainState
+
+
+class Adoption:
+    """Takes over one checkpoint, and the best one before it."""
+
+    def __init__(self, before: Predecessor, run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> None:
+        self._before, self._run, self._spec, self._plan, self._journal = before, run, spec, plan, journal
+        self._passed_over: list[str] = []
+
+    def all(self) -> Adopted:
+        """Every step of it."""
+        chosen = self._newest()
+        refuse_other_order(chosen.state)
+        own = folder_of(self._run, chosen.state.step)
+        source = f"{self._before.run.id}/{own.name}"
+        refuse_nothing_left(self._spec, self._plan.steps, source, chosen.state.step)
+        for each in [*self._best_before(chosen.state), chosen]:
+            self._make_own(each)
+        for passed in self._passed_over:
+            log.warning("job %s: passed over: %s", self._before.run.id, passed)
+        return Adopted(
+            source=source,
+            step=chosen.state.step,
+            path=str(own.relative_to(self._run.path)),
+            passed_over=self._passed_over,
+        )
+
+    def _newest(self) -> Taken:
+        tried: set[Path] = set()
+        # Looked for again each time: a job that still runs saves new ones, and prunes old ones.
+        while left := [folder for folder in self._before.folders() if folder not in tried]:
+            tried.add(left[0])
+            if (taken := self._take(left[0])) is not None:
+                return taken
+        raise none_verifies(self._spec, self._passed_over or ["its checkpoints are gone"])
+
+    def _best_before(self, chosen: TrainState) -> list[Taken]:
+        """The best of the older ones, if it is better than `chosen`; none where losses cannot be compared."""
+        if not self._compares:
+            return []
+        until = folder_of(self._run, chosen.step).name
+        losses = losses_in([folder for folder in newest_first(self._before.run) if folder.name < until])
+        for folder in sorted(losses, key=losses.__getitem__):
+            if chosen.validation_loss is not None and losses[folder] >= chosen.validation_loss:
+                break
+            if (taken := self._take(folder)) is not None:
+                return [taken]
+        return []
+
+    @property
+    def _compares(self) -> bool:
+        """Whether losses of the other job are over the same rows as those of this one will be."""
+        return self._spec.evaluate.max_rows == self._before.spec.evaluate.max_rows
+
+    def _take(self, folder: Path) -> Taken | None:
+        """None, and the reason is kept, where it does not verify, or is gone by now."""
+        target = self._run.checkpoints / f"tmp-{folder.name}"
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+        try:
+            for name in (STATE, MANIFEST):  # written anew later, so never links
+                shutil.copyfile(folder / name, target / name)
+            self._link(folder, target)
+            return Taken(target, verify(target, progress=self._journal.progress))
+        except FileNotFoundError as error:
+            self._passed_over.append(f"{folder.name}: {Path(str(error.filename)).name} is missing")
+        except ValueError as error:
+            self._passed_over.append(f"{folder.name}: {error}")
+        shutil.rmtree(target)
+        return None
+
+    def _link(self, folder: Path, target: Path) -> None:
+        try:
+            for name in (WEIGHTS, OPTIMIZER):
+                os.link(folder / name, target / name)
+            return
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            log.info("%s is copied, for it cannot be linked: %s", folder.name, error)
+        needed = sum((folder / name).stat().st_size for name in (WEIGHTS, OPTIMIZER))
+        free = shutil.disk_usage(target).free
+        if 1.1 * needed > free:
+            raise DiskFull(
+                f"{folder.name} of job {self._before.run.id} ({gibibytes(needed)}) can only be copied, and the runs "
+                f"directory has {gibibytes(free)} free",
+                code="no_room",
+                hint="make room and submit again",
+            )
+        for name in (WEIGHTS, OPTIMIZER):
+            (target / name).unlink(missing_ok=True)
+            _copy(folder / name, target / name, self._journal)
+
+    def _make_own(self, taken: Taken) -> None:
+        state = self._own(taken.state)
+        files = json.loads((taken.folder / MANIFEST).read_bytes())["files"]
+        files[STATE] = write_bytes(taken.folder / STATE, state.model_dump_json(indent=1).encode())
+        write_bytes(taken.folder / MANIFEST, json.dumps({"step": state.step, "files": files}, indent=1).encode())
+        sync_folder(taken.folder)
+        os.rename(taken.folder, folder_of(self._run, state.step))
+        sync_folder(self._run.checkpoints)
+
+    def _own(self, state: TrainState) -> TrainState:
+        """The state as of a checkpoint of this job: what the other one's settings had led to is left out."""
+        own: dict[str, object] = {"spec_sha256": self._spec.sha256()}
+        resolved = self._plan.resolved
+        if resolved != self._before.plan.resolved or self._spec.memory != self._before.spec.memory:
+            # What memory has taught was about other settings.
+            own |= {"micro_batch": resolved.micro_batch, "safe": {}}
+        if not self._compares:
+            own |= {"first_loss": None, "best_loss": None, "validation_loss": None}
+        return state.model_copy(update=own)
+
+
+def _copy(source: Path, target: Path, journal: Journal) -> None:
+    with open(source, "rb") as reader, open(target, "wb") as writer:
+        while piece := reader.read(PIECE):
+            writer.write(piece)
+            journal.progress()
+        writer.flush()
+        os.fsync(writer.fileno())

@@ -1,0 +1,210 @@
+"""Checkpoints: complete and verified, or absent (design §11).
+
+    checkpoints/step-00000500/  model.safetensors  optimizer.safetensors  state.json  manifest.json
+
+What is called `step-…` was complete once (saving.py); that it still is, is verified before it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import safe_open
+from torch import nn
+
+from jobs.errors import Refused
+from jobs.events import CheckpointRejected
+from jobs.rundir import RunDir
+from worker.training.journal import Journal
+from worker.training.network.model import WEIGHTS, weights_of
+from worker.training.optimizers.optimizer import Optimizer
+from worker.training.rows.sources import fingerprint
+from worker.training.steps import order
+from worker.training.steps.limits import SafeSize
+from worker.training.steps.randomness import restore_rng
+from worker.training.window import Window
+
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+MANIFEST = "manifest.json"
+FILES = (WEIGHTS, OPTIMIZER, STATE)
+
+
+class TrainState(BaseModel):
+    """state.json: where the run stands, apart from the tensors. Losses in nats per target token."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: int = 0
+    """Steps done."""
+    spec_sha256: str
+    order: int = 1
+    """Version of the order of rows that the run has followed so far."""
+    micro_batch: int
+    """As planned, in rows of the longest shape."""
+    safe: dict[str, SafeSize] = {}
+    """What memory has taught, by length bucket."""
+    first_loss: float | None = None
+    """Validation loss before the first step."""
+    best_loss: float | None = None
+    """Lowest validation loss so far."""
+    validation_loss: float | None = None
+    """Of exactly these weights; null if they were not evaluated."""
+    window: Window = Window()
+    """Steps since the last row of metrics."""
+    rng: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint on disk."""
+
+    folder: Path
+    state: TrainState
+
+
+def newest(run: RunDir, spec_sha256: str, journal: Journal) -> Checkpoint | None:
+    """The newest checkpoint that verifies; CheckpointRejected is noted for each passed over, which is put aside.
+
+    Refuses `other_spec`: a checkpoint of another specification is no place to go on from.
+    """
+    for folder in newest_first(run):
+        journal.progress()
+        try:
+            state = verify(folder, progress=journal.progress)
+        except ValueError as error:
+            _reject(run, folder, error, journal)
+            continue
+        if state.spec_sha256 != spec_sha256:
+            raise Refused(
+                f"{folder.name} was made for another specification than spec.json now is",
+                code="other_spec",
+                hint="a job's specification never changes: submit a new job",
+            )
+        return Checkpoint(folder, state)
+    return None
+
+
+def best(run: RunDir, journal: Journal) -> Checkpoint | None:
+    """The evaluated checkpoint with the lowest validation loss that verifies; the newer of equals."""
+    losses = losses_in(newest_first(run))
+    for folder in sorted(losses, key=losses.__getitem__):
+        try:
+            return Checkpoint(folder, verify(folder))
+        except ValueError as error:
+            _reject(run, folder, error, journal)
+    return None
+
+
+def verify(folder: Path, *, thorough: bool = True, progress: Callable[[], object] = lambda: None) -> TrainState:
+    """The state in a checkpoint. Raises ValueError, saying what is wrong, unless every file is there and whole.
+
+    `thorough`: every byte is read (`progress` is called meanwhile); otherwise only sizes are compared.
+    """
+    try:
+        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{MANIFEST} is missing or damaged") from None
+    for name in FILES:
+        if name not in files:
+            raise ValueError(f"{name} is not in {MANIFEST}")
+        try:
+            size = (folder / name).stat().st_size
+            if size != files[name]["bytes"]:
+                raise ValueError(f"{name} has {size} bytes, not {files[name]['bytes']}")
+            if thorough and fingerprint(folder / name, progress) != files[name]["sha256"]:
+                raise ValueError(f"{name} is damaged: its sha256 is another")
+        except OSError as error:
+            raise ValueError(f"{name} cannot be read: {error.strerror}") from None
+    try:
+        return TrainState.model_validate_json((folder / STATE).read_bytes())
+    except ValidationError as error:
+        raise ValueError(f"{STATE} does not fit this version: {error.errors()[0]['msg']}") from None
+
+
+def refuse_other_order(state: TrainState) -> None:
+    """Rows would be seen twice, and others never, if the rest of a run followed another order than its beginning."""
+    if state.order != order.VERSION:
+        raise Refused(
+            f"this run began with rows in order {state.order}, and this version of Longhaul orders them as "
+            f"{order.VERSION}",
+            code="other_order",
+            hint="submit the job again, or go on with the version that began it; its checkpoints are kept",
+        )
+
+
+@torch.no_grad()
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> None:
+    """Copy weights, optimizer states and RNG states in. The tensors of the model stay where they are."""
+    weights = weights_of(model)
+    with safe_open(checkpoint.folder / WEIGHTS, framework="pt") as file:
+        wrong = sorted(weights.keys() ^ set(file.keys()))
+        wrong = wrong or [name for name in weights if list(weights[name].shape) != file.get_slice(name).get_shape()]
+        if wrong:
+            raise Refused(
+                f"{len(wrong)} weights of {checkpoint.folder.name} do not belong to the model: {', '.join(wrong[:5])}",
+                code="checkpoint_weights",
+                hint="the model folder was changed after the job began",
+            )
+        for name, tensor in weights.items():
+            tensor.copy_(file.get_tensor(name))
+    with safe_open(checkpoint.folder / OPTIMIZER, framework="pt") as file:
+        optimizer.load_state_dict(_Lazy(file))
+    restore_rng(checkpoint.state.rng)
+
+
+class _Lazy(Mapping[str, torch.Tensor]):
+    """The tensors of a safetensors file, each read when it is asked for: states of a large model are tens of GiB."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._names = list(file.keys())
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Any:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+# -- folders -------------------------------------------------------------------------------------------------
+
+
+def folder_of(run: RunDir, step: int) -> Path:
+    return run.checkpoints / f"step-{step:08d}"
+
+
+def newest_first(run: RunDir) -> list[Path]:
+    return sorted(run.checkpoints.glob("step-*"), reverse=True)
+
+
+def losses_in(folders: list[Path]) -> dict[Path, float]:
+    return {folder: loss for folder in folders if (loss := loss_in(folder)) is not None}
+
+
+def loss_in(folder: Path) -> float | None:
+    try:
+        loss = json.loads((folder / STATE).read_bytes())["validation_loss"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # damaged: it will be rejected if it is ever asked for
+    return loss if isinstance(loss, float) else None
+
+
+def _reject(run: RunDir, folder: Path, error: ValueError, journal: Journal) -> None:
+    journal.note(CheckpointRejected(path=str(folder.relative_to(run.path)), message=str(error)))
+    # Put aside, so that it is not counted among the kept ones, nor looked at again.
+    aside = folder.with_name(f"rejected-{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(folder, aside)

@@ -1,0 +1,243 @@
+"""Writing checkpoints: beside the training, from a copy on the host, one at a time (ADR 0004).
+
+    checkpoints/step-00000500/  model.safetensors  optimizer.safetensors  state.json  manifest.json
+
+Written as `tmp-…`, every file fsynced, the manifest (bytes and sha256 of each) last, then renamed. What is called
+`step-…` was complete; that it still is, is verified before it is used (checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import resource
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from jobs.events import CheckpointSaved, DiskLow
+from jobs.files import sync_folder
+from jobs.rundir import RunDir
+from worker.training.checkpoints.checkpoint import (
+    MANIFEST,
+    OPTIMIZER,
+    STATE,
+    TrainState,
+    folder_of,
+    loss_in,
+    losses_in,
+    newest_first,
+)
+from worker.training.checkpoints.tensorfile import Progress, write_bytes, write_tensors
+from worker.training.journal import Journal
+from worker.training.machine.host import host_memory
+from worker.training.network.model import WEIGHTS, weights_of
+from worker.training.optimizers.optimizer import Optimizer
+from worker.training.steps.randomness import rng_states
+
+Tensors = Mapping[str, Mapping[str, torch.Tensor]]
+"""File name → name → tensor."""
+LOOK_S = 1.0
+SPARE = 2 * 2**30
+"""Bytes of host memory that copies must leave free."""
+log = logging.getLogger("longhaul.trainer")
+
+
+class Saver:
+    """Saves one model and its optimizer. `copies`: in the background; None: if the host has room for them.
+
+    Only the trainer's one thread may call it. What became of a save is noted in the journal by the next `poll`.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        model: nn.Module,
+        optimizer: Optimizer,
+        keep: int,
+        journal: Journal,
+        *,
+        copies: bool | None = None,
+    ) -> None:
+        self._run, self._keep, self._journal = run, keep, journal
+        self._model, self._optimizer = model, optimizer
+        self._copies = copies
+        self._buffers: dict[str, dict[str, torch.Tensor]] | None = None
+        self._writer: _Writer | None = None
+
+    def save(self, state: TrainState) -> None:
+        """Save the weights and states as they are now. Waits for the save before, if that is still being written."""
+        self.settle()
+        self._journal.phase("save", step=state.step)
+        state = state.model_copy(update={"rng": rng_states()}, deep=True)
+        live = {WEIGHTS: weights_of(self._model), OPTIMIZER: self._optimizer.state_dict()}
+        if self._copies is None:
+            self._copies = has_room_for_copies(live)
+        if (low := too_little_room(self._run, state.step, live)) is not None:
+            self._journal.note(low)
+        elif self._copies:
+            self._writer = _Writer(self._run, state, self._copy(live), self._keep)
+            self._writer.start()
+        else:
+            self._journal.note(write(self._run, state, live, self._keep, self._journal))
+
+    def poll(self) -> None:
+        """Note what became of a save that has ended. Raises what its thread raised."""
+        if self._writer is not None and not self._writer.is_alive():
+            writer, self._writer = self._writer, None
+            if writer.error is not None:
+                raise writer.error
+            assert writer.outcome is not None, "it ended one way or the other"
+            self._journal.note(writer.outcome)
+
+    def settle(self) -> None:
+        """Wait for the save that is being written, if there is one."""
+        if self._writer is None:
+            return
+        self._journal.phase("save")
+        seen = -1
+        while self._writer.is_alive():
+            self._writer.join(LOOK_S)
+            if self._writer.tensors != seen:
+                seen = self._writer.tensors
+                self._journal.progress()
+        self.poll()
+
+    def _copy(self, live: Tensors) -> Tensors:
+        if self._buffers is None:
+            self._buffers = {
+                file: {name: _buffer(tensor) for name, tensor in named.items()} for file, named in live.items()
+            }
+        for file, named in live.items():
+            for name, tensor in named.items():
+                # Ordered after the update and before the next step, by the card's own queue: the host goes on.
+                self._buffers[file][name].copy_(tensor.detach(), non_blocking=True)
+        return self._buffers
+
+
+class _Writer(threading.Thread):
+    """Writes one checkpoint from copies. Not a daemon: a trainer that ends by an error still completes a good save."""
+
+    def __init__(self, run: RunDir, state: TrainState, copies: Tensors, keep: int) -> None:
+        super().__init__(name=f"save-{state.step}")
+        self._run, self._state, self._tensors, self._keep = run, state, copies, keep
+        self._copied = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
+        self.tensors = 0
+        self.outcome: CheckpointSaved | DiskLow | None = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Until it is written, or known why not."""
+        try:
+            if self._copied is not None:
+                self._copied.synchronize()
+            self.outcome = write(self._run, self._state, self._tensors, self._keep, self)
+        except BaseException as error:  # raised again by `poll`, in the trainer's own thread
+            self.error = error
+
+    def progress(self) -> None:
+        """One tensor more."""
+        self.tensors += 1
+
+
+def write(run: RunDir, state: TrainState, tensors: Tensors, keep: int, told: Progress) -> CheckpointSaved | DiskLow:
+    """Write `checkpoints/step-…`, then prune. DiskLow, and nothing is left behind, when the disk fills up meanwhile."""
+    start = time.perf_counter()
+    final = folder_of(run, state.step)
+    temporary = final.with_name(f"tmp-{final.name}")
+    run.checkpoints.mkdir(exist_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        manifest = {file: write_tensors(temporary / file, named, told) for file, named in tensors.items()}
+        manifest[STATE] = write_bytes(temporary / STATE, state.model_dump_json(indent=1).encode())
+        write_bytes(temporary / MANIFEST, json.dumps({"step": state.step, "files": manifest}, indent=1).encode())
+        sync_folder(temporary)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = shutil.disk_usage(run.checkpoints).free
+        return DiskLow(step=state.step, free_bytes=free, needed_bytes=bytes_needed(tensors))
+    remove(final)  # one that was rejected at resume, or that a run repeating these steps writes anew
+    os.rename(temporary, final)
+    sync_folder(run.checkpoints)
+    prune(run, keep)
+    return CheckpointSaved(
+        step=state.step,
+        path=str(final.relative_to(run.path)),
+        bytes=sum(int(entry["bytes"]) for entry in manifest.values()),
+        seconds=time.perf_counter() - start,
+        validation_loss=state.validation_loss,
+    )
+
+
+def bytes_needed(tensors: Tensors) -> int:
+    """Of a checkpoint, on disk, with a tenth to spare."""
+    return int(1.1 * sum(tensor.nbytes for named in tensors.values() for tensor in named.values()))
+
+
+def has_room_for_copies(tensors: Tensors) -> bool:
+    """Whether the host can hold them all a second time. Where a hard limit counts this process's memory: no."""
+    if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
+        return False
+    size = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())
+    available = host_memory().available
+    if size + SPARE > available:
+        log.info("checkpoints are streamed: %d bytes of copies, %d available on the host", size, available)
+        return False
+    return True
+
+
+def too_little_room(run: RunDir, step: int, tensors: Tensors) -> DiskLow | None:
+    """Why a save is skipped; None: there is room."""
+    run.checkpoints.mkdir(exist_ok=True)
+    needed, free = bytes_needed(tensors), shutil.disk_usage(run.checkpoints).free
+    return DiskLow(step=step, free_bytes=free, needed_bytes=needed) if free < needed else None
+
+
+def is_saved(run: RunDir, state: TrainState) -> bool:
+    """Whether the checkpoint of this step is there, with the validation loss if that is known by now."""
+    folder = folder_of(run, state.step)
+    return folder.exists() and loss_in(folder) == state.validation_loss
+
+
+def prune(run: RunDir, keep: int) -> None:
+    """Keep the `keep` newest and the best one (lowest validation loss); rejected ones have been replaced by now."""
+    for rejected in run.checkpoints.glob("rejected-*"):
+        shutil.rmtree(rejected)
+    folders = newest_first(run)
+    losses = losses_in(folders)
+    kept = {*folders[:keep], *sorted(losses, key=losses.__getitem__)[:1]}
+    for folder in folders:
+        if folder not in kept:
+            remove(folder)
+
+
+def clean(run: RunDir) -> None:
+    """Remove what a save that did not come to its end has left. Only the holder of the run's lock may call this."""
+    for leftover in run.checkpoints.glob("tmp-*"):
+        shutil.rmtree(leftover)
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint, if it is there."""
+    # Renamed first: a removal cut short must not leave half a checkpoint under its name.
+    if folder.exists():
+        doomed = folder.with_name(f"tmp-removed-{folder.name}")
+        shutil.rmtree(doomed, ignore_errors=True)
+        os.rename(folder, doomed)
+        shutil.rmtree(doomed)
+
+
+def _buffer(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(
+        tensor, device="cpu", pin_memory=tensor.device.type == "cuda", memory_format=torch.contiguous_format
+    )

@@ -1,0 +1,126 @@
+"""A prepared dataset in the making: grows by encoded blocks, in order; goes on where a killed process stopped.
+
+Duplicates are found here, because only here all rows come by. What has been added is committed every few blocks: flat
+token files, lengths, keys of the rows, what was set aside, and the tallies. A restart cuts the files back to the last
+commit and asks for the blocks behind it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from worker.training.dataset import histogram
+from worker.training.dataset.data import SIDES, WORK, Int64, Writer
+from worker.training.dataset.encoding import EncodedBlock
+from worker.training.dataset.report import Lengths, full_report, summary
+from worker.training.dataset.split import shared_inputs, split
+from worker.training.rows.sieve import DUPLICATE, Rejection, Seen, UInt64
+from worker.training.rows.tally import Tally
+
+REJECTED, REPORT, PICTURE = "rejected.jsonl", "dataset.json", "dataset.png"
+BLOCKS_PER_COMMIT = 8
+_KEYS, _SPLIT_KEYS = f"{WORK}keys", f"{WORK}split_keys"
+_REPLAYED = 1 << 16
+
+
+class Assembly:
+    """The dataset in `folder`, of so many sources, one after the other. Close it (`with`)."""
+
+    def __init__(self, folder: Path, vocabulary: int, sources: int) -> None:
+        also = (REJECTED, _KEYS, _SPLIT_KEYS, *(_full_lengths(side) for side in SIDES))
+        self._folder = folder
+        self._writer = Writer(folder, vocabulary, also)
+        self.tallies = [Tally() for _ in range(sources)]
+        self.blocks = [0] * sources
+        """Blocks of each source that were added."""
+        self.ends: list[int] = []
+        """Rows at the end of each source that is complete."""
+        self._new, self._new_blocks = Tally(), 0
+        self._seen = Seen()
+        for note in self._writer.ledger.notes:
+            self.tallies[note["source"]].add(Tally.from_json(note["tally"]))
+            self.blocks[note["source"]] += note["blocks"]
+            if note["ended"]:
+                self.ends.append(note["rows"])
+        with open(folder / _KEYS, "rb") as keys:
+            while piece := keys.read(8 * _REPLAYED):
+                self._seen.first_times(np.frombuffer(piece, "<u8"))
+
+    def __enter__(self) -> Assembly:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.__exit__(kind, error, trace)
+
+    @property
+    def rows(self) -> int:
+        """Kept so far."""
+        return self._writer.rows
+
+    def add(self, block: EncodedBlock) -> None:
+        """The next block of the source that is not complete."""
+        kept = self._seen.first_times(block.keys)
+        tally, ledger = block.tally, self._writer.ledger
+        duplicates = [
+            Rejection(block.numbers[row], DUPLICATE, block.excerpts[row]) for row in np.flatnonzero(~kept).tolist()
+        ]
+        tally.kept, tally.duplicates = int(kept.sum()), len(duplicates)
+        for side in SIDES:
+            texts = block.texts[side].only(kept)
+            tally.tokens[side] = len(texts.tokens)
+            tally.truncated[side] = int((texts.full_lengths > texts.lengths).sum())
+            tally.unknown_tokens += int(texts.unknown_tokens.sum())
+            for found in texts.unknown.values():
+                tally.unknown.update(found)
+            self._writer.append(side, texts.tokens, texts.lengths)
+            ledger.append(_full_lengths(side), texts.full_lengths.astype("<i4").tobytes())
+        self._writer.rows += tally.kept
+        ledger.append(_KEYS, block.keys[kept].astype("<u8").tobytes())
+        ledger.append(_SPLIT_KEYS, block.split_keys[kept].astype("<u8").tobytes())
+        for one in sorted([*block.rejected, *duplicates], key=lambda one: one.number):
+            entry = {"file": block.file, "line": one.number, "reason": one.reason, "excerpt": one.excerpt}
+            # ASCII: excerpts hold what many readers take for the end of a line.
+            ledger.append(REJECTED, json.dumps(entry).encode() + b"\n")
+        self._new.add(tally)
+        self._new_blocks += 1
+        if self._new_blocks == BLOCKS_PER_COMMIT:
+            self._commit(ended=False)
+
+    def end_source(self) -> None:
+        """The source is complete."""
+        self._commit(ended=True)
+
+    def _commit(self, *, ended: bool) -> None:
+        source = len(self.ends)
+        note = {"source": source, "blocks": self._new_blocks, "ended": ended, "rows": self.rows}
+        self._writer.ledger.commit(note | {"tally": self._new.as_json()})
+        self.tallies[source].add(self._new)
+        self.blocks[source] += self._new_blocks
+        if ended:
+            self.ends.append(self.rows)
+        self._new, self._new_blocks = Tally(), 0
+
+    def finish(self, names: Sequence[str], limits: Mapping[str, int], validation: float | str) -> None:
+        """Split the rows, report, and complete the folder. `names` of the sources; `limits` of tokens by side."""
+        split_keys: UInt64 = np.fromfile(self._folder / _SPLIT_KEYS, "<u8")
+        parts: dict[str, Int64] = split(split_keys, self.ends, validation)
+        lengths = {
+            side: Lengths.of(np.fromfile(self._folder / _full_lengths(side), "<i4"), limits[side]) for side in SIDES
+        }
+        rows = {part: len(numbers) for part, numbers in parts.items()}
+        short = summary(self.tallies, lengths, rows, shared_inputs(split_keys, parts))
+        full = full_report(names, self.tallies, short)
+        (self._folder / REPORT).write_text(json.dumps(full, indent=1, ensure_ascii=False) + "\n")
+        (self._folder / PICTURE).write_bytes(histogram.draw(lengths))
+        self._writer.finish(parts, {"report": short})
+
+
+def _full_lengths(side: str) -> str:
+    return f"{WORK}{side}.full_lengths"

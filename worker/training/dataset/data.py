@@ -1,0 +1,185 @@
+"""A prepared dataset: tokens of checked rows in flat files, memory-mapped; content-addressed and never changed.
+
+A folder holds `input.tokens` and `target.tokens` (uint16, or uint32 for vocabularies above 65,536; end-of-sequence
+included), `input.offsets` and `target.offsets` (int64, one more than rows), `train.rows` and `validation.rows` (int64
+row numbers of the two parts), `rejected.jsonl` (what was set aside, and why) and `manifest.json`, written last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jobs.errors import BadData
+
+FORMAT = 2
+"""Goes up whenever the same rows would be prepared differently."""
+SIDES = ("input", "target")
+PARTS = ("train", "validation")
+MANIFEST = "manifest.json"
+WORK = "work."
+"""What the names of files begin with that are there only while a dataset is made."""
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+
+def token_dtype(vocabulary: int) -> np.dtype[Any]:
+    """Type of the tokens of so large a vocabulary."""
+    return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
+
+
+class Rows:
+    """Some rows of a prepared dataset, numbered from 0."""
+
+    def __init__(self, folder: Path, part: str, dtype: str) -> None:
+        self._numbers: Int64 = _read(folder / f"{part}.rows", "<i8")
+        self._tokens: dict[str, Tokens] = {}
+        self._starts: dict[str, Int64] = {}
+        self._lengths: dict[str, Int32] = {}
+        for side in SIDES:
+            offsets = _read(folder / f"{side}.offsets", "<i8")
+            self._tokens[side] = _map(folder / f"{side}.tokens", dtype)
+            self._starts[side] = offsets[:-1][self._numbers]
+            self._lengths[side] = np.diff(offsets)[self._numbers].astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @property
+    def input_lengths(self) -> Int32:
+        """[rows] tokens of each input, end-of-sequence included."""
+        return self._lengths["input"]
+
+    @property
+    def target_lengths(self) -> Int32:
+        """[rows] tokens of each target, end-of-sequence included."""
+        return self._lengths["target"]
+
+    def input(self, row: int) -> Tokens:
+        """Tokens of one input."""
+        return self._one("input", row)
+
+    def target(self, row: int) -> Tokens:
+        """Tokens of one target."""
+        return self._one("target", row)
+
+    def gather(self, side: str, chosen: Int64, width: int, fill: int) -> Int64:
+        """[len(chosen), width] tokens of the chosen rows, `fill` behind their ends. `width` covers the longest."""
+        starts, lengths = self._starts[side][chosen], self._lengths[side][chosen]
+        assert lengths.max(initial=0) <= width
+        tokens = self._tokens[side].view(np.ndarray)  # slices of a memmap are made in Python, four times as slowly
+        gathered = np.full((len(chosen), width), fill, np.int64)
+        for row, start, length in zip(gathered, starts.tolist(), lengths.tolist(), strict=True):
+            row[:length] = tokens[start : start + length]
+        return gathered
+
+    def _one(self, side: str, row: int) -> Tokens:
+        start = int(self._starts[side][row])
+        return self._tokens[side][start : start + int(self._lengths[side][row])]
+
+
+class PreparedDataset:
+    """Both parts of a prepared dataset, and its manifest."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.train = Rows(folder, "train", manifest["dtype"])
+        self.validation = Rows(folder, "validation", manifest["dtype"])
+
+    @classmethod
+    def open(cls, folder: Path) -> PreparedDataset:
+        """Open a folder. Raises BadData (`prepared_damaged`) unless every file is there in its full size."""
+        try:
+            manifest = json.loads((folder / MANIFEST).read_bytes())
+            wrong = [
+                f"{name} has {size} of {expected} bytes"
+                for name, expected in manifest["files"].items()
+                if (size := (folder / name).stat().st_size) != expected
+            ]
+        except (OSError, ValueError, KeyError) as error:
+            wrong = [str(error)]
+        if wrong:
+            raise BadData(
+                f"the prepared dataset {folder} is damaged: {wrong[0]}",
+                code="prepared_damaged",
+                hint="submit the job again: it is then prepared anew",
+            )
+        return cls(folder, manifest)
+
+
+class Writer:
+    """Writes the files of one prepared dataset into a folder that exists; call `finish` last.
+
+    What was committed survives a kill: a later Writer in the same folder goes on behind it. `also` names further files
+    that grow along; those (and only those) that begin with `work.` are gone after `finish`.
+    """
+
+    def __init__(self, folder: Path, vocabulary: int, also: Sequence[str] = ()) -> None:
+        self._folder = folder
+        self._dtype = token_dtype(vocabulary)
+        names = [f"{side}.tokens" for side in SIDES] + [f"{WORK}{side}.lengths" for side in SIDES]
+        # Imported here: who only reads needs nothing of `jobs` (benchmarks/gpu_throughput.py: no pydantic).
+        from worker.training.dataset.ledger import Ledger
+
+        self.ledger = Ledger(folder, WORK + "log", [*names, *also])
+        self.rows = self.ledger.sizes[f"{WORK}{SIDES[0]}.lengths"] // 4
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Where something has failed already (a full disk), what was not committed does not count.
+        with contextlib.suppress(*[OSError] if kind else []):
+            self.ledger.close()
+
+    def add(self, inputs: Sequence[npt.ArrayLike], targets: Sequence[npt.ArrayLike]) -> None:
+        """Some more rows, at least one: the tokens of each."""
+        for side, texts in zip(SIDES, (inputs, targets), strict=True):
+            ids = [np.asarray(one, self._dtype) for one in texts]
+            self.append(side, np.concatenate(ids), np.array([len(one) for one in ids], np.int32))
+        self.rows += len(inputs)
+
+    def append(self, side: str, tokens: Tokens, lengths: Int32) -> None:
+        """One side of some more rows: the tokens of all, one after the other, and how many each has."""
+        self.ledger.append(f"{side}.tokens", tokens.astype(self._dtype, copy=False).tobytes())
+        self.ledger.append(f"{WORK}{side}.lengths", lengths.astype("<i4").tobytes())
+
+    def finish(self, parts: Mapping[str, Int64], manifest: Mapping[str, Any]) -> None:
+        """Write offsets, the row numbers of each part, and the manifest; all of it reaches the disk."""
+        self.ledger.close()
+        for side in SIDES:
+            offsets = np.zeros(1 + self.ledger.sizes[f"{WORK}{side}.lengths"] // 4, "<i8")
+            np.cumsum(_read(self._folder / f"{WORK}{side}.lengths", "<i4"), out=offsets[1:])
+            offsets.tofile(self._folder / f"{side}.offsets")
+        for part in PARTS:
+            parts[part].astype("<i8").tofile(self._folder / f"{part}.rows")
+        lasting = [file for file in sorted(self._folder.iterdir()) if not file.name.startswith(WORK)]
+        files = {file.name: file.stat().st_size for file in lasting if file.name != MANIFEST}
+        content = {"format": FORMAT, "dtype": self._dtype.str, **manifest, "files": files}
+        (self._folder / MANIFEST).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        for file in [*lasting, self._folder / MANIFEST]:
+            with open(file, "rb") as handle:
+                os.fsync(handle.fileno())
+        for file in self._folder.glob(WORK + "*"):
+            file.unlink()
+
+
+def _map(file: Path, dtype: str) -> Any:
+    # An empty file cannot be mapped.
+    return np.memmap(file, dtype=dtype, mode="r") if file.stat().st_size else np.zeros(0, dtype)
+
+
+def _read(file: Path, dtype: str) -> Any:
+    return np.fromfile(file, dtype=dtype)

@@ -1,0 +1,56 @@
+"""`dataset.png`: how long the inputs and targets are, and where they are cut."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+
+import numpy as np
+
+from worker.training.dataset.data import SIDES, Int64
+from worker.training.dataset.report import Lengths
+
+_BINS = 64
+# The colours of the loss curve: readable beside a white terminal and in a dark chat alike.
+PAGE, PLOT, INK, GRID = "#2b2d31", "#232428", "#e3e5e8", "#4a4d55"
+BARS, CUT = "#7fb2ff", "#ffb454"
+
+
+def draw(lengths: Mapping[str, Lengths]) -> bytes:
+    """A PNG of 1000 × 420 pixels, one half a side; the bar at the right end holds all that is longer."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second: only where something is drawn
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.2), dpi=100, facecolor=PAGE, layout="constrained")
+    FigureCanvasAgg(figure)
+    for side, axes in zip(SIDES, figure.subplots(1, len(SIDES)), strict=True):
+        of_side = lengths[side]
+        edges, counts = bins(of_side)
+        axes.set_facecolor(PLOT)
+        axes.bar(edges[:-1], counts, width=np.diff(edges), align="edge", color=BARS)
+        cut = int(of_side.counts[of_side.values > of_side.limit].sum())
+        axes.axvline(of_side.limit, color=CUT, label=f"limit {of_side.limit:,}: {cut:,} cut")
+        axes.set_title(f"{side}s", color=INK, fontsize=14, loc="left")
+        axes.set_xlabel(f"tokens (longest {of_side.values[-1]:,})", color=INK)
+        axes.set_ylabel("rows", color=INK)
+        axes.tick_params(colors=INK)
+        axes.grid(color=GRID, linewidth=0.6, axis="y")
+        axes.set_axisbelow(True)
+        for spine in axes.spines.values():
+            spine.set_color(GRID)
+        axes.legend(facecolor=PLOT, edgecolor=GRID, labelcolor=INK)
+    out = io.BytesIO()
+    figure.savefig(out, format="png")
+    return out.getvalue()
+
+
+def bins(lengths: Lengths) -> tuple[Int64, Int64]:
+    """Edges of equal bins up to a little above the limit (or the longest text, if that is shorter), and texts in each.
+
+    The last bin holds what is longer, too.
+    """
+    end = min(int(lengths.values[-1]), 5 * lengths.limit // 4) + 1
+    width = -(-end // _BINS)
+    edges = np.arange(0, end + width, width)
+    places = np.minimum(lengths.values // width, len(edges) - 2)
+    return edges, np.bincount(places, weights=lengths.counts, minlength=len(edges) - 1).astype(np.int64)

@@ -1,0 +1,210 @@
+"""Memory that ran out: what such an error looks like, what it says, and why it came.
+
+Not only torch.OutOfMemoryError: drivers, libraries, the CPU's allocators and the kernel have their own words.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import resource
+import traceback
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+
+from worker.training.machine.host import host_memory
+from worker.training.machine.usage import gib, process_bytes
+
+if TYPE_CHECKING:  # who only computes needs nothing of `jobs` (benchmarks/gpu_throughput.py: no pydantic)
+    from jobs.events import CardProcess
+    from worker.training.journal import Journal
+    from worker.training.stop import Stop
+
+Cause = Literal["fragmentation", "foreign", "exhausted"]
+
+KINDS = (RuntimeError, MemoryError, OSError)
+"""What to catch, and to raise again unless `is_out_of_memory`."""
+LIBRARY_BYTES = 64 * 2**20
+"""Taken for what was asked for where the error does not say: cuBLAS wants 32 MiB for its workspace on recent cards."""
+ABOUT = 0.9
+"""Of what is missing, in the hands of others: then they are why. The two figures are not read at the same moment."""
+LONGEST_MESSAGE = 500
+
+_FORMS = re.compile(
+    r"CU(?:BLAS|SOLVER|SPARSE)_STATUS_ALLOC_FAILED|CUDNN_STATUS_\w*ALLOC\w*_FAILED|cudaErrorMemoryAllocation"
+    r"|NCCL\b.*\bFailed to (?:CUDA )?(?:host )?[cm]?alloc"
+    r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory|std::bad_alloc|Cannot allocate memory"
+    # Of a primitive's *descriptor* it says so when an operation does not exist.
+    r"|could not create a primitive(?! descriptor)",
+    re.DOTALL,
+)
+_SAID = re.compile(r"\bout of memory\b", re.IGNORECASE)
+_WHOSE = re.compile(r"\b(?:cuda|cu|hip|nccl|triton|xpu|mps)(?:\b|_)|OutOfMemoryError", re.IGNORECASE)
+_REQUESTED = re.compile(r"(?:tried|unable) to allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
+_UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+log = logging.getLogger("longhaul.trainer")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out, on any device."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    text = str(error)
+    said = _FORMS.search(text) or (_SAID.search(text) and _WHOSE.search(text))
+    return isinstance(error, RuntimeError) and said is not None
+
+
+class Foreign(Protocol):
+    """What others hold of the card."""
+
+    @property
+    def bytes(self) -> int:
+        """All of them together."""
+
+    @property
+    def processes(self) -> tuple[CardProcess, ...]:
+        """Those that the driver shows."""
+
+    @property
+    def text(self) -> str:
+        """How much and who, for people."""
+
+
+class Neighbours(Protocol):
+    """Who knows about the other processes on the card (`neighbours.Neighbours`)."""
+
+    def use(self) -> Foreign | None:
+        """What they hold now; None where nobody can tell."""
+
+    def wait(self, needed: int, journal: Journal, stop: Stop) -> bool:
+        """Whether so many bytes of the card are free, at once or before long. Raises StopAsked."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Bytes, as the allocator sees them; None for what could not be read.
+
+    CUDA: allocated and reserved by torch, free on the card. CPU: resident, data segment, free below its limit (or free
+    on the host).
+    """
+
+    allocated: int | None = None
+    reserved: int | None = None
+    free: int | None = None
+
+
+def figures(device: torch.device) -> Figures:
+    """Those of now. Never raises for want of memory: it is read when that has run out."""
+    try:
+        if device.type == "cuda":
+            allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+            return Figures(allocated, reserved, torch.cuda.mem_get_info(device)[0])
+        data = process_bytes("VmData")
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        free = host_memory().available if limit == resource.RLIM_INFINITY else max(0, limit - data)
+        return Figures(process_bytes("VmRSS"), data, free)
+    except KINDS as error:
+        if not is_out_of_memory(error):
+            raise
+    return Figures()
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """One error, told without the error itself: its traceback would keep the tensors of the failed pass alive."""
+
+    message: str
+    """The line of the error that says it."""
+    requested: int | None
+    """Bytes asked for; None where the error does not say."""
+    figures: Figures
+    """At the moment of the error."""
+    device: str
+    trace: tuple[str, ...] = ()
+    """Lines of the traceback."""
+    summary: str | None = field(default=None, repr=False)
+    """CUDA: the allocator's own report at the moment of the error."""
+    snapshot: Any = field(default=None, repr=False)
+    """CUDA: every segment and block of the allocator at that moment, as pytorch.org/memory_viz reads it."""
+    foreign: Foreign | None = None
+    """What others held of the card; None where nobody can tell."""
+    cause: Cause = "exhausted"
+
+    @classmethod
+    def of(cls, error: BaseException, device: torch.device, *, details: bool = False) -> Shortage | None:
+        """To be made inside the `except`, while everything is still held. None: memory is not what this is about."""
+        if not is_out_of_memory(error):
+            return None
+        now = figures(device)
+        try:
+            text = str(error) or type(error).__name__
+            found = cls(
+                message=_telling(text)[:LONGEST_MESSAGE],
+                requested=requested_bytes(text),
+                figures=now,
+                device=device.type,
+                trace=tuple(traceback.format_exception(error)),
+            )
+        except MemoryError:  # not even for words
+            return cls(message="memory ran out", requested=None, figures=now, device=device.type)
+        return found._detailed(device) if details and device.type == "cuda" else found
+
+    def _detailed(self, device: torch.device) -> Shortage:
+        try:
+            return replace(self, summary=torch.cuda.memory_summary(device), snapshot=torch.cuda.memory._snapshot())
+        except Exception as error:  # whatever it is: no reason to end a run that can go on
+            log.warning("the allocator does not tell how it stands: %s", error)
+        return self
+
+    @property
+    def asked(self) -> int:
+        """Bytes asked for, as far as can be known."""
+        return LIBRARY_BYTES if self.requested is None else self.requested
+
+    @property
+    def text(self) -> str:
+        """The message and the figures in one line, for people."""
+        known = {
+            "allocated" if self.device == "cuda" else "resident": self.figures.allocated,
+            "reserved" if self.device == "cuda" else "data": self.figures.reserved,
+            "free": self.figures.free,
+        }
+        told = ", ".join(f"{name} {gib(size)}" for name, size in known.items() if size is not None)
+        others = f"; others hold {self.foreign.text}" if self.foreign is not None and self.foreign.bytes else ""
+        return f"{self.message} ({told or 'figures unknown'}{others})"
+
+    def beside(self, foreign: Foreign | None) -> Shortage:
+        """The same, classified, when others hold so much of the card.
+
+        `foreign`: they hold about what is missing, and the card itself is full (else it is our own limit that is).
+        `fragmentation`: of what is reserved, enough was not in use, in pieces that were too small. On a CPU only
+        `exhausted` is known.
+        """
+        cause: Cause = "exhausted"
+        if self.device == "cuda":
+            now = self.figures
+            missing = self.asked - (now.free or 0)
+            if foreign is not None and missing > 0 and foreign.bytes >= ABOUT * missing:
+                cause = "foreign"
+            elif now.reserved is not None and now.allocated is not None and now.reserved - now.allocated >= self.asked:
+                cause = "fragmentation"
+        return replace(self, foreign=foreign, cause=cause)
+
+
+def requested_bytes(text: str) -> int | None:
+    """How much was asked for, by the words of an error."""
+    said = _REQUESTED.search(text)
+    return None if said is None else round(float(said[1]) * _UNITS[said[2].lower()])
+
+
+def _telling(text: str) -> str:
+    """The line that says that memory ran out: compilers put lines of their own before it."""
+    lines = text.strip().splitlines() or [text]
+    return next((line for line in lines if _FORMS.search(line) or _SAID.search(line)), lines[0])

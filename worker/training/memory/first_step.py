@@ -1,0 +1,84 @@
+"""The peak of an attempt's first step on a card, beside what was predicted for that very step: `memory.measured`.
+
+Compiled layers keep less than the prediction, which is made of eager ones; libraries may take more. What was measured
+of one step corrects what is predicted for the largest that can come.
+
+On a CPU there is nothing to measure: its allocator counts neither what is in use nor the highest it has been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from jobs.events import MemoryMeasured
+from jobs.memory_plan import MemoryPlan
+from worker.training.dataset.data import Int64, Rows
+from worker.training.journal import Journal
+from worker.training.loop import StepResult, positions
+from worker.training.planning.prediction import Setting, Shape
+from worker.training.planning.ways import Ways
+from worker.training.steps.limits import Limit, cut, widths
+
+STATIC = ("weights", "gradients", "optimizer", "context")
+"""Categories that do not depend on the micro-batch."""
+
+
+def foresee(
+    device: torch.device, memory: MemoryPlan | None, rows: Rows, groups: Sequence[Int64], limit: Limit, ways: Ways
+) -> None:
+    """Predict the step that comes, of these groups, before it begins: the seconds that takes are then not a step's.
+
+    `tell` asks for the same; only what is cut otherwise, since memory ran out, is predicted then.
+    """
+    if device.type == "cuda" and memory is not None:
+        ways.parts(Shape(*largest(rows, groups, limit)), Setting(memory.recompute_layers, memory.optimizer))
+
+
+def largest(rows: Rows, groups: Sequence[Int64], limit: Limit) -> tuple[int, int, int]:
+    """Rows, input and target tokens of the largest micro-batch of a step, as in `StepResult`."""
+    shapes = [(len(piece), *widths(rows, piece)) for piece in cut(rows, groups, limit)]
+    return max(shapes, key=positions)
+
+
+def begin(device: torch.device) -> None:
+    """The first step begins."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def tell(journal: Journal, device: torch.device, memory: MemoryPlan | None, result: StepResult, ways: Ways) -> None:
+    """Note the event of the first step, `result`; nothing on a CPU, and where no memory was planned."""
+    if device.type == "cuda" and memory is not None:
+        allocated = torch.cuda.max_memory_allocated(device)
+        journal.note(compared(memory, result.step, result.largest, allocated, ways))
+
+
+def compared(
+    memory: MemoryPlan, step: int, largest: tuple[int, int, int], allocated: int, ways: Ways
+) -> MemoryMeasured:
+    """The event for a step in which torch's allocator had so many bytes in use at once.
+
+    `largest`: rows, input and target tokens of its largest micro-batch.
+    """
+    whole = allocated + memory.parts.get("context", 0)
+    predicted = sum(ways.parts(Shape(*largest), Setting(memory.recompute_layers, memory.optimizer)).values())
+    static = sum(memory.parts.get(name, 0) for name in STATIC)
+    return MemoryMeasured(
+        step=step,
+        measured_bytes=whole,
+        predicted_bytes=predicted,
+        peak_bytes=corrected(whole, predicted, memory.peak_bytes, static),
+        budget_bytes=memory.budget_bytes,
+    )
+
+
+def corrected(measured: int, predicted: int, worst: int, static: int) -> int:
+    """The largest peak that can come, predicted as `worst`: what does not grow with the batch stays, the rest scales.
+
+    All in bytes; `static` is what does not grow.
+    """
+    assert predicted > static, "a step has activations"
+    ratio = max(0, measured - static) / (predicted - static)
+    return static + round(ratio * (worst - static))

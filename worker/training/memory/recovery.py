@@ -1,0 +1,191 @@
+"""What is done about memory that ran out inside a step, before that very step is done again (ADR 0003, 5).
+
+    cause           first time in a step                          then
+    fragmentation   the cache is cleared, the same size again     as exhausted; the next epoch has the old size again
+    foreign         waited for, if the job says so; same size     as exhausted; the next epoch has the old size again
+    exhausted       the length bucket gets half its size          half of that, down to one row
+
+A bucket that has its old size again, and fails again, gets at once the size that did before: one error an epoch.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from torch import nn
+
+from jobs.errors import OutOfMemory
+from jobs.events import OomRecovered
+from jobs.plan import Plan
+from jobs.spec import JobSpec
+from worker.training.dataset.data import Int64, Rows
+from worker.training.journal import Journal
+from worker.training.machine.out_of_memory import KINDS, Neighbours, Shortage, figures, is_out_of_memory
+from worker.training.machine.usage import Cache
+from worker.training.memory.evidence import Evidence
+from worker.training.memory.remedy import what_would_fit
+from worker.training.steps.batches import Batch
+from worker.training.steps.limits import Limit, SafeSize, Shape, cut, widths
+from worker.training.stop import Stop
+
+log = logging.getLogger("longhaul.trainer")
+
+
+@dataclass
+class Pass:
+    """Forward and backward over the rows of one step, as far as it came."""
+
+    step: int
+    groups: Sequence[Int64]
+    began: float
+    """By time.perf_counter()."""
+    batches: Sequence[Batch] = ()
+    """None before they were cut."""
+    at: int | None = None
+    """Which of them is in the model."""
+
+    def shape(self, rows: Rows, limit: Limit) -> Shape:
+        """That of the micro-batch in the model; before there was one, that of the longest."""
+        if self.at is not None:
+            return self.batches[self.at].shape
+        shapes = [Shape(len(piece), *widths(rows, piece)) for piece in cut(rows, self.groups, limit)]
+        return max(shapes, key=lambda shape: shape.input_width + shape.target_width)
+
+
+@dataclass
+class Recovery:
+    """One for an attempt. `again` may come any number of times for a step."""
+
+    model: nn.Module
+    rows: Rows
+    cache: Cache
+    journal: Journal
+    spec: JobSpec
+    plan: Plan
+    neighbours: Neighbours | None = None
+    stop: Stop | None = None
+    evidence: Evidence | None = None
+    _retried: set[tuple[int, str]] = field(default_factory=set)
+    """Step and cause of what was done again at the same size."""
+    _in_vain: int = 0
+    """Bytes of others that were waited for in vain: only more than that is worth another wait."""
+
+    def again(self, shortage: Shortage, failed: Pass, limit: Limit) -> Limit:
+        """Make room; the limit with which the step is to be done again. To be called outside the `except`.
+
+        Raises OutOfMemory at one row, where the job says `on_oom: fail`, and if memory runs out here, too.
+        Raises StopAsked while waiting for others.
+        """
+        try:
+            return self._again(shortage, failed, limit)
+        except KINDS as error:
+            if not is_out_of_memory(error):
+                raise
+            another = str(error).splitlines()[:1]
+        raise OutOfMemory(
+            f"memory ran out in step {failed.step}: {shortage.text}; and again while room was made: {another}",
+            hint="the checkpoints are intact; look at what else uses the memory of this machine or card",
+        )
+
+    def _again(self, shortage: Shortage, failed: Pass, limit: Limit) -> Limit:
+        foreign = None if self.neighbours is None else self.neighbours.use()
+        shortage = shortage.beside(foreign)
+        shape = failed.shape(self.rows, limit)
+        bucket = shape.bucket
+        self.model.zero_grad(set_to_none=True)  # of all its micro-batches: every one of them is done again
+        give_back(self.cache)
+        kept = self._keep(shortage, failed, limit, bucket)
+        smaller = limit.lowered(self.rows, failed.groups, shape, passing=shortage.cause != "exhausted")
+        if self.spec.memory.on_oom == "fail":
+            raise self._as_told(shortage, failed, limit.size(bucket), None if smaller is None else smaller.size(bucket))
+        same = self._same_will_do(shortage, failed.step, limit.safe.get(bucket))
+        chosen = limit if same else smaller
+        if chosen is None:
+            raise self._at_the_floor(shortage, failed.step, bucket)
+        self.journal.note(
+            OomRecovered(
+                step=failed.step,
+                micro_batch_before=limit.size(bucket),
+                micro_batch_after=chosen.size(bucket),
+                message=shortage.text,
+                milliseconds_lost=(time.perf_counter() - failed.began) * 1000,
+                cause=shortage.cause,
+                bucket=bucket,
+                requested_bytes=shortage.requested,
+                allocated_bytes=shortage.figures.allocated,
+                reserved_bytes=shortage.figures.reserved,
+                foreign_bytes=None if foreign is None else foreign.bytes,
+                evidence=kept,
+            )
+        )
+        return chosen
+
+    def _same_will_do(self, shortage: Shortage, step: int, known: SafeSize | None) -> bool:
+        """Whether the same size is tried again, once in a step; not where the bucket failed in an earlier epoch, too.
+
+        Where memory was in pieces, the cache is clear by now. Where others have it, this waits for them.
+        """
+        if shortage.cause == "exhausted" or (step, shortage.cause) in self._retried:
+            return False
+        if known is not None and known.fallback is not None:
+            return False
+        if shortage.cause == "foreign" and not self._others_left(shortage):
+            return False
+        self._retried.add((step, shortage.cause))
+        return True
+
+    def _others_left(self, shortage: Shortage) -> bool:
+        foreign = shortage.foreign
+        assert self.neighbours is not None and foreign is not None
+        if self.spec.memory.foreign != "wait" or self.stop is None or foreign.bytes <= self._in_vain:
+            return False
+        # What the pass held and wanted, less what is still held now that its gradients and activations are gone.
+        held, holds = shortage.figures.reserved or 0, figures(self.cache.device).reserved or 0
+        left = self.neighbours.wait(max(0, held - holds) + shortage.asked, self.journal, self.stop)
+        if not left:
+            self._in_vain = foreign.bytes
+        return left
+
+    def _keep(self, shortage: Shortage, failed: Pass, limit: Limit, bucket: str) -> str | None:
+        if self.evidence is None:
+            return None
+        shapes = [asdict(batch.shape) | {"failed": index == failed.at} for index, batch in enumerate(failed.batches)]
+        about = {
+            "bucket": bucket,
+            "micro_batch": limit.micro_batch,
+            "safe": {name: asdict(known) for name, known in limit.safe.items()},
+            "micro_batches": shapes,
+        }
+        return self.evidence.keep(failed.step, shortage, about)
+
+    def _as_told(self, shortage: Shortage, failed: Pass, size: int, smaller: int | None) -> OutOfMemory:
+        """The job says `on_oom: fail`."""
+        way = "memory.on_oom: recover redoes such a step in smaller micro-batches"
+        if smaller is not None:
+            way += f", here of {smaller} instead of {size} rows; or set memory.micro_batch: {smaller}"
+        return OutOfMemory(
+            f"memory ran out in step {failed.step} at micro-batch {size}, and memory.on_oom is fail: {shortage.text}",
+            hint=way,
+        )
+
+    def _at_the_floor(self, shortage: Shortage, step: int, bucket: str) -> OutOfMemory:
+        return OutOfMemory(
+            f"memory ran out in step {step} at micro-batch 1, one row of {bucket}: {shortage.text}",
+            hint=what_would_fit(self.spec, self.plan, shortage),
+        )
+
+
+def give_back(cache: Cache) -> None:
+    """Clear the cache of what a failed pass has left, cycles of objects included."""
+    try:
+        if cache.device.type == "cuda":  # elsewhere clearing does it
+            gc.collect()
+        cache.clear()
+    except KINDS as error:  # a driver may answer late; whether there is room, what is done again will tell
+        if not is_out_of_memory(error):
+            raise
+        log.warning("memory ran out while it was given back: %s", error)

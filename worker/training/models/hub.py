@@ -1,0 +1,139 @@
+"""Models on the Hugging Face hub: looked up by *check*, fetched by *prepare*, kept in the model store.
+
+Only config, tokenizer and safetensors are ever fetched. The store is a hub cache of its own (`models/hub`): downloads
+resume, files are shared between revisions, and a model that is complete is found without a network.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs.errors import Refused
+from worker.training.hub_calls import Wanted, watched, within
+from worker.training.journal import Journal
+from worker.training.models.model_files import SINGLE, SMALL, read_config, refuse_unusable
+from worker.training.settings import TrainerSettings
+from worker.training.store import require_room
+
+LOOKUP_S = 18.0
+"""Check must answer: a hub that takes longer than this counts as unreachable."""
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """One commit of one model."""
+
+    repository: str
+    commit: str
+    config: dict[str, Any]
+    files: tuple[str, ...]
+    """What will be fetched: config, tokenizer, safetensors."""
+    bytes: int
+    """Of these files; 0 where they are already in the store."""
+
+
+def look_up(model: str, settings: TrainerSettings) -> HubModel:
+    """Resolve `org/name[@revision]` to a commit and read its config; at most LOOKUP_S. Fetches kilobytes.
+
+    Raises Refused: `model_not_found`, `hub_unreachable`, and those of `model_files.refuse_unusable`.
+    """
+    repository, _, revision = model.partition("@")
+    try:
+        if settings.offline:
+            raise _wanted(model).unreachable("HF_HUB_OFFLINE is set")
+        return within(LOOKUP_S, lambda: _ask(repository, revision or None, settings), _wanted(model))
+    except Refused as refusal:
+        if refusal.detail_code != "hub_unreachable" or (stored := _stored(repository, revision, settings)) is None:
+            raise
+        return stored
+
+
+def fetch(repository: str, commit: str, settings: TrainerSettings, journal: Journal, *, further: int = 0) -> Path:
+    """The folder of that commit in the model store, complete; what is missing is downloaded.
+
+    Raises DiskFull before anything is fetched if that and `further` bytes would not fit; Refused as `look_up`.
+    """
+    name = f"{repository}@{commit}"
+    if (stored := _stored(repository, commit, settings)) is not None:
+        return _folder(stored, settings)
+    found = look_up(name, settings)
+    from huggingface_hub import snapshot_download
+
+    needed = found.bytes
+    store = _store(settings)
+    require_room(store, needed + further, f"{name} (download and bf16 copy)")
+
+    def download() -> Path:
+        files = list(found.files)
+        return Path(snapshot_download(repository, revision=commit, cache_dir=store, allow_patterns=files))
+
+    blobs = store / f"models--{repository.replace('/', '--')}" / "blobs"
+    return watched(download, blobs, needed, journal, _wanted(name))
+
+
+def _ask(repository: str, revision: str | None, settings: TrainerSettings) -> HubModel:
+    from huggingface_hub import HfApi, snapshot_download
+
+    info = HfApi().model_info(repository, revision=revision, timeout=LOOKUP_S, files_metadata=True)
+    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
+    small = [name for name in sizes if name in SMALL]
+    # Asked for by name, so that the store learns what the name stands for, and answers for it without a network.
+    folder = Path(
+        snapshot_download(
+            repository, revision=revision or "main", cache_dir=_store(settings), allow_patterns=small, etag_timeout=10
+        )
+    )
+    source = f"{repository}@{folder.name[:12]}"
+    config = read_config(folder, source)
+    files = (*small, *refuse_unusable(config, sizes, source))
+    return HubModel(repository, folder.name, config, files, sum(sizes[file] for file in files))
+
+
+def _stored(repository: str, revision: str, settings: TrainerSettings) -> HubModel | None:
+    """The model, if the store has all of it."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        # The library sees to it that the small files are complete; weights are looked at below.
+        folder = Path(
+            snapshot_download(
+                repository,
+                revision=revision or "main",
+                cache_dir=_store(settings),
+                allow_patterns=list(SMALL),
+                local_files_only=True,
+            )
+        )
+    except (LocalEntryNotFoundError, ValueError):
+        return None
+    names = [file.name for file in folder.iterdir()]
+    try:
+        config = read_config(folder, repository)
+        weights = refuse_unusable(config, names, repository)
+        if weights != [SINGLE] and not _shards_complete(weights):
+            return None
+    except Refused:
+        return None
+    return HubModel(repository, folder.name, config, (*(name for name in names if name in SMALL), *weights), 0)
+
+
+def _shards_complete(weights: list[str]) -> bool:
+    """Whether `model-00001-of-00003.safetensors` has its sisters (the first name is the index)."""
+    total = re.search(r"-of-(\d+)\.safetensors$", weights[-1])
+    return total is not None and len(weights) - 1 == int(total.group(1))
+
+
+def _folder(model: HubModel, settings: TrainerSettings) -> Path:
+    return _store(settings) / f"models--{model.repository.replace('/', '--')}" / "snapshots" / model.commit
+
+
+def _store(settings: TrainerSettings) -> Path:
+    return settings.models / "hub"
+
+
+def _wanted(model: str) -> Wanted:
+    return Wanted("model", model, "model", "a folder in the data directory (./my-model) or builtin:t5-tiny")

@@ -1,0 +1,131 @@
+"""A folder with a model in it, looked at without loading a weight: config.json, tokenizer, safetensors headers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jobs.errors import Refused
+from worker.training.models.headers import Stored, read_headers
+from worker.training.models.layout import refuse_unfit
+
+CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZERS = ("tokenizer.json", "spiece.model")
+SMALL = (
+    CONFIG, "generation_config.json", "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json",
+    "added_tokens.json", "spiece.model",
+)  # fmt: skip
+"""Every file but the weights that a model may need."""
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def refuse_unusable(config: Mapping[str, Any], files: Iterable[str], source: str) -> list[str]:
+    """The weight files (or their index) among `files` of a model; raises Refused unless all that is needed is there.
+
+    Codes: `remote_code`, `model_not_supported`, `quantised`, `no_tokenizer`, `no_safetensors`.
+    """
+    names = set(files)
+    _refuse_own_code(config, CONFIG, source)
+    if config.get("model_type") != "t5":
+        raise _refused(
+            "model_not_supported",
+            f"{source} is of type {config.get('model_type')!r}, which is not supported yet",
+            "today: T5, T5 1.1 and FLAN-T5 in any size",
+        )
+    if config.get("quantization_config"):
+        raise _refused(
+            "quantised",
+            f"{source} is quantised (quantization_config in {CONFIG}): such weights cannot be trained in full",
+            "name the model that it was made from",
+        )
+    if not names.intersection(TOKENIZERS):
+        raise _refused("no_tokenizer", f"{source} has no tokenizer", f"it needs {' or '.join(TOKENIZERS)}")
+    if SINGLE in names:
+        return [SINGLE]
+    shards = sorted(name for name in names if name.startswith("model-") and name.endswith(".safetensors"))
+    if INDEX in names and shards:
+        return [INDEX, *shards]
+    pickles = sorted(name for name in names if name.endswith(PICKLES))
+    raise _refused(
+        "no_safetensors",
+        f"{source} has no {SINGLE}"
+        + (f", only {pickles[0]}: pickles can run code and are not read" if pickles else ""),
+        "save the model with save_pretrained, which writes safetensors; on the hub, look for a revision that has them",
+    )
+
+
+def read_config(folder: Path, source: str) -> dict[str, Any]:
+    """config.json. Raises Refused (`no_config`); PermissionError is left as it is."""
+    return _read_json(folder / CONFIG, source)
+
+
+def look_at_folder(folder: Path, source: str) -> dict[str, Stored]:
+    """The tensors of the model in a folder, by their headers: each once, and exactly those of its config.json.
+
+    Raises Refused: `no_config`, `bad_config`, `file_unreadable`, and those of `refuse_unusable`, `weight_files` and
+    `refuse_unfit`.
+    """
+    try:
+        config = read_config(folder, source)
+        refuse_unusable(config, (file.name for file in folder.iterdir()), source)
+        if (folder / TOKENIZER_CONFIG).exists():
+            _refuse_own_code(_read_json(folder / TOKENIZER_CONFIG, source), TOKENIZER_CONFIG, source)
+        return refuse_unfit(read_headers(weight_files(folder, source), source), config, source)
+    except PermissionError as error:
+        file = Path(error.filename or folder).name
+        raise _refused(
+            "file_unreadable",
+            f"{source}: {file} cannot be read by the user this runs as (uid {os.geteuid()})",
+            f"in the data directory: chmod -R a+rX {source}",
+        ) from None
+
+
+def weight_files(folder: Path, source: str) -> list[Path]:
+    """The safetensors of a folder: the single one, or all that the index names. Raises Refused (`bad_safetensors`)."""
+    if (folder / SINGLE).exists():
+        return [folder / SINGLE]
+    try:
+        named = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+        files = [folder / name for name in named if Path(name).name == name]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise _refused(
+            "bad_safetensors", f"{source}: {INDEX} cannot be read: {error}", "take the original file"
+        ) from None
+    if len(files) < len(named) or not all(file.exists() for file in files):
+        missing = next(name for name in named if not (folder / Path(name).name).exists() or Path(name).name != name)
+        raise _refused("bad_safetensors", f"{source} lacks {missing}, which its index names", "copy it completely")
+    return files
+
+
+def _refuse_own_code(config: Mapping[str, Any], file: str, source: str) -> None:
+    if named := config.get("auto_map"):
+        raise _refused(
+            "remote_code",
+            f"{source} brings program code of its own (auto_map in {file}: {json.dumps(named)[:200]}), "
+            "and trust_remote_code is never set",
+            "use a model that transformers knows; if the code only repeats what transformers has, take auto_map out",
+        )
+
+
+def _read_json(file: Path, source: str) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except PermissionError:
+        raise
+    except (OSError, ValueError) as error:
+        raise _no_config(source, f"has no readable {file.name}: {error}") from None
+    if not isinstance(content, dict):
+        raise _no_config(source, f"has a {file.name} that is not a JSON object")
+    return content
+
+
+def _no_config(source: str, what: str) -> Refused:
+    return _refused("no_config", f"{source} {what}", "is it the folder of a transformers model? take the original file")
+
+
+def _refused(code: str, message: str, hint: str) -> Refused:
+    return Refused(f"model: {message}", code=code, param="model", hint=hint)

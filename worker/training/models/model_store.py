@@ -1,0 +1,188 @@
+"""The model store: each model once as bf16 safetensors, made by *prepare*, memory-mapped by every attempt from then on.
+
+    models/<hash>/   model.safetensors  config.json  tokenizer and generation files  manifest.json (bytes, sha256)
+
+The name is a hash of what the model is made from: repository and commit, or the content of a folder's files. What is
+already bf16 is copied as well, not linked or used in place: there is then one way in, and whatever happens to a user's
+folder afterwards does not reach a job that is under way.
+
+The converter streams: at no time does it hold more than a piece of one tensor, and it maps nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jobs.errors import Refused
+from jobs.files import write_synced
+from jobs.plan import ModelPlan
+from worker.training.check import find_model_folder
+from worker.training.journal import Journal
+from worker.training.models import hub
+from worker.training.models.headers import Stored, damaged
+from worker.training.models.layout import said_untied
+from worker.training.models.model_files import CONFIG, SINGLE, SMALL, look_at_folder, read_config, weight_files
+from worker.training.rows.sources import fingerprint
+from worker.training.settings import TrainerSettings
+from worker.training.store import make_once, require_room
+
+VERSION = 1
+"""Goes up whenever the same source would give other files."""
+MANIFEST = "manifest.json"
+PIECE = 1 << 26
+"""Bytes of a tensor in hand at a time."""
+_SYNC_EVERY = 1 << 30
+"""Written this far ahead of the disk at most, so that progress is real and other writers are not stalled."""
+_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16"}
+"""What is converted; BF16, and whatever is no float, passes as it is."""
+_BF16_BYTES = 2
+
+
+def stored_model(plan: ModelPlan, settings: TrainerSettings, journal: Journal) -> Path:
+    """The store's folder of a hub id's commit or of a user's folder; made now if it is not there.
+
+    Raises Refused as `look_at_folder` and `hub.fetch` do, and DiskFull before anything is written that would not fit.
+    """
+    if plan.revision is not None:
+        repository = plan.source.partition("@")[0]
+        folder = settings.models / _hash(["hub", VERSION, repository, plan.revision])
+
+        def make(target: Path) -> None:
+            further = _BF16_BYTES * plan.parameters
+            source = hub.fetch(repository, str(plan.revision), settings, journal, further=further)
+            convert(source, target, f"{repository}@{plan.revision}", journal)
+    else:
+        source = find_model_folder(plan.source, settings)
+        look_at_folder(source, plan.source)
+        before = _state_of(source, plan.source)
+        content = {name: fingerprint(source / name, journal.progress) for name in before}
+        folder = settings.models / _hash(["folder", VERSION, content])
+
+        def make(target: Path) -> None:
+            convert(source, target, plan.source, journal)
+            if _state_of(source, plan.source) != before:
+                raise Refused(
+                    f"model: {plan.source} changed while it was copied",
+                    code="model_changed",
+                    param="model",
+                    hint="submit again when it is complete",
+                )
+
+    make_once(folder, make, lambda it: damage(it) is None, waiting=journal.progress)
+    return folder
+
+
+def convert(source: Path, target: Path, name: str, journal: Journal) -> None:
+    """Write the model in `source` as bf16 into the empty folder `target`: one file of weights, whatever it was before.
+
+    `config.json` gets the dtype, and in `tie_word_embeddings` the truth about the head.
+    """
+    tensors = look_at_folder(source, name)
+    config = read_config(source, name)
+    config.pop("torch_dtype", None)  # the old name of dtype
+    config |= {"dtype": "bfloat16", "tie_word_embeddings": not said_untied(config)}
+    require_room(target, sum(_bytes(stored) for stored in tensors.values()), f"{name} (bf16 copy)")
+    for small in SMALL:
+        if small != CONFIG and (source / small).exists():
+            write_synced(target / small, (source / small).read_bytes())
+    write_synced(target / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
+    weights = _write_weights(target / SINGLE, tensors, name, journal)
+    seal(target, name, {SINGLE: weights})
+
+
+def seal(folder: Path, source: str, known: Mapping[str, dict[str, Any]] = {}) -> None:
+    """Write the manifest of all files in `folder`: bytes and sha256, computed unless `known`."""
+    files = {
+        file.name: known.get(file.name) or {"bytes": file.stat().st_size, "sha256": fingerprint(file, lambda: None)}
+        for file in sorted(folder.iterdir())
+    }
+    manifest = {"version": VERSION, "source": source, "files": files}
+    write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+
+
+def damage(folder: Path, *, thorough: bool = False) -> str | None:
+    """What is wrong with a folder of the store, or None. Sizes and headers; if `thorough`, every byte (sha256)."""
+    try:
+        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        for name, entry in files.items():
+            if (size := (folder / name).stat().st_size) != entry["bytes"]:
+                return f"{name} has {size} bytes, not {entry['bytes']}"
+            if thorough and fingerprint(folder / name, lambda: None) != entry["sha256"]:
+                return f"{name} is damaged: its sha256 is another"
+        look_at_folder(folder, folder.name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, Refused) as error:
+        return str(error)
+    return None
+
+
+def _state_of(folder: Path, source: str) -> dict[str, tuple[int, int]]:
+    """Name → size and time of change, of every file that the model is made from."""
+    names = [name for name in SMALL if (folder / name).exists()]
+    names += [file.name for file in weight_files(folder, source)]
+    found = {name: (folder / name).stat() for name in names}
+    return {name: (status.st_size, status.st_mtime_ns) for name, status in found.items()}
+
+
+def _write_weights(file: Path, tensors: Mapping[str, Stored], source: str, journal: Journal) -> dict[str, Any]:
+    """A safetensors file of these tensors, synced; returns its bytes and sha256."""
+    # In the order of the source, so that a disk reads on and on.
+    ordered = sorted(tensors.items(), key=lambda entry: (entry[1].file.name, entry[1].begin))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    size = 0
+    for name, stored in ordered:
+        dtype = "BF16" if stored.dtype in _FLOATS else stored.dtype
+        header[name] = {"dtype": dtype, "shape": stored.shape, "data_offsets": [size, size + _bytes(stored)]}
+        size += _bytes(stored)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+    start = len(text).to_bytes(8, "little") + text
+    digest, written, synced = hashlib.sha256(start), len(start), 0
+    with open(file, "wb", buffering=0) as handle:
+        handle.write(start)
+        for _, stored in ordered:
+            for piece in _pieces(stored, source):
+                digest.update(piece)
+                written += handle.write(piece)
+                if written - synced >= _SYNC_EVERY:
+                    os.fdatasync(handle.fileno())
+                    synced = written
+                journal.progress(written / (len(start) + size))
+        os.fsync(handle.fileno())
+    return {"bytes": written, "sha256": digest.hexdigest()}
+
+
+def _pieces(stored: Stored, source: str) -> Iterator[memoryview]:
+    """The bytes of a tensor as they are stored, rounded to bf16 (to nearest, ties to even) where they are floats."""
+    import torch
+
+    buffer = bytearray(min(PIECE, stored.end - stored.begin))
+    with open(stored.file, "rb", buffering=0) as handle:
+        handle.seek(stored.begin)
+        left = stored.end - stored.begin
+        while left:
+            view = memoryview(buffer)[: min(PIECE, left)]
+            filled = 0
+            while filled < len(view):
+                if not (got := handle.readinto(view[filled:])):
+                    raise damaged(source, f"{stored.file.name} became shorter while it was read")
+                filled += got
+            left -= len(view)
+            if stored.dtype in _FLOATS:
+                numbers = torch.frombuffer(view, dtype=getattr(torch, _FLOATS[stored.dtype]))
+                yield numbers.to(torch.bfloat16).view(torch.uint8).numpy().data
+            else:
+                yield view
+
+
+def _bytes(stored: Stored) -> int:
+    """Of a tensor once it is in the store."""
+    return _BF16_BYTES * stored.elements if stored.dtype in _FLOATS else stored.end - stored.begin
+
+
+def _hash(facts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]

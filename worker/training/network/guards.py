@@ -1,0 +1,126 @@
+"""Guards on a loaded model: they refuse, naming tensors, and never repair (design §8).
+
+Why never: giving meta tensors fresh storage keeps none of the trained values, and a bare `tie_weights()` overwrites
+FLAN-T5's trained head. A model that is not exactly what its files say must not be trained for days.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from jobs.errors import Refused
+from worker.training.models.layout import (
+    EMBEDDING,
+    HEAD,
+    MISSING,
+    UNEXPECTED,
+    refuse_tensors,
+    said_untied,
+    tied_head,
+    untied_head,
+)
+
+_PROCESS_HINT = (
+    "the files are not at fault, this process is: run the trainer alone in it, with the versions of the lock file"
+)
+
+
+def refuse_poor_device(device: torch.device) -> None:
+    """Refuse `no_cuda_device` and `no_native_bf16`. Emulated bf16 (cards before Ampere) is several times slower."""
+    if device.type != "cuda":
+        return
+    if not torch.cuda.is_available():
+        raise Refused(
+            "LONGHAUL_DEVICE is cuda, but this process sees no usable CUDA device",
+            code="no_cuda_device",
+            hint="install a driver that fits this torch, or set LONGHAUL_DEVICE=cpu",
+        )
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        raise Refused(
+            f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor}) has no native bf16",
+            code="no_native_bf16",
+            hint="use a card of compute capability 8.0 or newer (Ampere, Ada, Hopper, Blackwell)",
+        )
+
+
+def refuse_incomplete(info: Mapping[str, Any]) -> None:
+    """Refuse `missing_keys`, `unexpected_keys`, `mismatched_shapes` from the loading info of `from_pretrained`."""
+    # A mismatched entry is (name, shape in the file, shape in the model).
+    mismatched = [
+        f"{entry[0]} {tuple(entry[1])} in the file, {tuple(entry[2])} in the model"
+        if isinstance(entry, tuple)
+        else str(entry)
+        for entry in info["mismatched_keys"]
+    ]
+    refuse_tensors("mismatched_shapes", mismatched, "of other shapes than config.json asks for")
+    refuse_tensors("missing_keys", info["missing_keys"], MISSING)
+    refuse_tensors("unexpected_keys", info["unexpected_keys"], UNEXPECTED)
+    if info.get("error_msgs"):
+        raise Refused(f"the weights did not load: {info['error_msgs'][0]}", code="load_errors")
+
+
+def refuse_misplaced(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse `meta_tensor`, `wrong_dtype`, `wrong_device`, `offload_hook`. Buffers may have other dtypes."""
+    parameters = dict(model.named_parameters())
+    tensors = parameters | dict(model.named_buffers())
+    meta = [name for name, tensor in tensors.items() if tensor.is_meta]
+    refuse_tensors("meta_tensor", meta, "without values (meta device)", hint=_PROCESS_HINT)
+    other = [f"{name} ({tensor.dtype})" for name, tensor in parameters.items() if tensor.dtype != dtype]
+    refuse_tensors("wrong_dtype", other, f"not {dtype}")
+    away = [f"{name} ({tensor.device})" for name, tensor in tensors.items() if not _same_device(tensor.device, device)]
+    refuse_tensors("wrong_device", away, f"not on {device}", hint=_PROCESS_HINT)
+    hooked = [name or type(model).__name__ for name, module in model.named_modules() if hasattr(module, "_hf_hook")]
+    why = "with an accelerate hook, which moves weights during the forward pass"
+    refuse_tensors("offload_hook", hooked, why, kind="modules", hint=_PROCESS_HINT)
+
+
+def refuse_wrong_tie(model: nn.Module, config: Mapping[str, Any], folder: Path) -> None:
+    """Refuse `tied_head` and `untied_head`: whether `lm_head` is the embedding must be what config.json says.
+
+    `config` is config.json as it is in `folder`; transformers rewrites it in memory.
+    """
+    head, embedding = model.get_parameter(HEAD), model.get_parameter(EMBEDDING)
+    tied = head is embedding
+    if tied and said_untied(config):
+        raise tied_head(
+            "has the same values as shared.weight" if HEAD in stored_names(folder) else "is not among the weights"
+        )
+    if not tied and not said_untied(config):
+        raise untied_head()
+
+
+def refuse_copied(model: nn.Module, pointers: Mapping[str, int]) -> None:
+    """Refuse `copied_weights`: every parameter must still lie where `from_pretrained` put it."""
+    refuse_tensors("copied_weights", moved(model, pointers), "no longer at the address they were loaded to")
+
+
+def pointers_of(model: nn.Module) -> dict[str, int]:
+    """Address of every parameter."""
+    return {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+
+
+def moved(model: nn.Module, pointers: Mapping[str, int]) -> list[str]:
+    """Names of the parameters that are not (or no longer) at the given address."""
+    now = pointers_of(model)
+    return sorted(name for name in now.keys() | pointers.keys() if now.get(name) != pointers.get(name))
+
+
+def stored_names(folder: Path) -> set[str]:
+    """Names of the tensors in the safetensors files of a model folder."""
+    names: set[str] = set()
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            names.update(opened.keys())
+    return names
+
+
+def _same_device(one: torch.device, other: torch.device) -> bool:
+    # "cuda" means the current card, which is the only one a trainer sees.
+    return one.type == other.type and (one.index or 0) == (other.index or 0)

@@ -1,0 +1,193 @@
+"""The model: loaded exactly once, guarded, and written out as a folder that `from_pretrained` opens (design §8)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.t5.modeling_t5 import T5Attention
+from transformers.utils import logging as transformers_logging
+
+from jobs.files import write_synced
+from worker.training.machine.usage import process_bytes
+from worker.training.models.layout import EMBEDDING, HEAD
+from worker.training.models.model_files import CONFIG, SINGLE, SMALL, look_at_folder, read_config
+from worker.training.network import guards
+from worker.training.network.t5 import fuse
+
+DTYPE = torch.bfloat16
+WEIGHTS = SINGLE
+# `from_pretrained` is not thread-safe: in 8 threads it left meta parameters in 199 of 200 models.
+_loading = threading.Lock()
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that passed the guards, with what was measured while it was loaded."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    folder: Path
+    pointers: Mapping[str, int]
+    """Address of every parameter as loaded."""
+    parameters: int
+    parameter_bytes: int
+    seconds: float
+    peak_ratio: float
+    """Peak memory while loading, above what was in use before, / parameter bytes."""
+
+    @property
+    def pad_id(self) -> int:
+        """Token that fills inputs up."""
+        return int(self.model.config.pad_token_id or 0)
+
+
+def load(
+    folder: Path, device: torch.device, *, dropout: float | None, fused: bool, recompute_layers: int
+) -> LoadedModel:
+    """Load once, in bf16, straight onto `device`; refuse what the guards refuse; then set the job's switches.
+
+    `dropout` None keeps the model's own rate. `recompute_layers` n: activations of every n-th layer are recomputed in
+    the backward pass (0: of none). None of the three changes what `write_model` writes.
+    """
+    guards.refuse_poor_device(device)
+    transformers_logging.disable_progress_bar()
+    # Before anything is loaded, and because not all of it can be seen afterwards: int8 weights, for one, become bf16
+    # without a word, and a torn file raises whatever it likes.
+    look_at_folder(folder, folder.name)
+    with _loading:
+        # Imports of the architecture, lazily made by transformers, are not the model's memory.
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        start = time.perf_counter()
+        before = _begin_peak(device)
+        model, info = AutoModelForSeq2SeqLM.from_pretrained(
+            folder,
+            dtype=DTYPE,
+            device_map={"": device},
+            output_loading_info=True,
+            # Mismatched shapes are then reported with the other defects, and refused by name below.
+            ignore_mismatched_sizes=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+        _touch(model)
+        peak = _peak(device) - before
+        seconds = time.perf_counter() - start
+    guards.refuse_incomplete(info)
+    guards.refuse_misplaced(model, DTYPE, device)
+    guards.refuse_wrong_tie(model, read_config(folder, folder.name), folder)
+    pointers = guards.pointers_of(model)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    if dropout is not None:
+        set_dropout(model, dropout)
+    if fused:
+        fuse(model)
+    if recompute_layers:
+        # Blocks are counted through encoder and decoder; use_reentrant=False restores the dropout RNG by itself.
+        model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=recompute_layers)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        folder=folder,
+        pointers=pointers,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameter_bytes=size,
+        seconds=seconds,
+        peak_ratio=peak / size,
+    )
+
+
+def set_dropout(model: nn.Module, rate: float) -> None:
+    """Every dropout of the model, those inside attention (a number there, not a module) included."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = rate
+        elif isinstance(module, T5Attention):
+            module.dropout = rate
+
+
+def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Name → tensor as files hold them: a shared tensor once, under its first name (`shared.weight` for T5)."""
+    named: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            named[name] = tensor.detach()
+    return named
+
+
+def write_model(
+    loaded: LoadedModel, target: Path, write_weights: Callable[[Path], object], *, step: int, loss: float | None
+) -> None:
+    """Make the folder `target`: weights, config, tokenizer, README; complete, then renamed into place.
+
+    `write_weights` writes the safetensors file it is given the name of (from the model, or from a checkpoint).
+    config.json is the original one: dropout and fused kernels of this job are not part of the model. Two keys are set
+    to what is true of the weights: `dtype`, and `tie_word_embeddings`, which transformers 5 saves as true always.
+    """
+    temporary = target.with_name(f"tmp-{target.name}")
+    old = target.with_name(f"tmp-old-{target.name}")
+    for leftover in (temporary, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    write_weights(temporary / WEIGHTS)
+    untied = loaded.model.get_parameter(HEAD) is not loaded.model.get_parameter(EMBEDDING)
+    config = read_config(loaded.folder, loaded.folder.name) | {
+        "dtype": str(DTYPE).removeprefix("torch."),
+        "tie_word_embeddings": not untied,
+    }
+    config.pop("torch_dtype", None)  # the old name of dtype
+    write_synced(temporary / "config.json", json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
+    for name in SMALL:
+        if name != CONFIG and (loaded.folder / name).exists():
+            shutil.copyfile(loaded.folder / name, temporary / name)
+    write_synced(temporary / "README.md", _readme(target, step, loss).encode())
+    if target.exists():
+        os.rename(target, old)
+    os.rename(temporary, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _readme(target: Path, step: int, loss: float | None) -> str:
+    measured = "not evaluated" if loss is None else f"validation loss {loss:.6f} (nats per target token)"
+    return (
+        f"# Model of job {target.parent.name}\n\nWeights after step {step}, {measured}; bfloat16.\n\n"
+        "```python\nfrom transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
+        f'model = AutoModelForSeq2SeqLM.from_pretrained("{target.name}", dtype="bfloat16")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("{target.name}")\n```\n'
+    )
+
+
+# -- measuring -----------------------------------------------------------------------------------------------
+
+
+def _begin_peak(device: torch.device) -> int:
+    """Begin to measure the peak; returns the bytes in use now."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device)
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM of this process
+    return process_bytes("VmRSS")
+
+
+def _peak(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else process_bytes("VmHWM")
+
+
+def _touch(model: nn.Module) -> None:
+    # On the CPU weights are mapped lazily: until a page is read it is not resident, and a peak measured before would be
+    # a fiction. One element of every 4 KiB is enough.
+    for parameter in model.parameters():
+        if not parameter.is_meta:
+            parameter.detach().view(-1)[:: 4096 // parameter.element_size()].sum()

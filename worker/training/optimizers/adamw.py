@@ -1,0 +1,156 @@
+"""AdamW with an fp32 master copy and fp32 states beside bf16 weights.
+
+The update runs over chunks of parameters, so that the fp32 copies of gradients never exist all at once.
+
+A step whose loss or gradient norm is not finite changes nothing. On the CPU that is looked at directly. On CUDA looking
+would make the host wait at every step; there a flag on the device switches off the update of that step and of all that
+follow, and `raise_if_nonfinite`, called wherever the host waits anyway, names the first bad step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim.adamw import adamw
+
+from worker.training.journal import Journal
+from worker.training.optimizers.gradients import clipping, decays, gradient_norm, nonfinite, update_dtype
+from worker.training.optimizers.optimizer import load_states
+
+CHUNK_ELEMENTS = 2**25  # fp32 gradients of one chunk: 128 MiB, or one parameter if that is larger
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """One parameter with its states. `master` is the parameter itself where that is already fp32 or float64."""
+
+    name: str
+    parameter: nn.Parameter
+    master: torch.Tensor
+    exp_avg: torch.Tensor
+    exp_avg_sq: torch.Tensor
+    step: torch.Tensor
+
+    def states(self) -> dict[str, torch.Tensor]:
+        """What has to be saved, by kind."""
+        states = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq, "step": self.step}
+        return states | {"master": self.master} if self.separate else states
+
+    @property
+    def separate(self) -> bool:
+        """Whether the master is a copy of its own."""
+        return self.master.data_ptr() != self.parameter.data_ptr()
+
+
+class AdamW:
+    """`Optimizer` with full states; nothing in it is random."""
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        *,
+        weight_decay: float,
+        max_grad_norm: float | None,
+        fused: bool,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        self._slots = [_slot(name, parameter, fused) for name, parameter in parameters]
+        self._max_grad_norm = max_grad_norm
+        self._betas = betas
+        self._eps = eps
+        self._fused = fused
+        device = self._slots[0].parameter.device
+        self._first_bad = torch.zeros((), dtype=torch.int64, device=device)  # first step that was not finite, or 0
+        self._deferred = fused and device.type == "cuda"  # only the fused kernels take a flag on the device
+        self._chunks = [
+            (weight_decay if decaying else 0.0, chunk)
+            for decaying in (True, False)
+            for chunk in _chunked([slot for slot in self._slots if decays(slot.name, slot.parameter) is decaying])
+        ]
+
+    def compile(self, journal: Journal) -> None:
+        """Nothing: its kernels come with torch."""
+
+    @torch.no_grad()
+    def step(self, number: int, learning_rate: float, loss: torch.Tensor) -> torch.Tensor:
+        """See `Optimizer.step`; NonFinite comes at once on the CPU, at the next `raise_if_nonfinite` on CUDA."""
+        norm = gradient_norm(slot.parameter for slot in self._slots)
+        bad = ~torch.isfinite(norm + loss.to(norm.dtype))
+        self._first_bad = torch.where(bad & (self._first_bad == 0), number, self._first_bad)
+        if not self._deferred:
+            self.raise_if_nonfinite()
+        scale = None if self._max_grad_norm is None else clipping(norm, self._max_grad_norm)
+        for decay, chunk in self._chunks:
+            self._update(chunk, decay, learning_rate, scale)
+        return norm
+
+    def raise_if_nonfinite(self) -> None:
+        """Raise NonFinite if a step so far was not finite. Waits for the device."""
+        first = int(self._first_bad.item())
+        if first:
+            raise nonfinite(first)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Flat, `kind.parameter name` → tensor; the tensors themselves, not copies."""
+        return {f"{kind}.{slot.name}": state for slot in self._slots for kind, state in slot.states().items()}
+
+    def load_state_dict(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Copy saved states in, or refuse."""
+        load_states(self.state_dict(), saved)
+
+    def _update(self, chunk: list[_Slot], decay: float, learning_rate: float, scale: torch.Tensor | None) -> None:
+        chunk = [slot for slot in chunk if slot.parameter.grad is not None]
+        gradients = [slot.parameter.grad.to(slot.master.dtype) for slot in chunk if slot.parameter.grad is not None]
+        if scale is not None:
+            for gradient in gradients:
+                gradient.mul_(scale)
+        adamw(
+            [slot.master for slot in chunk],
+            gradients,
+            [slot.exp_avg for slot in chunk],
+            [slot.exp_avg_sq for slot in chunk],
+            [],
+            [slot.step for slot in chunk],
+            foreach=False,
+            fused=self._fused,
+            found_inf=(self._first_bad != 0).to(torch.float32) if self._fused else None,
+            amsgrad=False,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            lr=learning_rate,
+            weight_decay=decay,
+            eps=self._eps,
+            maximize=False,
+        )
+        for slot in chunk:
+            if slot.separate:
+                slot.parameter.copy_(slot.master)
+
+
+def _slot(name: str, parameter: nn.Parameter, fused: bool) -> _Slot:
+    master = parameter.detach().to(update_dtype(parameter.dtype))
+    return _Slot(
+        name=name,
+        parameter=parameter,
+        master=master,
+        exp_avg=torch.zeros_like(master, memory_format=torch.preserve_format),
+        exp_avg_sq=torch.zeros_like(master, memory_format=torch.preserve_format),
+        # The fused kernel reads its step on the device; the plain one wants it on the host, where reading is free.
+        step=torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu"),
+    )
+
+
+def _chunked(slots: list[_Slot]) -> list[list[_Slot]]:
+    chunks: list[list[_Slot]] = []
+    room = 0
+    for slot in slots:
+        if not chunks or slot.parameter.numel() > room:
+            chunks.append([])
+            room = CHUNK_ELEMENTS
+        chunks[-1].append(slot)
+        room -= slot.parameter.numel()
+    return chunks

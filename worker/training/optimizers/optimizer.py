@@ -1,0 +1,92 @@
+"""What the trainer asks of an optimizer, and the three there are (docs/bf16.md says why these).
+
+    name         bytes a weight (bf16 weight and gradient 4 besides)         waits for the card
+    adamw        12: fp32 master copy, two fp32 states                       no
+    adamw_8bit   2: two states of one byte; weights rounded stochastically   once a step
+    adafactor    0: a row and a column of each matrix; rounded likewise      once a step
+
+None of them rounds bf16 weights to the nearest: that loses 94 % of Adam's updates at a learning rate of 1e-5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, Protocol
+
+import torch
+from torch import nn
+
+from jobs.errors import Refused
+from jobs.spec import ScheduleSpec
+from worker.training.journal import Journal
+
+OptimizerName = Literal["adamw", "adamw_8bit", "adafactor"]
+
+
+class Optimizer(Protocol):
+    """Decoupled weight decay in fp32 (not on biases and norms), clipping by global norm, states allocated at once."""
+
+    def compile(self, journal: Journal) -> None:
+        """Compile what has to be compiled, announced as the phase `compile`; weights and states stay as they are."""
+
+    def step(self, number: int, learning_rate: float, loss: torch.Tensor) -> torch.Tensor:
+        """Clip the gradients and update the weights; returns the global norm before clipping (0-dim, on the device).
+
+        Step `number` with a `loss` (0-dim) or norm that is not finite changes neither weights nor states; raises
+        NonFinite at once, or at the next `raise_if_nonfinite` where the host does not wait for the device.
+        What is random follows from the seed of the job and `number` alone.
+        """
+
+    def raise_if_nonfinite(self) -> None:
+        """Raise NonFinite if a step so far was not finite. May wait for the device."""
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Flat, `kind.parameter name` → plain tensor; the tensors themselves, not copies."""
+
+    def load_state_dict(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Copy saved states in. Refuses `optimizer_state` unless they are exactly those of `state_dict`."""
+
+
+def make_optimizer(
+    name: OptimizerName,
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    schedule: ScheduleSpec,
+    *,
+    fused: bool,
+) -> Optimizer:
+    """The optimizer of a job over the parameters that are to be trained. `fused` matters to `adamw` only."""
+    trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+    decay, limit = schedule.weight_decay, schedule.max_grad_norm
+    # Imported here: an attempt loads only what it uses, and torchao takes a second.
+    match name:
+        case "adamw":
+            from worker.training.optimizers.adamw import AdamW
+
+            return AdamW(trained, weight_decay=decay, max_grad_norm=limit, fused=fused)
+        case "adamw_8bit":
+            from worker.training.optimizers.adamw_8bit import AdamW8bit
+
+            return AdamW8bit(trained, weight_decay=decay, max_grad_norm=limit, seed=schedule.seed)
+        case "adafactor":
+            from worker.training.optimizers.adafactor import Adafactor
+
+            return Adafactor(trained, weight_decay=decay, max_grad_norm=limit, seed=schedule.seed)
+
+
+@torch.no_grad()
+def load_states(own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+    """Copy `saved` into `own`, tensor by tensor. Refuses `optimizer_state` unless names, shapes and dtypes agree."""
+    wrong = sorted(own.keys() ^ saved.keys())
+    wrong = wrong or sorted(name for name, state in own.items() if not _alike(state, saved[name]))
+    if wrong:
+        raise Refused(
+            f"{len(wrong)} optimizer states are missing, unknown, of another shape or dtype: {', '.join(wrong[:5])}",
+            code="optimizer_state",
+            hint="the checkpoint belongs to another model, another optimizer or another version",
+        )
+    for name, state in own.items():
+        state.copy_(saved[name])
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype

@@ -1,0 +1,100 @@
+"""JSON lines: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from worker.training.rows.lines import BLOCK_BYTES, Lines, OverLong
+from worker.training.rows.reading import Row
+from worker.training.rows.sources import RowFile
+
+
+@dataclass(frozen=True)
+class JsonBlock:
+    """Consecutive lines, blank ones included."""
+
+    file: str
+    first: int
+    lines: tuple[bytes, ...]
+
+    def rows(self) -> Iterator[Row]:
+        """The rows, blank lines left out."""
+        for number, line in enumerate(self.lines, start=self.first):
+            if isinstance(line, OverLong):
+                yield Row(number, None, "over-long line", line.decode("utf-8", "replace"))
+            elif not line.isspace():
+                yield _row(number, line)
+
+
+class JsonReader:
+    """A file of JSON lines. `param` is the dotted key of the job, for errors."""
+
+    def __init__(self, file: RowFile, param: str) -> None:
+        self._lines, self._name = Lines(file, param), file.name
+        self.blank_lines = 0
+
+    @property
+    def fraction(self) -> float:
+        """Share of the file's bytes read so far."""
+        return self._lines.fraction
+
+    def blocks(self, size: int) -> Iterator[JsonBlock]:
+        """At most `size` lines each, and little more than BLOCK_BYTES. Raises BadData as `Lines`, and `json_array`."""
+        held: list[bytes] = []
+        total, any_row = 0, False
+        with closing(iter(self._lines)) as lines:
+            for line in lines:
+                if line.isspace():
+                    self.blank_lines += 1
+                elif not any_row:
+                    any_row = True
+                    self._refuse_array(line)
+                held.append(line)
+                total += len(line)
+                if len(held) >= size or total >= BLOCK_BYTES:
+                    yield self._block(held)
+                    held, total = [], 0
+        if held:
+            yield self._block(held)
+
+    def _block(self, lines: list[bytes]) -> JsonBlock:
+        return JsonBlock(self._name, self._lines.number - len(lines) + 1, tuple(lines))
+
+    def _refuse_array(self, first: bytes) -> None:
+        """An array over many lines, or one of objects on a single one, would be one bad row after the other."""
+        start = first.lstrip()
+        if not start.startswith(b"["):
+            return
+        try:
+            value = json.loads(start)
+            alone = not any(isinstance(item, dict) for item in value)
+        except (ValueError, RecursionError):
+            alone = False
+        if not alone:
+            self._lines.refuse(
+                "json_array",
+                "is one JSON array, not JSON lines",
+                f"write one object a line: jq -c '.[]' {self._name} > rows.jsonl",
+            )
+
+
+def _row(number: int, line: bytes) -> Row:
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        return Row(number, None, "not UTF-8", line.decode("utf-8", "backslashreplace"))
+    try:
+        columns: Any = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return Row(number, None, "bad JSON", text)
+    if not isinstance(columns, dict):
+        return Row(number, None, "not a JSON object", text)
+    return Row(number, columns, None, text)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,194 @@
+"""Lines of a text file, whatever it is packed in: decompressed, as UTF-8, bounded, never the whole file in memory.
+
+Compression and encoding are told by content, not by name: gzip and zstd (also several of them one after the other);
+UTF-8, or UTF-16 or UTF-32 with a byte order mark. Other encodings cannot be told from one another, and are not guessed.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import zlib
+from collections.abc import Generator, Iterator
+from typing import IO, NoReturn, cast
+
+from jobs.errors import BadData
+from worker.training.rows.sources import RowFile
+
+MAX_LINE_BYTES = 4 << 20
+"""A longer line is no training row: 4 MiB is a million tokens, and it bounds the memory of a reader."""
+BLOCK_BYTES = 1 << 20
+"""A block of rows ends with the row that makes it as large as this."""
+_PIECE = 1 << 16
+_SIP = 1 << 12
+"""Bytes of a zstd archive unpacked at a time: the less is read ahead, the better is the guess of the rows to come."""
+_EXCERPT = 1000
+_GZIP = b"\x1f\x8b"
+_ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)))  # frame, skippable frames
+_FOREIGN = {
+    b"BZh": ("is a bzip2 archive", "pack it with gzip or zstd, or not at all"),
+    b"\xfd7zXZ\x00": ("is an xz archive", "pack it with gzip or zstd, or not at all"),
+    b"PK\x03\x04": ("is a zip archive (or a spreadsheet)", "unpack it, or save the sheet as CSV"),
+    b"PAR1": ("is a Parquet file", "name it .parquet, or say data.format: parquet"),
+}
+_MARKS = {
+    # UTF-32 first: its little-endian mark begins like that of UTF-16.
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+
+
+class OverLong(bytes):
+    """The beginning of a line that is longer than MAX_LINE_BYTES."""
+
+
+class Lines:
+    """The lines of a file, with their newlines, byte order mark removed; `param` is the dotted key of the job.
+
+    Iterating raises BadData: `file_missing`, `file_unreadable`, `damaged_archive`, `file_changed`, `not_supported`.
+    A UTF-16 line that is no Unicode comes out as bytes that are not UTF-8.
+    """
+
+    def __init__(self, file: RowFile, param: str) -> None:
+        self._file, self._param = file, param
+        self._raw: io.BufferedReader | None = None
+        self._read = 0
+        self.number = 0
+        """Lines read so far: the number, counted from 1, of the one read last."""
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return self._file.name
+
+    @property
+    def fraction(self) -> float:
+        """Share of the file's bytes read so far."""
+        if self._raw is not None and not self._raw.closed:
+            self._read = self._raw.tell()
+        return min(1.0, self._read / max(1, self._file.bytes))
+
+    def refuse(self, code: str, what: str, hint: str) -> NoReturn:
+        """Raise BadData about the file."""
+        raise BadData(f"{self._param}: {self._file.name} {what}", code=code, param=self._param, hint=hint)
+
+    def __iter__(self) -> Generator[bytes, None, None]:
+        self._raw = self._file.open(self._param)
+        with self._raw:
+            before = self._file.state()
+            try:
+                for line in _bounded(self._decoded(self._raw)):
+                    self.number += 1
+                    yield line
+            except (gzip.BadGzipFile, zlib.error, EOFError, _Damaged) as error:
+                self.refuse("damaged_archive", f"is damaged after line {self.number}: {error}", "copy or pack it again")
+            finally:
+                self._read = self._raw.tell()
+            if self._file.state() != before:
+                self.refuse("file_changed", "changed while it was read", "submit again when it is complete")
+
+    def _decoded(self, raw: io.BufferedReader) -> io.BufferedReader:
+        plain = self._unpacked(raw)
+        start = plain.peek(4)[:4]
+        for mark, encoding in _MARKS.items():
+            if start.startswith(mark):
+                return io.BufferedReader(_AsUtf8(plain, encoding), _PIECE)
+        if start.startswith(codecs.BOM_UTF8):
+            plain.read(len(codecs.BOM_UTF8))
+        return plain
+
+    def _unpacked(self, raw: io.BufferedReader) -> io.BufferedReader:
+        start = raw.peek(8)
+        if start.startswith(_GZIP):
+            return io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=raw, mode="rb")), _PIECE)
+        if start.startswith(_ZSTD):
+            return io.BufferedReader(_Zstd(raw), _PIECE)
+        for magic, (what, hint) in _FOREIGN.items():
+            if start.startswith(magic):
+                self.refuse("not_supported", what, hint)
+        return raw
+
+
+class _Damaged(Exception):
+    """A zstd archive that cannot be unpacked."""
+
+
+class _Sips:
+    """A file that is read in little pieces, however much is asked for."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        return self._file.read(min(size, _SIP))
+
+    def close(self) -> None:
+        """Whoever opened the file closes it."""
+
+
+class _Zstd(io.RawIOBase):
+    """What is packed in a zstd archive."""
+
+    def __init__(self, packed: IO[bytes]) -> None:
+        import pyarrow
+
+        self._stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(_Sips(packed), mode="r"), "zstd")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # typeshed: any writable buffer
+        try:
+            data = self._stream.read(len(buffer))
+        except OSError as error:  # of pyarrow's own; what the disk says has a number
+            if error.errno is not None:
+                raise
+            raise _Damaged(str(error)) from error
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class _AsUtf8(io.RawIOBase):
+    """Text of another encoding as UTF-8; what is no Unicode there is none here either."""
+
+    def __init__(self, source: io.BufferedReader, encoding: str) -> None:
+        self._source = source
+        self._decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
+        self._ready = b""
+        self._ended = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # typeshed: any writable buffer
+        while not self._ready and not self._ended:
+            self._ready = self._next()
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def _next(self) -> bytes:
+        piece = self._source.read(1 << 16)
+        self._ended = not piece
+        try:
+            return self._decoder.decode(piece, final=self._ended).encode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:  # half a character at the end, or beyond U+10FFFF: nothing behind it can be trusted
+            self._ended = True
+            return b"\xff"
+
+
+def _bounded(file: io.BufferedReader) -> Iterator[bytes]:
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) <= MAX_LINE_BYTES or line.endswith(b"\n"):
+            yield line
+            continue
+        start = OverLong(line[:_EXCERPT])
+        while line and not line.endswith(b"\n"):
+            line = file.readline(_PIECE)
+        yield start

@@ -1,0 +1,99 @@
+"""Where rows come from: what `data.train` and `data.validation` name, as files that can be read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jobs.data_names import dataset_file, hub_data, is_dataset_name, uploaded
+from jobs.errors import BadData
+from worker.training.journal import Journal
+from worker.training.rows.sources import DataFile, RowFile, Source, find_file
+from worker.training.settings import TrainerSettings
+
+HEAD_S = 20.0
+HEAD_BYTES = 32 << 20
+"""Check reads no longer on the hub, and fetches no more from there, than this; the rows so far then have to do."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """Files of which the first rows are to be read, here or on the hub."""
+
+    name: str
+    param: str
+    format: str
+    files: Sequence[RowFile]
+    place: str
+    """For the plan: absolute path of the file, or the name of the hub data set."""
+    revision: str | None = None
+    """Commit of a hub data set."""
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def fetched(self) -> int:
+        """Bytes that came over the network so far. What came once is not fetched again."""
+        return sum(file.fetched for file in self.files)
+
+    @property
+    def spent(self) -> bool:
+        """Whether fetching more would be more than a check may."""
+        return self.fetched >= HEAD_BYTES or time.monotonic() - self.since > HEAD_S
+
+
+def find_head(name: str, param: str, format: str, settings: TrainerSettings, commit: str | None = None) -> Head:
+    """For *check*; nothing but listings is fetched. Raises BadData and Refused as `_find` and `look_up`.
+
+    `commit`: the one of a hub data set that a run began with; None: what the name stands for now.
+    """
+    if (named := hub_data(name, format)) is None:
+        file = _find(name, param, settings)
+        return Head(name, param, format, [_local(file, name)], str(file))
+    from worker.training.rows.hub_data import look_up
+
+    dataset = look_up(named, name, param, settings, commit=commit)
+    return Head(name, param, format, dataset.head(), name, dataset.listing.commit)
+
+
+def find_source(
+    name: str, param: str, format: str, revision: str | None, settings: TrainerSettings, journal: Journal
+) -> Source:
+    """For *prepare*: all files at hand. `revision` is the commit that check resolved a hub data set to.
+
+    Raises as `find_head`, and DiskFull where a download would not fit.
+    """
+    if (named := hub_data(name, format)) is None:
+        return Source(name, param, format, (_local(_find(name, param, settings), name),))
+    from worker.training.rows.hub_data import look_up
+
+    dataset = look_up(named, name, param, settings, commit=revision)
+    return Source(name, param, format, tuple(dataset.fetch(journal)), dataset.listing.commit)
+
+
+def _find(name: str, param: str, settings: TrainerSettings) -> Path:
+    """The file that is named: an uploaded data set's, or one of the data directory.
+
+    Raises as `find_file`; BadData (`dataset_missing`) where nothing of that name was uploaded, or it was deleted since.
+    """
+    if (dataset := uploaded(name)) is None:
+        return find_file(settings.data, name, param)
+    missing = BadData(
+        f"{param}: there is no uploaded data set {dataset!r}",
+        code="dataset_missing",
+        param=param,
+        hint="upload it (PUT /datasets/NAME) and submit the job again; GET /datasets lists what there is",
+    )
+    if not is_dataset_name(dataset):
+        raise missing
+    try:  # as any file, with the data set's own folder as the place that no link may lead out of
+        return find_file(dataset_file(settings.uploads, dataset).parent, dataset, param)
+    except BadData as error:
+        if error.detail_code != "file_missing":
+            raise
+        raise missing from None
+
+
+def _local(path: Path, name: str) -> DataFile:
+    return DataFile(path, name, path.stat().st_size)
