@@ -7,7 +7,8 @@ get, 15 % list in several ways, 5 % POST), whether or not earlier ones are answe
 Meanwhile a process appends 10 events a second to one job, as its supervisor would; another holds the followers
 (`benchmarks.event_followers`). For each further minute there is another such job. `growth_ratio`: the median list and
 get, one after the other, with all jobs stored over the same with 100, the larger of the two. `rss_mib`: of the service,
-after each minute. JSON on the last line; exit code 1 when a limit below is missed.
+before and after each minute; `rss_growth_mib`: from the middle of a run of ten minutes or more, when its bounded caches
+are full, to the end. JSON on the last line; exit code 1 when a limit below is missed.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from service.submissions import make_id
 from tests.redis_server import RedisServer, free_port
 
 FEW = 100
-LIMIT_MS, LIMIT_RATE, LIMIT_GROWTH = 50.0, 0.98, 1.5
+LIMIT_MS, LIMIT_RATE, LIMIT_GROWTH, LIMIT_RSS_MIB = 50.0, 0.98, 1.5, 2.0
 TEAMS = ("pastry", "soup", "salad", "bread")
 EVENTS_PER_S = 10
 """Of the job that is followed."""
@@ -91,6 +92,7 @@ def main(argv: list[str]) -> int:
         and max(result["p99_get_ms"], result["p99_list_ms"], result["p99_post_ms"]) < LIMIT_MS
         and result["sse_missing"] == result["sse_wrong"] == result["wrong_answers"] == 0
         and result["growth_ratio"] <= LIMIT_GROWTH
+        and (result["rss_growth_mib"] or 0.0) <= LIMIT_RSS_MIB
     )
     return 0 if good else 1
 
@@ -147,6 +149,7 @@ def measured(folder: Path, server: RedisServer, arguments: argparse.Namespace) -
         "growth_ratio": round(max(many[kind] / few[kind] for kind in few), 3),
         "one_at_a_time_ms": {"few": few, "many": many},
         "rss_mib": rss,
+        "rss_growth_mib": round(rss[-1] - rss[len(rss) // 2], 1) if len(minutes) >= 10 else None,
         "load": [round(each, 2) for each in os.getloadavg()],
     }
 

@@ -9,7 +9,6 @@ from jobs.lifeline import PARENT_PID, tie_to_parent
 if PARENT_PID in os.environ:  # first of all: nobody outlives its parent (design §2)
     tie_to_parent(int(os.environ[PARENT_PID]))
 
-import gc
 import logging
 import sys
 
@@ -18,6 +17,7 @@ import uvicorn
 from jobs import logs, secrets
 from service.connections import LIMITS, make_room
 from service.main import create_app
+from service.memory import settle
 from service.settings import read_settings
 
 
@@ -33,9 +33,7 @@ def main() -> int:
     logs.configure(settings.log)
     logging.getLogger("longhaul.service").info("%r", settings)
     make_room()
-    # All that was imported stays: without this a full collection looks at it again and again, and nobody is answered.
-    gc.collect()
-    gc.freeze()
+    settle()
     uvicorn.run(app, host=settings.host, port=settings.port, **LIMITS)
     return 0
 

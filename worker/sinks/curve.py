@@ -16,6 +16,8 @@ MOST_POINTS = 2000
 # A mid-grey page with light text is readable beside a white terminal and in Discord's dark theme alike.
 PAGE, PLOT, INK, GRID = "#2b2d31", "#232428", "#e3e5e8", "#4a4d55"
 FAINT, TRAINING, VALIDATION = "#435677", "#7fb2ff", "#ffb454"
+MARGIN = 0.12
+"""Around everything, inches."""
 
 # matplotlib is not thread-safe, and two sinks draw from two threads.
 _drawing = threading.Lock()
@@ -65,7 +67,8 @@ def draw(title: str, training: Sequence[tuple[int, float]], validation: Mapping[
     points = points[:: max(1, math.ceil(len(points) / MOST_POINTS))]
     held_out = sorted((step, loss) for step, loss in validation.items() if math.isfinite(loss))
     with _drawing:
-        figure = Figure(figsize=(10, 5.6), dpi=100, facecolor=PAGE, layout="constrained")
+        figure = Figure(figsize=(10, 5.6), dpi=100, facecolor=PAGE)
+        figure.set_layout_engine("constrained", w_pad=MARGIN, h_pad=MARGIN)
         FigureCanvasAgg(figure)
         axes = figure.add_subplot(facecolor=PLOT)
         if points:
@@ -80,7 +83,7 @@ def draw(title: str, training: Sequence[tuple[int, float]], validation: Mapping[
             best_step, best = min(held_out, key=lambda point: point[1])
             label = f"validation (best {best:.4g} at step {best_step:,})"
             axes.plot(steps, losses, color=VALIDATION, marker="o", markersize=5, linewidth=1.4, label=label)
-        axes.set_title(title.replace("$", r"\$"), color=INK, fontsize=14, loc="left")
+        axes.set_title(f"{title} · loss".replace("$", r"\$"), color=INK, fontsize=14, loc="left")
         axes.set_xlabel("step", color=INK)
         axes.set_ylabel("loss (nats per token)", color=INK)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -28,7 +28,8 @@ def draw(plan: MemoryPlan) -> bytes:
     from matplotlib.figure import Figure
 
     shown = plan.candidates
-    figure = Figure(figsize=(10, 1.9 + 0.5 * len(shown)), dpi=100, facecolor=PAGE, layout="constrained")
+    figure = Figure(figsize=(10, 1.9 + 0.5 * len(shown)), dpi=100, facecolor=PAGE)
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     unit, name = (2**20, "MiB") if plan.peak_bytes < _MEBIBYTES_BELOW else (GIB, "GiB")
