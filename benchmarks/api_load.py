@@ -8,7 +8,8 @@ Meanwhile a process appends 10 events a second to one job, as its supervisor wou
 (`benchmarks.event_followers`). For each further minute there is another such job. `growth_ratio`: the median list and
 get, one after the other, with all jobs stored over the same with 100, the larger of the two. `rss_mib`: of the service,
 before and after each minute; `rss_growth_mib`: from the middle of a run of ten minutes or more, when its bounded caches
-are full, to the end. JSON on the last line; exit code 1 when a limit below is missed.
+are full, to the end. `stolen`: the share of the processors that the hypervisor gave to others meanwhile. JSON on the
+last line; exit code 1 when a limit below is missed.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ TEAMS = ("pastry", "soup", "salad", "bread")
 EVENTS_PER_S = 10
 """Of the job that is followed."""
 SEED = 7
+STOLEN = 7
+"""Place among `processor_ticks`."""
 
 
 @dataclass
@@ -121,11 +124,13 @@ def measured(folder: Path, server: RedisServer, arguments: argparse.Namespace) -
         ids += [seeded(runs, store, number) for number in range(FEW, arguments.jobs)]
         print(f"{len(ids):,} jobs stored in {time.monotonic() - begun:.0f} s", flush=True)
         many = one_after_the_other(url, ids)
-        minutes, rss = [], [rss_mib(service.pid)]
+        minutes, rss, before = [], [rss_mib(service.pid)], processor_ticks()
         for number in range(arguments.minutes):
             minutes.append(one_minute(url, runs, store, server.url, ids, arguments, seed=SEED + number))
             rss.append(rss_mib(service.pid))
-            print(f"minute {number + 1}: {rss[-1]:.1f} MiB, {minutes[-1].followers}", flush=True)
+            slowest = {kind: round(percentile(each, 0.99), 1) for kind, each in minutes[-1].milliseconds.items()}
+            print(f"minute {number + 1}: p99 {slowest}, {rss[-1]:.1f} MiB, {minutes[-1].followers}", flush=True)
+        ticks = [after - earlier for earlier, after in zip(before, processor_ticks(), strict=True)]
     finally:
         service.terminate()
         service.wait(30)
@@ -150,6 +155,7 @@ def measured(folder: Path, server: RedisServer, arguments: argparse.Namespace) -
         "one_at_a_time_ms": {"few": few, "many": many},
         "rss_mib": rss,
         "rss_growth_mib": round(rss[-1] - rss[len(rss) // 2], 1) if len(minutes) >= 10 else None,
+        "stolen": round(ticks[STOLEN] / sum(ticks), 4),
         "load": [round(each, 2) for each in os.getloadavg()],
     }
 
@@ -314,6 +320,11 @@ def await_ready(url: str, service: subprocess.Popen[bytes]) -> None:
 def percentile(values: list[float], share: float) -> float:
     """The value that so many of the others do not exceed."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def processor_ticks() -> list[int]:
+    """Of all processors since the start of the machine: user, nice, system, idle, iowait, irq, softirq, stolen, …"""
+    return [int(ticks) for ticks in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
 
 
 def rss_mib(pid: int) -> float:
