@@ -8,8 +8,8 @@ Meanwhile a process appends 10 events a second to one job, as its supervisor wou
 (`benchmarks.event_followers`). For each further minute there is another such job. `growth_ratio`: the median list and
 get, one after the other, with all jobs stored over the same with 100, the larger of the two. `rss_mib`: of the service,
 before and after each minute; `rss_growth_mib`: from the middle of a run of ten minutes or more, when its bounded caches
-are full, to the end. `stolen`: the share of the processors that the hypervisor gave to others meanwhile. JSON on the
-last line; exit code 1 when a limit below is missed.
+are full, to the end. `service_cores`: what it took of a core under load; `stolen`: the share of all processors that the
+hypervisor gave to others meanwhile. JSON on the last line; exit code 1 when a limit below is missed.
 """
 
 from __future__ import annotations
@@ -124,12 +124,13 @@ def measured(folder: Path, server: RedisServer, arguments: argparse.Namespace) -
         ids += [seeded(runs, store, number) for number in range(FEW, arguments.jobs)]
         print(f"{len(ids):,} jobs stored in {time.monotonic() - begun:.0f} s", flush=True)
         many = one_after_the_other(url, ids)
-        minutes, rss, before = [], [rss_mib(service.pid)], processor_ticks()
+        minutes, rss, used, before = [], [rss_mib(service.pid)], cpu_seconds(service.pid), processor_ticks()
         for number in range(arguments.minutes):
             minutes.append(one_minute(url, runs, store, server.url, ids, arguments, seed=SEED + number))
             rss.append(rss_mib(service.pid))
             slowest = {kind: round(percentile(each, 0.99), 1) for kind, each in minutes[-1].milliseconds.items()}
             print(f"minute {number + 1}: p99 {slowest}, {rss[-1]:.1f} MiB, {minutes[-1].followers}", flush=True)
+        used = cpu_seconds(service.pid) - used
         ticks = [after - earlier for earlier, after in zip(before, processor_ticks(), strict=True)]
     finally:
         service.terminate()
@@ -155,6 +156,7 @@ def measured(folder: Path, server: RedisServer, arguments: argparse.Namespace) -
         "one_at_a_time_ms": {"few": few, "many": many},
         "rss_mib": rss,
         "rss_growth_mib": round(rss[-1] - rss[len(rss) // 2], 1) if len(minutes) >= 10 else None,
+        "service_cores": round(used / sum(minute.seconds for minute in minutes), 3),
         "stolen": round(ticks[STOLEN] / sum(ticks), 4),
         "load": [round(each, 2) for each in os.getloadavg()],
     }
@@ -320,6 +322,12 @@ def await_ready(url: str, service: subprocess.Popen[bytes]) -> None:
 def percentile(values: list[float], share: float) -> float:
     """The value that so many of the others do not exceed."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has used of the processors."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def processor_ticks() -> list[int]:

@@ -6,6 +6,7 @@ Longhaul runs in one of the two, one after the other, and so does everything on 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from tests.redis_server import RedisServer
 
 ALONE = {"e2e": "stacks", "faults": "stacks", "gpu": "card"}
 """Folder of tests → the group whose tests never run beside each other."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in the background so, and children inherit it: those of tests have to hear Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROWS = Path(__file__).parents[1] / "examples" / "recipes.jsonl"
 

@@ -125,7 +125,7 @@ async def read_patch(request: Request) -> Any:
     return {} if empty else await read_json(request)
 
 
-def read_labels(request: Request) -> dict[str, list[str]]:
+async def read_labels(request: Request) -> dict[str, list[str]]:  # async: a thread would take longer to wake
     """Values by key of the query parameters `metadata[key]=value`."""
     labels: dict[str, list[str]] = {}
     for name, value in request.query_params.multi_items():

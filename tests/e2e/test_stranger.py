@@ -26,9 +26,9 @@ JOB = {
     "name": "stranger",
     "model": "builtin:t5-tiny",
     "data": {"train": "dataset:rows.jsonl", "validation": 0.2, "max_input_tokens": 48, "max_target_tokens": 32},
-    "schedule": {"epochs": 120, "batch_size": 8, "learning_rate": 0.003},
+    "schedule": {"epochs": 60, "batch_size": 8, "learning_rate": 0.003},
     "log": {"every_steps": 2},
-    "evaluate": {"every_steps": 240, "samples": 0},
+    "evaluate": {"every_steps": 120, "samples": 0},
     "checkpoint": {"every_steps": 20},
 }
 

@@ -30,6 +30,7 @@ LOG = "GET /jobs/{job}/logs"
 CANCEL = "POST /jobs/{job}/cancel"
 DELETE = "DELETE /jobs/{job}"
 ACCEPTED = ["2xx", 401, 403, 404, 409]
+OPEN = ("queued", "waiting", "paused", "running", "stopping")
 PLANNED = ("queued", "paused", "running", "succeeded")
 TRAINED = ("running", "succeeded")
 
@@ -47,9 +48,10 @@ class Tuned:
 
 _TUNED = {
     "POST /jobs": Tuned(refused=422, why="what columns, names and endings fit each other is said in words alone"),
-    "PATCH /jobs/{job}": Tuned(refused=422, why="11.0 is an integer to JSON Schema, and none to us"),
+    "PATCH /jobs/{job}": Tuned(OPEN, 422, "11.0 is an integer to JSON Schema, and none to us"),
     "POST /jobs/{job}/clone": Tuned(refused=422, why="what results from a merge patch has to be a specification"),
     "PUT /datasets/{name}": Tuned(refused=422, why="whether a checksum is right depends on the body"),
+    "POST /jobs/{job}/pause": Tuned(OPEN),
     "POST /jobs/{job}/resume": Tuned(("paused", "stopping")),
     "GET /jobs/{job}/plan": Tuned(PLANNED),
     "GET /jobs/{job}/plan.png": Tuned(PLANNED),

@@ -251,7 +251,7 @@ def test_an_event_is_put_into_words_once_for_all_who_follow(service: Service) ->
     assert sorted(made) == list(range(1, 7))
 
 
-def test_what_happens_in_quick_succession_is_told_with_one_write(
+def test_what_happens_while_followers_are_told_is_told_with_one_write(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs.feed, "TOGETHER_S", 2.0)
