@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 # One place for the version: pyproject.toml.
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
-MARKERS ?= not gpu and not docker
+MARKERS ?= not gpu and not docker and not simulated_gpu
 PYTEST_ARGS ?=
 # How many test processes run beside each other.
 TEST_PROCESSES ?= 2
@@ -46,23 +46,23 @@ test-docker: setup ## build the containers, run jobs in them, stop them half-way
 	$(BIN)/python -m pytest -m docker tests/docker $(PYTEST_ARGS)
 
 # --env-file: what a person's own .env says is not the matter here. Without Compose the file is at least read.
-check: setup ## formatting, lint, types, import rules, OpenAPI document, Dockerfile and compose file
+check: setup ## formatting, lint, types, import rules, OpenAPI document, reference, Dockerfile and compose file
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m service.schema --check
+	$(BIN)/python -m service.openapi.schema --check
 	$(BIN)/hadolint Dockerfile.training
 	@if docker compose version >/dev/null 2>&1; then \
 		env UID=1000 GID=1000 LONGHAUL_API_KEY=checked LONGHAUL_REDIS_PASSWORD=checked docker compose --env-file .env.example -f $(COMPOSE_FILE) config --quiet \
-		&& echo "$(COMPOSE_FILE): docker compose config has nothing to say"; \
+		&& echo "$(COMPOSE_FILE): docker compose config finds no fault"; \
 	else \
 		$(BIN)/python -c 'import sys, yaml; yaml.safe_load(open(sys.argv[1]))' $(COMPOSE_FILE) \
 		&& echo "$(COMPOSE_FILE): only parsed as YAML, for there is no 'docker compose' here"; \
 	fi
 
-openapi: setup ## write docs/openapi.json from the routes
-	$(BIN)/python -m service.schema
+openapi: setup ## write docs/openapi.json and docs/reference/ from the code
+	$(BIN)/python -m service.openapi.schema
 
 bench: setup ## run one measurement: make bench BENCH=name
 	@[ -n "$(BENCH)" ] || { echo "make bench: say which, BENCH=name of a file in benchmarks/" >&2; exit 1; }

@@ -1,6 +1,7 @@
 """The service under load: get, list and POST beside hundreds of followers of one job, with 10,000 jobs stored.
 
     python -m benchmarks.api_load [--jobs 10000] [--minutes 1] [--rate 100] [--followers 500]
+                                   [--against REV [--rounds 4]]
 
 One uvicorn process, a real Redis that writes every move to disk, no workers. Requests are sent when they are due (80 %
 get, 15 % list in several ways, 5 % POST), whether or not earlier ones are answered, and timed from when they were due.
@@ -10,6 +11,10 @@ get, one after the other, with all jobs stored over the same with 100, the large
 before and after each minute; `rss_growth_mib`: from the middle of a run of ten minutes or more, when its bounded caches
 are full, to the end. `service_cores`: what it took of a core under load; `stolen`: the share of all processors that the
 hypervisor gave to others meanwhile. JSON on the last line; exit code 1 when a limit below is missed.
+
+`--against REV`: that revision and HEAD in turn, each with its own code, `--rounds` times. `ratio`: the median over the
+rounds of each figure of HEAD over the same of REV. `cpu_ms_per_request` (of the service, its followers included) says
+most on a machine that has other work as well.
 """
 
 from __future__ import annotations
@@ -31,8 +36,8 @@ from typing import Any
 
 import httpx
 
-from jobs import rundir
-from jobs.connection import connect
+from benchmarks.revisions import unpack
+from jobs.disk import rundir
 from jobs.events import (
     AnyFact,
     AttemptEnded,
@@ -40,17 +45,18 @@ from jobs.events import (
     DiskLow,
     Fault,
     JobCancelled,
-    JobChecked,
     JobFailed,
-    JobPrepared,
     JobQueued,
     JobSubmitted,
     JobSucceeded,
 )
+from jobs.redis.connection import connect
+from jobs.redis.store import Store
 from jobs.spec import parse_spec
-from jobs.store import Store, new_token
-from service.submissions import make_id
+from jobs.text.units import MIB, format_bytes, format_duration
+from service.jobs.submissions import make_id
 from tests.redis_server import RedisServer, free_port
+from tests.summaries import checked, prepared, time_summary
 
 FEW = 100
 LIMIT_MS, LIMIT_RATE, LIMIT_GROWTH, LIMIT_RSS_MIB = 50.0, 0.98, 1.5, 2.0
@@ -83,7 +89,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--checking", type=int, default=50, help="followers that check content")
     parser.add_argument("--supervise", metavar="RUN_DIR", type=Path, help="be the supervisor of this job for a minute")
     parser.add_argument("--redis", help="for --supervise")
+    parser.add_argument("--against", metavar="REV", help="measure this revision as well, turn by turn")
+    parser.add_argument("--rounds", type=int, default=4, help="for --against")
     arguments = parser.parse_args(argv)
+    if arguments.against is not None:
+        print(json.dumps(compared(arguments)))
+        return 0
     if arguments.supervise is not None:
         supervise(rundir.RunDir(arguments.supervise), Store(connect(arguments.redis)), seconds=60.0)
         return 0
@@ -100,6 +111,43 @@ def main(argv: list[str]) -> int:
     return 0 if good else 1
 
 
+def compared(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures of both revisions by round, and the medians of their ratios."""
+    names = ("jobs", "minutes", "rate", "followers", "checking")
+    options = [f"--{name}={getattr(arguments, name)}" for name in names]
+    rounds: list[list[dict[str, Any]]] = []
+    with tempfile.TemporaryDirectory() as name:
+        trees = {revision: Path(name, revision) for revision in (arguments.against, "HEAD")}
+        for revision, tree in trees.items():
+            unpack(revision, tree)
+        for number in range(arguments.rounds):
+            rounds.append([alone(tree, options, arguments.rate) for tree in trees.values()])
+            print(f"round {number + 1}: {rounds[-1]}", flush=True)
+    ratios = {
+        figure: [round(now[figure] / before[figure], 3) for before, now in rounds]
+        for figure in rounds[0][0]
+        if figure not in ("wrong_answers", "load")
+    }
+    medians = {figure: round(statistics.median(each), 3) for figure, each in ratios.items()}
+    return {"against": arguments.against, "ratio": medians, "ratios": ratios, "rounds": rounds}
+
+
+def alone(tree: Path, options: list[str], rate: float) -> dict[str, Any]:
+    """What the benchmark of these files says in a process of its own; that a limit was missed is no matter here."""
+    command = [sys.executable, "-m", "benchmarks.api_load", *options]
+    said = subprocess.run(command, cwd=tree, stdout=subprocess.PIPE, text=True).stdout
+    figures: dict[str, Any] = json.loads(said.splitlines()[-1])
+    latencies = {name: figures[name] for name in figures if name.startswith(("p50_", "p99_"))}
+    return {
+        "rate_reached": figures["rate_reached"],
+        **latencies,
+        **{f"alone_{kind}_ms": each for kind, each in figures["one_at_a_time_ms"]["many"].items()},
+        "cpu_ms_per_request": round(1000 * figures["service_cores"] / (figures["rate_reached"] * rate), 2),
+        "wrong_answers": figures["wrong_answers"] + figures["sse_missing"] + figures["sse_wrong"],
+        "load": figures["load"][0],
+    }
+
+
 def measured(folder: Path, server: RedisServer, arguments: argparse.Namespace) -> dict[str, Any]:
     """The figures."""
     runs, data = folder / "runs", folder / "data"
@@ -112,8 +160,6 @@ def measured(folder: Path, server: RedisServer, arguments: argparse.Namespace) -
         "PATH": os.environ["PATH"], "LONGHAUL_REDIS_URL": server.url, "LONGHAUL_PORT": str(port),
         "LONGHAUL_RUNS": str(runs), "LONGHAUL_DATA": str(data),
     }  # fmt: skip
-    told = new_token()
-    assert store.upkeep.begin_rebuild(told) and store.upkeep.end_rebuild(told)  # as reconcile does at its first look
     ids = [seeded(runs, store, number) for number in range(FEW)]
     with open(folder / "service.log", "ab") as log:
         service = subprocess.Popen([sys.executable, "-m", "service"], env=environment, stdout=log, stderr=log)
@@ -122,14 +168,17 @@ def measured(folder: Path, server: RedisServer, arguments: argparse.Namespace) -
         few = one_after_the_other(url, ids)
         begun = time.monotonic()
         ids += [seeded(runs, store, number) for number in range(FEW, arguments.jobs)]
-        print(f"{len(ids):,} jobs stored in {time.monotonic() - begun:.0f} s", flush=True)
+        print(f"{len(ids):,} jobs stored in {format_duration(time.monotonic() - begun)}", flush=True)
         many = one_after_the_other(url, ids)
         minutes, rss, used, before = [], [rss_mib(service.pid)], cpu_seconds(service.pid), processor_ticks()
         for number in range(arguments.minutes):
             minutes.append(one_minute(url, runs, store, server.url, ids, arguments, seed=SEED + number))
             rss.append(rss_mib(service.pid))
             slowest = {kind: round(percentile(each, 0.99), 1) for kind, each in minutes[-1].milliseconds.items()}
-            print(f"minute {number + 1}: p99 {slowest}, {rss[-1]:.1f} MiB, {minutes[-1].followers}", flush=True)
+            print(
+                f"minute {number + 1}: p99 {slowest}, {format_bytes(MIB * rss[-1])}, {minutes[-1].followers}",
+                flush=True,
+            )
         used = cpu_seconds(service.pid) - used
         ticks = [after - earlier for earlier, after in zip(before, processor_ticks(), strict=True)]
     finally:
@@ -179,9 +228,8 @@ def seeded(runs: Path, store: Store, number: int) -> str:
         name=spec.name, model=spec.model, spec_sha256=spec.sha256(), priority=spec.priority, metadata=spec.metadata
     )
     run, _ = rundir.create(runs, make_id(), spec, first)
-    plan = {"rows_looked_at": 1000, "steps": 5000, "time": {"hours_expected": 2.0, "text": "about 2 hours"}}
-    prepared = JobPrepared(data={"train_rows": 128_000, "validation_rows": 1280}, steps=5000)
-    waits: list[AnyFact] = [JobChecked(plan=plan), prepared, JobQueued()]
+    start = checked(rows_looked_at=1000, steps=5000, time=time_summary(hours_expected=2.0, text="about 2 hours"))
+    waits: list[AnyFact] = [start, prepared(5000, train_rows=128_000, validation_rows=1280), JobQueued()]
     more: list[AnyFact] = {
         0: [],
         1: waits,
@@ -204,7 +252,7 @@ def one_minute(
     begin = followed.path / "followers-are-here"
     followers = subprocess.Popen(
         [
-            *[sys.executable, "-m", "benchmarks.event_followers", url, followed.path, "--begin", begin],
+            *[sys.executable, "-m", "benchmarks.event_followers", url, str(followed.path), "--begin", str(begin)],
             *["--followers", str(arguments.followers), "--checking", str(arguments.checking)],
         ],
         stdout=subprocess.PIPE,
@@ -213,7 +261,7 @@ def one_minute(
     while not begin.exists():
         assert followers.poll() is None, "the followers could not connect"
         time.sleep(0.05)
-    command = [sys.executable, "-m", "benchmarks.api_load", "--supervise", followed.path, "--redis", redis_url]
+    command = [sys.executable, "-m", "benchmarks.api_load", "--supervise", str(followed.path), "--redis", redis_url]
     supervisor = subprocess.Popen(command)
     minute = asyncio.run(requests_for(60.0, url, ids, arguments.rate, random.Random(seed)))
     assert supervisor.wait(120) == 0
@@ -227,7 +275,7 @@ def running_job(runs: Path, store: Store) -> rundir.RunDir:
     spec = parse_spec({"name": "followed", "model": "builtin:t5-tiny", "data": {"train": "rows.jsonl"}})
     first = JobSubmitted(name=spec.name, model=spec.model, spec_sha256=spec.sha256())
     run, _ = rundir.create(runs, make_id(), spec, first)
-    run.append([JobChecked(plan={}), JobPrepared(data={}, steps=100_000), JobQueued()])
+    run.append([checked(), prepared(100_000), JobQueued()])
     run.append([AttemptStarted(worker="benchmark", device="cpu")])
     store.project(run, run.record(), run.events())
     return run
@@ -291,7 +339,7 @@ def lists(ids: list[str], chance: random.Random) -> list[dict[str, str]]:
 
 
 def one_after_the_other(url: str, ids: list[str]) -> dict[str, float]:
-    """Median milliseconds of a get and of a list with nothing else going on."""
+    """Median milliseconds of a get and of a list with nothing else running."""
     chance = random.Random(SEED)
     with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
 

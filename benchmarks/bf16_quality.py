@@ -25,8 +25,10 @@ import torch
 import torch.nn.functional as F
 from transformers import T5Config, T5ForConditionalGeneration
 
-from jobs.spec import ScheduleSpec
-from worker.training.optimizers.optimizer import OptimizerName, make_optimizer
+from jobs.memory_plan import OptimizerName
+from jobs.spec import TrainingSpec
+from jobs.text.units import format_duration
+from worker.training.optimizers.optimizer import make_optimizer
 
 VOCABULARY, LENGTH, ROWS = 256, 12, 32
 GAP_LIMIT, CONTROL_LIMIT = 0.03, 0.5
@@ -43,13 +45,16 @@ def main(argv: list[str]) -> int:
     pretrained = tiny_t5()
     train(pretrained, arguments.pretrain_steps, torch_adamw(pretrained, 1e-3), swapped=False, first=0)
     start_loss = validation_loss(pretrained, swapped=True)
-    print(f"pretrained in {time.perf_counter() - begun:.0f} s; loss on A {validation_loss(pretrained, False):.4f}")
+    took = format_duration(time.perf_counter() - begun)
+    print(f"pretrained in {took}; loss on A {validation_loss(pretrained, False):.4f}")
     rows: dict[str, dict[str, float]] = {}
-    for name in ("fp32", *OURS, "bf16_adamw"):
+    makers: dict[str, Callable[[T5ForConditionalGeneration, float], Update]] = {
+        "fp32": torch_adamw, **{name: ours(name) for name in OURS}, "bf16_adamw": torch_adamw
+    }  # fmt: skip
+    for name, make in makers.items():
         model = copy.deepcopy(pretrained) if name == "fp32" else copy.deepcopy(pretrained).bfloat16()
         before = {key: weight.clone() for key, weight in model.state_dict().items()}
         begun = time.perf_counter()
-        make = torch_adamw if name in ("fp32", "bf16_adamw") else ours(name)
         train(model, arguments.steps, make(model, arguments.learning_rate), swapped=True, first=10**7)
         seconds = time.perf_counter() - begun
         changed = sum(int((weight != before[key]).sum()) for key, weight in model.state_dict().items())
@@ -58,7 +63,7 @@ def main(argv: list[str]) -> int:
             "changed_weights": changed / sum(weight.numel() for weight in before.values()),
             "seconds": round(seconds, 1),
         }
-        print(f"{name:12} loss {start_loss:.4f} -> {rows[name]['loss']:.4f}, {seconds:.0f} s", flush=True)
+        print(f"{name:12} loss {start_loss:.4f} -> {rows[name]['loss']:.4f}, {format_duration(seconds)}", flush=True)
     reference = rows["fp32"]["loss"]
     gaps = {f"{name}_gap": row["loss"] / reference - 1 for name, row in rows.items() if name != "fp32"}
     print(json.dumps({**gaps, **vars(arguments), "start_loss": start_loss, "table": rows}))
@@ -74,11 +79,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def tiny_t5() -> T5ForConditionalGeneration:
-    """FLAN-T5's architecture, two layers of 128, without dropout; fp32, the same weights every time."""
-    torch.manual_seed(0)
-    config = T5Config(
-        vocab_size=VOCABULARY, d_model=128, d_kv=32, d_ff=256, num_layers=2, num_heads=4, dropout_rate=0.0,
+def tiny_t5(seed: int = 0, *, d_model: int = 128, layers: int = 2) -> T5ForConditionalGeneration:
+    """FLAN-T5's architecture, without dropout; fp32, the same weights for the same seed."""
+    torch.manual_seed(seed)
+    config = T5Config(  # type: ignore[call-arg]  # some are of every configuration
+        vocab_size=VOCABULARY, d_model=d_model, d_kv=32, d_ff=2 * d_model, num_layers=layers, num_heads=d_model // 32,
+        dropout_rate=0.0,
         feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0, use_cache=False,
     )  # fmt: skip
     model = T5ForConditionalGeneration(config)
@@ -140,7 +146,7 @@ def ours(name: OptimizerName) -> Callable[[T5ForConditionalGeneration, float], U
     """One of the trainer's."""
 
     def make(model: T5ForConditionalGeneration, learning_rate: float) -> Update:
-        optimizer = make_optimizer(name, model.named_parameters(), ScheduleSpec(), fused=True)
+        optimizer = make_optimizer(name, model.named_parameters(), TrainingSpec(), fused=True)
         return lambda step, loss: optimizer.step(step, learning_rate, loss)
 
     return make

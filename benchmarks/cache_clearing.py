@@ -2,10 +2,10 @@
 
     python -m benchmarks.cache_clearing [--rounds 3] [--steps 50] [--batch-size 8]
 
-The real loop (`loop.steps`) over rows of random tokens with the lengths of recipes, and the real `Cache`; on a card if
+The real loop (`loop.steps`) over rows of random tokens with the lengths of recipes, and the real `Cache`; on a GPU if
 there is one, else on the CPU; a small T5 with random weights. The four intervals take turns, in the opposite order in
 every second round. JSON on the last line: `step_time_ratio` (time of a step, clearing included, in that without any;
-medians over rounds), `clear_s` (one clearing), `rss_or_reserved_growth` (bytes that the process, or torch on a card,
+medians over rounds), `clear_s` (one clearing), `rss_or_reserved_growth` (bytes that the process, or torch on a GPU,
 holds more after the steps than before) and `freed_bytes` (given back by all clearings of a turn), by interval.
 """
 
@@ -25,15 +25,16 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from benchmarks.random_rows import random_rows, synthetic_lengths
-from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import parse_spec
-from worker.training.dataset.data import Rows
+from tests.summaries import dataset_summary
+from tests.training.contexts import as_loaded, training_context
+from worker.training.dataset.data import FORMAT, PreparedDataset
+from worker.training.dataset.manifest import Manifest
 from worker.training.journal import Journal
 from worker.training.loop import steps
-from worker.training.machine.usage import Cache, process_bytes
-from worker.training.network.t5 import fuse
+from worker.training.machine.usage import process_bytes
 from worker.training.optimizers.optimizer import make_optimizer
-from worker.training.steps.order import StepOrder
+from worker.training.tasks.seq2seq.fused import fuse
 
 INTERVALS = (0, 1, 10, 50)
 """Steps between two clearings; 0: never."""
@@ -43,7 +44,7 @@ LONGEST_ON_CPU = 48
 
 
 @dataclass(frozen=True)
-class Turn:
+class ClearingTurn:
     """One interval's steps in one round."""
 
     step_s: float
@@ -61,14 +62,17 @@ def main(argv: list[str]) -> int:
     lengths = synthetic_lengths(arguments.steps * arguments.batch_size)
     if device.type == "cpu":
         lengths = lengths.clip(8, LONGEST_ON_CPU)
-    turns: dict[int, list[Turn]] = {every: [] for every in INTERVALS}
+    turns: dict[int, list[ClearingTurn]] = {every: [] for every in INTERVALS}
     with tempfile.TemporaryDirectory(prefix="longhaul-cache-") as folder:
-        rows, model = random_rows(lengths, VOCABULARY // 8, Path(folder)), small_t5(device)
+        random_rows(lengths, VOCABULARY // 8, Path(folder))
+        (Path(folder) / "validation.rows").touch()
+        manifest = Manifest(format=FORMAT, dtype="<u2", report=dataset_summary(), files={})
+        data, model = PreparedDataset(Path(folder), manifest), small_t5(device)
         gc.freeze()  # as the trainer does
-        take_turn(model, rows, 0, arguments, Path(folder))  # kernels are chosen, buffers made
+        take_turn(model, data, 0, arguments, Path(folder))  # kernels are chosen, buffers made
         for number in range(arguments.rounds):
             for every in INTERVALS if number % 2 == 0 else reversed(INTERVALS):
-                turns[every].append(take_turn(model, rows, every, arguments, Path(folder)))
+                turns[every].append(take_turn(model, data, every, arguments, Path(folder)))
                 print(f"round {number + 1}, every {every or 'never'}: {turns[every][-1]}", file=sys.stderr)
     print(json.dumps({"device": device_name(device), "rounds": arguments.rounds, **summary(turns)}))
     return 0
@@ -84,43 +88,38 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def small_t5(device: torch.device) -> T5ForConditionalGeneration:
-    """FLAN-T5-XL's width with 4 + 4 layers on a card; on a CPU far less, so that steps are short."""
+    """FLAN-T5-XL's width with 4 + 4 layers on a GPU; on a CPU far less, so that steps are short."""
     width, layers, vocabulary = (2048, 4, VOCABULARY) if device.type == "cuda" else (128, 1, VOCABULARY // 8)
     torch.manual_seed(0)
-    config = T5Config(
+    config = T5Config(  # type: ignore[call-arg]  # some are of every configuration
         vocab_size=vocabulary, d_model=width, d_kv=64, d_ff=width * 5 // 2, num_layers=layers, num_heads=width // 64,
         dropout_rate=0.0, feed_forward_proj="gated-gelu", decoder_start_token_id=0, use_cache=False,
     )  # fmt: skip
     model = T5ForConditionalGeneration(config).bfloat16()
-    model.to(device)
+    model.to(device)  # type: ignore[arg-type]  # wrapped by transformers
     fuse(model)
     return model
 
 
 def take_turn(
-    model: T5ForConditionalGeneration, rows: Rows, every: int, arguments: argparse.Namespace, folder: Path
-) -> Turn:
+    model: T5ForConditionalGeneration, data: PreparedDataset, every: int, arguments: argparse.Namespace, folder: Path
+) -> ClearingTurn:
     """So many steps from the first one on, and a clearing after every `every`-th."""
-    schedule = {"epochs": 1, "batch_size": arguments.batch_size}
-    spec = parse_spec({"data": {"train": "rows.jsonl"}, "schedule": schedule, "memory": {"micro_batch": 4}})
-    plan = make_plan(
-        spec, ModelPlan(source="random", parameters=1), DataPlan(train="x", input="x", target="x", rows=len(rows))
-    )
-    cache = Cache(model.device)
-    optimizer = make_optimizer("adafactor", model.named_parameters(), spec.schedule, fused=True)
-    order = StepOrder(rows, spec.schedule.batch_size, spec.schedule.epochs, spec.schedule.seed)
+    training = {"epochs": 1, "batch_size": arguments.batch_size}
+    spec = parse_spec({"data": {"train": "rows.jsonl"}, "training": training, "memory": {"micro_batch": 4}})
+    optimizer = make_optimizer("adafactor", model.named_parameters(), spec.training, fused=True)
     journal = Journal(folder / "journal.jsonl")
-    # What others do on a shared machine is not this loop's time; on a card it is the host's clock that tells.
+    context = training_context(folder, as_loaded(model, spec), data, spec, optimizer, journal)
+    cache, plan = context.cache, context.plan
+    # What others do on a shared machine is not this loop's time; on a GPU it is the host's clock that tells.
     clock = time.perf_counter if model.device.type == "cuda" else time.process_time
     before, began = held(model.device), clock()
-    for result in steps(
-        model, optimizer, rows, order, spec, plan, after=0, micro_batch=4, pad_id=0, cache=cache, journal=journal
-    ):
+    for result in steps(context):
         if every and result.step % every == 0:
             cache.clear()
     if model.device.type == "cuda":
         torch.cuda.synchronize()
-    return Turn(
+    return ClearingTurn(
         step_s=(clock() - began) / plan.steps,
         clear_s=cache.seconds / cache.clears if cache.clears else None,
         growth=held(model.device) - before,
@@ -129,11 +128,11 @@ def take_turn(
 
 
 def held(device: torch.device) -> int:
-    """Bytes: reserved by torch on a card, else resident."""
+    """Bytes: reserved by torch on a GPU, else resident."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else process_bytes("VmRSS")
 
 
-def summary(turns: dict[int, list[Turn]]) -> dict[str, object]:
+def summary(turns: dict[int, list[ClearingTurn]]) -> dict[str, object]:
     """Medians over rounds, by interval (`never`, `1`, …)."""
     medians = {every: statistics.median(turn.step_s for turn in taken) for every, taken in turns.items()}
     clears = {
@@ -154,7 +153,7 @@ def summary(turns: dict[int, list[Turn]]) -> dict[str, object]:
 
 
 def device_name(device: torch.device) -> str:
-    """Of the card, or how many threads."""
+    """Of the GPU, or how many threads."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
 
 

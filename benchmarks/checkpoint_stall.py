@@ -23,16 +23,17 @@ import numpy as np
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
+from jobs.attempt import Noted
+from jobs.disk.rundir import RunDir
 from jobs.events import CheckpointSaved
-from jobs.rundir import RunDir
-from jobs.spec import ScheduleSpec
+from jobs.spec import TrainingSpec
 from worker.training.checkpoints.checkpoint import TrainState, newest
 from worker.training.checkpoints.saving import Saver
 from worker.training.journal import Journal
 from worker.training.loop import accumulate
-from worker.training.network.t5 import fuse
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
-from worker.training.steps.batches import Batch
+from worker.training.tasks.seq2seq.batches import PairBatch
+from worker.training.tasks.seq2seq.fused import fuse
 
 ROWS, TOKENS = 16, 64
 
@@ -43,7 +44,7 @@ class Training:
 
     model: T5ForConditionalGeneration
     optimizer: Optimizer
-    batches: list[Batch]
+    batches: list[PairBatch]
     step: int = 0
 
     def steps(self, count: int) -> float:
@@ -97,7 +98,7 @@ def main(argv: list[str]) -> int:
         with_save("waiting")
         found = newest(run, "s", journal)
         assert found is not None and found.state.step == training.step - count, "what was written verifies"
-        noted = [line.fact for line in run.attempt_lines(1) if hasattr(line, "fact")]
+        noted = [line.fact for line in run.attempt_lines(1) if isinstance(line, Noted)]
         saves = [fact for fact in noted if isinstance(fact, CheckpointSaved)]
         own_rate = disk_rate(Path(folder), saves[-1].bytes)
     mean_without = sum(times["without"]) / len(times["without"])
@@ -133,7 +134,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def make_training() -> Training:
     """Random bf16 weights, the head untied, as FLAN-T5-small has it."""
     torch.manual_seed(0)
-    config = T5Config(
+    config = T5Config(  # type: ignore[call-arg]  # some are of every configuration
         vocab_size=32128, d_model=512, d_kv=64, d_ff=1024, num_layers=8, num_heads=6, dropout_rate=0.1,
         feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0, use_cache=False,
     )  # fmt: skip
@@ -141,9 +142,9 @@ def make_training() -> Training:
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 0.02)
     model = model.bfloat16().train()
     fuse(model)
-    optimizer = make_optimizer("adamw", model.named_parameters(), ScheduleSpec(), fused=True)
+    optimizer = make_optimizer("adamw", model.named_parameters(), TrainingSpec(), fused=True)
     ids = torch.randint(2, 32000, (2, ROWS, TOKENS))
-    batch = Batch(
+    batch = PairBatch(
         input_ids=ids[0],
         attention_mask=torch.ones_like(ids[0]),
         labels=ids[1],

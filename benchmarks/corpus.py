@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.random_t5 import write_checkpoint
+from jobs.disk.rundir import RunDir, create
 from jobs.events import JobSubmitted
-from jobs.rundir import RunDir, create
 from jobs.spec import parse_spec
 from worker.training.check import check
 from worker.training.dataset.data import PreparedDataset
 from worker.training.journal import Journal
-from worker.training.models import builtin
 from worker.training.prepare import prepare
 from worker.training.settings import TrainerSettings
+from worker.training.tasks.seq2seq import builtin
 
 
 def prepared_job(

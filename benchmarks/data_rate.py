@@ -4,7 +4,7 @@
 
 The file is prepared as a job would have it (one worker a core); without a tokenizer one is learnt from the rows.
 
-- `tokenize_ratio`: rows/s of the whole pipeline (read, parse, check, normalise, tokenise, deduplicate, commit, report)
+- `tokenize_ratio`: rows/s of the whole pipeline (read, parse, check, normalize, tokenize, deduplicate, commit, report)
   over rows/s of the tokenizer's bare `encode_batch_fast` on the same texts, in memory already, with as many threads; in
   turns, medians. Not in it is `start_up_s`, until the first block comes back: importing transformers, opening the
   tokenizer, starting the pool. `tokenize_ratio_whole` has it in.
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # The workers of the pool import this module, too: what takes time to import is imported where it is used.
-from jobs.rundir import RunDir
+from jobs.disk.rundir import RunDir
 
 if TYPE_CHECKING:
     from worker.training.settings import TrainerSettings
@@ -165,11 +165,11 @@ def write(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
     heard: list[float] = []
 
-    class Clock(Journal):
+    class Timed(Journal):
         def progress(self, *_: Any, **__: Any) -> None:
             heard.append(time.perf_counter())
 
-    journal = Clock(scratch / "journal.jsonl")
+    journal = Timed(scratch / "journal.jsonl")
     options = _preparation(scratch, arguments, journal)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         start = time.perf_counter()
@@ -202,13 +202,11 @@ def raw(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     from worker.training.dataset.tokens import TokenizerState
     from worker.training.journal import Journal
-    from worker.training.models import builtin
     from worker.training.prepare import texts_of
 
-    builtin.TOKENIZER_ROWS = 1 << 40  # all of them
     options = _preparation(scratch, arguments, Journal(scratch / "journal.jsonl"))
     tokenizer = TokenizerState.read(options["model"]).open()
-    texts = texts_of(options["sources"][0], options["templates"], options["data"])
+    texts = texts_of(options["sources"][0], options["templates"], options["data"], 1 << 40)  # all of them
     start = time.perf_counter()
     for begin in range(0, len(texts), _CHUNK):
         tokenizer.encode_batch_fast(texts[begin : begin + _CHUNK], add_special_tokens=False)

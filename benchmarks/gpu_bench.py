@@ -13,20 +13,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
 
 from benchmarks.gpu_epoch import Epoch, evenly
-from benchmarks.gpu_ladder import Configuration, compile_layers
+from benchmarks.gpu_ladder import LadderConfiguration, compile_layers
 from worker.training.dataset.data import Int64
 from worker.training.machine.out_of_memory import is_out_of_memory
 from worker.training.machine.usage import Cache, memory_use
-from worker.training.network import t5_loss
-from worker.training.network.compiled import CompiledBlocks
-from worker.training.network.model import set_dropout
-from worker.training.network.t5 import ALL, fuse, unfuse
-from worker.training.steps.batches import Batch
+from worker.training.tasks.seq2seq import loss as t5_loss
+from worker.training.tasks.seq2seq.batches import PairBatch
+from worker.training.tasks.seq2seq.compiled import CompiledBlocks
+from worker.training.tasks.seq2seq.fused import ALL, fuse, set_dropout, unfuse
 
 LARGER, SMALLER = (12, 16, 24, 32, 48, 64), (6, 5, 4, 3, 2, 1)
 STATES_PER_WEIGHT = 2.03
@@ -71,14 +70,14 @@ class Bench:
 
     # -- one configuration -----------------------------------------------------------------------------------
 
-    def apply(self, chosen: Configuration) -> Figures:
+    def apply(self, chosen: LadderConfiguration) -> Figures:
         """Put the model into that configuration. Compiling takes minutes the first time."""
         self._check_time()
         model = self.model
         unfuse(model, ALL)
         for module in model.modules():
-            if hasattr(module, "config"):
-                module.config._attn_implementation = chosen.attention
+            if config := getattr(module, "config", None):
+                config._attn_implementation = chosen.attention
         fuse(model, chosen.patches)
         if self._recomputed:
             model.activation_checkpointing_disable()
@@ -95,16 +94,16 @@ class Bench:
             figures["compile_s"] = time.perf_counter() - start
         for stack in (model.encoder, model.decoder):
             if "attention" in chosen.patches:
-                stack.compiled = self._blocks if chosen.compiled else None
+                stack.compiled = self._blocks if chosen.compiled else None  # type: ignore[union-attr]  # a T5FusedStack
         self.refuse_uncompiled(chosen)
         return figures
 
-    def refuse_uncompiled(self, chosen: Configuration) -> None:
+    def refuse_uncompiled(self, chosen: LadderConfiguration) -> None:
         """Raise RuntimeError if what is to be measured compiled is not."""
         if chosen.compiled and self._blocks is not None and self._blocks.failure is not None:
             raise RuntimeError(f"layers are not compiled: {self._blocks.failure}")
 
-    def sizes(self, chosen: Configuration) -> Iterator[Figures]:
+    def sizes(self, chosen: LadderConfiguration) -> Iterator[Figures]:
         """Micro-batches to measure: the usual one or that it does not fit, then the largest that does."""
         first = chosen.micro_batch
         largest, fits = first, self.fits(chosen, first)
@@ -123,7 +122,7 @@ class Bench:
         if largest not in (0, first):
             yield {"micro_batch": largest, "largest": True}
 
-    def fits(self, chosen: Configuration, micro_batch: int) -> bool:
+    def fits(self, chosen: LadderConfiguration, micro_batch: int) -> bool:
         """Whether the largest micro-batch of an epoch goes through."""
         self._check_time()
         batch = self._batch(chosen, self.epoch.largest(chosen, micro_batch))
@@ -139,7 +138,7 @@ class Bench:
             self._refresh()
         return failure is None
 
-    def measure(self, chosen: Configuration, micro_batch: int) -> Figures:
+    def measure(self, chosen: LadderConfiguration, micro_batch: int) -> Figures:
         """Rates over a part of an epoch in its own proportions, after a warm-up with the largest micro-batch."""
         memory_use(self.device)
         if not self.fits(chosen, micro_batch):
@@ -179,7 +178,7 @@ class Bench:
             "seconds": seconds,
         }
 
-    def kernels(self, chosen: Configuration, micro_batch: int) -> Figures:
+    def kernels(self, chosen: LadderConfiguration, micro_batch: int) -> Figures:
         """Of a micro-batch of median cost: kernels (on the CPU: operators) and the share of time that they run."""
         self._check_time()
         pieces = self.epoch.pieces(chosen, micro_batch)
@@ -198,7 +197,7 @@ class Bench:
             "busy_fraction": sum(event.time_range.elapsed_us() for event in ran) / 1e6 / seconds,
         }
 
-    def same(self, chosen: Configuration) -> Figures:
+    def same(self, chosen: LadderConfiguration) -> Figures:
         """Loss of a target token and norm of its gradients, without dropout, of rows that are the same for all."""
         self._check_time()
         everything = self.epoch.rows
@@ -217,17 +216,17 @@ class Bench:
 
     # -- running ---------------------------------------------------------------------------------------------
 
-    def _most(self, chosen: Configuration, micro_batch: int) -> int:
+    def _most(self, chosen: LadderConfiguration, micro_batch: int) -> int:
         return self.epoch.size(chosen, self.epoch.largest(chosen, micro_batch))
 
-    def _batch(self, chosen: Configuration, piece: Int64) -> Batch:
+    def _batch(self, chosen: LadderConfiguration, piece: Int64) -> PairBatch:
         batch = self.epoch.batch(chosen, piece)
         if self.device.type != "cuda":
             return batch
         pinned = {name: getattr(batch, name).pin_memory() for name in ("input_ids", "attention_mask", "labels")}
         return replace(batch, **pinned)
 
-    def _pass(self, batch: Batch, chosen: Configuration) -> torch.Tensor:
+    def _pass(self, batch: PairBatch, chosen: LadderConfiguration) -> torch.Tensor:
         """Forward and backward; the loss summed over target tokens. Gradients add up, as within a step."""
         ids, labels = (tensor.to(self.device, non_blocking=True) for tensor in (batch.input_ids, batch.labels))
         needed = batch.input_padded or "attention" not in chosen.patches
@@ -240,7 +239,7 @@ class Bench:
         (total / batch.target_tokens).backward()
         return total.detach()
 
-    def _timed(self, batches: Sequence[Batch], chosen: Configuration) -> float:
+    def _timed(self, batches: Sequence[PairBatch], chosen: LadderConfiguration) -> float:
         """Seconds of these micro-batches."""
         self._check_time()
         self._wait()
@@ -274,5 +273,5 @@ class Bench:
 
 
 def _is_kernel(name: str) -> bool:
-    # What the profiler shows on the card besides kernels: copies, fills, and the ranges that inductor names.
+    # What the profiler shows on the GPU besides kernels: copies, fills, and the ranges that inductor names.
     return not name.startswith(("Memcpy", "Memset", "##", "Torch-Compiled", "ProfilerStep"))

@@ -9,15 +9,15 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
-from worker.training.network.compiled import CompiledBlocks, compile_blocks
-from worker.training.network.t5 import ALL, Patch
+from worker.training.tasks.seq2seq.compiled import CompiledBlocks, compile_blocks
+from worker.training.tasks.seq2seq.fused import ALL, Patch
 
 MICRO_BATCH = 8
 _HEAD_STD = 0.02
 
 
 @dataclass(frozen=True)
-class Configuration:
+class LadderConfiguration:
     """How the model is run."""
 
     name: str
@@ -29,7 +29,7 @@ class Configuration:
     patches: tuple[Patch, ...] = ()
     compiled: bool = False
     limited: bool = True
-    """To the memory of the emulated card."""
+    """To the memory of the emulated GPU."""
     step_rows: int = 128
     """Rows of an optimizer step, out of which our micro-batches are cut."""
     micro_batch: int = MICRO_BATCH
@@ -38,22 +38,22 @@ class Configuration:
 
 
 LADDER = (
-    Configuration("seed: eager, recomputed", "eager", 1, ordered=False),
-    Configuration("sdpa, recomputed", recompute=1, ordered=False),
-    Configuration("sdpa", ordered=False),
-    Configuration("+ our batches"),
-    Configuration("+ gelu, norm, dropout", patches=("gelu", "norm", "dropout")),
-    Configuration("+ attention, masks", patches=("gelu", "norm", "dropout", "attention")),
-    Configuration("+ loss", patches=ALL),
-    Configuration("+ compile", patches=ALL, compiled=True),
-    Configuration("+ compile, every 2nd layer recomputed", recompute=2, patches=ALL, compiled=True),
-    Configuration("whole card, steps of 128", patches=ALL, compiled=True, limited=False, search=False),
-    Configuration(
-        "whole card, steps of 512", patches=ALL, compiled=True, limited=False, step_rows=512, micro_batch=16,
+    LadderConfiguration("seed: eager, recomputed", "eager", 1, ordered=False),
+    LadderConfiguration("sdpa, recomputed", recompute=1, ordered=False),
+    LadderConfiguration("sdpa", ordered=False),
+    LadderConfiguration("+ our batches"),
+    LadderConfiguration("+ gelu, norm, dropout", patches=("gelu", "norm", "dropout")),
+    LadderConfiguration("+ attention, masks", patches=("gelu", "norm", "dropout", "attention")),
+    LadderConfiguration("+ loss", patches=ALL),
+    LadderConfiguration("+ compile", patches=ALL, compiled=True),
+    LadderConfiguration("+ compile, every 2nd layer recomputed", recompute=2, patches=ALL, compiled=True),
+    LadderConfiguration("whole GPU, steps of 128", patches=ALL, compiled=True, limited=False, search=False),
+    LadderConfiguration(
+        "whole GPU, steps of 512", patches=ALL, compiled=True, limited=False, step_rows=512, micro_batch=16,
         search=False,
     ),
-    Configuration(
-        "whole card, steps of 2048", patches=ALL, compiled=True, limited=False, step_rows=2048, micro_batch=32,
+    LadderConfiguration(
+        "whole GPU, steps of 2048", patches=ALL, compiled=True, limited=False, step_rows=2048, micro_batch=32,
         search=False,
     ),
 )  # fmt: skip
@@ -75,13 +75,14 @@ def make_model(config: dict[str, Any], device: torch.device, seed: int = 0) -> P
         torch.set_default_dtype(usual)
     model.lm_head.weight = torch.nn.Parameter(head)
     model.config.use_cache = False
-    return model.train()
+    model.train()
+    return model
 
 
 def compile_layers(model: PreTrainedModel, backend: str) -> CompiledBlocks:
     """As the trainer compiles them. Takes minutes."""
     with recompile_limit_is_known():
-        return compile_blocks(model, _Silent(), backend)
+        return compile_blocks(model, _Silent(), backend)  # type: ignore[arg-type]  # all that it asks of a journal
 
 
 class _Silent:
@@ -95,12 +96,12 @@ class _Silent:
 
 
 class recompile_limit_is_known:
-    """torch 2.13's `torch.compile` takes the limit of recompilations; where it does not yet, dynamo is told."""
+    """torch 2.13's `torch.compile` takes the limit of recompilations; where it does not yet, dynamo is configured."""
 
     def __enter__(self) -> None:
         self._stock: Any = torch.compile
         if "recompile_limit" not in inspect.signature(self._stock).parameters:
-            torch.compile = self._without_limit
+            torch.compile = self._without_limit  # type: ignore[assignment]  # a stand-in
 
     def __exit__(self, *error: object) -> None:
         torch.compile = self._stock

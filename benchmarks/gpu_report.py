@@ -14,8 +14,8 @@ import torch
 import transformers
 
 from benchmarks.gpu_bench import Figures
-from benchmarks.gpu_ladder import LADDER, MICRO_BATCH, OURS, SEED, Configuration
-from jobs.cards import peak_flops
+from benchmarks.gpu_ladder import LADDER, MICRO_BATCH, OURS, SEED, LadderConfiguration
+from jobs.gpus import peak_flops
 
 LIMITS = {"vs_seed": 3.0, "mfu": 0.4}
 DATA_CENTRE = ("NVIDIA H200", "NVIDIA H100", "NVIDIA B200")
@@ -33,8 +33,8 @@ class Report:
         self.table: list[Figures] = []
         self.same: dict[str, Figures] = {}
         self.facts: Figures = {
-            "card": name,
-            "card_gib": arguments.card_gib if cuda else None,
+            "gpu": name,
+            "gpu_gib": arguments.gpu_gib if cuda else None,
             "context_gib": arguments.context_gib if cuda else None,
             "peak_tflops": self.peak / 1e12 if self.peak else None,
             "shape": arguments.shape,
@@ -49,7 +49,7 @@ class Report:
         self._out: Path | None = arguments.out
         self._lock = threading.Lock()
 
-    def add(self, chosen: Configuration, number: int, figures: Figures) -> None:
+    def add(self, chosen: LadderConfiguration, number: int, figures: Figures) -> None:
         """One line more, printed at once."""
         if "flops_per_s" in figures:
             figures["mfu"] = figures["flops_per_s"] / self.peak if self.peak else None
@@ -109,9 +109,9 @@ class Report:
 
     def _broken(self, result: Figures) -> list[str]:
         broken = [f"{line['configuration']}: {line['error']}" for line in self.table if "error" in line]
-        if not self.complete or result["card"] == "cpu" or result["shape"] != "xl":
+        if not self.complete or result["gpu"] == "cpu" or result["shape"] != "xl":
             return broken
-        limits = LIMITS if result["card"].startswith(DATA_CENTRE) else {"vs_seed": LIMITS["vs_seed"]}
+        limits = LIMITS if result["gpu"].startswith(DATA_CENTRE) else {"vs_seed": LIMITS["vs_seed"]}
         return broken + [f"{name} < {limit}" for name, limit in limits.items() if not (result[name] or 0) >= limit]
 
     def _write(self) -> None:

@@ -1,13 +1,13 @@
-"""FLAN-T5-XL's shape on a card: rows a second from the seed configuration to ours, step by step.
+"""FLAN-T5-XL's shape on a GPU: rows a second from the seed configuration to ours, step by step.
 
     python -m benchmarks.gpu_throughput [--minutes 9] [--rounds 2] [--lengths FILE.npy | --synthetic] [--out FILE.json]
     python -m benchmarks.gpu_throughput --device cpu --shape tiny --micro-batches 4 …           a dry run
     python -m benchmarks.gpu_throughput --data FILE --tokenizer FOLDER --write-lengths OUT.npy  lengths of a corpus
 
-Needs torch, transformers and numpy from the machine, and this repository. Weights are random, made on the card; rows
-are random tokens with the lengths of a corpus (benchmarks/random_rows.py). A card of 32 GB is emulated on a larger one:
+Needs torch, transformers and numpy from the machine, and this repository. Weights are random, made on the GPU; rows
+are random tokens with the lengths of a corpus (benchmarks/random_rows.py). A GPU of 32 GB is emulated on a larger one:
 the allocator gets 31.4 GiB less 0.6 for the CUDA context; the states of an 8-bit optimizer (5.4 GiB) are allocated,
-and gradients stay between micro-batches. Timed is forward and backward, copies to the card included, without optimizer
+and gradients stay between micro-batches. Timed is forward and backward, copies to the GPU included, without optimizer
 and without preparing batches.
 
 Every configuration (benchmarks/gpu_ladder.py) orders all rows for an epoch, and runs micro-batches drawn from that
@@ -18,7 +18,7 @@ of memory is a result. `busy` is the share of time that kernels run (the rest is
 could win at most); of the second round only the rates are taken, to show drift.
 
 JSON on the last line, also when time is up: `vs_seed` (our best / the seed at micro-batch 8, both on the emulated
-card), `mfu` (the highest). Exit code 1 if on a card a limit is broken (vs_seed 3, MFU 0.4 on an H200,
+GPU), `mfu` (the highest). Exit code 1 if on a GPU a limit is broken (vs_seed 3, MFU 0.4 on an H200,
 H100 or B200), or if anything failed but for memory.
 """
 
@@ -39,11 +39,12 @@ import torch
 
 from benchmarks.gpu_bench import Bench, TimeUp
 from benchmarks.gpu_epoch import Epoch
-from benchmarks.gpu_ladder import LADDER, Configuration, make_model
+from benchmarks.gpu_ladder import LADDER, LadderConfiguration, make_model
 from benchmarks.gpu_report import COLUMNS, Report
 from benchmarks.random_rows import LENGTHS, random_rows, read_lengths, synthetic_lengths, write_lengths
 from benchmarks.random_t5 import SHAPES as CHECKPOINTS
-from worker.training.network.flops import Flops
+from jobs.text.units import format_duration
+from worker.training.tasks.seq2seq.flops import PairFlops
 
 SHAPES: dict[str, dict[str, Any]] = {
     "xl": CHECKPOINTS["xl"],
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
         print(f"{arguments.write_lengths}: {len(pairs)} rows, mean input and target {pairs.mean(0).round(1).tolist()}")
         return 0
     end = time.monotonic() + 60 * arguments.minutes
-    # As the trainer does it; read when the first memory of the card is taken.
+    # As the trainer does it; read when the first memory of the GPU is taken.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     device = torch.device(arguments.device)
     report = Report(arguments, device)
@@ -74,7 +75,7 @@ def main(argv: list[str]) -> int:
             run(arguments, device, report, end, Path(scratch))
         report.complete = True
     except TimeUp:
-        print(f"time is up ({arguments.minutes:g} minutes)", flush=True)
+        print(f"time is up ({format_duration(60 * arguments.minutes)})", flush=True)
     finally:
         bell.cancel()
     return report.finish()
@@ -91,12 +92,12 @@ def run(arguments: argparse.Namespace, device: torch.device, report: Report, end
     model = make_model(config, device)
     weights = sum(parameter.numel() for parameter in model.parameters())
     report.facts |= {"weights": weights, "rows": len(rows), "mean_lengths": lengths.mean(0).tolist()}
-    print(f"{weights:,} weights made in {time.perf_counter() - start:.0f} s; {len(rows)} rows", flush=True)
+    print(f"{weights:,} weights made in {format_duration(time.perf_counter() - start)}; {len(rows)} rows", flush=True)
     bench = Bench(
         model,
-        Epoch(rows, Flops.of_config(config)),
+        Epoch(rows, PairFlops.of_config(config)),
         dropout=arguments.dropout,
-        budget_bytes=(arguments.card_gib - arguments.context_gib) * 2**30,
+        budget_bytes=(arguments.gpu_gib - arguments.context_gib) * 2**30,
         backend=arguments.backend or ("inductor" if device.type == "cuda" else "eager"),
         seconds=arguments.seconds,
         micro_batches=arguments.micro_batches,
@@ -117,12 +118,12 @@ def run(arguments: argparse.Namespace, device: torch.device, report: Report, end
             except TimeUp:
                 raise
             except Exception as error:
-                # The others can still be measured, on a machine that may not come back; it is told, and exit code 1.
+                # The others can still be measured, on a machine that may not come back; it says so, and ends with 1.
                 traceback.print_exc()
                 report.add(chosen, number + 1, {"error": f"{type(error).__name__}: {error}"[:500]})
 
 
-def first(bench: Bench, chosen: Configuration, sizes: list[int], report: Report) -> None:
+def first(bench: Bench, chosen: LadderConfiguration, sizes: list[int], report: Report) -> None:
     """The first time: find out what fits, count kernels and compare losses, too."""
     about = bench.apply(chosen)
     for size in bench.sizes(chosen):
@@ -139,7 +140,7 @@ def first(bench: Bench, chosen: Configuration, sizes: list[int], report: Report)
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_throughput", description="T5 XL on a card.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_throughput", description="T5 XL on a GPU.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="xl")
     parser.add_argument("--minutes", type=float, default=9.0, help="print what there is after so many")
@@ -151,9 +152,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--synthetic", action="store_true", help="log-normal lengths")
     parser.add_argument("--rows", type=int, help="only so many")
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--card-gib", type=float, default=31.4, help="memory of the emulated card (RTX 5090)")
+    parser.add_argument("--gpu-gib", type=float, default=31.4, help="memory of the emulated GPU (RTX 5090)")
     parser.add_argument("--context-gib", type=float, default=0.6, help="of which the CUDA context takes so much")
-    parser.add_argument("--peak-tflops", type=float, help="of a card that jobs/cards.py does not know")
+    parser.add_argument("--peak-tflops", type=float, help="of a GPU that jobs/gpus.py does not know")
     parser.add_argument("--backend", help="of torch.compile; default inductor, on the CPU eager")
     parser.add_argument("--out", type=Path, help="write the JSON there after every measurement, too")
     parser.add_argument("--data", type=Path, help="a file of rows, for --write-lengths")

@@ -29,12 +29,14 @@ from transformers import AutoModelForSeq2SeqLM
 
 from benchmarks.random_t5 import SHAPES, write_checkpoint
 from benchmarks.resident import begin_use, in_use, mapped_bytes, peak_use, read_all
+from jobs.text.units import GIB, bytes_alike
 from worker.training.journal import Journal
 from worker.training.machine.usage import process_bytes
 from worker.training.models import model_store
-from worker.training.models.layout import t5_parameters
 from worker.training.network import guards
 from worker.training.network.model import load
+from worker.training.tasks.seq2seq.layout import layout_of
+from worker.training.tasks.seq2seq.task import Seq2Seq
 
 PEAK_LIMIT = 1.05
 CONTROL_LEAST = 1.5
@@ -69,7 +71,7 @@ def main(argv: list[str]) -> int:
 
 def loading(home: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Figures of the real path, and of the control beside it."""
-    parameters = t5_parameters(SHAPES[arguments.size])
+    parameters = layout_of(SHAPES[arguments.size]).parameters
     need(home, disk=2 * parameters, memory=5 * parameters if arguments.device == "cpu" else 0)
     write_checkpoint(home / "model", SHAPES[arguments.size])
     figures = child(arguments.device, "load", home / "small", home / "model")
@@ -86,7 +88,7 @@ def loading(home: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "device": arguments.device,
         **figures,
         "control_ratio": control["load_peak_ratio"],
-        "control_parameters": t5_parameters(SHAPES[control_shape]),
+        "control_parameters": layout_of(SHAPES[control_shape]).parameters,
         "control_refused": refused,
         "broken": limits,
     }
@@ -94,12 +96,12 @@ def loading(home: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def conversion(home: Path, size: str) -> dict[str, Any]:
     """Figures of making a model's place in the store from fp32 shards."""
-    parameters = t5_parameters(SHAPES[size])
+    parameters = layout_of(SHAPES[size]).parameters
     need(home, disk=6 * parameters, memory=HOST_LIMIT)
     shards = write_checkpoint(home / "fp32", SHAPES[size], torch.float32, shard_bytes=parameters)
     (home / "bf16").mkdir()
     figures = child("cpu", "convert", home / "fp32", home / "bf16")
-    damage = model_store.damage(home / "bf16", thorough=True)
+    damage = model_store.damage(home / "bf16", Seq2Seq(), thorough=True)
     limits = [f"the result is damaged: {damage}"] if damage else []
     if figures["convert_host_peak_bytes"] >= HOST_LIMIT:
         limits.append(f"host peak {figures['convert_host_peak_bytes']} is not below {HOST_LIMIT}")
@@ -120,12 +122,14 @@ def broken(figures: dict[str, Any]) -> list[str]:
 
 def need(home: Path, *, disk: int, memory: int) -> None:
     """Stop, saying what is missing, rather than fill a disk or have the kernel kill someone."""
-    if (free := shutil.disk_usage(home).free) < disk + 2**30:
-        raise SystemExit(f"{disk / 1e9:.0f} GB are needed in {home.parent} (TMPDIR), {free / 1e9:.0f} GB are free")
+    if (free := shutil.disk_usage(home).free) < disk + GIB:
+        wanted, there = bytes_alike(disk, free)
+        raise SystemExit(f"{wanted} are needed in {home.parent} (TMPDIR), {there} are free")
     with open("/proc/meminfo") as lines:
         available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     if available < memory:
-        raise SystemExit(f"{memory / 1e9:.0f} GB of memory are needed, {available / 1e9:.0f} GB are available")
+        wanted, there = bytes_alike(memory, available)
+        raise SystemExit(f"{wanted} of memory are needed, {there} are available")
 
 
 def child(device: str, *words: object) -> dict[str, Any]:
@@ -142,10 +146,10 @@ def child(device: str, *words: object) -> dict[str, Any]:
 def load_child(small: Path, folder: Path, name: str) -> dict[str, Any]:
     """Load as the trainer does, read everything, then forward and backward over short rows."""
     device = torch.device(name)
-    load(small, device, dropout=0.0, fused=True, recompute_layers=1)
+    load(small, device, task=Seq2Seq(), dropout=0.0, fused=True, activation_checkpointing=1)
     loads = count_loads()
     before, start = in_use(device), time.perf_counter()
-    loaded = load(folder, device, dropout=0.0, fused=True, recompute_layers=1)
+    loaded = load(folder, device, task=Seq2Seq(), dropout=0.0, fused=True, activation_checkpointing=1)
     read_all(loaded.model)
     peak, seconds = peak_use(device) - before, time.perf_counter() - start
     pages = {"anonymous_bytes": process_bytes("RssAnon"), "mapped_weight_bytes": mapped_bytes(folder)}
@@ -172,7 +176,7 @@ def load_child(small: Path, folder: Path, name: str) -> dict[str, Any]:
 def control_child(small: Path, folder: Path, name: str) -> dict[str, Any]:
     """Load fp32, then cast: what `from_pretrained` without a dtype and a later `.to(bf16)` come to."""
     device = torch.device(name)
-    load(small, device, dropout=0.0, fused=True, recompute_layers=1)
+    load(small, device, task=Seq2Seq(), dropout=0.0, fused=True, activation_checkpointing=1)
     loads = count_loads()
     before, start = begin_use(device), time.perf_counter()
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32, device_map={"": device})
@@ -193,7 +197,7 @@ def convert_child(source: Path, target: Path, name: str) -> dict[str, Any]:
     """Convert; the peak is that of the whole process, interpreter and torch included."""
     start = time.perf_counter()
     before = begin_use(torch.device(name))
-    model_store.convert(source, target, source.name, Journal(target.with_name("progress.jsonl")))
+    model_store.convert(source, target, source.name, Seq2Seq(), Journal(target.with_name("progress.jsonl")))
     return {
         "convert_host_peak_bytes": process_bytes("VmHWM"),
         "convert_host_growth_bytes": process_bytes("VmHWM") - before,

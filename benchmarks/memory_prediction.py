@@ -1,4 +1,4 @@
-"""Predicted peaks of a training step against real allocations on the CPU, and FLAN-T5-XL's on cards of three sizes.
+"""Predicted peaks of a training step against real allocations on the CPU, and FLAN-T5-XL's on GPUs of three sizes.
 
     python -m benchmarks.memory_prediction [--only NAME] [--threads 2]
 
@@ -9,8 +9,8 @@ real peaks of the passes and of the update, `max_error` is the largest relative 
 `max_update_error` of an update's.
 
 `xl_seconds` and `xl_rss_bytes` are those of a fresh process, imports included, that predicts one step of XL
-(`xl_cpu_seconds`: what it took of the processors); `xl_peak_gib` is that step on a card: micro-batch 8, 256/256 tokens,
-adamw_8bit, nothing recomputed, context included. `xl_table` holds, for cards of 24, 32 and 48 GB, two shapes, three
+(`xl_cpu_seconds`: what it took of the processors); `xl_peak_gib` is that step on a GPU: micro-batch 8, 256/256 tokens,
+adamw_8bit, nothing recomputed, context included. `xl_table` holds, for GPUs of 24, 32 and 48 GB, two shapes, three
 ways to recompute and the optimizers, the largest micro-batch (0: not even one row fits) and its peak.
 
 JSON on the last line. Exit code 1 when a limit is broken: `max_error` 0.02, `xl_seconds` 10, `xl_rss_bytes` 2e9,
@@ -38,39 +38,45 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel
 
 from benchmarks.random_t5 import SHAPES
-from jobs.spec import ScheduleSpec
+from benchmarks.stock_tasks import Causal, Classification
+from jobs.memory_plan import OptimizerName
+from jobs.spec import TrainingSpec
+from jobs.text.units import GIB, format_bytes, format_duration
 from worker.training.journal import Journal
 from worker.training.machine.usage import process_bytes
-from worker.training.network.t5_loss import token_loss_sum
-from worker.training.optimizers.optimizer import Optimizer, OptimizerName, make_optimizer
-from worker.training.planning.bare_model import TaskKind, bare_model, give_device
-from worker.training.planning.prediction import Predictor, Setting, Shape
+from worker.training.optimizers.optimizer import Optimizer, make_optimizer
+from worker.training.planning.bare_model import bare_model, give_device
+from worker.training.planning.prediction import Setting
+from worker.training.planning.predictor import Predictor
+from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.seq2seq.loss import token_loss_sum
+from worker.training.tasks.seq2seq.task import Seq2Seq
+from worker.training.tasks.task import Task
 
-GIB = 2**30
 ERROR_LIMIT, SECONDS_LIMIT, RSS_LIMIT, PEAK_LIMIT = 0.02, 10.0, 2e9, 28.0
 CONTEXT = int(0.8 * GIB)
-CARDS = {"24 GB": 23.5, "32 GB": 31.4, "48 GB": 47.4}
-"""GiB that a card of a nominal size reports."""
+GPUS = {"24 GB": 23.5, "32 GB": 31.4, "48 GB": 47.4}
+"""GiB that a GPU of a nominal size reports."""
 MOST_ROWS = 512
 OPTIMIZERS: tuple[OptimizerName, ...] = ("adamw", "adamw_8bit", "adafactor")
 
 _T5 = SHAPES["xl"]
-MODELS: dict[str, tuple[TaskKind, dict[str, Any]]] = {
-    "t5-small": ("seq2seq", _T5 | {
+MODELS: dict[str, tuple[Task, dict[str, Any]]] = {
+    "t5-small": (Seq2Seq(), _T5 | {
         "d_model": 512, "d_ff": 1024, "num_heads": 6, "num_layers": 8, "num_decoder_layers": 8,
     }),
-    "t5-small-tied": ("seq2seq", _T5 | {
+    "t5-small-tied": (Seq2Seq(), _T5 | {
         "d_model": 512, "d_ff": 2048, "num_heads": 8, "num_layers": 6, "num_decoder_layers": 6,
         "tie_word_embeddings": True, "feed_forward_proj": "relu",
     }),
-    "t5-base": ("seq2seq", _T5 | {
+    "t5-base": (Seq2Seq(), _T5 | {
         "d_model": 768, "d_ff": 2048, "num_heads": 12, "num_layers": 12, "num_decoder_layers": 12,
     }),
-    "qwen2": ("causal", {
+    "qwen2": (Causal(), {
         "model_type": "qwen2", "vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1536,
         "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True,
     }),
-    "roberta": ("classification", {
+    "roberta": (Classification(), {
         "model_type": "roberta", "vocab_size": 50265, "hidden_size": 384, "intermediate_size": 1536,
         "num_hidden_layers": 6, "num_attention_heads": 6, "max_position_embeddings": 514, "type_vocab_size": 1,
         "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "num_labels": 3,
@@ -88,7 +94,7 @@ class Configuration:
     rows: int
     inputs: int
     targets: int
-    recompute_layers: int = 0
+    activation_checkpointing: int = 0
     dtype: torch.dtype = torch.bfloat16
     fused: bool = True
     padded: bool = True
@@ -99,18 +105,22 @@ CONFIGURATIONS = (
     Configuration("small, long/long", "t5-small", "adamw_8bit", 8, 256, 256),
     Configuration("small, long/short, not padded", "t5-small", "adamw_8bit", 8, 384, 64, padded=False),
     Configuration("small, short/long", "t5-small", "adafactor", 8, 64, 256),
-    Configuration("small, recompute 1", "t5-small", "adafactor", 16, 256, 256, recompute_layers=1),
-    Configuration("small, recompute 2", "t5-small", "adamw", 16, 256, 256, recompute_layers=2),
+    Configuration("small, recompute 1", "t5-small", "adafactor", 16, 256, 256, activation_checkpointing=1),
+    Configuration("small, recompute 2", "t5-small", "adamw", 16, 256, 256, activation_checkpointing=2),
     Configuration("small, fp32", "t5-small", "adamw", 8, 256, 128, dtype=FP32),
-    Configuration("small, fp32, recompute 1", "t5-small", "adamw_8bit", 8, 128, 256, dtype=FP32, recompute_layers=1),
+    Configuration(
+        "small, fp32, recompute 1", "t5-small", "adamw_8bit", 8, 128, 256, dtype=FP32, activation_checkpointing=1
+    ),
     Configuration("small, stock", "t5-small", "adafactor", 4, 256, 256, fused=False),
     Configuration("small, stock, not padded", "t5-small", "adamw_8bit", 8, 128, 128, fused=False, padded=False),
     Configuration("small, stock, fp32, recompute 2", "t5-small", "adafactor", 4, 256, 128, 2, FP32, fused=False),
     Configuration("small tied, ReLU", "t5-small-tied", "adafactor", 8, 256, 64),
     Configuration("base, adamw", "t5-base", "adamw", 4, 256, 128),
     Configuration("base, 8-bit", "t5-base", "adamw_8bit", 8, 128, 128),
-    Configuration("base, adafactor, recompute 2", "t5-base", "adafactor", 16, 128, 128, recompute_layers=2),
-    Configuration("base, fp32, recompute 1", "t5-base", "adafactor", 4, 64, 128, dtype=FP32, recompute_layers=1),
+    Configuration("base, adafactor, recompute 2", "t5-base", "adafactor", 16, 128, 128, activation_checkpointing=2),
+    Configuration(
+        "base, fp32, recompute 1", "t5-base", "adafactor", 4, 64, 128, dtype=FP32, activation_checkpointing=1
+    ),
     Configuration("base, stock", "t5-base", "adafactor", 4, 256, 64, fused=False),
     Configuration("Qwen2", "qwen2", "adafactor", 8, 256, 0),
     Configuration("Qwen2, fp32, recompute 1, not padded", "qwen2", "adamw", 8, 128, 0, 1, FP32, padded=False),
@@ -126,7 +136,7 @@ def main(argv: list[str]) -> int:
         print(json.dumps(predict_xl()))
         return 0
     torch.set_num_threads(arguments.threads)
-    on_cards = xl() if arguments.only is None else {}
+    on_gpus = xl() if arguments.only is None else {}
     figures = []
     for configuration in CONFIGURATIONS:
         if arguments.only is None or arguments.only in configuration.name:
@@ -139,7 +149,7 @@ def main(argv: list[str]) -> int:
     }
     good = result["max_error"] <= ERROR_LIMIT
     if arguments.only is None:
-        result |= on_cards
+        result |= on_gpus
         good &= result["xl_seconds"] <= SECONDS_LIMIT and result["xl_rss_bytes"] <= RSS_LIMIT
         good &= result["xl_peak_gib"] <= PEAK_LIMIT
     print(json.dumps(result))
@@ -164,11 +174,11 @@ def compared(configuration: Configuration) -> dict[str, Any]:
     begun = time.perf_counter()
     predictor = Predictor(
         config, task=task, dtype=configuration.dtype, device="cpu", fused=configuration.fused, dropout=None,
-        schedule=ScheduleSpec(),
+        training=TrainingSpec(),
     )  # fmt: skip
     predicted = predictor.predict(
-        Shape(configuration.rows, configuration.inputs, configuration.targets),
-        Setting(configuration.recompute_layers, configuration.optimizer),
+        MicroBatchShape(configuration.rows, configuration.inputs, configuration.targets),
+        Setting(configuration.activation_checkpointing, configuration.optimizer),
         padded=configuration.padded,
     )
     seconds = time.perf_counter() - begun
@@ -194,24 +204,26 @@ def compared(configuration: Configuration) -> dict[str, Any]:
 def told(figures: dict[str, Any]) -> str:
     """For people."""
     return (
-        f"{figures['name']:38} {figures['optimizer']:10} passes {figures['real_pass_peak'] / GIB:6.3f} GiB "
-        f"{figures['pass_error']:+7.2%}, update {figures['real_update_peak'] / GIB:6.3f} GiB "
-        f"{figures['update_error']:+7.2%}, whole step {figures['error']:+7.2%}  ({figures['seconds']:.1f} s)"
+        f"{figures['name']:38} {figures['optimizer']:10} passes {format_bytes(figures['real_pass_peak']):>8} "
+        f"{figures['pass_error']:+7.2%}, update {format_bytes(figures['real_update_peak']):>8} "
+        f"{figures['update_error']:+7.2%}, whole step {figures['error']:+7.2%}  ({format_duration(figures['seconds'])})"
     )
 
 
-def measured(task: TaskKind, config: dict[str, Any], configuration: Configuration) -> tuple[int, int]:
+def measured(task: Task, config: dict[str, Any], configuration: Configuration) -> tuple[int, int]:
     """Real peaks of the passes and of the update, bytes."""
     torch.manual_seed(0)
     model = bare_model(config, task, configuration.dtype, fused=configuration.fused, dropout=None)
     give_device(model, torch.device("cpu"))
     fill(model)
-    if configuration.recompute_layers:
-        model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=configuration.recompute_layers)
-    optimizer = make_optimizer(configuration.optimizer, model.named_parameters(), ScheduleSpec(), fused=True)
+    if configuration.activation_checkpointing:
+        model.activation_checkpointing_enable(
+            {"use_reentrant": False}, every_n_layers=configuration.activation_checkpointing
+        )
+    optimizer = make_optimizer(configuration.optimizer, model.named_parameters(), TrainingSpec(), fused=True)
     with tempfile.TemporaryDirectory() as folder:
         optimizer.compile(Journal(Path(folder) / "journal.jsonl"))
-    run = {"seq2seq": seq2seq, "causal": causal, "classification": classification}[task]
+    run = {"seq2seq": seq2seq, "causal": causal, "classification": classification}[task.name]
     vocabulary = int(config["vocab_size"])
     # Whatever is made once (caches of kernels, code compiled at the first update), and the gradients to be added to.
     short = dataclasses.replace(configuration, rows=2, inputs=16, targets=16)
@@ -299,16 +311,16 @@ def classification(model: PreTrainedModel, configuration: Configuration, vocabul
     return loss
 
 
-# -- FLAN-T5-XL on cards -------------------------------------------------------------------------------------
+# -- FLAN-T5-XL on GPUs -------------------------------------------------------------------------------------
 
 
 def predictor_xl() -> Predictor:
-    return Predictor(SHAPES["xl"], device="cuda", fused=True, dropout=None, schedule=ScheduleSpec())
+    return Predictor(SHAPES["xl"], task=Seq2Seq(), device="cuda", fused=True, dropout=None, training=TrainingSpec())
 
 
 def predict_xl() -> dict[str, Any]:
     """What the fresh process does; the caller times it."""
-    predicted = predictor_xl().predict(Shape(8, 256, 256), Setting(0, "adamw_8bit"))
+    predicted = predictor_xl().predict(MicroBatchShape(8, 256, 256), Setting(0, "adamw_8bit"))
     return {
         "xl_peak_gib": (predicted.peak + CONTEXT) / GIB,
         "xl_parts_gib": {name: size / GIB for name, size in predicted.parts.items()},
@@ -331,11 +343,11 @@ def xl() -> dict[str, Any]:
     print(json.dumps(result, indent=1), flush=True)
     predictor, table = predictor_xl(), []
     for width, every, name in itertools.product((256, 512), (0, 2, 1), OPTIMIZERS):
-        for card, gib in CARDS.items():
+        for gpu, gib in GPUS.items():
             limit = int(gib * GIB) - CONTEXT
             rows, predicted = predictor.most_rows(width, width, Setting(every, name), limit, MOST_ROWS)
             table.append({
-                "card": card, "tokens": f"{width}/{width}", "recompute_layers": every, "optimizer": name,
+                "gpu": gpu, "tokens": f"{width}/{width}", "activation_checkpointing": every, "optimizer": name,
                 "micro_batch": rows, "peak_gib": round((predicted.peak + CONTEXT) / GIB, 2),
             })  # fmt: skip
             print(" ".join(f"{value!s:>10}" for value in table[-1].values()), flush=True)

@@ -46,18 +46,22 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from jobs.errors import OutOfMemoryInOptimizer
 from jobs.events import OomRecovered
+from jobs.memory_plan import OptimizerName
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import parse_spec
+from tests.summaries import dataset_summary
+from tests.training.contexts import as_loaded, training_context
 from worker.training import loop
 from worker.training.dataset.data import PreparedDataset, Writer
 from worker.training.journal import Journal
-from worker.training.machine.out_of_memory import Shortage
-from worker.training.machine.usage import Cache
-from worker.training.network.t5 import fuse
-from worker.training.optimizers.optimizer import Optimizer, OptimizerName, make_optimizer
-from worker.training.steps.batches import Batch
-from worker.training.steps.limits import Limit
+from worker.training.machine.out_of_memory import MemoryShortage
+from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.steps.order import StepOrder
+from worker.training.steps.result import StepResult
+from worker.training.tasks.seq2seq.batches import PairBatch
+from worker.training.tasks.seq2seq.fused import fuse
+from worker.training.tasks.seq2seq.limits import MicroBatchLimit
+from worker.training.tasks.seq2seq.widths import PairWidths
 
 LIMIT = 1e-12
 WRONG = 1e-9
@@ -87,7 +91,7 @@ class OutOfMemoryAt(TorchDispatchMode):
     """Counts operations, and raises an error at the `k`-th (from 1; 0: never)."""
 
     def __init__(self, k: int = 0, error: Callable[[], BaseException] = FORMS[0]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.k, self.error, self.count = k, error, 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -109,7 +113,7 @@ class Facts(Journal):
         self.facts.append(fact)
 
 
-class Watched:
+class WatchedOptimizer:
     """An optimizer that keeps the gradient it gets, and counts its calls."""
 
     def __init__(self, optimizer: Optimizer, model: torch.nn.Module, ops: OutOfMemoryAt) -> None:
@@ -133,10 +137,10 @@ class Watched:
 
 
 @dataclass
-class Seen:
+class RunSeen:
     """What one run did."""
 
-    results: list[loop.StepResult]
+    results: list[StepResult]
     losses: list[float]
     gradient: list[torch.Tensor]
     """Of the last step."""
@@ -172,64 +176,62 @@ class Scene:
                     for side in zip(*lengths, strict=True)
                 )
             )
-            writer.finish({"train": np.arange(ROWS), "validation": np.arange(0)}, {})
-        self.rows = PreparedDataset.open(prepared).train
+            writer.finish({"train": np.arange(ROWS), "validation": np.arange(0)}, dataset_summary())
+        self._folder, self.data = folder, PreparedDataset.open(prepared)
+        self.rows = self.data.train
         self.spec = parse_spec(
             {
                 "data": {"train": "rows.jsonl"},
-                "schedule": {"epochs": 1, "batch_size": BATCH, "learning_rate": 0.01, "max_grad_norm": 0.1},
+                "training": {"epochs": 1, "batch_size": BATCH, "learning_rate": 0.01, "max_grad_norm": 0.1},
                 "memory": {"micro_batch": MICRO_BATCH},
             }
         )
         model, data = ModelPlan(source="x", parameters=1), DataPlan(train="x", input="x", target="x", rows=ROWS)
         self.plan = make_plan(self.spec, model, data)
-        self.order = StepOrder(self.rows, BATCH, 1, self.spec.schedule.seed)
+        self.order = StepOrder(PairWidths(self.rows), BATCH, 1, self.spec.training.seed)
         torch.manual_seed(0)
         self.model = T5ForConditionalGeneration(
-            T5Config(
+            T5Config(  # type: ignore[call-arg]  # some are of every configuration
                 vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=dropout,
                 feed_forward_proj="gated-gelu", decoder_start_token_id=0, pad_token_id=0, eos_token_id=1,
             )
-        ).to(dtype)  # fmt: skip
+        )  # fmt: skip
+        self.model.to(dtype)  # type: ignore[arg-type]  # wrapped by transformers
         self.model.lm_head.weight = torch.nn.Parameter(torch.randn_like(self.model.lm_head.weight) * 0.05)
         fuse(self.model)
         self._weights = weights_of(self.model)
         self._journal = folder / f"journal-{dropout}-{dtype}.jsonl"
 
-    def run(self, ops: OutOfMemoryAt, optimizer: OptimizerName = "adamw", steps: int = 1) -> Seen:
+    def run(self, ops: OutOfMemoryAt, optimizer: OptimizerName = "adamw", steps: int = 1) -> RunSeen:
         """So many steps from the beginning; the first one, optimizer included, under `ops`."""
         self._begin()
         journal = Facts(self._journal)
-        made = make_optimizer(optimizer, self.model.named_parameters(), self.spec.schedule, fused=True)
-        watched = Watched(made, self.model, ops)
-        passed, rows, streams = [0], [[]], []
-        real_accumulate, real_loss = loop.accumulate, loop.token_loss_sum
+        made = make_optimizer(optimizer, self.model.named_parameters(), self.spec.training, fused=True)
+        watched = WatchedOptimizer(made, self.model, ops)
+        passed, streams = [0], []
+        rows: list[list[int]] = [[]]
+        real_accumulate, real_loss = loop.accumulate, PairBatch.loss_sum
 
-        def accumulate(model: Any, batches: list[Batch], *rest: Any) -> torch.Tensor:
+        def accumulate(model: Any, batches: list[PairBatch], *rest: Any) -> torch.Tensor:
             streams.append(torch.get_rng_state().numpy().tobytes())
             rows[-1] = np.concatenate([batch.rows for batch in batches]).tolist()
             return real_accumulate(model, batches, *rest)
 
-        def token_loss_sum(model: Any, batch: Batch) -> torch.Tensor:
+        def loss_sum(batch: PairBatch, model: Any) -> torch.Tensor:
             passed[0] += len(batch.rows)
-            return real_loss(model, batch)
+            return real_loss(batch, model)
 
         results, losses, error = [], [], None
         start = time.perf_counter()
-        with mock.patch.multiple(loop, accumulate=accumulate, token_loss_sum=token_loss_sum):
-            running = loop.steps(
-                self.model,
-                watched,
-                self.rows,
-                self.order,
-                self.spec,
-                self.plan,
-                after=0,
-                micro_batch=MICRO_BATCH,
-                pad_id=0,
-                cache=Cache(torch.device("cpu")),
-                journal=journal,
+        with (
+            mock.patch.object(loop, "accumulate", accumulate),
+            mock.patch.object(PairBatch, "loss_sum", loss_sum),
+            tempfile.TemporaryDirectory(dir=self._folder) as scratch,
+        ):
+            context = training_context(
+                Path(scratch), as_loaded(self.model, self.spec), self.data, self.spec, watched, journal, plan=self.plan
             )
+            running = loop.steps(context)
             try:
                 with ops:
                     results.append(next(running))
@@ -241,7 +243,7 @@ class Scene:
                 error, seconds = caught, time.perf_counter() - start
                 results += list(running)  # nothing, for it has ended
         losses = [result.loss.item() for result in results]
-        return Seen(
+        return RunSeen(
             results, losses, watched.gradient, weights_of(self.model), rows, passed[0], streams, journal.facts,
             watched.calls, ops.count, watched.begins, seconds, error,
         )  # fmt: skip
@@ -255,12 +257,12 @@ class Scene:
     def naive(self, ops: OutOfMemoryAt) -> list[torch.Tensor]:
         """The gradient of the first step where a failed micro-batch is retried alone, in halves."""
         self._begin()
-        batches = loop.micro_batches(self.rows, self.order.groups_of(0), Limit.of(self.rows, MICRO_BATCH), 0)
+        batches = MicroBatchLimit.of(self.rows, MICRO_BATCH).batches(self.rows, self.order.groups_of(0), 0)
         tokens = sum(batch.target_tokens for batch in batches)
         with ops:
             while batches:
                 try:
-                    (loop.token_loss_sum(self.model, batches[0]) / tokens).backward()
+                    (batches[0].loss_sum(self.model) / tokens).backward()
                     batches = batches[1:]
                     continue
                 except (RuntimeError, MemoryError):
@@ -269,7 +271,7 @@ class Scene:
         return gradient_of(self.model)
 
 
-def halves(batch: Batch) -> list[Batch]:
+def halves(batch: PairBatch) -> list[PairBatch]:
     """One micro-batch in two, or as it is where it has one row."""
     middle = len(batch.rows) // 2
     parts = [slice(0, middle), slice(middle, None)] if middle else [slice(None)]
@@ -309,7 +311,9 @@ def farthest(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
 @contextmanager
 def passing() -> Iterator[None]:
     """Every shortage is classified as fragmentation, which a CPU does not know: the step is redone at the same size."""
-    with mock.patch.object(Shortage, "beside", lambda self, foreign: replace(self, cause="fragmentation")):
+    with mock.patch.object(
+        MemoryShortage, "beside", lambda self, other_processes: replace(self, cause="fragmentation")
+    ):
         yield
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from jobs.spec import ScheduleSpec
+from jobs.spec import TrainingSpec
 from worker.training.journal import Journal
 from worker.training.machine.usage import process_bytes
 from worker.training.optimizers.optimizer import make_optimizer
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     model = wide_t5(arguments.layers)
     weights = sum(parameter.numel() for parameter in model.parameters())
     weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    optimizer = make_optimizer(arguments.optimizer, model.named_parameters(), ScheduleSpec(), fused=True)
+    optimizer = make_optimizer(arguments.optimizer, model.named_parameters(), TrainingSpec(), fused=True)
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         optimizer.compile(Journal(Path(folder) / "journal.jsonl"))
@@ -78,7 +78,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def wide_t5(layers: int) -> T5ForConditionalGeneration:
     """FLAN-T5-XL's width, random bf16 weights, the head untied."""
     torch.manual_seed(0)
-    config = T5Config(
+    config = T5Config(  # type: ignore[call-arg]  # some are of every configuration
         vocab_size=32128, d_model=2048, d_kv=64, d_ff=5120, num_layers=layers, num_heads=32, dropout_rate=0.0,
         feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0, use_cache=False,
     )  # fmt: skip

@@ -32,17 +32,19 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.corpus import dataset_of, prepared_job
-from jobs.rundir import RunDir
-from jobs.spec import ScheduleSpec
+from jobs.disk.rundir import RunDir
+from jobs.spec import TrainingSpec
+from jobs.text.units import format_duration
 from worker.training.dataset.data import Int64, Rows
-from worker.training.loop import accumulate, token_loss_sum
-from worker.training.models import builtin
+from worker.training.loop import accumulate
 from worker.training.network.model import load
 from worker.training.optimizers.optimizer import make_optimizer
-from worker.training.steps.batches import micro_batches
-from worker.training.steps.limits import Limit, cut
-from worker.training.steps.order import StepOrder, Widths, rounded
+from worker.training.steps.order import StepOrder, rounded
 from worker.training.steps.randomness import seed_step
+from worker.training.tasks.seq2seq import builtin
+from worker.training.tasks.seq2seq.limits import MicroBatchLimit, cut
+from worker.training.tasks.seq2seq.task import Seq2Seq
+from worker.training.tasks.seq2seq.widths import PairWidths
 
 WASTE_LIMIT = 0.05
 QUALITY_BATCH = 32
@@ -56,7 +58,7 @@ def main(argv: list[str]) -> int:
         run = prepared_job(
             arguments.data, Path(scratch) / "counted", tokenizer=arguments.tokenizer, data={"validation": 0.0}, **parts
         )
-        result = counted(dataset_of(run).train, arguments.batch_size)
+        result: dict[str, Any] = counted(dataset_of(run).train, arguments.batch_size)
         print(json.dumps(result, indent=1), flush=True)
         if arguments.quality_rows:
             result |= quality(arguments, Path(scratch) / "trained")
@@ -83,8 +85,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def counted(rows: Rows, batch_size: int) -> dict[str, float]:
     """Padding and steps of one epoch."""
-    order = StepOrder(rows, batch_size, 1, seed=42)
-    limit = Limit.of(rows, 8)
+    order = StepOrder(PairWidths(rows), batch_size, 1, seed=42)
+    limit = MicroBatchLimit.of(rows, 8)
     shuffled = np.random.default_rng(0).permutation(len(rows))
     steps = [order.groups_of(step) for step in range(order.steps)]
     ours = [piece for groups in steps for piece in cut(rows, groups, limit)]
@@ -133,7 +135,9 @@ def quality(arguments: argparse.Namespace, scratch: Path) -> dict[str, object]:
     for seed, name in itertools.product(range(arguments.seeds), losses):
         begun = time.perf_counter()
         losses[name].append(trained(run, name, seed))
-        print(f"seed {seed}, {name:8}: {losses[name][-1]:.4f}, {time.perf_counter() - begun:.0f} s", flush=True)
+        print(
+            f"seed {seed}, {name:8}: {losses[name][-1]:.4f}, {format_duration(time.perf_counter() - begun)}", flush=True
+        )
     differences = [ours - shuffled for ours, shuffled in zip(losses["ours"], losses["shuffled"], strict=True)]
     error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
     return {"losses": losses, "loss_difference": statistics.fmean(differences), "loss_difference_error": error}
@@ -143,29 +147,32 @@ def trained(run: RunDir, name: str, seed: int) -> float:
     """Validation loss of the built-in model after one epoch."""
     plan = run.plan()
     data = dataset_of(run)
-    loaded = load(Path(plan.model.folder), torch.device("cpu"), dropout=0.0, fused=True, recompute_layers=0)
+    assert plan.model.folder is not None
+    folder, device = Path(plan.model.folder), torch.device("cpu")
+    loaded = load(folder, device, task=Seq2Seq(), dropout=0.0, fused=True, activation_checkpointing=0)
     optimizer = make_optimizer(
-        "adamw", loaded.model.named_parameters(), ScheduleSpec(learning_rate=2e-3, warmup_fraction=0.0), fused=True
+        "adamw", loaded.model.named_parameters(), TrainingSpec(learning_rate=2e-3, warmup_ratio=0.0), fused=True
     )
-    order, widths = StepOrder(data.train, QUALITY_BATCH, 1, seed), Widths(data.train)
+    order, widths = StepOrder(PairWidths(data.train), QUALITY_BATCH, 1, seed), PairWidths(data.train)
     shuffled = np.random.default_rng(seed).permutation(len(data.train))
-    limit = Limit.of(data.train, 8)
+    limit = MicroBatchLimit.of(data.train, 8)
     loaded.model.train()
     for step in range(order.steps):
         rows = shuffled[step * QUALITY_BATCH : (step + 1) * QUALITY_BATCH]
         groups = order.groups_of(step) if name == "ours" else widths.groups(rows, 8)
-        seed_step(seed, step, 0)
-        loss = accumulate(loaded.model, micro_batches(data.train, groups, limit, 0))
+        seed_step(seed, step)
+        loss = accumulate(loaded.model, limit.batches(data.train, groups, 0))
         optimizer.step(step + 1, 2e-3 * min(1.0, (step + 1) / 20) * (1 - step / order.steps), loss)
         loaded.model.zero_grad(set_to_none=True)
     return validation_loss(loaded.model, data.validation)
 
 
 def validation_loss(model: PreTrainedModel, rows: Rows) -> float:
-    batches = micro_batches(rows, Widths(rows).groups(np.arange(len(rows)), 16), Limit.of(rows, 16), 0)
+    groups = PairWidths(rows).groups(np.arange(len(rows)), 16)
+    batches = MicroBatchLimit.of(rows, 16).batches(rows, groups, 0)
     model.eval()
     with torch.no_grad():
-        total = sum(float(token_loss_sum(model, batch)) for batch in batches)
+        total = sum(float(batch.loss_sum(model)) for batch in batches)
     return total / sum(batch.target_tokens for batch in batches)
 
 

@@ -37,12 +37,14 @@ from benchmarks.resident import begin_use, peak_use
 from worker.training.dataset.data import Int64, PreparedDataset, Rows
 from worker.training.loop import accumulate
 from worker.training.models.model_files import read_config
-from worker.training.network.flops import Flops
 from worker.training.network.model import load
-from worker.training.steps.batches import IGNORED, micro_batches
-from worker.training.steps.limits import Limit, cut
-from worker.training.steps.order import StepOrder, Widths, rounded
+from worker.training.steps.order import StepOrder, rounded
 from worker.training.steps.randomness import seed_step
+from worker.training.tasks.seq2seq.flops import PairFlops
+from worker.training.tasks.seq2seq.limits import MicroBatchLimit, cut
+from worker.training.tasks.seq2seq.loss import IGNORED
+from worker.training.tasks.seq2seq.task import Seq2Seq
+from worker.training.tasks.seq2seq.widths import PairWidths
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 CPU = torch.device("cpu")
@@ -98,7 +100,7 @@ class Contender:
         self.lengths = (self.rows.input_lengths, self.rows.target_lengths)
         self.noise = race.seed + NAMES.index(name)
         """Seed of its dropout: another for each, so that their losses say how much that matters."""
-        self.flops = Flops.of_config(read_config(Path(race.model), race.model))
+        self.flops = PairFlops.of_config(read_config(Path(race.model), race.model))
         self.tokenizer = AutoTokenizer.from_pretrained(race.model, local_files_only=True)
         self._channel = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # what libraries print is not an answer
@@ -194,15 +196,16 @@ class Contender:
     def _held_out_loss(self) -> float:
         """Mean over the target tokens of the first validation rows, of fp32 logits, by the same code for all."""
         model, chosen = self._model, np.arange(min(self.race.held_out, len(self.validation)))
+        shifted: Any = model.prepare_decoder_input_ids_from_labels
         total, tokens = 0.0, 0
         model.eval()
         with torch.no_grad():
-            groups = Widths(self.validation).groups(chosen, 4)
-            for batch in micro_batches(self.validation, groups, Limit.of(self.validation, 4), 0):
+            groups = PairWidths(self.validation).groups(chosen, 4)
+            for batch in MicroBatchLimit.of(self.validation, 4).batches(self.validation, groups, 0):
                 logits = model(
                     input_ids=batch.input_ids,
                     attention_mask=batch.attention_mask,
-                    decoder_input_ids=model.prepare_decoder_input_ids_from_labels(batch.labels),
+                    decoder_input_ids=shifted(batch.labels),
                     use_cache=False,
                 ).logits
                 labels = batch.labels.flatten()
@@ -223,26 +226,27 @@ class Ours(Contender):
     def run(self) -> None:
         """All turns."""
         race = self.race
-        order, widths = StepOrder(self.rows, race.batch_size, 1, race.seed), Widths(self.rows)
-        limit = Limit.of(self.rows, race.micro_batch)
+        order, widths = StepOrder(PairWidths(self.rows), race.batch_size, 1, race.seed), PairWidths(self.rows)
+        limit = MicroBatchLimit.of(self.rows, race.micro_batch)
         epoch = [self._pieces(order.groups_of(step), limit) for step in range(len(self.rows) // race.batch_size)]
         same = [widths.groups(rows, race.micro_batch) for rows in self.same_rows()]
         timed = (order.groups_of(number) for [number] in self.course(epoch))
-        model = load(Path(race.model), CPU, dropout=None, fused=True, recompute_layers=0).model.to(DTYPES[race.dtype])
+        model = load(Path(race.model), CPU, task=Seq2Seq(), dropout=None, fused=True, activation_checkpointing=0).model
+        model.to(DTYPES[race.dtype])  # type: ignore[arg-type]  # wrapped by transformers
         model.train()
         self.ready(model)
         for steps in (same, timed):
             optimizer = torch.optim.AdamW(model.parameters(), lr=race.learning_rate, weight_decay=0.0, fused=True)
             for number, groups in enumerate(steps, start=1):
-                batches = micro_batches(self.rows, groups, limit, model.config.pad_token_id)
-                seed_step(self.noise, number, 0)
+                batches = limit.batches(self.rows, groups, model.config.pad_token_id)
+                seed_step(self.noise, number)
                 accumulate(model, batches)
                 torch.nn.utils.clip_grad_norm_(model.parameters(), race.max_grad_norm)
                 optimizer.step()
                 model.zero_grad(set_to_none=True)
                 self.stepped(self._pieces(groups, limit))
 
-    def _pieces(self, groups: Sequence[Int64], limit: Limit) -> Step:
+    def _pieces(self, groups: Sequence[Int64], limit: MicroBatchLimit) -> Step:
         return [
             Piece(rows, *(int(rounded(lengths[rows]).max()) for lengths in self.lengths))
             for rows in cut(self.rows, groups, limit)
@@ -270,7 +274,7 @@ WAYS = {
 }
 
 
-class Tokenised(Dataset[dict[str, list[int]]]):
+class Tokenized(Dataset[dict[str, list[int]]]):
     """Prepared rows in a given order, as the trainer wants them."""
 
     def __init__(self, rows: Rows, numbers: Sequence[int] | Int64) -> None:
@@ -342,7 +346,7 @@ class Peer(Contender):
         return RepairedTrainer(
             model=model,
             args=arguments,
-            train_dataset=Tokenised(self.rows, numbers),
+            train_dataset=Tokenized(self.rows, numbers),
             data_collator=DataCollatorForSeq2Seq(self.tokenizer, model=model, pad_to_multiple_of=way.multiple),
             processing_class=self.tokenizer,
         )

@@ -1,9 +1,9 @@
-"""The pictures of the README, drawn anew by the product's own code.
+"""The pictures of the README and of docs/, drawn anew by the product's own code.
 
     python -m benchmarks.pictures [--to docs/pictures] [--only memory|loss]
 
 `memory-xl-32gb.png` is the `memory.png` of a job that trains FLAN-T5-XL on rows of 256/256 tokens on an RTX 5090, made
-of its config, without weights or a card. `loss.png` is that of the job in `examples/`, which `longhaul demo` trains in
+of its config, without weights or a GPU. `loss.png` is that of the job in `examples/`, which `longhaul demo` trains in
 a temporary folder on the CPU, telling neither Discord nor Weights & Biases. Together a minute or two.
 
 JSON on the last line: each picture and its bytes. Exit code 1 when the demo fails.
@@ -21,10 +21,10 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.random_t5 import SHAPES
-from client.demo import run_demo
-from jobs.cards import REFERENCE
-from jobs.files import write_atomically
+from jobs.disk.files import write_atomically
+from jobs.gpus import REFERENCE
 from jobs.spec import parse_spec
+from longhaul.demo import run_demo
 from worker.training.planning.budget import find_budget
 from worker.training.planning.memory_plan import plan_memory
 from worker.training.planning.picture import draw
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 def memory_of_xl() -> bytes:
     """What check draws when an RTX 5090 has been reported."""
     rows = {"train": "recipes.jsonl", "max_input_tokens": WIDTHS[0], "max_target_tokens": WIDTHS[1]}
-    spec = parse_spec({"data": rows, "schedule": {"batch_size": 128}})
+    spec = parse_spec({"data": rows, "training": {"batch_size": 128}})
     return draw(plan_memory(spec, XL, WIDTHS, device="cuda", budget=find_budget(spec.memory, "cuda", REFERENCE)))
 
 

@@ -1,4 +1,4 @@
-"""Rows of random tokens with the lengths of a corpus: for speed on a card as good as its text, which need not travel.
+"""Rows of random tokens with the lengths of a corpus: for speed on a GPU as good as its text, which need not travel.
 
 `recipe_lengths.npy` is a histogram: how many of the 19,972 rows that 20,000 recipes of RecipeNLG leave, when they are
 prepared with T5's tokenizer and at most 512 tokens a side, have which padded widths (multiples of 8); no text. A row's
@@ -45,7 +45,8 @@ def synthetic_lengths(count: int, seed: int = 0) -> Pairs:
     common, own = drawn.standard_normal(count), drawn.standard_normal((2, count))
     inputs = np.exp(4.7 + 0.45 * (0.6 * common + 0.8 * own[0]))
     targets = np.exp(5.35 + 0.6 * (0.6 * common + 0.8 * own[1]))
-    return np.clip(np.stack([inputs, targets], 1).round(), 8, LONGEST).astype(np.int64)
+    pairs: Pairs = np.clip(np.stack([inputs, targets], 1).round(), 8, LONGEST).astype(np.int64)
+    return pairs
 
 
 def write_lengths(data: Path, tokenizer: Path | None, target: Path) -> Pairs:
@@ -54,7 +55,7 @@ def write_lengths(data: Path, tokenizer: Path | None, target: Path) -> Pairs:
     Returns the lengths. Needs the whole environment.
     """
     from benchmarks.corpus import dataset_of, prepared_job  # a lent machine has not what this imports
-    from worker.training.models import builtin
+    from worker.training.tasks.seq2seq import builtin
 
     config: dict[str, Any] | None = builtin.CONFIG | {"vocab_size": 32128} if tokenizer else None
     with tempfile.TemporaryDirectory(prefix="longhaul-lengths-") as scratch:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from worker.training.models import builtin
-from worker.training.models.layout import t5_shapes
+from worker.training.tasks.seq2seq import builtin
+from worker.training.tasks.seq2seq.layout import t5_shapes
 
 _XL: dict[str, Any] = builtin.CONFIG | {
     "vocab_size": 32128, "d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 24, "num_decoder_layers": 24,

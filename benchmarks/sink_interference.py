@@ -5,7 +5,7 @@
 Every round trains a tiny job through the real stack: Redis, service, workers, publish, a Discord that answers 429
 (retry_after 65 s), then 500, then nothing any more, and a W&B that takes every call and answers none. All along,
 publish and its children are stopped (SIGSTOP) for 5 s and let go for 5 s: a sink that stands takes nothing from a step,
-and what else goes on in the machine falls on both alike. Afterwards Discord answers again, and what each sink was owed
+and what else runs on the machine falls on both alike. Afterwards Discord answers again, and what each sink was owed
 is counted.
 
 `step_time_ratio` is the mean step while publish ran over the mean step while it stood, the mean over all pairs of
@@ -31,12 +31,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from jobs.disk.rundir import RunDir
 from jobs.metrics import MetricRow
-from jobs.rundir import RunDir
 from tests.conftest import ROWS
 from tests.fakes import WANDB_KEY, FakeDiscord, FakeWandb
 from tests.sinks.driving import closed
-from tests.sinks.test_wandb import history, offline_files
+from tests.sinks.wandb_runs import history, offline_files
 from tests.stack import ROLES, Stack, tiny_job
 
 RATIO_LIMIT = 1.02
@@ -103,7 +103,7 @@ def main(argv: list[str]) -> int:
 
 
 def one_round(steps: int) -> Round:
-    """Train with both sinks in trouble, publish standing every other turn; then see what each sink was told."""
+    """Train with both sinks in trouble, publish standing every other turn; then see what each sink received."""
     with tempfile.TemporaryDirectory() as name, FakeDiscord() as discord, FakeWandb() as wandb:
         discord.answer_next(429, retry_after=RETRY_AFTER_S)
         discord.answer_next(500)
@@ -134,9 +134,12 @@ def one_round(steps: int) -> Round:
 def train(stack: Stack, steps: int, discord: FakeDiscord) -> tuple[RunDir, list[Turn], float]:
     """Run the job to its end; the turns, and the cores that publish used meanwhile."""
     stack.start(*ROLES)
-    schedule = {"epochs": steps * BATCH // ROWS_TRAINED, "batch_size": BATCH, "learning_rate": 0.001}
-    seldom = {"evaluate": {"every_steps": 500, "samples": 2}, "checkpoint": {"every_minutes": 60, "every_steps": None}}
-    run = stack.submit(tiny_job(schedule=schedule, log={"every_steps": 5}, max_restarts=0, **seldom))
+    training = {"epochs": steps * BATCH // ROWS_TRAINED, "batch_size": BATCH, "learning_rate": 0.001}
+    seldom = {
+        "evaluation": {"every_steps": 500, "samples": 2},
+        "checkpoint": {"every_minutes": 60, "every_steps": None},
+    }
+    run = stack.submit(tiny_job(training=training, log={"every_steps": 5}, max_restarts=0, **seldom))
     began = stack.wait_for_event(run, "attempt.started", "job.failed")
     publish = stack.processes["publish"].pid
     before = processor_s(publish)

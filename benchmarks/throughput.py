@@ -49,9 +49,9 @@ import transformers
 
 from benchmarks.corpus import dataset_of, prepared_job
 from benchmarks.peers import DTYPES, NAMES, Race
-from jobs.lifeline import tied
-from worker.training.models import builtin
-from worker.training.network.flops import Flops
+from jobs.process.lifeline import tied
+from worker.training.tasks.seq2seq import builtin
+from worker.training.tasks.seq2seq.flops import PairFlops
 
 LIMITS = {"vs_seed": 2.5, "vs_best": 1.3, "vs_expert": 1.0}
 STRETCH = {"vs_best": 1.45, "vs_expert": 1.15}
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
             seed=arguments.seed,
         )
         contenders = {name: running.enter_context(contender(name, race, Path(scratch))) for name in NAMES}
-        mean_flops = Flops.of_config(config).rows(rows.input_lengths, rows.target_lengths) / len(rows)
+        mean_flops = PairFlops.of_config(config).rows(rows.input_lengths, rows.target_lengths) / len(rows)
         table = take_turns(contenders, race, mean_flops)
     load.append(os.getloadavg()[0])
     result = {

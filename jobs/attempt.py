@@ -1,14 +1,19 @@
-"""The lines of an attempt file: how a trainer process speaks to its supervisor (design §7)."""
+"""The lines of an attempt file: how a trainer process speaks to its supervisor (architecture.md: Trainer)."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from jobs.events import AnyFact, Fault, Frozen, Reason
+from jobs.dataset_report import PreparedSummary
+from jobs.events import Adopted, AnyFact, Fault
+from jobs.frozen import Empty, Frozen
+from jobs.memory_plan import MemorySummary
+from jobs.plan import CheckSummary, TimeSummary
+from jobs.reasons import Reason
 
 log = logging.getLogger("longhaul.rundir")
 
@@ -36,6 +41,34 @@ class Noted(Frozen):
     fact: AnyFact
 
 
+class CheckResult(Frozen):
+    """What goes into job.checked."""
+
+    plan: CheckSummary
+
+
+class PrepareResult(Frozen):
+    """What goes into job.prepared."""
+
+    data: PreparedSummary
+    steps: int
+    time: TimeSummary | None
+    memory: MemorySummary | None
+    adopted: Adopted | None
+
+
+class TrainResult(Frozen):
+    """What goes into job.succeeded."""
+
+    model: str
+    loss: float | None
+    first_loss: float | None
+    step: int
+
+
+Result = CheckResult | PrepareResult | TrainResult | Empty
+
+
 class Finished(Frozen):
     """Last line of an attempt file."""
 
@@ -44,8 +77,8 @@ class Finished(Frozen):
     reason: Reason
     step: int = 0
     error: Fault | None = None
-    result: dict[str, Any] = Field(default_factory=dict)
-    """check, prepare: what goes into job.checked / job.prepared. train: `model`, `loss`, `first_loss`, `step`."""
+    result: Result = Empty()
+    """Of its stage; empty unless the reason is `done`."""
 
 
 AttemptLine = Annotated[Heartbeat | Noted | Finished, Field(discriminator="kind")]
@@ -59,5 +92,5 @@ def readable(line: bytes, file: Path) -> Heartbeat | Noted | Finished | None:
     try:
         return attempt_line.validate_json(line)
     except ValidationError as error:
-        log.error("%s has a line that is passed over: %s", file, error.errors()[0]["msg"])
+        log.error("%s has a line that is skipped: %s", file, error.errors()[0]["msg"])
         return None

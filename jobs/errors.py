@@ -1,38 +1,47 @@
 """Every error Longhaul raises on purpose, in one tree.
 
     LonghaulError
-    ├── UserError (ValueError)      what was asked cannot be done as written; says the dotted key and the value
+    ├── UserError (ValueError)      the request is invalid; names the dotted key and the value
     ├── NotFound                    no such job, dataset or file
     ├── Conflict                    the state of the job (or of the key) does not allow it
     │   ├── IllegalMove             a job cannot go from one state to the other
     │   └── Superseded              an attempt wrote after its successor had started
     ├── Damaged                     a run directory that cannot be read
+    │   └── NewerFormat             a newer version wrote it
     ├── StoreUnavailable            Redis does not answer
-    └── StageError                  ends a trainer process, with the typed reason of the contract (design §7)
-        ├── Refused                 configuration or guard: never repaired, never retried
+    │   └── Recovering              it answers, but was emptied and is being refilled
+    └── StageError                  ends a trainer process, with its reason (jobs/reasons.py)
+        ├── Rejected                 configuration or guard: never repaired, never retried
         ├── BadData
         ├── NonFinite
         ├── DiskFull
         ├── DeviceBusy
+        ├── NotPrepared             the job goes back to *prepare*
+        ├── GpuLost                 the worker ends, too; the job continues once a worker has a GPU
+        ├── NoValidCheckpoint       the job pauses: only its user may discard its progress
         ├── OutOfMemory
         └── OutOfMemoryInOptimizer
 
-The message says what, the value, and the way out. `hint` is the way out alone, for records and chat messages.
+The message names the problem, the value and what to do. `hint` is the last part alone, for records and chat.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from jobs.reasons import Reason
+
 
 class LonghaulError(Exception):
     """Root of the tree. `code` is stable and machine-readable; `str(error)` is for people."""
 
     code: ClassVar[str] = "error"
+    hint: str | None = None
+    """What to do, where it is not in the message."""
 
 
 class UserError(LonghaulError, ValueError):
-    """What was asked cannot be done. `param` is the dotted key in the job file, or None."""
+    """The request is invalid. `param` is the dotted key in the job file, or None."""
 
     code = "invalid_value"
 
@@ -43,13 +52,13 @@ class UserError(LonghaulError, ValueError):
 
 
 class NotFound(LonghaulError):
-    """There is no such thing."""
+    """The job, data set or file does not exist."""
 
     code = "not_found"
 
 
 class Conflict(LonghaulError):
-    """The present state does not allow it."""
+    """The current state does not allow it."""
 
     code = "conflict"
 
@@ -77,9 +86,19 @@ class Superseded(Conflict):
 
 
 class Damaged(LonghaulError):
-    """A file of a run directory has a line that nobody could have written: somebody edited it, or the disk failed."""
+    """A file of a run directory is missing or invalid: it was edited, or the disk failed."""
 
     code = "damaged"
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class NewerFormat(Damaged):
+    """A newer version of Longhaul wrote a file of the run directory. It is intact; nothing repairs it."""
+
+    code = "newer_format"
 
 
 class StoreUnavailable(LonghaulError):
@@ -88,68 +107,81 @@ class StoreUnavailable(LonghaulError):
     code = "store_unavailable"
 
 
+class Recovering(StoreUnavailable):
+    """Redis was emptied (or is new) and has not been given every run directory yet."""
+
+    code = "recovering"
+
+
 class StageError(LonghaulError):
-    """Ends a trainer process. `reason` and `exit_code` are those of the trainer contract (design §7).
+    """Ends a trainer process. `code` is finer than `reason`: it names the guard or the defect; users search for it."""
 
-    `code` is finer than `reason`: it names the guard or the defect, and is what users search for.
-    """
-
-    reason: ClassVar[str] = "crash"
-    exit_code: ClassVar[int] = 1
+    reason: ClassVar[Reason]
 
     def __init__(
         self, message: str, *, code: str | None = None, hint: str | None = None, param: str | None = None
     ) -> None:
         super().__init__(message)
-        self.detail_code = code or self.reason
-        self.hint = hint
+        self.detail_code = code or self.reason.value
+        self.hint = hint or self.reason.hint
         self.param = param
 
 
-class Refused(StageError):
+class Rejected(StageError):
     """The configuration or a guard refuses; nothing is repaired."""
 
-    reason = "refused"
-    exit_code = 77
+    reason = Reason.REJECTED
 
 
 class BadData(StageError):
     """The data cannot be used."""
 
-    reason = "bad_data"
-    exit_code = 77
+    reason = Reason.BAD_DATA
 
 
 class NonFinite(StageError):
     """Loss or gradient norm is NaN or infinite; the weights were not touched."""
 
-    reason = "non_finite"
-    exit_code = 78
+    reason = Reason.NON_FINITE
 
 
 class DiskFull(StageError):
     """There is no room left for what must be written."""
 
-    reason = "disk_full"
-    exit_code = 78
+    reason = Reason.DISK_FULL
 
 
 class DeviceBusy(StageError):
-    """Another trainer holds the card (or the job) and did not let go in time."""
+    """Another trainer holds the GPU (or the job) and did not let go in time."""
 
-    reason = "device_busy"
-    exit_code = 75
+    reason = Reason.DEVICE_BUSY
+
+
+class NotPrepared(StageError):
+    """The prepared model or data is missing or damaged."""
+
+    reason = Reason.NOT_PREPARED
+
+
+class GpuLost(StageError):
+    """The worker's GPU is no longer usable. A worker that ends because of it has the same exit code."""
+
+    reason = Reason.GPU_LOST
+
+
+class NoValidCheckpoint(StageError):
+    """The job had checkpoints, and none of them verifies."""
+
+    reason = Reason.NO_VALID_CHECKPOINT
 
 
 class OutOfMemory(StageError):
     """Memory ran out inside a step at the smallest micro-batch (or `memory.on_oom` is `fail`)."""
 
-    reason = "out_of_memory"
-    exit_code = 76
+    reason = Reason.OUT_OF_MEMORY
 
 
 class OutOfMemoryInOptimizer(StageError):
     """Memory ran out inside `optimizer.step()`: nothing is repeated, the attempt ends."""
 
-    reason = "oom_in_optimizer"
-    exit_code = 76
+    reason = Reason.OOM_IN_OPTIMIZER

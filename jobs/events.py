@@ -1,37 +1,38 @@
-"""Events: numbered facts about a job (design §6). A closed set of frozen types with past-tense names.
+"""Events: numbered facts about a job. A closed set of frozen types with past-tense names.
 
 Rows of metrics are in `jobs/metrics.py`, the lines of an attempt file in `jobs/attempt.py`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
-Reason = Literal[
-    "done", "interrupted", "device_busy", "out_of_memory", "oom_in_optimizer", "refused", "bad_data", "non_finite",
-    "disk_full", "crash", "silent", "lost", "host_out_of_memory",
-]  # fmt: skip
-
-
-class Frozen(BaseModel):
-    """Frozen and closed. NaN and infinities are refused: JSON has none, and a file with one could not be read again."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+from jobs.dataset_report import PreparedSummary
+from jobs.frozen import Frozen
+from jobs.memory_plan import MemorySummary
+from jobs.plan import CheckSummary, TimeSummary
+from jobs.reasons import Reason
+from jobs.state import Requested
 
 
 class Fault(Frozen):
-    """Why something failed: `code` for machines, `message` for people, `hint` for the way out."""
+    """Why something failed: `code` for machines, `message` for people, `hint` for what to do."""
 
     code: str
     """Stable, for machines."""
     message: str
-    """For people: what, the value, and the way out."""
+    """For people: what, the value, and what to do."""
     hint: str | None = None
-    """The way out alone; null where nobody knows one."""
+    """What to do alone; null where nobody knows."""
     param: str | None = None
     """Dotted key of the job file that is wrong; null where it is none."""
+
+    @classmethod
+    def of(cls, reason: Reason, details: str = "", hint: str | None = None) -> Fault:
+        """The sentence of a reason followed by `details`; with its hint, or else `hint`."""
+        return cls(code=reason.value, message=f"{reason.sentence}{details}", hint=reason.hint or hint)
 
 
 class Fact(Frozen):
@@ -54,18 +55,22 @@ class JobSubmitted(Fact):
     """As in the job."""
     max_restarts: int = 5
     """As in the job."""
-    metadata: dict[str, str] = {}
+    metadata: dict[str, str] = Field({})
     """As in the job."""
     dry_run: bool = False
     """Only checked, never trained."""
+    format_version: int = 1
+    """Of the run directory: a version of Longhaul that knows only smaller ones leaves it alone."""
+    version: str = ""
+    """Of the Longhaul that made it."""
     idempotency_key: str | None = None
     """Of the request; null without one."""
     body_sha256: str | None = None
     """Of the request's body: the same key with another body is refused."""
     discord: bool = True
-    """Whether Discord is told."""
+    """Whether Discord is notified."""
     wandb: bool = True
-    """Whether Weights & Biases is told."""
+    """Whether Weights & Biases is notified."""
     cloned_from: str | None = None
     """The job whose specification this one's was made from."""
 
@@ -74,8 +79,8 @@ class JobChecked(Fact):
     """The specification, the paths, the model's config and the first rows are in order."""
 
     type: Literal["job.checked"] = "job.checked"
-    plan: dict[str, Any]
-    """The provisional plan in short: rows looked at, steps, parameters, resolved `auto` values, `time`, `memory`."""
+    plan: CheckSummary
+    """The provisional plan in short."""
 
 
 class Adopted(Frozen):
@@ -87,48 +92,67 @@ class Adopted(Frozen):
     """Optimizer steps done."""
     path: str
     """Relative to the run directory."""
-    passed_over: list[str] = []
+    passed_over: list[str] = Field([])
     """Checkpoints of the other job that could not be used, and why."""
 
 
 class JobPrepared(Fact):
-    """All rows are validated and tokenised, and the model's files are in the store."""
+    """All rows are validated and tokenized, and the model's files are in the store."""
 
     type: Literal["job.prepared"] = "job.prepared"
-    data: dict[str, Any]
-    """Rows read, kept, set aside by reason, duplicates, truncated; tokens, how many unknown, the characters behind
-    those; characters normalised; percentiles of lengths. A few KB; in full in `dataset.json` of the run directory.
-    """
+    data: PreparedSummary
+    """What was found in the rows. A few KB; in full in `dataset.json` of the run directory."""
     steps: int
     """Optimizer steps of the whole run."""
-    time: dict[str, Any] | None = None
-    """What the run needs (jobs/plan.py: TimePlan), and as `text` the same for people, which is null on a CPU."""
-    memory: dict[str, Any] | None = None
-    """What it needs at its peak, what was tried and chosen (jobs/memory_plan.py), and as `text` the same for people."""
+    time: TimeSummary | None = None
+    """What the run needs."""
+    memory: MemorySummary | None = None
+    """What it needs at its peak, what was tried and chosen."""
     adopted: Adopted | None = None
-    """What the first attempt goes on from; null: it begins at the start."""
+    """What the first attempt resumes from; null: it begins at the start."""
+
+
+class JobUnprepared(Fact):
+    """What *prepare* had made is gone or damaged: the job goes back there, which makes the same again."""
+
+    type: Literal["job.unprepared"] = "job.unprepared"
+    message: str
+    """What is wrong with it."""
 
 
 class JobQueued(Fact):
-    """The job waits for a card: for the first time, or again after an attempt ended."""
+    """The job waits for a GPU: for the first time, or again after an attempt ended."""
 
     type: Literal["job.queued"] = "job.queued"
     not_before_s: float = 0.0
     """Seconds to wait before the next attempt, from the time of this event."""
 
 
-class JobRequested(Fact):
-    """A user wants the running job paused or cancelled (`none` takes it back)."""
+class JobPauseRequested(Fact):
+    """A user wants the running job paused: it saves a checkpoint and stops."""
 
-    type: Literal["job.requested"] = "job.requested"
-    request: Literal["none", "pause", "cancel"]
-    """What they want."""
+    type: Literal["job.pause_requested"] = "job.pause_requested"
+    requested: ClassVar[Requested] = Requested.PAUSE
 
 
-class JobPrioritised(Fact):
+class JobCancelRequested(Fact):
+    """A user wants the running job cancelled."""
+
+    type: Literal["job.cancel_requested"] = "job.cancel_requested"
+    requested: ClassVar[Requested] = Requested.CANCEL
+
+
+class JobPauseWithdrawn(Fact):
+    """A user has resumed a job before its pause took effect."""
+
+    type: Literal["job.pause_withdrawn"] = "job.pause_withdrawn"
+    requested: ClassVar[Requested] = Requested.NONE
+
+
+class JobPriorityChanged(Fact):
     """A user has given the job another priority; while it waits, it waits at another place."""
 
-    type: Literal["job.prioritised"] = "job.prioritised"
+    type: Literal["job.priority_changed"] = "job.priority_changed"
     priority: int
     """The new one: higher runs first."""
 
@@ -144,7 +168,7 @@ class AttemptStarted(Fact):
 
 
 class DeviceWaiting(Fact):
-    """The attempt waits for the card; or, said of a queued job by reconcile: no train worker has a usable one."""
+    """The attempt waits for the GPU; or the queued job: its attempt lost it, or no train worker has a usable one."""
 
     type: Literal["device.waiting"] = "device.waiting"
     by_trainer: ClassVar[bool] = True
@@ -170,13 +194,13 @@ class ModelLoaded(Fact):
     peak_ratio: float
     """Peak memory while loading / bytes of the parameters."""
     resumed_step: int | None = None
-    """Step of the checkpoint that the attempt goes on from; null: from the start."""
+    """Step of the checkpoint that the attempt resumes from; null: from the start."""
     compiled: bool = False
     """Layers run compiled; false where the plan says so, and where compiling failed (the trainer's log says why)."""
 
 
-class CardProcess(Frozen):
-    """A process that computes on a card. In a container pid and name are those that the driver shows there."""
+class GpuProcess(Frozen):
+    """A process that computes on a GPU. In a container pid and name are those that the driver shows there."""
 
     pid: int
     """Its number."""
@@ -187,13 +211,13 @@ class CardProcess(Frozen):
 
 
 class MemoryPlanned(Fact):
-    """What this attempt trains with, once the card was looked at."""
+    """What this attempt trains with, once the GPU was looked at."""
 
     type: Literal["memory.planned"] = "memory.planned"
     by_trainer: ClassVar[bool] = True
     micro_batch: int
     """Rows of the longest shape."""
-    recompute_layers: int
+    activation_checkpointing: int
     """Activations of every n-th layer are recomputed; 0: none."""
     optimizer: str
     """`adamw`, `adamw_8bit` or `adafactor`."""
@@ -201,9 +225,9 @@ class MemoryPlanned(Fact):
     """Predicted, CUDA context included."""
     budget_bytes: int
     """What the attempt may use."""
-    foreign_bytes: int | None = None
-    """What other processes hold of the card; null where nobody can tell."""
-    foreign: list[CardProcess] = []
+    other_processes_bytes: int | None = None
+    """What other processes hold of the GPU; null where nobody can tell."""
+    other_processes: list[GpuProcess] = Field([])
     """Those of them that the driver shows."""
     changed: str | None = None
     """Why this is not what plan.json says; null where it is."""
@@ -241,7 +265,7 @@ class EvaluationFinished(Fact):
     """What it took."""
     best: bool
     """Whether this is the lowest loss so far."""
-    samples: list[Sample] = []
+    samples: list[Sample] = Field([])
     """Texts generated."""
 
 
@@ -270,7 +294,7 @@ class CheckpointSaved(Fact):
     seconds: float
     """What saving took."""
     validation_loss: float | None = None
-    """Of exactly these weights; null where they were not evaluated."""
+    """Of exactly these weights; null where they were not evaluated, or are saved because of a stop alone."""
 
 
 class CheckpointRejected(Fact):
@@ -285,7 +309,7 @@ class CheckpointRejected(Fact):
 
 
 class DiskLow(Fact):
-    """A save was skipped for want of room; training goes on."""
+    """A save was skipped for want of room; training continues."""
 
     type: Literal["disk.low"] = "disk.low"
     by_trainer: ClassVar[bool] = True
@@ -312,8 +336,8 @@ class OomRecovered(Fact):
     """What the allocator said."""
     milliseconds_lost: float
     """What the first try had taken."""
-    cause: Literal["fragmentation", "foreign", "exhausted"] | None = None
-    """Free memory in pieces too small; another process on the card; really too much. This and what follows: null in
+    cause: Literal["fragmentation", "other_processes", "exhausted"] | None = None
+    """Free memory in pieces too small; another process on the GPU; really too much. This and what follows: null in
     events of earlier versions, and where it cannot be known."""
     bucket: str | None = None
     """Lengths of the micro-batch that failed, such as `input ≤ 256, target ≤ 512`; later ones like it are cut alike."""
@@ -323,9 +347,9 @@ class OomRecovered(Fact):
     """What tensors held then."""
     reserved_bytes: int | None = None
     """What the allocator held then."""
-    foreign_bytes: int | None = None
-    """What other processes hold of the card."""
-    evidence: str | None = None
+    other_processes_bytes: int | None = None
+    """What other processes hold of the GPU."""
+    report: str | None = None
     """Folder, relative to the run directory."""
 
 
@@ -347,12 +371,26 @@ class JobPaused(Fact):
     """The job rests until it is resumed."""
 
     type: Literal["job.paused"] = "job.paused"
+    error: Fault | None = None
+    """Why it cannot continue by itself, and what to do; null where a user paused it."""
 
 
 class JobResumed(Fact):
-    """A paused job waits for a card again."""
+    """A paused job waits for a GPU again."""
 
     type: Literal["job.resumed"] = "job.resumed"
+    from_scratch: bool = False
+    """Its next attempt begins at step 0 and removes every checkpoint that it has."""
+
+
+class JobRepaired(Fact):
+    """The damaged end of events.jsonl was cut off. `Event.attempt` is the newest that left a file: no number is used
+    again. The numbers of this event and of those after it may have been those of others.
+    """
+
+    type: Literal["job.repaired"] = "job.repaired"
+    lines_lost: int
+    """Lines that were cut off; a copy of the damaged file is in the run directory."""
 
 
 class JobValidated(Fact):
@@ -378,11 +416,11 @@ class JobSucceeded(Fact):
 
 
 class JobFailed(Fact):
-    """The job cannot go on; `error` says why and what to do."""
+    """The job cannot continue; `error` says why and what to do."""
 
     type: Literal["job.failed"] = "job.failed"
     error: Fault
-    """Why, and the way out."""
+    """Why, and what to do."""
 
 
 class JobCancelled(Fact):
@@ -394,19 +432,21 @@ class JobCancelled(Fact):
 
 
 AnyFact = Annotated[
-    JobSubmitted | JobChecked | JobPrepared | JobQueued | JobRequested | JobPrioritised | AttemptStarted | DeviceWaiting
-    | MemoryPlanned | ModelLoaded | MemoryMeasured | EvaluationFinished | CheckpointSaved | CheckpointRejected
-    | DiskLow | OomRecovered | AttemptEnded | JobPaused | JobResumed | JobValidated | JobSucceeded | JobFailed
-    | JobCancelled,
+    JobSubmitted | JobChecked | JobPrepared | JobUnprepared | JobQueued | JobPauseRequested | JobCancelRequested
+    | JobPauseWithdrawn | JobPriorityChanged | AttemptStarted | DeviceWaiting | MemoryPlanned | ModelLoaded
+    | MemoryMeasured | EvaluationFinished | CheckpointSaved | CheckpointRejected | DiskLow | OomRecovered
+    | AttemptEnded | JobPaused | JobResumed | JobRepaired | JobValidated | JobSucceeded | JobFailed | JobCancelled,
     Field(discriminator="type"),
 ]  # fmt: skip
 
 
 class Event(Frozen):
-    """One line of events.jsonl: a fact with its number (1, 2, 3 … without gap), time and attempt."""
+    """One line of events.jsonl: a fact with its number, time and attempt."""
 
     number: Annotated[int, Field(ge=1)]
+    """1, 2, 3 … without gap."""
     job: str
+    """Id of the job."""
     at: float
     """Unix time, seconds."""
     attempt: Annotated[int, Field(ge=0)] = 0
@@ -421,9 +461,4 @@ class Event(Frozen):
 
 EvaluationFinished.model_rebuild()
 any_fact: TypeAdapter[AnyFact] = TypeAdapter(AnyFact)
-EVENT_TYPES: tuple[str, ...] = (
-    "job.submitted", "job.checked", "job.prepared", "job.queued", "job.requested", "job.prioritised", "attempt.started",
-    "device.waiting", "memory.planned", "model.loaded", "memory.measured", "evaluation.finished", "checkpoint.saved",
-    "checkpoint.rejected", "disk.low", "oom.recovered", "attempt.ended", "job.paused", "job.resumed", "job.validated",
-    "job.succeeded", "job.failed", "job.cancelled",
-)  # fmt: skip
+EVENT_TYPES: tuple[str, ...] = tuple(each.model_fields["type"].default for each in get_args(get_args(AnyFact)[0]))

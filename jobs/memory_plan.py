@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
-Optimizer = Literal["adamw", "adamw_8bit", "adafactor"]
-GIB = 2**30
+from jobs.frozen import Frozen
+from jobs.text.units import bytes_alike
+
+OptimizerName = Literal["adamw", "adamw_8bit", "adafactor"]
+Device = Literal["cpu", "cuda"]
+BudgetSource = Literal["job", "gpu", "assumed", "host"]
 TEST_LIMIT = "LONGHAUL_TEST_MEMORY_LIMIT"
 """Environment variable of a train worker, for tests alone: bytes that attempts really get, whatever was planned."""
 PICTURE = "memory.png"
 """In the run directory: the plan at a glance."""
 
 
-class MemoryPart(BaseModel):
-    """Frozen and closed. Sizes are bytes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Candidate(MemoryPart):
+class CandidateSummary(Frozen):
     """One way to train, with the largest micro-batch that fits."""
 
-    optimizer: Optimizer
+    optimizer: OptimizerName
     """Which one."""
-    recompute_layers: int
+    activation_checkpointing: int
     """Activations of every n-th layer are recomputed; 0: none."""
     micro_batch: int
     """Rows of the longest shape; 0: not even one fits."""
@@ -35,7 +34,12 @@ class Candidate(MemoryPart):
     """Expected time a row, in that of the fastest candidate of all, fitting or not: 1 or more."""
     score: float
     """Speed x worth of the optimizer, 0 to 1; the highest that fits is chosen."""
-    parts: dict[str, int] = {}
+
+
+class Candidate(CandidateSummary):
+    """With what its peak is made of."""
+
+    parts: dict[str, int] = Field({})
     """Of `peak_bytes`, as in `MemoryPlan.parts`; empty where it was not traced, since weights, gradients and states
     alone are too much: then `peak_bytes` is their sum, context included."""
 
@@ -45,7 +49,7 @@ class Candidate(MemoryPart):
         return self.micro_batch > 0
 
 
-class HostPlan(MemoryPart):
+class HostPlan(Frozen):
     """Memory of the machine, or container, where the trainer runs."""
 
     copy_bytes: int
@@ -56,7 +60,7 @@ class HostPlan(MemoryPart):
     """Else checkpoints are streamed from the device."""
 
 
-class DiskPlan(MemoryPart):
+class DiskPlan(Frozen):
     """Room in the runs directory."""
 
     checkpoint_bytes: int
@@ -79,23 +83,24 @@ class DiskPlan(MemoryPart):
         if self.needed_bytes <= self.free_bytes:
             return None
         room = (self.free_bytes - self.model_bytes) // self.checkpoint_bytes
+        free, needed = bytes_alike(self.free_bytes, self.needed_bytes)
         return (
-            f"the disk has room for {room} of {self.checkpoints} checkpoints ({self.free_bytes / GIB:.1f} GiB free, "
-            f"{self.needed_bytes / GIB:.1f} needed): saves that do not fit are skipped"
+            f"the disk has room for {room} of {self.checkpoints} checkpoints ({free} free, {needed} needed): "
+            "saves that do not fit are skipped"
         )
 
 
-class MemoryPlan(MemoryPart):
-    """What the chosen setting (`resolved` in plan.json) needs, and what else was tried."""
+class MemoryFigures(Frozen):
+    """What the chosen setting (`resolved` in plan.json) needs, and what else was tried. Sizes are bytes."""
 
-    device: Literal["cpu", "cuda"]
+    device: Device
     """What the job trains on."""
-    card: str | None = None
+    gpu: str | None = None
     """As its driver names it; null on a CPU."""
     budget_bytes: int
     """What the job may use, CUDA context included."""
-    budget_source: Literal["job", "card", "assumed", "host"]
-    """`memory.budget`; what the worker reported; the reference card; what the host has free."""
+    budget_source: BudgetSource
+    """`memory.budget`; what the worker reported; the reference GPU; what the host has free."""
     margin_bytes: int
     """Of the budget, kept free for fragmentation: `peak_bytes` is at most budget - margin."""
     input_tokens: int
@@ -104,15 +109,15 @@ class MemoryPlan(MemoryPart):
     """Of the same shape."""
     micro_batch: int
     """Rows of it, as chosen."""
-    recompute_layers: int
+    activation_checkpointing: int
     """Activations of every n-th layer are recomputed; 0: none."""
-    optimizer: Optimizer
+    optimizer: OptimizerName
     """As chosen."""
     parts: dict[str, int]
     """At the peak: weights, gradients, optimizer, activations, temporaries, context."""
     peak_bytes: int
     """Their sum."""
-    candidates: list[Candidate]
+    candidates: Sequence[CandidateSummary]
     """In order of score; the first that fits and agrees with what the job sets was chosen."""
     why: str
     """For people: why this one."""
@@ -123,37 +128,52 @@ class MemoryPlan(MemoryPart):
     seconds: float
     """What making this took."""
 
+
+class MemorySummary(MemoryFigures):
+    """The plan of a job's memory for events and lists: of ways that were not chosen without their parts."""
+
+    text: str
+    """For people, in one line."""
+
+
+class MemoryPlan(MemoryFigures):
+    """The plan of a job's memory: what the chosen setting needs, and what else was tried. Sizes are bytes."""
+
+    candidates: list[Candidate]
+    """In order of score; the first that fits and agrees with what the job sets was chosen."""
+
     @property
     def text(self) -> str:
         """For people, in one line."""
-        source = {"job": "memory.budget", "card": self.card, "assumed": f"{self.card}, assumed", "host": "host memory"}
-        setting = describe(self.optimizer, self.recompute_layers, self.micro_batch)
+        source = {"job": "memory.budget", "gpu": self.gpu, "assumed": f"{self.gpu}, assumed", "host": "host memory"}
+        setting = describe(self.optimizer, self.activation_checkpointing, self.micro_batch)
+        peak, budget, free = bytes_alike(self.peak_bytes, self.budget_bytes, self.budget_bytes - self.peak_bytes)
         return (
-            f"{gibibytes(self.peak_bytes)} at the peak of {gibibytes(self.budget_bytes)} "
-            f"({source[self.budget_source]}; {gibibytes(self.budget_bytes - self.peak_bytes)} free): "
+            f"{peak} at the peak of {budget} ({source[self.budget_source]}; {free} free): "
             f"{setting} of {self.input_tokens}/{self.target_tokens} tokens"
             + (f"; {self.disk.text}" if self.disk and self.disk.text else "")
         )
 
     def chose(self, candidate: Candidate) -> bool:
         """Whether this is the way that was chosen."""
-        return (candidate.optimizer, candidate.recompute_layers, candidate.micro_batch) == (
-            self.optimizer, self.recompute_layers, self.micro_batch,
+        return (candidate.optimizer, candidate.activation_checkpointing, candidate.micro_batch) == (
+            self.optimizer, self.activation_checkpointing, self.micro_batch,
         )  # fmt: skip
 
-    def told(self) -> dict[str, Any]:
-        """For events: every figure but the parts of those not chosen, and the text."""
-        return self.model_dump(exclude={"candidates": {"__all__": {"parts"}}}) | {"text": self.text}
+    def summary(self) -> MemorySummary:
+        """Every figure but the parts of the candidates, and the text."""
+        figures = self.model_dump(exclude={"candidates": {"__all__": {"parts"}}})
+        return MemorySummary(**figures, text=self.text)
 
 
-def describe(optimizer: Optimizer, recompute_layers: int, micro_batch: int) -> str:
+def describe(optimizer: str, activation_checkpointing: int, micro_batch: int) -> str:
     """`adamw_8bit, no recomputation, micro-batch 8`."""
-    return f"{optimizer}, {layers(recompute_layers)}, micro-batch {micro_batch}"
+    return f"{optimizer}, {layers(activation_checkpointing)}, micro-batch {micro_batch}"
 
 
-def layers(recompute_layers: int) -> str:
+def layers(activation_checkpointing: int) -> str:
     """`no recomputation`, `every layer recomputed`, `every 4th layer recomputed`."""
-    match recompute_layers:
+    match activation_checkpointing:
         case 0:
             return "no recomputation"
         case 1:
@@ -164,8 +184,3 @@ def layers(recompute_layers: int) -> str:
             return "every 3rd layer recomputed"
         case every:
             return f"every {every}th layer recomputed"
-
-
-def gibibytes(size: int) -> str:
-    """`27.1 GiB`; of small models `35 MiB`."""
-    return f"{size / GIB:.1f} GiB" if abs(size) >= GIB / 10 else f"{size / 2**20:.0f} MiB"

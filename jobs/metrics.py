@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jobs.events import Frozen
+from jobs.frozen import Frozen
 
 
 class MetricRow(Frozen):
-    """One line of metrics.jsonl: means over the steps since the one before. A later row for a `step` replaces."""
+    """One line of metrics.jsonl: means over the steps since the one before. Of two rows for a step the later counts."""
 
     step: int
     """Optimizer steps done."""
@@ -33,7 +33,7 @@ class MetricRow(Frozen):
     model_flops_per_s: float | None = None
     """What the model needs for these rows at their real lengths, forward and backward. None where it is not counted."""
     mfu: float | None = None
-    """That as a share of the card's peak in bf16, 0 to 1. None on CPU, and for a card whose peak is not known."""
+    """That as a share of the GPU's peak in bf16, 0 to 1. None on CPU, and for a GPU whose peak is not known."""
     step_s: float
     """Seconds of a step."""
     eta_s: float
@@ -46,8 +46,8 @@ class MetricRow(Frozen):
     """What was predicted for the largest micro-batch. None in rows of earlier versions, as are the next two."""
     memory_fragmentation: float | None = None
     """Share of the reserved memory that was not allocated at the peak, 0 to 1. None on CPU."""
-    gpu_memory_foreign_bytes: int | None = None
-    """What other processes hold of the card. None where nobody can tell."""
+    gpu_memory_other_processes_bytes: int | None = None
+    """What other processes hold of the GPU. None where nobody can tell."""
     cache_clears: int
     """Cache clearings so far in this attempt."""
     cache_clear_s: float
@@ -58,10 +58,10 @@ class MetricRow(Frozen):
     """Rows of the longest shape that go through the model at once."""
     data_wait_fraction: float
     """Share of step time spent waiting for data."""
-    gpu_utilisation: float | None = None
-    """Share of the driver's last sampling period (up to 1 s) in which the card was busy, 0 to 1. None on CPU."""
+    gpu_utilization: float | None = None
+    """Share of the driver's last sampling period (up to 1 s) in which the GPU was busy, 0 to 1. None on CPU."""
     gpu_memory_used_bytes: int | None = None
-    """Of the whole card, by every process on it."""
+    """Of the whole GPU, by every process on it."""
     gpu_temperature_c: int | None = None
     """Degrees Celsius."""
     gpu_power_w: float | None = None

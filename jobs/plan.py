@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import SkipJsonSchema
 
-from jobs.cards import REFERENCE, peak_flops, short_name
-from jobs.memory_plan import MemoryPlan, Optimizer
+from jobs.frozen import Frozen, left_out
+from jobs.gpus import REFERENCE, peak_flops, short_name
+from jobs.memory_plan import MemoryPlan, MemorySummary, OptimizerName
 from jobs.spec import JobSpec
+from jobs.text.units import durations_alike
 
 EXPECTED_SHARE = 0.4
-"""Share of a card's limit that a job is expected to reach while nothing was measured; recomputation counts as work.
+"""Share of a GPU's limit that a job is expected to reach while nothing was measured; recomputation counts as work.
 
 Five sixths of what our roofline model gives XL on an RTX 5090 with T5 as shipped (48 %). Others report, of model FLOPs
 alone: T5-base on an A100, compiled (nanoT5), 62 %; FLAN-T5-XL under ZeRO-3 on eight A100, 21 %.
 """
 
 
-class PlanPart(BaseModel):
-    """Frozen and closed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class ModelPlan(PlanPart):
+class ModelPlan(Frozen):
     """Which weights exactly."""
 
     source: str
@@ -39,7 +34,7 @@ class ModelPlan(PlanPart):
     """Counted from the config, without loading a weight."""
 
 
-class DataPlan(PlanPart):
+class DataPlan(Frozen):
     """Which rows exactly."""
 
     train: str
@@ -64,80 +59,93 @@ class DataPlan(PlanPart):
     """Whether all rows have been looked at."""
 
 
-class Resolved(PlanPart):
+class Resolved(Frozen):
     """Every `auto` of the job, decided."""
 
     micro_batch: int
     """Rows of the longest shape that go through the model at once."""
-    recompute_layers: int
+    activation_checkpointing: int
     """Activations of every n-th layer are recomputed; 0: none."""
-    optimizer: Optimizer = "adamw"
+    optimizer: OptimizerName = "adamw"
     """Which one."""
     compile: bool = False
     """Whether layers run compiled."""
 
 
-class TimePlan(PlanPart):
+class TimeFigures(Frozen):
     """How long all steps of the job take, before the first is measured. Evaluations and checkpoints are not in it, nor
     the steps that another job did (`resume_from`)."""
 
     model_flops: float
     """Forward and backward over all rows of these steps, at their real lengths."""
     recomputed_flops: float
-    """What `resolved.recompute_layers` adds: forward passes made a second time."""
+    """What `resolved.activation_checkpointing` adds: forward passes made a second time."""
     estimated: bool
     """Lengths were guessed from the characters of the first rows; false: the tokens of all rows were counted."""
-    card: str | None
+    gpu: str | None
     """The best of those that train workers report, as its driver names it; null: the job trains on a CPU."""
     assumed: bool = False
-    """No worker has reported a card yet: this is the reference card."""
+    """No worker has reported a GPU yet: this is the reference GPU."""
     hours_at_limit: float | None
-    """`model_flops` at the card's peak; null without a card whose peak is known. No job is faster on one card."""
+    """`model_flops` at the GPU's peak; null without a GPU whose peak is known. No job is faster on one GPU."""
     hours_expected: float | None
     """All FLOPs at `EXPECTED_SHARE` of the peak. An expectation: the measured pace replaces it."""
 
+
+class TimeSummary(TimeFigures):
+    """The plan of a job's time for events and lists."""
+
+    text: str | None
+    """For people; null on a CPU."""
+
+
+class TimePlan(TimeFigures):
+    """How long all steps of the job take, before the first is measured. Evaluations and checkpoints are not in it, nor
+    the steps that another job did (`resume_from`)."""
+
     @property
     def text(self) -> str | None:
-        """For people, such as `≥ 131 h at the limit of an RTX 5090 (about 434 h expected)`; None on a CPU."""
-        if self.card is None:
+        """For people, such as `≥ 5 d 11 h at the limit of an RTX 5090 (about 18 d 2 h expected)`; None on a CPU."""
+        if self.gpu is None:
             return None
         if self.hours_at_limit is None or self.hours_expected is None:
-            return f"time unknown: what this card can do at most is not in our table ({self.card})"
-        name = short_name(self.card)
+            return f"time unknown: its peak speed is not in Longhaul's table ({self.gpu})"
+        name = short_name(self.gpu)
         article = "an" if name[0] in "AEFHILMNORSX" else "a"
         doubts = [
-            *(["no card was reported yet"] if self.assumed else []),
-            *(["guessed from the first rows"] if self.estimated else []),
+            *(["no worker has reported a GPU yet"] if self.assumed else []),
+            *(["estimated from the first rows"] if self.estimated else []),
         ]
-        remarks = "; ".join([f"about {_hours(self.hours_expected)} expected", *doubts])
+        limit, expected = durations_alike(3600 * self.hours_at_limit, 3600 * self.hours_expected)
+        remarks = "; ".join([f"about {expected} expected", *doubts])
         # A guess is no bound.
         least = "about" if self.estimated else "≥"
-        return f"{least} {_hours(self.hours_at_limit)} at the limit of {article} {name} ({remarks})"
+        return f"{least} {limit} at the limit of {article} {name} ({remarks})"
 
-    def told(self) -> dict[str, Any]:
-        """For events: every figure, and the text."""
-        return self.model_dump() | {"text": self.text}
+    def summary(self) -> TimeSummary:
+        """Every figure, and the text."""
+        return TimeSummary(**self.model_dump(), text=self.text)
 
 
 def make_time_plan(
-    *, model_flops: float, recomputed_flops: float, estimated: bool, device: str, card: str | None
+    *, model_flops: float, recomputed_flops: float, estimated: bool, device: str, gpu: str | None
 ) -> TimePlan:
-    """The time on this card (None: the reference card is assumed); on `cpu` without a card no time is foretold."""
-    assumed = card is None and device != "cpu"
-    name = REFERENCE.name if assumed else card
+    """The time on this GPU (None: the reference GPU is assumed); on `cpu` without a GPU no time is foretold."""
+    assumed = gpu is None and device != "cpu"
+    name = REFERENCE.name if assumed else gpu
     peak = None if name is None else peak_flops(name)
     return TimePlan(
         model_flops=model_flops,
         recomputed_flops=recomputed_flops,
         estimated=estimated,
-        card=name,
+        gpu=name,
         assumed=assumed,
         hours_at_limit=None if peak is None else model_flops / peak / 3600,
         hours_expected=None if peak is None else (model_flops + recomputed_flops) / (EXPECTED_SHARE * peak) / 3600,
     )
 
 
-class Plan(PlanPart):
+class Plan(Frozen):
     """plan.json."""
 
     model: ModelPlan
@@ -153,18 +161,70 @@ class Plan(PlanPart):
     """Steps over which the learning rate rises."""
 
 
+class SourceSummary(Frozen):
+    """Whose checkpoint the job resumes from."""
+
+    job: str
+    """Its id."""
+    step: int
+    """Optimizer steps done, in the checkpoint asked for or in the newest that looks whole."""
+    optimizer: OptimizerName
+    """The one whose states the checkpoint holds."""
+
+
+class CheckSummary(Frozen):
+    """The plan in short: from the first rows; `time` and `memory` from all of them, once those were read."""
+
+    model: str
+    """As in the job, with the commit of a hub model."""
+    parameters: int
+    """Counted from the config."""
+    train: str
+    """As in the job, with the commit of a hub data set."""
+    rows_looked_at: int
+    """First rows that were read."""
+    rows_estimated: int
+    """Usable training rows, by those."""
+    invalid_rows: dict[str, int]
+    """Unusable rows among those looked at, by reason."""
+    duplicates: int
+    """Rows equal to an earlier one among those looked at."""
+    input: str
+    """Template, as resolved."""
+    target: str
+    """Template, as resolved."""
+    steps: int
+    """Optimizer steps of the whole run, by these rows."""
+    resolved: Resolved
+    """Every `auto`, decided."""
+    time: TimeSummary | None
+    """What the run needs."""
+    memory: MemorySummary
+    """What it needs at its peak, what was tried and chosen."""
+    resume_from: SourceSummary | SkipJsonSchema[None] = left_out()
+    """The job that it resumes from; left out where it begins at the start."""
+
+    def prepared(self, time: TimeSummary | None, memory: MemorySummary | None) -> CheckSummary:
+        """With time and memory as planned again for all rows, where they were."""
+        change: Mapping[str, object] = {"time": time or self.time}
+        if memory is not None:
+            chosen = {key: getattr(memory, key) for key in ("micro_batch", "activation_checkpointing", "optimizer")}
+            change = {**change, "memory": memory, "resolved": self.resolved.model_copy(update=chosen)}
+        return self.model_copy(update=change)
+
+
 def resolve(spec: JobSpec, memory: MemoryPlan | None, device: str = "cpu") -> Resolved:
     """Memory as planned; without a plan as the job says, and for `auto` the plainest. Compiled on CUDA."""
     said = spec.memory
     if memory is not None:
-        chosen = memory.micro_batch, memory.recompute_layers, memory.optimizer
+        chosen = memory.micro_batch, memory.activation_checkpointing, memory.optimizer
     else:
-        rows, every = (8 if said.micro_batch == "auto" else said.micro_batch, said.recompute_layers)
-        optimizer: Optimizer = "adamw" if said.optimizer == "auto" else said.optimizer
-        chosen = min(spec.schedule.batch_size, rows), 0 if every == "auto" else every, optimizer
+        rows, every = (8 if said.micro_batch == "auto" else said.micro_batch, said.activation_checkpointing)
+        optimizer: OptimizerName = "adamw" if said.optimizer == "auto" else said.optimizer
+        chosen = min(spec.training.batch_size, rows), 0 if every == "auto" else every, optimizer
     return Resolved(
         micro_batch=chosen[0],
-        recompute_layers=chosen[1],
+        activation_checkpointing=chosen[1],
         optimizer=chosen[2],
         # Measured on the CPU: compiled layers take longer than fused ones.
         compile=device == "cuda" and spec.speed.fused if spec.speed.compile == "auto" else spec.speed.compile,
@@ -178,26 +238,12 @@ def make_plan(
 
     Rows left at an epoch's end open the next: only the last step is short.
     """
-    steps = math.ceil(data.rows * spec.schedule.epochs / spec.schedule.batch_size)
+    steps = math.ceil(data.rows * spec.training.epochs / spec.training.batch_size)
     return Plan(
         model=model,
         data=data,
         resolved=resolve(spec, memory, device),
         memory=memory,
         steps=steps,
-        warmup_steps=math.ceil(steps * spec.schedule.warmup_fraction),
+        warmup_steps=math.ceil(steps * spec.training.warmup_ratio),
     )
-
-
-def read_plan(file: Path) -> Plan:
-    """The plan in a run directory."""
-    return Plan.model_validate_json(file.read_bytes())
-
-
-def _hours(hours: float) -> str:
-    """`131 h`, `7.2 h`, `25 min`, `40 s`."""
-    if hours >= 10:
-        return f"{hours:,.0f} h"
-    if hours >= 1:
-        return f"{hours:.1f} h"
-    return f"{hours * 60:.0f} min" if hours * 60 >= 1.5 else f"{hours * 3600:.0f} s"

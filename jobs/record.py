@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from jobs.errors import Conflict, Damaged, Superseded
+from jobs.dataset_report import PreparedSummary
+from jobs.errors import Conflict, Damaged, IllegalMove, Superseded
 from jobs.events import (
     AttemptEnded,
     AttemptStarted,
@@ -20,20 +21,27 @@ from jobs.events import (
     Event,
     Fault,
     JobCancelled,
+    JobCancelRequested,
     JobChecked,
     JobFailed,
     JobPaused,
+    JobPauseRequested,
+    JobPauseWithdrawn,
     JobPrepared,
-    JobPrioritised,
+    JobPriorityChanged,
     JobQueued,
-    JobRequested,
+    JobRepaired,
     JobResumed,
     JobSubmitted,
     JobSucceeded,
+    JobUnprepared,
     JobValidated,
-    Reason,
+    ModelLoaded,
 )
-from jobs.state import Request, Stage, Status, move
+from jobs.frozen import Empty
+from jobs.plan import CheckSummary
+from jobs.reasons import Reason
+from jobs.state import Requested, Stage, Status, move
 
 
 class JobRecord(BaseModel):
@@ -46,24 +54,28 @@ class JobRecord(BaseModel):
     """Number of the last event: the record's version."""
     status: Status = Status.VALIDATING
     stage: Stage = Stage.CHECK
-    request: Request = Request.NONE
+    requested: Requested = Requested.NONE
     attempt: int = 0
     attempt_open: bool = False
     """attempt.started without attempt.ended."""
+    scratch_attempt: int = 0
+    """The attempt that begins at step 0 because the job was resumed from scratch; 0: there is none."""
     last_reason: Reason | None = None
     noted: int = 0
     """Facts of the current attempt's trainer that are already among the events."""
     restarts: int = 0
-    """Counted restarts since the last progress (design §7)."""
+    """Counted restarts since the last progress (architecture.md: Trainer)."""
     progress_step: int = 0
     """Step of the newest checkpoint saved so far, or gone on from: progress."""
     adopted_step: int = 0
     """Steps that another job did (`resume_from`)."""
     restart_step: int = 0
     """`progress_step` at the last counted restart."""
+    unprepared: bool = False
+    """It went back to *prepare*, and no attempt has loaded a model since: a second time would not help."""
     not_before: float = 0.0
-    waiting: str | None = None
-    """Why the queued job cannot start though its turn has come: what train workers say of their cards."""
+    waiting_reason: str | None = None
+    """Why the queued job cannot start though its turn has come: what was said of the GPU."""
     name: str = "job"
     model: str = ""
     spec_sha256: str = ""
@@ -85,8 +97,8 @@ class JobRecord(BaseModel):
     """Time in attempts that have ended."""
     steps: int | None = None
     """Steps of the whole run, once prepared."""
-    plan: dict[str, Any] = {}
-    data: dict[str, Any] = {}
+    plan: CheckSummary | Empty = Empty()
+    data: PreparedSummary | Empty = Empty()
     first_loss: float | None = None
     best_loss: float | None = None
     checkpoint: str | None = None
@@ -95,6 +107,7 @@ class JobRecord(BaseModel):
     result_step: int | None = None
     result_loss: float | None = None
     error: Fault | None = None
+    """Why it failed, or why it is paused though nobody asked for that."""
 
 
 def fold(job: str, events: Iterable[Event]) -> JobRecord:
@@ -119,36 +132,34 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= {"submitted_at": event.at, **fact.model_dump(exclude={"type"})}
         case JobChecked():
             _require(record.status is Status.VALIDATING, record, event)
-            change |= {"stage": Stage.PREPARE, "plan": fact.plan}
+            change |= {"stage": Stage.CHECK if record.dry_run else Stage.PREPARE, "plan": fact.plan}
         case JobPrepared():
             _require(record.status is Status.VALIDATING, record, event)
-            change |= {"stage": Stage.TRAIN, "data": fact.data, "steps": fact.steps}
+            change |= {"data": fact.data, "steps": fact.steps}
             if fact.adopted is not None:
                 change |= {"checkpoint": fact.adopted.path, "progress_step": fact.adopted.step}
                 change |= {"adopted_step": fact.adopted.step}
-            counted = {"time": fact.time, "memory": fact.memory}
-            plan = record.plan | {key: value for key, value in counted.items() if value is not None}
-            if fact.memory is not None:  # chosen again, for the rows that there are
-                chosen = ("micro_batch", "recompute_layers", "optimizer")
-                again = {key: fact.memory[key] for key in chosen if key in fact.memory}
-                plan["resolved"] = plan.get("resolved", {}) | again
-            change |= {"plan": plan}
+            if isinstance(record.plan, CheckSummary):
+                change |= {"plan": record.plan.prepared(fact.time, fact.memory)}
+        case JobUnprepared():
+            change |= _moved(record, Status.VALIDATING) | {"stage": Stage.PREPARE, "unprepared": True}
         case JobQueued():
             change |= _moved(record, Status.QUEUED)
             change |= {
+                "stage": Stage.TRAIN,  # not before: a stage whose last event was lost is done again
                 "not_before": event.at + fact.not_before_s if fact.not_before_s else 0.0,
                 "queued_at": event.at,
             }
-            if record.last_reason in COUNTED_REASONS:
+            if record.last_reason is not None and record.last_reason.counted:
                 progressed = record.progress_step > record.restart_step
                 change |= {
                     "restarts": 1 if progressed else record.restarts + 1,
                     "restart_step": record.progress_step,
                 }
-        case JobRequested():
+        case JobPauseRequested() | JobCancelRequested() | JobPauseWithdrawn():
             _require(record.status is Status.RUNNING, record, event)
-            change |= {"request": Request(fact.request)}
-        case JobPrioritised():
+            change |= {"requested": fact.requested}
+        case JobPriorityChanged():
             _require(not record.status.terminal, record, event)
             change |= {"priority": fact.priority}
         case AttemptStarted():
@@ -170,14 +181,33 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= {"best_loss": min(losses)}
             if record.first_loss is None:
                 change |= {"first_loss": fact.loss}
-        case DeviceWaiting() if record.status is Status.QUEUED:  # there is no trainer: reconcile says it
-            return record.model_copy(update=change | {"waiting": fact.message})
+        case DeviceWaiting() if record.status is Status.QUEUED:  # said by who lost the GPU, or by reconcile
+            return record.model_copy(update=change | {"waiting_reason": fact.message})
+        case ModelLoaded(resumed_step=None):
+            change |= {"unprepared": False}
+        case ModelLoaded(resumed_step=int(step)):  # newer ones are damaged, or this one was never reported
+            change |= {"checkpoint": f"checkpoints/step-{step:08d}", "progress_step": max(record.progress_step, step)}
+            change |= {"unprepared": False}
         case CheckpointSaved():
             change |= {"checkpoint": fact.path, "progress_step": max(record.progress_step, fact.step)}
         case JobPaused():
-            change |= _moved(record, Status.PAUSED)
+            # With an error: one that has trained, as its directory knows where a repair has cut the attempts off.
+            if record.status is Status.VALIDATING and not record.attempt and fact.error is None:
+                raise IllegalMove(record.status, Status.PAUSED)
+            # Prepared once, it waits to train: an attempt finds out again what is still missing.
+            change |= _moved(record, Status.PAUSED) | {"error": fact.error, "stage": Stage.TRAIN}
         case JobResumed():
             change |= _moved(record, Status.QUEUED) | {"not_before": 0.0, "queued_at": event.at}
+            change |= {"unprepared": False}
+            if fact.from_scratch:
+                change |= {"scratch_attempt": record.attempt + 1}
+            elif record.attempt < record.scratch_attempt:  # nothing is removed yet: taken back
+                change |= {"scratch_attempt": 0}
+        case JobRepaired():
+            _require(not record.status.terminal, record, event)
+            if event.attempt > record.attempt:  # its start was cut off: it may still be running
+                change |= {"attempt": event.attempt, "attempt_open": record.status is Status.RUNNING}
+                change |= {"noted": 0, "last_reason": None}
         case JobValidated():
             change |= _moved(record, Status.VALIDATED) | {"finished_at": event.at}
         case JobSucceeded():
@@ -189,14 +219,13 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= _moved(record, Status.CANCELLED) | {"finished_at": event.at}
         case _:
             assert fact.by_trainer, f"{fact.type} has no case"
+    if record.attempt < record.scratch_attempt <= change.get("attempt", 0):
+        change |= {"checkpoint": None, "first_loss": None, "best_loss": None}
+        change |= {"progress_step": 0, "restart_step": 0, "restarts": 0}
     if fact.by_trainer:
         _require(record.attempt_open, record, event)
         change["noted"] = record.noted + 1
     return record.model_copy(update=change)
-
-
-COUNTED_REASONS = frozenset({"crash", "silent", "host_out_of_memory"})
-"""Reasons whose restarts are counted against `max_restarts`."""
 
 
 def _require(condition: bool, record: JobRecord, event: Event) -> None:
@@ -205,4 +234,4 @@ def _require(condition: bool, record: JobRecord, event: Event) -> None:
 
 
 def _moved(record: JobRecord, target: Status) -> dict[str, Any]:
-    return {"status": move(record.status, target), "request": Request.NONE, "waiting": None}
+    return {"status": move(record.status, target), "requested": Requested.NONE, "waiting_reason": None, "error": None}

@@ -1,4 +1,4 @@
-"""JobSpec: what a user asks for (design §13). Frozen; unknown keys are refused; every field says what it does.
+"""JobSpec: what a user asks for. Frozen; unknown keys are refused; every field says what it does.
 
 What `auto` becomes is decided in `jobs/plan.py`.
 """
@@ -22,11 +22,13 @@ from pydantic import (
     model_validator,
 )
 
-from jobs.data_names import DATA_SUFFIXES, data_format, hub_data
+from jobs.data_names import DATA_SUFFIXES, DataFormat, data_format, hub_data
 from jobs.errors import UserError
+from jobs.memory_plan import OptimizerName
 from jobs.wrong_spec import explain, shortened
 
 Auto = Literal["auto"]
+LrScheduler = Literal["linear", "cosine", "constant"]
 DEFAULT_MODEL = "google/flan-t5-xl"
 RESUME_FROM = r"^job-[a-z0-9_-]{1,60}(/step-[0-9]{8,12})?$"
 
@@ -58,8 +60,11 @@ class FullMethod(Part):
     """Always `full`."""
 
 
+CsvQuoting = Literal["auto", "rfc4180", "none"]
+
+
 class DataSpec(Part):
-    """Which rows to learn from and how a row becomes input and target text."""
+    """Which training rows and how a row becomes input and target text."""
 
     train: Annotated[str, Field(min_length=1, max_length=1024)]
     """File of training rows, relative to the data directory; an uploaded data set, `dataset:NAME`; or a hub data set,
@@ -67,22 +72,28 @@ class DataSpec(Part):
     you like. With `format` auto, whatever has that form and ends in no known file ending is a hub data set; `./` in
     front makes it a file."""
     validation: Annotated[float, Field(ge=0.0, lt=1.0)] | Annotated[str, Field(min_length=1, max_length=1024)] = 0.01
-    """Fraction of the rows held out for evaluation, or a file, uploaded data set or hub data set of its own (such as
-    `org/name:validation`). 0 means no evaluation."""
-    format: Literal["auto", "jsonl", "csv", "parquet"] = "auto"
+    """Fraction of the rows held out for evaluation, by whole inputs (refused where that would take more than twice as
+    much), or a file, uploaded data set or hub data set of its own (such as `org/name:validation`). 0: no evaluation."""
+    format: Literal["auto", DataFormat] = "auto"
     """File format; `auto` goes by the ending of the file name: .jsonl, .ndjson, .json (JSON lines), .csv, .tsv, each
     also with .gz or .zst, and .parquet. For other names say it; the value then is a file in any case."""
     input: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
-    """Column name, or a template over columns such as `"{title}: {ingredients}"`. Null: recognised by column names."""
+    """Column name, or a template over columns such as `"{title}: {ingredients}"`. Null: recognized by column names."""
     target: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
-    """Column name or template of the text to learn. Null: recognised by column names."""
+    """Column name or template of the text to learn. Null: recognized by column names."""
     max_input_tokens: Annotated[int, Field(ge=8, le=32768)] = 512
     """Longer inputs are cut to this many tokens, and counted."""
     max_target_tokens: Annotated[int, Field(ge=8, le=32768)] = 512
     """Longer targets are cut to this many tokens, and counted."""
     max_invalid_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
-    """Unusable rows are set aside in a report up to this fraction; above it the job fails."""
-    normalise: bool = True
+    """Unusable rows are rejected and reported up to this fraction; above it the job fails."""
+    csv_lists: bool = False
+    """CSV and TSV: a field that holds a JSON array of texts is a list, and joined as the lists of other formats are."""
+    csv_quoting: CsvQuoting = "auto"
+    """CSV and TSV: what double quotes mean. `rfc4180`: a field in quotes may hold delimiters, line breaks and doubled
+    quotes. `none`: nothing, they are part of the text. `auto`: as in RFC 4180, except for a quoted field whose lines
+    could all be rows; how the rest of the table uses quotes decides between the two, or the lines are rejected."""
+    normalize: bool = True
     """Rewrite characters that tokenizers commonly do not know (½ becomes 1/2), and count it."""
 
     @model_validator(mode="after")
@@ -92,18 +103,18 @@ class DataSpec(Part):
         return self
 
 
-class ScheduleSpec(Part):
+class TrainingSpec(Part):
     """How long and how fast to learn."""
 
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 5
     """Times that every row is seen."""
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128
-    """Rows of one optimizer step, exactly; cut into micro-batches as memory allows, with the same gradient."""
+    """Rows of one optimizer step, exactly; cut into micro-batches as memory allows, whose gradients are added up."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-4
     """Peak learning rate."""
-    warmup_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.03
+    warmup_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.03
     """Share of all steps over which the learning rate rises linearly from 0."""
-    decay: Literal["linear", "cosine", "constant"] = "linear"
+    lr_scheduler: LrScheduler = "linear"
     """What the learning rate does after the warm-up; linear and cosine end at 0."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Decoupled weight decay, applied in fp32; not to biases and layer norms."""
@@ -116,24 +127,24 @@ class ScheduleSpec(Part):
 
 
 class MemorySpec(Part):
-    """How the card's memory is used."""
+    """How the GPU's memory is used."""
 
     budget: Auto | Annotated[float, Field(gt=0.0, le=1024.0)] = "auto"
-    """GiB that the job may use. `auto`: what the card has; on a CPU, what the host has free."""
+    """GiB that the job may use. `auto`: what the GPU has; on a CPU, what the host has free."""
     micro_batch: Auto | Annotated[int, Field(ge=1, le=65_536)] = "auto"
     """Rows (of the longest shape) that go through the model at once. `auto`, here and in the next two: what is
     fastest and best within the budget (`longhaul plan` shows what was tried)."""
-    recompute_layers: Auto | Annotated[int, Field(ge=0, le=1024)] = "auto"
+    activation_checkpointing: Auto | Annotated[int, Field(ge=0, le=1024)] = "auto"
     """Recompute activations of every n-th layer in the backward pass; 0: none, 1: every layer."""
-    optimizer: Auto | Literal["adamw", "adamw_8bit", "adafactor"] = "auto"
+    optimizer: Auto | OptimizerName = "auto"
     """`adamw` keeps an fp32 master copy and fp32 states beside the bf16 weights (14 bytes a weight with these);
     `adamw_8bit` states of one byte (4 bytes a weight), `adafactor` next to none; both round weights stochastically."""
-    cache_clear_every: Annotated[int, Field(ge=0, le=1_000_000)] = 50
+    empty_cache_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 50
     """Steps between two clearings of the allocator's cache; 0: never."""
     on_oom: Literal["recover", "fail"] = "recover"
     """Out of memory inside a step: redo the same step in smaller micro-batches, or fail."""
-    foreign: Literal["wait", "refuse"] = "wait"
-    """Another trainer on the card: wait for it or refuse."""
+    other_processes: Literal["wait", "fail"] = "wait"
+    """Another trainer on the GPU: wait for it or refuse."""
 
     @field_validator("optimizer", mode="before")
     @classmethod
@@ -158,7 +169,7 @@ class SpeedSpec(Part):
     @model_validator(mode="after")
     def _compile_what_is_fused(self) -> SpeedSpec:
         if self.compile is True and not self.fused:
-            raise ValueError("`compile: true` needs `fused: true`: it is the fused layers that are compiled")
+            raise ValueError("`compile: true` needs `fused: true`: only the fused layers are compiled")
         return self
 
 
@@ -182,7 +193,7 @@ class CheckpointSpec(Part):
     """The final model is the evaluated checkpoint with the lowest of this. Null: the last step's."""
 
 
-class EvaluateSpec(Part):
+class EvaluationSpec(Part):
     """Looking at the model on rows it does not learn from."""
 
     every_steps: Annotated[int, Field(ge=1)] = 500
@@ -203,7 +214,7 @@ class WandbSpec(Part):
 
 
 class IntegrationsSpec(Part):
-    """Who is told. Keys and webhook come from the environment of the service, never from a job."""
+    """Where reports go. Keys and webhook come from the environment of the service, never from a job."""
 
     wandb: WandbSpec | None = WandbSpec()
     """Null: nothing is sent to Weights & Biases."""
@@ -223,12 +234,12 @@ class JobSpec(Part):
     method: FullMethod = FullMethod()
     """Which weights are trained; today `{"type": "full"}`."""
     data: DataSpec
-    schedule: ScheduleSpec = ScheduleSpec()
+    training: TrainingSpec = TrainingSpec()
     memory: MemorySpec = MemorySpec()
     speed: SpeedSpec = SpeedSpec()
     log: LogSpec = LogSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
-    evaluate: EvaluateSpec = EvaluateSpec()
+    evaluation: EvaluationSpec = EvaluationSpec()
     integrations: IntegrationsSpec = IntegrationsSpec()
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     """Higher runs first; equals run in the order they were submitted."""
@@ -244,11 +255,11 @@ class JobSpec(Part):
         ]
         | None
     ) = None
-    """Another job to go on from: `job-…` (its newest checkpoint that verifies) or `job-…/step-00000500`. Its `model`,
-    `task`, `method`, `data`, `schedule.batch_size` and `schedule.seed` must be the same, and its optimizer is kept; all
-    else may differ, and counts from that step on. `schedule.epochs` are those of the whole run; where the other ended
+    """Another job to resume from: `job-…` (its newest checkpoint that verifies) or `job-…/step-00000500`. Its `model`,
+    `task`, `method`, `data`, `training.batch_size` and `training.seed` must be the same, and its optimizer is kept; all
+    else may differ, and counts from that step on. `training.epochs` are those of the whole run; where the other ended
     with a shorter step, the rows that would have filled it are not seen in the epoch that follows. It may have ended in
-    any way, be paused, or still run: what goes on is the newest checkpoint that it has when this job is prepared. From
+    any way, be paused, or still run: what counts is the newest checkpoint that it has when this job is prepared. From
     then on that is this job's own, and the other may be deleted."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] = {}
     """Your own labels: at most 16, keys up to 64 and values up to 512 characters."""
@@ -268,8 +279,8 @@ class JobSpec(Part):
             return value
         if not re.fullmatch(r"[A-Za-z0-9][\w.\-]*(/[\w.\-]+)?(@[\w.\-/]+)?", value):
             raise ValueError(
-                f"{value!r} is none of: a hub id such as google/flan-t5-xl (with @revision if you like), "
-                "a folder such as ./my-model inside the data directory, builtin:t5-tiny"
+                f"{value!r} is not a hub id such as google/flan-t5-xl (with @revision if you like), "
+                "nor a folder such as ./my-model inside the data directory, nor builtin:t5-tiny"
             )
         return value
 
@@ -292,16 +303,21 @@ class JobSpec(Part):
         return value
 
     def sha256(self) -> str:
-        """Hash of the canonical JSON: what checkpoints and idempotency keys are bound to."""
-        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+        """Hash of the canonical JSON, with the defaults of this version."""
+        return canonical_sha256(self.model_dump(mode="json"))
+
+
+def canonical_sha256(content: object) -> str:
+    """Hash of parsed JSON, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def parse_spec(raw: object) -> JobSpec:
-    """A JobSpec from parsed JSON, or UserError naming the dotted key, the value, and the way out."""
+    """A JobSpec from parsed JSON, or UserError naming the dotted key, the value, and what to do."""
     if not isinstance(raw, Mapping):
         raise UserError(
             f"a job is a JSON object, not {type(raw).__name__}",
-            hint='the least is {"data": {"train": "rows.jsonl"}}',
+            hint='the minimum is {"data": {"train": "rows.jsonl"}}',
         )
     try:
         spec = JobSpec.model_validate(raw)
@@ -319,5 +335,5 @@ def _refuse_unknown_format(param: str, name: str, format: str) -> None:
             f"{param} = {name!r} is neither a hub data set (org/name) nor a file whose name says what it is: "
             f"the endings known are {', '.join(DATA_SUFFIXES)}",
             param=param,
-            hint="rename the file, or say data.format: jsonl, csv or parquet",
+            hint="rename the file, or set data.format to jsonl, csv or parquet",
         )

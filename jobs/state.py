@@ -1,4 +1,4 @@
-"""The states of a job and the one table of legal moves (design §4)."""
+"""The states of a job and the one table of legal moves (architecture.md: States)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ class Status(StrEnum):
         return not MOVES[self]
 
 
+DAMAGED = "damaged"
+"""Shown in place of a state where the run directory cannot be read. No state: nothing moves from or to it."""
+
+
+def is_open(shown: str) -> bool:
+    """Whether a job that is shown so may still do something by itself, or when it is asked to."""
+    return shown != DAMAGED and not Status(shown).terminal
+
+
 class Stage(StrEnum):
     """The three stages of a job; each has its own order and its own RQ queue."""
 
@@ -33,7 +42,7 @@ class Stage(StrEnum):
     TRAIN = "train"
 
 
-class Request(StrEnum):
+class Requested(StrEnum):
     """What a user wants of a running job. Not a state: whoever ends the attempt obeys it."""
 
     NONE = "none"
@@ -42,9 +51,11 @@ class Request(StrEnum):
 
 
 MOVES: dict[Status, frozenset[Status]] = {
-    Status.VALIDATING: frozenset({Status.QUEUED, Status.VALIDATED, Status.FAILED, Status.CANCELLED}),
+    Status.VALIDATING: frozenset({Status.QUEUED, Status.VALIDATED, Status.PAUSED, Status.FAILED, Status.CANCELLED}),
     Status.QUEUED: frozenset({Status.RUNNING, Status.PAUSED, Status.FAILED, Status.CANCELLED}),
-    Status.RUNNING: frozenset({Status.SUCCEEDED, Status.QUEUED, Status.PAUSED, Status.FAILED, Status.CANCELLED}),
+    Status.RUNNING: frozenset(
+        {Status.SUCCEEDED, Status.VALIDATING, Status.QUEUED, Status.PAUSED, Status.FAILED, Status.CANCELLED}
+    ),
     Status.PAUSED: frozenset({Status.QUEUED, Status.FAILED, Status.CANCELLED}),
     Status.SUCCEEDED: frozenset(),
     Status.FAILED: frozenset(),

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from jobs.errors import UserError
 
-KEYS_OF_A_JOB = "see `longhaul submit --help` or docs for the keys of a job"
+KEYS_OF_A_JOB = "docs/reference/job.md lists the keys of a job"
 
 
 def explain(error: ValidationError, *, keys: str = KEYS_OF_A_JOB) -> UserError:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from jobs.lifeline import PARENT_PID, tie_to_parent
+from jobs.process.lifeline import PARENT_PID, tie_to_parent
 
-if PARENT_PID in os.environ:  # first of all: nobody outlives its parent (design §2)
+if PARENT_PID in os.environ:  # first of all: nobody outlives its parent (architecture.md: Processes)
     tie_to_parent(int(os.environ[PARENT_PID]))
 
 import logging
@@ -14,8 +14,9 @@ import sys
 
 import uvicorn
 
-from jobs import logs, secrets
-from service.connections import LIMITS, make_room
+from jobs.disk.writable import unwritable
+from jobs.process import logs, secrets
+from service.edge.connections import LIMITS, make_room
 from service.main import create_app
 from service.memory import settle
 from service.settings import read_settings
@@ -31,7 +32,11 @@ def main() -> int:
         print(f"longhaul service: {error}", file=sys.stderr)
         return 2
     logs.configure(settings.log)
-    logging.getLogger("longhaul.service").info("%r", settings)
+    log = logging.getLogger("longhaul.service")
+    log.info("%r", settings)
+    if (why := unwritable((settings.runs, settings.uploads))) is not None:
+        log.error("no job could be taken: %s", why)
+        return 2
     make_room()
     settle()
     uvicorn.run(app, host=settings.host, port=settings.port, **LIMITS)

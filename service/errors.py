@@ -1,12 +1,12 @@
-"""One shape for every error: `{"error": {"type", "code", "message", "param"}}`, with `hint` where there is a way out.
+"""One shape for every error: `{"error": {"type", "code", "message", "param"}}`, with `hint` where there is one.
 
-422 only for a bad payload, 409 for what the present state does not allow, 503 (with Retry-After) when Redis is away.
+422 only for a bad payload, 409 for what the current state does not allow, 503 (with Retry-After) when Redis is away.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
+import os
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -16,7 +16,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jobs.errors import Conflict, LonghaulError, NotFound, StoreUnavailable, UserError
+from jobs.disk.writable import FORBIDDEN, FULL
+from jobs.errors import Conflict, Damaged, LonghaulError, NotFound, Recovering, StoreUnavailable, UserError
 
 log = logging.getLogger("longhaul.service")
 RETRY_AFTER_S = 5
@@ -33,13 +34,13 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 class BodyTooLarge(LonghaulError):
-    """More bytes than a job can need."""
+    """The body has more bytes than any job needs."""
 
     code = "body_too_large"
 
 
 class BodyTooSlow(LonghaulError):
-    """A body that does not come."""
+    """The body did not arrive in time."""
 
     code = "body_too_slow"
 
@@ -79,12 +80,18 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(OSError)
     def _disk(request: Request, error: OSError) -> JSONResponse:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        if error.errno not in FULL | FORBIDDEN and not isinstance(error.filename, str | os.PathLike):
             raise error
         log.error("%s %s: %s", request.method, request.url.path, error)
-        return error_response(
-            503, "disk_full", "the disk takes no more: nothing was changed", hint="make room and retry"
-        )
+        if error.errno not in FULL | FORBIDDEN:
+            message = f"{os.path.basename(error.filename)} cannot be opened or read: {error.strerror}"
+            hint = "the service's log has its path: restore it from a backup, or move it away"
+            return error_response(503, "unreadable", message, hint=hint)
+        if error.errno in FORBIDDEN:
+            message = "the service may not read or write a file that this request needs: nothing was changed"
+            hint = "its log names the file; the user that the service runs as must own it"
+            return error_response(503, "not_permitted", message, hint=hint)
+        return error_response(503, "disk_full", "the disk is full: nothing was changed", hint="make room and retry")
 
     @app.exception_handler(LonghaulError)
     def _longhaul(request: Request, error: LonghaulError) -> JSONResponse:
@@ -93,12 +100,15 @@ def install(app: FastAPI) -> None:
                 return error_response(422, error.code, str(error), param=error.param, hint=error.hint)
             case NotFound():
                 return error_response(404, error.code, str(error))
-            case Conflict():
-                return error_response(409, error.code, str(error))
+            case Conflict() | Damaged():
+                return error_response(409, error.code, str(error), hint=error.hint)
             case BodyTooLarge():
                 return error_response(413, error.code, str(error))
             case BodyTooSlow():
                 return error_response(408, error.code, str(error), headers={"Connection": "close"})
+            case Recovering():
+                message = "Redis was emptied and is being refilled; a list would be incomplete. Try again."
+                return error_response(503, error.code, message)
             case StoreUnavailable():
                 # The cause names hosts and ports of our own network: that is for the log.
                 log.warning("%s %s: %s", request.method, request.url.path, error)
@@ -116,8 +126,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> JSONResponse:
         message = {
-            404: f"there is nothing at {request.url.path}",
-            405: f"{request.url.path} does not take {request.method}",
+            404: f"there is no route at {request.url.path}",
+            405: f"{request.url.path} does not accept {request.method}",
         }.get(error.status_code, str(error.detail))
         code = _CODES.get(error.status_code, "error")
         headers = dict(error.headers) if error.headers else {}
@@ -126,8 +136,8 @@ def install(app: FastAPI) -> None:
         return error_response(error.status_code, code, message, headers=headers)
 
 
-class Faults:
-    """ASGI middleware: 500 in the one shape for what nobody foresaw. The traceback is for the log, not for the caller.
+class ErrorMiddleware:
+    """ASGI middleware: 500 in the one shape for unexpected errors. The traceback goes to the log, not to the caller.
 
     The framework's own handler of such errors stands outside of all middleware: its answers would lack what they add.
     """
@@ -150,6 +160,6 @@ class Faults:
         except Exception:
             if started or scope["type"] != "http":
                 raise  # uvicorn logs it and breaks the connection off: half an answer must not look like a whole one
-            log.exception("a fault: %s %s", scope["method"], ascii(scope["path"]))
-            answer = error_response(500, "internal_error", "this is a fault of the service; its log says more")
+            log.exception("unexpected error: %s %s", scope["method"], ascii(scope["path"]))
+            answer = error_response(500, "internal_error", "internal error; the service's log has the details")
             await answer(scope, receive, send)

@@ -9,29 +9,33 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware import Middleware
 
-from jobs.connection import connect
-from jobs.feed import Feed
-from jobs.gauges import Gauges
-from jobs.queue import Tickets
-from jobs.store import Store
-from service import errors, health, openapi, prometheus
-from service.access import AccessLog
-from service.actions import Actions
-from service.auth import BearerKey
-from service.body import BodyInTime
-from service.errors import Faults
-from service.headers import SecurityHeaders
-from service.keys import Keys
-from service.limits import REFUSALS_PER_S, Buckets, RateLimit
-from service.metric_series import SeriesCache
-from service.redaction import Redacted
+from jobs.redis.connection import connect
+from jobs.redis.feed import Feed
+from jobs.redis.gauges import Gauges
+from jobs.redis.queue import Tickets
+from jobs.redis.store import Store
+from jobs.version import VERSION
+from service import errors, health
+from service.edge.access import AccessLog
+from service.edge.auth import BearerKey
+from service.edge.body import BodyInTime
+from service.edge.headers import SecurityHeaders
+from service.edge.keys import Keys
+from service.edge.limits import REFUSALS_PER_S, Buckets, RateLimit
+from service.edge.redaction import Redacted
+from service.errors import ErrorMiddleware
+from service.files.uploads import Uploads
+from service.jobs.actions import Actions
+from service.openapi import document
+from service.reading import prometheus
+from service.reading.metric_series import SeriesCache
+from service.reading.stream import Streams, frame, unread_frame
+from service.reading.wording import UNWORDED
 from service.routes import datasets, events, jobs, plans, results, series, workers
-from service.settings import Settings
-from service.stream import Streams, frame
-from service.uploads import Uploads
+from service.settings import ServiceSettings
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: ServiceSettings) -> FastAPI:
     """The application. Connects when it is first asked something, so it starts without Redis, too.
 
     ValueError: the file of keys cannot be used.
@@ -44,10 +48,11 @@ def create_app(settings: Settings) -> FastAPI:
         runs=settings.runs, data=settings.data, uploads=settings.uploads, store=store, tickets=Tickets(client)
     )
     uploads = Uploads(settings.uploads, most=settings.max_upload_bytes)
-    feed = Feed(settings.redis_url, frame)
+    feed = Feed(settings.redis_url, frame, unread_frame)
     streams = Streams(settings.max_streams)
     kept = SeriesCache()
     registry = CollectorRegistry()
+    registry.register(UNWORDED)
     registry.register(prometheus.Standings(Gauges(client), store.workers, streams))
 
     @asynccontextmanager
@@ -60,12 +65,12 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = FastAPI(
         title="Longhaul",
-        version="0.1.0",
+        version=VERSION,
         lifespan=lifespan,
         redirect_slashes=False,
         docs_url=None,  # it loads scripts from another host, as does the next
         redoc_url=None,
-        generate_unique_id_function=openapi.operation_id,
+        generate_unique_id_function=document.operation_id,
         # A request passes from the first to the last, its answer from the last to the first.
         middleware=[
             Middleware(
@@ -73,7 +78,7 @@ def create_app(settings: Settings) -> FastAPI:
             ),  # sees every answer, and all of the time that it took
             Middleware(SecurityHeaders),  # on every answer: refusals and faults, too
             Middleware(Redacted),  # nothing that is shown gets round it
-            Middleware(Faults),  # whatever breaks further inside is answered in the one shape
+            Middleware(ErrorMiddleware),  # whatever breaks further inside is answered in the one shape
             Middleware(
                 BearerKey, keys=keys, refusals=refusals
             ),  # before anything is done for anybody; says whose key it is
@@ -82,7 +87,7 @@ def create_app(settings: Settings) -> FastAPI:
         ],
     )
     errors.install(app)
-    openapi.install(app)
+    document.install(app)
     app.include_router(jobs.routes(actions))
     app.include_router(events.routes(actions, feed, streams, keep_alive_s=settings.keep_alive_s))
     app.include_router(series.routes(actions, kept, feed, streams))
@@ -91,5 +96,5 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(datasets.routes(actions, uploads))
     app.include_router(workers.routes(store))
     app.include_router(prometheus.routes(registry))
-    app.include_router(health.routes(store=store, runs=settings.runs))
+    app.include_router(health.routes(store=store, runs=settings.runs, uploads=uploads))
     return app

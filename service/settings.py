@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.logs import log_format
+from jobs.process.logs import log_format
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 DEFAULT_UPLOAD_GB = 100
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServiceSettings:
     """Where the service listens and where it finds Redis, run directories and data."""
 
     redis_url: str = field(default=DEFAULT_REDIS_URL, repr=False)
@@ -28,7 +28,7 @@ class Settings:
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
     api_keys_file: Path | None = None
-    """Names and hashes of more keys (jobs/keys.py)."""
+    """Names and hashes of more keys (jobs/process/keys.py)."""
     rate_limit: float = 300.0
     """Requests a second for each key, or for each address where no key is needed; 0: no limit."""
     keep_alive_s: float = 15.0
@@ -47,14 +47,14 @@ class Settings:
 
     def __repr__(self) -> str:
         return (
-            f"Settings(redis={masked(self.redis_url)}, runs={self.runs}, data={self.data}, uploads={self.uploads}, "
-            f"listen={self.host}:{self.port}, api_key={'set' if self.api_key else 'none'}, "
+            f"ServiceSettings(redis={masked(self.redis_url)}, runs={self.runs}, data={self.data}, "
+            f"uploads={self.uploads}, listen={self.host}:{self.port}, api_key={'set' if self.api_key else 'none'}, "
             f"api_keys_file={self.api_keys_file or 'none'}, rate_limit={self.rate_limit:g}/s)"
         )
 
 
-def read_settings(environment: Mapping[str, str]) -> Settings:
-    """Settings from environment variables. Raises ValueError naming the variable. An empty variable is an unset one."""
+def read_settings(environment: Mapping[str, str]) -> ServiceSettings:
+    """Settings from the environment. Raises ValueError naming the variable. An empty variable is an unset one."""
     given = {name: value for name, value in environment.items() if value}
     port = given.get("LONGHAUL_PORT", "8000")
     if not port.isdecimal() or not 1 <= int(port) <= 65_535:
@@ -62,7 +62,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     redis_url = given.get("LONGHAUL_REDIS_URL", DEFAULT_REDIS_URL)
     if not redis_url.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError(f"LONGHAUL_REDIS_URL={masked(redis_url)} is not a Redis URL such as {DEFAULT_REDIS_URL}")
-    return Settings(
+    return ServiceSettings(
         redis_url=redis_url,
         runs=Path(given.get("LONGHAUL_RUNS", "runs")),
         data=Path(given.get("LONGHAUL_DATA", "data")),

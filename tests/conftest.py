@@ -1,7 +1,7 @@
 """Fixtures that every part uses: one real Redis per process of the run, emptied before each test that asks for it.
 
 `make test` runs two processes beside each other (pytest-xdist). Files stay whole; everything that starts all of
-Longhaul runs in one of the two, one after the other, and so does everything on a card.
+Longhaul runs in one of the two, one after the other, and so does everything on a GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.redis_server import RedisServer
 
-ALONE = {"e2e": "stacks", "faults": "stacks", "gpu": "card"}
+ALONE = {"e2e": "stacks", "faults": "stacks", "gpu": "gpu", "simulated_gpu": "stacks"}
 """Folder of tests → the group whose tests never run beside each other."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 ROWS = Path(__file__).parents[1] / "examples" / "recipes.jsonl"
 
 
-class ByFolderOrFile(LoadScopeScheduling):
+class ByFolderOrFile(LoadScopeScheduling):  # type: ignore[misc]  # untyped in pytest-xdist
     """Deals out whole files, the largest first. (`--dist loadgroup` does not see groups with pytest 9.2.)"""
 
     def _split_scope(self, nodeid: str) -> str:
@@ -47,14 +47,15 @@ def _redis_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def redis_server(_redis_of_the_session: RedisServer) -> RedisServer:
-    """A running, empty server. Do not stop it: a test about outages makes its own RedisServer."""
+    """A running server without a job. Do not stop it: a test about outages makes its own RedisServer."""
     _redis_of_the_session.flush()
+    _redis_of_the_session.settle()
     return _redis_of_the_session
 
 
 @pytest.fixture
 def redis_url(redis_server: RedisServer) -> str:
-    """URL of the running, empty server."""
+    """URL of the running server without a job."""
     return redis_server.url
 
 

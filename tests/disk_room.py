@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import shutil
+from collections import namedtuple
 from collections.abc import Iterator
+
+import pytest
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def free_bytes(patch: pytest.MonkeyPatch, free: int) -> None:
+    """Every disk has so many bytes left."""
+    patch.setattr(shutil, "disk_usage", lambda path: Usage(10**15, 10**15 - free, free))
 
 
 @contextlib.contextmanager

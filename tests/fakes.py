@@ -26,12 +26,14 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
+from jobs.text.units import format_duration
+
 DISCORD_SCHEMA = Path(__file__).parents[2] / "shared" / "specs" / "discord_webhook.schema.json"
 WANDB_KEY = "f" * 40
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenRequest:
     """One request that came in."""
 
     method: str
@@ -54,7 +56,7 @@ class FakeServer:
     """An HTTP server on a free loopback port. Subclasses answer in `respond`, which runs under `changed`."""
 
     def __init__(self) -> None:
-        self.requests: list[Seen] = []
+        self.requests: list[SeenRequest] = []
         self.changed = threading.Condition()
         self._released = threading.Event()
         self._hang = False
@@ -102,9 +104,8 @@ class FakeServer:
         """The first true value of `condition`, looked at after each request; AssertionError after `timeout_s`."""
         with self.changed:
             value = self.changed.wait_for(condition, timeout_s)
-        assert value, (
-            f"not so after {timeout_s} s; requests: {[(seen.method, seen.path, seen.status) for seen in self.requests]}"
-        )
+        requests = [(seen.method, seen.path, seen.status) for seen in self.requests]
+        assert value, f"not so after {format_duration(timeout_s)}; requests: {requests}"
         return value
 
     def hang(self) -> None:
@@ -127,7 +128,7 @@ class FakeServer:
         headers = {key.lower(): value for key, value in handler.headers.items()}
         if self._hang:
             with self.changed:
-                self.requests.append(Seen(handler.command, handler.path, headers, body, 0))
+                self.requests.append(SeenRequest(handler.command, handler.path, headers, body, 0))
                 self.changed.notify_all()
             self._released.wait(60)
             handler.close_connection = True
@@ -135,7 +136,7 @@ class FakeServer:
         parts = urlsplit(handler.path)
         with self.changed:
             reply = self.respond(handler.command, parts.path, parse_qs(parts.query), headers, body)
-            self.requests.append(Seen(handler.command, handler.path, headers, body, reply.status))
+            self.requests.append(SeenRequest(handler.command, handler.path, headers, body, reply.status))
             self.changed.notify_all()
         raw = b"" if reply.body is None else json.dumps(reply.body).encode()
         with contextlib.suppress(ConnectionError):

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from client import Longhaul
-from jobs.lifeline import tied
+from jobs.process.lifeline import tied
+from longhaul import Longhaul
+from tests.processes import children
 from tests.redis_server import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,7 +38,7 @@ class Local:
         }
         with open(folder / "local.out", "wb") as out:
             self.process = subprocess.Popen(
-                tied(*(command or (sys.executable, "-m", "client.main", "local"))),
+                tied(*(command or (sys.executable, "-m", "longhaul.main", "local"))),
                 cwd=folder,
                 env=self.environment,
                 stdout=out,
@@ -63,7 +64,7 @@ class Local:
     def _end(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(30)
+            self.process.wait(120)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -74,19 +75,14 @@ class Local:
 
     def children(self) -> list[int]:
         """Pids of Redis, service and workers."""
-        return children_of(self.process.pid)
+        return children(self.process.pid)
 
     def workers(self, stage: str) -> set[int]:
         """Pids heard of in the last minute."""
         return {worker["pid"] for worker in self.api.workers()["data"] if worker["stage"] == stage}
 
 
-def children_of(pid: int) -> list[int]:
-    """Pids of a process's children."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def until(condition: Callable[[], object], say: Callable[[], str], within_s: float = 40) -> None:
+def until(condition: Callable[[], object], say: Callable[[], str], within_s: float = 200) -> None:
     """Look until it is so; AssertionError with what `say` returns when it does not come."""
     deadline = time.monotonic() + within_s
     while not condition():

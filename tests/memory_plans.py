@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.memory_plan import GIB, Candidate, MemoryPlan
+from jobs.memory_plan import Candidate, MemoryPlan
+from jobs.text.units import GIB
 
 PARTS = {
     "weights": 5 * GIB, "gradients": 5 * GIB, "optimizer": 5 * GIB, "activations": 9 * GIB, "temporaries": GIB,
@@ -14,13 +15,13 @@ PARTS = {
 
 def memory_plan(**changes: Any) -> MemoryPlan:
     """8 rows of a large model with adamw_8bit on an RTX 5090, adamw being too large."""
-    chosen: dict[str, Any] = {"optimizer": "adamw_8bit", "recompute_layers": 0, "micro_batch": 8}
+    chosen: dict[str, Any] = {"optimizer": "adamw_8bit", "activation_checkpointing": 0, "micro_batch": 8}
     chosen |= {key: changes[key] for key in chosen.keys() & changes.keys()}
     facts: dict[str, Any] = {
         "device": "cuda",
-        "card": "NVIDIA GeForce RTX 5090",
+        "gpu": "NVIDIA GeForce RTX 5090",
         "budget_bytes": 31 * GIB,
-        "budget_source": "card",
+        "budget_source": "gpu",
         "margin_bytes": GIB,
         "input_tokens": 256,
         "target_tokens": 256,
@@ -29,7 +30,12 @@ def memory_plan(**changes: Any) -> MemoryPlan:
         "candidates": [
             Candidate(**chosen, peak_bytes=sum(PARTS.values()), slowdown=1.05, score=0.9, parts=PARTS),
             Candidate(
-                optimizer="adamw", recompute_layers=0, micro_batch=0, peak_bytes=43 * GIB, slowdown=1.6, score=0.6
+                optimizer="adamw",
+                activation_checkpointing=0,
+                micro_batch=0,
+                peak_bytes=43 * GIB,
+                slowdown=1.6,
+                score=0.6,
             ),
         ],
         "why": "adamw needs more than 43.0 GiB",

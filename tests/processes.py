@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from jobs.attempt import Finished, Heartbeat
-from jobs.rundir import RunDir
+from jobs.disk.rundir import RunDir
+from jobs.text.units import format_duration
 from tests.stack import Stack
 
 LOOK_S = 0.002
@@ -61,9 +62,8 @@ def end_within(seconds: float, victims: Iterable[int], kill: Callable[[], object
         kill()
         for handle, pid in handles.items():
             ready, _, _ = select.select([handle], [], [], max(0.0, start + seconds - time.monotonic()))
-            assert ready, (
-                f"process {pid} still runs {seconds:.0f} s later: {Path(f'/proc/{pid}/cmdline').read_bytes()!r}"
-            )
+            command = Path(f"/proc/{pid}/cmdline")
+            assert ready, f"process {pid} still runs {format_duration(seconds)} later: {command.read_bytes()!r}"
         return time.monotonic() - start
     finally:
         for handle in handles:
@@ -97,12 +97,19 @@ def _stands(pid: int) -> bool:
     return set(states) <= {"T", "t"}
 
 
+def signalled(pid: int, number: signal.Signals) -> bool:
+    """Whether that signal waits for a frozen process to continue."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    pending = next(line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd:"))
+    return bool(int(pending, 16) >> (number - 1) & 1)
+
+
 # -- moments ---------------------------------------------------------------------------------------------------------
 
 
 def loading(run: RunDir) -> bool:
     """The attempt has announced itself; its model is not there yet."""
-    return _phase(run) == "load" and "model.loaded" not in _said(run)
+    return phase(run) == "load" and "model.loaded" not in _said(run)
 
 
 def stepping(first: int, last: int) -> Moment:
@@ -110,7 +117,7 @@ def stepping(first: int, last: int) -> Moment:
 
     def moment(run: RunDir) -> bool:
         rows = run.metrics()
-        return bool(rows) and first <= rows[-1].step <= last and _phase(run) == "step"
+        return bool(rows) and first <= rows[-1].step <= last and phase(run) == "step"
 
     return moment
 
@@ -120,7 +127,7 @@ def evaluating(step: int) -> Moment:
 
     def moment(run: RunDir) -> bool:
         rows = run.metrics()
-        return bool(rows) and rows[-1].step == step and _phase(run) in ("evaluate", "generate")
+        return bool(rows) and rows[-1].step == step and phase(run) in ("evaluate", "generate")
 
     return moment
 
@@ -134,7 +141,7 @@ def saving(step: int) -> Moment:
     return moment
 
 
-def _phase(run: RunDir) -> str | None:
+def phase(run: RunDir) -> str | None:
     """What the newest attempt last announced; None once it has ended."""
     lines = run.attempt_lines(run.record().attempt)
     if any(isinstance(line, Finished) for line in lines):
@@ -146,3 +153,32 @@ def _said(run: RunDir) -> set[str]:
     """Types of the facts of the newest attempt."""
     lines = run.attempt_lines(run.record().attempt)
     return {line.fact.type for line in lines if not isinstance(line, Heartbeat | Finished)}
+
+
+def highest_memory(stack: Stack) -> int:
+    """Bytes that the service was resident with at most, so far."""
+    status = Path(f"/proc/{stack.processes['service'].pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process, whichever of its threads started them; none if it is gone."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def descendants(pid: int) -> list[int]:
+    """All of them."""
+    found = children(pid)
+    return found + [each for child in found for each in descendants(child)]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,6 +1,6 @@
 """The whole of Longhaul as real processes: Redis, service, one worker per stage, publish. For e2e and fault tests.
 
-Every process dies with the test's own (jobs/lifeline.py) and is ended by pid only.
+Every process dies with the test's own (jobs/process/lifeline.py) and is ended by pid only.
 """
 
 from __future__ import annotations
@@ -17,18 +17,25 @@ from typing import Any, TypeVar
 
 import requests
 
+from jobs.disk.rundir import RunDir
 from jobs.events import Event
-from jobs.lifeline import tied
-from jobs.rundir import RunDir
+from jobs.process.lifeline import tied
+from jobs.text.units import format_duration
 from tests.redis_server import RedisServer, free_port
 
 ROOT = Path(__file__).parents[1]
 ROLES = ("service", "check", "prepare", "train", "publish")
 Found = TypeVar("Found")
 
+SLOWEST = 5
+"""A CPU without bf16 instructions, or one that others use, takes so many times as long as is waited for elsewhere."""
+
 
 class Stack:
-    """`with Stack(tmp_path, data=folder) as stack:`, then `stack.start("train")`, `stop("train")`, `kill("train")`."""
+    """`with Stack(tmp_path, data=folder) as stack:`, then `stack.start("train")`, `stop("train")`, `kill("train")`.
+
+    `root`: the repository whose code runs.
+    """
 
     def __init__(
         self,
@@ -38,8 +45,10 @@ class Stack:
         environment: Mapping[str, str] = {},
         aof: bool = True,
         rules: str | None = None,
+        root: Path = ROOT,
     ) -> None:
         self.home = home
+        self.root = root
         self.runs = home / "runs"
         self.redis = RedisServer(home / "redis", aof=aof, rules=rules)
         self.port = free_port()
@@ -66,10 +75,10 @@ class Stack:
             module = ["-m", "service"] if role == "service" else ["-m", "worker", role.partition("-")[0]]
             with open(self.home / f"{role}.log", "ab") as log:
                 self.processes[role] = subprocess.Popen(
-                    tied(sys.executable, *module), cwd=ROOT, env=self.environment, stdout=log, stderr=log
+                    tied(sys.executable, *module), cwd=self.root, env=self.environment, stdout=log, stderr=log
                 )
         if "service" in roles:
-            self.wait_for(lambda: self._ready() or None, "the service", 30)
+            self.wait_for(lambda: self._ready() or None, "the service", 90)
 
     def start_if_gone(self, *roles: str) -> None:
         """Start those of these that do not run."""
@@ -81,7 +90,7 @@ class Stack:
         except requests.ConnectionError:
             return False
 
-    def stop(self, role: str, signum: int = signal.SIGTERM, timeout: float = 60) -> int:
+    def stop(self, role: str, signum: int = signal.SIGTERM, timeout: float = 120) -> int:
         """Send a signal and wait for the end."""
         process = self.processes.pop(role)
         process.send_signal(signum)
@@ -101,11 +110,11 @@ class Stack:
         """`POST /jobs/{id}/{verb}`."""
         return requests.post(f"{self.url}/jobs/{run.id}/{verb}", timeout=10)
 
-    def wait_for(self, look: Callable[[], Found | None], what: str, timeout: float = 60) -> Found:
+    def wait_for(self, look: Callable[[], Found | None], what: str, timeout: float = 120) -> Found:
         """Look until there is something; the logs are in the message when it does not come."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + SLOWEST * timeout
         while (found := look()) is None:
-            assert time.monotonic() < deadline, f"waited {timeout:.0f} s for {what}\n{self.logs()}"
+            assert time.monotonic() < deadline, f"waited {format_duration(timeout)} for {what}\n{self.logs()}"
             for role, process in self.processes.items():
                 assert process.poll() is None, (
                     f"{role} ended ({process.returncode}) while waiting for {what}\n{self.logs()}"
@@ -113,13 +122,23 @@ class Stack:
             time.sleep(0.05)
         return found
 
-    def wait_for_event(self, run: RunDir, *types: str, timeout: float = 90, after: int = 0) -> Event:
+    def wait_for_event(self, run: RunDir, *types: str, timeout: float = 180, after: int = 0) -> Event:
         """The first event of one of these types."""
 
         def look() -> Event | None:
             return next((event for event in run.events(after=after) if event.type in types), None)
 
         return self.wait_for(look, f"{' or '.join(types)} of {run.id}", timeout)
+
+    def shown(self, run: RunDir) -> dict[str, Any]:
+        """`GET /jobs/{id}`, once Redis knows what is on disk now: the projection is made after the append."""
+        number = run.record().number
+
+        def up_to_date() -> dict[str, Any] | None:
+            job: dict[str, Any] = requests.get(f"{self.url}/jobs/{run.id}", timeout=10).json()
+            return job if job["event_number"] >= number else None
+
+        return self.wait_for(up_to_date, f"the projection of event {number} of {run.id}")
 
     def logs(self) -> str:
         """The last lines of every log."""
@@ -130,6 +149,7 @@ class Stack:
     def __enter__(self) -> Stack:
         self.home.mkdir(parents=True, exist_ok=True)
         self.redis.start()
+        self.redis.settle()
         return self
 
     def __exit__(
@@ -146,7 +166,7 @@ class Stack:
         self.redis.stop()
 
 
-def tiny_job(**more: object) -> dict[str, object]:
+def tiny_job(**more: Any) -> dict[str, Any]:
     """16 steps of 8 rows: two epochs of 64."""
     return {
         "name": "tiny",
@@ -157,10 +177,10 @@ def tiny_job(**more: object) -> dict[str, object]:
             "max_input_tokens": 48,
             "max_target_tokens": 32,
         },
-        "schedule": {"epochs": 2, "batch_size": 8, "learning_rate": 0.003},
-        "memory": {"micro_batch": 4, "cache_clear_every": 5},
+        "training": {"epochs": 2, "batch_size": 8, "learning_rate": 0.003},
+        "memory": {"micro_batch": 4, "empty_cache_steps": 5},
         "log": {"every_steps": 2},
         "checkpoint": {"every_steps": 8, "keep": 2},
-        "evaluate": {"every_steps": 8, "samples": 2},
+        "evaluation": {"every_steps": 8, "samples": 2},
         **more,
     }

@@ -11,7 +11,9 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 RUNTIME, SERVICE, DEV = "requirements.lock", "requirements.service.lock", "requirements.dev.lock"
-LOCKS = [RUNTIME, SERVICE, DEV]
+CUDA = "requirements.cuda.lock"
+LOCKS = [RUNTIME, SERVICE, DEV, CUDA]
+WITH_TORCH = re.compile(r"torch$|triton|nvidia|cuda")
 
 
 def requirements(lock: str) -> list[str]:
@@ -23,13 +25,13 @@ def requirements(lock: str) -> list[str]:
 def pins(lock: str) -> dict[str, str]:
     """Name -> version."""
     exact = [line.split()[0].partition("==") for line in requirements(lock)]
-    return {canonicalize_name(name): version for name, _, version in exact}
+    return {canonicalize_name(name): version.removeprefix("=") for name, _, version in exact}
 
 
 def project() -> dict[str, list[Requirement]]:
-    """What pyproject.toml asks for, by extra; the service's own needs under "base"."""
+    """What pyproject.toml asks for, by extra; the client's needs under "client"."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = {"base": table["dependencies"], **table["optional-dependencies"]}
+    asked = {"client": table["dependencies"], **table["optional-dependencies"]}
     return {extra: [Requirement(line) for line in lines] for extra, lines in asked.items()}
 
 
@@ -46,8 +48,24 @@ def test_shared_pins_are_equal() -> None:
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_no_lock_names_torch_or_its_cuda_libraries(lock: str) -> None:
-    assert [name for name in pins(lock) if re.match(r"(torch$|triton|nvidia|cuda)", name)] == []
+def test_only_the_cuda_lock_names_torch_and_its_cuda_libraries(lock: str) -> None:
+    named = {name for name in pins(lock) if WITH_TORCH.match(name)}
+    assert named == (set(pins(CUDA)) if lock == CUDA else set())
+
+
+def test_the_cuda_lock_holds_the_torch_of_pyproject_with_its_gpu_libraries() -> None:
+    (torch,) = [requirement for requirement in project()["worker"] if requirement.name == "torch"]
+    assert requirements(CUDA)[-2].startswith(f"torch==={pins(CUDA)['torch']} "), "no local build of that version"
+    assert torch.specifier.contains(pins(CUDA)["torch"])
+    assert pins(CUDA).keys() >= {"triton", "cuda-toolkit", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"}
+
+
+def test_the_images_install_nothing_but_what_a_lock_has_a_hash_of() -> None:
+    dockerfile = (ROOT / "Dockerfile.training").read_text()
+    installed = re.findall(r"pip install (.*?)(?: && .*)?$", dockerfile, re.MULTILINE)
+    assert installed == [f"--no-deps --require-hashes -r {lock}" for lock in (SERVICE, CUDA, RUNTIME)]
+    copied = {f"!{lock}" for lock in (SERVICE, CUDA, RUNTIME)}
+    assert copied <= set((ROOT / ".dockerignore").read_text().splitlines())
 
 
 def test_the_service_lock_is_without_ml() -> None:
@@ -61,7 +79,8 @@ def test_no_lock_names_a_registry_or_a_path(lock: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lock", "extras"), [(RUNTIME, ["base", "worker", "local"]), (SERVICE, ["base"]), (DEV, ["dev"])]
+    ("lock", "extras"),
+    [(RUNTIME, ["client", "service", "worker", "local"]), (SERVICE, ["client", "service"]), (DEV, ["dev"])],
 )
 def test_the_locks_hold_what_pyproject_asks_for(lock: str, extras: list[str]) -> None:
     locked = pins(RUNTIME) | pins(lock) if lock == DEV else pins(lock)

@@ -10,66 +10,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from jobs.disk.metrics_file import cut_back
+from jobs.disk.rundir import list_runs
 from jobs.events import Event, JobSubmitted
-from jobs.metrics import MetricRow
-from jobs.rundir import RunDir, list_runs
 from tests.fakes import FakeDiscord
 from tests.sinks import story
-from tests.sinks.driving import closed, publishing, until
+from tests.sinks.driving import Listener, closed, publishing, until, whole
 from worker import publish as publish_module
-from worker.feed import Feed
+from worker.feed import SinkFeed
 from worker.publish import sinks_of
-from worker.sinks.base import DONE, Job, Later, Outcome
+from worker.sinks.base import DONE, Later, Outcome
 from worker.sinks.curve import CurveSink
-from worker.sinks.discord import DiscordSink
+from worker.sinks.discord.sink import DiscordSink
+from worker.sinks.discord.webhook import Webhook
 from worker.sinks.log import LogSink
-from worker.sinks.webhook import Webhook
-
-
-@dataclass
-class Listener:
-    """A sink that remembers; `answer` decides what it says to an event."""
-
-    name: str = "listener"
-    follows_metrics: bool = True
-    answer: Callable[[Event], Outcome] = lambda event: DONE
-    events: list[tuple[str, int]] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-    order: list[str] = field(default_factory=list)
-    closed: list[str] = field(default_factory=list)
-
-    def accepts(self, submitted: JobSubmitted) -> bool:
-        return submitted.discord
-
-    def event(self, event: Event, job: Job) -> Outcome:
-        outcome = self.answer(event)
-        if outcome == DONE:
-            self.events.append((job.id, event.number))
-            self.order.append(event.type)
-        return outcome
-
-    def metrics(self, rows: Sequence[MetricRow], job: Job) -> Outcome:
-        self.steps += [row.step for row in rows]
-        self.order.append("rows")
-        return DONE
-
-    def close(self, job: Job) -> None:
-        self.closed.append(job.id)
-
-
-def whole(runs: Path, job: str = "job-1") -> RunDir:
-    run = story.submit(runs, job)
-    story.start(run)
-    story.train(run, 10, 400)
-    story.succeed(run)
-    return run
 
 
 def test_events_and_rows_arrive_in_order_while_they_are_written(tmp_path: Path) -> None:
@@ -90,7 +50,7 @@ def test_events_and_rows_arrive_in_order_while_they_are_written(tmp_path: Path) 
 
 def test_all_rows_come_before_the_terminal_event(tmp_path: Path) -> None:
     listener = Listener()
-    Feed(listener, whole(tmp_path)).turn()
+    SinkFeed(listener, whole(tmp_path)).turn()
     assert listener.order[-2:] == ["rows", "job.succeeded"]
     assert listener.steps == list(range(10, 401, 10))
 
@@ -98,7 +58,7 @@ def test_all_rows_come_before_the_terminal_event(tmp_path: Path) -> None:
 def test_a_torn_last_line_is_waited_for(tmp_path: Path) -> None:
     listener = Listener()
     run = story.submit(tmp_path)
-    feed = Feed(listener, run)
+    feed = SinkFeed(listener, run)
     story.start(run)
     line = story.row(10).model_dump_json().encode() + b"\n"
     with open(run.metrics_file, "ab", buffering=0) as file:
@@ -110,18 +70,71 @@ def test_a_torn_last_line_is_waited_for(tmp_path: Path) -> None:
     assert listener.steps == [10]
 
 
+@pytest.mark.parametrize("restarted", [False, True], ids=["one publish", "publish is restarted meanwhile"])
+@pytest.mark.parametrize("replaced", [True, False], ids=["replaced", "cut in place"])
+@pytest.mark.parametrize("read_until", [30, 50, 100], ids=str)
+@pytest.mark.parametrize("redone_until", [50, 60, 150], ids=str)
+def test_each_row_comes_once_when_an_attempt_begins_at_an_earlier_step(
+    tmp_path: Path, restarted: bool, replaced: bool, read_until: int, redone_until: int
+) -> None:
+    """Attempt 1 is read so far, and has reached step 100. Attempt 2 begins at step 50 and gets so far until the next
+    look: its rows may end before, at and behind where the reader stood."""
+    run, listener = story.submit(tmp_path), Listener()
+    story.start(run)
+    feed = SinkFeed(listener, run)
+    story.train(run, 10, read_until)
+    feed.turn()
+    story.train(run, read_until + 10, 100)
+    kept = b"".join(run.metrics_file.read_bytes().splitlines(keepends=True)[:5])
+    if replaced:
+        cut_back(run.metrics_file, 50)
+        assert run.metrics_file.read_bytes() == kept
+    else:
+        os.truncate(run.metrics_file, len(kept))
+    story.train(run, 60, redone_until, attempt=2)
+    if restarted:
+        feed = SinkFeed(listener, run)
+    feed.turn()
+    redone = list(range(60, redone_until + 1, 10))
+    assert listener.steps == [*range(10, max(read_until, 50) + 1, 10), *redone]
+    story.train(run, redone_until + 10, 170, attempt=2)
+    feed.turn()
+    assert listener.steps == [*range(10, max(read_until, 50) + 1, 10), *range(60, 171, 10)]
+
+
 def test_a_restart_goes_on_from_the_cursor(tmp_path: Path) -> None:
     run = whole(tmp_path)
     first = Listener(answer=lambda event: Later(60, "full") if event.number >= 6 else DONE)
-    feed = Feed(first, run)
+    feed = SinkFeed(first, run)
     feed.turn()
     second = Listener()
-    again = Feed(second, run)
+    again = SinkFeed(second, run)
     again.turn()
     assert [number for _, number in first.events + second.events] == list(range(1, 11))
     assert first.steps + second.steps == list(range(10, 401, 10))
-    third = Feed(Listener(), run)
+    third = SinkFeed(Listener(), run)
     assert third.closed, "a directory whose cursor stands at the terminal event is skipped"
+
+
+def test_with_a_damaged_cursor_everything_is_sent_again(tmp_path: Path) -> None:
+    # Before: the sink heard of that job never again.
+    run = whole(tmp_path)
+    SinkFeed(Listener(answer=lambda event: Later(60, "full") if event.number >= 6 else DONE), run).turn()
+    (cursor,) = run.sinks.iterdir()
+    cursor.write_bytes(b"")
+    listener = Listener()
+    SinkFeed(listener, run).turn()
+    assert [number for _, number in listener.events] == list(range(1, 11))
+
+
+def test_a_damaged_row_of_metrics_holds_up_nothing(tmp_path: Path) -> None:
+    run = whole(tmp_path)
+    lines = run.metrics_file.read_bytes().splitlines(keepends=True)
+    run.metrics_file.write_bytes(b"".join([lines[0], b"\0\0\n", *lines[2:]]))
+    listener = Listener()
+    SinkFeed(listener, run).turn()
+    assert listener.steps == [10, *range(30, 401, 10)]
+    assert [number for _, number in listener.events] == list(range(1, 11))
 
 
 def test_a_crash_between_sending_and_saving_repeats_one_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,18 +144,18 @@ def test_a_crash_between_sending_and_saving_repeats_one_event(tmp_path: Path, mo
     class Killed(BaseException):
         pass
 
-    save = Feed._save
+    save = SinkFeed._save
 
-    def killed(feed: Feed, job: Job) -> None:
+    def killed(feed: SinkFeed) -> None:
         if feed._cursor.event == 7:
             raise Killed
-        save(feed, job)
+        save(feed)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Feed, "_save", killed)
+        patch.setattr(SinkFeed, "_save", killed)
         with pytest.raises(Killed):
-            Feed(listener, run).turn()
-    Feed(listener, run).turn()
+            SinkFeed(listener, run).turn()
+    SinkFeed(listener, run).turn()
     assert [number for _, number in listener.events] == [1, 2, 3, 4, 5, 6, 7, 7, 8, 9, 10]
 
 
@@ -157,7 +170,7 @@ def test_an_unexpected_error_is_logged_and_tried_again(tmp_path: Path, caplog: p
 
     now = [100.0]
     listener = Listener(answer=trip)
-    feed = Feed(listener, whole(tmp_path), clock=lambda: now[0])
+    feed = SinkFeed(listener, whole(tmp_path), clock=lambda: now[0])
     while not feed.closed:
         feed.turn()
         now[0] = min(feed.due, now[0] + 60)
@@ -173,7 +186,7 @@ def test_a_full_disk_does_not_repeat_messages(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr("worker.feed.write_atomically", full)
     listener = Listener()
-    feed = Feed(listener, whole(tmp_path))
+    feed = SinkFeed(listener, whole(tmp_path))
     for _ in range(3):
         feed.turn()
     assert listener.events == [("job-1", number) for number in range(1, 11)]
@@ -206,7 +219,7 @@ def test_a_hanging_discord_delays_no_other(tmp_path: Path) -> None:
             assert not closed(run, "discord")
             discord.release()
             until(lambda: closed(run, "discord"))
-        assert discord.titles == ["chef: attempt 1 over", "chef: done"]
+        assert discord.titles == ["chef: attempt 1 ended", "chef: done"]
 
 
 def test_a_sink_configured_later_leaves_old_jobs_alone(tmp_path: Path) -> None:
@@ -231,14 +244,14 @@ def test_a_deleted_run_directory_is_let_go(tmp_path: Path) -> None:
 
 def test_a_wrong_webhook_takes_only_discord_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     @dataclass
-    class Settings:
+    class FirstSettings:
         runs: Path = tmp_path
         discord_webhook: str | None = "https://example.org/api/webhooks/1/s3cr3t"
         wandb_api_key: str | None = None
         wandb_base_url: str | None = None
         wandb_mode: str | None = "disabled"
 
-    sinks = sinks_of(Settings())
+    sinks = sinks_of(FirstSettings())
     assert [sink.name for sink in sinks] == ["log", "curve", "discord", "wandb"]
     submitted = JobSubmitted(name="chef", model="m", spec_sha256="0")
     assert [sink.accepts(submitted) for sink in sinks] == [True, True, False, False]
@@ -248,7 +261,7 @@ def test_a_wrong_webhook_takes_only_discord_down(tmp_path: Path, caplog: pytest.
 
 def test_a_webhook_that_was_gone_is_not_asked_by_the_next_publish(tmp_path: Path) -> None:
     @dataclass
-    class Settings:
+    class SecondSettings:
         discord_webhook: str | None
         runs: Path = tmp_path / "runs"
         wandb_api_key: str | None = None
@@ -259,18 +272,18 @@ def test_a_webhook_that_was_gone_is_not_asked_by_the_next_publish(tmp_path: Path
     with FakeDiscord() as discord:
         discord.answer_next(404)
         for run in (first, second):
-            Feed(sinks_of(Settings(discord.url))[2], run).turn()
+            SinkFeed(sinks_of(SecondSettings(discord.url))[2], run).turn()
         assert [seen.status for seen in discord.requests] == [404]
         assert [run.id for run in list_runs(tmp_path / "runs")] == ["job-1", "job-2"], "the memory is no run"
         discord.token = "new"
-        Feed(sinks_of(Settings(discord.url))[2], whole(tmp_path / "runs", "job-3")).turn()
-        assert discord.titles == ["chef: attempt 1 over", "chef: done"]
+        SinkFeed(sinks_of(SecondSettings(discord.url))[2], whole(tmp_path / "runs", "job-3")).turn()
+        assert discord.titles == ["chef: attempt 1 ended", "chef: done"]
 
 
 def test_the_log_has_one_line_for_each_event(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "longhaul.events")
     run = whole(tmp_path)
-    Feed(LogSink(), run).turn()
+    SinkFeed(LogSink(), run).turn()
     lines = [json.loads(record.message) for record in caplog.records if record.name == "longhaul.events"]
     assert [(line["event"], line["type"]) for line in lines] == [(event.number, event.type) for event in run.events()]
     assert lines[-1]["loss"] == 0.91
@@ -279,11 +292,11 @@ def test_the_log_has_one_line_for_each_event(tmp_path: Path, caplog: pytest.LogC
 KILLED = """
 import sys, threading
 from pathlib import Path
-from worker.publish import Line, publish
-from worker.sinks.discord import DiscordSink
-from worker.sinks.webhook import Webhook
+from worker.publish import SinkThread, publish
+from worker.sinks.discord.sink import DiscordSink
+from worker.sinks.discord.webhook import Webhook
 stop = threading.Event()
-publish(Path(sys.argv[1]), [Line(DiscordSink(Webhook(sys.argv[2])))], lambda _: stop.wait(0.02), stop)
+publish(Path(sys.argv[1]), [SinkThread(DiscordSink(Webhook(sys.argv[2])))], lambda _: stop.wait(0.02), stop)
 """
 
 
@@ -312,7 +325,7 @@ def test_killed_again_and_again_discord_hears_everything(tmp_path: Path) -> None
         ends = [message for message in discord.messages if message.title == "chef: done"]
         assert 1 <= len(ends) <= 2
         assert {message.footer for message in ends} == {"job-1 · attempt 1 · event 10"}
-        assert "chef: attempt 1 over" in discord.titles
+        assert "chef: attempt 1 ended" in discord.titles
 
 
 def test_publish_imports_neither_torch_nor_a_web_framework() -> None:
@@ -349,7 +362,7 @@ def test_publish_says_how_far_each_sink_is_behind(tmp_path: Path) -> None:
 
 def test_a_sink_that_takes_no_such_job_is_not_behind(tmp_path: Path) -> None:
     run = whole(tmp_path)
-    feed = Feed(DiscordSink(None), run)
+    feed = SinkFeed(DiscordSink(None), run)
     assert feed.behind_since == run.events()[0].at, "nobody has looked yet"
     feed.turn()
     assert feed.behind_since is None
@@ -357,6 +370,6 @@ def test_a_sink_that_takes_no_such_job_is_not_behind(tmp_path: Path) -> None:
 
 def test_what_is_put_off_counts_from_its_first_event(tmp_path: Path) -> None:
     run = whole(tmp_path)
-    feed = Feed(Listener(answer=lambda event: Later(60, "full") if event.number >= 6 else DONE), run)
+    feed = SinkFeed(Listener(answer=lambda event: Later(60, "full") if event.number >= 6 else DONE), run)
     feed.turn()
     assert feed.behind_since == run.events()[5].at

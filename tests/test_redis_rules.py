@@ -14,7 +14,7 @@ import requests
 import yaml
 from redis.exceptions import NoPermissionError
 
-from jobs.connection import connect
+from jobs.redis.connection import connect
 from tests.redis_server import RedisServer, compose_rules, free_port, redis_binary
 from tests.stack import ROLES, ROOT, Stack, tiny_job
 

@@ -6,12 +6,15 @@ import ast
 import re
 from pathlib import Path
 
+import yaml
+
 import service.settings
 import worker.settings
 import worker.training.settings
+from jobs.process.secrets import NEEDED, VARIABLES
 
 ROOT = Path(__file__).parents[1]
-READ_BY_OTHERS = {"UID", "GID", "HF_TOKEN"}
+READ_BY_OTHERS = {"UID", "GID", "HF_TOKEN", "LONGHAUL_REDIS_PASSWORD"}
 """By compose, and by the hub's own library."""
 
 
@@ -47,6 +50,16 @@ def test_the_example_is_a_legal_environment() -> None:
     assert (settings.device, settings.discord_webhook) == ("cuda", None)
     assert worker.training.settings.from_environment(values).device == "cuda"
     assert service.settings.read_settings(values).host == "127.0.0.1"
+
+
+def test_compose_gives_each_container_the_secrets_that_its_processes_need() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.training.yml").read_text())
+    for name, container in compose["services"].items():
+        command = container.get("command", [name])
+        processes = command[3:] if command[:3] == ["python", "-m", "worker"] else [name]
+        needed = {secret for process in processes for secret in NEEDED[process]}
+        # The older name of the hub's token is for environments that have it already.
+        assert set(container["environment"]) & set(VARIABLES) == needed - {"HUGGING_FACE_HUB_TOKEN"}, name
 
 
 def test_secrets_are_never_shown_nor_handed_to_a_trainer() -> None:

@@ -15,8 +15,9 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from jobs import logs, secrets
-from jobs.lifeline import PARENT_PID, tie_to_parent, tied
+from jobs.disk.writable import unwritable
+from jobs.process import logs, secrets
+from jobs.process.lifeline import PARENT_PID, tie_to_parent, tied
 from worker.settings import WorkerSettings, from_environment
 
 log = logging.getLogger("longhaul.worker")
@@ -30,7 +31,7 @@ def main() -> int:
         tie_to_parent(int(parent))
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
     parser.add_argument("roles", nargs="+", choices=ROLES, metavar="ROLE", help="check, prepare, train or publish")
-    parser.add_argument("--healthy", action="store_true", help="serve nothing: exit 0 if they run here and are well")
+    parser.add_argument("--healthy", action="store_true", help="serve nothing: exit 0 if they run here and are healthy")
     arguments = parser.parse_args()
     secrets.register(os.environ)
     try:
@@ -43,19 +44,26 @@ def main() -> int:
         return tell_health(arguments.roles, settings)
     if len(arguments.roles) > 1:
         return serve_together(arguments.roles)
-    serve(arguments.roles[0], settings)
-    return 0
+    return serve(arguments.roles[0], settings)
 
 
-def serve(role: str, settings: WorkerSettings) -> None:
-    """Be one worker until SIGTERM."""
+def serve(role: str, settings: WorkerSettings) -> int:
+    """Be one worker until SIGTERM. Returns 2, once the reason is said, when it may not work here."""
+    from jobs.redis.connection import connect
+    from jobs.redis.store import Store
     from jobs.state import Stage
+    from worker.heartbeat import report, worker_facts
     from worker.main import serve_publish, serve_stage
 
+    if (why := unwritable(settings.writes(role))) is not None:
+        log.error("%s takes no work: %s", role, why)
+        # For those who ask how the workers are; it is forgotten in a minute.
+        report(Store(connect(settings.redis_url)), worker_facts(role, settings) | {"healthy": False, "why": why})
+        return 2
     if role == "publish":
-        serve_publish(settings)
-    else:
-        serve_stage(Stage(role), settings)
+        return serve_publish(settings)
+    serve_stage(Stage(role), settings)
+    return 0
 
 
 def serve_together(roles: Sequence[str]) -> int:
@@ -65,14 +73,19 @@ def serve_together(roles: Sequence[str]) -> int:
         signal.signal(signum, lambda *_: stop.set())
     # Sessions of their own: a terminal's Ctrl+C reaches the parent alone, which passes it on once.
     children = {
-        role: subprocess.Popen(tied(sys.executable, "-m", "worker", role), start_new_session=True) for role in roles
+        role: subprocess.Popen(
+            tied(sys.executable, "-m", "worker", role),
+            env=secrets.handed(os.environ, secrets.NEEDED[role]),
+            start_new_session=True,
+        )
+        for role in roles
     }
     while not stop.wait(LOOK_S) and all(child.poll() is None for child in children.values()):
         pass
     asked = stop.is_set()
     if not asked:
         ended = {role: child.returncode for role, child in children.items() if child.returncode is not None}
-        log.error("ended without being asked: %s; the others end with it", ended)
+        log.error("ended unexpectedly: %s; the others are stopped", ended)
     for child in children.values():
         child.terminate()
     for child in children.values():
@@ -85,9 +98,10 @@ def tell_health(roles: Sequence[str], settings: WorkerSettings) -> int:
 
     A container's host name is its own, so in one this asks about that container alone.
     """
-    from jobs.connection import connect
     from jobs.errors import StoreUnavailable
-    from jobs.store import Store
+    from jobs.redis.connection import connect
+    from jobs.redis.store import Store
+    from jobs.text.printable import printable
 
     try:
         workers = Store(connect(settings.redis_url)).workers.all()
@@ -98,7 +112,7 @@ def tell_health(roles: Sequence[str], settings: WorkerSettings) -> int:
     for role in roles:
         beats = [facts for facts in workers if facts["name"].startswith(f"{role}-{here}-")]
         if not any(facts["healthy"] for facts in beats):
-            print(f"{role}: {beats[-1]['why'] if beats else 'no heartbeat in the last minute'}")
+            print(printable(f"{role}: {beats[-1]['why'] if beats else 'no heartbeat in the last minute'}"))
             return 1
     return 0
 

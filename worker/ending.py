@@ -1,30 +1,28 @@
-"""How an attempt ends: what its trainer still had to say, `attempt.ended`, and what policy makes of it (design §7).
+"""How an attempt ends: what its trainer still had to say, `attempt.ended`, and what policy makes of it.
 
 One function for the supervisor that saw the end and for reconcile that found it.
 """
 
 from __future__ import annotations
 
-from jobs.attempt import Finished, Noted
+from jobs.attempt import Finished, Noted, TrainResult
+from jobs.disk.rundir import RunDir
 from jobs.errors import Superseded
 from jobs.events import (
     AnyFact,
     AttemptEnded,
+    DeviceWaiting,
     Fault,
     JobCancelled,
     JobFailed,
     JobPaused,
     JobQueued,
     JobSucceeded,
-    Reason,
+    JobUnprepared,
 )
-from jobs.record import COUNTED_REASONS, JobRecord
-from jobs.rundir import RunDir
-from jobs.state import Request, Status
-
-RESTART_DELAYS_S = (0.0, 10.0, 60.0, 300.0, 300.0)
-BUSY_DELAY_S = 30.0
-"""Wait before looking again at a card that another trainer holds."""
+from jobs.reasons import BUSY_DELAY_S, RESTART_DELAYS_S, NextAttempt, Reason
+from jobs.record import JobRecord
+from jobs.state import Requested, Status
 
 
 def ending(run: RunDir, record: JobRecord, attempt: int, found: Finished) -> list[AnyFact]:
@@ -46,62 +44,64 @@ def ending(run: RunDir, record: JobRecord, attempt: int, found: Finished) -> lis
 
 def outcome(record: JobRecord, end: Finished) -> list[AnyFact]:
     """What becomes of the job: a completion that came first beats a request, a request beats the policy."""
-    if end.reason == "done":
+    if end.reason is Reason.DONE:
         return [succeeded(record, end)]
-    if record.request is Request.CANCEL:
+    if record.requested is Requested.CANCEL:
         return [JobCancelled(checkpoint=record.checkpoint)]
-    if record.request is Request.PAUSE:
+    fault = end.error or Fault.of(end.reason)
+    if end.reason.next_attempt is NextAttempt.WHEN_RESUMED:
+        return [JobPaused(error=resumable(record, fault) if end.reason is Reason.DISK_FULL else fault)]
+    if record.requested is Requested.PAUSE:
         return [JobPaused()]
-    # The next attempt begins one rung lower than those that ended by `oom_in_optimizer`, and says when there is none.
-    if end.reason in ("interrupted", "lost", "oom_in_optimizer"):
-        return [JobQueued()]
-    if end.reason == "device_busy":
-        return [JobQueued(not_before_s=BUSY_DELAY_S)]
-    fault = end.error or Fault(code=end.reason, message=MEANING[end.reason])
-    if end.reason in COUNTED_REASONS:
-        count = 1 if record.progress_step > record.restart_step else record.restarts + 1
-        if count <= record.max_restarts:
-            return [JobQueued(not_before_s=RESTART_DELAYS_S[min(count, len(RESTART_DELAYS_S)) - 1])]
-        tries = f"{record.max_restarts} {'restart' if record.max_restarts == 1 else 'restarts'} without progress"
-        return [JobFailed(error=fault.model_copy(update={"message": f"{fault.message} (given up after {tries})"}))]
-    return [JobFailed(error=fault)]
+    match end.reason.next_attempt:
+        case NextAttempt.AT_ONCE:  # after `oom_in_optimizer` it begins one fallback lower, and says when there is none
+            return [JobQueued()]
+        case NextAttempt.AFTER_PREPARE:  # for a second time without a model loaded: only a person can help
+            return [JobPaused(error=fault)] if record.unprepared else [JobUnprepared(message=fault.message)]
+        case NextAttempt.DELAYED:
+            return [JobQueued(not_before_s=BUSY_DELAY_S)]
+        case NextAttempt.WITH_GPU:  # the worker ends, too: the job waits for one that has a GPU
+            return [JobQueued(), DeviceWaiting(message=fault.message)]
+        case NextAttempt.BACKOFF:
+            count = 1 if record.progress_step > record.restart_step else record.restarts + 1
+            if count <= record.max_restarts:
+                return [JobQueued(not_before_s=RESTART_DELAYS_S[min(count, len(RESTART_DELAYS_S)) - 1])]
+            tries = f"{record.max_restarts} {'restart' if record.max_restarts == 1 else 'restarts'} without progress"
+            return [JobFailed(error=fault.model_copy(update={"message": f"{fault.message} (given up after {tries})"}))]
+        case NextAttempt.NEVER:
+            return [JobFailed(error=fault)]
 
 
-def stage_lost(run: RunDir, record: JobRecord, times: int) -> JobFailed:
+def unfinished(run: RunDir, record: JobRecord, fault: Fault) -> JobFailed | JobPaused:
+    """What becomes of a job whose check or prepare cannot be done: one that has trained already keeps what it did."""
+    if not run.has_trained(record):
+        return JobFailed(error=fault)
+    return JobPaused(error=resumable(record, fault))
+
+
+def resumable(record: JobRecord, fault: Fault) -> Fault:
+    """The fault, its hint ending with the command that resumes the job."""
+    again = f"`longhaul resume {record.id}`"
+    return fault.model_copy(update={"hint": f"{fault.hint}; then {again}" if fault.hint else again})
+
+
+def stage_lost(run: RunDir, record: JobRecord, times: int) -> JobFailed | JobPaused:
     """The end of a job whose check or prepare was killed so often; with what its supervisor knew of the last time."""
     lines = run.attempt_lines(record.stage.value)
     message = f"stage {record.stage.value} was lost {times} times"
     if lines and isinstance(last := lines[-1], Finished) and last.error is not None:
         message = f"{message}, the last time for this reason: {last.error.message}"
-        return JobFailed(error=last.error.model_copy(update={"message": message}))
-    return JobFailed(error=Fault(code="lost", message=f"{message}: {MEANING['lost']}", hint="look at the worker's log"))
+        return unfinished(run, record, last.error.model_copy(update={"message": message}))
+    lost = Fault.of(Reason.WORKER_LOST)
+    return unfinished(run, record, lost.model_copy(update={"message": f"{message}: {lost.message}"}))
 
 
 def succeeded(record: JobRecord, end: Finished) -> JobSucceeded:
     """The completion, from what the trainer's last line says."""
+    result = end.result
+    if not isinstance(result, TrainResult):  # its last line is gone
+        result = TrainResult(model="model", loss=None, first_loss=None, step=end.step)
     return JobSucceeded(
-        model=end.result.get("model", "model"),
-        step=end.result.get("step", end.step),
-        loss=end.result.get("loss"),
-        first_loss=end.result.get("first_loss"),
+        **dict(result),
         seconds=round(record.training_s + max(0.0, end.at - (record.attempt_started_at or end.at)), 3),
     )
-
-
-MEANING: dict[Reason, str] = {
-    "done": "the trainer finished",
-    "interrupted": "the trainer was asked to stop",
-    "device_busy": "another trainer holds the card",
-    "out_of_memory": "the card's memory ran out inside a step",
-    "oom_in_optimizer": "the card's memory ran out inside the optimizer's step",
-    "refused": "the job was refused",
-    "bad_data": "the data cannot be used",
-    "non_finite": "the loss or the gradient is not a number",
-    "disk_full": "the disk is full",
-    "crash": "the trainer process ended without saying why",
-    "silent": "the trainer made no progress for too long",
-    "lost": "the worker went away",
-    "host_out_of_memory": "the host's memory ran out and the kernel ended the trainer",
-}
-EXIT_REASONS: dict[int, Reason] = {75: "interrupted", 76: "out_of_memory", 77: "refused", 78: "non_finite"}
-"""Exit codes are a fallback for a trainer that could not write its last line."""

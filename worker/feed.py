@@ -1,26 +1,29 @@
-"""One job for one sink: what is new since the durable cursor, in order, at least once (design §14).
+"""One job for one sink: what is new since the durable cursor, in order, at least once (architecture.md: Sinks).
 
 The cursor is saved after each hand-over. A crash between the two repeats one event, with the same number.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
+from jobs.disk.event_log import read_event
+from jobs.disk.files import START, FilePosition, regular, write_atomically
+from jobs.disk.metrics_file import readable_row
+from jobs.disk.rundir import RunDir
 from jobs.errors import Damaged, NotFound
-from jobs.events import Event, JobSubmitted
-from jobs.files import write_atomically
-from jobs.logs import about
+from jobs.events import Event, JobRepaired, JobSubmitted
 from jobs.metrics import MetricRow
-from jobs.rundir import RunDir
+from jobs.process.logs import about
 from jobs.state import Status
-from worker.sinks.base import DONE, Disabled, Job, Later, Outcome, Sink
+from worker.sinks.base import DONE, Disabled, Later, Outcome, Sink, SinkJob, TellsDamage
 from worker.tail import Tail
 
 TERMINAL = frozenset(f"job.{status}" for status in Status if status.terminal)
@@ -34,25 +37,45 @@ class Cursor(BaseModel):
 
     event: int = 0
     """Number of the last event handed over."""
-    offset: int = 0
-    """Bytes of metrics.jsonl handed over."""
+    rows: FilePosition = START
+    """How much of metrics.jsonl is handed over."""
+    newest: tuple[int, int] = (0, -1)
+    """Attempt and step of the last row handed over: those before it may be read again, but are not handed over."""
     step: int = -1
     """Highest step handed over."""
+    damaged: str | None = None
+    """What the sink was told to be wrong with the run directory."""
     closed: str | None = None
-    """Set at the terminal event: the directory is skipped from then on."""
+    """Set at the terminal event: the directory is skipped from then on, unless a repair opens the job again."""
+    size: int | None = None
+    """Bytes of events.jsonl then; None in cursors of earlier versions."""
+    repaired_at: float = 0.0
+    """Time of the newest `job.repaired` that was read: numbers before it may have been those of other events."""
     state: dict[str, Any] = {}
     """The sink's own notes."""
 
 
 def read_cursor(run: RunDir, sink: str) -> Cursor:
-    """The saved cursor, or one at the beginning."""
+    """The saved cursor; one at the beginning where there is none, or a damaged one: twice is better than never."""
+    file = run.sinks / f"{sink}.json"
     try:
-        return Cursor.model_validate_json((run.sinks / f"{sink}.json").read_bytes())
+        return Cursor.model_validate_json(file.read_bytes())
     except FileNotFoundError:
+        return Cursor()
+    except ValidationError as error:
+        log.error("%s is damaged (%s): %s is told everything again", file, error.errors()[0]["msg"], sink)
         return Cursor()
 
 
-class Feed:
+def events_size(run: RunDir) -> int:
+    """Bytes of events.jsonl; 0 where it is gone."""
+    try:
+        return run.events_file.stat().st_size
+    except OSError:
+        return 0
+
+
+class SinkFeed:
     """Tails one run directory for one sink. Used from that sink's thread only."""
 
     def __init__(self, sink: Sink, run: RunDir, clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,21 +84,33 @@ class Feed:
         self._clock = clock
         self._cursor = read_cursor(run, sink.name)
         self._saved = self._cursor.model_dump_json()
-        self._events = Tail(run.events_file, Event)
-        self._rows = Tail(run.metrics_file, MetricRow, self._cursor.offset)
+        self._events = Tail(run.events_file, read_event)
+        self._rows = Tail(run.metrics_file, lambda line: readable_row(line, run.metrics_file), self._cursor.rows)
+        self._newest = self._cursor.newest
         self._waiting: deque[Event] = deque()
         self._batch: list[MetricRow] = []
-        self._job: Job | None = None
+        self._job: SinkJob | None = None
         self._accepted = True
         self._events_at = 0.0
         self._rows_at = 0.0
         self._failures = 0
+        self._looked: object = None
+        self._damage: Damaged | None = None
+        if self._cursor.closed is not None and self._cursor.size not in (None, events_size(run)):
+            with contextlib.suppress(Damaged, NotFound, OSError):
+                self._follow_repairs(run.events())
         self.closed = self._cursor.closed is not None
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of events.jsonl when the cursor was closed."""
+        return self._cursor.size
 
     @property
     def due(self) -> float:
         """When another turn is worth while without any news (the feed's clock); infinity: only on news."""
-        waits = [at for at, work in ((self._events_at, self._waiting), (self._rows_at, self._batch)) if work]
+        untold = self._waiting or self._damage_untold
+        waits = [at for at, work in ((self._events_at, untold), (self._rows_at, self._batch)) if work]
         return min([*waits, self._events_at] if self._failures else waits, default=float("inf"))
 
     @property
@@ -87,7 +122,7 @@ class Feed:
         if self.closed or not self._accepted:
             return None
         try:
-            if not self._waiting and self._events.offset == self.run.events_file.stat().st_size:
+            if not self._waiting and self._events.place.offset == self.run.events_file.stat().st_size:
                 return None
             left = self.run.events(after=self._cursor.event)
         except (OSError, NotFound, Damaged):  # gone, or not to be read: the next turn says so
@@ -100,7 +135,11 @@ class Feed:
             return
         with about(self.run.id):
             try:
-                self._turn()
+                self._check_damage()
+                if self._damage is None:
+                    self._turn()
+                elif self._damage_untold and self._clock() >= self._events_at:
+                    self._tell_damage(self._damage)
                 self._failures = 0
             except Exception:
                 self._failures += 1
@@ -108,14 +147,55 @@ class Feed:
                 self._events_at = self._rows_at = self._clock() + wait
                 log.exception("%s: job %s: unexpected, tried again in %.0f s", self._sink.name, self.run.id, wait)
 
+    def _check_damage(self) -> None:
+        """See whether the run directory can be read, when it has changed. Nothing is handed over while it cannot."""
+        if (state := self.run.state()) == self._looked:
+            return
+        try:
+            self.run.verified()
+            self._damage = self._cursor.damaged = None
+        except Damaged as error:
+            self._damage = error
+        except NotFound:  # taken away meanwhile: publish lists again and lets go of it
+            return
+        self._looked = state
+
+    @property
+    def _damage_untold(self) -> bool:
+        told = self._damage is None or self._cursor.damaged == str(self._damage)
+        return not told and isinstance(self._sink, TellsDamage)
+
+    def _tell_damage(self, error: Damaged) -> None:
+        assert isinstance(self._sink, TellsDamage)
+        submitted: JobSubmitted | None = None
+        with contextlib.suppress(Damaged, OSError), open(self.run.events_file, "rb", opener=regular) as file:
+            first = read_event(file.readline()).fact
+            submitted = first if isinstance(first, JobSubmitted) else None
+        outcome = self._sink.damaged(self.run.id, submitted, error)
+        if isinstance(outcome, Later):
+            self._events_at = self._clock() + self._postponed("damage", outcome)
+        else:
+            self._note(outcome)
+            self._cursor.damaged = str(error)
+            self._save()
+
     def _turn(self) -> None:
-        self._waiting.extend(self._events.read())
+        new = self._events.read()
+        if new and new[0].number == 1:  # all of them: the file is read for the first time, or is another one
+            self._waiting.clear()
+            self._job = None
+            self._cursor.event = min(self._cursor.event, new[-1].number)
+        self._follow_repairs(new)
+        self._waiting.extend(new)
         if not self._waiting and self._job is None:
             return
         job = self._job or self._meet()
         # Rows are read after events: when the terminal event is among these, every row is on disk.
         if self._accepted and self._sink.follows_metrics:
-            self._batch.extend(self._rows.read())
+            for row in self._rows.read():
+                if (row.attempt, row.step) > self._newest:
+                    self._batch.append(row)
+                    self._newest = (row.attempt, row.step)
             if self._batch:
                 job.latest = self._batch[-1]
         while self._waiting and (self._waiting[0].number <= self._cursor.event or self._clock() >= self._events_at):
@@ -125,11 +205,19 @@ class Feed:
         if self._batch and not self.closed and self._clock() >= self._rows_at:
             self._take_rows(job)
 
-    def _meet(self) -> Job:
+    def _follow_repairs(self, events: list[Event]) -> None:
+        """Go back to the first repair that was not read before: the events from there on are new."""
+        for event in events:
+            if isinstance(event.fact, JobRepaired) and event.at > self._cursor.repaired_at:
+                self._cursor.event = min(self._cursor.event, event.number - 1)
+                self._cursor.repaired_at = event.at
+                self._cursor.closed = None
+
+    def _meet(self) -> SinkJob:
         first = self._waiting[0].fact
         assert isinstance(first, JobSubmitted), f"{self.run.id}: event 1 is {first.type}"
         self._accepted = self._sink.accepts(first)
-        self._job = Job(
+        self._job = SinkJob(
             id=self.run.id,
             folder=self.run.path,
             submitted=first,
@@ -141,11 +229,11 @@ class Feed:
         )
         return self._job
 
-    def _take_event(self, event: Event, job: Job) -> bool:
+    def _take_event(self, event: Event, job: SinkJob) -> bool:
         """Whether the event is done with."""
         last = event.type in TERMINAL
         if event.number <= self._cursor.event:
-            job.see(event)
+            self._see(event, job)
             return True
         if not self._accepted:
             # Without a cursor until the end: a sink that is configured while the job is still open joins from event 1,
@@ -157,21 +245,29 @@ class Feed:
         if last and self._batch and not self._take_rows(job):
             self._events_at = self._rows_at
             return False
-        job.see(event)
+        self._see(event, job)
         outcome = self._sink.event(event, job)
         if isinstance(outcome, Later):
             self._events_at = self._clock() + self._postponed(event.type, outcome)
-            self._save(job)
+            self._save()
             return False
         self._note(outcome)
         if last:
             self._close(event, event.type, job)
         else:
             self._cursor.event = event.number
-            self._save(job)
+            self._save()
         return True
 
-    def _take_rows(self, job: Job) -> bool:
+    def _see(self, event: Event, job: SinkJob) -> None:
+        try:
+            job.see(event)
+        except Exception:  # a mistake of ours: what follows is told all the same
+            log.exception(
+                "%s: job %s: event %d does not say anything about the job", self._sink.name, job.id, event.number
+            )
+
+    def _take_rows(self, job: SinkJob) -> bool:
         """Whether all rows at hand are done with."""
         outcome = self._sink.metrics(self._batch, job)
         if isinstance(outcome, Later):
@@ -179,15 +275,16 @@ class Feed:
         else:
             self._note(outcome)
             job.highest_step = max(job.highest_step, max(row.step for row in self._batch))
-            self._cursor.offset = self._rows.offset
+            self._cursor.rows, self._cursor.newest = self._rows.place, self._newest
             self._batch.clear()
-        self._save(job)
+        self._save()
         return not self._batch
 
-    def _close(self, event: Event, how: str, job: Job) -> None:
+    def _close(self, event: Event, how: str, job: SinkJob) -> None:
         self._cursor.event = event.number
         self._cursor.closed = how
-        self._save(job)
+        self._cursor.size = self._events.place.offset
+        self._save()
         self.closed = True
         if self._accepted:
             self._sink.close(job)
@@ -203,8 +300,9 @@ class Feed:
         else:
             assert outcome == DONE
 
-    def _save(self, job: Job) -> None:
-        self._cursor.step = job.highest_step
+    def _save(self) -> None:
+        if self._job is not None:
+            self._cursor.step = self._job.highest_step
         now = self._cursor.model_dump_json()
         if now == self._saved:
             return
@@ -218,11 +316,11 @@ class Feed:
             self._saved = now
 
     def stop(self) -> None:
-        """Publish stops; the cursor says where to go on. Never raises."""
+        """Publish stops; the cursor says where to continue. Never raises."""
         if self._job is None or not self._accepted or self.closed:
             return
         try:
             self._sink.close(self._job)
-            self._save(self._job)
+            self._save()
         except Exception:
             log.exception("%s: job %s: while stopping", self._sink.name, self.run.id)

@@ -1,4 +1,4 @@
-"""What a worker process says of itself, to Redis; with Redis away it goes on working."""
+"""What a worker process says of itself, to Redis; with Redis away it keeps working."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import os
 import platform
 from typing import Any
 
+from jobs.disk.writable import unwritable
 from jobs.errors import StoreUnavailable
-from jobs.queue import queue_name
+from jobs.redis.queue import queue_name
+from jobs.redis.store import Store
 from jobs.state import Stage
-from jobs.store import Store
 from worker.settings import WorkerSettings
 
 log = logging.getLogger("longhaul.worker")
@@ -23,6 +24,27 @@ def report(store: Store, facts: dict[str, Any]) -> None:
         store.workers.report(facts)
     except StoreUnavailable as error:
         log.warning("heartbeat left out: %s", error)
+
+
+class Fitness:
+    """Whether a worker can still write where it must, as a part of its heartbeats. It says each change once."""
+
+    def __init__(self, role: str, settings: WorkerSettings) -> None:
+        first, *rest = settings.writes(role)
+        self._folders = (first / ".locks", *rest)  # what changes in the runs folder itself makes publish list it again
+        self._why: str | None = None
+
+    def look(self) -> None:
+        """Look again."""
+        why = unwritable(self._folders)
+        if why != self._why:
+            log.error("no work can be done: %s", why) if why else log.warning("all folders can be written again")
+            self._why = why
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was found."""
+        return {"healthy": self._why is None, "why": self._why}
 
 
 def forget(store: Store, name: str) -> None:

@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import Self
 
 from jobs.errors import StoreUnavailable
-from jobs.store import Store
+from jobs.redis.store import Store
 
 log = logging.getLogger("longhaul.lease")
 RENEW_S = 5.0
 
 
 class Lease:
-    """Holds the lease `token` on `job`. With Redis away it goes on: then the trainer's lock decides."""
+    """Holds the lease `token` on `job`. With Redis away it continues: then the trainer's lock decides."""
 
     def __init__(self, store: Store, job: str, token: str) -> None:
         self.job = job
@@ -55,4 +55,4 @@ class Lease:
                     self._lost.set()
                     return
             except StoreUnavailable as error:
-                log.warning("job %s: lease not renewed, going on (%s)", self.job, error)
+                log.warning("job %s: lease not renewed, continuing (%s)", self.job, error)

@@ -2,110 +2,116 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import logging
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from jobs.connection import connect
 from jobs.errors import StoreUnavailable
-from jobs.queue import Tickets
+from jobs.reasons import Reason
+from jobs.redis.connection import connect
+from jobs.redis.queue import Tickets
+from jobs.redis.store import Store
 from jobs.state import Stage
-from jobs.store import Store
-from worker.card import Card, NoCard, usable_card
-from worker.heartbeat import forget, report, worker_facts
-from worker.publish import Line, publish, sinks_of
+from worker.gpu import NoGpu, UsableGpu, usable_gpu
+from worker.gpu_losses import GpuLosses
+from worker.heartbeat import Fitness, forget, report, worker_facts
+from worker.publish import SinkThread, publish, sinks_of
 from worker.reconcile import Reconciler
+from worker.runs_lock import RETRY_S, Occupied, RunsLock
 from worker.settings import WorkerSettings
 from worker.stage_worker import StageWorker
 
 log = logging.getLogger("longhaul.worker")
-LOOK_FOR_CARD_S = 15.0
+LOOK_FOR_GPU_S = 15.0
 
 
 def serve_stage(stage: Stage, settings: WorkerSettings) -> None:
-    """Work on one queue until SIGTERM."""
+    """Work on one queue until SIGTERM; a train worker also until it has lost its GPU, with an exit code of its own."""
     facts = worker_facts(stage.value, settings)
     store = Store(connect(settings.redis_url))
-    settings.runs.mkdir(parents=True, exist_ok=True)
+    losses = GpuLosses(settings.runs)
     if stage is Stage.TRAIN and settings.device == "cuda":
-        card = wait_for_card(store, facts, settings.trainer_environment.get("CUDA_VISIBLE_DEVICES", ""))
-        facts |= {"gpu": card.facts()}
-        # One train worker a card: its trainers see that card alone.
-        environment = {**settings.trainer_environment, "CUDA_VISIBLE_DEVICES": card.uuid}
+        gpu = wait_for_gpu(store, facts, settings.trainer_environment.get("CUDA_VISIBLE_DEVICES", ""), losses)
+        facts |= {"gpu": gpu.facts()}
+        # One train worker a GPU: its trainers see that GPU alone.
+        environment = {**settings.trainer_environment, "CUDA_VISIBLE_DEVICES": gpu.uuid}
         settings = dataclasses.replace(settings, trainer_environment=environment)
     log.info("worker %s waits for work in stage %s (Redis %s)", facts["name"], stage.value, settings.redis_shown)
+    worker = StageWorker(stage, settings, facts)
     try:
-        StageWorker(stage, settings, facts).work(logging_level="WARNING")
+        worker.work(logging_level="WARNING")
     finally:
-        forget(store, facts["name"])
+        if worker.gpu_lost is None:  # else its last word stands for a minute: reconcile tells the queue why it waits
+            forget(store, facts["name"])
+    if worker.gpu_lost is not None:
+        losses.add(facts["gpu"]["uuid"])
+        raise SystemExit(Reason.GPU_LOST.exit_code)
 
 
-def wait_for_card(store: Store, facts: dict[str, Any], wanted: str) -> Card:
-    """The card. While there is none: take no job, stay unhealthy, say why; never fall back to the CPU."""
+def wait_for_gpu(store: Store, facts: dict[str, Any], wanted: str, losses: GpuLosses) -> UsableGpu:
+    """The GPU. While there is none, or it was lost again and again: take no job, stay unhealthy, say why; never fall
+    back to the CPU.
+    """
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     said = None
     while True:
         try:
-            return usable_card(wanted)
-        except NoCard as error:
+            gpu = usable_gpu(wanted)
+        except NoGpu as error:
             why = f"LONGHAUL_DEVICE=cuda, but {error}"
+        else:
+            if (pause := losses.pause(gpu.uuid)) is None:
+                return gpu
+            why = pause
         if why != said:
             log.error("no job is taken: %s", why)
             said = why
         report(store, facts | {"healthy": False, "why": why})
-        if stop.wait(LOOK_FOR_CARD_S):
+        if stop.wait(LOOK_FOR_GPU_S):
             forget(store, facts["name"])
             raise SystemExit(0)
 
 
-def serve_publish(settings: WorkerSettings) -> None:
-    """Feed the sinks, and reconcile in a thread, until SIGTERM."""
-    settings.runs.mkdir(parents=True, exist_ok=True)
+def serve_publish(settings: WorkerSettings) -> int:
+    """Feed the sinks, and reconcile in a thread, until SIGTERM. Returns 2 when it is refused the runs."""
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
+    store = Store(connect(settings.redis_url))
+    facts = worker_facts("publish", settings)
+    lines = [SinkThread(sink) for sink in sinks_of(settings)]
+    heart = threading.Thread(
+        target=beat, args=(store, facts, lines, Fitness("publish", settings), stop), name="heartbeat"
+    )
     client = connect(settings.redis_url)
     reconciler = Reconciler(settings.runs, Store(client), Tickets(client))
     thread = threading.Thread(target=reconciler.run, args=(stop,), name="reconcile")
-    lines = [Line(sink) for sink in sinks_of(settings)]
-    thread.start()
-    store = Store(connect(settings.redis_url))
-    heart = threading.Thread(target=beat, args=(store, settings, lines, stop), name="heartbeat")
+    lock = RunsLock(settings.runs, store, name=facts["name"], redis=settings.redis_shown)
     heart.start()
     try:
-        with sole_publisher(settings.runs, stop) as alone:
-            if alone:
+        with lock:
+            ours = lock.wait_or_join(stop)
+            thread.start()  # also beside a publish of the same control plane: one of the two leads
+            while not ours and not stop.wait(RETRY_S):
+                ours = lock.wait_or_join(stop)
+            if ours:
                 publish(settings.runs, lines, Waker(Store(connect(settings.redis_url)), stop), stop)
+    except Occupied as error:
+        log.error("%s", error)
+        stop.set()
+        heart.join()
+        report(store, facts | {"healthy": False, "why": str(error)})
+        return 2
     finally:
         stop.set()
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
         heart.join()
-
-
-@contextlib.contextmanager
-def sole_publisher(runs: Path, stop: threading.Event) -> Iterator[bool]:
-    """Hold `runs/.locks/publish.lock`: two publishers would tell everything twice. False: stopped while waiting."""
-    locks = runs / ".locks"
-    locks.mkdir(exist_ok=True)
-    with open(locks / "publish.lock", "ab") as lock:
-        waiting = False
-        while not stop.is_set():
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not waiting:
-                    log.warning("another publish tells the sinks of %s; this one waits until it has gone", runs)
-                    waiting = True
-                stop.wait(1.0)
-        yield not stop.is_set()
+    return 0
 
 
 class Waker:
@@ -124,10 +130,12 @@ class Waker:
             self._stop.wait(min(timeout_s, 1.0))
 
 
-def beat(store: Store, settings: WorkerSettings, lines: Sequence[Line], stop: threading.Event) -> None:
+def beat(
+    store: Store, facts: dict[str, Any], lines: Sequence[SinkThread], fitness: Fitness, stop: threading.Event
+) -> None:
     """Heartbeats of publish, with how far each sink is behind."""
-    facts = worker_facts("publish", settings)
     while not stop.is_set():
-        report(store, facts | {"sinks": {line.sink: line.lag for line in lines}})
+        fitness.look()
+        report(store, facts | fitness.facts | {"sinks": {line.sink: line.lag for line in lines}})
         stop.wait(5.0)
     forget(store, facts["name"])

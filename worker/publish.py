@@ -1,4 +1,4 @@
-"""The publish process: tails run directories and tells the sinks (design §14).
+"""The publish process: tails run directories and tells the sinks (architecture.md: Sinks).
 
     run directories ──▶ main loop: which jobs are there?  (at start, when one appears, every 30 s)
                             │ one line (thread) per sink
@@ -22,17 +22,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from jobs.disk.rundir import RunDir, list_runs
 from jobs.errors import UserError
-from jobs.lifeline import tied
-from jobs.rundir import RunDir, list_runs
-from worker.feed import Feed
+from jobs.process.lifeline import tied
+from worker.feed import SinkFeed, events_size
 from worker.sinks.base import Sink
 from worker.sinks.curve import CurveSink
-from worker.sinks.discord import DiscordSink
-from worker.sinks.gone import GoneFile
+from worker.sinks.discord.gone import GoneFile
+from worker.sinks.discord.sink import DiscordSink
+from worker.sinks.discord.webhook import Webhook
 from worker.sinks.log import LogSink
-from worker.sinks.wandb import WandbSink
-from worker.sinks.webhook import Webhook
+from worker.sinks.wandb.sink import WandbSink
 
 POLL_S = 2.0
 LIST_S = 30.0
@@ -44,7 +44,7 @@ Wake = Callable[[float], object]
 log = logging.getLogger("longhaul.publish")
 
 
-class Settings(Protocol):
+class PublishSettings(Protocol):
     """What publish needs of the worker's settings."""
 
     @property
@@ -59,7 +59,7 @@ class Settings(Protocol):
     def wandb_mode(self) -> str | None: ...
 
 
-def sinks_of(settings: Settings) -> list[Sink]:
+def sinks_of(settings: PublishSettings) -> list[Sink]:
     """All sinks; those without a configuration accept no job."""
     webhook = None
     if settings.discord_webhook:
@@ -70,7 +70,7 @@ def sinks_of(settings: Settings) -> list[Sink]:
             # Reconcile lives in this process too: a wrong address must not take it down.
             log.error("nothing is sent to Discord: %s; %s", error, error.hint)
     wandb = WandbSink(
-        command=lambda: tied(sys.executable, "-m", "worker.sinks.wandb_child"),
+        command=lambda: tied(sys.executable, "-m", "worker.sinks.wandb.child_process"),
         api_key=settings.wandb_api_key,
         base_url=settings.wandb_base_url,
         mode=settings.wandb_mode,
@@ -78,7 +78,7 @@ def sinks_of(settings: Settings) -> list[Sink]:
     return [LogSink(), CurveSink(), DiscordSink(webhook), wandb]
 
 
-def publish(runs: Path, lines: Sequence[Line], wake: Wake, stop: threading.Event, poll_s: float = POLL_S) -> None:
+def publish(runs: Path, lines: Sequence[SinkThread], wake: Wake, stop: threading.Event, poll_s: float = POLL_S) -> None:
     """Feed each sink on its own thread until `stop` is set."""
     for line in lines:
         line.start()
@@ -120,10 +120,10 @@ class Folder:
         return found
 
 
-class Line(threading.Thread):
+class SinkThread(threading.Thread):
     """One sink and its open jobs, in a thread that lives as long as publish does.
 
-    As long: children of a sink are tied to the thread that spawned them (`jobs.lifeline`). It is a daemon because a
+    As long: children of a sink are tied to the thread that spawned them (`lifeline`). It is a daemon because a
     hung sink must not keep the process from ending: its cursors are on disk.
     """
 
@@ -131,8 +131,8 @@ class Line(threading.Thread):
         super().__init__(name=f"sink-{sink.name}", daemon=True)
         self.sink = sink.name
         self._sink = sink
-        self._feeds: dict[str, Feed] = {}
-        self._settled: set[str] = set()
+        self._feeds: dict[str, SinkFeed] = {}
+        self._settled: dict[str, int | None] = {}
         self._found: queue.SimpleQueue[list[RunDir]] = queue.SimpleQueue()
         self._news = threading.Event()
         self._ended = False
@@ -166,7 +166,7 @@ class Line(threading.Thread):
                 feed.turn()
                 if feed.closed:
                     del self._feeds[feed.run.id]
-                    self._settled.add(feed.run.id)
+                    self._settled[feed.run.id] = feed.size
             due = min((feed.due for feed in self._feeds.values()), default=float("inf"))
             self._news.wait(min(60.0, max(0.0, due - time.monotonic())))
         for feed in self._feeds.values():
@@ -178,16 +178,19 @@ class Line(threading.Thread):
             for gone in self._feeds.keys() - found.keys():
                 log.warning("%s: job %s: its run directory is gone", self._sink.name, gone)
                 self._feeds.pop(gone).stop()
-            for name in found.keys() - self._feeds.keys() - self._settled:
+            for name in found.keys() - self._feeds.keys():
                 self._adopt(found[name])
 
     def _adopt(self, run_dir: RunDir) -> None:
+        size = events_size(run_dir)
+        if self._settled.get(run_dir.id) == size:
+            return
         try:
-            feed = Feed(self._sink, run_dir)
-        except (OSError, ValueError):
+            feed = SinkFeed(self._sink, run_dir)
+        except OSError:
             log.exception("%s: job %s: its cursor cannot be read", self._sink.name, run_dir.id)
             return
         if feed.closed:
-            self._settled.add(run_dir.id)
+            self._settled[run_dir.id] = size
         else:
             self._feeds[run_dir.id] = feed

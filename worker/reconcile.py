@@ -1,4 +1,4 @@
-"""Reconcile: makes Redis agree with the run directories, and ends what nobody is left to end (design §5).
+"""Reconcile: makes Redis agree with the run directories, and ends what nobody is left to end (architecture.md: Truth).
 
 A thread of publish with its own client; one is active at a time. RQ's own registries decide nothing.
 """
@@ -10,23 +10,32 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import redis
+
 from jobs.attempt import Finished
+from jobs.disk.event_log import event_log
+from jobs.disk.removal import sweep
+from jobs.disk.rundir import RunDir, list_runs
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
 from jobs.events import AnyFact, DeviceWaiting
-from jobs.queue import Tickets
-from jobs.record import JobRecord, fold
-from jobs.removal import sweep
-from jobs.rundir import RunDir, list_runs
+from jobs.reasons import Reason
+from jobs.record import JobRecord
+from jobs.redis.queue import Tickets
+from jobs.redis.store import LEASE_MS, Store, new_token
 from jobs.state import Stage, Status
-from jobs.store import LEASE_MS, Store, new_token
 from worker.ending import ending, stage_lost
 
 log = logging.getLogger("longhaul.reconcile")
 EVERY_S = 15.0
+LOOK_S = 1.0
+"""Between two looks whether Redis was emptied."""
 STANDBY_S = 5.0
 """Between two looks whether the one that leads has gone."""
+REBUILDING = 8
+"""Jobs that a Redis that was emptied is told of at the same time."""
 MOST_EXPIRIES = 5
 
 
@@ -49,7 +58,7 @@ class Reconciler:
         self._clock = clock
         self._token = new_token()
         self._reachable_since: float | None = None
-        self._records: dict[str, tuple[int, JobRecord]] = {}
+        self._records: dict[str, tuple[object, JobRecord]] = {}
 
     def run(self, stop: threading.Event) -> None:
         """Once at start, then every 15 s until told to stop."""
@@ -59,28 +68,36 @@ class Reconciler:
                 leads = self.once()
             except Exception:  # the thread that mends everything must not die of one thing; the log says what it was
                 log.exception("reconcile failed; next try in %.0f s", EVERY_S)
-            stop.wait(EVERY_S if leads else STANDBY_S)
+            self._rest(stop, EVERY_S if leads else STANDBY_S)
         with contextlib.suppress(StoreUnavailable):
-            self._store.upkeep.resign(self._token)
+            self._store.maintenance.resign(self._token)
+
+    def _rest(self, stop: threading.Event, seconds: float) -> None:
+        """Until the next look; a Redis that was emptied meanwhile is not left waiting: nothing is listed or claimed."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not stop.wait(min(LOOK_S, left)):
+            with contextlib.suppress(StoreUnavailable):
+                if self._store.maintenance.wiped():
+                    return
 
     def once(self) -> bool:
-        """One pass: projections, leases, tickets; then a word to the job that no card is there for.
+        """One pass: projections, leases, tickets; then a word to the job that no GPU is there for.
 
         False: another reconciler leads, which may have been killed a moment ago: its key runs out after 45 s.
         """
         try:
-            leads = self._store.upkeep.lead(self._token, int(EVERY_S * 3000))
+            leads = self._store.maintenance.lead(self._token, int(EVERY_S * 3000))
             now = self._clock()
             if self._reachable_since is None:
                 self._reachable_since = now
             if not leads:
                 return False
-            wiped = self._store.upkeep.begin_rebuild(self._token)
+            wiped = self._store.maintenance.begin_rebuild(self._token)
             if wiped:  # the leases are gone with the rest: give their holders the time to take them again
                 self._reachable_since = now
             open_jobs = self._project_all(wiped)
             if wiped:
-                self._store.upkeep.end_rebuild(self._token)
+                self._store.maintenance.end_rebuild(self._token)
             if self._redis_trusted(now):
                 self._judge(open_jobs)
             for stage in Stage:
@@ -95,47 +112,84 @@ class Reconciler:
     def _redis_trusted(self, now: float) -> bool:
         """Leases are judged only after Redis was there, to be renewed in, for one whole lease."""
         assert self._reachable_since is not None
-        return min(now - self._reachable_since, self._store.upkeep.uptime_s()) >= self._lease_s
+        return min(now - self._reachable_since, self._store.maintenance.uptime_s()) >= self._lease_s
 
     def _project_all(self, wiped: bool) -> list[tuple[RunDir, JobRecord]]:
         """Bring Redis up to every run directory. Returns the jobs that are not over."""
         sweep(self._runs)
         runs = list_runs(self._runs)
-        for gone in self._store.upkeep.known() - {run.id for run in runs}:
-            if not (self._runs / gone).exists():
-                log.error("job %s has no directory any more: forgotten", gone)
-                self._store.forget(gone)
-        found = []
+        damaged = set(self._store.all_damaged())
         for run in runs:
-            try:
-                record = self._projected(run, wiped)
-            except (Conflict, Damaged, NotFound, OSError) as error:
-                log.error("job %s is left alone: %s", run.id, error)
-                continue
-            if not record.status.terminal:
-                found.append((run, record))
-        return found
+            if run.id in damaged:  # who found the damage may have read more of it
+                self._records.pop(run.id, None)
+                event_log(run.events_file).forget()
+        for gone in self._store.maintenance.known() - {run.id for run in runs}:
+            if not (self._runs / gone).exists():
+                log.error("job %s has no run directory any more and is forgotten", gone)
+                self._store.forget(gone)
+        if wiped:  # each waits for the disk of Redis, which takes the writes of many at once
+            with ThreadPoolExecutor(REBUILDING, "rebuild") as pool:
+                records = list(pool.map(lambda run: self._projected(run, wiped), runs))
+        else:
+            records = [self._projected(run, wiped) for run in runs]
+        told = zip(runs, records, strict=True)
+        whole = [(run, record) for run, record in told if record is not None]
+        for mended in damaged & {run.id for run, _ in whole}:
+            self._store.mended(mended)
+            log.warning("job %s can be read again", mended)
+        return [(run, record) for run, record in whole if not record.status.terminal]
 
-    def _projected(self, run: RunDir, wiped: bool) -> JobRecord:
-        size = run.events_file.stat().st_size
+    def _projected(self, run: RunDir, wiped: bool) -> JobRecord | None:
+        """The record of one job, which Redis knows now. None: it is damaged, which Redis knows, too; or gone."""
+        try:
+            return self._project(run, wiped)
+        except Damaged as error:
+            self._show_damage(run, error)
+        except (Conflict, NotFound, OSError) as error:
+            log.error("job %s is left alone: %s", run.id, error)
+        except (StoreUnavailable, redis.RedisError):
+            raise
+        except Exception as error:  # whatever it is, it must not keep all other jobs from Redis
+            hint = f"to remove it: `longhaul cancel {run.id}`, and `longhaul delete {run.id}` when it has ended"
+            said = f"an unexpected error, {type(error).__name__}: {error}"
+            self._show_damage(run, Damaged(said, hint=hint), error)
+        return None
+
+    def _show_damage(self, run: RunDir, damage: Damaged, unforeseen: Exception | None = None) -> None:
+        try:
+            if self._store.damaged(run, damage):
+                log.error("job %s is damaged and left alone: %s; %s", run.id, damage, damage.hint, exc_info=unforeseen)
+        except (StoreUnavailable, redis.RedisError):
+            raise
+        except Exception:
+            log.exception("job %s is left alone, and cannot be shown as damaged", run.id)
+
+    def _project(self, run: RunDir, wiped: bool) -> JobRecord:
+        state = run.state()
         cached = self._records.get(run.id)
-        record = cached[1] if cached and cached[0] == size else run.record()
-        self._records[run.id] = (size, record)
-        known = self._store.number(run.id)
-        if wiped or known < record.number:
-            with run.locked() as events:  # nobody deletes it now: Redis is never told again of what is gone
-                record = fold(run.id, events)
+        record = cached[1] if cached and cached[0] == state else None
+        if record is None and not wiped:
+            record = run.verified()
+        known = 0 if wiped else self._store.number(run.id)
+        if record is None or known != record.number:
+            with run.locked() as events:  # nobody deletes it now: Redis is never given back what is gone
+                record = run.verified()
+                known = 0 if wiped else self._store.number(run.id)
+                if known > record.number:  # the file was repaired, or comes from a backup
+                    self._store.mended(run.id, anew=True)
+                    known = 0
                 # Also of a job that is known again already: an event of its own has told Redis all but its key.
-                if (wiped or known == 0) and record.idempotency_key and record.body_sha256:
+                if known == 0 and record.idempotency_key and record.body_sha256:
                     self._store.reserve(record.idempotency_key, run.id, record.body_sha256)
                 self._store.project(run, record, events[known:])
+        self._records[run.id] = (state, record)
         return record
 
     def _judge(self, open_jobs: list[tuple[RunDir, JobRecord]]) -> None:
-        for job, token in self._store.upkeep.expired():
+        for job, token in self._store.maintenance.expired():
             run = RunDir(self._runs / job)
             if not run.held():
-                times = self._store.upkeep.expire(job, token)
+                times = self._store.maintenance.expire(job, token)
                 if times:
                     log.warning("job %s: its lease ran out (%d in this stage)", job, times)
                     self._take_over(run, times)
@@ -143,7 +197,7 @@ class Reconciler:
             run,
             record,
         ) in open_jobs:  # running, but with no lease at all: Redis was wiped, or release came before the end
-            if record.status is Status.RUNNING and not self._store.upkeep.leased(run.id) and not run.held():
+            if record.status is Status.RUNNING and not self._store.maintenance.leased(run.id) and not run.held():
                 self._take_over(run, 1)
 
     def _take_over(self, run: RunDir, times: int) -> None:
@@ -151,7 +205,7 @@ class Reconciler:
 
         def decide(record: JobRecord) -> list[AnyFact]:
             if record.status is Status.RUNNING:
-                lost = Finished(at=time.time(), reason="lost", step=record.progress_step)
+                lost = Finished(at=time.time(), reason=Reason.WORKER_LOST, step=record.progress_step)
                 return ending(run, record, record.attempt, lost)
             if record.status is Status.VALIDATING and times >= MOST_EXPIRIES:
                 return [stage_lost(run, record, times)]
@@ -162,13 +216,18 @@ class Reconciler:
         except (Conflict, NotFound, Damaged, OSError) as error:
             log.info("job %s: nothing to take over: %s", run.id, error)
             return
+        except (StoreUnavailable, redis.RedisError):
+            raise
+        except Exception:
+            log.exception("job %s cannot be taken over; tried again in %.0f s", run.id, EVERY_S)
+            return
         if new:
             log.warning("job %s: taken over, now %s", run.id, record.status.value)
 
     def _say_why_nothing_trains(self) -> None:
-        """When no train worker has a usable card, the job whose turn it is says so: once, and again if the why changes.
+        """When no train worker has a usable GPU, the job whose turn it is says so: once, and again if the why changes.
 
-        In its events, and so in its record and to every sink. It moves no job: with a card the job starts by itself.
+        In its events, and so in its record and to every sink. It moves no job: with a GPU the job starts by itself.
         """
         head = self._store.head(Stage.TRAIN)
         trainers = [worker for worker in self._store.workers.all() if worker["stage"] == Stage.TRAIN] if head else []
@@ -177,13 +236,13 @@ class Reconciler:
         why = "; ".join(sorted({str(worker["why"]) for worker in trainers}))
 
         def decide(record: JobRecord) -> list[AnyFact]:
-            told = record.status is not Status.QUEUED or record.waiting == why
+            told = record.status is not Status.QUEUED or record.waiting_reason == why
             return [] if told else [DeviceWaiting(message=why)]
 
         try:
             _, new = self._store.append(RunDir(self._runs / head), decide)
         except (Conflict, NotFound, Damaged, OSError) as error:
-            log.error("job %s is not told why it waits: %s", head, error)
+            log.error("job %s: the reason why it waits is not shown: %s", head, error)
             return
         if new:
-            log.warning("job %s waits for a card: %s", head, why)
+            log.warning("job %s waits for a GPU: %s", head, why)

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.logs import log_format
-
-SECRETS = ("DISCORD_WEBHOOK", "WANDB_API_KEY", "LONGHAUL_API_KEY", "LONGHAUL_REDIS_URL", "LONGHAUL_REDIS_PASSWORD")
-"""Variables that no trainer process is given."""
+from jobs.process.logs import log_format
+from jobs.process.secrets import HUB, handed
 
 
 @dataclass(frozen=True)
@@ -32,12 +30,16 @@ class WorkerSettings:
     log: str = "text"
     """Form of the log: text or json."""
     trainer_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What trainers inherit: the environment without secrets."""
+    """What trainers inherit: the environment without secrets other than the hub's."""
 
     @property
     def redis_shown(self) -> str:
         """The Redis URL without its password, for messages."""
         return re.sub(r"//[^@/]*@", "//…@", self.redis_url)
+
+    def writes(self, role: str) -> tuple[Path, ...]:
+        """The folders that a worker of this role must be able to write."""
+        return (self.runs,) if role in ("train", "publish") else (self.runs, self.prepared, self.models)
 
 
 def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
@@ -52,7 +54,7 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
         name: Path(environ.get(f"LONGHAUL_{name.upper()}") or name).resolve()
         for name in ("runs", "data", "uploads", "prepared", "models")
     }
-    clean = {key: value for key, value in environ.items() if key not in SECRETS}
+    clean = handed(environ, HUB)
     clean |= {f"LONGHAUL_{name.upper()}": os.fspath(path) for name, path in places.items()}
     return WorkerSettings(
         redis_url=redis_url,

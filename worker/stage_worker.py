@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import signal
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import redis
 import rq
@@ -22,14 +23,16 @@ from rq.queue import Queue
 from rq.serializers import JSONSerializer
 from rq.worker import WorkerStatus
 
-from jobs.connection import connect
-from jobs.lifeline import tie_to_parent
-from jobs.queue import Tickets, queue_name
+from jobs.process.lifeline import tie_to_parent
+from jobs.reasons import Reason
+from jobs.redis.connection import connect
+from jobs.redis.queue import Tickets, queue_name
+from jobs.redis.store import Store
 from jobs.state import Stage
-from jobs.store import Store
-from worker.heartbeat import report
+from worker.gpu import NoGpu, usable_gpu
+from worker.heartbeat import Fitness, report
 from worker.settings import WorkerSettings
-from worker.supervise import HORSE, Horse
+from worker.supervise import CONTEXT, WorkerContext
 from worker.ticket import NotOurs, Ticket
 
 log = logging.getLogger("longhaul.worker")
@@ -56,8 +59,12 @@ class StageWorker(rq.Worker):
         self._stage = stage
         self._settings = settings
         self._facts = facts
+        self._fitness = Fitness(stage.value, settings)
         self._client = connect(settings.redis_url)
         self._store = Store(self._client)
+        self._horse_lost_gpu = multiprocessing.get_context("fork").Event()
+        self.gpu_lost: str | None = None
+        """Why this worker's GPU cannot be used any more: `work` has returned because of that."""
 
     def _waits_no_more(self) -> bool:
         """Asked to stop, and the work in hand is done: what RQ has still to tell a Redis that is away is only its own.
@@ -75,9 +82,27 @@ class StageWorker(rq.Worker):
         the main thread is: also where somebody takes every exception for his own. A worker that missed it would stay.
         """
         super().heartbeat(timeout, pipeline)
-        report(self._store, self._facts | {"busy": bool(self.horse_pid)})
+        if not self.horse_pid:  # a disk that a checkpoint is being written to may take its time
+            self._fitness.look()
+        report(self._store, self._facts | {"busy": bool(self.horse_pid)} | self._fitness.facts)
         if self._told_to_stop and self.get_state() == WorkerStatus.IDLE:
             raise StopRequested
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        """SIGTERM or Ctrl+C. The horse is told, which tells the trainer; nothing is asked of Redis, which may be away.
+
+        A second one changes nothing: the trainer is writing its checkpoint. SIGKILL is the last resort.
+        """
+        if self._told_to_stop:
+            log.warning("already stopping: the trainer finishes its step and writes a checkpoint")
+            return
+        self._told_to_stop = True
+        if self.horse_pid:
+            os.kill(self.horse_pid, signal.SIGTERM)
+        log.info("worker %s: stopping after the job in hand", self.name)
+        if self.get_state() != WorkerStatus.BUSY:
+            raise StopRequested
+        self._stop_requested = True
 
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
         """Fork with SIGTERM held back, so that none falls between the fork and the forwarding."""
@@ -89,31 +114,57 @@ class StageWorker(rq.Worker):
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
-    def main_work_horse(self, job: Job, queue: Queue) -> None:
-        """The forked child."""
+    def setup_work_horse_signals(self) -> None:
+        """The forked child begins here. Ctrl+C is the parent's; SIGTERM sets a flag that the supervisor looks at."""
         assert self.pid is not None
         tie_to_parent(self.pid)
-        super().main_work_horse(job, queue)
-
-    def setup_work_horse_signals(self) -> None:
-        """Ctrl+C is the parent's; SIGTERM sets a flag that the supervisor looks at."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: self._stopping.set())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         client = connect(self._settings.redis_url)  # a forked child shares no connection with its parent
-        HORSE.set(Horse(self._settings, Store(client), Tickets(client), self.name, self._stopping))
+        CONTEXT.set(
+            WorkerContext(
+                self._settings, Store(client), Tickets(client), self.name, self._stopping, self._horse_lost_gpu
+            )
+        )
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         """Tickets of this stage; all else that somebody wrote to Redis is none, and was refused when it was read."""
         if isinstance(job, Ticket) and job.args == [self._stage.value]:
+            if (why := self._look_at_gpu()) is not None:
+                self._drop(job, queue)
+                self._leave_without_gpu(why)
             super().execute_job(job, queue)
+            if self._horse_lost_gpu.is_set():
+                self._leave_without_gpu(self._look_at_gpu() or "the last attempt could not use the GPU")
             return
         log.error("ticket %r is refused: it is for %.80r, this worker for %s", job.id, job.args, self._stage.value)
+        self._drop(job, queue)
+
+    def _drop(self, job: Job, queue: Queue) -> None:
         self.connection.lrem(queue.intermediate_queue_key, 1, job.id)
         job.delete()
 
+    def _look_at_gpu(self) -> str | None:
+        """Why the GPU that this worker found at its start cannot be used any more; None: it can, or there is none."""
+        if self._facts["gpu"] is None:
+            return None
+        try:
+            usable_gpu(self._facts["gpu"]["uuid"])
+        except NoGpu as error:
+            return str(error)
+        return None
+
+    def _leave_without_gpu(self, why: str) -> NoReturn:
+        """Take no job, and end `work`: Docker makes the container anew, with the GPU if it is back."""
+        self.gpu_lost = f"{Reason.GPU_LOST.sentence}: {why}"
+        log.error("no job is taken, this worker ends: %s. To find out why, %s", self.gpu_lost, Reason.GPU_LOST.hint)
+        report(self._store, self._facts | {"healthy": False, "why": self.gpu_lost})
+        Tickets(self._client).add(self._stage)  # for another worker; without one it stays
+        raise StopRequested
+
     def dequeue_job_and_maintain_ttl(self, timeout: int | None, max_idle_time: int | None = None) -> Any:
-        """A ticket that cannot be read, or is not ours, is thrown away (none is missed); the worker goes on."""
+        """A ticket that cannot be read, or is not ours, is thrown away (none is missed); the worker continues."""
         while True:
             try:
                 return super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
@@ -145,28 +196,11 @@ class StageWorker(rq.Worker):
     def subscribe(self) -> None:
         """RQ's remote commands (stop a job, kill a horse) are not used, so nobody listens for them."""
 
-    def unsubscribe(self) -> None:
-        """See `subscribe`."""
-
-    def set_shutdown_requested_date(self) -> None:
-        """Left out: with Redis away it would hold up the stop for ever."""
-
     def teardown(self) -> None:
         """Sign off; with Redis away for a moment only, not for ever."""
         self.connection.set_retry(Retry(NoBackoff(), 0))
         with contextlib.suppress(redis.RedisError):
             super().teardown()  # type: ignore[no-untyped-call]  # RQ's
-
-    def handle_warm_shutdown_request(self) -> None:
-        """First of all tell the horse, which tells the trainer; only then talk to Redis, which may be away."""
-        self._told_to_stop = True
-        if self.horse_pid:
-            os.kill(self.horse_pid, signal.SIGTERM)
-        log.info("worker %s: stopping after the job in hand", self.name)
-
-    def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
-        """A second SIGTERM changes nothing: the trainer is writing its checkpoint. SIGKILL is the last resort."""
-        log.warning("already stopping: the trainer finishes its step and writes a checkpoint")
 
 
 def has_ended(child: int) -> bool:

@@ -1,8 +1,8 @@
-"""One attempt, told from top to bottom. Runs in an RQ work-horse; there is no torch in it.
+"""One attempt, from top to bottom. Runs in an RQ work-horse; there is no torch in it.
 
 A ticket says "there is work on this queue". The horse takes the head of our own order together with its lease, starts
 the stage's trainer process, turns what that process writes into events, and says how it ended. Everything it knows is
-in the run directory; when this process is killed, reconcile goes on from there.
+in the run directory; when this process is killed, reconcile resumes from there.
 """
 
 from __future__ import annotations
@@ -11,24 +11,38 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 
-from jobs.attempt import Finished, Noted
-from jobs.cards import CARD, CardFacts, peak_flops
+from jobs.attempt import CheckResult, Finished, Noted, PrepareResult
+from jobs.disk.files import append_line
+from jobs.disk.metrics_file import last_metrics
+from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
-from jobs.events import AnyFact, AttemptStarted, Fault, JobChecked, JobFailed, JobPrepared, JobQueued, JobValidated
-from jobs.files import append_line, last_row
-from jobs.logs import JOB
+from jobs.events import (
+    AnyFact,
+    AttemptEnded,
+    AttemptStarted,
+    Fault,
+    JobChecked,
+    JobPrepared,
+    JobQueued,
+    JobValidated,
+)
+from jobs.gpus import GPU, GpuFacts, peak_flops
 from jobs.memory_plan import TEST_LIMIT
-from jobs.metrics import MetricRow
-from jobs.queue import Tickets
+from jobs.process.logs import JOB
+from jobs.process.secrets import HUB, handed
+from jobs.reasons import Reason
 from jobs.record import JobRecord
-from jobs.rundir import RunDir
-from jobs.state import Stage, Status
-from jobs.store import Store
-from jobs.workers import lease_token
-from worker.ending import ending
+from jobs.redis.queue import Tickets
+from jobs.redis.store import Store
+from jobs.redis.workers import lease_token
+from jobs.state import Requested, Stage, Status
+from worker.ending import ending, unfinished
+from worker.gpu import NoGpu, usable_gpu
 from worker.lease import Lease
 from worker.settings import WorkerSettings
 from worker.trainer import Trainer
@@ -51,7 +65,7 @@ micro-batch: 23 MiB each for the built-in model. All this makes a step take seve
 
 
 @dataclass(frozen=True)
-class Horse:
+class WorkerContext:
     """What the work-horse was started with."""
 
     settings: WorkerSettings
@@ -60,108 +74,161 @@ class Horse:
     worker: str
     stopping: threading.Event
     """Set by SIGTERM."""
+    gpu_lost: Event
+    """Set by the horse when its attempt lost the GPU; the worker looks at it."""
 
 
-HORSE: ContextVar[Horse] = ContextVar("horse")
+CONTEXT: ContextVar[WorkerContext] = ContextVar("context")
 """Set by the worker in its forked child: an RQ job function gets only what the ticket says."""
 
 
 def work(stage_name: str) -> None:
     """The one function that tickets name."""
-    horse, stage = HORSE.get(), Stage(stage_name)
-    token = lease_token(horse.worker)
-    job = horse.store.claim(stage, token)
+    context, stage = CONTEXT.get(), Stage(stage_name)
+    token = lease_token(context.worker)
+    job = context.store.claim(stage, token)
     if job is None:
         return
     JOB.set(job)  # a horse works on one job: all that it logs is about that
-    run = RunDir(horse.settings.runs / job)
+    run = RunDir(context.settings.runs / job)
     try:
-        with Lease(horse.store, job, token) as lease:
-            record = (train if stage is Stage.TRAIN else examine)(horse, run, stage, lease)
+        with Lease(context.store, job, token) as lease:
+            record = (train if stage is Stage.TRAIN else examine)(context, run, stage, lease)
     except Conflict as error:  # cancelled, paused or taken over meanwhile: the file decided
         log.info("job %s: let go in stage %s: %s", job, stage.value, error)
-        horse.store.release(job, token)
+        context.store.release(job, token)
     except NotFound:
-        log.error("job %s has no directory any more: forgotten", job)
-        horse.store.forget(job)
+        log.error("job %s has no run directory any more and is forgotten", job)
+        context.store.forget(job)
     except Damaged as error:
-        log.error("job %s is left alone until somebody mends it: %s", job, error)
-        horse.store.park(job, token)
+        log.error("job %s is left alone until it is repaired: %s", job, error)
+        context.store.damaged(run, error, release=token)
     else:
         if record.status in (Status.QUEUED, Status.VALIDATING):
-            horse.tickets.add(record.stage)
+            context.tickets.add(record.stage)
         return
-    if horse.store.waiting(stage):  # this ticket did nothing for those behind
-        horse.tickets.add(stage)
+    if context.store.waiting(stage):  # this ticket did nothing for those behind
+        context.tickets.add(stage)
 
 
-def train(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
-    """One attempt at a queued job, from attempt.started to what policy makes of its end."""
-    record, _ = horse.store.append(run, [AttemptStarted(worker=horse.worker, device=horse.settings.device)])
-    attempt = record.attempt
-    trainer = Trainer(run, stage, attempt, trainer_environment(horse.settings, stage, run))
-    rows_seen = 0
-    facts: list[AnyFact] = []
-    retry_at = 0.0
-    asked = False
+@dataclass(frozen=True)
+class News:
+    """What has happened since the last look at a trainer and its job."""
+
+    lines: list[Noted | Finished]
+    """That the trainer has written."""
+    events_changed: bool
+    """What users ask for is in the events, and nowhere else."""
+    ended: bool
+    """The trainer has; this is the last."""
+
+
+def follow(trainer: Trainer, run: RunDir, lease: Lease) -> Iterator[News]:
+    """Look at a trainer until it has ended, and kill it if it makes no progress.
+
+    Raises Conflict, the trainer killed, when another supervisor holds the job.
+    """
+    before: object = None
     ended = False
     while not ended:
         ended = trainer.wait(LOOK_S)
-        facts += [line.fact for line in trainer.listen() if isinstance(line, Noted)]
-        if facts and (ended or time.monotonic() >= retry_at):
-            try:
-                horse.store.append(run, facts, attempt=attempt)
-                facts = []
-            except OSError as error:  # a full disk: the facts are in the attempt file, too, and are told later
-                log.error("job %s: %d events wait: %s", run.id, len(facts), error)
-                retry_at = time.monotonic() + RETRY_S
-        rows_seen = show_latest(horse.store, run, rows_seen)
-        if horse.stopping.is_set() and not asked:
-            trainer.ask_to_stop()
-            asked = True
-        if lease.lost:
+        lines, now = trainer.listen(), run.state()
+        yield News(lines, now != before, ended)
+        before = now
+        if not ended and lease.lost:
             trainer.kill("lease lost")
             raise Conflict(f"job {run.id}: another supervisor holds it")
         if not ended and trainer.silent:
-            trainer.kill("silent")
-    end = trainer.end()
+            trainer.kill("stalled")
+
+
+def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
+    """One attempt at a queued job, from attempt.started to what policy makes of its end."""
+    run.verified()
+    record, _ = context.store.append(run, [AttemptStarted(worker=context.worker, device=context.settings.device)])
+    attempt = record.attempt
+    trainer = Trainer(run, stage, attempt, trainer_environment(context.settings, stage, run))
+    rows_seen = 0
+    said: list[AnyFact] = []
+    told = 0
+    retry_at = 0.0
+    asked = over = told_why = False
+    for news in follow(trainer, run, lease):
+        said.extend(line.fact for line in news.lines if isinstance(line, Noted))
+        told_why = told_why or any(isinstance(line, Finished) for line in news.lines)
+        if not over and told < len(said) and (news.ended or time.monotonic() >= retry_at):
+            try:
+                context.store.append(run, lambda now: unsaid(said, now, attempt), attempt=attempt)
+                told = len(said)
+            except Conflict as error:
+                over = True
+                log.warning("job %s: attempt %d is over: %s", run.id, attempt, error)
+            except (OSError, Damaged) as error:  # the facts are in the attempt file, too, and are reported later
+                log.error("job %s: %d events wait: %s", run.id, len(said) - told, error)
+                retry_at = time.monotonic() + RETRY_S
+        rows_seen = show_latest(context.store, run, rows_seen, record.scratch_attempt)
+        if news.events_changed:
+            try:
+                current = run.record()
+                asked = current.requested is not Requested.NONE
+                over = current.attempt != attempt or current.status is not Status.RUNNING  # a repair cut it off
+            except Damaged as error:  # what is being trained is none the worse for it
+                log.error("job %s continues, but its requests cannot be read: %s", run.id, error)
+        if asked or over or context.stopping.is_set():
+            trainer.ask_to_stop()
+    if lease.lost:
+        raise Conflict(f"job {run.id}: another supervisor holds it")
+    end = trainer.end() if told_why else or_gpu_lost(trainer.end(), context.settings)
     lease.stop_renewing()
     while True:
         try:
-            record, _ = horse.store.append(
+            record, new = context.store.append(
                 run, lambda now: ending(run, now, attempt, end), attempt=attempt, release=lease.token
             )
+            if any(isinstance(event.fact, AttemptEnded) and event.fact.reason is Reason.GPU_LOST for event in new):
+                context.gpu_lost.set()
             return record
         except OSError as error:
-            log.error("job %s: its end cannot be written down: %s", run.id, error)
-            if horse.stopping.wait(RETRY_S):
+            log.error("job %s: its end cannot be recorded: %s", run.id, error)
+            if context.stopping.wait(RETRY_S):
                 raise  # reconcile finds it
 
 
-def examine(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
+def unsaid(said: list[AnyFact], now: JobRecord, attempt: int) -> list[AnyFact]:
+    """What the trainer has said that is not among the events: also what a repair has cut off them."""
+    return said[now.noted :] if now.attempt == attempt else said
+
+
+def or_gpu_lost(end: Finished, settings: WorkerSettings) -> Finished:
+    """What the end of a trainer that could not say why means: the GPU was lost, where it cannot be used any more."""
+    if settings.device != "cuda" or end.reason not in (Reason.CRASH, Reason.STALLED):
+        return end
+    try:
+        usable_gpu(settings.trainer_environment["CUDA_VISIBLE_DEVICES"])
+    except NoGpu as error:
+        fault = Fault.of(Reason.GPU_LOST, f": {error}")
+        return end.model_copy(update={"reason": Reason.GPU_LOST, "error": fault})
+    return end
+
+
+def examine(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
     """Check or prepare a job that is being validated."""
-    environment = trainer_environment(horse.settings, stage, run)
-    if (card := best_card(horse.store)) is not None:
-        environment[CARD] = card.encode()
+    run.verified()
+    environment = trainer_environment(context.settings, stage, run)
+    if (gpu := best_gpu(context.store)) is not None:
+        environment[GPU] = gpu.encode()
     trainer = Trainer(run, stage, None, environment)
     said: list[Noted | Finished] = []
-    size = run.events_file.stat().st_size
-    while not trainer.wait(LOOK_S):
-        said += trainer.listen()
-        if horse.stopping.is_set():
+    for news in follow(trainer, run, lease):
+        said += news.lines
+        if news.ended:
+            break
+        if context.stopping.is_set():
             trainer.kill("stopping")  # check and prepare hold nothing that is not written atomically
             raise Conflict("this worker is stopping")
-        if lease.lost:
-            trainer.kill("lease lost")
-            raise Conflict("another supervisor holds it")
-        if trainer.silent:
-            trainer.kill("silent")
-        if (now := run.events_file.stat().st_size) != size:
-            size = now
-            if run.record().status is not Status.VALIDATING:
-                trainer.kill("cancelled")
-                raise Conflict("it is not being validated any more")
-    said += trainer.listen()
+        if news.events_changed and run.record().status is not Status.VALIDATING:
+            trainer.kill("cancelled")
+            raise Conflict("it is no longer being validated")
     end = next((line for line in reversed(said) if isinstance(line, Finished)), None)
     if end is None:
         end = trainer.end()
@@ -173,35 +240,29 @@ def examine(horse: Horse, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
             lease.stop_renewing()
             return run.record()
     lease.stop_renewing()
-    record, _ = horse.store.append(run, lambda now: verdict(now, stage, end), release=lease.token)
+    record, _ = context.store.append(run, lambda now: verdict(run, now, stage, end), release=lease.token)
     return record
 
 
-def verdict(record: JobRecord, stage: Stage, end: Finished) -> list[AnyFact]:
+def verdict(run: RunDir, record: JobRecord, stage: Stage, end: Finished) -> list[AnyFact]:
     """What a finished check or prepare makes of the job."""
-    if end.reason != "done":
-        fault = end.error or Fault(code=end.reason, message=f"stage {stage.value} ended: {end.reason}")
-        return [JobFailed(error=fault)]
-    if stage is Stage.CHECK:
-        checked = JobChecked(plan=end.result.get("plan", {}))
-        return [checked, JobValidated()] if record.dry_run else [checked]
-    result = end.result
-    prepared = JobPrepared(
-        data=result.get("data", {}),
-        steps=result["steps"],
-        time=result.get("time"),
-        memory=result.get("memory"),
-        adopted=result.get("adopted"),
-    )
-    return [prepared, JobQueued()]
+    if end.reason is not Reason.DONE:
+        fault = end.error or Fault.of(end.reason, f" (stage {stage.value})")
+        return [unfinished(run, record, fault)]
+    match end.result:
+        case CheckResult(plan=plan):
+            return [JobChecked(plan=plan), JobValidated()] if record.dry_run else [JobChecked(plan=plan)]
+        case PrepareResult() as result:
+            return [JobPrepared(**dict(result)), JobQueued()]
+        case _:
+            raise AssertionError(f"stage {stage.value} is done and says nothing of it")
 
 
 def trainer_environment(settings: WorkerSettings, stage: Stage, run: RunDir) -> dict[str, str]:
-    """No secret reaches a trainer; the hub only check and prepare."""
-    environment = dict(settings.trainer_environment)
+    """No secret reaches a trainer; the hub's reaches check and prepare."""
+    environment = handed(settings.trainer_environment, () if stage is Stage.TRAIN else HUB)
     environment["PYTHONUNBUFFERED"] = "1"
     if stage is Stage.TRAIN:
-        environment.pop("HF_TOKEN", None)
         environment["HF_HUB_OFFLINE"] = "1"
         if settings.device == "cpu" and (TEST_LIMIT in environment or has_budget(run)):
             environment |= UNDER_A_LIMIT
@@ -214,34 +275,38 @@ def has_budget(run: RunDir) -> bool:
     """Whether the job sets `memory.budget`: then it is a hard limit."""
     try:
         return run.spec().memory.budget != "auto"
-    except (NotFound, ValueError):  # the trainer, too, will read it, and say what is wrong with it
+    except (NotFound, Damaged):  # the trainer, too, will read it, and say what is wrong with it
         return False
 
 
-def best_card(store: Store) -> CardFacts | None:
-    """The card on which the job can be fastest, as train workers report theirs; None: none has reported one."""
+def best_gpu(store: Store) -> GpuFacts | None:
+    """The GPU on which the job can be fastest, as train workers report theirs; None: none has reported one."""
     try:
         reports = store.workers.all()
     except StoreUnavailable as error:
-        log.warning("time and memory are planned without knowing the cards: %s", error)
+        log.warning("time and memory are planned without knowing the GPUs: %s", error)
         return None
-    cards = [
-        CardFacts(str(report["gpu"]["name"]), int(report["gpu"]["memory_bytes"]))
+    gpus = [
+        GpuFacts(str(report["gpu"]["name"]), int(report["gpu"]["memory_bytes"]))
         for report in reports
         if report["stage"] == Stage.TRAIN and report.get("gpu")
     ]
-    return max(cards, key=lambda card: (peak_flops(card.name) or 0.0, card.memory_bytes), default=None)
+    return max(gpus, key=lambda gpu: (peak_flops(gpu.name) or 0.0, gpu.memory_bytes), default=None)
 
 
-def show_latest(store: Store, run: RunDir, seen: int) -> int:
-    """Copy the newest row of metrics to Redis when the file has grown. Returns its size."""
+def show_latest(store: Store, run: RunDir, seen: int, scratch_attempt: int) -> int:
+    """Copy the newest row of metrics to Redis when the file has changed. Returns its size.
+
+    Rows of attempts before `scratch_attempt` are removed as soon as the trainer has loaded: they are not shown.
+    """
     try:
         size = os.stat(run.metrics_file).st_size
     except FileNotFoundError:
         return seen
-    if size != seen and (row := last_row(run.metrics_file, MetricRow)) is not None:
+    if size != seen:
+        row = last_metrics(run.metrics_file)
         try:
-            store.set_latest(run.id, row)
+            store.set_latest(run.id, None if row is None or row.attempt < scratch_attempt else row)
         except StoreUnavailable as error:
             log.warning("job %s: latest metrics not shown (%s)", run.id, error)
     return size

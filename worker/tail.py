@@ -1,11 +1,14 @@
-"""A tail of a JSON-lines file: whole new lines since the last look, by byte offset."""
+"""A tail of a JSON-lines file: whole new lines since the last look, also when it was replaced or cut meanwhile."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel
+
+from jobs.disk.files import START, FilePosition, regular
 
 Row = TypeVar("Row", bound=BaseModel)
 
@@ -13,28 +16,30 @@ Row = TypeVar("Row", bound=BaseModel)
 class Tail(Generic[Row]):
     """Remembers how far it has read; a look without news costs one stat."""
 
-    def __init__(self, file: Path, kind: type[Row], offset: int = 0) -> None:
+    def __init__(self, file: Path, parse: Callable[[bytes], Row | None], place: FilePosition = START) -> None:
         self._file = file
-        self._kind = kind
-        self.offset = offset
-        """Bytes taken: always the end of a whole line."""
+        self._parse = parse
+        self._state = (0, 0, 0)
+        self.place = place
+        """Behind the last row that was read."""
 
     def read(self) -> list[Row]:
-        """Rows of the whole lines written since; none while there is no file."""
+        """Rows of the whole lines written since, without those that `parse` takes for none; none without a file.
+
+        All rows, where those that were read are not all there any more: whoever asks knows which of them are new.
+        """
         try:
-            size = self._file.stat().st_size
+            found = self._file.stat()
         except FileNotFoundError:
             return []
-        if size < self.offset:
-            # A torn last line is cut by the next writer, but what was read here were whole lines. So this is another
-            # file (copied back by hand, say): its rows are new to us.
-            self.offset = 0
-        if size == self.offset:
+        state = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if state == self._state:
             return []
-        with open(self._file, "rb") as file:
-            file.seek(self.offset)
+        with open(self._file, "rb", opener=regular) as file:
+            place = self.place.found_in(file)
             raw = file.read()
         whole = raw[: raw.rfind(b"\n") + 1]
-        rows = [self._kind.model_validate_json(line) for line in whole.split(b"\n")[:-1]]
-        self.offset += len(whole)
+        rows = [row for line in whole.split(b"\n")[:-1] if (row := self._parse(line)) is not None]
+        self.place = place.after(whole) if whole else place
+        self._state = state
         return rows

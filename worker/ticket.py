@@ -12,7 +12,7 @@ from typing import Any
 
 from rq.job import Job
 
-from jobs.queue import TICKET_FUNCTION
+from jobs.redis.queue import TICKET_FUNCTION
 
 MOST_BYTES = 64 * 1024
 """Ours have some 400."""
@@ -28,7 +28,7 @@ class NotOurs(ValueError):
 
 
 class Ticket(Job):
-    """An RQ job that can be nothing else than one of `jobs.queue.Tickets`, but for its stage."""
+    """An RQ job that can be nothing else than one of `jobs.redis.queue.Tickets`, but for its stage."""
 
     def restore(self, raw_data: dict[bytes, bytes]) -> Any:
         """Take over what Redis holds. Raises NotOurs; RQ's DeserializationError or other errors: it cannot be read."""
@@ -46,6 +46,6 @@ class Ticket(Job):
         if self.func_name != TICKET_FUNCTION:
             raise NotOurs(f"a ticket that asks for {str(self.func_name)[:80]!r}")
         if self.timeout != -1:
-            raise NotOurs(f"a ticket with a time limit, {self.timeout} s: it would end a long training")
+            raise NotOurs(f"a ticket with a time limit (timeout={self.timeout}), which would end a long training")
         if extras := [name.strip("_") for name in _EXTRAS if getattr(self, name, None)]:
             raise NotOurs(f"a ticket with {', '.join(extras)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,25 +11,22 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jobs.attempt import Finished, Heartbeat, Noted, Phase, readable
+from jobs.disk.files import regular
+from jobs.disk.rundir import RunDir
 from jobs.events import Fault
-from jobs.lifeline import PARENT_PID
-from jobs.rundir import RunDir
+from jobs.process.lifeline import PARENT_PID
+from jobs.process.logs import last_error
+from jobs.reasons import Reason
 from jobs.state import Stage
-from worker.ending import EXIT_REASONS, MEANING
 
 SLOW_PHASES: frozenset[Phase] = frozenset({"load", "compile", "save"})
 SLOW_SILENCE_S = 15 * 60.0
 SILENCE_S = 5 * 60.0
 SILENCE_INTERVALS = 20.0
-FULL_DISK_BYTES = 1 << 20
-LOG_HINT = "the whole story is in trainer.log (longhaul logs)"
-OUT_OF_MEMORY_HINT = (
-    "give the host (or the worker's container, if it has a limit) more memory, or end what else takes it"
-)
 
 
 class Trainer:
-    """A running `python -m worker.training STAGE RUN_DIR`. Start it from a main thread only (jobs/lifeline.py)."""
+    """A running `python -m worker.training STAGE RUN_DIR`. Start it from a main thread only (`lifeline`)."""
 
     def __init__(self, run: RunDir, stage: Stage, attempt: int | None, environment: Mapping[str, str]) -> None:
         self.run = run
@@ -40,6 +36,7 @@ class Trainer:
         self._heard = time.monotonic()
         self._oom_kills = oom_kills()
         self.killed_for: str | None = None
+        self._asked = False
         self._file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "worker.training", stage.value, os.fspath(run.path)]
         if attempt is not None:
@@ -66,7 +63,7 @@ class Trainer:
     def listen(self) -> list[Noted | Finished]:
         """What it has said since the last call, heartbeats apart."""
         try:
-            with open(self._file, "rb") as file:
+            with open(self._file, "rb", opener=regular) as file:
                 file.seek(self._offset)
                 new = file.read()
         except FileNotFoundError:
@@ -97,8 +94,9 @@ class Trainer:
         return time.monotonic() - self._heard > allowed
 
     def ask_to_stop(self) -> None:
-        """SIGTERM: finish the step, checkpoint, leave."""
-        if self._process.poll() is None:
+        """SIGTERM, once: finish the step, checkpoint, leave."""
+        if not self._asked and self._process.poll() is None:
+            self._asked = True
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self, why: str) -> None:
@@ -111,18 +109,17 @@ class Trainer:
     def end(self) -> Finished:
         """What the process's end means when it could not say so itself."""
         code = self._process.wait()
-        found = Finished(at=time.time(), reason="crash", step=self.step)
-        if self.killed_for == "silent":
-            return self._because(found, "silent", f"{MEANING['silent']} (phase {self._phase}, step {self.step})")
-        if code == 78 and shutil.disk_usage(self.run.path).free < FULL_DISK_BYTES:
-            return self._because(found, "disk_full", f"{MEANING['disk_full']} (exit code {code})")
-        if code in EXIT_REASONS:
-            return self._because(found, EXIT_REASONS[code], f"{MEANING[EXIT_REASONS[code]]} (exit code {code})")
+        place = f" (phase {self._phase}, step {self.step})"
+        if self.killed_for == "stalled":
+            return self._ended(Reason.STALLED, place)
+        if code == -signal.SIGTERM and self._asked:  # before it could listen
+            return Finished(at=time.time(), reason=Reason.INTERRUPTED, step=self.step)
+        if (meant := Reason.of_exit_code(code)) is not None:
+            return self._ended(meant, f" (exit code {code})")
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
-            message = f"{MEANING['host_out_of_memory']} (phase {self._phase}, step {self.step})"
-            return self._because(found, "host_out_of_memory", message, OUT_OF_MEMORY_HINT)
+            return self._ended(Reason.HOST_OUT_OF_MEMORY, place)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return self._because(found, "crash", f"{MEANING['crash']} ({how}){self._last_words()}")
+        return self._ended(Reason.CRASH, f" ({how}){self._last_words()}")
 
     @property
     def ended_by_signal(self) -> bool:
@@ -133,15 +130,18 @@ class Trainer:
     def _phase(self) -> str:
         return self._beat.phase if self._beat else "start"
 
-    def _because(self, found: Finished, reason: str, message: str, hint: str = LOG_HINT) -> Finished:
-        error = Fault(code=reason, message=message, hint=hint)
-        return Finished.model_validate(found.model_dump() | {"reason": reason, "error": error})
+    def _ended(self, reason: Reason, details: str) -> Finished:
+        error = Fault.of(reason, details, hint=Reason.CRASH.hint)
+        return Finished(at=time.time(), reason=reason, step=self.step, error=error)
 
     def _last_words(self) -> str:
-        with open(self.run.trainer_log, "rb") as file:
-            file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - 4096))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-        return f": {lines[-1][:300]}" if lines else ""
+        try:
+            with open(self.run.trainer_log, "rb") as file:
+                file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - 4096))
+                error = last_error(file.read().decode(errors="replace"))
+        except OSError:  # somebody has removed the log
+            return ""
+        return f": {error[:300]}" if error else ""
 
 
 def oom_kills(root: Path = Path("/")) -> int:

@@ -1,12 +1,12 @@
-"""What every route answers, field by field. Routes build plain JSON (`service/shapes.py` and others); these models are
-its description: the OpenAPI document is made of them, and the tests hold real answers against it.
+"""What every route answers, field by field. Routes return these models: they validate what is answered, and the OpenAPI
+document is made of them. Rows of metrics, thousands in one answer, are only described here; the tests validate those.
 
-Closed models: an answer with a field that is not described here is a mistake. OpenAI's names keep their meaning.
+Closed models: an answer with a field that is not described here is a fault. OpenAI's names keep their meaning.
 """
 
 from service.answers.datasets import Dataset, DatasetDetail, DatasetList, DeletedDataset
 from service.answers.events import Event, EventList
-from service.answers.jobs import DeletedJob, Hyperparameters, Job, JobList, Progress
+from service.answers.jobs import DeletedJob, Hyperparameters, Job, JobList, Progress, Repaired, ShownStatus
 from service.answers.parts import Error, ErrorResponse, Health
 from service.answers.results import Checkpoint, CheckpointList, CheckpointMetrics, RunFile, RunFileList
 from service.answers.series import MetricList, MetricPoint
@@ -15,5 +15,6 @@ from service.answers.workers import Gpu, Worker, WorkerList
 __all__ = [
     "Checkpoint", "CheckpointList", "CheckpointMetrics", "Dataset", "DatasetDetail", "DatasetList", "DeletedDataset",
     "DeletedJob", "Error", "ErrorResponse", "Event", "EventList", "Gpu", "Health", "Hyperparameters", "Job", "JobList",
-    "MetricList", "MetricPoint", "Progress", "RunFile", "RunFileList", "Worker", "WorkerList",
+    "MetricList", "MetricPoint", "Progress", "Repaired", "RunFile", "RunFileList", "ShownStatus", "Worker",
+    "WorkerList",
 ]  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
+from jobs.data_names import DataFormat
+from jobs.dataset_report import DatasetReport
 from service.answers.parts import Answer, Page
 
 
@@ -16,7 +18,7 @@ class Dataset(Answer):
     """As it was uploaded; other content needs another name."""
     uri: str
     """How a job names it in `data.train` or `data.validation`: `dataset:<name>`."""
-    format: Literal["jsonl", "csv", "parquet"]
+    format: DataFormat
     """What its ending says."""
     bytes: int
     """Its size."""
@@ -32,8 +34,8 @@ class DatasetDetail(Dataset):
     jobs: list[str]
     """Ids of jobs that name it, newest first, at most ten."""
     in_use: bool
-    """Whether an open job names it: it cannot be deleted while there is one."""
-    report: dict[str, Any] | None
+    """Whether an open job needs it: it cannot be deleted while there is one."""
+    report: DatasetReport | None
     """What the newest job that read it found in its rows (`dataset.json`); null before the first."""
     report_job: str | None
     """That job."""
@@ -42,6 +44,7 @@ class DatasetDetail(Dataset):
 class DatasetList(Page):
     """Data sets in order of name."""
 
+    cursor = "name"
     data: list[Dataset]
     first_id: str | None
     """Name of the first one; null for an empty list."""

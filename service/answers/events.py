@@ -48,16 +48,23 @@ def _described(fact: type[Fact]) -> type[EventEnvelope]:
     return create_model(f"{fact.__name__}Event", __base__=EventEnvelope, __doc__=fact.__doc__, **more)
 
 
+_MODELS: dict[type[Fact], type[EventEnvelope]] = {fact: _described(fact) for fact in get_args(get_args(AnyFact)[0])}
+
 if TYPE_CHECKING:
     Event = EventEnvelope
 else:
-    _EACH = map(_described, get_args(get_args(AnyFact)[0]))
-    Event = TypeAliasType("Event", Annotated[reduce(or_, _EACH), Field(discriminator="type")])
+    Event = TypeAliasType("Event", Annotated[reduce(or_, _MODELS.values()), Field(discriminator="type")])
+
+
+def model_of(fact: Fact) -> type[EventEnvelope]:
+    """Of the event with this fact."""
+    return _MODELS[type(fact)]
 
 
 class EventList(Page):
     """Events in order."""
 
+    cursor = "number"
     data: list[Event]
     first_id: int | None
     """Number of the first one; null for an empty list."""

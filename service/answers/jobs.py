@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from jobs.events import Fault, Reason
-from jobs.spec import JobSpec
-from jobs.state import Request, Stage, Status
+from jobs.dataset_report import PreparedSummary
+from jobs.events import Fault
+from jobs.frozen import Empty
+from jobs.plan import CheckSummary
+from jobs.reasons import Reason
+from jobs.spec import FullMethod, JobSpec
+from jobs.state import Requested, Stage
 from service.answers.parts import Answer, Page
+
+ShownStatus = Literal[
+    "validating", "queued", "running", "paused", "succeeded", "failed", "cancelled", "validated", "damaged"
+]  # fmt: skip
+"""Every state, and damaged."""
 
 
 class Hyperparameters(Answer):
-    """OpenAI's three, from `spec.schedule`."""
+    """OpenAI's three, from `spec.training`; null with it."""
 
-    n_epochs: int
+    n_epochs: int | None
     """Times that every row is seen."""
-    batch_size: int
+    batch_size: int | None
     """Rows of one optimizer step."""
-    learning_rate: float
+    learning_rate: float | None
     """Peak learning rate. Absolute: OpenAI's `learning_rate_multiplier` would need a base that only they know."""
 
 
 class Progress(Answer):
-    """How far training is, by its newest row of metrics. Null: not known yet."""
+    """How far training is, by the newest row of metrics of this attempt, or of the last one. Null: not known yet."""
 
     step: int
-    """Optimizer steps done."""
+    """Optimizer steps done. Between attempts those of the newest checkpoint: the others are done again."""
     steps: int | None
     """Of so many."""
     fraction: float | None
@@ -39,11 +48,11 @@ class Progress(Answer):
     tokens_per_s: float | None
     """Input and target tokens a second, without padding."""
     mfu: float | None
-    """What the model needs for them as a share of the card's peak, 0 to 1; null on a CPU."""
+    """What the model needs for them as a share of the GPU's peak, 0 to 1; null on a CPU."""
     memory_bytes: int | None
-    """On a card: allocated at peak; on a CPU: resident set."""
+    """On a GPU: allocated at peak; on a CPU: resident set."""
     eta_s: float | None
-    """Seconds left, from `at` on; null unless it runs."""
+    """Seconds left, from `at` on, or from the start of the attempt while that is null; null unless it runs."""
     eta_from: Literal["measured", "plan"] | None
     """Whether `eta_s` was measured or only planned."""
     at: float | None
@@ -63,23 +72,24 @@ class Job(Answer):
     finished_at: int | None
     """When it succeeded, failed, was cancelled, or was validated."""
     estimated_finish: int | None
-    """When it will be done: of a running job by its pace, of a waiting one by what is planned."""
-    status: Status
-    """Where it stands. For good: `succeeded`, `failed`, `cancelled`, `validated` (the end of a dry run)."""
+    """When it is expected to be done: by the job's own pace once that was measured, before by what is planned."""
+    status: ShownStatus
+    """Where it stands. For good: `succeeded`, `failed`, `cancelled`, `validated` (the end of a dry run). `damaged`: its
+    run directory cannot be read, and `error` says why; the rest is what was known of it."""
     model: str
     """As asked for: hub id, folder in the data directory, or `builtin:t5-tiny`."""
     fine_tuned_model: str | None
     """Folder of the result; download it from `/jobs/{job}/files/model`."""
     error: Fault | None
-    """Why it failed, and the way out."""
+    """Why it failed, why it is paused though nobody asked for that, or what of it is damaged; and what to do."""
     hyperparameters: Hyperparameters
-    seed: int
+    seed: int | None
     """Order of rows and dropout follow from it."""
-    training_file: str
+    training_file: str | None
     """`data.train` of the specification."""
     validation_file: str | None
     """`data.validation`, where that is a file or data set of its own."""
-    method: dict[str, Any]
+    method: FullMethod | None
     """Which weights are trained: `{"type": "full"}`."""
     metadata: dict[str, str]
     """Your own labels; lists can be filtered by them."""
@@ -94,12 +104,12 @@ class Job(Answer):
     """Shown wherever the job is; need not be unique."""
     stage: Stage
     """`check` looks at the specification, `prepare` at all the rows, `train` trains."""
-    request: Request
+    requested: Requested
     """What was asked of a running job and has not happened yet."""
     priority: int
     """Higher runs first."""
-    position: int | None
-    """How many jobs are before it in the order of its stage; null unless it waits."""
+    queue_position: int | None
+    """Place in the queue of its stage, from 1; null unless it waits."""
     estimated_start: int | None
     """When a waiting job's turn is expected to come; null where nobody can tell."""
     dry_run: bool
@@ -114,7 +124,7 @@ class Job(Answer):
     """How the attempt before ended."""
     not_before: float | None
     """A job that waits after a crash is not started before this time."""
-    waiting: str | None
+    waiting_reason: str | None
     """Why it cannot start though its turn has come."""
     started_at: int | None
     """When its first attempt began."""
@@ -131,26 +141,39 @@ class Job(Answer):
     """Validation loss of the model that was kept."""
     checkpoint: str | None
     """Newest checkpoint, relative to `run_dir`."""
-    plan: dict[str, Any]
+    plan: CheckSummary | Empty
     """What it will need, in short: steps, time, memory; in full at `/jobs/{job}/plan`. Empty before it is checked."""
-    data: dict[str, Any]
-    """What was found in the rows: kept, set aside, cut, lengths. Empty before it is prepared."""
+    data: PreparedSummary | Empty
+    """What was found in the rows: kept, rejected, cut, lengths. Empty before it is prepared."""
     run_dir: str
     """Folder of everything that is known of it."""
     event_number: int
     """Number of its newest event: the version of this answer."""
-    spec: JobSpec
-    """What was asked for, every default written out."""
+    spec: JobSpec | None
+    """What was asked for, every default written out; null where it is damaged and nobody knows."""
 
 
 class JobList(Page):
     """Jobs, newest first."""
 
+    cursor = "id"
     data: list[Job]
     first_id: str | None
     """Id of the first one; null for an empty list."""
     last_id: str | None
     """Id of the last one: `after` of the next page."""
+
+
+class Repaired(Answer):
+    """What was done to a damaged job."""
+
+    object: Literal["fine_tuning.job.repair"]
+    """Always `fine_tuning.job.repair`."""
+    message: str
+    """What was damaged, and what is lost."""
+    backups: list[str]
+    """Names of the copies of damaged files, in its run directory."""
+    job: Job
 
 
 class DeletedJob(Answer):

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import SkipJsonSchema
 
-
-def left_out() -> Any:
-    """A field that is left out, and never null, where there is nothing to say."""
-    return Field(default=None, json_schema_extra=_without_default)
-
-
-def _without_default(schema: dict[str, Any]) -> None:
-    del schema["default"]
+from jobs.frozen import left_out
 
 
 class Answer(BaseModel):
@@ -26,6 +19,8 @@ class Answer(BaseModel):
 class Page(Answer):
     """What every list has beside its `data`."""
 
+    cursor: ClassVar[str | None] = None
+    """Field of an item that `first_id` and `last_id` show, and that the next page's `after` takes; None: one page."""
     object: Literal["list"]
     """Always `list`."""
     has_more: bool
@@ -41,11 +36,11 @@ class Error(Answer):
     code: str
     """Stable, for machines: such as `not_found`, `invalid_value`, `conflict`."""
     message: str
-    """For people: what, the value, and the way out."""
+    """For people: what, the value, and what to do."""
     param: str | None
     """The parameter, header, or dotted key of the body that is wrong; null where it is none of them."""
     hint: str | SkipJsonSchema[None] = left_out()
-    """The way out alone; left out where there is none."""
+    """What to do alone; left out where there is none."""
 
 
 class ErrorResponse(Answer):

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic.json_schema import SkipJsonSchema
 
-from service.answers.parts import Answer, Page, left_out
+from jobs.frozen import left_out
+from service.answers.parts import Answer, Page
 
 
 class CheckpointMetrics(Answer):
@@ -47,6 +48,7 @@ class Checkpoint(Answer):
 class CheckpointList(Page):
     """Checkpoints, newest first."""
 
+    cursor = "id"
     data: list[Checkpoint]
     first_id: str | None
     """Id of the first one; null for an empty list."""
@@ -70,6 +72,7 @@ class RunFile(Answer):
 class RunFileList(Page):
     """Files in order of path."""
 
+    cursor = "path"
     data: list[RunFile]
     first_id: str | None
     """Path of the first one; null for an empty list."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, create_model
 from pydantic.json_schema import SkipJsonSchema
 
+from jobs.frozen import left_out
 from jobs.metrics import MetricRow
-from service.answers.parts import Answer, Page, left_out
+from service.answers.parts import Answer, Page
 
 
 class Stretch(Answer):

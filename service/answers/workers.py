@@ -8,14 +8,14 @@ from service.answers.parts import Answer, Page
 
 
 class Gpu(Answer, extra="allow"):
-    """A card, as its driver describes it."""
+    """A GPU, as its driver describes it."""
 
     uuid: str
     """As the driver names it for good."""
     name: str
     """Such as `NVIDIA GeForce RTX 5090`."""
     memory_bytes: int
-    """Of the whole card."""
+    """Of the whole GPU."""
     driver: str
     """Version of the driver."""
 
@@ -49,7 +49,7 @@ class Worker(Answer, extra="allow"):
     device: str | None = None
     """`cpu` or `cuda`."""
     gpu: Gpu | None = None
-    """Its card; null on a CPU."""
+    """Its GPU; null on a CPU."""
     sinks: dict[str, SinkLag] | None = None
     """Of publish: how far each sink is behind."""
     versions: dict[str, Any] | None = None
@@ -58,7 +58,7 @@ class Worker(Answer, extra="allow"):
     """Id of the job in its hands."""
     job_since: int | None
     """When it took that, Unix seconds."""
-    heard_at: float
+    last_seen_at: float
     """When it was last heard of, Unix seconds."""
     heartbeat_age_s: float
     """Seconds since then, by the clock of Redis."""
@@ -68,3 +68,5 @@ class WorkerList(Page):
     """Workers by name."""
 
     data: list[Worker]
+    damaged: list[str]
+    """Ids of jobs whose run directory cannot be read, oldest first: no worker takes them."""

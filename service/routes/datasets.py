@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query, Request
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from pydantic import ValidationError
 
 from jobs.data_names import DATA_SUFFIXES, UPLOADED, data_format
+from jobs.dataset_report import DatasetReport
 from jobs.errors import Conflict, UserError
+from jobs.state import Status
 from service import answers
-from service.actions import Actions
-from service.confined import NoFile, content
-from service.documented import LOCATION, UPLOAD_BODY, documented
-from service.shapes import list_json
-from service.uploads import Uploaded, Uploads
+from service.answers.shown import page
+from service.files.confined import NoFile, content
+from service.files.uploads import Uploaded, Uploads
+from service.jobs.actions import Actions
+from service.openapi.documented import LOCATION, UPLOAD_BODY, documented
 
 _SHOWN_JOBS = 10
 _ENDINGS = "|".join(map(re.escape, DATA_SUFFIXES))
@@ -41,20 +42,28 @@ def routes(actions: Actions, uploads: Uploads) -> APIRouter:
     """`/datasets`."""
     router = APIRouter(prefix="/datasets", tags=["datasets"])
 
-    def detailed(dataset: Uploaded) -> dict[str, Any]:
+    def needed_by(users: list[tuple[str, Status]]) -> list[str]:
+        """Those that are open; but for the paused ones whose rows it does not hold any more."""
+        return [job for job, status in users if not (status.terminal or (status is Status.PAUSED and has_changed(job)))]
+
+    def has_changed(job: str) -> bool:
+        error = actions.find(job).record.error
+        return error is not None and error.code == "content_changed" and (error.param or "").startswith("data.")
+
+    def detailed(dataset: Uploaded) -> answers.DatasetDetail:
         users = actions.store.using(dataset.name)
         report, report_job = _newest_report(actions, [job for job, _ in users])
-        return _shown(dataset) | {
-            "jobs": [job for job, _ in users[:_SHOWN_JOBS]],
-            "in_use": any(not status.terminal for _, status in users),
-            "report": report,
-            "report_job": report_job,
-        }
+        return answers.DatasetDetail(
+            **dict(_shown(dataset)),
+            jobs=[job for job, _ in users[:_SHOWN_JOBS]],
+            in_use=bool(needed_by(users)),
+            report=report,
+            report_job=report_job,
+        )
 
     @router.put(
         "/{name}",
         status_code=201,
-        response_model=answers.Dataset,
         responses=documented(408, 409, 413, 422)
         | {
             200: {
@@ -68,6 +77,7 @@ def routes(actions: Actions, uploads: Uploads) -> APIRouter:
     )
     async def upload_dataset(
         request: Request,
+        response: Response,
         name: DatasetName,
         content_digest: Annotated[
             str | None,
@@ -77,7 +87,7 @@ def routes(actions: Actions, uploads: Uploads) -> APIRouter:
                 json_schema_extra={"pattern": "^sha-256=:[A-Za-z0-9+/]{43}=:$"},
             ),
         ] = None,
-    ) -> JSONResponse:
+    ) -> answers.Dataset:
         """The body is the file: `curl -T recipes.jsonl URL/datasets/`. It is there whole or not at all.
 
         A job then names it `dataset:recipes.jsonl` in `data.train` or `data.validation`. Doing it twice does no harm;
@@ -90,58 +100,61 @@ def routes(actions: Actions, uploads: Uploads) -> APIRouter:
         dataset, new = await uploads.receive(
             name, request.stream(), length=int(length) if length.isdecimal() else None, sha256=sha256
         )
-        location = {"Location": f"/datasets/{dataset.name}"}
-        return JSONResponse(_shown(dataset), status_code=201 if new else 200, headers=location)
+        response.status_code = 201 if new else 200
+        response.headers["Location"] = f"/datasets/{dataset.name}"
+        return _shown(dataset)
 
-    @router.get("", response_model=answers.DatasetList, responses=documented(422))
+    @router.get("", responses=documented(422))
     def list_datasets(
         after: Annotated[str, Query(description="Name of the last data set of the page before.")] = "",
         limit: Annotated[int, Query(ge=1, le=1000, description="Data sets at most.")] = 100,
-    ) -> JSONResponse:
+    ) -> answers.DatasetList:
         """In order of name."""
         found, has_more = uploads.page(after, limit)
-        return JSONResponse(list_json([_shown(dataset) for dataset in found], has_more=has_more, cursor="name"))
+        return page(answers.DatasetList, [_shown(dataset) for dataset in found], has_more=has_more)
 
-    @router.get("/{name}", response_model=answers.DatasetDetail, responses=documented(404))
-    def get_dataset(name: DatasetName) -> JSONResponse:
+    @router.get("/{name}", responses=documented(404))
+    def get_dataset(name: DatasetName) -> answers.DatasetDetail:
         """One data set, the jobs that name it, and what the newest of them found in its rows."""
-        return JSONResponse(detailed(uploads.get(name)))
+        return detailed(uploads.get(name))
 
-    @router.delete("/{name}", response_model=answers.DeletedDataset, responses=documented(404, 409))
-    def delete_dataset(name: DatasetName) -> JSONResponse:
-        """For good; not while an open job names it. (A job that is submitted at the same moment finds it gone, and
-        says so when it is checked.)"""
+    @router.delete("/{name}", responses=documented(404, 409))
+    def delete_dataset(name: DatasetName) -> answers.DeletedDataset:
+        """For good; not while an open job needs it: one that paused with `content_changed` does not. (A job that is
+        submitted at the same moment finds it gone, and says so when it is checked.)"""
         dataset = uploads.get(name)
-        open_jobs = [job for job, status in actions.store.using(dataset.name) if not status.terminal]
+        open_jobs = needed_by(actions.store.using(dataset.name))
         if open_jobs:
             named = ", ".join(open_jobs[:_SHOWN_JOBS]) + (" …" if len(open_jobs) > _SHOWN_JOBS else "")
             raise DatasetInUse(
                 f"data set {name} is needed by {len(open_jobs)} open jobs ({named}): cancel them first, or wait"
             )
         uploads.remove(name)
-        return JSONResponse({"name": name, "object": "dataset", "deleted": True})
+        return answers.DeletedDataset(name=name, object="dataset", deleted=True)
 
     return router
 
 
-def _shown(dataset: Uploaded) -> dict[str, Any]:
-    return {
-        "object": "dataset",
-        "name": dataset.name,
-        "uri": UPLOADED + dataset.name,
-        "format": data_format(dataset.name),
-        "bytes": dataset.bytes,
-        "sha256": dataset.sha256,
-        "created_at": dataset.created_at,
-    }
+def _shown(dataset: Uploaded) -> answers.Dataset:
+    format = data_format(dataset.name)
+    assert format is not None, "nothing else is taken in"
+    return answers.Dataset(
+        object="dataset",
+        name=dataset.name,
+        uri=UPLOADED + dataset.name,
+        format=format,
+        bytes=dataset.bytes,
+        sha256=dataset.sha256,
+        created_at=dataset.created_at,
+    )
 
 
-def _newest_report(actions: Actions, users: list[str]) -> tuple[Any, str | None]:
+def _newest_report(actions: Actions, users: list[str]) -> tuple[DatasetReport | None, str | None]:
     """dataset.json of the newest of these jobs that has one, and which that is."""
     for job in users:
         try:
-            return json.loads(content(actions.runs / job, "dataset.json")), job
-        except NoFile:  # not prepared yet, refused before, or deleted since
+            return DatasetReport.model_validate_json(content(actions.runs / job, "dataset.json")), job
+        except (NoFile, ValidationError):  # not prepared yet, refused before, deleted since; of another version
             continue
     return None, None
 

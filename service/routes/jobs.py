@@ -4,55 +4,54 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from jobs.errors import UserError
-from jobs.queries import Filter
-from jobs.state import Status
-from jobs.store import StoredJob
+from jobs.redis.queries import Filter
+from jobs.redis.store import StoredJob
 from service import answers
-from service.actions import Actions
-from service.body import read_json
-from service.documented import (
+from service.answers.shown import page, shown_job
+from service.edge.body import read_json
+from service.jobs.actions import Actions
+from service.openapi.documented import (
     CLONE_BODY,
     JOB_BODY,
     LOCATION,
     METADATA_FILTER,
     PRIORITY_BODY,
+    RESUME_BODY,
     IdempotencyKey,
     JobId,
     documented,
 )
-from service.shapes import job_json, list_json
 
 
 def routes(actions: Actions) -> APIRouter:
     """`/jobs` and what is done to one job."""
     router = APIRouter(prefix="/jobs", tags=["jobs"])
 
-    def shown(job: StoredJob) -> dict[str, Any]:
-        return job_json(job, runs_name=actions.runs.name)
+    def shown(job: StoredJob) -> answers.Job:
+        return shown_job(job, runs_name=actions.runs.name)
 
     @router.post(
         "",
         status_code=202,
-        response_model=answers.Job,
         responses=documented(408, 409, 413, 422) | {202: {"headers": LOCATION}},
         openapi_extra=JOB_BODY,
     )
     def submit_job(
+        response: Response,
         body: Annotated[Any, Depends(read_json)],
         idempotency_key: IdempotencyKey = None,
         dry_run: Annotated[bool, Query(description="Only check the job; it ends as `validated`.")] = False,
-    ) -> JSONResponse:
+    ) -> answers.Job:
         """A new job (202), or the one that this Idempotency-Key and body made before."""
         job = actions.submit(body, key=idempotency_key, dry_run=dry_run)
-        return JSONResponse(shown(job), status_code=202, headers={"Location": f"/jobs/{job.record.id}"})
+        response.headers["Location"] = f"/jobs/{job.record.id}"
+        return shown(job)
 
     @router.get(
         "",
-        response_model=answers.JobList,
         responses=documented(404, 422),
         openapi_extra={"parameters": [METADATA_FILTER]},
     )
@@ -60,67 +59,80 @@ def routes(actions: Actions) -> APIRouter:
         labels: Annotated[dict[str, list[str]], Depends(read_labels)],
         after: Annotated[str | None, Query(description="Last id of the page before.")] = None,
         limit: Annotated[int, Query(ge=1, le=100, description="Jobs at most.")] = 20,
-        status: Annotated[tuple[Status, ...], Query(description="Only jobs that stand there; may be repeated.")] = (),
-    ) -> JSONResponse:
+        status: Annotated[
+            tuple[answers.ShownStatus, ...], Query(description="Only jobs that stand there; may be repeated.")
+        ] = (),
+    ) -> answers.JobList:
         """Newest first; `after` is the last id of the page before, whatever has become of that job meanwhile."""
-        page, has_more = actions.store.page(Filter(status, labels), after=after, limit=limit)
-        return JSONResponse(list_json([shown(job) for job in page], has_more=has_more, cursor="id"))
+        found, has_more = actions.store.page(Filter(status, labels), after=after, limit=limit)
+        return page(answers.JobList, [shown(job) for job in found], has_more=has_more)
 
-    @router.get("/{job}", response_model=answers.Job, responses=documented(404))
-    def get_job(job: JobId) -> JSONResponse:
+    @router.get("/{job}", responses=documented(404))
+    def get_job(job: JobId) -> answers.Job:
         """One job, with progress, place in the queue and, when it failed, the cause."""
-        return JSONResponse(shown(actions.find(job)))
+        return shown(actions.find(job))
 
-    @router.post("/{job}/cancel", response_model=answers.Job, responses=documented(404, 409))
-    def cancel_job(job: JobId) -> JSONResponse:
+    @router.post("/{job}/cancel", responses=documented(404, 409))
+    def cancel_job(job: JobId) -> answers.Job:
         """Stop for good; what the newest checkpoint has is kept."""
-        return JSONResponse(shown(actions.cancel(job)))
+        return shown(actions.cancel(job))
 
-    @router.post("/{job}/pause", response_model=answers.Job, responses=documented(404, 409))
-    def pause_job(job: JobId) -> JSONResponse:
-        """Give the card back until resumed."""
-        return JSONResponse(shown(actions.pause(job)))
+    @router.post("/{job}/pause", responses=documented(404, 409))
+    def pause_job(job: JobId) -> answers.Job:
+        """Give the GPU back until resumed."""
+        return shown(actions.pause(job))
 
-    @router.post("/{job}/resume", response_model=answers.Job, responses=documented(404, 409))
-    def resume_job(job: JobId) -> JSONResponse:
-        """Go on from the newest checkpoint when a card is free."""
-        return JSONResponse(shown(actions.resume(job)))
-
-    @router.patch(
-        "/{job}", response_model=answers.Job, responses=documented(404, 408, 409, 413, 422), openapi_extra=PRIORITY_BODY
+    @router.post(
+        "/{job}/resume",
+        responses=documented(404, 408, 409, 413, 422),
+        openapi_extra=RESUME_BODY,
     )
-    def change_job(job: JobId, body: Annotated[Any, Depends(read_json)]) -> JSONResponse:
+    def resume_job(job: JobId, body: Annotated[Any, Depends(read_if_any)]) -> answers.Job:
+        """Go on from the newest checkpoint when a GPU is free; or, if the body says so, begin again at step 0."""
+        return shown(actions.resume(job, body))
+
+    @router.patch("/{job}", responses=documented(404, 408, 409, 413, 422), openapi_extra=PRIORITY_BODY)
+    def change_job(job: JobId, body: Annotated[Any, Depends(read_json)]) -> answers.Job:
         """Another priority: a waiting job moves in its order at once, a running one when it waits again."""
-        return JSONResponse(shown(actions.change(job, body)))
+        return shown(actions.change(job, body))
 
     @router.post(
         "/{job}/clone",
         status_code=202,
-        response_model=answers.Job,
         responses=documented(404, 408, 409, 413, 422) | {202: {"headers": LOCATION}},
         openapi_extra=CLONE_BODY,
     )
     def clone_job(
         job: JobId,
-        patch: Annotated[Any, Depends(read_patch)],
+        response: Response,
+        patch: Annotated[Any, Depends(read_if_any)],
         idempotency_key: IdempotencyKey = None,
         dry_run: Annotated[bool, Query(description="Only check the clone; it ends as `validated`.")] = False,
-    ) -> JSONResponse:
+    ) -> answers.Job:
         """A new job with the specification of this one, changed by a JSON merge patch; the key as for `POST /jobs`."""
         clone = actions.clone(job, patch, key=idempotency_key, dry_run=dry_run)
-        return JSONResponse(shown(clone), status_code=202, headers={"Location": f"/jobs/{clone.record.id}"})
+        response.headers["Location"] = f"/jobs/{clone.record.id}"
+        return shown(clone)
 
-    @router.delete("/{job}", response_model=answers.DeletedJob, responses=documented(404, 409))
-    def delete_job(job: JobId) -> JSONResponse:
-        """Remove an ended job and its run directory, with the model and all checkpoints, for good."""
+    @router.post("/{job}/repair", responses=documented(404, 409))
+    def repair_job(job: JobId) -> answers.Repaired:
+        """Cut a damaged job back to its last whole event, after a backup. A whole one stays as it is."""
+        found, done = actions.repair(job)
+        return answers.Repaired(
+            object="fine_tuning.job.repair", message=done.message, backups=done.backups, job=shown(found)
+        )
+
+    @router.delete("/{job}", responses=documented(404, 409))
+    def delete_job(job: JobId) -> answers.DeletedJob:
+        """Remove an ended or damaged job and its run directory, with the model and all checkpoints, for good."""
         actions.delete(job)
-        return JSONResponse({"id": job, "object": "fine_tuning.job", "deleted": True})
+        return answers.DeletedJob(id=job, object="fine_tuning.job", deleted=True)
 
     return router
 
 
-async def read_patch(request: Request) -> Any:
-    """The JSON merge patch in the body; without a body nothing is changed."""
+async def read_if_any(request: Request) -> Any:
+    """The JSON in the body; without a body an empty object."""
     empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
     return {} if empty else await read_json(request)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from jobs.disk.files import read_regular
 from jobs.errors import NotFound
 from jobs.memory_plan import PICTURE
 from jobs.plan import Plan
-from service.actions import Actions
-from service.documented import JobId, documented
+from service.jobs.actions import Actions
+from service.openapi.documented import JobId, documented
 
 
 class NoPlan(NotFound):
@@ -29,7 +30,7 @@ def routes(actions: Actions) -> APIRouter:
 
     def stored(job: str, file: str) -> bytes:
         try:
-            return (actions.run(job).path / file).read_bytes()
+            return read_regular(actions.run(job).path / file)
         except FileNotFoundError:
             raise NoPlan(f"job {job} has no {file} yet: check writes it, and prepare writes it again") from None
 

@@ -9,16 +9,15 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.concurrency import run_in_threadpool
 
+from jobs.disk.rundir import RunDir
 from jobs.errors import Damaged
-from jobs.feed import Feed
-from jobs.rundir import RunDir
+from jobs.redis.feed import Feed
 from service import answers
-from service.actions import Actions
-from service.documented import METRIC_FIELDS, NEXT_OFFSET, JobId, documented
-from service.metric_series import SeriesCache, chosen
-from service.shapes import list_json
-from service.stream import Stream, Streams
-from service.trainer_log import TAIL_BYTES, TrainerLog, followed
+from service.jobs.actions import Actions
+from service.openapi.documented import METRIC_FIELDS, NEXT_OFFSET, JobId, documented
+from service.reading.metric_series import SeriesCache, chosen
+from service.reading.stream import Stream, Streams
+from service.reading.trainer_log import TAIL_BYTES, TrainerLog, followed
 
 
 def routes(actions: Actions, kept: SeriesCache, feed: Feed, streams: Streams) -> APIRouter:
@@ -48,9 +47,9 @@ def routes(actions: Actions, kept: SeriesCache, feed: Feed, streams: Streams) ->
         file, names = actions.run(job).metrics_file, chosen(fields)
         if points is not None:
             found = kept.points(file, after_step=after_step, points=points, fields=names)
-            return JSONResponse(list_json(found, has_more=False))
+            return JSONResponse({"object": "list", "data": found, "has_more": False})
         rows, has_more = kept.rows(file, after_step=after_step, limit=limit, fields=names)
-        return JSONResponse(list_json(rows, has_more=has_more))
+        return JSONResponse({"object": "list", "data": rows, "has_more": has_more})
 
     def page(job: str, tail: int, offset: int | None) -> Response:
         run = actions.run(job)
@@ -77,9 +76,9 @@ def routes(actions: Actions, kept: SeriesCache, feed: Feed, streams: Streams) ->
         ] = None,
         follow: Annotated[bool, Query(description="Go on with what is added, until the job has ended.")] = False,
     ) -> Response:
-        """The last `tail` lines of the trainer's log, or what follows byte `offset`; X-Next-Offset: where to go on.
+        """The last `tail` lines of the trainer's log, or what follows byte `offset`; X-Next-Offset: where to continue.
 
-        Whole lines, with `***` in place of what looks like a secret. With `follow` the answer goes on until the job
+        Whole lines, with `***` in place of what looks like a secret. With `follow` the answer continues until the job
         has ended, and has no X-Next-Offset.
         """
         if not follow:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse
 
-from jobs.store import Store
+from jobs.redis.store import Store
 from service import answers
-from service.documented import documented
-from service.shapes import list_json
+from service.openapi.documented import documented
 
 
 def routes(store: Store) -> APIRouter:
     """`/workers`."""
     router = APIRouter(tags=["workers"])
 
-    @router.get("/workers", response_model=answers.WorkerList, responses=documented())
-    def list_workers() -> JSONResponse:
-        """Workers heard of in the last minute, with what each reported of itself."""
-        return JSONResponse(list_json(store.workers.all(), has_more=False))
+    @router.get("/workers", response_model_exclude_unset=True, responses=documented())
+    def list_workers() -> answers.WorkerList:
+        """Workers heard of in the last minute, with what each reported of itself; and jobs that none can work on."""
+        workers = [answers.Worker.model_validate(facts) for facts in store.workers.all()]
+        return answers.WorkerList(object="list", data=workers, has_more=False, damaged=store.all_damaged())
 
     return router

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from jobs.text.units import format_duration
 from tests.docker.engine import ROOT, Containers, NoEngine, docker_engine
 
 
@@ -38,9 +39,9 @@ def containers(_engine: dict[str, str], tmp_path_factory: pytest.TempPathFactory
         built = time.monotonic()
         said = containers.compose("up", "-d", "--wait", "--wait-timeout", "120", check=False)
         if "could not select device driver" in said:
-            pytest.skip("this Docker engine cannot hand out an NVIDIA card (NVIDIA Container Toolkit is missing)")
+            pytest.skip("this Docker engine cannot hand out an NVIDIA GPU (NVIDIA Container Toolkit is missing)")
         assert len(containers.compose("ps", "-q").split()) == 5, said + containers.logs()
-        print(f"built in {built - began:.0f} s, healthy after {time.monotonic() - built:.0f} s")
+        print(f"built in {format_duration(built - began)}, healthy after {format_duration(time.monotonic() - built)}")
         yield containers
     finally:
         containers.compose("down", "--volumes", "--rmi", "local", "--timeout", "20", check=False)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from jobs.spec import ScheduleSpec
+from jobs.spec import TrainingSpec
 from worker.training.journal import Journal
 from worker.training.optimizers.optimizer import make_optimizer
 
@@ -34,7 +34,7 @@ def main() -> int:
     torch.manual_seed(0)
     weight = nn.Parameter((0.05 * torch.randn(SHAPE)).to(torch.bfloat16))
     start = weight.detach().clone()
-    optimizer = make_optimizer("adamw_8bit", [("weight", weight)], ScheduleSpec(), fused=True)
+    optimizer = make_optimizer("adamw_8bit", [("weight", weight)], TrainingSpec(), fused=True)
     with tempfile.TemporaryDirectory() as folder:
         optimizer.compile(Journal(Path(folder) / "attempt.jsonl"))
     compiled = counters["stats"]["unique_graphs"]

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 import requests
 
-from jobs.rundir import RunDir
+from jobs.disk.rundir import RunDir
+from jobs.text.units import format_duration
 from tests.redis_server import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -23,10 +24,32 @@ ENGINE = ROOT.parent / "shared" / "docker" / "engine"
 COMPOSE_FILE = "docker-compose.training.yml"
 SENT = (
     "Dockerfile.training", COMPOSE_FILE, ".dockerignore", ".env.example", "Makefile", "pyproject.toml",
-    "requirements.lock", "requirements.service.lock", "jobs", "service", "worker", "client",
+    "requirements.cuda.lock", "requirements.lock", "requirements.service.lock", "jobs", "service", "worker", "longhaul",
 )  # fmt: skip
 OURS = ("service", "prepare", "worker", "publish")
 Found = TypeVar("Found")
+
+
+def example(**changes: Any) -> dict[str, Any]:
+    """The example job with short texts and a schedule of a few seconds."""
+    spec: dict[str, Any] = json.loads((ROOT / "examples" / "job.json").read_text())
+    spec["data"] |= {"max_input_tokens": 32, "max_target_tokens": 32}
+    spec["training"] = {"epochs": 1, "batch_size": 64}
+    spec["evaluation"] = {"samples": 1}
+    spec["log"] = {"every_steps": 1}
+    return spec | changes
+
+
+def few(**changes: Any) -> dict[str, Any]:
+    """The same on 64 rows."""
+    spec = example(**changes)
+    spec["data"]["train"] = "few.jsonl"
+    return spec
+
+
+def steps_logged(run: RunDir) -> int:
+    """Highest step in the metrics."""
+    return max((row.step for row in run.metrics()), default=0)
 
 
 class NoEngine(Exception):
@@ -150,7 +173,7 @@ class Containers:
         """Look until there is something; the logs are in the message when it does not come."""
         deadline = time.monotonic() + timeout
         while (found := look()) is None:
-            assert time.monotonic() < deadline, f"waited {timeout:.0f} s for {what}\n{self.logs()}"
+            assert time.monotonic() < deadline, f"waited {format_duration(timeout)} for {what}\n{self.logs()}"
             time.sleep(0.2)
         return found
 

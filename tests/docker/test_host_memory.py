@@ -1,4 +1,4 @@
-"""A container whose memory runs out: the kernel ends the trainer, the supervisor lives, says so and goes on.
+"""A container whose memory runs out: the kernel ends the trainer, the supervisor lives, says so and continues.
 
 Limits are a compose override's. The kernel ends a process of the container when no page is left under its limit; a file
 in /dev/shm counts, too, and can be taken away again.
@@ -13,17 +13,16 @@ from typing import Any
 
 import pytest
 
-from jobs.events import AttemptEnded, JobFailed, JobQueued
-from jobs.rundir import RunDir
-from tests.docker.engine import Containers
-from tests.docker.test_jobs import few, steps_logged
+from jobs.events import AttemptEnded, JobFailed, JobQueued, ModelLoaded
+from tests.docker.engine import Containers, few, steps_logged
+from tests.facts import facts_of, reasons
 from worker.training.__main__ import OOM_SCORE_ADDED
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 TOO_LITTLE_MIB = 192
 """Two workers and a work-horse live in it; a trainer that imports torch does not."""
 ENOUGH_MIB = 1536
-SCHEDULE = {"epochs": 40, "batch_size": 8}
+TRAINING = {"epochs": 40, "batch_size": 8}
 
 FIND_TRAINER = """
 import pathlib
@@ -69,22 +68,17 @@ def worker_and_restarts(containers: Containers) -> tuple[str, int]:
     return worker["name"], containers.container("worker")["RestartCount"]
 
 
-def ends(run: RunDir) -> list[AttemptEnded]:
-    """How each attempt ended."""
-    return [event.fact for event in run.events() if isinstance(event.fact, AttemptEnded)]
-
-
 def job(**changes: Any) -> dict[str, Any]:
     """Some 300 steps, with checkpoints."""
-    return few(schedule=SCHEDULE, checkpoint={"every_steps": 40, "every_minutes": None}, **changes)
+    return few(training=TRAINING, checkpoint={"every_steps": 40, "every_minutes": None}, **changes)
 
 
 def test_a_limit_too_low_for_any_trainer_fails_the_job_and_says_how_to_help(containers: Containers) -> None:
     with limited(containers, "worker", TOO_LITTLE_MIB):
         before = worker_and_restarts(containers)
         run = containers.submit(job(max_restarts=1))
-        failed = containers.wait_for(lambda: last(run, JobFailed), "the job to be given up", 300)
-        assert [end.reason for end in ends(run)] == ["host_out_of_memory"] * 2
+        [failed] = containers.wait_for(lambda: facts_of(run, JobFailed) or None, "the job to be given up", 300)
+        assert reasons(run) == ["host_out_of_memory"] * 2
         assert failed.error.code == "host_out_of_memory"
         assert failed.error.message.startswith("the host's memory ran out and the kernel ended the trainer (phase ")
         assert failed.error.message.endswith("(given up after 1 restart without progress)")
@@ -92,11 +86,6 @@ def test_a_limit_too_low_for_any_trainer_fails_the_job_and_says_how_to_help(cont
         shown = containers.http.get(f"{containers.url}/jobs/{run.id}", timeout=10).json()
         assert (shown["status"], shown["attempt"]) == ("failed", 2)
         assert worker_and_restarts(containers) == before  # neither the worker nor its container was hit
-
-
-def last(run: RunDir, kind: type[Any]) -> Any | None:
-    """The newest fact of a kind."""
-    return next((event.fact for event in reversed(run.events()) if isinstance(event.fact, kind)), None)
 
 
 def test_a_check_that_ran_out_of_memory_is_told_in_the_log_and_done_when_the_limit_is_lifted(
@@ -124,14 +113,13 @@ def test_memory_that_runs_out_in_the_middle_is_told_apart_from_a_crash_and_costs
         said = json.loads(containers.inside("worker", "python", "-c", FILL.replace("LIMIT_MIB", str(ENOUGH_MIB))))
         assert (said["score"], said["killed"]) == (OOM_SCORE_ADDED, 1)
         print(f"the kernel ended the trainer when {said['mib']} MiB of {ENOUGH_MIB} were filled")
-        containers.wait_for(lambda: len(ends(run)) >= 1 or None, "the first attempt to end")
-        attempts = lambda: len([event for event in run.events() if event.type == "model.loaded"])  # noqa: E731
-        containers.wait_for(lambda: attempts() == 2 or None, "the second attempt to train", 120)
+        containers.wait_for(lambda: facts_of(run, AttemptEnded) or None, "the first attempt to end")
+        containers.wait_for(lambda: len(facts_of(run, ModelLoaded)) == 2 or None, "the second attempt to train", 120)
         containers.inside("worker", "python", "-c", KILL)  # the same signal from somebody else
         containers.wait_for_status(run, "succeeded")
-        assert [end.reason for end in ends(run)] == ["host_out_of_memory", "crash", "done"]
+        assert reasons(run) == ["host_out_of_memory", "crash", "done"]
         assert worker_and_restarts(containers) == before
-    assert len([event for event in run.events() if isinstance(event.fact, JobQueued)]) == 3
+    assert len(facts_of(run, JobQueued)) == 3
     steps = [row.step for row in run.metrics()]
     assert steps == [row.step for row in undisturbed.metrics()] == list(range(1, steps[-1] + 1))
     weights = [(each.model / "model.safetensors").read_bytes() for each in (run, undisturbed)]

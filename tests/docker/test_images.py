@@ -37,7 +37,12 @@ def test_the_service_image_holds_no_torch_and_adds_less_than_200_mb(containers: 
 
 
 def test_the_worker_image_holds_what_it_runs_and_nothing_else(containers: Containers) -> None:
-    assert containers.inside("worker", "ls", "-A").split() == ["jobs", "requirements.lock", "torch.txt", "worker"]
+    assert containers.inside("worker", "ls", "-A").split() == [
+        "jobs",
+        "requirements.cuda.lock",
+        "requirements.lock",
+        "worker",
+    ]
 
 
 @pytest.mark.parametrize("service", ["redis", *OURS])
@@ -107,7 +112,7 @@ def test_only_the_api_is_published_and_on_loopback_only(containers: Containers) 
     assert {name: [p for p in ports.values() if p] for name, ports in published.items()} == {
         "redis": [], "service": [[port]], "prepare": [], "worker": [], "publish": [],
     }  # fmt: skip
-    # Redis and the trainer are on a network without a way out.
+    # Redis and the trainer are on a network without a route out.
     networks = {name: set(containers.container(name)["NetworkSettings"]["Networks"]) for name in ("redis", "worker")}
     inside = f"{containers.project}_inside"
     assert networks == {"redis": {inside}, "worker": {inside}}

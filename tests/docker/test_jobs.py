@@ -1,15 +1,15 @@
-"""Jobs in containers: POSTed from outside, stopped half-way, and refused without a card."""
+"""Jobs in containers: POSTed from outside, stopped half-way, and refused without a GPU."""
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 import pytest
 
-from jobs.rundir import RunDir
-from tests.docker.engine import ROOT, Containers
+from jobs.disk.rundir import RunDir
+from tests.docker.engine import Containers, example, few, steps_logged
+from tests.facts import reasons
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
@@ -20,28 +20,6 @@ for process in pathlib.Path("/proc").glob("[0-9]*"):
     if command[1:4] == [b"-m", b"worker", sys.argv[1].encode()] and len(command) == 5:
         os.kill(int(process.name), signal.SIGKILL)
 """
-
-
-def example(**changes: Any) -> dict[str, Any]:
-    """The example job with short texts and a schedule of a few seconds."""
-    spec: dict[str, Any] = json.loads((ROOT / "examples" / "job.json").read_text())
-    spec["data"] |= {"max_input_tokens": 32, "max_target_tokens": 32}
-    spec["schedule"] = {"epochs": 1, "batch_size": 64}
-    spec["evaluate"] = {"samples": 1}
-    spec["log"] = {"every_steps": 1}
-    return spec | changes
-
-
-def few(**changes: Any) -> dict[str, Any]:
-    """The same on 64 rows."""
-    spec = example(**changes)
-    spec["data"]["train"] = "few.jsonl"
-    return spec
-
-
-def steps_logged(run: RunDir) -> int:
-    """Highest step in the metrics."""
-    return max((row.step for row in run.metrics()), default=0)
 
 
 def test_a_job_posted_from_outside_runs_to_the_end(containers: Containers) -> None:
@@ -56,7 +34,7 @@ def test_a_job_posted_from_outside_runs_to_the_end(containers: Containers) -> No
 
 
 def test_stop_half_way_leaves_a_checkpoint_and_up_finishes_the_job_before_the_next(containers: Containers) -> None:
-    spec = few(schedule={"epochs": 40, "batch_size": 8}, checkpoint={"every_minutes": 60})
+    spec = few(training={"epochs": 40, "batch_size": 8}, checkpoint={"every_minutes": 60})
     undisturbed = containers.submit(spec)
     containers.wait_for_status(undisturbed, "succeeded")
     run, behind = containers.submit(spec), containers.submit(few())
@@ -66,8 +44,7 @@ def test_stop_half_way_leaves_a_checkpoint_and_up_finishes_the_job_before_the_ne
     containers.compose("stop")
     stopped_at = steps_logged(run)
     print(f"stopped in {time.monotonic() - began:.1f} s at step {stopped_at}")
-    ends = [event.fact for event in run.events() if event.type == "attempt.ended"]
-    assert [end.reason for end in ends] == ["interrupted"]
+    assert reasons(run) == ["interrupted"]
     assert run.record().status.value == "queued"
     [checkpoint] = run.checkpoints.glob("step-*")
     assert int(checkpoint.name.removeprefix("step-")) >= stopped_at > 0
@@ -85,7 +62,7 @@ def moment(run: RunDir, kind: str) -> float:
     return next(event.at for event in run.events() if event.type == kind)
 
 
-def test_without_a_card_no_job_is_taken_and_why_is_said(containers: Containers) -> None:
+def test_without_a_gpu_no_job_is_taken_and_why_is_said(containers: Containers) -> None:
     containers.set(LONGHAUL_DEVICE="cuda")
     containers.compose("up", "-d", "worker")
     try:
@@ -95,9 +72,9 @@ def test_without_a_card_no_job_is_taken_and_why_is_said(containers: Containers) 
         assert worker["why"] in looks[-1]["Output"] and looks[-1]["ExitCode"] == 1
         assert f"no job is taken: {worker['why']}" in containers.compose("logs", "worker")
         run = containers.submit(few())
-        waiting = containers.wait_for(lambda: run.record().waiting, "the job to say why it waits")
+        waiting = containers.wait_for(lambda: run.record().waiting_reason, "the job to say why it waits")
         shown = containers.http.get(f"{containers.url}/jobs/{run.id}", timeout=10).json()
-        assert (shown["status"], shown["attempt"], shown["waiting"]) == ("queued", 0, waiting)
+        assert (shown["status"], shown["attempt"], shown["waiting_reason"]) == ("queued", 0, waiting)
         assert waiting == worker["why"] and "driver 580 or newer is needed" in waiting
         assert containers.container("worker")["State"]["Health"]["Status"] != "healthy"
     finally:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jobs.connection import connect
-from jobs.lifeline import tied
-from jobs.store import Store
+from jobs.process.lifeline import tied
+from jobs.redis.connection import connect
+from jobs.redis.store import Store
 
 
 @contextmanager

@@ -33,9 +33,9 @@ def test_what_check_finds_fails_the_job_with_cause_and_hint(tmp_path: Path, data
             assert isinstance(failed, JobFailed), code
             assert failed.error.code == code, failed.error
             assert failed.error.message and failed.error.hint
-            shown = requests.get(f"{stack.url}/jobs/{run.id}", timeout=5).json()
+            shown = stack.shown(run)
             assert (shown["status"], shown["error"]["code"]) == ("failed", code)
-        # the queue goes on after five failures, and a dry run ends validated
+        # the queue resumes after five failures, and a dry run ends validated
         spec = tiny_job()
         answer = requests.post(f"{stack.url}/jobs?dry_run=true", json=spec, timeout=5)
         assert answer.status_code == 202

@@ -1,17 +1,16 @@
-"""A model that is not what its config says: the job fails before it takes the card, with the tensor, code and hint."""
+"""A model that is not what its config says: the job fails before it takes the GPU, with the tensor, code and hint."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
-import requests
 from safetensors.torch import load_file, save_file
 
 from jobs.events import JobFailed
 from tests.fakes import FakeDiscord
 from tests.stack import Stack, tiny_job
-from worker.training.models import builtin
+from worker.training.tasks.seq2seq import builtin
 
 LOST = "decoder.final_layer_norm.weight"
 
@@ -32,7 +31,7 @@ def test_a_missing_tensor_fails_the_job_with_its_name(tmp_path: Path, data: Path
         run = stack.submit(tiny_job(model="./mine"))
         failed = stack.wait_for_event(run, "job.failed", "job.checked").fact
         assert isinstance(failed, JobFailed)
-        shown = requests.get(f"{stack.url}/jobs/{run.id}", timeout=5).json()
+        shown = stack.shown(run)
         assert (shown["status"], shown["error"]["code"]) == ("failed", "missing_keys")
         assert LOST in shown["error"]["message"]
         assert "config.json" in shown["error"]["hint"]

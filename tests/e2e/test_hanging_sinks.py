@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.fakes import WANDB_KEY, FakeDiscord, FakeWandb
 from tests.sinks.driving import closed
-from tests.sinks.test_wandb import history, offline_files
+from tests.sinks.wandb_runs import history, offline_files
 from tests.stack import ROLES, Stack, tiny_job
 
 
@@ -26,7 +26,7 @@ def test_a_job_succeeds_while_discord_and_wandb_hang_and_both_hear_of_it_later(t
 
             discord.release()
             discord.wait_for(lambda: "tiny: done" in discord.titles, timeout_s=60)
-            assert discord.titles == ["tiny: attempt 1 over", "tiny: done"]
+            assert discord.titles == ["tiny: attempt 1 ended", "tiny: done"]
             assert all("attempt 1" in message.footer for message in discord.messages)
             stack.wait_for(lambda: closed(run, "wandb") or None, "the W&B run, offline by now, to end")
     (file,) = offline_files(run)

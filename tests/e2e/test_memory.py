@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import requests
 
+from jobs.disk.rundir import RunDir
 from jobs.events import AttemptEnded, JobFailed, JobSucceeded, MemoryPlanned, OomRecovered
 from jobs.memory_plan import TEST_LIMIT
-from jobs.rundir import RunDir
+from tests.facts import facts_of
 from tests.stack import Stack
 
 MIB = 2**20
@@ -62,10 +62,10 @@ def job(rows: str, tokens: int, *, batch_size: int, **memory: Any) -> dict[str, 
             "train": f"{rows}.jsonl", "validation": "held_out.jsonl", "max_input_tokens": tokens,
             "max_target_tokens": tokens,
         },
-        "schedule": {"epochs": 2, "batch_size": batch_size, "learning_rate": 0.003, "dropout": 0.0},
-        "memory": {"cache_clear_every": 0, "optimizer": "adamw", "recompute_layers": 0, **memory},
+        "training": {"epochs": 2, "batch_size": batch_size, "learning_rate": 0.003, "dropout": 0.0},
+        "memory": {"empty_cache_steps": 0, "optimizer": "adamw", "activation_checkpointing": 0, **memory},
         "log": {"every_steps": 1},
-        "evaluate": {"samples": 0},
+        "evaluation": {"samples": 0},
         "integrations": {"wandb": None, "discord": False},
     }  # fmt: skip
 
@@ -85,28 +85,24 @@ def ended(stack: Stack, spec: dict[str, Any], limit: int | None) -> tuple[RunDir
     return run, end
 
 
-def facts(run: RunDir, kind: type[Any]) -> list[Any]:
-    return [event.fact for event in run.events() if isinstance(event.fact, kind)]
-
-
 def test_a_job_that_gets_less_than_it_needs_recovers_and_learns_the_same(stack: Stack) -> None:
     spec = job("rows", 128, batch_size=48, micro_batch=8)
     free, without = ended(stack, spec, None)
     short, with_limit = ended(stack, spec, RECOVERS_AT)
     assert isinstance(without, JobSucceeded) and isinstance(with_limit, JobSucceeded), stack.logs()
-    assert facts(free, OomRecovered) == []
+    assert facts_of(free, OomRecovered) == []
 
     # Planned for enough, and the plan stands: that there is less is found out when it runs out.
-    [planned] = facts(short, MemoryPlanned)
+    [planned] = facts_of(short, MemoryPlanned)
     assert (planned.micro_batch, planned.changed) == (8, None) and planned.peak_bytes > RECOVERS_AT
-    happened = facts(short, OomRecovered)
+    happened = facts_of(short, OomRecovered)
     assert [(fact.step, fact.cause, fact.micro_batch_before, fact.micro_batch_after) for fact in happened] == [
         (1, "exhausted", 8, 4)
     ], "once, in the first epoch; then its length bucket has its size"
-    assert happened[0].bucket == "input ≤ 128, target ≤ 128"
-    assert (short.path / happened[0].evidence / "report.json").exists()
+    assert happened[0].report is not None and happened[0].bucket == "input ≤ 128, target ≤ 128"
+    assert (short.path / happened[0].report / "report.json").exists()
 
-    assert len(facts(short, AttemptEnded)) == 1
+    assert len(facts_of(short, AttemptEnded)) == 1
     assert with_limit.step == without.step == 4
     rows = short.metrics()
     assert [row.step for row in rows] == [row.step for row in free.metrics()] == [1, 2, 3, 4]
@@ -124,11 +120,11 @@ def test_under_the_floor_it_fails_with_what_would_fit(stack: Stack) -> None:
     # Whether every second layer would do is a matter of a MiB.
     assert end.error.hint is not None
     assert re.fullmatch(
-        r"set memory\.recompute_layers: (1|2), memory\.micro_batch: 1 \(predicted (29|33) MiB instead of 36 MiB; "
-        r"the process got 3[2-4] MiB\)",
+        r"set memory\.activation_checkpointing: (1|2), memory\.micro_batch: 1 \(predicted (29|33) MiB "
+        r"instead of 36 MiB; the process got 3[2-4] MiB\)",
         end.error.hint,
     )
-    assert facts(run, OomRecovered) == [] and len(facts(run, AttemptEnded)) == 1
+    assert facts_of(run, OomRecovered) == [] and len(facts_of(run, AttemptEnded)) == 1
 
 
 def test_a_micro_batch_that_does_not_fit_the_budget_is_refused_with_the_nearest_that_does(stack: Stack) -> None:
@@ -137,20 +133,20 @@ def test_a_micro_batch_that_does_not_fit_the_budget_is_refused_with_the_nearest_
     assert isinstance(failed, JobFailed)
     assert failed.error.code == "does_not_fit"
     assert "70 MiB" in failed.error.message and "51 MiB" in failed.error.message
-    assert failed.error.hint is not None and "memory.recompute_layers: 1 it fits: 45 MiB" in failed.error.hint
-    shown = requests.get(f"{stack.url}/jobs/{run.id}", timeout=5).json()
+    assert failed.error.hint is not None and "memory.activation_checkpointing: 1 it fits: 45 MiB" in failed.error.hint
+    shown = stack.shown(run)
     assert (shown["status"], shown["error"]["code"]) == ("failed", "does_not_fit")
 
 
 def test_memory_that_runs_out_in_the_optimizer_goes_one_rung_lower_each_time(stack: Stack) -> None:
     """Nothing is lost with that limit but time: what the update needs does not depend on the micro-batch."""
     run, end = ended(stack, job("few", 16, batch_size=4, micro_batch=2), OPTIMIZER)
-    assert [fact.reason for fact in facts(run, AttemptEnded)] == [
+    assert [fact.reason for fact in facts_of(run, AttemptEnded)] == [
         "oom_in_optimizer", "oom_in_optimizer", "out_of_memory",
     ]  # fmt: skip
-    assert [(fact.micro_batch, fact.changed) for fact in facts(run, MemoryPlanned)] == [
+    assert [(fact.micro_batch, fact.changed) for fact in facts_of(run, MemoryPlanned)] == [
         (2, None), (1, "memory ran out in the optimizer"),
     ]  # fmt: skip
     assert isinstance(end, JobFailed) and end.error.code == "out_of_memory"
     assert end.error.hint is not None and "memory.optimizer: adafactor" in end.error.hint
-    assert facts(run, OomRecovered) == []
+    assert facts_of(run, OomRecovered) == []

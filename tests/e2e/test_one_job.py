@@ -9,10 +9,11 @@ import requests
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from jobs.connection import connect
 from jobs.events import EvaluationFinished, JobSucceeded, ModelLoaded
+from jobs.redis.connection import connect
+from jobs.redis.store import Store
 from jobs.state import Status
-from jobs.store import Store
+from tests.facts import facts_of
 from tests.fakes import FakeDiscord, FakeWandb
 from tests.stack import ROLES, Stack, tiny_job
 
@@ -41,14 +42,14 @@ def test_one_job_end_to_end(tmp_path: Path, data: Path) -> None:
             listed = requests.get(f"{stack.url}/jobs/{run.id}/events", timeout=5).json()["data"]
             assert [event["type"] for event in listed] == LIFE
 
-            loaded = next(event.fact for event in events if isinstance(event.fact, ModelLoaded))
+            (loaded,) = facts_of(run, ModelLoaded)
             assert (loaded.dtype, loaded.device, loaded.resumed_step) == ("bfloat16", "cpu", None)
-            losses = [event.fact.loss for event in events if isinstance(event.fact, EvaluationFinished)]
+            losses = [evaluation.loss for evaluation in facts_of(run, EvaluationFinished)]
             assert losses[-1] < losses[0]
             done = events[-1].fact
             assert isinstance(done, JobSucceeded) and (done.loss, done.first_loss) == (min(losses), losses[0])
 
-            shown = requests.get(f"{stack.url}/jobs/{run.id}", timeout=5).json()
+            shown = stack.shown(run)
             assert (shown["status"], shown["progress"]["step"]) == ("succeeded", 16)
             assert shown["result_files"] == ["model", "metrics.jsonl"]
 

@@ -1,4 +1,4 @@
-"""A cancelled job, and one submitted to go on from it: through the API, with real workers."""
+"""A cancelled job, and one submitted to resume from it: through the API, with real workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 from jobs.events import JobPrepared, ModelLoaded
-from tests.e2e.test_stop_and_go import long_job, wait_for_step
+from tests.e2e.long_jobs import long_job, wait_for_step
+from tests.facts import facts_of
 from tests.stack import Stack
 
 
@@ -25,5 +26,5 @@ def test_a_job_goes_on_from_one_that_was_cancelled_and_deleted(tmp_path: Path, d
         assert prepared.adopted.source == f"{cancelled.id}/step-{stopped_at:08d}"
         shutil.rmtree(cancelled.path)
         stack.wait_for_event(run, "job.succeeded", "job.failed", timeout=120)
-        (loaded,) = [event.fact for event in run.events() if isinstance(event.fact, ModelLoaded)]
+        (loaded,) = facts_of(run, ModelLoaded)
         assert loaded.resumed_step == stopped_at and (run.model / "model.safetensors").exists()

@@ -6,23 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.events import AttemptEnded, ModelLoaded
-from jobs.rundir import RunDir
+from jobs.events import ModelLoaded
 from jobs.state import Status
-from tests.stack import Stack, tiny_job
-
-LONG = {"epochs": 12, "batch_size": 8, "learning_rate": 0.003}  # 96 steps
-
-
-def long_job(**more: object) -> dict[str, object]:
-    return tiny_job(
-        schedule=LONG, evaluate={"every_steps": 40, "samples": 0}, checkpoint={"every_steps": 30, "keep": 2}, **more
-    )
-
-
-def wait_for_step(stack: Stack, run: RunDir, step: int) -> None:
-    """Until metrics have reached a step."""
-    stack.wait_for(lambda: next((row for row in run.metrics() if row.step >= step), None), f"step {step}", 90)
+from tests.e2e.long_jobs import LONG, long_job, wait_for_step
+from tests.facts import facts_of, reasons
+from tests.stack import Stack
 
 
 @pytest.fixture
@@ -46,8 +34,7 @@ def test_a_worker_stopped_mid_job_and_started_again_ends_with_the_same_weights(s
 
         stack.start("train")
         stack.wait_for_event(run, "job.succeeded", "job.failed", timeout=120)
-        loads = [event.fact for event in run.events() if isinstance(event.fact, ModelLoaded)]
-        assert [load.resumed_step for load in loads] == [None, stopped_at]
+        assert [loaded.resumed_step for loaded in facts_of(run, ModelLoaded)] == [None, stopped_at]
 
     assert (run.model / "model.safetensors").read_bytes() == (undisturbed.model / "model.safetensors").read_bytes()
     series = [[(row.step, row.loss, row.grad_norm) for row in each.metrics()] for each in (undisturbed, run)]
@@ -59,7 +46,7 @@ def test_queued_and_running_jobs_are_cancelled_and_paused(stack: Stack) -> None:
         stack.start("service", "check", "prepare", "train")
         # Longer than check and prepare of the two behind it take, however busy the machine.
         endless = LONG | {"epochs": 1000}
-        running = stack.submit(long_job(priority=1) | {"schedule": endless})
+        running = stack.submit(long_job(priority=1) | {"training": endless})
         wait_for_step(stack, running, 4)
         waiting = stack.submit(long_job())
         resting = stack.submit(long_job())
@@ -69,16 +56,14 @@ def test_queued_and_running_jobs_are_cancelled_and_paused(stack: Stack) -> None:
         assert stack.post(waiting, "cancel").json()["status"] == "cancelled"
         assert stack.post(resting, "pause").json()["status"] == "paused"
         answer = stack.post(running, "cancel")
-        assert (answer.status_code, answer.json()["request"]) == (200, "cancel")
+        assert (answer.status_code, answer.json()["requested"]) == (200, "cancel")
         stack.wait_for_event(running, "job.cancelled")
-        ended = [event.fact for event in running.events() if isinstance(event.fact, AttemptEnded)]
-        assert [fact.reason for fact in ended] == ["interrupted"]
+        assert reasons(running) == ["interrupted"]
         record = running.record()
         assert record.checkpoint is not None and (running.path / record.checkpoint).is_dir()
-        assert not running.request_file.exists()
         assert [event.type for event in waiting.events()][-1] == "job.cancelled" and waiting.record().attempt == 0
 
-        # the paused one is resumed, paused again while it runs, resumed, and goes on from where it was
+        # the paused one is resumed, paused again while it runs, resumed, and resumes from where it was
         assert stack.post(resting, "resume").json()["status"] == "queued"
         wait_for_step(stack, resting, 4)
         stack.post(resting, "pause")

@@ -26,9 +26,9 @@ JOB = {
     "name": "stranger",
     "model": "builtin:t5-tiny",
     "data": {"train": "dataset:rows.jsonl", "validation": 0.2, "max_input_tokens": 48, "max_target_tokens": 32},
-    "schedule": {"epochs": 60, "batch_size": 8, "learning_rate": 0.003},
+    "training": {"epochs": 60, "batch_size": 8, "learning_rate": 0.003},
     "log": {"every_steps": 2},
-    "evaluate": {"every_steps": 120, "samples": 0},
+    "evaluation": {"every_steps": 120, "samples": 0},
     "checkpoint": {"every_steps": 20},
 }
 
@@ -53,7 +53,7 @@ class Shell:
     def __call__(self, *command: str, code: int = 0) -> str:
         """What it prints; it has to end with this code."""
         done = subprocess.run(
-            command, cwd=self.local.folder, env=self.local.environment, capture_output=True, text=True, timeout=120
+            command, cwd=self.local.folder, env=self.local.environment, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == code, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
@@ -74,7 +74,7 @@ class Shell:
                 if at in line:
                     process.send_signal(signal.SIGINT)
                     break
-            return [*lines, *process.stdout], process.wait(30)
+            return [*lines, *process.stdout], process.wait(300)
 
 
 def writes(model: Path) -> bool:
@@ -93,7 +93,7 @@ def test_with_the_command(local: Local) -> None:
     job = shell.json(LONGHAUL, "submit", "job.json", "--json")["id"]
 
     lines, code = shell.left(LONGHAUL, "watch", job, at="checkpoint saved")
-    assert code == 130 and f"come back with: longhaul watch {job}" in lines[-1]
+    assert code == 130 and f"watch it again with: longhaul watch {job}" in lines[-1]
     assert "pause requested" in shell(LONGHAUL, "pause", job)
     followed, _ = shell.left(LONGHAUL, "events", job, "--follow", "--json", at='"type": "attempt.ended"')
     ended = json.loads(next(line for line in followed if '"type": "attempt.ended"' in line))
@@ -113,8 +113,8 @@ def test_with_the_command(local: Local) -> None:
 
     assert f"in {job}" in shell(LONGHAUL, "download", job)
     assert writes(local.folder / job / "model")
-    assert "rows.jsonl is gone" in shell(LONGHAUL, "datasets", "rm", "rows.jsonl")
-    assert "is gone" in shell(LONGHAUL, "delete", job, "--yes")
+    assert "rows.jsonl is deleted" in shell(LONGHAUL, "datasets", "rm", "rows.jsonl")
+    assert "is deleted" in shell(LONGHAUL, "delete", job, "--yes")
     assert not (local.folder / "runs" / job).exists()
 
 
@@ -133,7 +133,7 @@ def test_with_curl_alone(local: Local) -> None:
     events = f"{url}/jobs/{job}/events"
     lines, _ = shell.left(*curl, *live, events, at="event: checkpoint.saved")
     first = numbers(lines)
-    assert shell.json(*curl, "-X", "POST", f"{url}/jobs/{job}/pause")["request"] == "pause"
+    assert shell.json(*curl, "-X", "POST", f"{url}/jobs/{job}/pause")["requested"] == "pause"
     lines, _ = shell.left(*curl, *live, "-H", f"Last-Event-ID: {first[-1]}", events, at="event: attempt.ended")
     second = numbers(lines)
     assert first + second == list(range(1, len(first + second) + 1))

@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import pytest
 import requests
 
 from jobs.attempt import Finished
-from jobs.connection import connect
-from jobs.events import AttemptEnded, Event, JobChecked, JobPrepared, JobQueued, JobSubmitted
-from jobs.queue import Tickets
-from jobs.rundir import RunDir, create, list_runs
+from jobs.disk.rundir import RunDir, create, list_runs
+from jobs.events import EvaluationFinished, Event, JobQueued, JobSubmitted
+from jobs.metrics import MetricRow
+from jobs.redis.connection import connect
+from jobs.redis.queue import Tickets
+from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage
-from jobs.store import Store
 from tests.conftest import ROWS
+from tests.facts import facts_of
+from tests.metric_rows import read_lines
 from tests.processes import thaw, trainers
 from tests.stack import ROLES, Stack, tiny_job
+from tests.summaries import checked, prepared
 
+MakeJob = Callable[..., RunDir]
 STEPS = 16
 AGAIN_S = 90.0
 """Within which a job must run again once its worker is back."""
 _HOLDS = re.compile(r"^(\S+ \S+) INFO process (\d+) holds the lock of job", re.MULTILINE)
 
 
-def small_job(**more: object) -> dict[str, object]:
+def small_job(**more: Any) -> dict[str, Any]:
     """16 steps, each logged; saved every 4, evaluated every 8."""
     return tiny_job(**{"log": {"every_steps": 1}, "checkpoint": {"every_steps": 4, "keep": 3}, **more})
 
@@ -43,15 +50,21 @@ class Undisturbed:
     run: RunDir
     weights: bytes
     series: list[tuple[int, float, float]]
+    losses: dict[int, float]
 
     @classmethod
     def of(cls, run: RunDir) -> Undisturbed:
-        return cls(run, (run.model / "model.safetensors").read_bytes(), series(run))
+        return cls(run, (run.model / "model.safetensors").read_bytes(), series(run), losses(run))
 
 
 def series(run: RunDir) -> list[tuple[int, float, float]]:
-    """Step, loss and norm of every row."""
-    return [(row.step, row.loss, row.grad_norm) for row in run.metrics()]
+    """Step, loss and norm of every line of metrics.jsonl."""
+    return [(row.step, row.loss, row.grad_norm) for row in read_lines(run.metrics_file, MetricRow)]
+
+
+def losses(run: RunDir) -> dict[int, float]:
+    """Validation loss by step."""
+    return {evaluation.step: evaluation.loss for evaluation in facts_of(run, EvaluationFinished)}
 
 
 @pytest.fixture(scope="package")
@@ -60,6 +73,8 @@ def _shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     lines = ROWS.read_text().splitlines(keepends=True)
     (home / "rows.jsonl").write_text("".join(lines[:64]))
     (home / "held_out.jsonl").write_text("".join(lines[64:76]))
+    unseen = [{**json.loads(line), "directions": [f"QXZ #{number} ZX%"]} for number, line in enumerate(lines[64:72])]
+    (home / "unseen.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in unseen))
     with Stack(home / "home", data=home) as stack:
         yield stack
 
@@ -74,7 +89,7 @@ def stack(_shared_stack: Stack) -> Stack:
             for pid in trainers(run):
                 thaw(pid)
             _shared_stack.post(run, "cancel")
-            _shared_stack.wait_for(lambda run=run: run.record().status.terminal or None, f"the end of {run.id}", 90)
+            _shared_stack.wait_for_event(run, "job.cancelled", "job.succeeded", "job.failed")
     return _shared_stack
 
 
@@ -94,7 +109,7 @@ def undisturbed(stack: Stack, _references: dict[str, Undisturbed]) -> Undisturbe
 
 
 @pytest.fixture
-def queued(stack: Stack, undisturbed: Undisturbed) -> Callable[..., RunDir]:
+def queued(stack: Stack, undisturbed: Undisturbed) -> MakeJob:
     """`queued(priority=5)`: a new `small_job`, checked and prepared like the undisturbed one, in the order of train."""
     client = connect(stack.redis.url)
     store, tickets = Store(client), Tickets(client)
@@ -106,7 +121,7 @@ def queued(stack: Stack, undisturbed: Undisturbed) -> Callable[..., RunDir]:
         )
         run, _ = create(stack.runs, f"job-{time.time_ns()}", spec, submitted)
         run.write_plan(undisturbed.run.plan())
-        store.append(run, [JobChecked(plan={}), JobPrepared(data={}, steps=STEPS), JobQueued()])
+        store.append(run, [checked(), prepared(STEPS), JobQueued()])
         tickets.add(Stage.TRAIN)
         return run
 
@@ -114,11 +129,11 @@ def queued(stack: Stack, undisturbed: Undisturbed) -> Callable[..., RunDir]:
 
 
 def assert_as_if_nothing_had_happened(stack: Stack, run: RunDir, undisturbed: Undisturbed) -> None:
-    """The run succeeds with the weights and losses of the undisturbed one; nothing is missing, nothing is twice."""
+    """The run succeeds with the weights and losses of the undisturbed one; nothing is missing, no number is twice."""
     ended = stack.wait_for_event(run, "job.succeeded", "job.failed", timeout=120)
     assert ended.type == "job.succeeded", stack.logs()
     assert [event.number for event in run.events()] == list(range(1, ended.number + 1))
-    assert series(run) == undisturbed.series
+    assert series(run) == undisturbed.series and losses(run) == undisturbed.losses
     assert (run.model / "model.safetensors").read_bytes() == undisturbed.weights
     stack.wait_for(lambda: not trainers(run) or None, "the trainer's end", 5)
     assert_lock_never_held_twice(run)
@@ -144,8 +159,8 @@ def assert_lock_never_held_twice(run: RunDir) -> None:
         assert len(inside) == 1, f"process {pid} took the lock at {taken_at}, attempts were at work in {spans}"
 
 
-class Follower(threading.Thread):
-    """`with Follower(stack, run) as follower:` reads the job's events live, as one stream, to its end."""
+class LiveReader(threading.Thread):
+    """`with LiveReader(stack, run) as follower:` reads the job's events live, as one stream, to its end."""
 
     def __init__(self, stack: Stack, run: RunDir) -> None:
         super().__init__(name=f"follower-{run.id}", daemon=True)
@@ -153,7 +168,7 @@ class Follower(threading.Thread):
         self.numbers: list[int] = []
         """Of the events, as they came."""
 
-    def __enter__(self) -> Follower:
+    def __enter__(self) -> LiveReader:
         self.start()
         return self
 
@@ -169,7 +184,7 @@ class Follower(threading.Thread):
                     self.numbers.append(int(line[3:]))
 
 
-def assert_all_is_told(stack: Stack, run: RunDir, follower: Follower) -> None:
+def assert_all_is_told(stack: Stack, run: RunDir, follower: LiveReader) -> None:
     """Redis has every event of a job that is over, and who followed it has heard each once and in order."""
     events, store = run.events(), Store(connect(stack.redis.url))
     stack.wait_for(lambda: store.number(run.id) == len(events) or None, "the projection", 45)
@@ -177,11 +192,6 @@ def assert_all_is_told(stack: Stack, run: RunDir, follower: Follower) -> None:
     assert store.get(run.id).record == run.record()
     follower.join(60)
     assert follower.numbers == [event.number for event in events]
-
-
-def reasons(run: RunDir) -> list[str]:
-    """Why each attempt ended."""
-    return [event.fact.reason for event in run.events() if isinstance(event.fact, AttemptEnded)]
 
 
 def runs_again(stack: Stack, run: RunDir, attempt: int, since: float, timeout: float = AGAIN_S) -> float:

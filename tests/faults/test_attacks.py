@@ -1,4 +1,4 @@
-"""What a stranger, or somebody with a key, can send: it is refused in the one shape, and the service goes on.
+"""What a stranger, or somebody with a key, can send: it is refused in the one shape, and the service continues.
 
 Keys and limits are in tests/service/test_keys.py and test_limits.py, files in test_files.py, tickets in
 tests/worker/test_ticket.py, Redis in tests/test_redis_rules.py, secrets in test_secrets_stay_in.py beside this file.
@@ -11,12 +11,13 @@ import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import requests
 
-from jobs.logs import JsonLines, TextLines
-from service import body, connections
+from jobs.process.logs import JsonLines, TextLines
+from service.edge import body, connections
 from tests.service.running import TINY, Service, running
 
 KEY = "k" * 40
@@ -232,8 +233,8 @@ def test_hostile_names_are_refused_or_are_words_like_others(
             job = service.get(f"/jobs/{answer.json()['id']}").json()
             assert job["name"] == name and job["metadata"] == {name[:64]: name}
             assert sorted(path.name for path in service.settings.runs.iterdir() if path.name[0] != ".") == [job["id"]]
-        service.get("/jobs/" + requests.utils.quote(name))
-        service.post(f"/jobs?{requests.utils.quote(name)}", json={name: name})
+        service.get("/jobs/" + quote(name))
+        service.post(f"/jobs?{quote(name)}", json={name: name})
     for record in caplog.records:
         for form in (TextLines(), JsonLines()):
             line = form.format(record)
@@ -254,7 +255,7 @@ def test_every_answer_has_the_headers_whatever_it_is(service: Service, monkeypat
     ]
     answers += [service.post("/jobs", data=b"{"), service.request("PUT", "/jobs"), requests.get(f"{service.url}/jobs")]
     answers += [service.get(f"/jobs/{job}/files/spec.json"), service.request("OPTIONS", "/jobs")]
-    monkeypatch.setattr("service.actions.Actions.find", broken)
+    monkeypatch.setattr("service.jobs.actions.Actions.find", broken)
     answers += [service.get(f"/jobs/{job}")]
     assert {each.status_code for each in answers} == {200, 401, 404, 405, 422, 500}
     for answer in answers:

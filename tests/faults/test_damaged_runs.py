@@ -1,4 +1,4 @@
-"""A run directory is deleted, damaged or copied by hand, while its job waits or runs; every other job must go on."""
+"""A run directory is deleted, damaged or copied by hand, while its job waits or runs; every other job must continue."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 
 from jobs.attempt import Heartbeat
-from jobs.connection import connect
-from jobs.events import AttemptStarted, JobChecked, JobPrepared, JobQueued, JobSubmitted
-from jobs.files import append_line
-from jobs.queue import Tickets
-from jobs.rundir import RunDir, create, list_runs
+from jobs.disk.files import append_line
+from jobs.disk.rundir import RunDir, create, list_runs
+from jobs.events import AttemptStarted, JobQueued, JobSubmitted
+from jobs.redis.connection import connect
+from jobs.redis.queue import Tickets
+from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage
-from jobs.store import Store
+from tests.plans import write_plan
 from tests.stack import Stack
+from tests.summaries import checked, prepared
 from worker.reconcile import Reconciler
 
 
@@ -36,11 +38,11 @@ def doubled(run: RunDir) -> None:
     run.events_file.write_bytes(b"".join([*lines, lines[-1]]))
 
 
-def prepared(runs: Path, store: Store, job: str) -> RunDir:
+def waiting(runs: Path, store: Store, job: str) -> RunDir:
     """A queued job, as the service and the workers leave it."""
     spec = parse_spec({"data": {"train": "rows.jsonl"}})
     run, _ = create(runs, job, spec, JobSubmitted(name=job, model="m", spec_sha256="s"))
-    store.append(run, [JobChecked(plan={}), JobPrepared(data={}, steps=10), JobQueued()])
+    store.append(run, [checked(), prepared(10), JobQueued()])
     return run
 
 
@@ -59,7 +61,7 @@ def test_a_waiting_job_that_cannot_be_read_does_not_block_those_behind_it(
     with Stack(tmp_path / "home", data=data) as stack:
         stack.runs.mkdir()
         store = Store(connect(stack.redis.url))
-        head, behind = prepared(stack.runs, store, "job-a"), prepared(stack.runs, store, "job-b")
+        head, behind = waiting(stack.runs, store, "job-a"), waiting(stack.runs, store, "job-b")
         harm(head)
         for _ in range(3):
             Tickets(connect(stack.redis.url)).add(Stage.TRAIN)
@@ -71,7 +73,7 @@ def test_reconcile_passes_over_a_job_whose_events_do_not_add_up(redis_url: str, 
     # Harmed: events.jsonl of one job (a line twice), Redis wiped. Must hold: the other job is rebuilt.
     client = connect(redis_url)
     store = Store(client)
-    first, second = prepared(tmp_path, store, "job-a"), prepared(tmp_path, store, "job-b")
+    first, second = waiting(tmp_path, store, "job-a"), waiting(tmp_path, store, "job-b")
     doubled(first)
     client.flushall()
     Reconciler(tmp_path, store, Tickets(client), lease_s=0.0).once()
@@ -82,7 +84,8 @@ def test_reconcile_takes_over_a_job_whose_attempt_file_is_damaged(redis_url: str
     # Harmed: attempts/1.jsonl has a line that is none, and its supervisor is gone. Must hold: it is queued again.
     client = connect(redis_url)
     store = Store(client)
-    run = prepared(tmp_path, store, "job-a")
+    run = waiting(tmp_path, store, "job-a")
+    write_plan(run)
     store.append(run, [AttemptStarted(worker="w", device="cpu")])
     append_line(run.attempt_file(1), Heartbeat(at=1.0, phase="step", step=3))
     with open(run.attempt_file(1), "ab") as file:
@@ -95,7 +98,7 @@ def test_a_copy_of_a_run_directory_is_no_second_job(redis_url: str, tmp_path: Pa
     # `cp -r runs/job-a runs/job-a-backup` while job-a waits. Must hold: one job waits, not two.
     client = connect(redis_url)
     store = Store(client)
-    run = prepared(tmp_path, store, "job-a")
+    run = waiting(tmp_path, store, "job-a")
     shutil.copytree(run.path, tmp_path / "job-a-backup")
     Reconciler(tmp_path, store, Tickets(client), lease_s=0.0).once()
     assert store.waiting(Stage.TRAIN) == 1

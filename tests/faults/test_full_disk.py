@@ -12,9 +12,10 @@ import pytest
 import requests
 
 from jobs.attempt import Heartbeat
+from jobs.disk.files import append_line
 from jobs.events import JobFailed
-from jobs.files import append_line, read_rows
 from tests.disk_room import longest_file
+from tests.metric_rows import read_lines
 from tests.stack import Stack, tiny_job
 
 
@@ -25,7 +26,7 @@ def test_a_line_for_which_there_is_no_room_is_not_lost_in_silence(tmp_path: Path
     with longest_file(file.stat().st_size + 10), pytest.raises(OSError):
         append_line(file, Heartbeat(at=2.0, phase="step", step=2))
     append_line(file, Heartbeat(at=3.0, phase="step", step=3))
-    assert [row.step for row in read_rows(file, Heartbeat)] == [1, 3]
+    assert [row.step for row in read_lines(file, Heartbeat)] == [1, 3]
 
 
 class SmallDisk:
@@ -65,11 +66,25 @@ def test_a_post_to_a_full_disk_is_refused_and_can_be_repeated(tmp_path: Path, da
         disk.fill()
         key = {"Idempotency-Key": "full"}
         answer = requests.post(f"{stack.url}/jobs", json=tiny_job(), headers=key, timeout=10)
+        ready = requests.get(f"{stack.url}/health/ready", timeout=10)
+        assert (ready.status_code, ready.json()["error"]["param"]) == (503, "runs"), "as POST answers"
         assert not list(stack.runs.glob("*job-*"))
         disk.free()
+        assert requests.get(f"{stack.url}/health/ready", timeout=10).status_code == 200
         run = stack.submit(tiny_job(), **key)
         assert [event.type for event in run.events()] == ["job.submitted"]
         assert (answer.status_code, "disk" in answer.text or "space" in answer.text) == (503, True), answer.text
+
+
+def test_a_disk_that_turned_read_only_is_no_full_one(tmp_path: Path, data: Path, disk: SmallDisk) -> None:
+    # As after an I/O error. Must hold: what is ready, and what a POST is told, agree, and the hint is the right one.
+    with Stack(tmp_path / "home", data=data) as stack:
+        stack.start("service")
+        subprocess.run(["mount", "-o", "remount,ro", os.fspath(stack.runs)], check=True)
+        answer = requests.post(f"{stack.url}/jobs", json=tiny_job(), timeout=10)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_permitted")
+        ready = requests.get(f"{stack.url}/health/ready", timeout=10)
+        assert (ready.status_code, ready.json()["error"]["param"]) == (503, "runs")
 
 
 def test_a_disk_that_is_full_during_prepare_is_named(tmp_path: Path, data: Path, disk: SmallDisk) -> None:
@@ -83,3 +98,18 @@ def test_a_disk_that_is_full_during_prepare_is_named(tmp_path: Path, data: Path,
         failed = stack.wait_for_event(run, "job.failed", "job.prepared", timeout=30).fact
         assert isinstance(failed, JobFailed)
         assert failed.error.code == "disk_full", failed.error
+
+
+def test_a_cancel_on_a_full_disk_is_obeyed_or_refused(tmp_path: Path, data: Path, disk: SmallDisk) -> None:
+    # Filled while the job trains. Must hold: what the answer says is what is on disk, and with room it is cancelled.
+    with Stack(tmp_path / "home", data=data) as stack:
+        stack.start("service", "check", "prepare", "train", "publish")
+        run = stack.submit(tiny_job(training={"epochs": 1000, "batch_size": 8, "learning_rate": 0.003}))
+        stack.wait_for_event(run, "model.loaded")
+        disk.fill()
+        answer = stack.post(run, "cancel")
+        noted = "job.cancel_requested" in [event.type for event in run.events()]
+        assert (answer.status_code, noted) in ((200, True), (503, False)), answer.text
+        disk.free()
+        assert stack.post(run, "cancel").status_code == 200
+        stack.wait_for_event(run, "job.cancelled")

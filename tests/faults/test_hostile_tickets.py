@@ -9,9 +9,9 @@ from rq.job import Job
 from rq.queue import Queue
 from rq.serializers import JSONSerializer
 
-from jobs.connection import connect
-from jobs.queue import TICKET_FUNCTION, queue_name
-from jobs.rundir import RunDir
+from jobs.disk.rundir import RunDir
+from jobs.redis.connection import connect
+from jobs.redis.queue import TICKET_FUNCTION, queue_name
 from jobs.state import Stage
 from tests.stack import Stack, tiny_job
 

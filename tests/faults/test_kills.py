@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
-from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Literal
 
-from jobs.rundir import RunDir
+import pytest
+import requests
+
+from jobs.disk.files import append_line
+from jobs.disk.rundir import RunDir
+from jobs.events import Event, JobCancelRequested, JobPauseRequested, ModelLoaded
 from jobs.state import Status
+from tests.facts import facts_of, reasons
 from tests.faults.conftest import (
+    MakeJob,
     Undisturbed,
     assert_as_if_nothing_had_happened,
     finished,
-    reasons,
     runs_again,
     small_job,
 )
@@ -26,12 +35,12 @@ from tests.processes import (
     parent_of,
     saving,
     stepping,
+    thaw,
 )
 from tests.stack import ROLES, Stack
 
 GONE_S = 5.0
 """Within which nobody may be left of those whose parent was killed."""
-MakeJob = Callable[..., RunDir]
 
 
 def test_trainer_publish_and_service_killed_at_once(stack: Stack, undisturbed: Undisturbed) -> None:
@@ -56,12 +65,12 @@ def test_a_trainer_killed_at_every_point_of_its_life(stack: Stack, undisturbed: 
         trainer = freeze(stack, run, moment)
         assert not finished(run, attempt)
         killed_at = time.time()
-        took = end_within(GONE_S, [trainer], lambda pid=trainer: os.kill(pid, signal.SIGKILL))
+        took = end_within(GONE_S, [trainer], partial(os.kill, trainer, signal.SIGKILL))
         again = runs_again(stack, run, attempt + 1, killed_at)
         print(
             f"trainer killed ({getattr(moment, '__qualname__', moment)}): gone {took:.2f} s, again {again:.1f} s later"
         )
-        loaded = [e.fact for e in run.events() if e.type == "model.loaded" and e.attempt == attempt + 1]
+        loaded = [e.fact for e in run.events() if isinstance(e.fact, ModelLoaded) and e.attempt == attempt + 1]
         assert [fact.resumed_step for fact in loaded] == [step]
     assert_as_if_nothing_had_happened(stack, run, undisturbed)
     assert reasons(run) == ["crash"] * 4 + ["done"]
@@ -103,7 +112,7 @@ def test_horse_parent_both_and_a_grace_period_too_short(
         print(f"{what}: gone after {took:.2f} s, again {runs_again(stack, run, 2, back_at):.1f} s after the workers")
     for run in runs:
         assert_as_if_nothing_had_happened(stack, run, undisturbed)
-        assert reasons(run) == ["lost", "done"]
+        assert reasons(run) == ["worker_lost", "done"]
     for worker in workers[1:]:
         assert stack.stop(worker) == 0
 
@@ -134,7 +143,80 @@ def test_everything_killed_at_once(stack: Stack, undisturbed: Undisturbed, queue
     print(f"everything: gone after {took:.2f} s, running again {again:.1f} s after the start")
     for each in (run, behind):
         assert_as_if_nothing_had_happened(stack, each, undisturbed)
-    assert reasons(run) == ["lost", "done"] and reasons(behind) == ["done"]
+    assert reasons(run) == ["worker_lost", "done"] and reasons(behind) == ["done"]
+
+
+def damage(folder: Path) -> None:
+    """One bit of its weights."""
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+
+
+def rests(stack: Stack, run: RunDir) -> None:
+    """Wait until the job is paused and nothing of it is under way any more."""
+    stack.wait_for(lambda: run.record().status is Status.PAUSED or None, "the pause", 90)
+
+
+@pytest.mark.parametrize(("request_", "end"), [("cancel", "job.cancelled"), ("pause", "job.paused")])
+def test_the_service_killed_between_an_event_and_its_answer(
+    stack: Stack, request_: Literal["cancel", "pause"], end: str
+) -> None:
+    # Killed: the service, when the event is on disk and nobody has heard of it. Must hold: it takes effect.
+    run = stack.submit(small_job(training={"epochs": 1000, "batch_size": 8, "learning_rate": 0.003}))
+    stack.wait_for_event(run, "model.loaded")
+    stack.kill("service")
+    with run.locked() as events:
+        asked = JobCancelRequested() if request_ == "cancel" else JobPauseRequested()
+        append_line(run.events_file, Event(number=len(events) + 1, job=run.id, at=time.time(), attempt=1, fact=asked))
+    stack.wait_for_event(run, end)
+    assert reasons(run) == ["interrupted"]
+    stack.start("service")
+    assert stack.shown(run)["status"] == end.removeprefix("job.")
+
+
+def test_every_checkpoint_damaged_while_paused(
+    stack: Stack, undisturbed: Undisturbed, queued: MakeJob, tmp_path: Path
+) -> None:
+    # Damaged: one bit of each checkpoint, while the job rests after step 9. Must hold: it does not begin again at step
+    # 0, but is paused, and says why, each time it is resumed; one of them is brought back: it resumes from that one.
+    # Then the same once more, and the user has it begin from scratch: it begins at step 0, and with its trainer killed
+    # after a checkpoint it resumes from that; metrics hold each step once.
+    run = queued()
+    trainer = freeze(stack, run, stepping(9, 15))
+    stack.post(run, "pause")
+    thaw(trainer)
+    rests(stack, run)
+    backup = shutil.copytree(run.checkpoints / "step-00000004", tmp_path / "backup")
+    folders = sorted(run.checkpoints.glob("step-*"))
+    assert len(folders) == 3
+    for folder in folders:
+        damage(folder)
+    for _ in range(2):
+        number = stack.post(run, "resume").json()["event_number"]
+        stack.wait_for_event(run, "job.paused", after=number)
+        shown = stack.shown(run)
+        assert (shown["status"], shown["restarts"], shown["error"]["code"]) == ("paused", 0, "no_valid_checkpoint")
+        assert all(f"{folder.name}: model.safetensors is damaged" in shown["error"]["message"] for folder in folders)
+        assert sorted(run.checkpoints.iterdir()) == folders
+    shutil.rmtree(folders[0])
+    shutil.copytree(backup, folders[0])
+    stack.post(run, "resume")
+    trainer = freeze(stack, run, stepping(9, 15))
+    assert [loaded.resumed_step for loaded in facts_of(run, ModelLoaded)] == [None, 4]
+    stack.post(run, "pause")
+    thaw(trainer)
+    rests(stack, run)
+    for folder in run.checkpoints.glob("step-*"):
+        damage(folder)
+    answer = requests.post(f"{stack.url}/jobs/{run.id}/resume", json={"from_scratch": True}, timeout=10).json()
+    assert answer["status"] == "queued"
+    trainer = freeze(stack, run, stepping(5, 7))
+    os.kill(trainer, signal.SIGKILL)
+    assert_as_if_nothing_had_happened(stack, run, undisturbed)
+    assert [loaded.resumed_step for loaded in facts_of(run, ModelLoaded)] == [None, 4, None, 4]
+    assert reasons(run) == ["interrupted", *["no_valid_checkpoint"] * 2, "interrupted", "crash", "done"]
 
 
 def test_newest_checkpoint_damaged_while_paused(stack: Stack, undisturbed: Undisturbed, queued: MakeJob) -> None:
@@ -143,10 +225,7 @@ def test_newest_checkpoint_damaged_while_paused(stack: Stack, undisturbed: Undis
     stack.wait_for_event(run, "checkpoint.saved")
     stack.post(run, "pause")
     stack.wait_for(lambda: run.record().status is Status.PAUSED or None, "the pause")
-    weights = max(run.checkpoints.glob("step-*")) / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[len(content) // 2] ^= 1
-    weights.write_bytes(content)
+    damage(max(run.checkpoints.glob("step-*")))
     stack.post(run, "resume")
     assert_as_if_nothing_had_happened(stack, run, undisturbed)
     assert [event.type for event in run.events()].count("checkpoint.rejected") == 1

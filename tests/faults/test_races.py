@@ -10,31 +10,31 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 
 import pytest
 import redis
 
-from jobs.attempt import Finished
-from jobs.connection import connect
+from jobs.attempt import Finished, TrainResult
+from jobs.disk.files import write_synced
+from jobs.disk.rundir import RunDir, create
 from jobs.errors import Conflict, NotFound
-from jobs.events import AnyFact, AttemptStarted, Fault, JobChecked, JobFailed, JobPrepared, JobQueued, JobSubmitted
-from jobs.files import write_synced
-from jobs.queue import Tickets
+from jobs.events import AnyFact, Fault, JobFailed, JobSubmitted
 from jobs.record import JobRecord, fold
-from jobs.rundir import RunDir, create
+from jobs.redis.connection import connect
+from jobs.redis.queue import Tickets
+from jobs.redis.store import Store, StoredJob
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
-from jobs.store import Store
-from service.actions import Actions
+from service.jobs.actions import Actions
+from tests.states import QUEUED, STARTED
 from worker.ending import ending
 from worker.reconcile import Reconciler
 
 ROUNDS = 200
 FEWER = 60
-STARTED = AttemptStarted(worker="w", device="cpu")
-QUEUED: list[AnyFact] = [JobChecked(plan={}), JobPrepared(data={}, steps=9), JobQueued()]
 FAILED = JobFailed(error=Fault(code="bad_data", message="m"))
 Act = Callable[[], object]
 
@@ -91,7 +91,7 @@ class Rounds:
         ends = [event.type for event in run.events() if event.type.removeprefix("job.") in ENDED]
         assert len(ends) == record.status.terminal, ends
         assert ends[:1] == [event.type for event in run.events()[-1:]][: len(ends)], "nothing follows the end"
-        waits = record.status is Status.QUEUED and not self.store.upkeep.leased(run.id)
+        waits = record.status is Status.QUEUED and not self.store.maintenance.leased(run.id)
         score = self.client.zscore("longhaul:order:train", run.id)
         expected = -record.priority * 10**13 + int(record.submitted_at * 1000)
         assert score == (expected if waits else None)
@@ -118,15 +118,17 @@ def types(run: RunDir) -> list[str]:
 @pytest.mark.parametrize("wish", ["cancel", "pause"])
 def test_a_wish_against_a_completion(rounds: Rounds, wish: str) -> None:
     # Must hold: it has succeeded; the wish was noted before, or met a Conflict; no request is left.
-    done = Finished(at=1.0, reason="done", step=9, result={"model": "model"})
+    done = Finished(
+        at=1.0, reason="done", step=9, result=TrainResult(model="model", loss=None, first_loss=None, step=9)
+    )
     seen: Counter[str] = Counter()
     for _ in range(ROUNDS):
         run = rounds.job(STARTED)
-        wished, _ = rounds.at_once(lambda run=run: getattr(rounds.actions, wish)(run.id), rounds.ends(run, done))
+        wished, _ = rounds.at_once(partial(getattr(rounds.actions, wish), run.id), rounds.ends(run, done))
         late = isinstance(wished, Conflict)
-        asked = [] if late else ["job.requested"]
+        asked = [] if late else [f"job.{wish}_requested"]
         assert types(run) == ["attempt.started", *asked, "attempt.ended", "job.succeeded"]
-        assert rounds.agreed(run).status is Status.SUCCEEDED and not run.request_file.exists()
+        assert rounds.agreed(run).status is Status.SUCCEEDED
         seen["late" if late else "noted"] += 1
     print(wish, dict(seen))
 
@@ -136,9 +138,9 @@ def test_a_cancel_against_an_interruption(rounds: Rounds) -> None:
     interrupted = Finished(at=1.0, reason="interrupted", step=3)
     for _ in range(FEWER):
         run = rounds.job(STARTED)
-        rounds.at_once(lambda run=run: rounds.actions.cancel(run.id), rounds.ends(run, interrupted))
+        rounds.at_once(partial(rounds.actions.cancel, run.id), rounds.ends(run, interrupted))
         assert types(run)[1:] in (
-            ["job.requested", "attempt.ended", "job.cancelled"],
+            ["job.cancel_requested", "attempt.ended", "job.cancelled"],
             ["attempt.ended", "job.queued", "job.cancelled"],
         )
         assert rounds.agreed(run).status is Status.CANCELLED
@@ -146,18 +148,18 @@ def test_a_cancel_against_an_interruption(rounds: Rounds) -> None:
 
 
 def test_a_pause_against_a_failure(rounds: Rounds) -> None:
-    # Must hold: an attempt that was asked to pause, and whose trainer finds that the job cannot go on, is paused with
-    # the reason told; one whose failure came first has failed, and the pause met a Conflict. Never both.
-    refused = Finished(at=1.0, reason="refused", step=3, error=Fault(code="guard", message="meta tensor"))
+    # Must hold: an attempt that was asked to pause, and whose trainer finds that the job cannot continue, is paused
+    # with the reason; one whose failure came first has failed, and the pause met a Conflict. Never both.
+    refused = Finished(at=1.0, reason="rejected", step=3, error=Fault(code="guard", message="meta tensor"))
     for _ in range(ROUNDS):
         run = rounds.job(STARTED)
-        paused, _ = rounds.at_once(lambda run=run: rounds.actions.pause(run.id), rounds.ends(run, refused))
+        paused, _ = rounds.at_once(partial(rounds.actions.pause, run.id), rounds.ends(run, refused))
         record = rounds.agreed(run)
-        assert record.last_reason == "refused" and not run.request_file.exists()
+        assert record.last_reason == "rejected"
         if isinstance(paused, Conflict):
             assert types(run)[1:] == ["attempt.ended", "job.failed"] and record.error == refused.error
         else:
-            assert types(run)[1:] == ["job.requested", "attempt.ended", "job.paused"]
+            assert types(run)[1:] == ["job.pause_requested", "attempt.ended", "job.paused"]
 
 
 def test_a_cancel_against_a_start_and_another_cancel(rounds: Rounds) -> None:
@@ -166,15 +168,14 @@ def test_a_cancel_against_a_start_and_another_cancel(rounds: Rounds) -> None:
     for _ in range(FEWER):
         run = rounds.job()
         *_, started = rounds.at_once(
-            lambda run=run: rounds.actions.cancel(run.id),
-            lambda run=run: rounds.actions.cancel(run.id),
-            lambda run=run: rounds.store.append(run, [STARTED]),
+            partial(rounds.actions.cancel, run.id),
+            partial(rounds.actions.cancel, run.id),
+            partial(rounds.store.append, run, [STARTED]),
         )
         if isinstance(started, Conflict):
             assert types(run) == ["job.cancelled"]
         else:
-            assert types(run) == ["attempt.started", "job.requested"]
-            assert run.request_file.read_text() == "cancel\n"
+            assert types(run) == ["attempt.started", "job.cancel_requested"]
         rounds.agreed(run)
 
 
@@ -197,12 +198,12 @@ def test_a_priority_against_a_claim_and_a_start(rounds: Rounds) -> None:
             rounds.store.append(RunDir(rounds.actions.runs / job), [STARTED])
             return job
 
-        _, taken = rounds.at_once(lambda run=second: rounds.actions.change(run.id, {"priority": 5}), start)
+        _, taken = rounds.at_once(partial(rounds.actions.change, second.id, {"priority": 5}), start)
         left = first if taken == second.id else second
         assert taken in (first.id, second.id)
         assert types(first) == (["attempt.started"] if taken == first.id else [])
         assert sorted(types(second)) == sorted(
-            ["job.prioritised", *(["attempt.started"] if taken == second.id else [])]
+            ["job.priority_changed", *(["attempt.started"] if taken == second.id else [])]
         )
         assert [rounds.agreed(run).priority for run in (first, second)] == [0, 5]
         assert rounds.store.head(Stage.TRAIN) == left.id and rounds.store.get(left.id).position == 0
@@ -215,8 +216,8 @@ def test_two_priorities_at_once(rounds: Rounds) -> None:
     # Must hold: both are told, in some order, and the last one holds, in the record and in the order.
     for _ in range(FEWER):
         run = rounds.job()
-        rounds.at_once(*(lambda n=n, run=run: rounds.actions.change(run.id, {"priority": n}) for n in (3, -3)))
-        assert types(run) == ["job.prioritised"] * 2
+        rounds.at_once(*(partial(rounds.actions.change, run.id, {"priority": n}) for n in (3, -3)))
+        assert types(run) == ["job.priority_changed"] * 2
         assert rounds.agreed(run).priority == run.events()[-1].fact.model_dump()["priority"]
 
 
@@ -228,11 +229,12 @@ def test_a_deletion_against_a_clone(rounds: Rounds) -> None:
     for _ in range(FEWER):
         run = rounds.job(FAILED)
         deleted, cloned = rounds.at_once(
-            lambda run=run: rounds.actions.delete(run.id),
-            lambda run=run: rounds.actions.clone(run.id, {"name": "again"}),
+            partial(rounds.actions.delete, run.id),
+            partial(rounds.actions.clone, run.id, {"name": "again"}),
         )
         assert deleted is None and not run.path.exists() and rounds.store.number(run.id) == 0
         if not isinstance(cloned, NotFound):
+            assert isinstance(cloned, StoredJob)
             clone = rounds.actions.run(cloned.record.id)
             assert clone.record().cloned_from == run.id and clone.spec().name == "again"
             shutil.rmtree(clone.path)
@@ -247,7 +249,7 @@ def test_a_deletion_against_a_rebuilding_of_redis(rounds: Rounds) -> None:
         run = rounds.job(FAILED, key=key)
         rounds.client.flushall()
         reconciler = Reconciler(rounds.actions.runs, rounds.store, rounds.tickets)
-        deleted, _ = rounds.at_once(lambda run=run: rounds.actions.delete(run.id), reconciler.once)
+        deleted, _ = rounds.at_once(partial(rounds.actions.delete, run.id), reconciler.once)
         assert deleted is None
         assert rounds.client.keys(f"*{run.id}*") == []
         assert rounds.store.reserve(key, "job-new", "b", on_disk=lambda: None) == ("job-new", "b")
@@ -257,6 +259,6 @@ def test_two_deletions_at_once(rounds: Rounds) -> None:
     # Must hold: one of them did it, the other is told that there is no such job; nothing is left lying about.
     for _ in range(FEWER):
         run = rounds.job(FAILED)
-        results = rounds.at_once(*[lambda run=run: rounds.actions.delete(run.id)] * 2)
+        results = rounds.at_once(*[partial(rounds.actions.delete, run.id)] * 2)
         assert sorted(type(result).__name__ for result in results) == ["NoneType", "NotFound"]
-    assert list(rounds.actions.runs.iterdir()) == [] and rounds.store.upkeep.known() == set()
+    assert list(rounds.actions.runs.iterdir()) == [] and rounds.store.maintenance.known() == set()

@@ -7,21 +7,23 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
 
 import service.settings
 import worker.settings
-from jobs.connection import connect
-from jobs.events import AttemptEnded, AttemptStarted, Fault, JobChecked, JobFailed, JobPrepared, JobQueued
-from jobs.keys import new_key
-from jobs.rundir import RunDir
-from jobs.secrets import register
-from jobs.store import Store
+from jobs.disk.rundir import RunDir
+from jobs.events import AttemptEnded, AttemptStarted, Fault, JobFailed, JobQueued
+from jobs.process.keys import new_key
+from jobs.process.secrets import register
+from jobs.redis.connection import connect
+from jobs.redis.store import Store
 from tests.processes import of_stack
 from tests.redis_server import compose_rules
 from tests.stack import ROOT, Stack, tiny_job
+from tests.summaries import checked, prepared
 
 KEY, LINE = new_key("anna")
 PLANTED = {
@@ -74,7 +76,7 @@ def run(stack: Stack, http: requests.Session) -> RunDir:
     run, store = RunDir(stack.runs / job), Store(connect(stack.redis.url))
     register(PLANTED)  # as a worker does when it starts: its own are not written down, either
     fault = Fault(code="crash", message=told(), hint=told())
-    store.append(run, [JobChecked(plan={"why": told()}), JobPrepared(data={"why": told()}, steps=1), JobQueued()])
+    store.append(run, [checked(train=told()), prepared(1, noticed={told(): 1}), JobQueued()])
     store.append(run, [AttemptStarted(worker="w", device="cpu")])
     store.append(run, [AttemptEnded(reason="crash", error=fault), JobFailed(error=fault)])
     register({})
@@ -86,13 +88,14 @@ def run(stack: Stack, http: requests.Session) -> RunDir:
 
 def test_no_job_is_taken_that_holds_one(stack: Stack, http: requests.Session) -> None:
     spec = tiny_job()
-    for param, more in {
+    cases: dict[str, dict[str, Any]] = {
         "metadata.note": {"metadata": {"note": f"use {HUB}"}},
         "metadata.api_key": {"metadata": {"api_key": "planted-word"}},
         "name": {"name": KEY},
         "model": {"model": "https://me:planted@hub.test/model"},
-        "data.input": {"data": {**dict(spec["data"]), "input": PLANTED["HF_TOKEN"], "target": "x"}},
-    }.items():
+        "data.input": {"data": {**spec["data"], "input": PLANTED["HF_TOKEN"], "target": "x"}},
+    }
+    for param, more in cases.items():
         answer = http.post(f"{stack.url}/jobs", json={**spec, **more})
         assert answer.status_code == 422, answer.text
         assert answer.json()["error"]["param"] == param

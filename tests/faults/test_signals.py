@@ -6,27 +6,33 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from jobs.attempt import Finished
-from jobs.connection import connect
-from jobs.rundir import RunDir
+from jobs.disk.rundir import RunDir
+from jobs.events import ModelLoaded
+from jobs.redis.connection import connect
+from jobs.redis.store import Store
 from jobs.state import Status
-from jobs.store import Store
+from tests.facts import facts_of, reasons
 from tests.faults.conftest import (
+    MakeJob,
     Undisturbed,
     assert_as_if_nothing_had_happened,
     finished,
-    reasons,
+    losses,
     small_job,
 )
-from tests.processes import freeze, parent_of, saving, stepping, thaw, trainers
+from tests.processes import evaluating, freeze, parent_of, phase, saving, signalled, stepping, thaw, trainers
 from tests.stack import ROOT, Stack
 from worker.training.checkpoints.checkpoint import verify
 
-MakeJob = Callable[..., RunDir]
+OVERFITS = {
+    "data": {"train": "rows.jsonl", "validation": "unseen.jsonl", "max_input_tokens": 48, "max_target_tokens": 32},
+    "training": {"epochs": 2, "batch_size": 8, "learning_rate": 0.01, "lr_scheduler": "constant"},
+}
+"""No validation target has a word of the training's: their loss only rises, and the best model is the first saved."""
 
 
 def test_a_worker_is_stopped_twice_in_the_middle_of_a_background_save(
@@ -34,14 +40,14 @@ def test_a_worker_is_stopped_twice_in_the_middle_of_a_background_save(
 ) -> None:
     # SIGTERM to the train worker, and once more (impatience), while its trainer writes the checkpoint of step 8, with
     # another job waiting. Must hold: the trainer completes that save and makes its last; the worker ends with 0; the
-    # job is queued at its old place, before the other; started again, it goes on from where it stopped.
+    # job is queued at its old place, before the other; started again, it resumes from where it stopped.
     run, behind = queued(), queued()
     trainer = freeze(stack, run, saving(8))
     worker = stack.processes.pop("train")
     for _ in range(2):
         worker.send_signal(signal.SIGTERM)
     thaw(trainer)
-    assert worker.wait(60) == 0
+    assert worker.wait(300) == 0
     record = run.record()
     assert (record.status, record.last_reason) == (Status.QUEUED, "interrupted")
     saved = {folder.name: verify(folder).step for folder in run.checkpoints.iterdir()}
@@ -53,15 +59,14 @@ def test_a_worker_is_stopped_twice_in_the_middle_of_a_background_save(
     for each in (run, behind):
         assert_as_if_nothing_had_happened(stack, each, undisturbed)
     assert reasons(run) == ["interrupted", "done"]
-    loaded = [event.fact for event in run.events() if event.type == "model.loaded"]
-    assert [fact.resumed_step for fact in loaded] == [None, record.progress_step]
+    assert [loaded.resumed_step for loaded in facts_of(run, ModelLoaded)] == [None, record.progress_step]
 
 
 def test_the_trainer_publish_and_the_service_are_stopped(
     stack: Stack, undisturbed: Undisturbed, queued: MakeJob
 ) -> None:
     # SIGTERM to publish and to the service in the middle of a run, then to the trainer alone. Must hold: each ends in
-    # good order; the job is queued and goes on by itself; the sinks that were away hear everything.
+    # good order; the job is queued and continues by itself; the sinks that were away hear everything.
     run = queued()
     trainer = freeze(stack, run, stepping(5, 14))
     assert stack.stop("publish") == 0
@@ -76,16 +81,37 @@ def test_the_trainer_publish_and_the_service_are_stopped(
     stack.wait_for(lambda: '"closed":"job.succeeded"' in cursor.read_text() or None, "the log sink's last event", 20)
 
 
+def test_a_job_is_paused_in_an_evaluation(stack: Stack, undisturbed: Undisturbed, queued: MakeJob) -> None:
+    # POST pause in the middle of the evaluation of step 8, whose weights are the best of the run. Must hold: resumed,
+    # it makes that evaluation first, and delivers that very step, as the same job does when nobody pauses it.
+    twin, run = (stack.submit(small_job(**OVERFITS)) for _ in range(2))
+    assert stack.wait_for_event(twin, "job.succeeded", "job.failed").type == "job.succeeded"
+    assert twin.record().result_step == 8, losses(twin)
+    # It stands before the samples are generated: between here and the end of the evaluation it looks for a request.
+    trainer = freeze(stack, run, lambda run: evaluating(8)(run) and phase(run) == "evaluate")
+    assert stack.post(run, "pause").json()["requested"] == "pause"
+    stack.wait_for(lambda: signalled(trainer, signal.SIGTERM) or None, "the request to reach the trainer")
+    thaw(trainer)
+    stack.wait_for(lambda: run.record().status is Status.PAUSED or None, "the pause")
+    assert 8 not in losses(run) and run.record().progress_step == 8
+    paused = run.record().number
+    assert stack.post(run, "resume").status_code == 200
+    assert_as_if_nothing_had_happened(stack, run, Undisturbed.of(twin))
+    assert run.record().result_step == 8 and run.record().result_loss == twin.record().result_loss
+    types = [event.type for event in run.events(after=paused) if event.type.startswith(("evaluation", "checkpoint"))]
+    assert types[:2] == ["evaluation.finished", "checkpoint.saved"]
+
+
 @pytest.mark.parametrize("stage", ["check", "prepare"])
 def test_a_worker_is_stopped_while_a_job_is_validated(stack: Stack, stage: str) -> None:
     # SIGTERM to the check or prepare worker while its process is at work. Must hold: it ends with 0, the process is
-    # gone, the job is still being validated, and goes on as soon as the worker is back.
+    # gone, the job is still being validated, and continues as soon as the worker is back.
     run = stack.submit(small_job(name=stage))
     process = freeze(stack, run, lambda run: run.attempt_file(stage).exists() and not ended(run, stage))
     worker = stack.processes.pop(stage)
     assert parent_of(parent_of(process)) == worker.pid
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
+    assert worker.wait(300) == 0
     assert trainers(run) == []
     record = run.record()
     assert (record.status, record.stage.value) == (Status.VALIDATING, stage)

@@ -1,1 +1,1 @@
-"""What only a card can show: `make test MARKERS=gpu` on a machine that has one."""
+"""What only a GPU can show: `make test MARKERS=gpu` on a machine that has one."""

@@ -1,4 +1,4 @@
-"""The fixtures of tests/training, on the card."""
+"""The fixtures of tests/training, on the GPU."""
 
 from __future__ import annotations
 

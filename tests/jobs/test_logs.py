@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import requests
 
-from jobs.logs import JOB, JsonLines, TextLines, about, log_format
+from jobs.process.logs import JOB, JsonLines, TextLines, about, last_error, log_format
 from tests.redis_server import free_port
 from tests.service.running import running
 from tests.stack import Stack, tiny_job
@@ -40,6 +40,11 @@ def test_a_line_is_one_object() -> None:
     assert (told["level"], told["logger"], told["message"]) == ("warning", "longhaul.test", "a\nb \u2028 é \ud800")
     assert told["time"].endswith("Z")
     assert abs((datetime.now(UTC) - datetime.fromisoformat(told["time"])).total_seconds()) < 60
+
+
+def test_a_line_for_people_commands_no_terminal() -> None:
+    shown = TextLines().format(record("%s", "a\x1b]0;owned\x07\x9b2J\u202e\ud800\rb\tc"))
+    assert shown.endswith("a]0;owned2J\ufffd\nb\tc")
 
 
 def test_it_says_which_job_it_is_about() -> None:
@@ -154,3 +159,30 @@ def test_the_line_of_a_request_says_whose_key_it_came_with(
     assert "key" not in told["/workers"], "nobody's"
     assert told["/jobs"]["message"].endswith(f" by {told['/jobs']['key']}")
     assert key not in caplog.text
+
+
+AT = "2026-11-22 07:31:01,490"
+TRACE = """Traceback (most recent call last):
+  File "loop.py", line 3, in step
+    loss.backward()
+RuntimeError: CUDA error: an illegal memory access was encountered
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."""
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", ""),
+        (f"{AT} INFO step 1200: validation loss 3.0384", ""),
+        (f"{AT} INFO began\n{AT} ERROR the GPU is gone", "the GPU is gone"),
+        (f"{AT} INFO began\n{TRACE}", "RuntimeError: CUDA error: an illegal memory access was encountered"),
+        (f"{TRACE}\n{AT} INFO step 1200: validation loss 3.0384", ""),
+        (f"{AT} WARNING slow\nFatal Python error: Segmentation fault\n\nThread 0x1:\n  File x",
+         "Fatal Python error: Segmentation fault"),
+        (f"{AT} ERROR first\n{TRACE}\n\nDuring handling of the above:\n\n{TRACE.replace('CUDA', 'other')}",
+         "RuntimeError: other error: an illegal memory access was encountered"),
+        (f"{AT} INFO step 3\nsome library says something", ""),
+    ],
+)  # fmt: skip
+def test_only_an_error_that_a_log_ends_with_is_one(text: str, error: str) -> None:
+    assert last_error(text) == error

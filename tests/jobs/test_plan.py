@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jobs.cards import REFERENCE, peak_flops, short_name
-from jobs.plan import DataPlan, ModelPlan, Plan, TimePlan, make_plan, make_time_plan, read_plan
+from jobs.gpus import REFERENCE, peak_flops, short_name
+from jobs.plan import DataPlan, ModelPlan, Plan, TimePlan, make_plan, make_time_plan
 from jobs.spec import parse_spec
 
 
@@ -17,7 +17,7 @@ def planned(hours: float = 131.0, **more: Any) -> TimePlan:
     """So many hours at the limit of a 5090."""
     facts: dict[str, Any] = {
         "model_flops": hours * 3600 * 209.5e12, "recomputed_flops": 0.0, "estimated": False, "device": "cuda",
-        "card": REFERENCE.name,
+        "gpu": REFERENCE.name,
     }  # fmt: skip
     return make_time_plan(**facts | more)
 
@@ -26,7 +26,7 @@ def test_a_counted_plan_is_a_bound_and_an_expectation() -> None:
     plan = planned()
     assert plan.hours_at_limit == pytest.approx(131)
     assert plan.hours_expected == pytest.approx(131 / 0.4)
-    assert plan.text == "≥ 131 h at the limit of an RTX 5090 (about 328 h expected)"
+    assert plan.text == "≥ 5 d 11 h at the limit of an RTX 5090 (about 13 d 16 h expected)"
 
 
 def test_recomputation_costs_time_but_moves_no_limit() -> None:
@@ -35,33 +35,33 @@ def test_recomputation_costs_time_but_moves_no_limit() -> None:
     assert plan.hours_expected == pytest.approx(131 * 4 / 3 / 0.4)
 
 
-def test_a_faster_card_has_a_nearer_limit() -> None:
-    plan = planned(card="NVIDIA H200")
+def test_a_faster_gpu_has_a_nearer_limit() -> None:
+    plan = planned(gpu="NVIDIA H200")
     assert plan.hours_at_limit == pytest.approx(131 * 209.5 / 989)
-    assert plan.text == "≥ 28 h at the limit of an H200 (about 69 h expected)"
-    assert planned(card="NVIDIA B200").text == "≥ 12 h at the limit of a B200 (about 30 h expected)"
+    assert plan.text == "≥ 1 d 4 h at the limit of an H200 (about 2 d 21 h expected)"
+    assert planned(gpu="NVIDIA B200").text == "≥ 12 h 12 min at the limit of a B200 (about 30 h 30 min expected)"
 
 
 def test_what_was_guessed_is_said_to_be() -> None:
-    plan = planned(card=None, estimated=True)
-    assert (plan.card, plan.assumed) == (REFERENCE.name, True)
+    plan = planned(gpu=None, estimated=True)
+    assert (plan.gpu, plan.assumed) == (REFERENCE.name, True)
     assert plan.text == (
-        "about 131 h at the limit of an RTX 5090 "
-        "(about 328 h expected; no card was reported yet; guessed from the first rows)"
+        "about 5 d 11 h at the limit of an RTX 5090 "
+        "(about 13 d 16 h expected; no worker has reported a GPU yet; estimated from the first rows)"
     )
 
 
-def test_no_card_no_figure() -> None:
-    on_cpu = planned(card=None, device="cpu")
-    assert (on_cpu.card, on_cpu.assumed, on_cpu.hours_at_limit, on_cpu.hours_expected) == (None, False, None, None)
-    assert on_cpu.text is None and on_cpu.told()["text"] is None
-    strange = planned(card="NVIDIA GeForce GTX 1080")
+def test_no_gpu_no_figure() -> None:
+    on_cpu = planned(gpu=None, device="cpu")
+    assert (on_cpu.gpu, on_cpu.assumed, on_cpu.hours_at_limit, on_cpu.hours_expected) == (None, False, None, None)
+    assert on_cpu.text is None and on_cpu.summary().text is None
+    strange = planned(gpu="NVIDIA GeForce GTX 1080")
     assert (strange.hours_at_limit, strange.hours_expected, strange.assumed) == (None, None, False)
-    assert strange.text == "time unknown: what this card can do at most is not in our table (NVIDIA GeForce GTX 1080)"
+    assert strange.text == "time unknown: its peak speed is not in Longhaul's table (NVIDIA GeForce GTX 1080)"
 
 
 @pytest.mark.parametrize(
-    ("hours", "text"), [(1234.4, "1,234 h"), (9.94, "9.9 h"), (0.5, "30 min"), (0.01, "36 s"), (0.0, "0 s")]
+    ("hours", "text"), [(1234.4, "51 d 10 h"), (9.94, "9 h 56 min"), (0.5, "30 min"), (0.01, "36 s"), (0.0, "0 s")]
 )
 def test_hours_for_people(hours: float, text: str) -> None:
     assert (planned(hours).text or "").startswith(f"≥ {text} at")
@@ -74,11 +74,11 @@ def test_hours_for_people(hours: float, text: str) -> None:
         "NVIDIA RTX PRO 6000 Blackwell Server Edition", "",
     ],
 )  # fmt: skip
-def test_what_only_sounds_like_a_known_card_is_unknown(name: str) -> None:
+def test_what_only_sounds_like_a_known_gpu_is_unknown(name: str) -> None:
     assert peak_flops(name) is None
 
 
-def test_names_of_cards() -> None:
+def test_names_of_gpus() -> None:
     assert [short_name(name) for name in (REFERENCE.name, "NVIDIA H100 80GB HBM3")] == ["RTX 5090", "H100 80GB HBM3"]
     assert peak_flops(REFERENCE.name) == 209.5e12
 
@@ -89,7 +89,7 @@ def test_a_plan_is_written_and_read_with_its_time_and_an_older_one_without(tmp_p
     plan = make_plan(spec, ModelPlan(source="x", parameters=1), data).model_copy(update={"time": planned()})
     file = tmp_path / "plan.json"
     file.write_text(plan.model_dump_json())
-    assert read_plan(file) == plan
+    assert Plan.model_validate_json(file.read_bytes()) == plan
     older = json.loads(plan.model_dump_json())
     del older["time"]
     assert Plan.model_validate(older).time is None

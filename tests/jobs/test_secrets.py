@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobs import secrets
-from jobs.keys import new_key
-from jobs.secrets import HIDDEN, redact, register
+from jobs.process import secrets
+from jobs.process.keys import new_key
+from jobs.process.secrets import HIDDEN, redact, register
 
 HEX_40 = "0123456789abcdef0123456789abcdef01234567"
 HUB = "hf_" + "aB3dE6gH" * 4

@@ -1,4 +1,4 @@
-"""A job file says what is wrong with it: the dotted key, the value, the way out."""
+"""A job file says what is wrong with it: the dotted key, the value, what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST: dict[str, Any] = {"data": {"train": "rows.jsonl"}}
 
 def with_key(dotted: str, value: object) -> dict[str, Any]:
     """The least job with one key set."""
-    raw = json.loads(json.dumps(LEAST))
+    raw: dict[str, Any] = json.loads(json.dumps(LEAST))
     *parents, last = dotted.split(".")
     part = raw
     for name in parents:
@@ -32,12 +32,12 @@ def with_key(dotted: str, value: object) -> dict[str, Any]:
 def test_only_the_training_file_is_required() -> None:
     spec = parse_spec(LEAST)
     assert spec.model == "google/flan-t5-xl"
-    assert spec.schedule.batch_size == 128
-    assert spec.memory.cache_clear_every == 50
+    assert spec.training.batch_size == 128
+    assert spec.memory.empty_cache_steps == 50
 
 
 def test_a_spec_survives_its_own_json() -> None:
-    spec = parse_spec(with_key("schedule.epochs", 2))
+    spec = parse_spec(with_key("training.epochs", 2))
     assert parse_spec(json.loads(spec.model_dump_json())) == spec
     assert parse_spec(json.loads(spec.model_dump_json())).sha256() == spec.sha256()
     assert parse_spec(LEAST).sha256() != spec.sha256()
@@ -46,18 +46,18 @@ def test_a_spec_survives_its_own_json() -> None:
 def test_a_spec_is_frozen() -> None:
     spec = parse_spec(LEAST)
     with pytest.raises(ValueError, match="frozen"):
-        spec.schedule.epochs = 3
+        spec.training.epochs = 3  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
     ("dotted", "value", "said"),
     [
         ("epocs", 3, "unknown key"),
-        ("schedule.learnrate", 1, "unknown key"),
-        ("schedule.epochs", 0, "greater than or equal to 1 (got 0)"),
-        ("schedule.learning_rate", -1, "got -1"),
-        ("schedule.learning_rate", float("nan"), "nan"),
-        ("schedule.decay", "step", "'linear', 'cosine' or 'constant'"),
+        ("training.learnrate", 1, "unknown key"),
+        ("training.epochs", 0, "greater than or equal to 1 (got 0)"),
+        ("training.learning_rate", -1, "got -1"),
+        ("training.learning_rate", float("nan"), "nan"),
+        ("training.lr_scheduler", "step", "'linear', 'cosine' or 'constant'"),
         ("memory.micro_batch", "many", "'auto'"),
         ("data.validation", 1.5, "less than 1"),
         ("priority", 101, "less than or equal to 100"),
@@ -90,12 +90,12 @@ def test_rounding_to_the_nearest_bf16_is_refused_with_the_reason_and_the_way_out
 
 
 def test_memory_is_resolved_as_planned_and_without_a_plan_as_the_job_says() -> None:
-    spec = parse_spec(with_key("memory.recompute_layers", 3))
+    spec = parse_spec(with_key("memory.activation_checkpointing", 3))
     assert resolve(spec, None).model_dump(exclude={"compile"}) == {
-        "micro_batch": 8, "recompute_layers": 3, "optimizer": "adamw",
+        "micro_batch": 8, "activation_checkpointing": 3, "optimizer": "adamw",
     }  # fmt: skip
-    planned = resolve(spec, memory_plan(micro_batch=5, recompute_layers=2, optimizer="adamw_8bit"))
-    assert (planned.micro_batch, planned.recompute_layers, planned.optimizer) == (5, 2, "adamw_8bit")
+    planned = resolve(spec, memory_plan(micro_batch=5, activation_checkpointing=2, optimizer="adamw_8bit"))
+    assert (planned.micro_batch, planned.activation_checkpointing, planned.optimizer) == (5, 2, "adamw_8bit")
 
 
 @pytest.mark.parametrize(

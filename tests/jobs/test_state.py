@@ -1,4 +1,4 @@
-"""The table of moves is design §4, no more and no less."""
+"""The table of moves is that of docs/architecture.md, no more and no less."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DESIGN = {
     ("validating", "queued"), ("queued", "running"), ("running", "succeeded"),
     *itertools.product(("validating", "queued", "running", "paused"), ("failed", "cancelled")),
     ("queued", "paused"), ("running", "paused"), ("paused", "queued"), ("running", "queued"),
-    ("validating", "validated"),
+    ("validating", "validated"), ("running", "validating"), ("validating", "paused"),
 }  # fmt: skip
 
 

@@ -7,10 +7,10 @@ import time
 import pytest
 import redis
 
-from jobs.connection import connect
+from jobs.redis.connection import connect
+from jobs.redis.store import Store
+from jobs.redis.workers import Workers, lease_token
 from jobs.state import Stage
-from jobs.store import Store
-from jobs.workers import Workers, lease_token
 from tests.redis_server import RedisServer
 
 H200 = {"uuid": "GPU-1", "name": "NVIDIA H200", "memory_bytes": 2**37, "driver": "580"}
@@ -34,7 +34,7 @@ def test_whoever_reported_in_the_last_minute_is_there_by_name(client: redis.Redi
     found = workers.all()
     assert [each["name"] for each in found] == ["check-a", "train-b"]
     assert found[1]["gpu"] == H200
-    assert before - 0.001 <= found[1]["heard_at"] <= time.time()
+    assert before - 0.001 <= found[1]["last_seen_at"] <= time.time()
     assert 0 <= found[1]["heartbeat_age_s"] < 60
     assert (found[1]["job"], found[1]["job_since"]) == (None, None)
     workers.forget("train-b")

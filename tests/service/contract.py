@@ -23,7 +23,7 @@ _NOWHERE = {401, 403, 404, 405, 429, 503}
 
 
 @dataclass
-class Answer:
+class ContractAnswer:
     """One answer, as it was sent."""
 
     status: int
@@ -37,18 +37,18 @@ class Contract:
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
-        self.seen: dict[tuple[str, str, int], list[Answer]] = {}
+        self.seen: dict[tuple[str, str, int], list[ContractAnswer]] = {}
         """By path of the document ('' where it has none), method and status."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, and remember."""
-        answer: Answer | None = None
+        answer: ContractAnswer | None = None
 
         async def remember(message: Message) -> None:
             nonlocal answer
             if message["type"] == "http.response.start":
                 headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
-                answer = Answer(message["status"], headers)
+                answer = ContractAnswer(message["status"], headers)
                 key = (*self._operation(scope["path"], scope["method"]), answer.status)
                 known = self.seen.setdefault(key, [])
                 if len(known) < OF_EACH:
@@ -87,7 +87,7 @@ class Contract:
             {line for path, method, answers in seen for each in answers for line in self._broken(path, method, each)}
         )
 
-    def _broken(self, path: str, method: str, answer: Answer) -> list[str]:
+    def _broken(self, path: str, method: str, answer: ContractAnswer) -> list[str]:
         name = f"{method} {path or '(no operation)'} {answer.status}"
         if not path:
             if answer.status not in _NOWHERE and not (method == "GET" and answer.status == 200):  # the document itself
@@ -116,14 +116,15 @@ class Contract:
 
     def response(self, path: str, method: str, status: int) -> dict[str, Any] | None:
         """What is documented of it; None: nothing."""
-        described = self.document["paths"][path][method.lower()]["responses"].get(str(status))
+        described: dict[str, Any] | None = self.document["paths"][path][method.lower()]["responses"].get(str(status))
         if described and "$ref" in described:
-            return self.document["components"]["responses"][described["$ref"].rpartition("/")[2]]
+            described = self.document["components"]["responses"][described["$ref"].rpartition("/")[2]]
         return described
 
     def _resolved(self, described: dict[str, Any]) -> dict[str, Any]:
         name = described.get("$ref", "").rpartition("/")[2]
-        return self.document["components"]["headers"][name] if name else described
+        header: dict[str, Any] = self.document["components"]["headers"][name] if name else described
+        return header
 
     def _invalid(self, schema: dict[str, Any], body: Any) -> list[str]:
         if isinstance(body, dict) and isinstance(body.get("data"), list):
@@ -136,7 +137,8 @@ class Contract:
 
     @cached_property
     def _registry(self) -> Registry[Any]:
-        return Registry[Any]().with_resource("urn:api", DRAFT202012.create_resource(self.document))
+        registry: Registry[Any] = Registry().with_resource("urn:api", DRAFT202012.create_resource(self.document))
+        return registry
 
 
 def _parameter(match: re.Match[str]) -> str:

@@ -6,13 +6,14 @@ import http.client
 import socket
 from collections.abc import Mapping
 from contextlib import closing
+from email.message import Message
 
 from tests.service.running import Service
 
 
 def exchange(
     service: Service, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = {}
-) -> tuple[int, Mapping[str, str], bytes]:
+) -> tuple[int, Message, bytes]:
     """Status, headers and body of an answer. Raises http.client.IncompleteRead when it breaks off."""
     with closing(http.client.HTTPConnection("127.0.0.1", service.settings.port, timeout=20)) as connection:
         connection.putrequest(method, path)
@@ -31,7 +32,7 @@ def begin(service: Service, head: str, body: bytes = b"") -> socket.socket:
 
 
 def finish(connection: socket.socket) -> tuple[int, bytes]:
-    """Status and body of the answer to a request that was begun. Whatever is told to go on, is passed over."""
+    """Status and body of the answer to a request that was begun. Whatever is told to continue, is passed over."""
     with http.client.HTTPResponse(connection) as answer:
         answer.begin()
         return answer.status, answer.read()

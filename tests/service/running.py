@@ -7,28 +7,29 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import requests
 import uvicorn
 
-from jobs.connection import connect
+from jobs.disk.rundir import RunDir
 from jobs.events import AnyFact
 from jobs.record import JobRecord
-from jobs.rundir import RunDir
-from jobs.store import Store
-from service.connections import LIMITS
+from jobs.redis.connection import connect
+from jobs.redis.store import Store
+from service.edge.connections import LIMITS
 from service.main import create_app
-from service.settings import Settings
+from service.settings import ServiceSettings
 from tests.redis_server import free_port
 from tests.service.contract import Contract
 
-TINY = {"name": "tiny", "model": "builtin:t5-tiny", "data": {"train": "rows.jsonl"}}
+TINY: dict[str, Any] = {"name": "tiny", "model": "builtin:t5-tiny", "data": {"train": "rows.jsonl"}}
 
 
 class Service:
     """Where it runs, requests to it, and the worker's side: `append`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self.url = f"http://127.0.0.1:{settings.port}"
         self.store = Store(connect(settings.redis_url))
@@ -36,19 +37,19 @@ class Service:
         if settings.api_key:
             self.session.headers["Authorization"] = f"Bearer {settings.api_key}"
 
-    def request(self, method: str, path: str, **more: object) -> requests.Response:
+    def request(self, method: str, path: str, **more: Any) -> requests.Response:
         """One request, with the key if there is one."""
         return self.session.request(method, self.url + path, timeout=20, **more)
 
-    def get(self, path: str, **more: object) -> requests.Response:
+    def get(self, path: str, **more: Any) -> requests.Response:
         """GET."""
         return self.request("GET", path, **more)
 
-    def post(self, path: str, **more: object) -> requests.Response:
+    def post(self, path: str, **more: Any) -> requests.Response:
         """POST."""
         return self.request("POST", path, **more)
 
-    def submit(self, **changes: object) -> str:
+    def submit(self, **changes: Any) -> str:
         """Id of a new job."""
         answer = self.post("/jobs", json={**TINY, **changes})
         assert answer.status_code == 202, answer.text
@@ -76,7 +77,7 @@ def running(
     max_streams: int = 1000,
 ) -> Iterator[Service]:
     """A running service with `runs` and `data` in `folder`."""
-    settings = Settings(
+    settings = ServiceSettings(
         redis_url=redis_url,
         runs=folder / "runs",
         data=folder / "data",

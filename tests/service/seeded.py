@@ -7,22 +7,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jobs.disk.files import append_line
+from jobs.disk.rundir import RunDir
 from jobs.events import (
     AnyFact,
     AttemptEnded,
     AttemptStarted,
-    CardProcess,
     CheckpointRejected,
     CheckpointSaved,
     DeviceWaiting,
     DiskLow,
     EvaluationFinished,
     Fault,
+    GpuProcess,
     JobCancelled,
-    JobChecked,
     JobFailed,
     JobPaused,
-    JobPrepared,
     JobQueued,
     JobResumed,
     JobSucceeded,
@@ -33,21 +33,20 @@ from jobs.events import (
     OomRecovered,
     Sample,
 )
-from jobs.files import append_line
 from jobs.memory_plan import PICTURE
 from jobs.metrics import MetricRow
 from jobs.plan import DataPlan, ModelPlan, make_plan
-from jobs.rundir import RunDir
 from tests.memory_plans import memory_plan
 from tests.service.running import Service
+from tests.summaries import checked, prepared, time_summary
 
 STARTED = AttemptStarted(worker="train-box-1-a1b2c3", device="cuda")
 TRAINED: list[AnyFact] = [
-    DeviceWaiting(message="another trainer holds the card"),
+    DeviceWaiting(message="another trainer holds the GPU"),
     ModelLoaded(parameters=10, parameter_bytes=20, dtype="bfloat16", device="cuda:0", seconds=1.5, peak_ratio=1.01),
     MemoryPlanned(
-        micro_batch=8, recompute_layers=0, optimizer="adamw", peak_bytes=10, budget_bytes=20, foreign_bytes=5,
-        foreign=[CardProcess(pid=7, name="python", memory_bytes=5)],
+        micro_batch=8, activation_checkpointing=0, optimizer="adamw", peak_bytes=10, budget_bytes=20,
+        other_processes_bytes=5, other_processes=[GpuProcess(pid=7, name="python", memory_bytes=5)],
     ),
     MemoryMeasured(step=1, measured_bytes=9, predicted_bytes=10, peak_bytes=10, budget_bytes=20),
     EvaluationFinished(
@@ -112,11 +111,11 @@ def train(service: Service, job: str, *, queued: bool = True) -> None:
     """Checked, prepared and, if wanted, queued."""
     run = service.run(job)
     memory = memory_plan()
-    service.append(job, JobChecked(plan={"rows_estimated": 64, "steps": 20, "memory": memory.told()}))
+    service.append(job, checked(rows_estimated=64, steps=20, memory=memory.summary()))
     data = DataPlan(train="rows.jsonl", input="{title}", target="{directions}", rows=64)
     run.write_plan(make_plan(run.spec(), ModelPlan(source="builtin:t5-tiny", parameters=10), data, "cuda", memory))
     (run.path / PICTURE).write_bytes(b"\x89PNG")
-    service.append(job, JobPrepared(data={"train_rows": 64}, steps=20, time={"hours_expected": 0.5, "text": "30 min"}))
+    service.append(job, prepared(20, train_rows=64, time=time_summary(hours_expected=0.5, text="30 min")))
     if queued:
         service.append(job, JobQueued())
 
@@ -162,11 +161,11 @@ def _checkpoint(folder: Path, step: int) -> None:
 
 
 def row(step: int) -> MetricRow:
-    """A row of metrics as a trainer on a card writes it."""
+    """A row of metrics as a trainer on a GPU writes it."""
     return MetricRow(
         step=step, at=1_763_733_600.0 + step, attempt=1, epoch=step / 20, loss=3.0 - step / 20, learning_rate=1e-4,
         grad_norm=0.8, rows_per_s=100.0, target_tokens_per_s=1000.0, tokens_per_s=2000.0, padding_fraction=0.1,
         model_flops_per_s=1e12, mfu=0.3, step_s=0.1, eta_s=float(20 - step), memory_bytes=2**20,
         memory_reserved_bytes=2**21, cache_clears=1, cache_clear_s=0.1, micro_batch=8, data_wait_fraction=0.01,
-        gpu_utilisation=0.9, gpu_memory_used_bytes=2**22, gpu_temperature_c=60, gpu_power_w=300.5,
+        gpu_utilization=0.9, gpu_memory_used_bytes=2**22, gpu_temperature_c=60, gpu_power_w=300.5,
     )  # fmt: skip

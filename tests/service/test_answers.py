@@ -11,7 +11,8 @@ from jsonschema import Draft202012Validator
 from pydantic import TypeAdapter
 
 from jobs.events import EVENT_TYPES
-from service import answers, examples
+from service import answers
+from service.openapi import examples
 from tests.service.running import Service
 from tests.service.seeded import seed
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.metrics import MetricRow
+from jobs.disk.files import append_line
 from service import answers
+from tests.metric_rows import metric_row
 from tests.service.running import Service
 
 
@@ -22,17 +23,6 @@ def saved(run: Path, step: int, loss: float | None, *, size: int = 1000) -> Path
     return folder
 
 
-def row(step: int, loss: float) -> str:
-    return (
-        MetricRow(
-            step=step, at=1.0, attempt=1, epoch=0.1, loss=loss, learning_rate=1e-4, grad_norm=1.0, rows_per_s=1.0,
-            target_tokens_per_s=1.0, step_s=1.0, eta_s=1.0, memory_bytes=1, memory_reserved_bytes=1, cache_clears=0,
-            cache_clear_s=0.0, micro_batch=1, data_wait_fraction=0.0,
-        ).model_dump_json()
-        + "\n"
-    )  # fmt: skip
-
-
 def test_checkpoints_are_those_on_disk_newest_first(service: Service) -> None:
     job = service.submit()
     run = service.run(job)
@@ -42,8 +32,9 @@ def test_checkpoints_are_those_on_disk_newest_first(service: Service) -> None:
     folders = {
         step: saved(run.path, step, loss) for step, loss in ((500, 2.5), (1000, 1.5), (1500, None), (2000, 1.75))
     }
-    # Step 1000 was logged twice: an attempt went on from 500.
-    run.metrics_file.write_text("".join([row(990, 3.0), row(1000, 2.9), row(990, 2.8), row(1000, 2.7), row(1500, 2.0)]))
+    # Step 1000 was logged twice: an attempt resumed from 500.
+    for step, loss in ((990, 3.0), (1000, 2.9), (990, 2.8), (1000, 2.7), (1500, 2.0)):
+        append_line(run.metrics_file, metric_row(step, loss=loss))
 
     page = answers.CheckpointList.model_validate(service.get(f"/jobs/{job}/checkpoints").json())
     assert [each.step_number for each in page.data] == [2000, 1500, 1000, 500]

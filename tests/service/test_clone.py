@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from jobs.connection import connect
-from jobs.queue import Tickets
+from jobs.redis.connection import connect
+from jobs.redis.queue import Tickets
 from jobs.state import Stage
-from service.submissions import merged
+from service.jobs.submissions import merged
 from tests.service.running import Service
-from tests.service.test_steering import STATES
+from tests.states import STATES
 
 ODD = {
     "name": "odd",
     "data": {"train": "rows.jsonl", "validation": 0.25, "max_input_tokens": 64},
-    "schedule": {"epochs": 2, "dropout": 0.0, "max_grad_norm": None},
+    "training": {"epochs": 2, "dropout": 0.0, "max_grad_norm": None},
     "priority": 4,
     "metadata": {"team": "kitchen", "run": "1"},
     "integrations": {"wandb": None, "discord": False},
@@ -50,15 +50,15 @@ def test_a_patch_replaces_what_it_names_and_null_is_the_default_again(service: S
     patch = {
         "name": "slower",
         "data": {"max_input_tokens": None},
-        "schedule": {"learning_rate": 5e-5, "epochs": None},
+        "training": {"learning_rate": 5e-5, "epochs": None},
         "metadata": {"run": "2", "team": None},
         "integrations": {"wandb": {"project": "p"}},
     }
     spec = clone(service, job, patch).json()["spec"]
     assert spec["name"] == "slower"
     assert (spec["data"]["max_input_tokens"], spec["data"]["validation"]) == (512, 0.25)
-    schedule = {key: spec["schedule"][key] for key in ("learning_rate", "epochs", "dropout", "max_grad_norm")}
-    assert schedule == {"learning_rate": 5e-5, "epochs": 5, "dropout": 0.0, "max_grad_norm": None}
+    training = {key: spec["training"][key] for key in ("learning_rate", "epochs", "dropout", "max_grad_norm")}
+    assert training == {"learning_rate": 5e-5, "epochs": 5, "dropout": 0.0, "max_grad_norm": None}
     assert spec["metadata"] == {"run": "2"}
     assert spec["integrations"] == {"wandb": {"project": "p", "entity": None}, "discord": False}
 
@@ -72,11 +72,11 @@ def test_a_dry_run_that_went_well_is_cloned_to_run_and_the_other_way_round(servi
 
 
 BAD: list[tuple[str, str | None]] = [
-    ('{"schedule": {"epoch": 3}}', "schedule.epoch"),
-    ('{"schedule": {"epochs": "many"}}', "schedule.epochs"),
+    ('{"training": {"epoch": 3}}', "training.epoch"),
+    ('{"training": {"epochs": "many"}}', "training.epochs"),
     ('{"data": {"train": null}}', "data.train"),
     ('{"data": {"train": "../../etc/passwd.csv"}}', "data.train"),
-    ('{"schedule": 3}', "schedule"),
+    ('{"training": 3}', "training"),
     ("[]", None),
     ("null", None),
     ("not JSON", None),

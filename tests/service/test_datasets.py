@@ -14,16 +14,20 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jobs.data_names import DATA_SUFFIXES
-from service import answers, uploads
+from service import answers
+from service.files import uploads
+from tests.processes import highest_memory
 from tests.service.raw import begin, exchange, finish
 from tests.service.running import Service, running
+from tests.sinks.driving import until
 from tests.stack import Stack
+from tests.summaries import dataset_report
 
 ROWS = b'{"input": "a", "target": "b"}\n' * 1000
 
@@ -39,13 +43,6 @@ def stored(service: Service, name: str = "rows.jsonl") -> bytes:
 def folders(service: Service) -> list[str]:
     """What lies in the uploads folder: data sets, and what is on its way."""
     return sorted(os.listdir(service.settings.uploads)) if service.settings.uploads.exists() else []
-
-
-def eventually(look: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not look():
-        assert time.monotonic() < deadline, "waited 20 s"
-        time.sleep(0.01)
 
 
 # -- taking in --------------------------------------------------------------------------------------------------------
@@ -175,7 +172,7 @@ def test_a_disk_without_room_is_said_before_a_byte_is_sent(redis_url: str, tmp_p
 def test_a_disk_that_fills_up_meanwhile_keeps_its_reserve(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def pieces() -> Iterator[bytes]:
         yield bytes(3_000_000)
-        eventually(lambda: any(file.stat().st_size >= 2 << 20 for file in service.settings.uploads.glob("*/*")))
+        until(lambda: any(file.stat().st_size >= 2 << 20 for file in service.settings.uploads.glob("*/*")))
         monkeypatch.setattr(uploads, "RESERVE", shutil.disk_usage(service.settings.uploads).total)
         yield bytes(3_000_000)
 
@@ -209,8 +206,8 @@ def test_one_line_of_curl_is_the_whole_upload(service: Service, tmp_path: Path) 
 def test_nothing_is_left_of_a_broken_upload(service: Service) -> None:
     head = "PUT /datasets/rows.jsonl HTTP/1.1\nHost: localhost\nContent-Length: 9000000"
     with begin(service, head, bytes(3_000_000)):
-        eventually(lambda: any(file.stat().st_size >= 2 << 20 for file in service.settings.uploads.glob("*/*")))
-    eventually(lambda: folders(service) == [])
+        until(lambda: any(file.stat().st_size >= 2 << 20 for file in service.settings.uploads.glob("*/*")))
+    until(lambda: folders(service) == [])
     assert service.get("/datasets/rows.jsonl").status_code == 404
     assert service.request("PUT", "/datasets/rows.jsonl", data=ROWS).status_code == 201
 
@@ -219,9 +216,9 @@ def test_a_service_that_is_stopped_leaves_nothing_of_an_upload(tmp_path: Path) -
     with Stack(tmp_path / "stack", data=tmp_path) as stack:
         stack.start("service")
         uploads = stack.home / "uploads"
-        with Sent(stack.port, "/datasets/rows.jsonl", 9_000_000) as sent:
+        with RawUpload(stack.port, "/datasets/rows.jsonl", 9_000_000) as sent:
             sent.connection.sendall(bytes(3_000_000))
-            eventually(lambda: any(file.stat().st_size >= 2 << 20 for file in uploads.glob("*/*")))
+            until(lambda: any(file.stat().st_size >= 2 << 20 for file in uploads.glob("*/*")))
             assert stack.stop("service") in (0, -signal.SIGTERM)
         assert os.listdir(uploads) == []
 
@@ -283,20 +280,14 @@ def test_memory_stays_flat_while_a_gigabyte_comes(tmp_path: Path) -> None:
     with Stack(tmp_path / "stack", data=tmp_path) as stack:
         stack.start("service")
         before = highest_memory(stack)
-        with open(big, "rb") as file, Sent(stack.port, "/datasets/big.jsonl", size) as sent:
+        with open(big, "rb") as file, RawUpload(stack.port, "/datasets/big.jsonl", size) as sent:
             sent.connection.sendfile(file)
             assert sent.status() == 201
         assert (stack.home / "uploads" / "big.jsonl" / "big.jsonl").stat().st_size == size
         assert highest_memory(stack) - before < 48 << 20
 
 
-def highest_memory(stack: Stack) -> int:
-    """Bytes that the service was resident with at most, so far."""
-    status = Path(f"/proc/{stack.processes['service'].pid}/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
-
-class Sent:
+class RawUpload:
     """An upload whose body the test sends itself."""
 
     def __init__(self, port: int, path: str, size: int) -> None:
@@ -306,7 +297,7 @@ class Sent:
     def status(self) -> int:
         return int(self.connection.recv(65_536).split()[1])
 
-    def __enter__(self) -> Sent:
+    def __enter__(self) -> RawUpload:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -364,9 +355,12 @@ def test_the_report_is_that_of_the_newest_job_that_read_it(service: Service) -> 
     service.request("PUT", "/datasets/rows.jsonl", data=ROWS)
     old, newer, newest = (service.submit(data={"train": "dataset:rows.jsonl"}) for _ in range(3))
     for job, rows in ((old, 1), (newer, 2)):
-        (service.run(job).path / "dataset.json").write_text(json.dumps({"rows_read": rows}))
+        (service.run(job).path / "dataset.json").write_text(dataset_report(rows_read=rows).model_dump_json())
     dataset = service.get("/datasets/rows.jsonl").json()
-    assert (dataset["report"], dataset["report_job"]) == ({"rows_read": 2}, newer)
+    assert (dataset["report"], dataset["report_job"]) == (dataset_report(rows_read=2).model_dump(), newer)
+    (service.run(newest).path / "dataset.json").write_text('{"rows_read": 3}')
+    assert service.get("/datasets/rows.jsonl").json()["report_job"] == newer, "that one is of another version"
+    (service.run(newest).path / "dataset.json").unlink()
     (service.run(newest).path / "dataset.json").symlink_to(service.run(old).path / "dataset.json")
     assert service.get("/datasets/rows.jsonl").json()["report_job"] == newer
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import requests
 
-from jobs.connection import connect
 from jobs.errors import StoreUnavailable
 from jobs.events import Fault, JobFailed
-from jobs.queue import Tickets
+from jobs.redis.connection import connect
+from jobs.redis.queue import Tickets
+from jobs.redis.store import Store
 from jobs.state import Stage
-from jobs.store import Store
 from tests.redis_server import RedisServer
 from tests.service.running import TINY, Service, running
-from tests.service.test_steering import STATES
+from tests.states import STATES
 from worker.reconcile import Reconciler
 
 
@@ -42,7 +42,7 @@ def assert_gone(service: Service, job: str, answer: requests.Response) -> None:
         assert service.request(method, f"/jobs/{job}{path}").status_code == 404
 
 
-def test_its_key_is_free_again(service: Service) -> None:
+def test_a_deleted_job_frees_its_idempotency_key(service: Service) -> None:
     def post(body: dict[str, object]) -> str:
         answer = service.post("/jobs", json=body, headers={"Idempotency-Key": "monday"})
         assert answer.status_code == 202, answer.text
@@ -67,13 +67,6 @@ def test_a_job_that_a_trainer_or_a_worker_still_holds_is_kept(service: Service) 
     assert service.request("DELETE", f"/jobs/{job}").status_code == 200
 
 
-def test_a_damaged_job_is_left_for_people(service: Service) -> None:
-    job = service.submit()
-    service.run(job).events_file.write_bytes(b"not json\n")
-    answer = service.request("DELETE", f"/jobs/{job}")
-    assert (answer.status_code, "by hand" in answer.text) == (409, True)
-
-
 def test_a_deletion_that_died_half_way_is_completed_by_reconcile(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +79,7 @@ def test_a_deletion_that_died_half_way_is_completed_by_reconcile(
     service.append(job, JobFailed(error=Fault(code="c", message="m")))
     with monkeypatch.context() as patch:
         patch.setattr(Store, "forget", away)
-        patch.setattr("service.actions.remove", lambda folder: None)
+        patch.setattr("service.jobs.actions.remove", lambda folder: None)
         assert service.request("DELETE", f"/jobs/{job}").status_code == 200
     (left,) = service.settings.runs.iterdir()
     assert left.name.startswith(f"tmp-deleted-{job}-") and (left / "events.jsonl").exists()

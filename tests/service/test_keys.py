@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.keys import new_key
-from service import keys as keys_module
-from service.keys import Keys
+from jobs.process.keys import new_key
+from service.edge import keys as keys_module
+from service.edge.keys import Keys
 from tests.service.running import running
 
 
@@ -38,18 +38,18 @@ def test_no_plain_key_is_held(tmp_path: Path) -> None:
 
 
 def test_every_key_is_compared_whichever_is_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Time says nothing by construction: all digests, of one length, by compare_digest, with no way out between.
+    # Time says nothing by construction: all digests, of one length, by compare_digest, with no early exit between.
     made = [new_key(f"key-{number}") for number in range(5)]
     keys = Keys(None, write(tmp_path / "keys", *(line for _, line in made)))
     compared: list[tuple[int, int]] = []
 
-    class Counted:
+    class CountedDigests:
         @staticmethod
         def compare_digest(one: bytes, other: bytes) -> bool:
             compared.append((len(one), len(other)))
             return hmac.compare_digest(one, other)
 
-    monkeypatch.setattr(keys_module, "hmac", Counted)
+    monkeypatch.setattr(keys_module, "hmac", CountedDigests)
     for key in (made[0][0], made[2][0], made[4][0], "wrong", ""):
         compared.clear()
         keys.name_of(key.encode())

@@ -8,21 +8,13 @@ from pathlib import Path
 import pytest
 import requests
 
-from service import limits
-from service.limits import Buckets, address
+from service.edge import limits
+from service.edge.limits import Buckets, address
+from tests.clock import Clock
 from tests.service.running import Service, running
 
 KEY = "k" * 40
 RATE = 3.0
-
-
-class Clock:
-    """Stands still until told."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from jobs.connection import connect
-from jobs.events import AttemptStarted, JobChecked, JobPrepared, JobQueued
-from jobs.metrics import MetricRow
-from jobs.queue import Tickets
-from jobs.store import Store
-from tests.jobs.test_queries import ROW
+from jobs.events import AttemptStarted, JobQueued
+from jobs.redis.connection import connect
+from jobs.redis.queue import Tickets
+from jobs.redis.store import Store
+from tests.metric_rows import metric_row
 from tests.service.running import Service
+from tests.service.scraping import figure, scrape
+from tests.service.seeded import STARTED, leave_behind, train
+from tests.summaries import checked, prepared, time_summary
 from worker.reconcile import Reconciler
 
 
@@ -66,16 +68,46 @@ def test_what_cannot_be_listed_is_refused_by_name(service: Service) -> None:
 
 def test_a_waiting_job_says_when_its_turn_comes_and_when_it_is_done(service: Service) -> None:
     service.store.workers.report({"name": "t", "stage": "train", "healthy": True, "why": None})
-    queued = (JobChecked(plan={}), JobPrepared(data={}, steps=9, time={"hours_expected": 0.5}), JobQueued())
+    queued = (checked(), prepared(9, time=time_summary(hours_expected=0.5)), JobQueued())
     busy, waits = service.submit(), service.submit()
     for job in (busy, waits):
         service.append(job, *queued)
     record = service.append(busy, AttemptStarted(worker="t", device="cpu"))
-    row: MetricRow = ROW.model_copy(update={"at": (record.attempt_started_at or 0) + 100, "eta_s": 1000.0})
+    row = metric_row(5, at=(record.attempt_started_at or 0) + 100, eta_s=1000.0)
     service.store.set_latest(busy, row)
     running, waiting = (service.get(f"/jobs/{job}").json() for job in (busy, waits))
     assert (running["estimated_start"], running["estimated_finish"]) == (None, int(row.at + 1000))
-    assert waiting["position"] == 0
+    assert waiting["queue_position"] == 1
     assert 0 <= waiting["estimated_start"] - running["estimated_finish"] <= 1
     assert waiting["estimated_finish"] - waiting["estimated_start"] == 1800
     assert service.get("/jobs").json()["data"][0] == waiting
+
+
+def test_while_redis_is_rebuilt_lists_say_so_and_a_job_is_read_from_its_directory(service: Service) -> None:
+    job = service.submit()
+    train(service, job)
+    service.append(job, STARTED)
+    leave_behind(service.run(job))
+    before = service.get(f"/jobs/{job}").json(), service.get(f"/jobs/{job}/events").json()
+    service.request("PUT", "/datasets/unused.jsonl", data=b"{}")
+    client = connect(service.settings.redis_url)
+    client.flushall()
+    other = service.submit()
+    for method, path in (("GET", "/jobs"), ("GET", "/jobs?status=running"), ("DELETE", "/datasets/unused.jsonl")):
+        answer = service.request(method, path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "recovering"), path
+        assert int(answer.headers["Retry-After"]) > 0
+    figures = scrape(service)
+    assert (figure(figures, "redis_up"), figure(figures, "redis_recovering")) == (1, 1)
+    assert figure(figures, "jobs", status="validating") is None, "some are not all"
+    now = service.get(f"/jobs/{job}").json()
+    assert now["progress"]["step"] == 20 and now["status"] == "running"
+    assert {**now, "progress": None, "estimated_finish": None} == {
+        **before[0], "progress": None, "estimated_finish": None
+    }  # fmt: skip
+    assert service.get(f"/jobs/{job}/events").json() == before[1]
+    assert len(service.get(f"/jobs/{job}/metrics").json()["data"]) == 10
+    assert service.get(f"/jobs/{other}").json()["queue_position"] is None
+    Reconciler(service.settings.runs, service.store, Tickets(client)).once()
+    assert {each["id"] for each in service.get("/jobs").json()["data"]} == {job, other}
+    assert figure(scrape(service), "redis_recovering") == 0

@@ -10,10 +10,10 @@ import pytest
 import requests
 
 from jobs.events import JobCancelled
-from service import trainer_log
-from service.trainer_log import TrainerLog
+from service.reading import trainer_log
+from service.reading.trainer_log import TrainerLog
 from tests.service.running import Service
-from tests.service.test_events import START
+from tests.states import RUNNING
 
 TOKEN = "hf_" + "a1B2c3D4" * 4
 
@@ -33,7 +33,7 @@ def add(file: Path, text: str) -> None:
         log.write(text)
 
 
-def follow(service: Service, job: str, **params: object) -> requests.Response:
+def follow(service: Service, job: str, **params: str) -> requests.Response:
     url = f"{service.url}/jobs/{job}/logs"
     return requests.get(url, params={"follow": "true", **params}, stream=True, timeout=20)
 
@@ -92,7 +92,7 @@ def test_a_line_too_long_to_be_looked_at_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_followed_log_goes_on_until_the_job_has_ended(service: Service, job: str, file: Path) -> None:
-    service.append(job, *START)
+    service.append(job, *RUNNING)
     with follow(service, job) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
         assert "X-Next-Offset" not in answer.headers
@@ -112,9 +112,9 @@ def test_of_a_job_that_has_ended_all_is_sent_at_once(service: Service, job: str,
     assert follow(service, job).text == ""
     text = "".join(f"line {number}: {'é' * 50}\n" for number in range(5000))  # several pieces
     file.write_text(text)
-    assert follow(service, job, tail=10_000).content.decode() == text
-    assert follow(service, job, tail=2).text.splitlines()[0].startswith("line 4998")
-    assert follow(service, job, offset=len(text.encode()) - 5).text == ""
+    assert follow(service, job, tail="10000").content.decode() == text
+    assert follow(service, job, tail="2").text.splitlines()[0].startswith("line 4998")
+    assert follow(service, job, offset=str(len(text.encode()) - 5)).text == ""
 
 
 def test_a_log_that_is_cut_or_replaced_is_read_from_its_beginning(service: Service, job: str, file: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_log_that_is_cut_or_replaced_is_read_from_its_beginning(service: Servi
 
 def test_whoever_waits_holds_no_thread(service: Service, job: str, file: Path) -> None:
     """More followers than the pool has threads (40), and plain requests are answered all the same."""
-    service.append(job, *START)
+    service.append(job, *RUNNING)
     answers = [follow(service, job) for _ in range(60)]
     streams = [service.session.get(f"{service.url}/jobs/{job}/events", headers={"Accept": "text/event-stream"},
                                    stream=True, timeout=20) for _ in range(10)]  # fmt: skip
@@ -162,7 +162,7 @@ def test_a_reader_who_takes_nothing_costs_no_memory(
     monkeypatch.setattr(TrainerLog, "read", counted)
     other = service.submit()
     file.write_bytes((b"x" * 127 + b"\n") * 2**19)
-    with follow(service, job, offset=0) as slow:
+    with follow(service, job, offset="0") as slow:
         assert slow.raw.read(1) == b"x"
         service.run(other).trainer_log.write_text("quick\n")
         with follow(service, other) as quick:

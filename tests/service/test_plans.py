@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jobs.events import JobChecked, JobPrepared
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from tests.memory_plans import memory_plan
 from tests.service.running import Service
+from tests.summaries import checked, prepared, time_summary
 
 
 def test_a_plan_is_shown_as_it_is_stored(service: Service) -> None:
@@ -34,11 +34,11 @@ def test_before_check_there_is_none(service: Service) -> None:
 
 def test_the_sentences_of_check_and_prepare_say_what_memory_is_needed(service: Service) -> None:
     job = service.submit()
-    checked, prepared = memory_plan(micro_batch=4), memory_plan()
-    time = {"text": "≥ 131 h"}
-    service.append(job, JobChecked(plan={"rows_estimated": 8, "steps": 2, "memory": checked.told(), "time": time}))
-    service.append(job, JobPrepared(data={}, steps=2, time=time, memory=prepared.told()))
+    first, then = memory_plan(micro_batch=4), memory_plan()
+    time = time_summary(text="≥ 131 h")
+    service.append(job, checked(steps=2, memory=first.summary(), time=time))
+    service.append(job, prepared(2, time=time, memory=then.summary()))
     messages = [event["message"] for event in service.get(f"/jobs/{job}/events").json()["data"]]
-    assert messages[1].endswith(f"about 8 rows and 2 steps; ≥ 131 h; {checked.text}")
-    assert messages[2] == f"prepared: 2 steps to train; ≥ 131 h; {prepared.text}"
+    assert messages[1].endswith(f"about 8 rows and 2 steps; ≥ 131 h; {first.text}")
+    assert messages[2] == f"prepared: 8 training rows, 2 steps to train; ≥ 131 h; {then.text}"
     assert service.get(f"/jobs/{job}").json()["plan"]["memory"]["micro_batch"] == 8

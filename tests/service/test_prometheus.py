@@ -7,39 +7,19 @@ from pathlib import Path
 
 import pytest
 import requests
-from prometheus_client.parser import text_string_to_metric_families
 
-from jobs.connection import connect
-from jobs.events import AttemptStarted, JobCancelled, JobChecked, JobPrepared, JobQueued
-from jobs.gauges import Gauges
+from jobs.events import AttemptStarted, JobCancelled, JobQueued
+from jobs.redis.connection import connect
+from jobs.redis.gauges import Gauges
 from jobs.state import Stage
+from tests.metric_rows import metric_row
 from tests.redis_server import RedisServer
 from tests.service.running import Service, running
-from tests.service.test_series import row
+from tests.service.scraping import figure, scrape, scraped
 from tests.sinks.driving import until
+from tests.summaries import checked, prepared
 
-TO_QUEUE = (JobChecked(plan={}), JobPrepared(data={}, steps=900), JobQueued())
-Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def scraped(text: str) -> Figures:
-    """Every sample, by name and labels; read with Prometheus' own parser."""
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-def figure(figures: Figures, name: str, /, **labels: str) -> float | None:
-    return figures.get((f"longhaul_{name}", frozenset(labels.items())))
-
-
-def scrape(service: Service) -> Figures:
-    answer = service.get("/metrics")
-    assert answer.status_code == 200
-    assert answer.headers["Content-Type"].startswith("text/plain; version=")
-    return scraped(answer.text)
+TO_QUEUE = (checked(), prepared(900), JobQueued())
 
 
 def test_jobs_and_queues(service: Service) -> None:
@@ -77,7 +57,7 @@ def test_a_running_job(service: Service) -> None:
     assert figure(figures, "job_info", job=job, name="chef", model="builtin:t5-tiny") == 1
     assert figure(figures, "job_steps", job=job) == 900
     assert figure(figures, "job_step", job=job) is None, "no row of metrics yet"
-    newest = row(30, loss=1.25).model_copy(
+    newest = metric_row(30, loss=1.25).model_copy(
         update={"gpu_memory_used_bytes": 2**35, "memory_planned_bytes": 2**34, "gpu_temperature_c": 61}
     )
     service.store.set_latest(job, newest)
@@ -97,9 +77,9 @@ def test_a_running_job(service: Service) -> None:
 
 
 def test_workers_and_sinks(service: Service) -> None:
-    card = {"uuid": "GPU-1", "name": "NVIDIA H200", "memory_bytes": 2**37, "driver": "580"}
+    gpu = {"uuid": "GPU-1", "name": "NVIDIA H200", "memory_bytes": 2**37, "driver": "580"}
     for name, more in (
-        ("train-0", {"gpu": card}),
+        ("train-0", {"gpu": gpu}),
         ("train-1", {"healthy": False, "why": "no driver", "gpu": None}),
         ("publish-0", {"sinks": {"discord": {"jobs_behind": 2, "oldest_s": 61.5}}}),
         ("publish-1", {"sinks": {"discord": {"jobs_behind": 0, "oldest_s": 0.0}}}),  # waits for the first to go

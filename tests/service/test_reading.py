@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import requests
 
-from jobs.events import AttemptStarted, DeviceWaiting, JobChecked, JobPrepared, JobQueued
-from jobs.metrics import MetricRow
-from service.settings import Settings, read_settings
+from jobs.events import AttemptEnded, AttemptStarted, DeviceWaiting, JobQueued
+from service.settings import ServiceSettings, read_settings
+from tests.metric_rows import metric_row
 from tests.redis_server import RedisServer
 from tests.service.running import TINY, Service, running
+from tests.summaries import check_summary, checked, prepared, time_summary
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,27 +44,36 @@ def test_pages_of_jobs(service: Service) -> None:
     assert service.get("/jobs", params={"after": "job-unknown"}).status_code == 404
 
 
-def row(step: int, loss: float = 2.0) -> MetricRow:
-    return MetricRow(
-        step=step, at=1.0, attempt=1, epoch=0.5, loss=loss, learning_rate=1e-3, grad_norm=1.0, rows_per_s=10.0,
-        target_tokens_per_s=100.0, step_s=0.1, eta_s=60.0, memory_bytes=2**20, memory_reserved_bytes=2**21,
-        cache_clears=0, cache_clear_s=0.0, micro_batch=8, data_wait_fraction=0.0,
-    )  # fmt: skip
+def test_figures_of_an_attempt_that_is_over_are_not_those_of_the_next(service: Service) -> None:
+    job = service.submit()
+    service.append(job, checked(), prepared(10), JobQueued())
+    service.append(job, AttemptStarted(worker="w", device="cuda"))
+    service.store.set_latest(job, metric_row(9, eta_s=59.0))
+    shown = service.get(f"/jobs/{job}").json()
+    assert (shown["progress"]["step"], shown["progress"]["eta_s"]) == (9, 59.0)
+    service.append(job, AttemptEnded(reason="crash", step=9), JobQueued())
+    shown = service.get(f"/jobs/{job}").json()
+    assert (shown["progress"]["step"], shown["progress"]["eta_s"], shown["estimated_finish"]) == (0, None, None)
+    record = service.append(job, AttemptStarted(worker="w", device="cuda"))
+    shown = service.get(f"/jobs/{job}").json()
+    progress = shown["progress"]
+    assert (progress["step"], progress["at"], progress["eta_s"], progress["eta_from"]) == (0, None, 590.0, "measured")
+    assert shown["estimated_finish"] == int((record.attempt_started_at or 0) + 590)
 
 
 def test_time_left_is_the_plans_until_it_is_measured(service: Service) -> None:
     job = service.submit()
-    time = {"hours_expected": 2.0, "text": "≥ 1.0 h at the limit of an RTX 5090 (about 2.0 h expected)"}
-    service.append(job, JobChecked(plan={"steps": 9, "time": {"hours_expected": 9.0}}))
-    service.append(job, JobPrepared(data={}, steps=9, time=time), JobQueued())
+    time = time_summary(hours_expected=2.0, text="≥ 1.0 h at the limit of an RTX 5090 (about 2.0 h expected)")
+    service.append(job, checked(steps=9, time=time_summary(hours_expected=9.0)))
+    service.append(job, prepared(9, time=time), JobQueued())
     shown = service.get(f"/jobs/{job}").json()
-    assert shown["plan"] == {"steps": 9, "time": time}
+    assert shown["plan"] == check_summary(steps=9, time=time).model_dump()
     assert (shown["progress"]["eta_s"], shown["progress"]["eta_from"], shown["estimated_finish"]) == (None, None, None)
     service.append(job, AttemptStarted(worker="w", device="cuda"))
     shown = service.get(f"/jobs/{job}").json()
     assert (shown["progress"]["eta_s"], shown["progress"]["eta_from"]) == (7200.0, "plan")
     assert shown["estimated_finish"] - shown["started_at"] in (7200, 7201)
-    service.store.set_latest(job, row(1).model_copy(update={"mfu": 0.5, "tokens_per_s": 900.0}))
+    service.store.set_latest(job, metric_row(1, at=1.0, mfu=0.5, tokens_per_s=900.0))
     shown = service.get(f"/jobs/{job}").json()
     assert (shown["progress"]["eta_s"], shown["progress"]["eta_from"], shown["estimated_finish"]) == (
         60.0,
@@ -73,22 +83,33 @@ def test_time_left_is_the_plans_until_it_is_measured(service: Service) -> None:
     assert (shown["progress"]["mfu"], shown["progress"]["tokens_per_s"]) == (0.5, 900.0)
 
 
-def test_a_queued_job_says_why_no_card_takes_it(service: Service) -> None:
+def test_a_queued_job_says_why_no_gpu_takes_it(service: Service) -> None:
     job = service.submit()
-    assert service.get(f"/jobs/{job}").json()["waiting"] is None
-    service.append(job, JobChecked(plan={}), JobPrepared(data={}, steps=9), JobQueued())
+    assert service.get(f"/jobs/{job}").json()["waiting_reason"] is None
+    service.append(job, checked(), prepared(9), JobQueued())
     service.append(job, DeviceWaiting(message="no NVIDIA driver was found here"))
     shown = service.get(f"/jobs/{job}").json()
-    assert (shown["status"], shown["waiting"]) == ("queued", "no NVIDIA driver was found here")
+    assert (shown["status"], shown["waiting_reason"]) == ("queued", "no NVIDIA driver was found here")
     event = service.get(f"/jobs/{job}/events").json()["data"][-1]
     assert (event["type"], event["level"]) == ("device.waiting", "warn")
-    assert event["message"] == "waiting for the card: no NVIDIA driver was found here"
+    assert event["message"] == "waiting for the GPU: no NVIDIA driver was found here"
 
 
 def test_health_says_what_is_wrong(tmp_path: Path) -> None:
     with RedisServer(tmp_path / "redis") as redis, running(redis.url, tmp_path) as service:
         assert service.get("/health/live").status_code == 200
         assert service.get("/health/ready").json() == {"status": "ok"}
+        service.settings.uploads.rmdir()
+        assert service.get("/health/ready").status_code == 200, "an upload makes it again"
+        service.settings.uploads.rmdir()
+        service.settings.uploads.touch()
+        answer = service.get("/health/ready")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (503, "uploads")
+        upload = {"data": b"{}", "headers": {"Content-Type": "application/octet-stream"}}
+        refused = service.request("PUT", "/datasets/rows.jsonl", **upload)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unreadable"), "as an upload is answered"
+        service.settings.uploads.unlink()
+        assert service.get("/health/ready").status_code == 200
         service.settings.runs.rmdir()
         assert service.get("/health/ready").json()["error"]["param"] == "runs"
         redis.stop()
@@ -123,15 +144,26 @@ def test_with_a_key_only_health_is_open(redis_url: str, tmp_path: Path, caplog: 
     assert key not in caplog.text
 
 
-def test_without_a_key_web_pages_of_other_hosts_are_kept_out(redis_url: str, tmp_path: Path) -> None:
+def test_without_a_key_all_web_pages_but_our_own_are_kept_out(redis_url: str, tmp_path: Path) -> None:
     with running(redis_url, tmp_path) as service:
-        foreign = ({"Origin": "https://evil.example"}, {"Host": "evil.example"}, {"Origin": "null"}, {"Host": "["})
-        for headers in foreign:
-            answer = requests.post(service.url + "/jobs", json=TINY, headers=headers, timeout=5)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_origin"), headers
+        port = service.settings.port
+        origins = ["https://evil.example", "null", "http://localhost:3000", "http://127.0.0.1"]
+        # The last two are not the address that is asked, 127.0.0.1, though they lead here.
+        origins += [f"https://127.0.0.1:{port}", f"http://localhost:{port}"]
+        foreign = [({"Origin": origin}, origin) for origin in origins]
+        foreign += [({"Host": host}, host) for host in ("evil.example", "[")]
+        foreign += [({"Sec-Fetch-Site": site}, "another address") for site in ("cross-site", "same-site")]
+        for headers, named in foreign:
+            for method in ("GET", "POST"):
+                answer = requests.request(method, service.url + "/jobs", json=TINY, headers=headers, timeout=5)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["code"]) == (403, "foreign_origin"), headers
+                assert named in error["message"], error
         assert list(service.settings.runs.iterdir()) == []
-        own = {"Origin": f"http://localhost:{service.settings.port}"}
-        assert requests.post(service.url + "/jobs", json=TINY, headers=own, timeout=5).status_code == 202
+        here = f"localhost:{service.settings.port}"
+        for own in ({"Origin": f"http://{here}"}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}):
+            answer = requests.post(service.url + "/jobs", json=TINY, headers={"Host": here, **own}, timeout=5)
+            assert answer.status_code == 202, own
 
 
 @pytest.mark.parametrize(
@@ -165,15 +197,15 @@ def test_a_fault_of_ours_has_the_one_shape_and_tells_no_details(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("internal detail")
 
-    monkeypatch.setattr("service.actions.Actions.find", broken)
+    monkeypatch.setattr("service.jobs.actions.Actions.find", broken)
     answer = service.get("/jobs/job-1")
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "internal_error"
-    assert "detail" not in answer.text
+    assert "internal detail" not in answer.text
 
 
 def test_settings_name_the_variable() -> None:
-    assert read_settings({"LONGHAUL_API_KEY": "", "LONGHAUL_PORT": ""}) == Settings()
+    assert read_settings({"LONGHAUL_API_KEY": "", "LONGHAUL_PORT": ""}) == ServiceSettings()
     with pytest.raises(ValueError, match="LONGHAUL_API_KEY"):
         read_settings({"LONGHAUL_HOST": "0.0.0.0"})
     with pytest.raises(ValueError, match="LONGHAUL_API_KEY"):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from service.redaction import Redacted
+from service.edge.redaction import Redacted
 
 SECRET = b"hf_" + b"aB3d" * 9
 
@@ -41,7 +42,19 @@ def told(headers: dict[str, str], *pieces: bytes) -> tuple[dict[bytes, bytes], l
 def test_a_text_is_shown_without_secrets_and_is_as_long_as_it_says(kind: str, size: int) -> None:
     body = b'{"a": "' + SECRET + b'", "b": "' + b"x" * size + b'\xc3\xa9\xff"}'
     headers, [shown], _ = told({"content-type": kind, "content-length": str(len(body))}, body)
-    assert shown == body.replace(SECRET, b"hf_***") and headers[b"content-length"] == str(len(shown)).encode()
+    assert (
+        shown == body.replace(SECRET, b"hf_***").replace(b"\xff", "\ufffd".encode())
+        and headers[b"content-length"] == str(len(shown)).encode()
+    )
+
+
+def test_a_text_holds_nothing_that_a_terminal_obeys_and_json_means_the_same() -> None:
+    hostile = "a\x9b31m\u202e\x7f\té\r\n"
+    body = b'"' + hostile.encode() + b'"'
+    _, [shown], _ = told({"content-type": "application/json"}, body)
+    assert json.loads(shown, strict=False) == hostile and b"\\u009b31m\\u202e\\u007f" in shown
+    _, [shown], _ = told({"content-type": "text/plain"}, b"\x1b" + body)
+    assert shown.decode() == '"a31m\té\r\n"'
 
 
 def test_a_stream_begins_at_once_and_each_piece_is_searched() -> None:

@@ -1,21 +1,28 @@
-"""The OpenAPI document: checked in, complete, and true."""
+"""The OpenAPI document and the reference: checked in, complete, and true."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
-from service import schema
+from jobs.events import EVENT_TYPES
+from jobs.metrics import MetricRow
+from jobs.spec import JobSpec
 from service.main import create_app
-from service.settings import Settings
+from service.openapi import reference, schema
+from service.settings import ServiceSettings
 from tests.service.contract import Contract
 
 
 @pytest.fixture(scope="module")
 def contract() -> Contract:
-    return Contract(create_app(Settings()))
+    return Contract(create_app(ServiceSettings()))
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -25,18 +32,54 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
             yield f"{method.upper()} {path}", operation
 
 
-def test_the_document_checked_in_is_what_the_routes_say() -> None:
-    assert schema.FILE.read_text() == schema.text(), "run `make openapi` and look at the difference"
+def test_the_pages_checked_in_are_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert schema.main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_it_says_what_differs(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_check_names_the_pages_that_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(schema, "FILE", tmp_path / "openapi.json")
+    monkeypatch.setattr(schema, "DOCS", tmp_path)
     assert schema.main(["--check"]) == 1
-    assert "make openapi" in capsys.readouterr().err
+    missing = capsys.readouterr().err
+    assert "docs/openapi.json" in missing and "docs/reference/job.md" in missing and "make openapi" in missing
     assert schema.main([]) == 0
     assert schema.main(["--check"]) == 0
+    (tmp_path / "reference" / "old.md").write_text("")
+    assert schema.main(["--check"]) == 1
+    assert "docs/reference/old.md" in capsys.readouterr().err
+
+
+def test_the_reference_has_every_key_event_metric_route_and_variable() -> None:
+    pages = schema.files()
+    for page, names in {
+        "job.md": keys(JobSpec),
+        "events.md": EVENT_TYPES,
+        "metrics.md": MetricRow.model_fields,
+        "environment.md": re.findall(r"^([A-Z_]+)=", reference.ENVIRONMENT.read_text(), re.MULTILINE),
+        "api.md": [name for name, _ in operations(json.loads(pages["openapi.json"]))],
+    }.items():
+        assert names and [name for name in names if f"`{name}`" not in pages[f"reference/{page}"]] == []
+
+
+def test_every_row_of_the_reference_has_a_meaning() -> None:
+    silent = [
+        (page, line)
+        for page, text in schema.files().items()
+        for line in text.splitlines()
+        if line.startswith("| `") and line.endswith(" |  |") and page != "reference/errors.md"
+    ]
+    assert silent == []
+
+
+def keys(part: type[BaseModel], prefix: str = "") -> list[str]:
+    """Dotted keys of all values in a part of a job."""
+    found: list[str] = []
+    for name, field in part.model_fields.items():
+        inner = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+        parts = [kind for kind in inner if issubclass(kind, BaseModel)]
+        found += keys(parts[0], f"{prefix}{name}.") if parts else [f"{prefix}{name}"]
+    return found
 
 
 def test_every_operation_says_what_it_is(contract: Contract) -> None:

@@ -7,19 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs.files import append_line
+from jobs.disk.files import append_line
+from jobs.disk.metrics_file import cut_back
 from jobs.metrics import MetricRow
-from service import metric_series
-from service.metric_series import FIELDS, Series, SeriesCache, chosen
+from service.reading import metric_series
+from service.reading.metric_series import FIELDS, Series, SeriesCache, chosen
+from tests.metric_rows import metric_row
 from tests.service.running import Service
-
-
-def row(step: int, loss: float = 2.0, **more: object) -> MetricRow:
-    return MetricRow(
-        step=step, at=1000.5 + step, attempt=1, epoch=0.5, loss=loss, learning_rate=1e-3, grad_norm=1.0,
-        rows_per_s=10.0, target_tokens_per_s=100.0, step_s=0.1, eta_s=60.0, memory_bytes=2**20,
-        memory_reserved_bytes=2**21, cache_clears=0, cache_clear_s=0.0, micro_batch=8, data_wait_fraction=0.0,
-    ).model_copy(update=more)  # fmt: skip
 
 
 def write(file: Path, rows: list[MetricRow]) -> None:
@@ -32,23 +26,23 @@ def test_rows_come_in_order_of_step_and_the_later_of_two_counts(service: Service
     run = service.run(job)
     assert service.get(f"/jobs/{job}/metrics").json()["data"] == []
     for step in (10, 20, 30):
-        append_line(run.metrics_file, row(step))
-    append_line(run.metrics_file, row(20, loss=1.5))
-    append_line(run.metrics_file, row(15, loss=1.25))
-    service.store.set_latest(job, row(30))
+        append_line(run.metrics_file, metric_row(step))
+    append_line(run.metrics_file, metric_row(20, loss=1.5))
+    append_line(run.metrics_file, metric_row(15, loss=1.25))
+    service.store.set_latest(job, metric_row(30))
     page = service.get(f"/jobs/{job}/metrics", params={"after_step": 10, "limit": 2}).json()
     assert [(each["step"], each["loss"]) for each in page["data"]] == [(15, 1.25), (20, 1.5)]
     assert page["has_more"]
     rest = service.get(f"/jobs/{job}/metrics", params={"after_step": 20}).json()
-    assert (rest["data"], rest["has_more"]) == ([row(30).model_dump(mode="json")], False)
+    assert (rest["data"], rest["has_more"]) == ([metric_row(30).model_dump(mode="json")], False)
     progress = service.get(f"/jobs/{job}").json()["progress"]
-    assert (progress["step"], progress["loss"], progress["rows_per_s"]) == (30, 2.0, 10.0)
+    assert (progress["step"], progress["loss"], progress["rows_per_s"]) == (0, 2.0, 10.0), "no attempt, no checkpoint"
 
 
 def test_points_are_means_that_lose_no_spike(service: Service) -> None:
     job = service.submit()
-    rows = [row(10 * n, loss=float(n), rows_per_s=n / 2, mfu=0.5 if n % 2 else None) for n in range(1, 11)]
-    rows[4] = row(50, loss=90.0, rows_per_s=2.5)
+    rows = [metric_row(10 * n, loss=float(n), rows_per_s=n / 2, mfu=0.5 if n % 2 else None) for n in range(1, 11)]
+    rows[4] = metric_row(50, loss=90.0, rows_per_s=2.5)
     write(service.run(job).metrics_file, rows)
     answer = service.get(f"/jobs/{job}/metrics", params={"points": 4, "fields": "loss,rows_per_s"}).json()
     assert not answer["has_more"]
@@ -71,7 +65,7 @@ def test_a_chart_does_not_waver_while_rows_come(tmp_path: Path) -> None:
     series = Series()
     begins = []
     for step in range(0, 160, 10):
-        write(file, [row(step)])
+        write(file, [metric_row(step)])
         series.catch_up(file)
         points = series.points(after_step=-1, points=10, fields=["loss"])
         assert len(points) <= 10
@@ -83,7 +77,7 @@ def test_a_chart_does_not_waver_while_rows_come(tmp_path: Path) -> None:
 
 def test_only_the_fields_that_were_asked_for(service: Service) -> None:
     job = service.submit()
-    write(service.run(job).metrics_file, [row(10)])
+    write(service.run(job).metrics_file, [metric_row(10)])
     answer = service.get(f"/jobs/{job}/metrics", params={"fields": "loss, step,loss"})
     assert answer.json()["data"] == [{"step": 10, "at": 1010.5, "attempt": 1, "loss": 2.0}]
 
@@ -108,12 +102,12 @@ def test_what_was_parsed_is_not_parsed_again(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(Series, "_take", counted)
     cache = SeriesCache()
-    write(file, [row(step) for step in range(3000)])  # more than one block
+    write(file, [metric_row(step) for step in range(3000)])  # more than one block
     assert file.stat().st_size > metric_series.BLOCK_BYTES
     for _ in range(3):
         assert len(cache.points(file, after_step=-1, points=500, fields=None)) == 500
     assert len(parsed) == 3000
-    write(file, [row(3000)])
+    write(file, [metric_row(3000)])
     rows, more = cache.rows(file, after_step=2998, limit=10, fields=["loss"])
     assert ([each["step"] for each in rows], more, len(parsed)) == ([2999, 3000], False, 3001)
 
@@ -121,14 +115,14 @@ def test_what_was_parsed_is_not_parsed_again(tmp_path: Path, monkeypatch: pytest
 def test_a_torn_line_is_waited_for_and_junk_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "metrics.jsonl"
     series = Series()
-    line = row(10).model_dump_json().encode() + b"\n"
+    line = metric_row(10).model_dump_json().encode() + b"\n"
     file.write_bytes(b"no row\n" + line[:40])
     series.catch_up(file)
     assert len(series) == 0
     with open(file, "ab") as out:
         out.write(line[40:])
     series.catch_up(file)
-    assert series.rows(after_step=-1, limit=9, fields=None)[0] == [row(10).model_dump(mode="json")]
+    assert series.rows(after_step=-1, limit=9, fields=None)[0] == [metric_row(10).model_dump(mode="json")]
     assert caplog.text.count("no row of metrics") == 1
 
 
@@ -139,27 +133,55 @@ def test_another_file_of_that_name_is_read_from_its_beginning(tmp_path: Path) ->
     def steps() -> list[int]:
         return [each["step"] for each in cache.rows(file, after_step=-1, limit=99, fields=None)[0]]
 
-    write(file, [row(10), row(20)])
+    write(file, [metric_row(10), metric_row(20)])
     assert steps() == [10, 20]
-    write(file.with_name("other"), [row(1), row(2), row(3)])
+    write(file.with_name("other"), [metric_row(1), metric_row(2), metric_row(3)])
     os.replace(file.with_name("other"), file)
     assert steps() == [1, 2, 3]
     os.truncate(file, 0)
-    write(file, [row(7)])
+    write(file, [metric_row(7)])
     assert steps() == [7]
     file.unlink()
     assert steps() == []
 
 
+def test_redone_steps_are_those_of_the_newest_attempt_however_often_it_began_again(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    cache = SeriesCache()
+
+    def steps(after: int = -1) -> list[tuple[int, int]]:
+        rows, _ = cache.rows(file, after_step=after, limit=99, fields=None)
+        return [(each["step"], each["attempt"]) for each in rows]
+
+    write(file, [metric_row(step) for step in range(10, 101, 10)])
+    assert steps()[-1] == (100, 1)
+    cut_back(file, 50)
+    write(file, [metric_row(step, attempt=2) for step in range(60, 121, 10)])
+    assert steps() == [*((step, 1) for step in range(10, 51, 10)), *((step, 2) for step in range(60, 121, 10))]
+    # Cut twice between two looks: the file may have the inode again that it had at the first, and be as long or longer.
+    inode = os.stat(file).st_ino
+    os.truncate(file, file.read_bytes().index(b'{"step":40'))
+    write(file, [metric_row(step, attempt=4) for step in range(40, 101, 5)])
+    assert os.stat(file).st_ino == inode
+    assert steps() == [*((step, 1) for step in range(10, 31, 10)), *((step, 4) for step in range(40, 101, 5))]
+    assert steps(after=100) == [], "who has read to step 100 is told nothing twice"
+    write(file, [metric_row(step, attempt=4) for step in range(105, 121, 5)])
+    assert [step for step, _ in steps(after=100)] == [105, 110, 115, 120]
+
+
 def test_what_is_kept_has_bounds(tmp_path: Path) -> None:
     cache = SeriesCache(most_rows=250)
+
+    def kept_rows() -> int:
+        return sum(len(series) for series, _ in cache._kept.values())
+
     for number in range(5):
-        write(tmp_path / f"{number}.jsonl", [row(step) for step in range(100)])
+        write(tmp_path / f"{number}.jsonl", [metric_row(step) for step in range(100)])
         cache.rows(tmp_path / f"{number}.jsonl", after_step=-1, limit=1, fields=None)
-        assert cache.kept_rows == min(200, 100 * (number + 1))
-    write(tmp_path / "long.jsonl", [row(step) for step in range(400)])
+        assert kept_rows() == min(200, 100 * (number + 1))
+    write(tmp_path / "long.jsonl", [metric_row(step) for step in range(400)])
     cache.rows(tmp_path / "long.jsonl", after_step=-1, limit=1, fields=None)
-    assert cache.kept_rows == 400, "the one in use is kept, however long it is"
+    assert kept_rows() == 400, "the one in use is kept, however long it is"
     for number in range(metric_series.KEPT_FILES + 9):
         cache.rows(tmp_path / f"none-{number}", after_step=-1, limit=1, fields=None)
     assert len(cache._kept) == metric_series.KEPT_FILES

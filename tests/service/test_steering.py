@@ -4,39 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.connection import connect
 from jobs.events import (
-    AnyFact,
     AttemptEnded,
-    AttemptStarted,
     Fault,
-    JobChecked,
-    JobFailed,
     JobPaused,
-    JobPrepared,
-    JobQueued,
-    JobRequested,
-    JobSucceeded,
-    JobValidated,
+    JobResumed,
 )
-from jobs.queue import Tickets
+from jobs.redis.connection import connect
+from jobs.redis.queue import Tickets
 from jobs.state import Stage
+from tests.disk_room import longest_file
+from tests.facts import facts_of
+from tests.metric_rows import metric_row
 from tests.service.running import Service
+from tests.states import QUEUED, RUNNING, STATES
+from worker.reconcile import Reconciler
 
-QUEUED: list[AnyFact] = [JobChecked(plan={}), JobPrepared(data={}, steps=10), JobQueued()]
-RUNNING: list[AnyFact] = [*QUEUED, AttemptStarted(worker="w", device="cpu")]
-DONE: list[AnyFact] = [*RUNNING, AttemptEnded(reason="done", step=10)]
-STATES: dict[str, list[AnyFact]] = {
-    "validating": [],
-    "queued": QUEUED,
-    "running": RUNNING,
-    "pausing": [*RUNNING, JobRequested(request="pause")],
-    "cancelling": [*RUNNING, JobRequested(request="cancel")],
-    "paused": [*QUEUED, JobPaused()],
-    "succeeded": [*DONE, JobSucceeded(model="model", step=10, loss=1.0)],
-    "failed": [JobFailed(error=Fault(code="bad_data", message="m", hint="h"))],
-    "validated": [JobChecked(plan={}), JobValidated()],
-}
+ROW = metric_row(4)
 # state, wish → status code, then the state after it (status/request)
 TABLE = {
     ("validating", "cancel"): (200, "cancelled/none"),
@@ -78,15 +62,62 @@ def test_every_state_against_every_wish(service: Service, wish: str) -> None:
         expected_code, expected = TABLE[state, wish]
         assert answer.status_code == expected_code, (state, wish, answer.text)
         shown = service.get(f"/jobs/{job}").json()
-        assert f"{shown['status']}/{shown['request']}" == expected, (state, wish)
+        assert f"{shown['status']}/{shown['requested']}" == expected, (state, wish)
         if expected_code == 200:
             assert answer.json()["status"] == shown["status"]
         else:
             assert answer.json()["error"]["type"] == "conflict_error"
             assert len(service.run(job).events()) == before
-        request_file = service.run(job).request_file
-        wanted = expected.partition("/")[2]
-        assert (request_file.read_text().strip() if request_file.exists() else "none") == wanted
+        assert service.run(job).record().requested == expected.partition("/")[2]
+
+
+FAULT = Fault(code="no_valid_checkpoint", message="checkpoints/step-00000004 is gone", hint="bring it back")
+
+
+def test_a_job_that_paused_by_itself_says_why_until_it_is_resumed(service: Service) -> None:
+    job = service.submit()
+    service.append(job, *RUNNING, AttemptEnded(reason="no_valid_checkpoint", error=FAULT), JobPaused(error=FAULT))
+    shown = service.get(f"/jobs/{job}").json()
+    assert (shown["status"], shown["error"]) == ("paused", FAULT.model_dump())
+    assert service.get("/jobs").json()["data"][0]["error"]["code"] == "no_valid_checkpoint"
+    ended, paused = service.get(f"/jobs/{job}/events").json()["data"][-2:]
+    assert ended["message"].startswith("attempt 1 ended at step 0: none of the job's checkpoints verifies: ")
+    assert (paused["level"], paused["message"]) == (
+        "error",
+        "paused: checkpoints/step-00000004 is gone (bring it back)",
+    )
+    assert service.post(f"/jobs/{job}/resume").json()["error"] is None
+
+
+def test_a_job_begins_again_only_when_that_is_asked_for(service: Service) -> None:
+    job, running = service.submit(), service.submit()
+    service.append(job, *QUEUED, JobPaused())
+    service.append(running, *RUNNING)
+    wrong: list[tuple[object, str]] = [
+        ({"from_scratch": "yes"}, "from_scratch"),
+        ({"from_scratch": None}, "from_scratch"),
+        ({"scratch": True}, "scratch"),
+    ]
+    for body, param in wrong:
+        answer = service.post(f"/jobs/{job}/resume", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (422, param), body
+    assert service.post(f"/jobs/{job}/resume", json=[]).status_code == 422
+    for status in ("running", "pausing"):
+        answer = service.post(f"/jobs/{running}/resume", json={"from_scratch": True})
+        assert answer.status_code == 409 and "once it is paused" in answer.json()["error"]["message"], status
+        service.post(f"/jobs/{running}/pause")
+    service.store.set_latest(job, ROW)
+    for body in (None, {}, {"from_scratch": False}):
+        assert service.post(f"/jobs/{job}/resume", json=body).json()["status"] == "queued"
+        assert service.get(f"/jobs/{job}").json()["progress"]["loss"] == ROW.loss
+        service.post(f"/jobs/{job}/pause")
+    answer = service.post(f"/jobs/{job}/resume", json={"from_scratch": True})
+    assert (answer.json()["status"], answer.json()["progress"]["loss"]) == ("queued", ROW.loss)
+    assert [resumed.from_scratch for resumed in facts_of(service.run(job), JobResumed)] == [False, False, False, True]
+    last = service.get(f"/jobs/{job}/events").json()["data"][-1]["message"]
+    assert last == "resumed from scratch: waits for a GPU, then starts at step 0 without the earlier checkpoints"
+    service.append(job, RUNNING[-1])
+    assert service.get(f"/jobs/{job}").json()["progress"]["loss"] is None
 
 
 def test_a_repeated_wish_adds_no_event(service: Service) -> None:
@@ -94,7 +125,36 @@ def test_a_repeated_wish_adds_no_event(service: Service) -> None:
     service.append(job, *RUNNING)
     for _ in range(3):
         assert service.post(f"/jobs/{job}/cancel").status_code == 200
-    assert [event.type for event in service.run(job).events()].count("job.requested") == 1
+    assert [event.type for event in service.run(job).events()].count("job.cancel_requested") == 1
+
+
+def test_a_wish_for_which_there_is_no_room_on_the_disk_is_as_if_never_made(service: Service) -> None:
+    job = service.submit()
+    service.append(job, *RUNNING)
+    before = service.run(job).events_file.read_bytes()
+    for wish in ("cancel", "pause"):
+        with longest_file(len(before) + 20):
+            answer = service.post(f"/jobs/{job}/{wish}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "disk_full")
+        assert service.run(job).events_file.read_bytes() == before
+        assert service.get(f"/jobs/{job}").json()["requested"] == "none"
+    assert service.post(f"/jobs/{job}/cancel").json()["requested"] == "cancel"
+    assert service.run(job).record().requested == "cancel"
+
+
+def test_a_wish_on_disk_is_granted_whatever_becomes_of_redis(service: Service) -> None:
+    job = service.submit()
+    service.append(job, *RUNNING)
+    client = connect(service.settings.redis_url)
+    client.delete(f"longhaul:job:{job}")
+    client.set(f"longhaul:job:{job}", "something else")
+    answer = service.post(f"/jobs/{job}/cancel")
+    assert (answer.status_code, answer.json()["requested"]) == (200, "cancel")
+    assert service.run(job).record().requested == "cancel"
+    client.delete(f"longhaul:job:{job}")
+    tickets = Tickets(client)
+    Reconciler(service.settings.runs, service.store, tickets).once()
+    assert service.get(f"/jobs/{job}").json()["requested"] == "cancel"
 
 
 def test_a_paused_job_leaves_the_order_and_a_resumed_one_takes_its_old_place(service: Service) -> None:
@@ -102,12 +162,12 @@ def test_a_paused_job_leaves_the_order_and_a_resumed_one_takes_its_old_place(ser
     for job in (first, second):
         service.append(job, *QUEUED)
     service.post(f"/jobs/{first}/pause")
-    assert service.get(f"/jobs/{first}").json()["position"] is None
-    assert service.get(f"/jobs/{second}").json()["position"] == 0
+    assert service.get(f"/jobs/{first}").json()["queue_position"] is None
+    assert service.get(f"/jobs/{second}").json()["queue_position"] == 1
     tickets = Tickets(connect(service.settings.redis_url))
     before = tickets.count(Stage.TRAIN)
-    assert service.post(f"/jobs/{first}/resume").json()["position"] == 0
-    assert service.get(f"/jobs/{second}").json()["position"] == 1
+    assert service.post(f"/jobs/{first}/resume").json()["queue_position"] == 1
+    assert service.get(f"/jobs/{second}").json()["queue_position"] == 2
     assert tickets.count(Stage.TRAIN) == before + 1
 
 
@@ -124,9 +184,9 @@ def test_the_priority_of_every_job_that_has_not_ended_can_be_changed(service: Se
             assert ([answer.status_code for answer in answers], shown["priority"], since) == ([409, 409], 1, []), state
             continue
         assert [answer.json()["priority"] for answer in answers] == [-7, -7] == [shown["priority"]] * 2, state
-        assert [event.type for event in since] == ["job.prioritised"], "once"
+        assert [event.type for event in since] == ["job.priority_changed"], "once"
         event = service.get(f"/jobs/{job}/events").json()["data"][-1]
-        assert (event["message"], event["data"]) == ("priority -7 from now on", {"priority": -7})
+        assert (event["message"], event["data"]) == ("the priority is now -7", {"priority": -7})
 
 
 def test_a_new_priority_is_a_new_place_in_the_order_of_any_stage(service: Service) -> None:
@@ -135,9 +195,11 @@ def test_a_new_priority_is_a_new_place_in_the_order_of_any_stage(service: Servic
         for job in jobs:
             service.append(job, *facts)
         service.request("PATCH", f"/jobs/{jobs[2]}", json={"priority": 2})
-        assert [service.get(f"/jobs/{job}").json()["position"] for job in jobs] == [1, 2, 0]
+        assert [service.get(f"/jobs/{job}").json()["queue_position"] for job in jobs] == [2, 3, 1]
         service.request("PATCH", f"/jobs/{jobs[2]}", json={"priority": 0})
-        assert [service.get(f"/jobs/{job}").json()["position"] for job in jobs] == [0, 1, 2], "its time still counts"
+        assert [service.get(f"/jobs/{job}").json()["queue_position"] for job in jobs] == [1, 2, 3], (
+            "its time still counts"
+        )
 
 
 BAD_CHANGES: list[tuple[object, str | None]] = [

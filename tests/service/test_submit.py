@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from jobs.connection import connect
 from jobs.errors import Conflict, StoreUnavailable
-from jobs.queue import Tickets
+from jobs.redis.connection import connect
+from jobs.redis.queue import Tickets
+from jobs.redis.store import Store
 from jobs.state import Stage
-from jobs.store import Store
-from service.submissions import Submissions, make_id
+from service.jobs.submissions import Submissions, make_id
 from tests.redis_server import RedisServer
 from tests.service.running import TINY, Service, running
 
@@ -26,7 +26,7 @@ def test_a_job_is_on_disk_in_redis_and_has_a_ticket(service: Service) -> None:
     assert answer.headers["Location"] == f"/jobs/{job['id']}"
     assert job["status"] == "validating"
     assert job["stage"] == "check"
-    assert job["position"] == 0
+    assert job["queue_position"] == 1
     assert job["training_file"] == "rows.jsonl"
     assert job["run_dir"] == f"runs/{job['id']}"
     assert job["metadata"] == {"team": "kitchen"}
@@ -51,11 +51,11 @@ def test_the_shape_of_a_job_has_all_that_openai_requires(service: Service) -> No
 
 BAD: list[tuple[str, Any, str | None, str]] = [
     ("unknown key", {**TINY, "epochs": 3}, "epochs", "unknown key"),
-    ("unknown nested key", {**TINY, "schedule": {"epoch": 3}}, "schedule.epoch", "unknown key"),
+    ("unknown nested key", {**TINY, "training": {"epoch": 3}}, "training.epoch", "unknown key"),
     ("nothing", {}, "data", "is required"),
     ("a list", [], None, "a job is a JSON object"),
-    ("wrong type", {**TINY, "schedule": {"epochs": "many"}}, "schedule.epochs", "many"),
-    ("no job to go on from", {**TINY, "resume_from": "yesterday's"}, "resume_from", "such as job-1a2b3c"),
+    ("wrong type", {**TINY, "training": {"epochs": "many"}}, "training.epochs", "many"),
+    ("no job to resume from", {**TINY, "resume_from": "yesterday's"}, "resume_from", "such as job-1a2b3c"),
     ("outside, relative", {**TINY, "data": {"train": "../rows.jsonl"}}, "data.train", "outside the data directory"),
     ("outside, absolute", {**TINY, "data": {"train": "/etc/rows.jsonl"}}, "data.train", "outside the data directory"),
     ("outside, sibling", {**TINY, "data": {"train": "../data2/rows.jsonl"}}, "data.train", "outside"),
@@ -182,7 +182,7 @@ def test_redis_lost_after_the_reservation_still_accepts(service: Service, monkey
     assert (shown["status"], shown["training_file"]) == ("validating", "rows.jsonl")
     run = service.run(job)
     service.store.project(run, run.record(), run.events())  # what reconcile does
-    assert service.get(f"/jobs/{job}").json()["position"] == 0
+    assert service.get(f"/jobs/{job}").json()["queue_position"] == 1
 
 
 def test_ids_sort_by_time(monkeypatch: pytest.MonkeyPatch) -> None:

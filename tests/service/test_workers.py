@@ -10,11 +10,12 @@ import pytest
 import redis
 import requests
 
-from jobs.events import JobChecked, JobPrepared, JobQueued
+from jobs.events import JobQueued
+from jobs.redis.workers import lease_token
 from jobs.state import Stage
-from jobs.workers import lease_token
 from tests.service.running import Service
 from tests.stack import Stack, tiny_job
+from tests.summaries import checked, prepared
 
 TRAIN_0: dict[str, Any] = {
     "name": "train-0", "pid": 7, "stage": "train", "queue": "longhaul-train", "healthy": True, "why": None,
@@ -23,9 +24,9 @@ TRAIN_0: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_worker_is_shown_with_its_card_and_the_job_in_hand(service: Service) -> None:
+def test_a_worker_is_shown_with_its_gpu_and_the_job_in_hand(service: Service) -> None:
     job = service.submit()
-    service.append(job, JobChecked(plan={}), JobPrepared(data={}, steps=9), JobQueued())
+    service.append(job, checked(), prepared(9), JobQueued())
     service.store.workers.report(TRAIN_0)
     assert service.store.claim(Stage.TRAIN, lease_token("train-0")) == job
     answer = service.get("/workers").json()
@@ -33,7 +34,7 @@ def test_a_worker_is_shown_with_its_card_and_the_job_in_hand(service: Service) -
     (shown,) = answer["data"]
     assert shown["job"] == job
     assert abs(shown.pop("job_since") - time.time()) < 60
-    assert abs(shown.pop("heard_at") - time.time()) < 60
+    assert abs(shown.pop("last_seen_at") - time.time()) < 60
     assert 0 <= shown.pop("heartbeat_age_s") < 60
     assert shown == TRAIN_0 | {"job": job}
 

@@ -6,24 +6,23 @@ import math
 import time
 from pathlib import Path
 
+from jobs.disk.files import append_line
+from jobs.disk.rundir import RunDir, create
 from jobs.events import (
     AttemptEnded,
     AttemptStarted,
     EvaluationFinished,
     Fault,
-    JobChecked,
     JobFailed,
-    JobPrepared,
     JobQueued,
     JobSubmitted,
     JobSucceeded,
     ModelLoaded,
     Sample,
 )
-from jobs.files import append_line
 from jobs.metrics import MetricRow
-from jobs.rundir import RunDir, create
 from jobs.spec import JobSpec
+from tests.summaries import checked, prepared, time_summary
 
 STEPS = 400
 LOADED = ModelLoaded(
@@ -47,9 +46,8 @@ def submit(runs: Path, job: str = "job-1", name: str = "chef", discord: bool = T
 
 def start(run: RunDir, time: str | None = None) -> None:
     """Checked, prepared, queued, and attempt 1 has its model. `time`: what it needs, as planned."""
-    planned = None if time is None else {"text": time}
-    prepared = JobPrepared(data={"rows": 51_200}, steps=STEPS, time=planned)
-    run.append([JobChecked(plan={"steps": STEPS}), prepared, JobQueued()])
+    planned = None if time is None else time_summary(text=time)
+    run.append([checked(steps=STEPS), prepared(STEPS, time=planned), JobQueued()])
     run.append([AttemptStarted(worker="box-1", device="NVIDIA GeForce RTX 5090"), LOADED, evaluation(0, 2.31)])
 
 
@@ -83,7 +81,7 @@ def row(step: int, attempt: int = 1) -> MetricRow:
         cache_clear_s=0.4,
         micro_batch=8,
         data_wait_fraction=0.01,
-        gpu_utilisation=0.97,
+        gpu_utilization=0.97,
         gpu_memory_used_bytes=30 * 2**30,
         gpu_temperature_c=71,
         gpu_power_w=412.5,
@@ -108,4 +106,4 @@ def succeed(run: RunDir, samples: int = 2, text: str = "Boil the rice.") -> None
 
 def fail(run: RunDir, error: Fault) -> None:
     """The attempt ends with this error, and the job with it."""
-    run.append([AttemptEnded(reason="refused", step=0, exit_code=77, error=error), JobFailed(error=error)])
+    run.append([AttemptEnded(reason="rejected", step=0, exit_code=77, error=error), JobFailed(error=error)])

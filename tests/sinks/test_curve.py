@@ -10,7 +10,7 @@ import pytest
 
 from jobs.events import Fault, JobFailed
 from tests.sinks import story
-from worker.feed import Feed
+from worker.feed import SinkFeed
 from worker.sinks.curve import CurveSink, draw
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -47,7 +47,7 @@ def test_drawing_from_two_threads() -> None:
 def test_a_job_with_nothing_to_show_leaves_no_picture(tmp_path: Path) -> None:
     run = story.submit(tmp_path)
     run.append([JobFailed(error=Fault(code="no_such_file", message="no"))])
-    feed = Feed(CurveSink(), run)
+    feed = SinkFeed(CurveSink(), run)
     feed.turn()
     assert feed.closed
     assert not (run.path / "loss.png").exists()

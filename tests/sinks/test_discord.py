@@ -2,60 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from jobs.disk.event_log import event_line
+from jobs.disk.repair import repair
+from jobs.disk.rundir import RunDir
 from jobs.events import (
+    AnyFact,
     AttemptEnded,
     AttemptStarted,
+    CheckpointSaved,
     DeviceWaiting,
     DiskLow,
     Fault,
     JobCancelled,
-    JobChecked,
     JobFailed,
     JobPaused,
-    JobPrepared,
+    JobPauseRequested,
     JobQueued,
-    JobRequested,
+    JobResumed,
     JobSubmitted,
     JobValidated,
     OomRecovered,
 )
-from jobs.rundir import RunDir
+from tests.clock import Clock
 from tests.fakes import FakeDiscord, Message
+from tests.memory_plans import memory_plan
 from tests.sinks import story
-from worker.feed import Feed
-from worker.sinks.discord import DiscordSink
-from worker.sinks.webhook import Webhook
+from tests.sinks.driving import closed
+from tests.summaries import checked, prepared, time_summary
+from worker.feed import SinkFeed
+from worker.sinks.discord.sink import DiscordSink
+from worker.sinks.discord.webhook import Webhook
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def discord() -> Iterator[FakeDiscord]:
-    with FakeDiscord() as fake:
-        yield fake
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_000_000.0)
 
 
 @pytest.fixture
 def sink(discord: FakeDiscord, clock: Clock) -> DiscordSink:
-    return DiscordSink(Webhook(discord.url, clock, timeout_s=(2.0, 0.3)), clock)
+    return DiscordSink(Webhook(discord.url, clock, timeout_s=(5.0, 2.0)), clock)
 
 
 @pytest.fixture
@@ -64,15 +56,17 @@ def run(tmp_path: Path) -> RunDir:
 
 
 @pytest.fixture
-def feed(sink: DiscordSink, run: RunDir, clock: Clock) -> Feed:
-    return Feed(sink, run, clock)
+def feed(sink: DiscordSink, run: RunDir, clock: Clock) -> SinkFeed:
+    return SinkFeed(sink, run, clock)
 
 
 def oom(step: int, message: str = "CUDA out of memory") -> OomRecovered:
     return OomRecovered(step=step, micro_batch_before=8, micro_batch_after=4, message=message, milliseconds_lost=812.5)
 
 
-def test_a_good_run_is_two_messages_and_a_picture(discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock) -> None:
+def test_a_good_run_is_two_messages_and_a_picture(
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
+) -> None:
     story.start(run)
     feed.turn()
     (start,) = discord.messages
@@ -93,12 +87,12 @@ def test_a_good_run_is_two_messages_and_a_picture(discord: FakeDiscord, run: Run
         "MFU": "60.1%",
         "Memory": "27.0 GiB",
         "Learning rate": "5e-05",
-        "Card": "97% busy · 30.0 GiB in use · 71 °C · 412 W",
+        "GPU": "97% busy · 30.0 GiB in use · 71 °C · 412 W",
     }
     story.train(run, 210, 400)
     story.succeed(run)
     feed.turn()
-    assert discord.titles == ["chef: attempt 1 over", "chef: done"]
+    assert discord.titles == ["chef: attempt 1 ended", "chef: done"]
     done = discord.messages[1]
     assert done.attachments["loss.png"].startswith(PNG)
     assert done.payload["embeds"][0]["image"] == {"url": "attachment://loss.png"}
@@ -107,7 +101,9 @@ def test_a_good_run_is_two_messages_and_a_picture(discord: FakeDiscord, run: Run
     assert feed.closed
 
 
-def test_progress_is_coalesced_and_the_latest_wins(discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock) -> None:
+def test_progress_is_coalesced_and_the_latest_wins(
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
+) -> None:
     story.start(run)
     feed.turn()
     before = len(discord.requests)
@@ -121,7 +117,7 @@ def test_progress_is_coalesced_and_the_latest_wins(discord: FakeDiscord, run: Ru
 
 
 def test_a_held_back_row_is_shown_when_its_time_has_come(
-    discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
 ) -> None:
     story.start(run)
     story.train(run, 10, 10)
@@ -134,7 +130,7 @@ def test_a_held_back_row_is_shown_when_its_time_has_come(
 
 
 def test_an_old_message_is_replaced_before_an_hour_is_up(
-    discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
 ) -> None:
     story.start(run)
     feed.turn()
@@ -148,7 +144,7 @@ def test_an_old_message_is_replaced_before_an_hour_is_up(
 
 @pytest.mark.parametrize(("status", "code"), [(400, 30046), (404, 10008)])
 def test_a_message_that_cannot_be_edited_is_replaced(
-    status: int, code: int, discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock
+    status: int, code: int, discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
 ) -> None:
     story.start(run)
     feed.turn()
@@ -164,7 +160,7 @@ def test_a_message_that_cannot_be_edited_is_replaced(
 
 
 def test_events_keep_their_order_through_429_5xx_and_silence(
-    discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
 ) -> None:
     story.start(run)
     run.append([oom(3)])
@@ -181,33 +177,47 @@ def test_events_keep_their_order_through_429_5xx_and_silence(
     while not feed.closed:
         clock.now = feed.due
         feed.turn()
-    assert discord.titles == ["chef: attempt 1 over", "chef: out of memory, recovered", "chef: failed"]
+    assert discord.titles == ["chef: attempt 1 ended", "chef: out of memory, recovered", "chef: failed"]
     assert "lm_head.weight is missing" in discord.messages[2].text
     assert "Take the whole model" in discord.messages[2].text
 
 
-def test_a_guards_refusal_shows_code_tensors_and_hint(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
+def test_a_guards_refusal_shows_code_tensors_and_hint(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:
     names = [f"decoder.block.{block}.layer.0.SelfAttention.{part}.weight" for block in range(24) for part in "qkvo"]
     message = f"{len(names)} tensors missing from the weights, which would train on from random values: "
     hint = "the model folder and its config.json do not belong together, or the files are damaged"
     run.append([JobQueued(), AttemptStarted(worker="box-1", device="RTX 5090")])
     story.fail(run, Fault(code="missing_keys", message=message + ", ".join(names), hint=hint))
     feed.turn()
-    card = discord.messages[-1].payload["embeds"][0]
-    assert card["title"] == "chef: failed"
-    assert message + names[0] + ", " + names[1] in card["description"]
-    assert card["description"].endswith("…\n```")
-    assert len(card["description"]) < 1520, "what helps is seen without scrolling"
-    assert [(field["name"], field["value"]) for field in card["fields"]] == [
+    embed = discord.messages[-1].payload["embeds"][0]
+    assert embed["title"] == "chef: failed"
+    assert message + names[0] + ", " + names[1] in embed["description"]
+    assert embed["description"].endswith("…\n```")
+    assert len(embed["description"]) < 1520, "what helps is seen without scrolling"
+    assert [(field["name"], field["value"]) for field in embed["fields"]] == [
         ("Code", "`missing_keys`"),
         ("What helps", hint[0].upper() + hint[1:]),
     ]
 
 
-def test_a_failure_says_how_far_it_came(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
+def test_a_job_that_paused_by_itself_says_why_and_what_helps(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:
+    story.start(run)
+    error = Fault(code="no_valid_checkpoint", message="checkpoints/step-00000040 is gone", hint="bring it back")
+    run.append([AttemptEnded(reason="no_valid_checkpoint", error=error), JobPaused(error=error)])
+    feed.turn()
+    assert discord.titles == ["chef: attempt 1 ended", "chef: paused"]
+    embed = discord.messages[-1].payload["embeds"][0]
+    assert "checkpoints/step-00000040 is gone" in embed["description"]
+    assert [(field["name"], field["value"]) for field in embed["fields"]] == [
+        ("Code", "`no_valid_checkpoint`"),
+        ("What helps", "Bring it back"),
+    ]
+
+
+def test_a_failure_says_how_far_it_came(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:
     story.start(run)
     story.train(run, 10, 90)
-    error = Fault(code="non_finite", message="the loss is NaN at step 97", hint="lower schedule.learning_rate")
+    error = Fault(code="non_finite", message="the loss is NaN at step 97", hint="lower training.learning_rate")
     run.append([AttemptEnded(reason="non_finite", step=97, error=error), JobFailed(error=error)])
     feed.turn()
     assert {"name": "Reached", "value": "step 90 of 400", "inline": True} in discord.messages[-1].payload["embeds"][0][
@@ -215,7 +225,7 @@ def test_a_failure_says_how_far_it_came(discord: FakeDiscord, run: RunDir, feed:
     ]
 
 
-def test_gone_for_good_lets_the_cursor_move_on(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
+def test_gone_for_good_lets_the_cursor_move_on(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:
     story.start(run)
     story.train(run, 10, 400)
     story.succeed(run)
@@ -225,7 +235,7 @@ def test_gone_for_good_lets_the_cursor_move_on(discord: FakeDiscord, run: RunDir
     assert len(discord.requests) == 1
 
 
-def test_a_payload_that_discord_refuses_holds_nothing_up(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
+def test_a_payload_that_discord_refuses_holds_nothing_up(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:
     story.start(run)
     story.succeed(run)
     discord.answer_next(400)
@@ -234,7 +244,7 @@ def test_a_payload_that_discord_refuses_holds_nothing_up(discord: FakeDiscord, r
     assert feed.closed
 
 
-def test_a_picture_that_is_too_large_is_left_out(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
+def test_a_picture_that_is_too_large_is_left_out(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:
     story.start(run)
     feed.turn()
     story.train(run, 10, 400)
@@ -248,7 +258,7 @@ def test_a_picture_that_is_too_large_is_left_out(discord: FakeDiscord, run: RunD
 
 
 def test_crashes_are_told_and_interruptions_only_shown(
-    discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
 ) -> None:
     story.start(run)
     story.train(run, 10, 90)
@@ -259,16 +269,16 @@ def test_crashes_are_told_and_interruptions_only_shown(
     feed.turn()
     clock.now += 20
     feed.turn()
-    assert discord.titles == ["chef: attempt 1 over", "chef: attempt 1 failed, trying again", "chef: training"]
+    assert discord.titles == ["chef: attempt 1 ended", "chef: attempt 1 failed, trying again", "chef: training"]
     assert "Segmentation fault" in discord.messages[1].text
     assert "in 10 s" in discord.messages[1].text
     assert "step 120" in discord.messages[2].text
     run.append([AttemptEnded(reason="interrupted", step=120), JobQueued(), AttemptStarted(worker="b", device="cpu")])
     feed.turn()
-    assert discord.titles[2:] == ["chef: attempt 2 over", "chef: training"]
+    assert discord.titles[2:] == ["chef: attempt 2 ended", "chef: training"]
 
 
-def test_warnings_are_not_repeated_without_end(discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock) -> None:
+def test_warnings_are_not_repeated_without_end(discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock) -> None:
     story.start(run)
     run.append([oom(step) for step in range(1, 9)])
     run.append([DiskLow(step=9, free_bytes=10**9, needed_bytes=10**10)])
@@ -281,7 +291,7 @@ def test_warnings_are_not_repeated_without_end(discord: FakeDiscord, run: RunDir
 
 
 def test_memory_that_runs_out_again_has_a_message_every_ten_minutes_up_to_three(
-    discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
 ) -> None:
     story.start(run)
     for step in range(1, 7):
@@ -292,14 +302,14 @@ def test_memory_that_runs_out_again_has_a_message_every_ten_minutes_up_to_three(
     assert discord.titles == ["chef: training", recovered, recovered, recovered]
     run.append([AttemptEnded(reason="done", step=7)])
     feed.turn()
-    assert discord.titles[0] == "chef: attempt 1 over"
+    assert discord.titles[0] == "chef: attempt 1 ended"
     assert "9 more warnings in this attempt, not shown." in discord.messages[0].text
     run.append([JobQueued(), AttemptStarted(worker="box-1", device="RTX 5090"), oom(8)])
     feed.turn()
     assert discord.titles[4:] == ["chef: training", recovered], "the next attempt is told anew"
 
 
-def test_what_ran_out_and_why_is_shown(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
+def test_what_ran_out_and_why_is_shown(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:
     story.start(run)
     run.append(
         [
@@ -309,12 +319,12 @@ def test_what_ran_out_and_why_is_shown(discord: FakeDiscord, run: RunDir, feed: 
                 micro_batch_after=8,
                 message="CUDA out of memory (others hold 6.2 GiB by python3 (pid 4711))",
                 milliseconds_lost=1300.0,
-                cause="foreign",
+                cause="other_processes",
                 bucket="input ≤ 256, target ≤ 512",
                 requested_bytes=2 * 2**30,
                 allocated_bytes=27 * 2**30,
                 reserved_bytes=28 * 2**30,
-                foreign_bytes=6 * 2**30,
+                other_processes_bytes=6 * 2**30,
             )
         ]
     )
@@ -323,12 +333,12 @@ def test_what_ran_out_and_why_is_shown(discord: FakeDiscord, run: RunDir, feed: 
         "Step": "3",
         "Micro-batch": "8 rows, as before",
         "Time lost": "1.3 s",
-        "Cause": "Other processes hold memory of the card",
+        "Cause": "Other processes hold memory of the GPU",
         "Length bucket": "input ≤ 256, target ≤ 512",
-        "Memory": "2.0 GiB asked for · 27.0 GiB allocated · 28.0 GiB reserved · 6.0 GiB held by others",
+        "Memory": "2.0 GiB requested · 27.0 GiB allocated · 28.0 GiB reserved · 6.0 GiB held by other processes",
         "What happened": "```\nCUDA out of memory (others hold 6.2 GiB by python3 (pid 4711))\n```",
     }
-    assert "done again as it was" in discord.messages[1].text
+    assert "repeated as it was" in discord.messages[1].text
 
 
 def fields(message: Message) -> dict[str, str]:
@@ -336,11 +346,11 @@ def fields(message: Message) -> dict[str, str]:
     return {each["name"]: each["value"] for each in message.payload["embeds"][0].get("fields", [])}
 
 
-NEEDED = "≥ 131 h at the limit of an RTX 5090 (about 434 h expected)"
+NEEDED = "≥ 5 d 11 h at the limit of an RTX 5090 (about 18 d 2 h expected)"
 
 
 def test_the_time_that_a_job_needs_is_told_before_it_starts_and_until_it_is_measured(
-    discord: FakeDiscord, run: RunDir, feed: Feed, clock: Clock
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
 ) -> None:
     story.start(run, NEEDED)
     feed.turn()
@@ -355,49 +365,49 @@ def test_the_time_that_a_job_needs_is_told_before_it_starts_and_until_it_is_meas
     assert (shown["Time left"], shown["Tokens per second"], shown["MFU"]) == ("21 min 13 s", "14,700", "60.1%")
 
 
-def test_the_memory_that_a_job_needs_is_told_beside_the_time(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
-    needed = "26.0 GiB at the peak of 31.3 GiB"
-    run.append([JobChecked(plan={}), JobPrepared(data={}, steps=4, time={"text": NEEDED}, memory={"text": needed})])
+def test_the_memory_that_a_job_needs_is_told_beside_the_time(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:
+    memory = memory_plan().summary()
+    run.append([checked(), prepared(4, time=time_summary(text=NEEDED), memory=memory)])
     feed.turn()
-    assert fields(discord.messages[0]) == {"Time needed": NEEDED, "Memory needed": needed}
+    assert fields(discord.messages[0]) == {"Time needed": NEEDED, "Memory needed": memory.text}
 
 
-def test_a_dry_run_says_what_was_guessed(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
-    run.append([JobChecked(plan={"steps": 400, "time": {"text": f"about {NEEDED}"}}), JobValidated()])
+def test_a_dry_run_says_what_was_guessed(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:
+    run.append([checked(steps=400, time=time_summary(text=f"about {NEEDED}")), JobValidated()])
     feed.turn()
     assert fields(discord.messages[0]) == {"Time needed": f"About {NEEDED}"}
 
 
-def test_no_usable_card_is_told_before_the_first_attempt(discord: FakeDiscord, run: RunDir, feed: Feed) -> None:
-    run.append([JobChecked(plan={}), JobPrepared(data={}, steps=400), JobQueued()])
+def test_no_usable_gpu_is_told_before_the_first_attempt(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:
+    run.append([checked(), prepared(400), JobQueued()])
     run.append([DeviceWaiting(message="no NVIDIA driver was found here (driver 580 or newer is needed)")])
     feed.turn()
-    assert discord.titles == ["chef: waits for a card"]
+    assert discord.titles == ["chef: waits for a GPU"]
     assert "driver 580 or newer is needed" in discord.messages[0].text
     run.append([DeviceWaiting(message=f"nvidia-smi says {number}") for number in range(6)])  # a driver gone mad
     feed.turn()
     assert len(discord.messages) == 3
 
 
-def test_a_card_that_another_trainer_holds_is_a_line_in_the_attempts_message(
-    discord: FakeDiscord, run: RunDir, feed: Feed
+def test_a_gpu_that_another_trainer_holds_is_a_line_in_the_attempts_message(
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed
 ) -> None:
     story.start(run)
-    run.append([DeviceWaiting(message="another trainer holds card 1")])
+    run.append([DeviceWaiting(message="another trainer holds GPU 1")])
     feed.turn()
     assert discord.titles == ["chef: training"]
-    assert "Another trainer holds card 1" in discord.messages[0].text
+    assert "Another trainer holds GPU 1" in discord.messages[0].text
 
 
 def test_pause_cancel_refusal_and_dry_run(
-    discord: FakeDiscord, sink: DiscordSink, run: RunDir, feed: Feed, clock: Clock
+    discord: FakeDiscord, sink: DiscordSink, run: RunDir, feed: SinkFeed, clock: Clock
 ) -> None:
     story.start(run)
-    run.append([JobRequested(request="pause"), AttemptEnded(reason="interrupted", step=50), JobPaused()])
+    run.append([JobPauseRequested(), AttemptEnded(reason="interrupted", step=50), JobPaused()])
     feed.turn()
     run.append([JobCancelled(checkpoint="checkpoints/step-00000050")])
     feed.turn()
-    assert discord.titles == ["chef: attempt 1 over", "chef: paused", "chef: cancelled"]
+    assert discord.titles == ["chef: attempt 1 ended", "chef: paused", "chef: cancelled"]
     assert "checkpoints/step-00000050" in discord.messages[2].text
     refused = story.submit(run.path.parent, "job-2")
     refused.append(
@@ -406,8 +416,8 @@ def test_pause_cancel_refusal_and_dry_run(
     dry = story.submit(run.path.parent, "job-3")
     dry.append([JobValidated()])
     for other in (refused, dry):
-        Feed(sink, other, clock).turn()
-    assert discord.titles[3:] == ["chef: refused before training", "chef: dry run passed"]
+        SinkFeed(sink, other, clock).turn()
+    assert discord.titles[3:] == ["chef: failed before training", "chef: dry run passed"]
     assert "`data.train`" in discord.messages[3].text
 
 
@@ -417,7 +427,7 @@ def test_a_job_that_wants_no_discord_gets_none(
     run = story.submit(tmp_path / "quiet", discord=False)
     story.start(run)
     story.succeed(run)
-    feed = Feed(sink, run, clock)
+    feed = SinkFeed(sink, run, clock)
     feed.turn()
     assert feed.closed
     assert not discord.requests
@@ -430,7 +440,7 @@ def test_everything_long_stays_within_the_limits(
 ) -> None:
     """FakeDiscord checks every payload against the limits and the schema."""
     long = text * 20_000
-    fault = Fault(code="refused", message=long, hint=long, param="data.train" + "." * 300)
+    fault = Fault(code="rejected", message=long, hint=long, param="data.train" + "." * 300)
     for job, end in (("a" * 200, "good"), ("b" * 200, "bad")):
         run = story.submit(tmp_path / "runs", job, name="n" * 64)
         run.append([JobQueued(), AttemptStarted(worker=long, device=long), oom(1, long)])
@@ -440,8 +450,106 @@ def test_everything_long_stays_within_the_limits(
             run.append([AttemptEnded(reason="done", step=50), story.SUCCEEDED])
         else:
             run.append([AttemptEnded(reason="crash", error=fault), JobQueued(), JobFailed(error=fault)])
-        feed = Feed(sink, run, clock)
+        feed = SinkFeed(sink, run, clock)
         feed.turn()
         assert feed.closed
     assert len(discord.messages) == 3 + 4
     assert not discord.problems
+
+
+def test_an_event_without_words_is_told_as_it_is_and_holds_nothing_up(
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.sinks.discord.embeds.planned", lambda *_: [][0])
+    run.append([checked(), prepared(9, time=time_summary(text="1 h")), JobQueued(), JobCancelled()])
+    feed.turn()
+    raw, end = discord.messages
+    assert raw.title == "chef: job.prepared" and '"steps":9' in raw.text
+    assert end.title == "chef: cancelled" and feed.closed
+
+
+def test_where_the_next_attempt_begins_is_what_the_events_say(
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
+) -> None:
+    story.start(run)
+    crash: list[AnyFact] = [AttemptEnded(reason="crash", step=9), JobQueued(not_before_s=10.0)]
+    run.append(crash)
+    feed.turn()
+    told = "starts in 10 s at the earliest. There is no checkpoint yet: it begins at step 0."
+    assert told in discord.messages[-1].text
+    run.append([AttemptStarted(worker="box-1", device="cpu"), story.LOADED])
+    run.append([CheckpointSaved(step=8, path="checkpoints/step-00000008", bytes=1, seconds=0.1), *crash])
+    feed.turn()
+    assert "The newest checkpoint is that of step 8." in discord.messages[-1].text
+    run.append([JobPaused()])
+    feed.turn()
+    assert "It waits until somebody resumes it. The newest checkpoint is that of step 8." in discord.messages[-1].text
+    run.append([JobResumed(from_scratch=True), JobPaused()])
+    feed.turn()
+    assert "The newest checkpoint is that of step 8." in discord.messages[-1].text, "it can still be taken back"
+    run.append([JobResumed(from_scratch=True)])
+    run.append([AttemptStarted(worker="box-1", device="cpu")])
+    run.append([AttemptEnded(reason="interrupted"), JobPaused()])
+    feed.turn()
+    assert "There is no checkpoint yet: it begins at step 0." in discord.messages[-1].text
+
+
+def test_a_damaged_run_directory_is_told_once_and_what_follows_a_repair_is_told_again(
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, sink: DiscordSink, clock: Clock
+) -> None:
+    story.start(run)
+    run.append([JobPauseRequested()])
+    feed.turn()
+    lines = run.events_file.read_bytes().splitlines(keepends=True)
+    run.events_file.write_bytes(b"".join([*lines[:-2], b"no event\n", lines[-1]]))
+    for _ in range(3):
+        feed.turn()
+    feed = SinkFeed(sink, run, clock)  # publish is started anew
+    feed.turn()
+    (_, told) = discord.messages
+    assert told.title == "chef: its run directory is damaged"
+    said = str(told.payload)
+    assert f"line {len(lines) - 1} of events.jsonl is not an event" in said and "longhaul repair job-1" in said
+    repair(run)
+    run.append([AttemptEnded(reason="rejected"), JobFailed(error=Fault(code="rejected", message="m"))])
+    feed.turn()
+    repaired, failed = discord.messages[2:]
+    assert (repaired.title, failed.title) == ("chef: repaired", "chef: failed")
+    assert (
+        f"The last 2 lines of its events could not be read. The job is in the state after event {len(lines) - 2}."
+        in repaired.text
+    )
+    assert closed(run, "discord")
+
+
+def test_events_that_cannot_be_read_for_a_while_are_not_told_twice(
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, sink: DiscordSink, clock: Clock
+) -> None:
+    story.start(run)
+    feed.turn()
+    events = run.events_file.rename(run.path / "aside")
+    run.events_file.mkdir()
+    feed.turn()
+    run.events_file.rmdir()
+    events.rename(run.events_file)
+    told = len(discord.messages)
+    assert discord.messages[-1].title == "job-1: its run directory is damaged"
+    SinkFeed(sink, run, clock).turn()  # publish is started anew
+    assert len(discord.messages) == told
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_job_of_which_not_all_is_left_is_told_of_if_it_may_be(
+    discord: FakeDiscord, run: RunDir, sink: DiscordSink, clock: Clock, wanted: bool
+) -> None:
+    if wanted:
+        run.events_file.unlink()
+    else:
+        run.spec_file.unlink()
+        first = run.events()[0]
+        quiet = first.model_copy(update={"fact": first.fact.model_copy(update={"discord": False})})
+        run.events_file.write_bytes(event_line(quiet))
+    feed = SinkFeed(sink, run, clock)
+    for _ in range(2):
+        feed.turn()
+    assert [message.title for message in discord.messages] == ["job-1: its run directory is damaged"] * wanted

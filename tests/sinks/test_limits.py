@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes import discord_problems
-from worker.sinks.limits import cut, fit, size
+from worker.sinks.discord.limits import cut, fit, size
 
 
 @pytest.mark.parametrize("text", ["a" * 50, "ß" * 50, "😀" * 50, "a😀" * 25, "\ud800" * 50, " " * 50])
@@ -15,6 +15,11 @@ def test_cut_keeps_the_limit_in_utf16(text: str, limit: int) -> None:
     assert size(shorter) <= limit
     assert limit == 0 or shorter.endswith("…")
     shorter.encode()  # no half characters
+
+
+def test_no_text_reorders_a_line_or_commands_a_terminal() -> None:
+    (fitted,) = fit([{"title": "\x1b[2Ja\u202eb", "fields": [{"name": "\x9b\u2066", "value": "\x7f\n"}]}])
+    assert fitted == {"title": "[2Jab", "fields": [{"name": "–", "value": "–"}]}
 
 
 def test_cut_leaves_short_texts_alone_and_closes_code_blocks() -> None:

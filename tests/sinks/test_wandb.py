@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
 import os
 import signal
@@ -13,50 +11,30 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jobs.disk.metrics_file import cut_back
+from jobs.disk.repair import repair
 from jobs.events import (
     AttemptEnded,
     AttemptStarted,
     Fault,
     JobFailed,
     JobPaused,
+    JobPauseRequested,
     JobQueued,
-    JobRequested,
     JobResumed,
     OomRecovered,
 )
-from jobs.lifeline import tied
-from jobs.rundir import RunDir
 from tests.fakes import WANDB_KEY, FakeDiscord, FakeWandb
+from tests.processes import alive
+from tests.service.damage import destroyed
 from tests.sinks import story
 from tests.sinks.driving import closed, publishing, until
+from tests.sinks.wandb_runs import child, expected, history, offline_files, records, wandb_children
 from worker.feed import read_cursor
 from worker.sinks.base import Sink
-from worker.sinks.discord import DiscordSink
-from worker.sinks.wandb import WandbSink
-from worker.sinks.webhook import Webhook
-
-LEET = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json"]
-
-
-def child() -> list[str]:
-    return tied(sys.executable, "-m", "worker.sinks.wandb_child")
-
-
-def offline_files(run: RunDir) -> list[Path]:
-    return sorted((run.path / "wandb").glob("*run-*/*.wandb"), key=lambda file: file.stat().st_mtime)
-
-
-@functools.cache
-def records(file: Path) -> list[dict[str, Any]]:
-    done = subprocess.run([*LEET, str(file)], capture_output=True, text=True, check=True, timeout=60)
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def history(file: Path, key: str) -> list[tuple[int, Any]]:
-    """(train/step, value) of the rows that have this key."""
-    rows = [record["history"] for record in records(file) if record["type"] == "history"]
-    rows = [row.get("item", row) for row in rows]
-    return [(int(row["train/step"]), row[key]) for row in rows if key in row]
+from worker.sinks.discord.sink import DiscordSink
+from worker.sinks.discord.webhook import Webhook
+from worker.sinks.wandb.sink import WandbSink
 
 
 def tables(file: Path) -> list[tuple[int, list[list[Any]]]]:
@@ -67,10 +45,6 @@ def tables(file: Path) -> list[tuple[int, list[list[Any]]]]:
     ]
 
 
-def expected(first: int, last: int) -> list[tuple[int, float]]:
-    return [(step, story.row(step).loss) for step in range(first, last + 1, 10)]
-
-
 def test_online_one_run_per_job_across_restarts_and_attempts(tmp_path: Path) -> None:
     run = story.submit(tmp_path)
     with FakeWandb() as server:
@@ -79,11 +53,12 @@ def test_online_one_run_per_job_across_restarts_and_attempts(tmp_path: Path) -> 
             story.train(run, 10, 100)
             until(lambda: read_cursor(run, "wandb").step == 100)
         assert server.runs["job-1"].complete, "finished in good order when publish stops"
-        # Attempt 1 had gone on to step 120 when it crashed; attempt 2 repeats from its checkpoint at step 50.
+        # Attempt 1 had reached step 120 when it crashed; attempt 2 begins at its checkpoint of step 50.
         story.train(run, 110, 120)
         crash = Fault(code="crash", message="Segmentation fault")
         run.append([AttemptEnded(reason="crash", step=120, error=crash), JobQueued()])
         run.append([AttemptStarted(worker="b", device="cpu")])
+        cut_back(run.metrics_file, 50)
         story.train(run, 60, 400, attempt=2)
         story.succeed(run, text="Boil ½ cup of rice.")
         with publishing(tmp_path, WandbSink(child, WANDB_KEY, server.url, flush_s=0.2)):
@@ -92,7 +67,7 @@ def test_online_one_run_per_job_across_restarts_and_attempts(tmp_path: Path) -> 
         assert seen.rows("train/step", "train/loss") == expected(10, 400)
         assert seen.rows("train/step", "eval/loss", "eval/event") == [(0, 2.31, 7), (400, 0.91, 11)]
         assert seen.rows("train/tokens_per_s", "train/mfu", "train/padding_fraction")[0] == (14_700.0, 0.6014, 0.04)
-        assert seen.rows("gpu/utilisation", "gpu/power_w", "host/memory_used_bytes")[0] == (0.97, 412.5, 21 * 2**30)
+        assert seen.rows("gpu/utilization", "gpu/power_w", "host/memory_used_bytes")[0] == (0.97, 412.5, 21 * 2**30)
         assert {key.split("/")[0] for row in seen.history for key in row if "/" in key} == {
             "train",
             "eval",
@@ -105,7 +80,7 @@ def test_online_one_run_per_job_across_restarts_and_attempts(tmp_path: Path) -> 
         ]
         assert (seen.starts, seen.exit_code, seen.group, seen.name) == (2, 0, "job-1", "chef")
         assert (seen.summary["status"], seen.summary["attempts"]) == ("succeeded", 2)
-        assert seen.config["schedule"]["value"]["batch_size"] == 128
+        assert seen.config["training"]["value"]["batch_size"] == 128
         assert server.keys == {WANDB_KEY}
     written = b"".join(file.read_bytes() for file in run.path.rglob("*") if file.is_file())
     assert WANDB_KEY.encode() not in written
@@ -117,18 +92,18 @@ def test_offline_history_row_by_row_and_one_directory_per_start(tmp_path: Path) 
         story.start(run)
         story.train(run, 10, 100)
         until(lambda: read_cursor(run, "wandb").step == 100)
-        pids = children()
+        pids = wandb_children()
         assert pids
         arguments = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
-        assert b"worker.sinks.wandb_child" in arguments
+        assert b"worker.sinks.wandb.child_process" in arguments
     story.train(run, 110, 400)
-    run.append([story.evaluation(400, 0.93, samples=1, text="Boil ½ cup of rice.")])
+    run.append([story.evaluation(400, 0.93, samples=1, text="\x1bBoil ½\u202e cup of rice.")])
     run.append([OomRecovered(step=401, micro_batch_before=8, micro_batch_after=4, message="no", milliseconds_lost=9.0)])
-    error = Fault(code="non_finite", message="the loss is NaN at step 401", hint="lower schedule.learning_rate")
+    error = Fault(code="non_finite", message="the loss is NaN at step 401", hint="lower training.learning_rate")
     run.append([AttemptEnded(reason="non_finite", step=401, error=error), JobFailed(error=error)])
     with publishing(tmp_path, WandbSink(child, flush_s=0.2)):
         until(lambda: closed(run, "wandb"))
-    assert not children(), "nobody outlives publish"
+    assert not wandb_children(), "nobody outlives publish"
     first, second = offline_files(run)
     assert history(first, "train/loss") == expected(10, 100)
     assert history(first, "eval/loss") == [(0, 2.31)]
@@ -168,12 +143,12 @@ def test_unreachable_becomes_offline_and_complete_and_no_one_waits(tmp_path: Pat
 PUBLISH = """
 import sys, threading
 from pathlib import Path
-from jobs.lifeline import tied
-from worker.publish import Line, publish
-from worker.sinks.wandb import WandbSink
+from jobs.process.lifeline import tied
+from worker.publish import SinkThread, publish
+from worker.sinks.wandb.sink import WandbSink
 stop = threading.Event()
-sink = WandbSink(lambda: tied(sys.executable, "-m", "worker.sinks.wandb_child"), mode="offline", flush_s=0.2)
-publish(Path(sys.argv[1]), [Line(sink)], lambda _: stop.wait(0.02), stop)
+sink = WandbSink(lambda: tied(sys.executable, "-m", "worker.sinks.wandb.child_process"), mode="offline", flush_s=0.2)
+publish(Path(sys.argv[1]), [SinkThread(sink)], lambda _: stop.wait(0.02), stop)
 """
 
 
@@ -183,7 +158,7 @@ def test_publish_killed_and_its_child_killed_no_row_is_missing(tmp_path: Path) -
     story.train(run, 10, 100)
     process = subprocess.Popen([sys.executable, "-c", PUBLISH, str(tmp_path)])
     until(lambda: read_cursor(run, "wandb").step == 100)
-    (pid,) = children(process.pid)
+    (pid,) = wandb_children(process.pid)
     process.kill()
     process.wait()
     until(lambda: not alive(pid))
@@ -191,7 +166,7 @@ def test_publish_killed_and_its_child_killed_no_row_is_missing(tmp_path: Path) -
     with publishing(tmp_path, WandbSink(child, mode="offline", flush_s=0.2)):
         until(lambda: read_cursor(run, "wandb").step == 200)
         story.train(run, 210, 300)
-        (pid,) = children()
+        (pid,) = wandb_children()
         os.kill(pid, signal.SIGKILL)
         until(lambda: read_cursor(run, "wandb").step == 300)
     first, second, third = offline_files(run)
@@ -203,32 +178,46 @@ def test_publish_killed_and_its_child_killed_no_row_is_missing(tmp_path: Path) -
 def test_a_paused_job_holds_no_process_and_a_refused_one_no_run(tmp_path: Path) -> None:
     paused, refused = story.submit(tmp_path, "job-1"), story.submit(tmp_path, "job-2")
     story.start(paused)
-    paused.append([JobRequested(request="pause"), AttemptEnded(reason="interrupted", step=0), JobPaused()])
+    paused.append([JobPauseRequested(), AttemptEnded(reason="interrupted", step=0), JobPaused()])
     refused.append([JobFailed(error=Fault(code="no_such_file", message="no"))])
     with publishing(tmp_path, WandbSink(child, flush_s=0.2)):
         until(lambda: closed(refused, "wandb") and read_cursor(paused, "wandb").event == paused.record().number)
-        assert not children()
+        assert not wandb_children()
         paused.append([JobResumed()])
         until(lambda: read_cursor(paused, "wandb").event == paused.record().number)
-        assert not children()
+        assert not wandb_children()
     assert not (refused.path / "wandb").exists()
     assert len(offline_files(paused)) == 1
 
 
-def children(parent: int | str = "self") -> list[int]:
-    """Process ids of the W&B children of a process."""
-    found = []
-    for task in Path(f"/proc/{parent}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            for pid in (task / "children").read_text().split():
-                if b"wandb_child" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(int(pid))
-    return found
+def test_what_follows_a_repair_is_told_under_numbers_that_were_told_before(tmp_path: Path) -> None:
+    run = story.submit(tmp_path)
+    story.start(run)
+    run.append([story.evaluation(step, 2.0) for step in (10, 20, 30)])
+    with FakeWandb() as server:
+        with publishing(tmp_path, WandbSink(child, WANDB_KEY, server.url, flush_s=0.2)):
+            until(lambda: read_cursor(run, "wandb").event == 10)
+            destroyed(run, 5)
+            repair(run)
+            run.append([AttemptStarted(worker="b", device="cpu"), story.LOADED, story.evaluation(40, 1.0)])
+            until(lambda: read_cursor(run, "wandb").event == 8)
+        (seen,) = server.runs.values()
+        assert seen.rows("train/step", "eval/event") == [(0, 7), (10, 8), (20, 9), (30, 10), (40, 8)]
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs (one that has ended and waits to be reaped does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
+def test_a_job_that_paused_by_itself_calls_for_a_person(tmp_path: Path) -> None:
+    """Also when publish was away meanwhile, and no process holds the run."""
+    run = story.submit(tmp_path)
+    error = Fault(code="no_valid_checkpoint", message="checkpoints/step-00000040 is gone", hint="bring it back")
+    with FakeWandb() as server:
+        with publishing(tmp_path, WandbSink(child, WANDB_KEY, server.url, flush_s=0.2)):
+            story.start(run)
+            until(lambda: read_cursor(run, "wandb").event == run.record().number)
+        run.append([AttemptEnded(reason="no_valid_checkpoint", error=error), JobPaused(error=error)])
+        with publishing(tmp_path, WandbSink(child, WANDB_KEY, server.url, flush_s=0.2)):
+            until(lambda: read_cursor(run, "wandb").event == run.record().number)
+            assert not wandb_children()
+        (seen,) = server.runs.values()
+        said = "no_valid_checkpoint: checkpoints/step-00000040 is gone\nbring it back"
+        assert seen.alerts == [("ERROR", "chef: paused", said)]
+        assert (seen.summary["status"], seen.summary["error_code"]) == ("paused", "no_valid_checkpoint")

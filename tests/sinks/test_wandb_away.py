@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from jobs.rundir import RunDir
+from jobs.disk.rundir import RunDir
 from tests.fakes import WANDB_KEY, FakeWandb
+from tests.processes import alive
 from tests.sinks import story
 from tests.sinks.driving import closed, publishing, until
-from tests.sinks.test_wandb import alive, child, children, expected, history, offline_files
+from tests.sinks.wandb_runs import child, expected, history, offline_files, wandb_children
 from worker.feed import read_cursor
-from worker.sinks.wandb import WandbSink
+from worker.sinks.wandb.sink import WandbSink
 
 
 def online(server: FakeWandb, finish_s: float = 20.0) -> WandbSink:
@@ -97,12 +98,12 @@ def test_away_from_mid_run_to_the_end_is_bounded_and_complete_after_sync(
 PUBLISH = """
 import sys, threading
 from pathlib import Path
-from jobs.lifeline import tied
-from worker.publish import Line, publish
-from worker.sinks.wandb import WandbSink
+from jobs.process.lifeline import tied
+from worker.publish import SinkThread, publish
+from worker.sinks.wandb.sink import WandbSink
 stop = threading.Event()
-sink = WandbSink(lambda: tied(sys.executable, "-m", "worker.sinks.wandb_child"), *sys.argv[2:], flush_s=0.2)
-publish(Path(sys.argv[1]), [Line(sink)], lambda _: stop.wait(0.02), stop)
+sink = WandbSink(lambda: tied(sys.executable, "-m", "worker.sinks.wandb.child_process"), *sys.argv[2:], flush_s=0.2)
+publish(Path(sys.argv[1]), [SinkThread(sink)], lambda _: stop.wait(0.02), stop)
 """
 
 
@@ -116,7 +117,7 @@ def test_killed_while_the_server_was_away_the_next_start_sends_what_was_left_and
         server.failing = 500
         story.train(run, 110, 200)
         until(lambda: read_cursor(run, "wandb").step == 200)
-        (pid,) = children(process.pid)
+        (pid,) = wandb_children(process.pid)
         process.kill()
         process.wait()
         until(lambda: not alive(pid))

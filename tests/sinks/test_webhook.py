@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jobs.errors import UserError
+from tests.clock import Clock
 from tests.fakes import FakeDiscord
 from worker.sinks.base import Disabled, Later
-from worker.sinks.gone import GoneFile
-from worker.sinks.webhook import Rejected, Sent, Webhook, check_url
+from worker.sinks.discord.gone import GoneFile
+from worker.sinks.discord.webhook import Sent, Webhook, WebhookRejected, check_url
 
 HELLO = {"embeds": [{"title": "hello"}]}
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def discord() -> Iterator[FakeDiscord]:
-    with FakeDiscord() as fake:
-        yield fake
 
 
 @pytest.fixture
@@ -38,7 +24,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def webhook(discord: FakeDiscord, clock: Clock) -> Webhook:
-    return Webhook(discord.url, clock, timeout_s=(2.0, 0.3))
+    return Webhook(discord.url, clock, timeout_s=(5.0, 2.0))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +187,7 @@ def test_a_damaged_memory_is_passed_over(content: bytes, discord: FakeDiscord, t
 
 
 def test_a_deleted_message_is_not_a_deleted_webhook(discord: FakeDiscord, webhook: Webhook) -> None:
-    assert webhook.edit("999", HELLO) == Rejected(404, 10008)
+    assert webhook.edit("999", HELLO) == WebhookRejected(404, 10008)
     assert isinstance(webhook.post(HELLO), Sent)
 
 

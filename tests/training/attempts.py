@@ -8,22 +8,24 @@ from typing import TypeVar
 import torch
 from safetensors.torch import load_file
 
-from jobs.attempt import Finished, Noted
+from jobs.attempt import Finished, Noted, TrainResult
+from jobs.disk.rundir import RunDir
 from jobs.events import AnyFact
-from jobs.rundir import RunDir
+from jobs.metrics import MetricRow
+from tests.metric_rows import read_lines
 from worker.training.journal import Journal
 from worker.training.settings import TrainerSettings
-from worker.training.stop import Stop
+from worker.training.stop import StopSignal
 from worker.training.train import train
 
 Kind = TypeVar("Kind")
 
 
-class StopAt(Stop):
+class StopAt(StopSignal):
     """Asks to stop at the `n`-th look (0: never). A look is one of: loaded, a step done, a batch evaluated."""
 
-    def __init__(self, run: RunDir, n: int = 0) -> None:
-        super().__init__(run)
+    def __init__(self, n: int = 0) -> None:
+        super().__init__()
         self._looks, self._n = 0, n
 
     def asked(self) -> bool:
@@ -34,7 +36,7 @@ class StopAt(Stop):
 def attempt(run: RunDir, number: int = 1, stop_at: int = 0) -> int:
     """One attempt, up to its exit code; StageErrors are raised."""
     settings = TrainerSettings(data=Path(), prepared=Path(), models=Path(), device="cpu", offline=True)
-    return train(run, settings, Journal(run.attempt_file(number)), StopAt(run, stop_at), number)
+    return train(run, settings, Journal(run.attempt_file(number)), StopAt(stop_at), number)
 
 
 def facts(run: RunDir, kind: type[Kind], number: int = 1) -> list[Kind]:
@@ -50,9 +52,17 @@ def finished(run: RunDir, number: int = 1) -> Finished:
     return last
 
 
+def trained(run: RunDir, number: int = 1) -> TrainResult:
+    """What came of an attempt that was done."""
+    result = finished(run, number).result
+    assert isinstance(result, TrainResult)
+    return result
+
+
 def logged(run: RunDir) -> list[tuple[int, float, float, float]]:
-    """What must be equal bit for bit in two runs of the same job: step, loss, norm, learning rate of every row."""
-    return [(row.step, row.loss, row.grad_norm, row.learning_rate) for row in run.metrics()]
+    """What must be equal bit for bit in two runs of the same job: step, loss, norm, learning rate of every line."""
+    rows = read_lines(run.metrics_file, MetricRow)
+    return [(row.step, row.loss, row.grad_norm, row.learning_rate) for row in rows]
 
 
 def checkpoints(run: RunDir) -> list[str]:

@@ -17,17 +17,19 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
+from jobs.disk.rundir import RunDir, create
 from jobs.events import JobSubmitted
 from jobs.plan import DataPlan, ModelPlan, make_plan
-from jobs.rundir import RunDir, create
 from jobs.spec import JobSpec, parse_spec
-from tests.training.workplace import SHARED_DATA
+from tests.summaries import dataset_summary
+from tests.training.stepping import Noting
+from tests.training.workplace import SHARED_DATA, Workplace
 from worker.training.dataset.data import PreparedDataset, Rows, Writer
 from worker.training.journal import Journal
 from worker.training.planning import memory_plan
-from worker.training.planning.prediction import Predictor
-from worker.training.steps.batches import Batch, micro_batches
-from worker.training.steps.limits import Limit
+from worker.training.planning.predictor import Predictor
+from worker.training.tasks.seq2seq.batches import PairBatch
+from worker.training.tasks.seq2seq.limits import MicroBatchLimit
 
 VOCABULARY = 64
 WORDS = [f"w{number}" for number in range(VOCABULARY - 3)]
@@ -48,6 +50,16 @@ CONFIG: dict[str, Any] = {
     "decoder_start_token_id": 0,
     "pad_token_id": 0,
     "eos_token_id": 1,
+}
+XL: dict[str, Any] = {
+    "d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 24, "num_decoder_layers": 24, "num_heads": 32,
+    "vocab_size": 32128, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+}  # fmt: skip
+# 41 rows are soon known by heart, and the validation loss rises: the best is neither the last nor among the two newest.
+OVERFIT: dict[str, Any] = {
+    "training": {"epochs": 20, "dropout": 0.0},
+    "evaluation": {"every_steps": 20, "samples": 0},
+    "checkpoint": {"every_steps": 20, "keep": 2},
 }
 
 
@@ -133,7 +145,7 @@ def dataset_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Writer(folder, VOCABULARY) as writer:
         writer.add([[*row, 1] for row in inputs], [[*row, 1] for row in targets])
         parts = {"train": np.arange(TRAIN_ROWS), "validation": np.arange(TRAIN_ROWS, TRAIN_ROWS + VALIDATION_ROWS)}
-        writer.finish(parts, {"rows": len(inputs)})
+        writer.finish(parts, dataset_summary())
     return folder
 
 
@@ -144,14 +156,26 @@ def dataset(dataset_folder: Path) -> PreparedDataset:
 
 
 @pytest.fixture
+def noting(tmp_path: Path) -> Noting:
+    """A journal that remembers its facts."""
+    return Noting(tmp_path / "journal.jsonl")
+
+
+@pytest.fixture
 def journal(tmp_path: Path) -> Journal:
     """A journal whose lines nobody reads."""
     return Journal(tmp_path / "journal.jsonl")
 
 
-def batches_of(rows: Rows, chosen: npt.NDArray[np.int64], micro_batch: int) -> list[Batch]:
+@pytest.fixture
+def workplace(tmp_path: Path) -> Workplace:
+    """Stages without a hub, on a folder of the test's own."""
+    return Workplace(tmp_path)
+
+
+def batches_of(rows: Rows, chosen: npt.NDArray[np.int64], micro_batch: int) -> list[PairBatch]:
     """These rows as one group, cut as the loop would cut it."""
-    return micro_batches(rows, [chosen], Limit.of(rows, micro_batch), 0)
+    return MicroBatchLimit.of(rows, micro_batch).batches(rows, [chosen], 0)
 
 
 MakeRun = Callable[..., RunDir]
@@ -159,7 +183,7 @@ MakeRun = Callable[..., RunDir]
 
 @pytest.fixture
 def make_run(tmp_path: Path, model_folder: Path, dataset_folder: Path) -> MakeRun:
-    """A prepared run directory: `make_run("a", schedule={…}, …)` with the parts of the job that matter to the test."""
+    """A prepared run directory: `make_run("a", training={…}, …)` with the parts of the job that matter to the test."""
 
     def make(name: str = "job", **parts: Any) -> RunDir:
         runs = tmp_path / "runs"
@@ -190,10 +214,10 @@ def tiny_spec(**parts: Any) -> JobSpec:
     """20 steps of 8 rows in micro-batches of 4 (41 rows, 4 epochs give 21), an evaluation every 5."""
     spec: dict[str, Any] = {
         "data": {"train": "rows.jsonl"},
-        "schedule": {"epochs": 4, "batch_size": 8, "learning_rate": 0.01},
+        "training": {"epochs": 4, "batch_size": 8, "learning_rate": 0.01},
         "memory": {"micro_batch": 4},
         "log": {"every_steps": 4},
-        "evaluate": {"every_steps": 5, "max_rows": 6, "samples": 2},
+        "evaluation": {"every_steps": 5, "max_rows": 6, "samples": 2},
         "checkpoint": {"every_steps": 5, "every_minutes": None, "keep": 2},
     }
     for key, part in parts.items():

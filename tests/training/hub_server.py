@@ -27,8 +27,8 @@ class Hub(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         self.repositories: dict[str, Path] = {}
-        self.cards: dict[str, dict[str, Any]] = {}
-        """What a repository's card says, beside its name."""
+        self.gpus: dict[str, dict[str, Any]] = {}
+        """What a repository's GPU says, beside its name."""
         self.revisions = {"main", "refs/convert/parquet"}
         """Names of `commit`."""
         self.commit = COMMIT
@@ -41,7 +41,7 @@ class Hub(ThreadingHTTPServer):
         """Names of files of which a part was asked for, and its bytes."""
         self.asked: list[str] = []
         """Paths of all requests."""
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", 0), HubHandler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass  # clients that give up are part of what is tested
@@ -51,7 +51,7 @@ class Hub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-class Handler(BaseHTTPRequestHandler):
+class HubHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Hub
 
@@ -94,8 +94,8 @@ class Handler(BaseHTTPRequestHandler):
             siblings = [{"rfilename": str(file.relative_to(folder)), "size": file.stat().st_size} for file in files]
             commit = COMMIT if revision == COMMIT else self.server.commit
             body: Any = {"id": name.partition("/")[2], "sha": commit, "siblings": siblings}
-            if name in self.server.cards:
-                body["cardData"] = self.server.cards[name]
+            if name in self.server.gpus:
+                body["gpuData"] = self.server.gpus[name]
             if listing:
                 body = [{"type": "file", "path": one["rfilename"], "size": one["size"], "oid": "0"} for one in siblings]
             self._answer(200, json.dumps(body).encode(), {"Content-Type": "application/json"})

@@ -13,24 +13,24 @@ from pathlib import Path
 
 import torch
 
+from jobs.disk.rundir import RunDir, create
 from jobs.events import JobSubmitted
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
-from jobs.rundir import RunDir, create
 from jobs.spec import parse_spec
 from tests.training.killed_saves import killed_at, lines_run
-from worker.training.checkpoints import adoption, saving, tensorfile
+from worker.training.checkpoints import adoption, pruning, saving, tensorfile
 from worker.training.checkpoints.adoption import ADOPTED, adopt
 from worker.training.checkpoints.checkpoint import OPTIMIZER, TrainState, newest_first, verify
 from worker.training.journal import Journal
 from worker.training.network.model import WEIGHTS
 from worker.training.steps.order import VERSION
 
-OWN = {adoption.__file__, saving.__file__, tensorfile.__file__}
+OWN = {adoption.__file__, pruning.__file__, saving.__file__, tensorfile.__file__}
 
 
 def make(folder: Path, name: str, **parts: object) -> tuple[RunDir, Plan]:
     """A prepared job of 100 steps."""
-    spec = parse_spec({"data": {"train": "rows.jsonl"}, "schedule": {"epochs": 10, "batch_size": 1}, **parts})
+    spec = parse_spec({"data": {"train": "rows.jsonl"}, "training": {"epochs": 10, "batch_size": 1}, **parts})
     run, _ = create(folder, name, spec, JobSubmitted(name=name, model="x", spec_sha256=spec.sha256()))
     data = DataPlan(train="x", input="x", target="x", prepared="/prepared/a", rows=10, complete=True)
     plan = make_plan(spec, ModelPlan(source="x", folder="/models/a", parameters=1), data)

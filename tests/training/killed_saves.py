@@ -1,6 +1,6 @@
 """A program for test_saving.py: kills a save at many points, each in a forked child, and says what was found after it.
 
-`python killed_saves.py FOLDER POINTS` prints a JSON line a point: where it was, the step that a resume would go on
+`python killed_saves.py FOLDER POINTS` prints a JSON line a point: where it was, the step that a resume would continue
 from, and whether a save that is not disturbed then succeeds.
 """
 
@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from jobs.rundir import RunDir
-from worker.training.checkpoints import saving, tensorfile
+from jobs.disk.rundir import RunDir
+from worker.training.checkpoints import pruning, saving, tensorfile
 from worker.training.checkpoints.checkpoint import OPTIMIZER, TrainState, newest
 from worker.training.journal import Journal
 from worker.training.network.model import WEIGHTS
 
-OWN = {saving.__file__, tensorfile.__file__}
+OWN = {saving.__file__, pruning.__file__, tensorfile.__file__}
 
 
 def lines_run(act: Callable[[], object], at_line: Callable[[int, str], None], own: Set[str] = OWN) -> None:
@@ -86,10 +86,10 @@ def main(folder: Path, points: int) -> None:
     for point in range(points):
         target = point * total[0] // points
         for extra in run.checkpoints.glob("step-*2"):
-            saving.remove(extra)
+            pruning.remove(extra)
         place, killed = killed_at(lambda: save(2), target)
         found = newest(run, "s", journal)
-        saving.clean(run)
+        pruning.clean(run)
         renamed = (run.checkpoints / "step-00000002").exists()
         save(2)
         again = newest(run, "s", journal)

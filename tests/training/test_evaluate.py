@@ -10,49 +10,53 @@ import pytest
 import torch
 
 from jobs.errors import NonFinite, OutOfMemory
-from jobs.rundir import RunDir
 from tests.training.attempts import StopAt
-from tests.training.conftest import VALIDATION_ROWS, batches_of
-from tests.training.test_loop import OutOfMemoryAt
-from worker.training import evaluate as evaluation
+from tests.training.conftest import VALIDATION_ROWS, batches_of, tiny_spec
+from tests.training.contexts import training_context
+from tests.training.stepping import FailingAt, Noting, optimizer_for
+from worker.training.checkpoints.checkpoint import TrainState
 from worker.training.dataset.data import PreparedDataset
 from worker.training.evaluate import Evaluation, evaluate
-from worker.training.journal import Journal
 from worker.training.loop import accumulate
-from worker.training.machine.usage import Cache
 from worker.training.network.model import LoadedModel, load
-from worker.training.steps.batches import Batch
-from worker.training.steps.limits import SafeSize
+from worker.training.steps.safe_size import SafeSize
 from worker.training.stop import StopAsked
+from worker.training.tasks.seq2seq.batches import PairBatch
+from worker.training.tasks.seq2seq.task import Seq2Seq
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def loaded(model_folder: Path) -> LoadedModel:
-    return load(model_folder, CPU, dropout=0.0, fused=True, recompute_layers=1)
+    return load(model_folder, CPU, task=Seq2Seq(), dropout=0.0, fused=True, activation_checkpointing=1)
 
 
-def look(loaded: LoadedModel, dataset: PreparedDataset, journal: Journal, **options: Any) -> Evaluation:
-    defaults = {"max_rows": 100, "samples": 3, "micro_batch": 4, "stop": StopAt(RunDir("/nowhere"))}
-    return evaluate(loaded, dataset.validation, cache=Cache(CPU), journal=journal, **defaults | options)
+def look(
+    loaded: LoadedModel, dataset: PreparedDataset, journal: Noting, *, max_rows: int = 100, samples: int = 3,
+    safe: dict[str, SafeSize] | None = None, **options: Any,
+) -> Evaluation:  # fmt: skip
+    spec = tiny_spec(evaluation={"max_rows": max_rows, "samples": samples})
+    state = TrainState(spec_sha256="", micro_batch=4, safe=safe or {})
+    optimizer = optimizer_for(loaded.model)
+    return evaluate(training_context(journal.folder, loaded, dataset, spec, optimizer, journal, state=state, **options))
 
 
-def test_it_is_the_loss_of_training_over_the_same_rows(
-    loaded: LoadedModel, dataset: PreparedDataset, journal: Journal
+def test_validation_loss_is_the_loss_of_training_over_the_same_rows(
+    loaded: LoadedModel, dataset: PreparedDataset, noting: Noting
 ) -> None:
     loaded.model.float()  # in bf16 the kernels with and without gradients round differently
-    seen = look(loaded, dataset, journal)
+    seen = look(loaded, dataset, noting)
     trained = accumulate(loaded.model, batches_of(dataset.validation, np.arange(VALIDATION_ROWS), 4))
     assert seen.rows == VALIDATION_ROWS
     assert seen.loss == pytest.approx(trained.item(), abs=1e-5)
-    assert look(loaded, dataset, journal, max_rows=3, samples=9).rows == 3
+    assert look(loaded, dataset, noting, max_rows=3, samples=9).rows == 3
 
 
-def test_training_is_not_disturbed(loaded: LoadedModel, dataset: PreparedDataset, journal: Journal) -> None:
+def test_training_is_not_disturbed(loaded: LoadedModel, dataset: PreparedDataset, noting: Noting) -> None:
     loaded.model.train()
     state = torch.get_rng_state()
-    samples = look(loaded, dataset, journal).samples
+    samples = look(loaded, dataset, noting).samples
     assert torch.equal(torch.get_rng_state(), state)
     assert loaded.model.training
     assert all(parameter.grad is None for parameter in loaded.model.parameters())
@@ -62,27 +66,28 @@ def test_training_is_not_disturbed(loaded: LoadedModel, dataset: PreparedDataset
 
 
 def test_memory_that_runs_out_makes_it_begin_again_in_smaller_micro_batches(
-    loaded: LoadedModel, dataset: PreparedDataset, journal: Journal
+    loaded: LoadedModel, dataset: PreparedDataset, noting: Noting
 ) -> None:
-    expected = look(loaded, dataset, journal)
-    with OutOfMemoryAt(300):
-        again = look(loaded, dataset, journal)
+    expected = look(loaded, dataset, noting)
+    with FailingAt(300):
+        again = look(loaded, dataset, noting)
     assert again.loss == pytest.approx(expected.loss, rel=1e-3)  # bf16, other shapes
-    with OutOfMemoryAt(300, always=True), pytest.raises(OutOfMemory, match="in an evaluation at micro-batch 1"):
-        look(loaded, dataset, journal)
+    with FailingAt(300, always=True), pytest.raises(OutOfMemory, match="in an evaluation at micro-batch 1"):
+        look(loaded, dataset, noting)
 
 
 def test_safe_sizes_of_training_are_respected_and_a_text_that_needs_more_costs_no_second_evaluation(
-    loaded: LoadedModel, dataset: PreparedDataset, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, dataset: PreparedDataset, noting: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at: list[int] = []
-    real = evaluation.token_loss_sum
+    real = PairBatch.loss_sum
 
-    def counted(model: Any, batch: Batch) -> torch.Tensor:
+    def counted(batch: PairBatch, model: Any) -> torch.Tensor:
         looked_at.append(len(batch.rows))
-        return real(model, batch)
+        return real(batch, model)
 
-    generate, asked = loaded.model.generate, []
+    generate: Any = loaded.model.generate
+    asked: list[int] = []
 
     def refusing(**options: Any) -> Any:
         asked.append(len(options["input_ids"]))
@@ -90,35 +95,35 @@ def test_safe_sizes_of_training_are_respected_and_a_text_that_needs_more_costs_n
             raise torch.OutOfMemoryError("CUDA out of memory")
         return generate(**options)
 
-    monkeypatch.setattr(evaluation, "token_loss_sum", counted)
-    expected = look(loaded, dataset, journal).samples
+    monkeypatch.setattr(PairBatch, "loss_sum", counted)
+    expected = look(loaded, dataset, noting).samples
     assert max(looked_at) > 2
     monkeypatch.setattr(loaded.model, "generate", refusing)
     looked_at.clear()
     safe = {"input ≤ 64, target ≤ 64": SafeSize(1)}
-    assert look(loaded, dataset, journal, safe=safe).rows == VALIDATION_ROWS
+    assert look(loaded, dataset, noting, safe=safe).rows == VALIDATION_ROWS
     assert looked_at == [1] * VALIDATION_ROWS and asked == [1, 1, 1]
     looked_at.clear()
     asked.clear()
-    again = look(loaded, dataset, journal)
+    again = look(loaded, dataset, noting)
     assert [sample.input for sample in again.samples] == [sample.input for sample in expected]
     assert asked[0] > 1 and asked[-3:] == [1, 1, 1]
     assert sum(looked_at) == VALIDATION_ROWS
 
 
 def test_a_request_to_stop_is_seen_between_two_batches(
-    loaded: LoadedModel, dataset: PreparedDataset, journal: Journal
+    loaded: LoadedModel, dataset: PreparedDataset, noting: Noting
 ) -> None:
     loaded.model.train()
     with pytest.raises(StopAsked):
-        look(loaded, dataset, journal, stop=StopAt(RunDir("/nowhere"), 2))
+        look(loaded, dataset, noting, stop=StopAt(2))
     assert loaded.model.training
 
 
 def test_a_loss_that_is_no_number_is_said_and_never_written_down(
-    loaded: LoadedModel, dataset: PreparedDataset, journal: Journal
+    loaded: LoadedModel, dataset: PreparedDataset, noting: Noting
 ) -> None:
     with torch.no_grad():
         loaded.model.get_parameter("lm_head.weight").fill_(float("nan"))
     with pytest.raises(NonFinite, match="the validation loss is nan"):
-        look(loaded, dataset, journal)
+        look(loaded, dataset, noting)

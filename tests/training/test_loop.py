@@ -9,94 +9,36 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import T5ForConditionalGeneration
 
 from jobs.errors import NonFinite, OutOfMemory, OutOfMemoryInOptimizer
 from jobs.events import OomRecovered
-from jobs.plan import DataPlan, ModelPlan, make_plan
-from tests.training.conftest import TRAIN_ROWS, batches_of, tiny_model, tiny_spec
+from tests.training.conftest import batches_of, tiny_model, tiny_spec
+from tests.training.contexts import as_loaded, training_context
+from tests.training.stepping import FailingAt, Noting, farthest, optimizer_for, weights
 from worker.training.dataset.data import PreparedDataset
-from worker.training.journal import Journal
-from worker.training.loop import StepResult, accumulate, steps
-from worker.training.machine.usage import Cache
+from worker.training.loop import accumulate, steps
 from worker.training.optimizers.adamw import AdamW
-from worker.training.steps.order import StepOrder
 from worker.training.steps.randomness import seed_step
-
-
-class Noting(Journal):
-    """A journal that remembers its facts."""
-
-    def __init__(self, path: Any) -> None:
-        super().__init__(path)
-        self.facts: list[Any] = []
-
-    def note(self, fact: Any) -> None:
-        self.facts.append(fact)
-
-
-class OutOfMemoryAt(TorchDispatchMode):
-    """Raises at the `k`-th operation, once (or from then on at every `again`-th)."""
-
-    def __init__(self, k: int, *, always: bool = False) -> None:
-        super().__init__()
-        self.k, self.always, self.count = k, always, 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        if self.count == self.k or (self.always and self.count > self.k):
-            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate 2.00 GiB (injected at {self.count})")
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.fixture
-def noting(tmp_path: Any) -> Noting:
-    return Noting(tmp_path / "journal.jsonl")
+from worker.training.steps.result import StepResult
 
 
 def exact_model(dropout: float = 0.0) -> T5ForConditionalGeneration:
-    return tiny_model(dropout_rate=dropout).double().train()
+    model = tiny_model(dropout_rate=dropout)
+    model.double().train()
+    return model
 
 
 def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def farthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    assert one.keys() == other.keys()
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
-
-
-def optimizer_for(model: torch.nn.Module) -> AdamW:
-    return AdamW(model.named_parameters(), weight_decay=0.01, max_grad_norm=1.0, fused=True)
-
-
 def run_steps(
-    model: T5ForConditionalGeneration, dataset: PreparedDataset, journal: Journal, *, after: int = 0, **parts: Any
+    model: T5ForConditionalGeneration, dataset: PreparedDataset, journal: Noting, **parts: Any
 ) -> Iterator[StepResult]:
     spec = tiny_spec(**parts)
-    plan = make_plan(
-        spec, ModelPlan(source="x", parameters=1), DataPlan(train="x", input="x", target="x", rows=TRAIN_ROWS)
-    )
-    schedule = spec.schedule
-    return steps(
-        model,
-        optimizer_for(model),
-        dataset.train,
-        StepOrder(dataset.train, schedule.batch_size, schedule.epochs, schedule.seed),
-        spec,
-        plan,
-        after=after,
-        micro_batch=plan.resolved.micro_batch,
-        pad_id=0,
-        cache=Cache(torch.device("cpu")),
-        journal=journal,
-    )
+    loaded, optimizer = as_loaded(model, spec), optimizer_for(model)
+    return steps(training_context(journal.folder, loaded, dataset, spec, optimizer, journal))
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 16])
@@ -110,8 +52,8 @@ def test_the_gradient_is_the_same_however_the_step_is_cut_and_that_of_plain_torc
     cut = gradients(model)
     model.zero_grad()
 
-    inputs = [torch.from_numpy(dataset.train.input(row).astype(np.int64)) for row in chosen]
-    targets = [torch.from_numpy(dataset.train.target(row).astype(np.int64)) for row in chosen]
+    inputs = [torch.from_numpy(dataset.train.input(row).astype(np.int64)) for row in range(16)]
+    targets = [torch.from_numpy(dataset.train.target(row).astype(np.int64)) for row in range(16)]
     ids = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in inputs], batch_first=True)
     labels = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=-100)
@@ -127,7 +69,7 @@ def test_memory_that_runs_out_anywhere_in_a_step_costs_no_step_and_changes_no_gr
     dataset: PreparedDataset, noting: Noting
 ) -> None:
     model, chosen = exact_model(), np.arange(8)
-    with OutOfMemoryAt(-1) as counter:
+    with FailingAt(-1) as counter:
         accumulate(model, batches_of(dataset.train, chosen, 4))
     model.zero_grad()
     undisturbed = exact_model()
@@ -138,7 +80,7 @@ def test_memory_that_runs_out_anywhere_in_a_step_costs_no_step_and_changes_no_gr
         model = exact_model()
         noting.facts.clear()
         run = run_steps(model, dataset, noting)
-        with OutOfMemoryAt(k):
+        with FailingAt(k):
             first = next(run)
         losses = [first.loss.item(), *(result.loss.item() for result in islice(run, 2))]
         assert losses == pytest.approx(expected, abs=1e-12), f"memory ran out at operation {k}"
@@ -153,9 +95,9 @@ def test_memory_that_runs_out_anywhere_in_a_step_costs_no_step_and_changes_no_gr
 def test_every_step_starts_from_its_own_seed_whatever_happened_before(dataset: PreparedDataset, noting: Noting) -> None:
     def seeds(disturb: bool) -> list[int]:
         run = run_steps(exact_model(dropout=0.1), dataset, noting)
-        found = []
+        found: list[int] = []
         for _ in range(3):
-            with OutOfMemoryAt(200 if disturb and not found else -1):
+            with FailingAt(200 if disturb and not found else -1):
                 next(run)
             found.append(torch.initial_seed())
             torch.rand(7)
@@ -169,22 +111,22 @@ def test_dropout_repeats_itself_when_a_step_is_done_again(dataset: PreparedDatas
     model = exact_model(dropout=0.3)
     losses = []
     for step in (1, 1, 2):
-        seed_step(42, step, 0)
+        seed_step(42, step)
         losses.append(accumulate(model, batches_of(dataset.train, np.arange(8), 4)).item())
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_at_micro_batch_1_it_ends_with_numbers_and_a_way_out(dataset: PreparedDataset, noting: Noting) -> None:
+def test_at_micro_batch_1_it_ends_with_numbers_and_a_hint(dataset: PreparedDataset, noting: Noting) -> None:
     run = run_steps(exact_model(), dataset, noting)
-    with OutOfMemoryAt(100, always=True), pytest.raises(OutOfMemory, match="step 1 at micro-batch 1") as caught:
+    with FailingAt(100, always=True), pytest.raises(OutOfMemory, match="step 1 at micro-batch 1") as caught:
         next(run)
-    assert "recompute_layers" in str(caught.value.hint)
+    assert "activation_checkpointing" in str(caught.value.hint)
     assert [(fact.micro_batch_before, fact.micro_batch_after) for fact in noting.facts] == [(4, 2), (2, 1)]
 
 
 def test_on_oom_fail_ends_it_at_once(dataset: PreparedDataset, noting: Noting) -> None:
     run = run_steps(exact_model(), dataset, noting, memory={"on_oom": "fail"})
-    with OutOfMemoryAt(100), pytest.raises(OutOfMemory, match="micro-batch 4"):
+    with FailingAt(100), pytest.raises(OutOfMemory, match="micro-batch 4"):
         next(run)
     assert noting.facts == []
 
@@ -202,7 +144,7 @@ def test_nothing_is_repeated_once_the_optimizer_has_begun(
 
 def test_other_errors_pass_through(dataset: PreparedDataset, noting: Noting) -> None:
     model = exact_model()
-    model.encoder.block[0].layer[0].SelfAttention.q = torch.nn.Linear(3, 3).double()
+    model.set_submodule("encoder.block.0.layer.0.SelfAttention.q", torch.nn.Linear(3, 3).double())
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         next(run_steps(model, dataset, noting))
 
@@ -223,13 +165,13 @@ def test_a_nan_stops_before_the_update_and_names_its_step(dataset: PreparedDatas
 @pytest.mark.parametrize("every", [1, 2])
 def test_recomputed_layers_give_the_same_gradient(dataset: PreparedDataset, every: int) -> None:
     model = exact_model(dropout=0.2)
-    seed_step(1, 1, 0)
+    seed_step(1, 1)
     accumulate(model, batches_of(dataset.train, np.arange(8), 4))
     expected = gradients(model)
     model.zero_grad()
     model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
     blocks = [*model.encoder.block, *model.decoder.block]
     assert [block.gradient_checkpointing for block in blocks] == [n % every == 0 for n in range(2)]
-    seed_step(1, 1, 0)
+    seed_step(1, 1)
     accumulate(model, batches_of(dataset.train, np.arange(8), 4))
     assert farthest(expected, gradients(model)) < 1e-12

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from jobs.rundir import RunDir
 from tests.training.attempts import attempt, checkpoints, finished, logged, same_tensors
+from tests.training.conftest import MakeRun
 from worker.training import loop
 from worker.training.__main__ import main
 from worker.training.checkpoints.checkpoint import verify
 
-MakeRun = Callable[..., RunDir]
 LAST = 20
 
 
@@ -24,17 +23,17 @@ def test_nan_in_a_gradient_stops_the_run_before_the_update(
 ) -> None:
     # Planted: NaN in one element of one gradient, at a step; also at steps after which a save is due, and at the last.
     # Must hold: reason and step are named, what was saved before is whole; once its cause is gone, a further attempt
-    # goes on from there and ends like an undisturbed run, bit for bit: nothing of the bad step is in any file.
+    # resumes from there and ends like an undisturbed run, bit for bit: nothing of the bad step is in any file.
     monkeypatch.setenv("LONGHAUL_DEVICE", "cpu")
     parts: dict[str, Any] = {
-        "schedule": {"epochs": 4, "batch_size": 8, "learning_rate": 0.01},
+        "training": {"epochs": 4, "batch_size": 8, "learning_rate": 0.01},
         "log": {"every_steps": 1},
     }
     undisturbed, run = make_run("undisturbed", **parts), make_run("planted", **parts)
     assert attempt(undisturbed) == 0
     real, calls = loop.accumulate, 0
 
-    def plant(model: torch.nn.Module, *rest: Any) -> torch.Tensor:
+    def plant(model: PreTrainedModel, *rest: Any) -> torch.Tensor:
         nonlocal calls
         calls += 1
         loss = real(model, *rest)

@@ -1,4 +1,4 @@
-"""Stage *prepare*: every row kept whole, or set aside and accounted for."""
+"""Stage *prepare*: every row kept whole, or rejected and accounted for."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
-from jobs.attempt import Heartbeat
-from jobs.errors import BadData, DiskFull, StageError
-from jobs.rundir import RunDir
+from jobs.attempt import Finished, Heartbeat
+from jobs.disk.files import append_line
+from jobs.disk.rundir import RunDir
+from jobs.errors import BadData, DiskFull, Rejected, StageError
 from tests.training.workplace import EXAMPLES, Workplace, pairs
+from worker.training import prepare
 from worker.training.dataset.data import PreparedDataset
 from worker.training.dataset.histogram import bins, draw
 from worker.training.dataset.report import Lengths, commonest
-from worker.training.models import builtin
-from worker.training.rows.sieve import Seen
+from worker.training.dataset.words import WordTokens
+from worker.training.rows.row_filter import Seen
+from worker.training.rows.sources import DataFile
 from worker.training.store import full_disk_named, make_once
-
-
-@pytest.fixture
-def workplace(tmp_path: Path) -> Workplace:
-    return Workplace(tmp_path)
+from worker.training.tasks.seq2seq import builtin
 
 
 def dataset_of(run: RunDir) -> PreparedDataset:
@@ -63,14 +65,14 @@ def texts(run: RunDir) -> set[tuple[str, str]]:
 
 def test_recipes_are_prepared_whole(workplace: Workplace) -> None:
     shutil.copy(EXAMPLES, workplace.data / "recipes.jsonl")
-    run = workplace.job("recipes.jsonl", data={"validation": 0.1}, schedule={"epochs": 3, "batch_size": 16})
+    run = workplace.job("recipes.jsonl", data={"validation": 0.1}, training={"epochs": 3, "batch_size": 16})
     result = workplace.prepare(run)
     data, plan = result["data"], run.plan()
     recipes = [json.loads(line) for line in EXAMPLES.read_text().splitlines()]
     assert data["rows_read"] == data["kept"] == len(recipes)
-    assert data["set_aside"] == {}
+    assert data["rejected"] == {}
     assert (data["duplicates"], data["truncated_inputs"], data["unknown_tokens"]) == (0, 0, 0)
-    assert data["normalised"]["½"] == EXAMPLES.read_text().count("½") > 0
+    assert data["normalized"]["½"] == EXAMPLES.read_text().count("½") > 0
     assert data["train_rows"] + data["validation_rows"] == len(recipes)
     assert 0.04 < data["validation_rows"] / len(recipes) < 0.16
     assert result["steps"] == plan.steps == -(-data["train_rows"] * 3 // 16)
@@ -93,11 +95,28 @@ def test_the_second_time_it_is_only_looked_up(workplace: Workplace) -> None:
     first = workplace.job()
     report = workplace.prepare(first)
     made = dataset_of(first).folder.stat().st_mtime_ns
-    second = workplace.job(schedule={"epochs": 9})
+    second = workplace.job(training={"epochs": 9})
     assert workplace.prepare(second)["data"] == report["data"]
     assert dataset_of(second).folder.stat().st_mtime_ns == made
     other = workplace.job(data={"max_input_tokens": 8})
     assert workplace.prepare(other)["data"]["prepared"] != report["data"]["prepared"]
+
+
+def test_a_job_whose_attempts_a_repair_has_cut_off_goes_on_with_its_own_rows_alone(workplace: Workplace) -> None:
+    """Its checkpoints are bound to them, whatever the events know of these."""
+    file = workplace.rows("rows.jsonl", pairs(200))
+    rows, run = file.read_bytes(), workplace.job()
+    workplace.prepare(run)
+    plan = run.plan_file.read_bytes()
+    append_line(run.attempt_file(1), Finished(at=1.0, reason="interrupted"))
+    workplace.rows("rows.jsonl", pairs(200, start=500))
+    for stage in (workplace.prepare_only, workplace.prepare):  # repaired to before job.prepared, and to job.submitted
+        with pytest.raises(Rejected, match="not what this job has trained on so far") as caught:
+            stage(run)
+        assert caught.value.detail_code == "content_changed" and run.plan_file.read_bytes() == plan
+    file.write_bytes(rows)
+    workplace.prepare(run)
+    assert run.plan_file.read_bytes() == plan
 
 
 def test_a_damaged_dataset_and_the_remains_of_a_killed_one_are_replaced(workplace: Workplace) -> None:
@@ -129,13 +148,13 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
-def test_unusable_rows_are_set_aside_with_line_and_reason(workplace: Workplace, name: str) -> None:
+def test_unusable_rows_are_rejected_with_line_and_reason(workplace: Workplace, name: str) -> None:
     rows = pairs(50)
     workplace.rows(name, rows[:20] + [""] + [row for row, _ in BAD] + rows[20:] + [rows[3], rows[4]])
     run = workplace.job(name, data={"max_invalid_fraction": 0.14, "validation": 0.2})
     data = workplace.prepare(run)["data"]
     assert (data["rows_read"], data["kept"], data["duplicates"]) == (60, 50, 2)
-    assert data["set_aside"] == {reason: 1 for _, reason in BAD}
+    assert data["rejected"] == {reason: 1 for _, reason in BAD}
     entries = [(entry["file"], entry["line"], entry["reason"]) for entry in rejected(run)]
     expected = [(name, 22 + n, reason) for n, (_, reason) in enumerate(BAD)]
     assert entries == [*expected, (name, 60, "duplicate"), (name, 61, "duplicate")]
@@ -184,6 +203,96 @@ def test_special_tokens_in_a_text_are_text(workplace: Workplace) -> None:
     assert dataset_of(run).train.target(20)[-1] == 1
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"])
+@pytest.mark.parametrize("model", ["builtin:t5-tiny", "./model"])
+@pytest.mark.parametrize("stamped", [True, False], ids=["with new times", "with the same times"])
+def test_rows_are_never_stored_under_the_name_of_others(
+    workplace: Workplace, model_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, model: str, stamped: bool
+) -> None:
+    shutil.copytree(model_folder, workplace.data / "model")
+
+    def write(start: int) -> None:
+        if name.endswith("parquet"):
+            pq.write_table(pa.Table.from_pylist(pairs(60, start)), workplace.data / name)
+        else:
+            workplace.rows(name, pairs(60, start))
+
+    write(100)
+    run = workplace.job(name, model=model)
+    workplace.check(run)
+    if not stamped:  # a file system that is slow to tell
+        monkeypatch.setattr(DataFile, "state", lambda file: 1)
+    ready_model = prepare.ready_model
+
+    def slow(*given: Any) -> Path:
+        if model != "builtin:t5-tiny":
+            made = ready_model(*given)
+            write(500)
+            return made
+        write(500)
+        return ready_model(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "ready_model", slow)
+        with pytest.raises(BadData) as caught:
+            workplace.prepare_only(run)
+    assert (caught.value.detail_code, caught.value.param) == ("file_changed", "data.train")
+    assert [folder.name for folder in workplace.settings.prepared.glob("*") if folder.name != ".locks"] == []
+    write(100)
+    again = workplace.job(name, model=model)
+    workplace.prepare(again)
+    if model == "builtin:t5-tiny" and stamped:
+        assert ("question 100 about bread", "answer 100: knead and bake it") in texts(again)
+
+
+@pytest.mark.parametrize(
+    ("added", "before", "behind"),
+    [
+        ("$A </s>", [], [1]),
+        ("w0 $A </s>", [3], [1]),  # as CodeT5 and NLLB do
+        ("w0 w1 $A </s> w2", [3, 4], [1, 5]),
+        ("w0 $A", [3], [1]),  # end-of-sequence is there in any case
+    ],
+)
+def test_texts_get_what_their_tokenizer_adds(
+    workplace: Workplace, model_folder: Path, added: str, before: list[int], behind: list[int]
+) -> None:
+    model = workplace.data / "model"
+    shutil.copytree(model_folder, model)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    special = [(token, tokenizer.token_to_id(token)) for token in ("</s>", "w0", "w1", "w2")]
+    tokenizer.post_processor = processors.TemplateProcessing(single=added, special_tokens=special)
+    tokenizer.save(str(model / "tokenizer.json"))
+    rows = [{"input": "w10 " * n, "target": f"w{n % 50 + 5} w3 w0"} for n in range(1, 40)]
+    workplace.rows("rows.jsonl", rows)
+    run = workplace.job(model="./model", data={"validation": 0.0, "max_input_tokens": 16})
+    workplace.prepare(run)
+    train = dataset_of(run).train
+    assert [train.input(n).tolist() for n in range(39)] == [
+        [*before, *[13] * min(n, 16 - len(before) - len(behind)), *behind] for n in range(1, 40)
+    ]
+    assert [train.target(n).tolist() for n in range(39)] == [
+        [*before, n % 50 + 8, 6, 3, *behind] for n in range(1, 40)
+    ]  # fmt: skip
+    report = json.loads((run.path / "dataset.json").read_text())
+    assert report["truncated_inputs"] == 39 - (16 - len(before) - len(behind))
+    assert report["lengths"]["input"]["before"]["max"] == 39 + len(before) + len(behind)
+
+
+def test_the_shortcut_is_taken_only_where_it_gives_the_same(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workplace.rows("rows.jsonl", pairs(60))
+    run = workplace.job()
+    workplace.prepare(run)
+    expected = (dataset_of(run).folder / "input.tokens").read_bytes()
+    monkeypatch.setattr(WordTokens, "tokens", lambda self, text: b"")
+    other = workplace.job(data={"max_target_tokens": 64})
+    workplace.prepare(other)
+    assert dataset_of(other).folder != dataset_of(run).folder
+    assert (dataset_of(other).folder / "input.tokens").read_bytes() == expected
+
+
 # -- validation ------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +309,29 @@ def test_the_split_does_not_depend_on_order_or_later_rows(workplace: Workplace) 
     assert 8 <= len(held_out) <= 28
     assert validation_texts(rows[::-1]) == held_out
     assert validation_texts(rows + pairs(30, start=60)) >= held_out
+
+
+def test_a_split_of_few_inputs_is_refused_before_anything_is_prepared(workplace: Workplace) -> None:
+    rows = [{"input": f"question {n % 3}", "target": f"answer {n}"} for n in range(600)]
+    workplace.rows("rows.jsonl", rows)
+    with pytest.raises(BadData) as caught:
+        workplace.check(workplace.job())
+    assert caught.value.detail_code == "validation_split"
+    run = workplace.job(data={"validation": 0.34})
+    data = workplace.prepare(run)["data"]
+    assert data["validation_rows"] in (200, 400)
+    assert (data["validation_asked"], data["validation_share"]) == (0.34, round(data["validation_rows"] / 600, 6))
+
+
+def test_a_split_of_few_inputs_in_many_rows_is_refused(workplace: Workplace) -> None:
+    """Check looks at the first rows only."""
+    workplace.rows("rows.jsonl", [{"input": f"question {n % 3}", "target": f"answer {n}"} for n in range(10_500)])
+    run = workplace.job()
+    workplace.check(run)
+    with pytest.raises(BadData) as caught:
+        workplace.prepare_only(run)
+    assert caught.value.detail_code == "validation_split"
+    assert (run.path / "rejected.jsonl").read_bytes() == b""
 
 
 def test_a_validation_file_shares_no_row_with_training(workplace: Workplace) -> None:
@@ -274,8 +406,8 @@ def test_the_report_says_what_there_is(workplace: Workplace) -> None:
     }
     (source,) = report["sources"]
     assert (source["name"], source["rows_read"], source["kept"], source["duplicates"]) == ("rows.jsonl", 104, 101, 1)
-    assert source["set_aside"] == {"bad JSON": {"rows": 2, "first": [102, 103]}}
-    assert (source["normalised"], source["noticed"]) == ({"½": 1}, {"newlines": 1})
+    assert source["rejected"] == {"bad JSON": {"rows": 2, "first": [102, 103]}}
+    assert (source["normalized"], source["noticed"]) == ({"½": 1}, {"newlines": 1})
     for name in ("dataset.json", "dataset.png", "rejected.jsonl"):
         assert (run.path / name).read_bytes() == (dataset.folder / name).read_bytes()
     assert len(json.dumps(data)) < 4096
@@ -345,23 +477,56 @@ def test_a_model_folder_is_copied_into_the_store(workplace: Workplace) -> None:
     assert caught.value.detail_code == "tokenizer_unusable"
 
 
-def t5_model(workplace: Workplace, tokenizer: Path) -> str:
-    """A model folder with T5's own tokenizer."""
-    folder = workplace.data / "t5"
+@pytest.mark.parametrize(
+    ("limits", "small", "before"),
+    [
+        ({"max_input_tokens": 8}, "data.max_input_tokens", 20),
+        ({"max_target_tokens": 8}, "data.max_target_tokens", 7),
+        ({"max_input_tokens": 8, "max_target_tokens": 8}, "data.max_input_tokens and data.max_target_tokens", 20),
+    ],
+)
+def test_limits_that_leave_no_token_for_the_text_are_refused(
+    workplace: Workplace, limits: dict[str, int], small: str, before: int
+) -> None:
+    workplace.rows("rows.jsonl", pairs(20))
+    folder = workplace.data / "my-model"
     folder.mkdir()
-    builtin.build(folder, ["some text"], seed=0)
-    for file in tokenizer.iterdir():
-        shutil.copyfile(file, folder / file.name)
-    return "./t5"
+    builtin.build(folder, [text for row in pairs(20) for text in row.values()], seed=1)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = ("</s>", tokenizer.token_to_id("</s>"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="</s> " * before + "$A </s>", special_tokens=[end])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(Rejected) as caught:
+        workplace.prepare(workplace.job(model="./my-model", data=limits))
+    assert (caught.value.detail_code, caught.value.param) == ("limit_too_small", small.split()[0])
+    assert f"puts {before + 1} tokens around every text" in str(caught.value)
+    assert f"set {small} to more than {before + 1};" in str(caught.value.hint)
+    enough = dict.fromkeys(limits, before + 2)
+    data = workplace.prepare(workplace.job(model="./my-model", data=enough))["data"]
+    assert data["kept"] == 20
 
 
-def test_without_normalising_fractions_are_unknown_and_counted(workplace: Workplace, t5_tokenizer: Path) -> None:
-    model = t5_model(workplace, t5_tokenizer)
+def test_a_tokenizer_with_more_tokens_than_the_model_has_embeddings_for_is_refused(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", pairs(20))
+    folder = workplace.data / "my-model"
+    folder.mkdir()
+    builtin.build(folder, [text for row in pairs(20) for text in row.values()], seed=1)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([f"<{number}>" for number in range(3000 - tokenizer.get_vocab_size())])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(Rejected, match="3,000 tokens, and the model has embeddings for 2,048") as caught:
+        workplace.prepare(workplace.job(model="./my-model"))
+    assert caught.value.detail_code == "tokenizer_unusable"
+
+
+def test_without_normalizing_fractions_are_unknown_and_counted(workplace: Workplace, t5_tokenizer: Path) -> None:
+    model = workplace.t5_model(t5_tokenizer)
     workplace.rows("rows.jsonl", [{"input": "1½ cups", "target": "½ <b>"}, *pairs(3)])
-    off = workplace.prepare(workplace.job(model=model, data={"normalise": False}))["data"]
+    off = workplace.prepare(workplace.job(model=model, data={"normalize": False}))["data"]
     on = workplace.prepare(workplace.job(model=model))["data"]
     assert (off["unknown_tokens"], on["unknown_tokens"]) == (3, 1)
     assert off["unknown_characters"] == {"½": 2, "<": 1}
+    assert [(data["unknown_inputs"], data["unknown_targets"]) for data in (off, on)] == [(1, 1), (0, 1)]
     assert on["unknown_characters"] == {"<": 1}
     assert on["unknown_token_rate"] == pytest.approx(1 / (on["input_tokens"] + on["target_tokens"]), abs=1e-8)
 

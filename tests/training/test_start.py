@@ -1,76 +1,41 @@
-"""What an attempt trains with: by figures of a card that are passed in, and with a real tiny model on the CPU."""
+"""What an attempt trains with: by figures of a GPU that are passed in, and with a real tiny model on the CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from jobs.attempt import Finished
-from jobs.errors import DeviceBusy, OutOfMemory, Refused
-from jobs.events import CardProcess, MemoryPlanned, ModelLoaded
-from jobs.files import append_line
-from jobs.memory_plan import GIB, MemoryPlan
+from jobs.disk.files import append_line
+from jobs.disk.rundir import RunDir
+from jobs.errors import DeviceBusy, OutOfMemory, Rejected
+from jobs.events import GpuProcess, MemoryPlanned, ModelLoaded
+from jobs.memory_plan import MemoryPlan
 from jobs.plan import Plan, Resolved
-from jobs.rundir import RunDir
+from jobs.reasons import Reason
 from jobs.spec import JobSpec
+from jobs.text.units import GIB
 from tests.training.attempts import attempt, facts
-from tests.training.conftest import tiny_spec
+from tests.training.conftest import MakeRun, tiny_spec
+from tests.training.planned import CONTEXT, FakeAlternatives, planned
 from worker.training import start
 from worker.training.journal import Journal
-from worker.training.machine.neighbours import ForeignUse, Neighbours
+from worker.training.machine.process_monitor import OtherProcessesUse, ProcessMonitor
 from worker.training.models.model_files import read_config
+from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.budget import Budget
 from worker.training.planning.memory_plan import plan_memory
-from worker.training.planning.prediction import Setting, Shape
-from worker.training.planning.ways import Ways
-from worker.training.start import CardNow, lowered, make_room, settle, times_out_of_memory, told
+from worker.training.start import GpuNow, lowered, make_room, settle, times_out_of_memory, told
 
-MakeRun = Callable[..., RunDir]
-CONTEXT = GIB
 AUTO = {"memory": {"micro_batch": "auto", "optimizer": "auto"}}
-HOLDER = CardProcess(pid=4711, name="python3", memory_bytes=12 * GIB)
-
-
-def planned(**more: Any) -> MemoryPlan:
-    """26 GiB of 31: FLAN-T5-XL on a card of 32 GB, about."""
-    parts = {
-        "weights": 5 * GIB, "gradients": 5 * GIB, "optimizer": 6 * GIB, "activations": 7 * GIB, "temporaries": 2 * GIB,
-        "context": CONTEXT,
-    }  # fmt: skip
-    figures: dict[str, Any] = {
-        "device": "cuda", "card": "NVIDIA GeForce RTX 5090", "budget_bytes": 31 * GIB, "budget_source": "assumed",
-        "margin_bytes": GIB, "input_tokens": 256, "target_tokens": 256, "micro_batch": 8, "recompute_layers": 0,
-        "optimizer": "adamw_8bit", "parts": parts, "peak_bytes": sum(parts.values()), "candidates": [], "why": "",
-        "seconds": 1.0,
-    }  # fmt: skip
-    return MemoryPlan(**figures | more)
+HOLDER = GpuProcess(pid=4711, name="python3", memory_bytes=12 * GIB)
 
 
 def with_memory(plan: Plan, memory: MemoryPlan | None) -> Plan:
-    resolved = Resolved(micro_batch=8, recompute_layers=0, optimizer="adamw_8bit", compile=True)
+    resolved = Resolved(micro_batch=8, activation_checkpointing=0, optimizer="adamw_8bit", compile=True)
     return plan.model_copy(update={"memory": memory, "resolved": resolved})
-
-
-class OtherWays(Ways):
-    """In place of predictions: a row takes a GiB, and recomputing every n-th layer n/4 of that."""
-
-    def __init__(self) -> None:
-        self.asked: list[Budget] = []
-
-    def parts(self, shape: Shape, setting: Setting) -> dict[str, int]:
-        """10 GiB and what the rows take."""
-        states = {"adamw_8bit": 6, "adafactor": 1}[setting.optimizer]
-        each = setting.recompute_layers / 4 if setting.recompute_layers else 1.0
-        return {"weights": 10 * GIB, "optimizer": states * GIB, "activations": int(shape.rows * each * GIB)}
-
-    def replan(self, budget: Budget) -> MemoryPlan:
-        """What the smaller card allows."""
-        self.asked.append(budget)
-        return planned(budget_bytes=budget.bytes, budget_source="card", micro_batch=4, recompute_layers=2, peak_bytes=1)
 
 
 @pytest.fixture
@@ -78,43 +43,43 @@ def plan(make_run: MakeRun) -> Plan:
     return with_memory(make_run("plan").plan(), planned())
 
 
-def card(total: float = 31.4, free: float | None = None, foreign: ForeignUse | None = None) -> CardNow:
+def gpu(total: float = 31.4, free: float | None = None, other_processes: OtherProcessesUse | None = None) -> GpuNow:
     rest = total - CONTEXT / GIB if free is None else free
-    return CardNow("NVIDIA GeForce RTX 4090", int(total * GIB), int(rest * GIB), foreign or ForeignUse(0))
+    return GpuNow("NVIDIA GeForce RTX 4090", int(total * GIB), int(rest * GIB), other_processes or OtherProcessesUse(0))
 
 
-def test_a_plan_that_fits_the_card_stands(plan: Plan) -> None:
-    ways = OtherWays()
-    settled = settle(tiny_spec(**AUTO), plan, card(), 0, ways)
+def test_a_plan_that_fits_the_gpu_stands(plan: Plan) -> None:
+    ways = FakeAlternatives()
+    settled = settle(tiny_spec(**AUTO), plan, gpu(), 0, ways)
     assert settled == plan and ways.asked == []
-    event = told(plan, settled, card())
-    assert (event.micro_batch, event.budget_bytes, event.foreign_bytes, event.changed) == (8, 31 * GIB, 0, None)
+    event = told(plan, settled, gpu())
+    assert (event.micro_batch, event.budget_bytes, event.other_processes_bytes, event.changed) == (8, 31 * GIB, 0, None)
 
 
-def test_a_card_with_less_than_planned_but_enough_only_lowers_the_budget(plan: Plan) -> None:
-    ways = OtherWays()
-    settled = settle(tiny_spec(**AUTO), plan, card(28), 0, ways)
+def test_a_gpu_with_less_than_planned_but_enough_only_lowers_the_budget(plan: Plan) -> None:
+    ways = FakeAlternatives()
+    settled = settle(tiny_spec(**AUTO), plan, gpu(28), 0, ways)
     assert settled.memory is not None and plan.memory is not None and ways.asked == []
     assert settled.memory.budget_bytes == 28 * GIB and settled.memory.peak_bytes == plan.memory.peak_bytes
-    assert told(plan, settled, card(28)).changed is None
+    assert told(plan, settled, gpu(28)).changed is None
 
 
-def test_on_a_smaller_card_the_ladder_is_walked_again(plan: Plan) -> None:
-    ways, small = OtherWays(), card(23.5)
+def test_on_a_smaller_gpu_the_ladder_is_walked_again(plan: Plan) -> None:
+    ways, small = FakeAlternatives(), gpu(23.5)
     settled = settle(tiny_spec(**AUTO), plan, small, 0, ways)
-    assert [(budget.bytes, budget.source, budget.card) for budget in ways.asked] == [
-        (int(23.5 * GIB), "card", "NVIDIA GeForce RTX 4090")
+    assert [(budget.bytes, budget.source, budget.gpu) for budget in ways.asked] == [
+        (int(23.5 * GIB), "gpu", "NVIDIA GeForce RTX 4090")
     ]
-    assert settled.resolved == Resolved(micro_batch=4, recompute_layers=2, optimizer="adamw_8bit", compile=True)
+    assert settled.resolved == Resolved(micro_batch=4, activation_checkpointing=2, optimizer="adamw_8bit", compile=True)
     event = told(plan, settled, small)
     assert event.changed == "NVIDIA GeForce RTX 4090 has 23.5 GiB, and the plan was made for 31.0 GiB"
-    assert (event.micro_batch, event.recompute_layers) == (4, 2)
+    assert (event.micro_batch, event.activation_checkpointing) == (4, 2)
 
 
 def test_a_real_ladder_is_walked_again_with_the_optimizer_that_checkpoints_hold(
     make_run: MakeRun, model_folder: Path
 ) -> None:
-    spec = tiny_spec(**AUTO, schedule={"batch_size": 512})
+    spec = tiny_spec(**AUTO, training={"batch_size": 512})
     config = read_config(model_folder, "model")
     large = Budget(2 * GIB, "assumed", "NVIDIA GeForce RTX 5090", margin=0)
     memory = plan_memory(spec, config, (512, 512), device="cuda", budget=large)
@@ -123,25 +88,27 @@ def test_a_real_ladder_is_walked_again_with_the_optimizer_that_checkpoints_hold(
         update={
             "memory": memory,
             "resolved": Resolved(
-                micro_batch=memory.micro_batch, recompute_layers=memory.recompute_layers, optimizer=memory.optimizer
+                micro_batch=memory.micro_batch,
+                activation_checkpointing=memory.activation_checkpointing,
+                optimizer=memory.optimizer,
             ),
         }
     )
     between = memory.peak_bytes - sum(memory.parts[name] for name in ("activations", "temporaries")) // 2
-    small = CardNow("small", between, between, ForeignUse(0))
-    settled = settle(spec, before, small, 0, Ways(spec, before, torch.device("cpu")))
+    small = GpuNow("small", between, between, OtherProcessesUse(0))
+    settled = settle(spec, before, small, 0, Alternatives(spec, before, torch.device("cpu")))
     assert settled.memory is not None
     assert settled.memory.optimizer == memory.optimizer and settled.memory.peak_bytes <= between
-    assert (settled.memory.recompute_layers, settled.memory.micro_batch) != (
-        memory.recompute_layers, memory.micro_batch,
+    assert (settled.memory.activation_checkpointing, settled.memory.micro_batch) != (
+        memory.activation_checkpointing, memory.micro_batch,
     )  # fmt: skip
-    tiny = CardNow("tiny", 2**20, 2**20, ForeignUse(0))
-    with pytest.raises(Refused) as caught:
-        settle(spec, before, tiny, 0, Ways(spec, before, torch.device("cpu")))
+    tiny = GpuNow("tiny", 2**20, 2**20, OtherProcessesUse(0))
+    with pytest.raises(Rejected) as caught:
+        settle(spec, before, tiny, 0, Alternatives(spec, before, torch.device("cpu")))
     assert caught.value.detail_code == "does_not_fit"
 
 
-# -- rungs ---------------------------------------------------------------------------------------------------
+# -- fallbacks ---------------------------------------------------------------------------------------------------
 
 
 def ended(run: RunDir, number: int, reason: str) -> None:
@@ -159,42 +126,42 @@ def test_rungs_are_counted_from_the_attempts_before(make_run: MakeRun) -> None:
 
 
 def test_each_time_one_rung_lower_until_there_is_none(plan: Plan) -> None:
-    spec, ways = tiny_spec(**AUTO), OtherWays()
+    spec, ways = tiny_spec(**AUTO), FakeAlternatives()
     seen = []
     for lower in range(1, 6):
         settled = settle(spec, plan, None, lower, ways)
         assert settled.memory is not None
         assert settled.resolved.optimizer == "adamw_8bit" and settled.resolved.compile
         assert settled.memory.peak_bytes == sum(settled.memory.parts.values())
-        seen.append((settled.resolved.micro_batch, settled.resolved.recompute_layers))
+        seen.append((settled.resolved.micro_batch, settled.resolved.activation_checkpointing))
         assert told(plan, settled, None).changed == "memory ran out in the optimizer"
     assert seen == [(4, 0), (2, 0), (1, 0), (1, 2), (1, 1)]
-    with pytest.raises(OutOfMemory, match="micro-batch 1 with recompute_layers 1 and adamw_8bit") as caught:
+    with pytest.raises(OutOfMemory, match="micro-batch 1 with activation_checkpointing 1 and adamw_8bit") as caught:
         settle(spec, plan, None, 6, ways)
     assert caught.value.hint is not None
     assert caught.value.hint.endswith("or set memory.optimizer: adafactor, which needs 11.2 GiB")
 
 
 def test_what_the_job_says_of_recomputation_is_not_changed(plan: Plan) -> None:
-    spec = tiny_spec(memory={"micro_batch": 8, "recompute_layers": 0})
-    with pytest.raises(OutOfMemory, match="micro-batch 1 with recompute_layers 0"):
-        settle(spec, plan, None, 4, OtherWays())
+    spec = tiny_spec(memory={"micro_batch": 8, "activation_checkpointing": 0})
+    with pytest.raises(OutOfMemory, match="micro-batch 1 with activation_checkpointing 0"):
+        settle(spec, plan, None, 4, FakeAlternatives())
 
 
 def test_real_predictions_of_rungs_fall(make_run: MakeRun, model_folder: Path) -> None:
     spec = tiny_spec(**AUTO)
     budget = Budget(GIB, "host", None, margin=0)
     memory = plan_memory(spec, read_config(model_folder, "model"), (16, 16), device="cpu", budget=budget)
-    ways = Ways(spec, make_run("a").plan(), torch.device("cpu"))
+    ways = Alternatives(spec, make_run("a").plan(), torch.device("cpu"))
     peaks = [memory.peak_bytes, *(lowered(spec, memory, lower, ways.parts).peak_bytes for lower in (1, 2, 3))]
     assert peaks == sorted(peaks, reverse=True)
 
 
-# -- others on the card --------------------------------------------------------------------------------------
+# -- others on the GPU --------------------------------------------------------------------------------------
 
 
-def spec_of(foreign: str) -> JobSpec:
-    return JobSpec.model_validate(tiny_spec().model_dump() | {"memory": {"foreign": foreign}})
+def spec_of(other_processes: str) -> JobSpec:
+    return JobSpec.model_validate(tiny_spec().model_dump() | {"memory": {"other_processes": other_processes}})
 
 
 def never(needed: int) -> bool:
@@ -202,12 +169,12 @@ def never(needed: int) -> bool:
 
 
 def test_others_that_leave_room_enough_are_no_reason_to_wait() -> None:
-    make_room(spec_of("wait"), planned(), card(31.4, 25.1, ForeignUse(5 * GIB, (HOLDER,))), never)
-    make_room(spec_of("refuse"), planned(), card(31.4, 25.1, ForeignUse(5 * GIB, (HOLDER,))), never)
+    make_room(spec_of("wait"), planned(), gpu(31.4, 25.1, OtherProcessesUse(5 * GIB, (HOLDER,))), never)
+    make_room(spec_of("fail"), planned(), gpu(31.4, 25.1, OtherProcessesUse(5 * GIB, (HOLDER,))), never)
 
 
 def test_with_others_in_the_way_the_job_waits_or_is_refused_as_it_says() -> None:
-    memory, full = planned(), card(31.4, 18.4, ForeignUse(12 * GIB, (HOLDER,)))
+    memory, full = planned(), gpu(31.4, 18.4, OtherProcessesUse(12 * GIB, (HOLDER,)))
     waited: list[int] = []
 
     def wait(needed: int) -> bool:
@@ -215,18 +182,18 @@ def test_with_others_in_the_way_the_job_waits_or_is_refused_as_it_says() -> None
         return len(waited) == 1
 
     make_room(spec_of("wait"), memory, full, wait)
-    with pytest.raises(DeviceBusy, match=r"25\.0 GiB of the card are needed, 18\.4 GiB of 31\.4 GiB are free") as busy:
+    with pytest.raises(DeviceBusy, match=r"25\.0 GiB of the GPU are needed, 18\.4 GiB of 31\.4 GiB are free") as busy:
         make_room(spec_of("wait"), memory, full, wait)
     assert waited == [25 * GIB] * 2, "what is needed besides the context, which is there"
-    with pytest.raises(Refused, match=r"12\.0 GiB by python3 \(pid 4711\)") as refused:
-        make_room(spec_of("refuse"), memory, full, never)
+    with pytest.raises(Rejected, match=r"12\.0 GiB by python3 \(pid 4711\)") as refused:
+        make_room(spec_of("fail"), memory, full, never)
     assert "12.0 GiB by python3 (pid 4711)" in str(busy.value)
-    assert refused.value.detail_code == "foreign_memory" and refused.value.hint
+    assert refused.value.detail_code == "gpu_memory_in_use" and refused.value.hint
 
 
-def test_the_event_names_who_else_is_on_the_card(plan: Plan) -> None:
-    event = told(plan, plan, card(31.4, 18.4, ForeignUse(12 * GIB, (HOLDER,))))
-    assert (event.foreign_bytes, event.foreign) == (12 * GIB, [HOLDER])
+def test_the_event_names_who_else_is_on_the_gpu(plan: Plan) -> None:
+    event = told(plan, plan, gpu(31.4, 18.4, OtherProcessesUse(12 * GIB, (HOLDER,))))
+    assert (event.other_processes_bytes, event.other_processes) == (12 * GIB, [HOLDER])
 
 
 # -- a whole attempt -----------------------------------------------------------------------------------------
@@ -250,7 +217,7 @@ def test_an_attempt_says_what_it_trains_with_before_it_loads(make_run: MakeRun) 
     [event] = facts(run, MemoryPlanned)
     assert event == MemoryPlanned(
         micro_batch=4,
-        recompute_layers=memory.recompute_layers,
+        activation_checkpointing=memory.activation_checkpointing,
         optimizer=memory.optimizer,
         peak_bytes=memory.peak_bytes,
         budget_bytes=GIB,
@@ -266,7 +233,7 @@ def test_the_attempt_after_one_that_ran_out_in_the_optimizer_goes_on_one_rung_lo
     assert attempt(run, stop_at=14) == 75
     last = run.attempt_lines(1)[-1]
     assert isinstance(last, Finished) and last.reason == "interrupted" and last.step >= 5
-    append_line(run.attempt_file(1), last.model_copy(update={"reason": "oom_in_optimizer"}))
+    append_line(run.attempt_file(1), last.model_copy(update={"reason": Reason.OOM_IN_OPTIMIZER}))
     assert attempt(run, 2) == 0
     [event] = facts(run, MemoryPlanned, 2)
     assert (event.micro_batch, event.changed) == (2, "memory ran out in the optimizer")
@@ -285,15 +252,15 @@ def test_a_plan_of_an_earlier_version_stands_and_its_optimizer_gets_no_second_ch
     assert facts(run, MemoryPlanned) == []
     assert "plan.json is of a version that did not plan memory" in caplog.text
     with pytest.raises(OutOfMemory, match="did not plan memory"):
-        settle(run.spec(), plan, None, 1, OtherWays())
+        settle(run.spec(), plan, None, 1, FakeAlternatives())
 
 
 def test_a_wait_is_a_phase_of_its_own(run_journal: tuple[RunDir, Journal], monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.training.attempts import StopAt
 
     run, journal = run_journal
-    neighbours = Neighbours(None, torch.device("cpu"))
-    assert start.wait(neighbours, 1, journal, StopAt(run))
+    monitor = ProcessMonitor(None, torch.device("cpu"))
+    assert start.wait(monitor, 1, journal, StopAt())
     assert [getattr(line, "phase", None) for line in run.attempt_lines(1)] == ["wait", "load"]
 
 
@@ -312,8 +279,8 @@ def test_memory_that_runs_out_while_loading_is_said_and_not_a_crash(
     def fails(*arguments: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.")
 
-    monkeypatch.setattr("worker.training.bench.make_optimizer", fails)
-    with pytest.raises(OutOfMemory, match=r"were loaded, which take 0 MiB: CUDA out of memory") as caught:
+    monkeypatch.setattr("worker.training.context.make_optimizer", fails)
+    with pytest.raises(OutOfMemory, match=r"were loaded, which take 313 KiB: CUDA out of memory") as caught:
         attempt(run)
     assert caught.value.hint is not None and "memory.optimizer: adafactor" in caught.value.hint
     with pytest.raises(RuntimeError, match="another"), start.loading(run):

@@ -15,18 +15,18 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from jobs.attempt import Finished, Heartbeat
-from jobs.errors import Refused
+from jobs.attempt import Finished, Heartbeat, TrainResult
+from jobs.disk.rundir import RunDir
+from jobs.errors import Rejected
 from jobs.events import CheckpointSaved, EvaluationFinished, ModelLoaded
-from jobs.rundir import RunDir
-from tests.training.attempts import attempt, facts, finished, logged, same_tensors
+from tests.training.attempts import attempt, facts, finished, logged, same_tensors, trained
+from tests.training.conftest import MakeRun
 from worker.training.__main__ import main, set_library_switches
 from worker.training.machine.device import hold_job
 from worker.training.steps import order
 
-MakeRun = Callable[..., RunDir]
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 
 
 def start(run: RunDir, number: int) -> subprocess.Popen[bytes]:
@@ -49,7 +49,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], 
 
 
 def test_sigterm_finishes_the_step_saves_and_the_next_attempt_goes_on_bit_for_bit(make_run: MakeRun) -> None:
-    long = {"schedule": {"epochs": 20}, "evaluate": {"every_steps": 10}, "checkpoint": {"every_steps": 50}}
+    long = {"training": {"epochs": 20}, "evaluation": {"every_steps": 10}, "checkpoint": {"every_steps": 50}}
     whole, broken = make_run("whole", **long), make_run("broken", **long)
     first = start(broken, 1)
     wait_until(lambda: len(facts(broken, EvaluationFinished)) >= 3, first, broken)
@@ -77,23 +77,13 @@ def test_a_run_does_not_go_on_in_an_order_that_it_did_not_begin_in(
     run = make_run()
     assert attempt(run, stop_at=12) == 75
     monkeypatch.setattr(order, "VERSION", order.VERSION + 1)
-    with pytest.raises(Refused, match=f"began with rows in order {order.VERSION - 1}") as caught:
+    with pytest.raises(Rejected, match=f"began with rows in order {order.VERSION - 1}") as caught:
         attempt(run, 2)
     assert caught.value.detail_code == "other_order"
 
 
-def test_a_request_file_stops_it_like_sigterm(make_run: MakeRun) -> None:
-    run = make_run(schedule={"epochs": 1000})
-    process = start(run, 1)
-    wait_until(lambda: len(facts(run, EvaluationFinished)) >= 2, process, run)
-    run.request_file.write_text("pause\n")
-    assert process.wait(LIMIT_S) == 75
-    assert finished(run).reason == "interrupted" and finished(run).step >= 5
-    assert facts(run, CheckpointSaved)[-1].step == finished(run).step
-
-
 def test_a_run_says_in_order_what_it_does_and_learns(make_run: MakeRun) -> None:
-    run = make_run(schedule={"epochs": 20, "dropout": 0.0}, memory={"cache_clear_every": 30})
+    run = make_run(training={"epochs": 20, "dropout": 0.0}, memory={"empty_cache_steps": 30})
     assert attempt(run) == 0
     phases = [line.phase for line in run.attempt_lines(1) if isinstance(line, Heartbeat)]
     assert phases[:4] == ["load", "evaluate", "generate", "step"]
@@ -128,7 +118,7 @@ def test_without_validation_rows_there_are_no_evaluations(
     run.write_plan(plan.model_copy(update={"data": plan.data.model_copy(update={"prepared": str(bare)})}))
     assert attempt(run) == 0
     assert facts(run, EvaluationFinished) == []
-    assert finished(run).result == {"model": "model", "loss": None, "first_loss": None, "step": 21}
+    assert trained(run) == TrainResult(model="model", loss=None, first_loss=None, step=21)
     assert len(facts(run, CheckpointSaved)) == 21  # minutes count from step to step then
 
 
@@ -142,9 +132,9 @@ def test_every_typed_error_ends_the_attempt_file_and_gives_its_exit_code(
     assert finished(busy).reason == "device_busy"
     lock.close()
 
-    wild = make_run("wild", schedule={"learning_rate": 1.0, "max_grad_norm": None, "epochs": 1})
+    wild = make_run("wild", training={"learning_rate": 1.0, "max_grad_norm": None, "epochs": 1})
     monkeypatch.setattr(
-        "worker.training.loop.learning_rate", lambda step, **schedule: float("inf") if step == 3 else 1e-3
+        "worker.training.loop.learning_rate", lambda step, **training: float("inf") if step == 3 else 1e-3
     )
     assert main(["train", str(wild.path), "--attempt", "1"]) == 78
     last = finished(wild)
@@ -155,10 +145,10 @@ def test_every_typed_error_ends_the_attempt_file_and_gives_its_exit_code(
         .read_text()
         .replace('"tie_word_embeddings": false', '"tie_word_embeddings": true')
     )
-    refused = make_run("refused")
+    refused = make_run("rejected")
     assert main(["train", str(refused.path), "--attempt", "7"]) == 77
     last = finished(refused, 7)
-    assert last.reason == "refused" and last.error is not None
+    assert last.reason == "rejected" and last.error is not None
     assert last.error.code == "untied_head" and last.error.hint
 
 

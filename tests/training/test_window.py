@@ -10,10 +10,11 @@ import torch
 
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import parse_spec
-from tests.training.card_stand_in import UUID, library
-from worker.training.loop import StepResult
-from worker.training.machine.neighbours import Neighbours
-from worker.training.machine.nvml import open_card
+from tests.clock import Clock
+from tests.training.gpu_stand_in import UUID, library
+from tests.training.stepping import step_result
+from worker.training.machine.nvml import open_gpu
+from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.machine.usage import Cache, MemoryUse
 from worker.training.pace import STEPS, Asides, Pace
 from worker.training.window import Meter, Window, fragmentation, fragmented
@@ -21,22 +22,12 @@ from worker.training.window import Meter, Window, fragmentation, fragmented
 STEP_S, EVALUATION_S, SAVE_S, WARM_UP_S = 2.0, 30.0, 100.0, 77.0
 
 
-class Clock:
-    """Seconds, moved by whoever spends them."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Run:
+class SimulatedRun:
     """A run as train.py drives one: steps, then the row, then what is due. Its clock says how long all of it took."""
 
     def __init__(self, steps: int, *, validation_rows: int = 10, asides: Asides | None = None, **parts: Any) -> None:
-        schedule = {"epochs": 1, "batch_size": 8}
-        self.spec = parse_spec({"data": {"train": "rows.jsonl"}, "schedule": schedule, **parts})
+        training = {"epochs": 1, "batch_size": 8}
+        self.spec = parse_spec({"data": {"train": "rows.jsonl"}, "training": training, **parts})
         data = DataPlan(train="x", input="x", target="x", rows=steps * 8, validation_rows=validation_rows)
         self.plan = make_plan(self.spec, ModelPlan(source="x", parameters=1), data)
         assert self.plan.steps == steps
@@ -57,7 +48,7 @@ class Run:
             self.clock.now += STEP_S + (warm_up_s if step == start + 1 else 0.0)
             self.pace.step()
             self.foretold[step] = (self.clock.now, self.pace.left_s(step))
-            evaluated = self.validated and step % self.spec.evaluate.every_steps == 0
+            evaluated = self.validated and step % self.spec.evaluation.every_steps == 0
             if evaluated or (self.validated and step == last):
                 self._evaluate()
             wanted = self.spec.checkpoint
@@ -81,10 +72,10 @@ class Run:
 def test_the_time_left_is_what_it_then_takes(
     evaluate_every: int, every_steps: int | None, validation_rows: int
 ) -> None:
-    run = Run(
+    run = SimulatedRun(
         400,
         validation_rows=validation_rows,
-        evaluate={"every_steps": evaluate_every},
+        evaluation={"every_steps": evaluate_every},
         checkpoint={"every_steps": every_steps, "every_minutes": None},
     )
     end = run.go(warm_up_s=WARM_UP_S)
@@ -98,38 +89,38 @@ def test_the_time_left_is_what_it_then_takes(
 
 
 def test_checkpoints_by_the_minute_come_at_evaluations() -> None:
-    run = Run(1000, evaluate={"every_steps": 50}, checkpoint={"every_steps": None, "every_minutes": 10})
+    run = SimulatedRun(1000, evaluation={"every_steps": 50}, checkpoint={"every_steps": None, "every_minutes": 10})
     end = run.go()
     # 50 steps and an evaluation take 130 s: one is due every 5 evaluations, so 4 in all, the last at the end.
     assert end - 1000 == EVALUATION_S * 21 + 1000 * STEP_S + SAVE_S * 4
     at, left = run.foretold[251]
     assert at + left == pytest.approx(end)
-    bare = Run(1000, validation_rows=0, checkpoint={"every_steps": None, "every_minutes": 10})
+    bare = SimulatedRun(1000, validation_rows=0, checkpoint={"every_steps": None, "every_minutes": 10})
     end = bare.go()
     at, left = bare.foretold[500]
     assert at + left == pytest.approx(end)
 
 
 def test_a_resumed_run_still_knows_what_evaluations_and_checkpoints_cost() -> None:
-    parts: dict[str, Any] = {"evaluate": {"every_steps": 50}, "checkpoint": {"every_steps": 100}}
-    first = Run(400, **parts)
+    parts: dict[str, Any] = {"evaluation": {"every_steps": 50}, "checkpoint": {"every_steps": 100}}
+    first = SimulatedRun(400, **parts)
     first.go(stop=160)
     written = Window(asides=first.pace.asides).model_dump_json()
-    second = Run(400, asides=Window.model_validate_json(written).asides, **parts)
+    second = SimulatedRun(400, asides=Window.model_validate_json(written).asides, **parts)
     end = second.go(start=100)
     at, left = second.foretold[102]
     assert at + left == pytest.approx(end)
 
 
 def test_the_first_step_of_an_attempt_does_not_stand_for_the_others() -> None:
-    run = Run(100, validation_rows=0, checkpoint={"every_steps": None, "every_minutes": None})
+    run = SimulatedRun(100, validation_rows=0, checkpoint={"every_steps": None, "every_minutes": None})
     run.go(warm_up_s=WARM_UP_S)
     assert run.foretold[1][1] == 99 * (STEP_S + WARM_UP_S), "for want of anything better"
     assert run.foretold[2][1] == 98 * STEP_S
 
 
 def test_the_pace_is_that_of_the_last_50_steps() -> None:
-    run = Run(1000, validation_rows=0)
+    run = SimulatedRun(1000, validation_rows=0)
     run.pace.begin()
     for seconds, count in ((9.0, 200), (1.0, STEPS)):
         for _ in range(count):
@@ -141,22 +132,12 @@ def test_the_pace_is_that_of_the_last_50_steps() -> None:
 # -- rows ----------------------------------------------------------------------------------------------------
 
 
-def result(step: int, **more: Any) -> StepResult:
-    one = torch.tensor(1.0)
-    facts: dict[str, Any] = {
-        "step": step, "epoch": 0.1, "loss": one, "grad_norm": one, "learning_rate": 1e-4, "rows": 8,
-        "input_tokens": 600, "target_tokens": 300, "padded_tokens": 1000, "flops": 4e12, "data_wait_s": 0.1,
-        "micro_batch": 4, "largest": (4, 16, 16),
-    }  # fmt: skip
-    return StepResult(**facts | more)
-
-
-def meter_of(run: Run) -> Meter:
+def meter_of(run: SimulatedRun) -> Meter:
     return Meter(Cache(torch.device("cpu")), attempt=1, pace=run.pace, window=Window(asides=run.pace.asides))
 
 
-def test_a_row_has_real_tokens_flops_and_the_share_of_the_cards_peak() -> None:
-    run = Run(100)
+def test_a_row_has_real_tokens_flops_and_the_share_of_the_gpus_peak() -> None:
+    run = SimulatedRun(100)
     meter = meter_of(run)
     run.clock.now += EVALUATION_S
     run.pace.evaluated(EVALUATION_S)  # before the first step: no part of any
@@ -164,12 +145,12 @@ def test_a_row_has_real_tokens_flops_and_the_share_of_the_cards_peak() -> None:
     rows = []
     for step in range(1, 5):
         run.clock.now += STEP_S
-        meter.add(result(step))
+        meter.add(step_result(step))
         run.clock.now += SAVE_S
         run.pace.saved(SAVE_S)
         if step % 2 == 0:
             meter.peak = None if step == 2 else 10e12
-            rows.append(meter.row(result(step), now=1.0))
+            rows.append(meter.row(step_result(step), now=1.0))
     for row in rows:
         assert (row.step_s, row.rows_per_s, row.target_tokens_per_s) == (STEP_S, 4.0, 150.0)
         assert (row.tokens_per_s, row.model_flops_per_s) == (450.0, 2e12)
@@ -179,13 +160,13 @@ def test_a_row_has_real_tokens_flops_and_the_share_of_the_cards_peak() -> None:
 
 
 def test_what_cannot_be_counted_is_null_and_not_zero() -> None:
-    run = Run(100)
+    run = SimulatedRun(100)
     meter = meter_of(run)
     meter.peak = 10e12
     run.pace.begin()
     run.clock.now += STEP_S
-    meter.add(result(1, flops=0.0))
-    row = meter.row(result(1, flops=0.0), now=1.0)
+    meter.add(step_result(1, flops=0.0))
+    row = meter.row(step_result(1, flops=0.0), now=1.0)
     assert (row.model_flops_per_s, row.mfu) == (None, None)
     assert row.tokens_per_s == 450.0
 
@@ -206,12 +187,12 @@ def test_what_cannot_be_counted_is_null_and_not_zero() -> None:
 def test_a_budget_nearly_used_up_by_what_is_not_in_use_clears_the_cache(
     allocated: int, reserved: int, share: float, clears: bool
 ) -> None:
-    run = Run(100)
+    run = SimulatedRun(100)
     meter = meter_of(run)
     run.pace.begin()
-    meter.add(result(1))
+    meter.add(step_result(1))
     use = MemoryUse(allocated, reserved)
-    row = meter.row(result(1), now=1.0).model_copy(
+    row = meter.row(step_result(1), now=1.0).model_copy(
         update={"memory_reserved_bytes": reserved, "memory_fragmentation": fragmentation(use)}
     )
     assert row.memory_fragmentation == pytest.approx(share)
@@ -219,30 +200,30 @@ def test_a_budget_nearly_used_up_by_what_is_not_in_use_clears_the_cache(
 
 
 def test_on_a_cpu_fragmentation_is_not_known_and_clears_nothing() -> None:
-    run = Run(100)
+    run = SimulatedRun(100)
     meter = meter_of(run)
     run.pace.begin()
-    meter.add(result(1))
-    row = meter.row(result(1), now=1.0)
+    meter.add(step_result(1))
+    row = meter.row(step_result(1), now=1.0)
     assert row.memory_fragmentation is None
     assert not fragmented(row, budget=1)
 
 
 def test_a_row_says_what_was_planned_what_others_hold_and_what_clearing_gave_back(tmp_path: Path) -> None:
-    card = open_card(UUID, library(tmp_path))
-    run = Run(100)
+    gpu = open_gpu(UUID, library(tmp_path))
+    run = SimulatedRun(100)
     meter = Meter(
         Cache(torch.device("cpu")),
         attempt=1,
         pace=run.pace,
         window=Window(asides=run.pace.asides),
         planned_bytes=26 * 2**30,
-        neighbours=Neighbours(card, torch.device("cpu")),
+        monitor=ProcessMonitor(gpu, torch.device("cpu")),
     )
     run.pace.begin()
-    meter.add(result(1))
+    meter.add(step_result(1))
     meter.cache.clear()
     meter.cache.freed = 12345
-    row = meter.row(result(1), now=1.0)
-    assert (row.memory_planned_bytes, row.gpu_memory_foreign_bytes) == (26 * 2**30, int(29.5 * 2**30))
+    row = meter.row(step_result(1), now=1.0)
+    assert (row.memory_planned_bytes, row.gpu_memory_other_processes_bytes) == (26 * 2**30, int(29.5 * 2**30))
     assert (row.cache_clears, row.cache_freed_bytes) == (1, 12345)

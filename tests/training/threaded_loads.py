@@ -20,8 +20,9 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 from transformers.utils import logging
 
-from jobs.errors import Refused
+from jobs.errors import Rejected
 from worker.training.network.model import load
+from worker.training.tasks.seq2seq.task import Seq2Seq
 
 THREADS, LOADS = 8, 25
 CPU = torch.device("cpu")
@@ -30,7 +31,9 @@ BARE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 def ours(folder: Path, number: int) -> list[str]:
     """Load as the trainer does; returns what is wrong with the model."""
-    model = load(folder, CPU, dropout=None, fused=bool(number % 2), recompute_layers=number % 3).model
+    model = load(
+        folder, CPU, task=Seq2Seq(), dropout=None, fused=bool(number % 2), activation_checkpointing=number % 3
+    ).model
     return defects(model, torch.bfloat16)
 
 
@@ -67,7 +70,7 @@ def main(how: str, folders: list[Path]) -> dict[str, object]:
         thread.join()
     try:
         afterwards = ", ".join(ours(folders[0], 0)) or "good"
-    except Refused as refusal:
+    except Rejected as refusal:
         afterwards = refusal.detail_code
     return {"counts": dict(counts), "afterwards": afterwards}
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from jobs.attempt import Finished
+from jobs.disk.rundir import RunDir, create
 from jobs.events import JobSubmitted
-from jobs.rundir import RunDir, create
+from jobs.reasons import Reason
 from jobs.spec import parse_spec
 from worker.training.check import check
 from worker.training.journal import Journal
 from worker.training.prepare import prepare
 from worker.training.settings import TrainerSettings
+from worker.training.tasks.seq2seq import builtin
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "recipes.jsonl"
+_T5_EMBEDDINGS = 32_128
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
@@ -44,6 +48,23 @@ class Workplace:
         file.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
         return file
 
+    def t5_model(self, tokenizer: Path) -> str:
+        """A model folder with the tokenizer in another one, T5's own, and embeddings for all its tokens."""
+        from safetensors.torch import load_file, save_file  # torch: *check* is shown to do without it
+
+        folder = self.data / "t5"
+        folder.mkdir()
+        builtin.build(folder, ["some text"], seed=0)
+        weights = load_file(folder / "model.safetensors")
+        for name in ("shared.weight", "lm_head.weight"):
+            weights[name] = weights[name].repeat(16, 1)[:_T5_EMBEDDINGS]
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"vocab_size": _T5_EMBEDDINGS}))
+        for file in tokenizer.iterdir():
+            shutil.copyfile(file, folder / file.name)
+        return "./t5"
+
     def job(self, train: str = "rows.jsonl", *, model: str = "builtin:t5-tiny", **parts: Any) -> RunDir:
         """A run directory, as the service leaves it. `data` in `parts` adds to data.train."""
         data = {"train": train, **parts.pop("data", {})}
@@ -53,7 +74,7 @@ class Workplace:
         return create(self.root / "runs", f"job-{self._jobs}", spec, first)[0]
 
     def check(self, run: RunDir) -> dict[str, Any]:
-        """The stage's result, having gone through JSON as in the attempt file."""
+        """The stage's result, as JSON has it in the attempt file."""
         return self._stage("check", check, run)
 
     def prepare(self, run: RunDir) -> dict[str, Any]:
@@ -68,10 +89,10 @@ class Workplace:
     def _stage(self, name: str, stage: Any, run: RunDir) -> dict[str, Any]:
         journal = Journal(run.attempt_file(name))
         journal.phase("check" if name == "check" else "prepare")
-        journal.finish("done", **stage(run, self.settings, journal))
+        journal.finish(Reason.DONE, result=stage(run, self.settings, journal))
         last = run.attempt_lines(name)[-1]
         assert isinstance(last, Finished)
-        return last.result
+        return last.result.model_dump(mode="json")
 
 
 def pairs(count: int, start: int = 0) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What becomes of a job when an attempt ends: the policy of design §7, case by case."""
+"""What becomes of a job when an attempt ends: the policy of docs/architecture.md, case by case."""
 
 from __future__ import annotations
 
@@ -7,28 +7,38 @@ from pathlib import Path
 
 import pytest
 
-from jobs.attempt import Finished, Noted
+from jobs.attempt import Finished, Noted, TrainResult
+from jobs.disk.files import append_line
+from jobs.disk.rundir import RunDir, create
 from jobs.errors import Superseded
 from jobs.events import (
     AnyFact,
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
+    EvaluationFinished,
     Fault,
-    JobChecked,
-    JobPrepared,
+    JobCancelled,
+    JobCancelRequested,
+    JobPaused,
+    JobPauseRequested,
     JobQueued,
-    JobRequested,
+    JobResumed,
     JobSubmitted,
-    Reason,
+    ModelLoaded,
 )
-from jobs.files import append_line
-from jobs.rundir import RunDir, create
+from jobs.reasons import RESTART_DELAYS_S, Reason
 from jobs.spec import parse_spec
-from worker.ending import RESTART_DELAYS_S, ending
+from jobs.state import Requested, Stage
+from tests.facts import facts_of
+from tests.states import STARTED
+from tests.summaries import checked, prepared
+from worker.ending import ending
+from worker.supervise import verdict
 
 SPEC = parse_spec({"data": {"train": "rows.jsonl"}})
-STARTED = AttemptStarted(worker="w", device="cpu")
+
+REQUESTS: dict[str, AnyFact] = {"pause": JobPauseRequested(), "cancel": JobCancelRequested()}
 
 
 @pytest.fixture
@@ -36,11 +46,11 @@ def run(tmp_path: Path) -> RunDir:
     """A job whose first attempt is running."""
     first = JobSubmitted(name="n", model="m", spec_sha256=SPEC.sha256(), max_restarts=2)
     run, _ = create(tmp_path, "job-1", SPEC, first)
-    run.append([JobChecked(plan={}), JobPrepared(data={}, steps=9), JobQueued(), STARTED])
+    run.append([checked(), prepared(9), JobQueued(), STARTED])
     return run
 
 
-def end(run: RunDir, reason: Reason, **more: object) -> list[AnyFact]:
+def end(run: RunDir, reason: str, **more: object) -> list[AnyFact]:
     """End the open attempt; the facts that were written."""
     found = Finished.model_validate({"at": 1.0, "reason": reason, **more})
     _, new = run.append(lambda record: ending(run, record, record.attempt, found))
@@ -51,12 +61,67 @@ def types(facts: list[AnyFact]) -> list[str]:
     return [fact.type for fact in facts]
 
 
-@pytest.mark.parametrize("reason", ["interrupted", "lost", "device_busy", "oom_in_optimizer"])
+@pytest.mark.parametrize("reason", ["interrupted", "worker_lost", "device_busy", "oom_in_optimizer"])
 def test_what_is_nobodys_fault_is_not_counted(run: RunDir, reason: Reason) -> None:
     for _ in range(4):
         assert types(end(run, reason)) == ["attempt.ended", "job.queued"]
         run.append([STARTED])
     assert run.record().restarts == 0
+
+
+def test_a_lost_gpu_is_not_counted_and_the_queued_job_says_why_it_waits(run: RunDir) -> None:
+    fault = Fault(code="gpu_lost", message="the GPU was lost: nvidia-smi says no", hint="run nvidia-smi on the host")
+    for _ in range(4):
+        assert types(end(run, "gpu_lost", error=fault.model_dump())) == [
+            "attempt.ended",
+            "job.queued",
+            "device.waiting",
+        ]
+        record = run.record()
+        assert (record.waiting_reason, record.restarts, record.not_before) == (fault.message, 0, 0)
+        run.append([STARTED])
+    assert run.record().waiting_reason is None
+
+
+def test_what_is_not_prepared_any_more_is_prepared_again_once(run: RunDir) -> None:
+    """What an attempt has loaded since begins anew, and so does whoever resumes it."""
+    fault = Fault(code="not_prepared", message="model: the prepared model /models/1 has no readable config.json")
+    again: list[AnyFact] = [prepared(9), JobQueued()]
+    loaded = ModelLoaded(parameters=1, parameter_bytes=2, dtype="bfloat16", device="cpu", seconds=1.0, peak_ratio=1.0)
+    for before in ([], [loaded]):
+        run.append(before, attempt=run.record().attempt)
+        assert types(end(run, "not_prepared", error=fault.model_dump())) == ["attempt.ended", "job.unprepared"]
+        record = run.record()
+        assert (record.status.value, record.stage.value, record.restarts) == ("validating", "prepare", 0)
+        run.append([*again, STARTED])
+    for _ in range(2):
+        assert types(end(run, "not_prepared", error=fault.model_dump())) == ["attempt.ended", "job.paused"]
+        assert run.record().error == fault
+        run.append([JobResumed(), STARTED])
+        assert types(end(run, "not_prepared", error=fault.model_dump())) == ["attempt.ended", "job.unprepared"]
+        run.append([*again, STARTED])
+
+
+def test_a_job_that_has_trained_is_paused_when_it_cannot_be_prepared_again(run: RunDir) -> None:
+    end(run, "not_prepared")
+    fault = Fault(code="dataset_missing", message="there is no uploaded data set", hint="upload it")
+    finished = Finished(at=1.0, reason="bad_data", error=fault)
+    record, _ = run.append(lambda now: verdict(run, now, Stage.PREPARE, finished))
+    assert (record.status.value, record.stage.value) == ("paused", "train")
+    assert record.error == fault.model_copy(update={"hint": "upload it; then `longhaul resume job-1`"})
+    assert run.append([JobResumed()])[0].status.value == "queued"
+
+
+@pytest.mark.parametrize("stage", [Stage.CHECK, Stage.PREPARE])
+def test_a_job_whose_attempts_a_repair_has_cut_off_has_trained(run: RunDir, stage: Stage) -> None:
+    append_line(run.attempt_file(1), Finished(at=1.0, reason="interrupted"))
+    lines = run.events_file.read_bytes().splitlines(keepends=True)
+    run.events_file.write_bytes(b"".join(lines[: 1 if stage is Stage.CHECK else 2]))
+    finished = Finished(at=2.0, reason="bad_data", error=Fault(code="no_such_file", message="it is gone"))
+    assert run.record().stage is stage
+    record, _ = run.append(lambda now: verdict(run, now, stage, finished))
+    assert (record.status.value, record.stage.value) == ("paused", "train")
+    assert run.append([JobResumed(), STARTED])[0].status.value == "running"
 
 
 def test_memory_that_ran_out_in_the_optimizer_is_tried_one_rung_lower_at_once(run: RunDir) -> None:
@@ -70,7 +135,7 @@ def test_memory_that_ran_out_in_the_optimizer_is_tried_one_rung_lower_at_once(ru
     assert types(end(run, "out_of_memory")) == ["attempt.ended", "job.failed"]
 
 
-@pytest.mark.parametrize("reason", ["crash", "silent", "host_out_of_memory"])
+@pytest.mark.parametrize("reason", ["crash", "stalled", "host_out_of_memory"])
 def test_crashes_are_retried_with_growing_delays_then_given_up(run: RunDir, reason: Reason) -> None:
     for count in (1, 2):
         facts = end(run, reason)
@@ -81,24 +146,86 @@ def test_crashes_are_retried_with_growing_delays_then_given_up(run: RunDir, reas
     assert error is not None and error.code == reason and "2 restarts without progress" in error.message
 
 
-@pytest.mark.parametrize("reason", ["refused", "bad_data", "non_finite", "disk_full", "out_of_memory"])
+@pytest.mark.parametrize("reason", ["rejected", "bad_data", "non_finite", "out_of_memory"])
 def test_what_would_fail_again_fails_at_once_with_cause_and_hint(run: RunDir, reason: Reason) -> None:
-    fault = Fault(code="some_guard", message="what, the value", hint="the way out")
+    fault = Fault(code="some_guard", message="what, the value", hint="what to do")
     assert types(end(run, reason, error=fault.model_dump())) == ["attempt.ended", "job.failed"]
     assert run.record().error == fault
 
 
+def test_a_full_disk_pauses_the_job_until_somebody_has_made_room(run: RunDir) -> None:
+    fault = Fault(code="disk_full", message="what, the value", hint="make room")
+    assert types(end(run, "disk_full", error=fault.model_dump())) == ["attempt.ended", "job.paused"]
+    error = run.record().error
+    assert error is not None and error.hint == f"make room; then `longhaul resume {run.id}`"
+    assert run.append([JobResumed(), STARTED])[0].status.value == "running"
+
+
 @pytest.mark.parametrize(("request_", "outcome"), [("pause", "job.paused"), ("cancel", "job.cancelled")])
-@pytest.mark.parametrize("reason", ["interrupted", "crash", "lost", "oom_in_optimizer"])
+@pytest.mark.parametrize("reason", ["interrupted", "crash", "worker_lost", "oom_in_optimizer"])
 def test_whoever_ends_an_attempt_obeys_the_request(run: RunDir, request_: str, outcome: str, reason: Reason) -> None:
-    run.append([JobRequested.model_validate({"request": request_})])
+    run.append([REQUESTS[request_]])
     assert types(end(run, reason)) == ["attempt.ended", outcome]
-    assert not run.request_file.exists()
+    assert run.record().requested is Requested.NONE
+
+
+@pytest.mark.parametrize(("request_", "outcome"), [(None, "paused"), ("pause", "paused"), ("cancel", "cancelled")])
+def test_without_a_valid_checkpoint_the_job_is_paused_and_its_record_says_why(
+    run: RunDir, request_: str | None, outcome: str
+) -> None:
+    if request_:
+        run.append([REQUESTS[request_]])
+    fault = Fault(code="no_valid_checkpoint", message="what, the value", hint="what to do")
+    assert types(end(run, "no_valid_checkpoint", error=fault.model_dump())) == ["attempt.ended", f"job.{outcome}"]
+    record = run.record()
+    assert (record.status, record.restarts) == (outcome, 0)
+    if outcome == "paused":
+        assert record.error == fault
+        assert run.append([JobResumed()])[0].error is None
+        run.append([JobPaused(error=fault)])
+        assert run.append([JobCancelled()])[0].error is None, "what the hint says can no longer be done"
+
+
+def test_a_job_resumed_from_scratch_has_nothing_of_before(run: RunDir) -> None:
+    evaluated = [EvaluationFinished(step=0, loss=4.0, rows=1, seconds=1.0, best=True)]
+    run.append([*evaluated, CheckpointSaved(step=4, path="checkpoints/step-00000004", bytes=1, seconds=0.1)], attempt=1)
+    assert types(end(run, "crash")) == ["attempt.ended", "job.queued"]
+    run.append([JobPaused(), JobResumed()])
+    record = run.record()
+    assert (record.scratch_attempt, record.progress_step, record.restarts, record.first_loss) == (0, 4, 1, 4.0)
+    run.append([JobPaused(), JobResumed(from_scratch=True)])
+    record = run.record()
+    assert (record.scratch_attempt, record.checkpoint, record.first_loss) == (2, "checkpoints/step-00000004", 4.0)
+    run.append([AttemptStarted(worker="w", device="cpu")], attempt=2)
+    record = run.record()
+    assert (record.scratch_attempt, record.checkpoint, record.progress_step, record.restarts) == (2, None, 0, 0)
+    assert (record.first_loss, record.best_loss, record.status) == (None, None, "running")
+
+
+def test_from_scratch_can_be_taken_back_until_it_begins(run: RunDir) -> None:
+    end(run, "interrupted")
+    record, _ = run.append([JobPaused(), JobResumed(from_scratch=True), JobPaused(), JobResumed()])
+    assert record.scratch_attempt == 0
+    run.append([JobPaused(), JobResumed(from_scratch=True)])
+    run.append([AttemptStarted(worker="w", device="cpu")], attempt=2)
+    run.append([AttemptEnded(reason="interrupted"), JobPaused(), JobResumed()], attempt=2)
+    assert run.record().scratch_attempt == 2, "what was saved before attempt 2 may be half removed"
+
+
+def test_the_checkpoint_is_the_one_that_the_newest_attempt_resumed_from(run: RunDir) -> None:
+    """A newer one was damaged; or its save was complete when the trainer was killed, and nobody had heard of it."""
+    run.append([CheckpointSaved(step=4, path="checkpoints/step-00000004", bytes=1, seconds=0.1)], attempt=1)
+    for resumed, progress in ((2, 4), (8, 8)):
+        loaded = ModelLoaded(
+            parameters=1, parameter_bytes=2, dtype="x", device="cpu", seconds=1.0, peak_ratio=1.0, resumed_step=resumed
+        )
+        record, _ = run.append([loaded])
+        assert (record.checkpoint, record.progress_step) == (f"checkpoints/step-{resumed:08d}", progress)
 
 
 def test_a_completion_that_came_first_beats_the_request(run: RunDir) -> None:
-    run.append([JobRequested(request="cancel")])
-    facts = end(run, "done", step=9, result={"model": "model", "loss": 1.5, "first_loss": 4.0, "step": 8})
+    run.append([JobCancelRequested()])
+    facts = end(run, "done", step=9, result=TrainResult(model="model", loss=1.5, first_loss=4.0, step=8))
     assert types(facts) == ["attempt.ended", "job.succeeded"]
     record = run.record()
     assert (record.result_loss, record.result_step, record.result_model) == (1.5, 8, "model")
@@ -112,18 +239,18 @@ def test_what_the_trainer_said_is_not_lost_and_not_doubled(run: RunDir) -> None:
     append_line(run.attempt_file(1), Finished(at=2.0, reason="interrupted", step=3))
     # the caller only knows that the process is gone; the attempt file knows why
     assert types(end(run, "crash")) == ["checkpoint.saved", "checkpoint.saved", "attempt.ended", "job.queued"]
-    assert [event.fact.step for event in run.events() if isinstance(event.fact, CheckpointSaved)] == [1, 2, 3]
+    assert [saved.step for saved in facts_of(run, CheckpointSaved)] == [1, 2, 3]
 
 
 def test_an_ending_torn_in_two_is_completed(run: RunDir) -> None:
-    end(run, "lost")
+    end(run, "worker_lost")
     lines = run.events_file.read_bytes().splitlines(keepends=True)
     assert json.loads(lines[-1])["fact"]["type"] == "job.queued"
     run.events_file.write_bytes(b"".join(lines[:-1]) + lines[-1][:10])
-    assert types(end(run, "lost")) == ["job.queued"]
+    assert types(end(run, "worker_lost")) == ["job.queued"]
 
 
 def test_nobody_ends_an_attempt_twice(run: RunDir) -> None:
-    end(run, "lost")
+    end(run, "worker_lost")
     with pytest.raises(Superseded):
         run.append(lambda record: ending(run, record, 1, Finished(at=1.0, reason="crash")))

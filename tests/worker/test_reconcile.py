@@ -4,46 +4,42 @@ from __future__ import annotations
 
 import fcntl
 import threading
-from collections.abc import Iterator
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
+from benchmarks.rebuild import story, write
 from jobs.attempt import Noted
-from jobs.connection import connect
+from jobs.disk.files import append_line
+from jobs.disk.removal import move_away
+from jobs.disk.rundir import RunDir, create, submitted_under
+from jobs.errors import Recovering
 from jobs.events import (
     AnyFact,
-    AttemptStarted,
     CheckpointSaved,
     DeviceWaiting,
-    JobChecked,
+    JobCancelled,
     JobPaused,
-    JobPrepared,
-    JobQueued,
+    JobPriorityChanged,
     JobSubmitted,
 )
-from jobs.files import append_line
-from jobs.queue import Tickets
-from jobs.rundir import RunDir, create, submitted_under
+from jobs.redis.connection import connect
+from jobs.redis.gauges import Gauges
+from jobs.redis.queue import Tickets
+from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
-from jobs.store import Store
+from tests.clock import Clock
+from tests.plans import write_plan
+from tests.sinks.driving import until
+from tests.states import QUEUED, STARTED, stumble_over
+from worker.ending import ending
 from worker.reconcile import MOST_EXPIRIES, Reconciler
 
 SPEC = parse_spec({"data": {"train": "rows.jsonl"}})
-STARTED = AttemptStarted(worker="w", device="cpu")
-TO_QUEUE: list[AnyFact] = [JobChecked(plan={}), JobPrepared(data={}, steps=10), JobQueued()]
-
-
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class House:
@@ -54,7 +50,7 @@ class House:
         self.runs = runs
         self.store = Store(self.client)
         self.tickets = Tickets(self.client)
-        self.clock = Clock()
+        self.clock = Clock(0.0)
         self.reconciler = Reconciler(runs, self.store, self.tickets, lease_s=0.0, clock=self.clock)
 
     def submit(self, job: str, *facts: AnyFact) -> RunDir:
@@ -65,14 +61,28 @@ class House:
             self.store.append(run, facts)
         return run
 
+    def begun(self, job: str) -> RunDir:
+        """A job in its first attempt."""
+        run = self.submit(job, *QUEUED)
+        assert self.store.claim(Stage.TRAIN, "t") == job
+        self.store.append(run, [STARTED])
+        return run
+
     def run_out(self, job: str) -> None:
         """Let the lease on a job run out."""
         self.client.zadd("longhaul:leases", {job: 1})
 
 
 @pytest.fixture
-def house(redis_url: str, tmp_path: Path) -> Iterator[House]:
+def house(redis_url: str, tmp_path: Path) -> House:
     return House(redis_url, tmp_path)
+
+
+@pytest.fixture
+def wiped(house: House) -> House:
+    """The same with a Redis that is new."""
+    house.client.flushall()
+    return house
 
 
 def types(run: RunDir) -> list[str]:
@@ -81,8 +91,8 @@ def types(run: RunDir) -> list[str]:
 
 def test_lost_tickets_are_added_and_not_more(house: House) -> None:
     house.submit("a")
-    house.submit("b", *TO_QUEUE)
-    house.submit("c", *TO_QUEUE)
+    house.submit("b", *QUEUED)
+    house.submit("c", *QUEUED)
     for _ in range(3):
         house.reconciler.once()
     assert [house.tickets.count(stage) for stage in Stage] == [1, 0, 2]
@@ -96,7 +106,7 @@ def test_an_expired_lease_in_check_puts_the_job_back_at_most_five_times(house: H
         house.reconciler.once()
     record = run.record()
     assert record.status is Status.FAILED and record.error is not None
-    assert (record.error.code, types(run)) == ("lost", ["job.submitted", "job.failed"])
+    assert (record.error.code, types(run)) == ("worker_lost", ["job.submitted", "job.failed"])
     assert house.store.get("a").record == record
 
 
@@ -104,29 +114,26 @@ def test_an_expiry_sent_twice_counts_once(house: House) -> None:
     house.submit("a")
     assert house.store.claim(Stage.CHECK, "t") == "a"
     house.run_out("a")
-    assert (house.store.upkeep.expire("a", "t"), house.store.upkeep.expire("a", "t")) == (1, 1)
+    assert (house.store.maintenance.expire("a", "t"), house.store.maintenance.expire("a", "t")) == (1, 1)
     assert house.store.claim(Stage.CHECK, "t2") == "a"
-    assert house.store.upkeep.expire("a", "t") == 0, "the new holder's lease is not the old one's"
+    assert house.store.maintenance.expire("a", "t") == 0, "the new holder's lease is not the old one's"
 
 
 def test_a_running_job_whose_worker_is_gone_is_queued_again_in_its_place(house: House) -> None:
-    run = house.submit("a", *TO_QUEUE)
-    assert house.store.claim(Stage.TRAIN, "t") == "a"
-    house.store.append(run, [STARTED])
+    run = house.begun("a")
     fact = CheckpointSaved(step=3, path="checkpoints/step-00000003", bytes=1, seconds=0.1)
     append_line(run.attempt_file(1), Noted(at=1.0, fact=fact))
+    write_plan(run)
     house.run_out("a")
     house.reconciler.once()
     assert types(run)[-4:] == ["attempt.started", "checkpoint.saved", "attempt.ended", "job.queued"]
     stored = house.store.get("a")
-    assert (stored.record.last_reason, stored.record.restarts, stored.position) == ("lost", 0, 0)
+    assert (stored.record.last_reason, stored.record.restarts, stored.position) == ("worker_lost", 0, 0)
     assert house.tickets.count(Stage.TRAIN) == 1
 
 
 def test_a_lease_is_not_judged_while_a_trainer_holds_the_run(house: House) -> None:
-    run = house.submit("a", *TO_QUEUE)
-    assert house.store.claim(Stage.TRAIN, "t") == "a"
-    house.store.append(run, [STARTED])
+    run = house.begun("a")
     house.run_out("a")
     with open(run.lock_file, "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -137,13 +144,13 @@ def test_a_lease_is_not_judged_while_a_trainer_holds_the_run(house: House) -> No
     assert run.record().status is Status.RUNNING
 
 
-def test_leases_are_judged_only_after_redis_was_there_for_a_whole_lease(house: House) -> None:
-    run = house.submit("a", *TO_QUEUE)
-    assert house.store.claim(Stage.TRAIN, "t") == "a"
-    house.store.append(run, [STARTED])
+def test_leases_are_judged_only_after_redis_was_there_for_a_whole_lease(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = house.begun("a")
     house.run_out("a")
     # Redis' own uptime counts too: make it count as long enough, and the reconciler's memory decide
-    house.store.upkeep.uptime_s = lambda: 1e9
+    monkeypatch.setattr(house.store.maintenance, "uptime_s", lambda: 1e9)
     patient = Reconciler(house.runs, house.store, house.tickets, lease_s=30.0, clock=house.clock)
     patient.once()
     house.clock.now = 29.0
@@ -155,9 +162,9 @@ def test_leases_are_judged_only_after_redis_was_there_for_a_whole_lease(house: H
 
 
 def test_a_wiped_redis_is_rebuilt_from_the_directories(house: House) -> None:
-    house.submit("a", *TO_QUEUE)
+    house.submit("a", *QUEUED)
     house.submit("b")
-    house.submit("c", *TO_QUEUE)
+    house.submit("c", *QUEUED)
     before = {name: house.store.get(name) for name in "abc"}
     house.client.flushall()
     house.reconciler.once()
@@ -168,10 +175,10 @@ def test_a_wiped_redis_is_rebuilt_from_the_directories(house: House) -> None:
 
 
 def test_a_running_job_without_any_lease_is_taken_over(house: House) -> None:
-    run = house.submit("a", *TO_QUEUE, STARTED)
+    run = house.submit("a", *QUEUED, STARTED)
     house.client.flushall()
     house.reconciler.once()
-    assert (run.record().status, run.record().last_reason) == (Status.QUEUED, "lost")
+    assert (run.record().status, run.record().last_reason) == (Status.QUEUED, "worker_lost")
 
 
 def test_only_one_reconciles_at_a_time(house: House) -> None:
@@ -187,8 +194,8 @@ def heartbeat(house: House, name: str, stage: str = "train", why: str | None = N
     house.store.workers.report({"name": name, "stage": stage, "healthy": why is None, "why": why})
 
 
-def test_the_job_whose_turn_it_is_says_once_why_no_card_takes_it(house: House) -> None:
-    first, second = house.submit("a", *TO_QUEUE), house.submit("b", *TO_QUEUE)
+def test_the_job_whose_turn_it_is_says_once_why_no_gpu_takes_it(house: House) -> None:
+    first, second = house.submit("a", *QUEUED), house.submit("b", *QUEUED)
     heartbeat(house, "check-0", "check")
     house.reconciler.once()
     assert types(first)[-1] == "job.queued", "no train worker was heard of yet: one may just be starting"
@@ -198,63 +205,97 @@ def test_the_job_whose_turn_it_is_says_once_why_no_card_takes_it(house: House) -
     for _ in range(3):
         house.reconciler.once()
     assert types(first)[4:] == ["device.waiting"] and types(second)[-1] == "job.queued"
-    assert house.store.get("a").record.waiting == first.record().waiting == "no driver"
+    assert house.store.get("a").record.waiting_reason == first.record().waiting_reason == "no driver"
     assert house.store.get("a").position == 0, "it moves nothing"
 
     heartbeat(house, "train-1", why="driver too old")
     for _ in range(3):
         house.reconciler.once()
     assert types(first)[4:] == ["device.waiting"] * 2
-    assert first.record().waiting == "driver too old; no driver"
+    assert first.record().waiting_reason == "driver too old; no driver"
 
     house.store.append(first, [JobPaused()])
     house.reconciler.once()
-    assert first.record().waiting is None and types(second)[-1] == "device.waiting", "the next in the order"
+    assert first.record().waiting_reason is None and types(second)[-1] == "device.waiting", "the next in the order"
 
 
-def test_with_one_usable_card_nobody_waits_for_another(house: House) -> None:
-    run = house.submit("a", *TO_QUEUE)
+def test_with_one_usable_gpu_nobody_waits_for_another(house: House) -> None:
+    run = house.submit("a", *QUEUED)
     heartbeat(house, "train-0", why="no driver")
     heartbeat(house, "train-1")
     house.reconciler.once()
     assert types(run)[-1] == "job.queued"
 
 
-def test_a_wait_for_a_card_ends_with_the_attempt_and_is_none_of_its_trainers_facts(house: House) -> None:
-    run = house.submit("a", *TO_QUEUE, DeviceWaiting(message="no driver"))
+def test_a_wait_for_a_gpu_ends_with_the_attempt_and_is_none_of_its_trainers_facts(house: House) -> None:
+    run = house.submit("a", *QUEUED, DeviceWaiting(message="no driver"))
     record, _ = house.store.append(run, [STARTED])
-    assert (record.waiting, record.noted) == (None, 0)
-    record, _ = house.store.append(run, [DeviceWaiting(message="another trainer holds the card")])
-    assert (record.waiting, record.noted) == (None, 1)
+    assert (record.waiting_reason, record.noted) == (None, 0)
+    record, _ = house.store.append(run, [DeviceWaiting(message="another trainer holds the GPU")])
+    assert (record.waiting_reason, record.noted) == (None, 1)
 
 
 @pytest.mark.parametrize("damage", [b"not json", b"{}", b'{"data": 3}', b"[]"])
 def test_a_specification_that_cannot_be_read_stops_nobody_else(house: House, damage: bytes) -> None:
     house.submit("a").spec_file.write_bytes(damage)
-    house.submit("b", *TO_QUEUE)
+    house.submit("b", *QUEUED)
     house.client.flushall()
     house.reconciler.once()
-    assert house.store.upkeep.known() == {"b"} and house.tickets.count(Stage.TRAIN) == 1
+    assert house.store.all_damaged() == ["a"] and house.tickets.count(Stage.TRAIN) == 1
 
 
 def test_a_directory_that_cannot_be_read_stops_nobody_else(house: House) -> None:
     broken = house.submit("a")
     broken.events_file.write_bytes(b"not json\n")
     assert house.store.claim(Stage.CHECK, "t1") == "a"
-    lost = house.submit("b", *TO_QUEUE, STARTED)
+    lost = house.submit("b", *QUEUED, STARTED)
     for job in "ab":
         house.client.zadd("longhaul:leases", {job: 1})
     house.reconciler.once()
     assert lost.record().status is Status.QUEUED
 
 
-def test_who_takes_over_from_a_reconciler_that_was_killed_judges_at_once(house: House) -> None:
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_job_with_an_error_that_nobody_foresaw_stops_nobody_else(
+    house: House, emptied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = house.submit("odd")
+    stumble_over(monkeypatch, "odd")
+    house.store.append(odd, QUEUED)
+    house.submit("well", *QUEUED)
+    if emptied:
+        house.client.flushall()
+    for _ in range(2):
+        house.reconciler.once()
+    assert {job.record.id for job in house.store.page(limit=10)[0]} == {"odd", "well"}
+    damage = house.store.get("odd").damage
+    assert damage is not None and damage.hint is not None
+    assert "LookupError" in damage.message and "`longhaul cancel odd`" in damage.hint
+    assert [house.store.claim(Stage.TRAIN, token) for token in "ab"] == ["well", None]
+    house.store.append(odd, [JobCancelled()])
+    assert move_away(odd).is_dir(), "the hint works"
+
+
+def test_a_job_that_cannot_be_taken_over_stops_nobody_else(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd, well = (house.submit(job, *QUEUED, STARTED) for job in ("odd", "well"))
+
+    def stumbling(run: RunDir, *more: Any) -> list[AnyFact]:
+        if run.id == odd.id:
+            raise LookupError("rank")
+        return ending(run, *more)
+
+    monkeypatch.setattr("worker.reconcile.ending", stumbling)
+    house.reconciler.once()
+    assert (odd.record().status, well.record().status) == (Status.RUNNING, Status.QUEUED)
+
+
+def test_who_takes_over_from_a_reconciler_that_was_killed_judges_at_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has seen Redis for a whole lease while the dead one's key ran out, and need not wait for another."""
-    run = house.submit("a", *TO_QUEUE)
-    assert house.store.claim(Stage.TRAIN, "t") == "a"
-    house.store.append(run, [STARTED])
+    run = house.begun("a")
     house.run_out("a")
-    house.store.upkeep.uptime_s = lambda: 1e9
+    monkeypatch.setattr(house.store.maintenance, "uptime_s", lambda: 1e9)
     killed, heir = (
         Reconciler(house.runs, house.store, house.tickets, lease_s=30.0, clock=house.clock) for _ in range(2)
     )
@@ -272,12 +313,10 @@ def test_who_stops_in_good_order_leaves_the_lead_to_the_next_at_once(house: Hous
     assert Reconciler(house.runs, house.store, house.tickets).once()
 
 
-def test_after_a_wipe_holders_have_a_whole_lease_to_come_back(house: House) -> None:
+def test_after_a_wipe_holders_have_a_whole_lease_to_come_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A supervisor whose trainer is still loading holds no lock; its lease was wiped and is taken again within 5 s."""
-    run = house.submit("a", *TO_QUEUE)
-    assert house.store.claim(Stage.TRAIN, "t") == "a"
-    house.store.append(run, [STARTED])
-    house.store.upkeep.uptime_s = lambda: 1e9
+    run = house.begun("a")
+    monkeypatch.setattr(house.store.maintenance, "uptime_s", lambda: 1e9)
     patient = Reconciler(house.runs, house.store, house.tickets, lease_s=30.0, clock=house.clock)
     for house.clock.now in (0.0, 100.0):
         patient.once()
@@ -295,13 +334,14 @@ def test_a_key_is_given_back_though_an_event_has_told_redis_of_the_job_again(hou
     run = house.submit("a")
     house.reconciler.once()
     house.client.flushall()
-    house.store.append(run, TO_QUEUE)
+    house.store.append(run, QUEUED)
     assert house.store.number("a") == run.record().number
     house.reconciler.once()
     assert house.store.reserve("key-a", "new", "b") == ("a", "b")
 
 
-def test_until_a_wiped_redis_is_rebuilt_the_directories_say_whose_key_it_is(house: House) -> None:
+def test_until_a_wiped_redis_is_rebuilt_the_directories_say_whose_key_it_is(wiped: House) -> None:
+    house = wiped
     house.submit("a")
 
     def on_disk() -> tuple[str, str] | None:
@@ -317,9 +357,77 @@ def test_until_a_wiped_redis_is_rebuilt_the_directories_say_whose_key_it_is(hous
     assert house.store.reserve("key-y", "y", "b", on_disk=never) == ("y", "b")
 
 
-def test_a_rebuilding_that_is_wiped_half_way_is_not_taken_for_done(house: House) -> None:
-    assert house.store.upkeep.begin_rebuild("one")
+def test_a_rebuilding_that_is_wiped_half_way_is_not_taken_for_done(wiped: House) -> None:
+    house = wiped
+    assert house.store.maintenance.begin_rebuild("one")
     house.client.flushall()
-    assert not house.store.upkeep.end_rebuild("one")
-    assert house.store.upkeep.begin_rebuild("two") and house.store.upkeep.end_rebuild("two")
-    assert not house.store.upkeep.begin_rebuild("three")
+    assert not house.store.maintenance.end_rebuild("one")
+    assert house.store.maintenance.begin_rebuild("two") and house.store.maintenance.end_rebuild("two")
+    assert not house.store.maintenance.begin_rebuild("three")
+
+
+def test_until_redis_knows_all_jobs_none_is_claimed_or_listed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of higher priority may be among those that it has not heard of."""
+    house.submit("low", *QUEUED)
+    high = house.submit("high", *QUEUED, JobPriorityChanged(priority=9))
+    house.client.flushall()
+    low = RunDir(house.runs / "low")
+    project = house.store.project
+
+    def asked_half_way(run: RunDir, *more: Any, **named: Any) -> None:
+        project(run, *more, **named)
+        if house.client.zcard("longhaul:jobs") == 1:
+            assert house.store.claim(Stage.TRAIN, f"early-{run.id}") is None
+            for ask in (
+                lambda: house.store.page(limit=10),
+                lambda: house.store.get(run.id),
+                lambda: house.store.using("rows.jsonl"),
+                Gauges(house.client).read,
+            ):
+                with pytest.raises(Recovering):
+                    ask()
+            told.append(run.id)
+
+    told: list[str] = []
+    monkeypatch.setattr(house.store, "project", asked_half_way)
+    house.store.append(low, [JobPriorityChanged(priority=1)])  # an event of its own tells Redis of it
+    assert told == ["low"]
+    house.reconciler.once()
+    assert [house.store.claim(Stage.TRAIN, token) for token in "ab"] == [high.id, low.id]
+    assert [job.record.id for job in house.store.page(limit=10)[0]] == ["high", "low"]
+
+
+def test_a_redis_that_was_emptied_is_rebuilt_without_waiting_for_the_next_look(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.reconcile.EVERY_S", 3600.0)
+    monkeypatch.setattr("worker.reconcile.LOOK_S", 0.01)
+    house.submit("a", *QUEUED)
+    stop = threading.Event()
+    thread = threading.Thread(target=house.reconciler.run, args=(stop,))
+    thread.start()
+    try:
+        until(lambda: house.tickets.count(Stage.TRAIN) == 1)
+        house.client.flushall()
+        until(lambda: house.tickets.count(Stage.TRAIN) == 1)
+        assert house.store.get("a").position == 0
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_two_thousand_jobs_are_all_there_before_one_can_be_claimed(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting, trained = story(evaluations=10)
+    for number in range(2000):
+        write(RunDir(house.runs / f"job-{number:06}"), waiting if number % 10 else waiting + trained)
+    house.client.flushall()
+    start = time.monotonic()
+    house.reconciler.once()
+    seconds = time.monotonic() - start
+    with capsys.disabled():
+        print(f" [2,000 jobs rebuilt in {seconds:.1f} s]", end="")
+    assert len(house.store.maintenance.known()) == 2000
+    assert house.tickets.count(Stage.TRAIN) == house.store.waiting(Stage.TRAIN) == 1800
+    assert house.store.claim(Stage.TRAIN, "t") == "job-000001"

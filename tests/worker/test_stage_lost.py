@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from jobs.attempt import Finished
+from jobs.disk.files import append_line
+from jobs.disk.rundir import RunDir, create
 from jobs.events import Fault, JobSubmitted
-from jobs.files import append_line
-from jobs.rundir import RunDir, create
+from jobs.reasons import Reason
 from jobs.spec import parse_spec
+from tests.processes import descendants
 from tests.stack import Stack, tiny_job
-from tests.worker.test_stage_worker import descendants
 from worker.ending import stage_lost
-from worker.trainer import OUT_OF_MEMORY_HINT
 
 SPEC = parse_spec({"data": {"train": "rows.jsonl"}})
 
@@ -28,16 +28,17 @@ def run(tmp_path: Path) -> RunDir:
 
 def test_the_job_fails_with_what_the_last_supervisor_knew(run: RunDir) -> None:
     message = "the host's memory ran out and the kernel ended the trainer (phase check, step 0)"
-    known = Fault(code="host_out_of_memory", message=message, hint=OUT_OF_MEMORY_HINT)
+    known = Fault(code="host_out_of_memory", message=message, hint=Reason.HOST_OUT_OF_MEMORY.hint)
     append_line(run.attempt_file("check"), Finished(at=1.0, reason="host_out_of_memory", error=known))
     error = stage_lost(run, run.record(), 5).error
-    assert (error.code, error.hint) == ("host_out_of_memory", OUT_OF_MEMORY_HINT)
+    assert error is not None and (error.code, error.hint) == ("host_out_of_memory", Reason.HOST_OUT_OF_MEMORY.hint)
     assert error.message == f"stage check was lost 5 times, the last time for this reason: {message}"
 
 
 def test_where_the_supervisor_went_too_that_is_all_there_is_to_say(run: RunDir) -> None:
-    error = stage_lost(run, run.record(), 5).error
-    assert (error.code, error.message) == ("lost", "stage check was lost 5 times: the worker went away")
+    message = "stage check was lost 5 times: the worker was lost"
+    error = Fault(code="worker_lost", message=message, hint="look at the worker's log")
+    assert stage_lost(run, run.record(), 5).error == error
 
 
 def test_a_supervisor_writes_down_how_its_trainer_was_killed(tmp_path: Path, data: Path) -> None:

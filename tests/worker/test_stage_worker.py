@@ -13,35 +13,17 @@ import rq
 from rq.exceptions import StopRequested
 from rq.serializers import JSONSerializer
 
-from jobs.connection import connect
-from jobs.events import AttemptStarted
-from jobs.queue import Tickets, queue_name
+from jobs.events import AttemptStarted, ModelLoaded
+from jobs.redis.connection import connect
+from jobs.redis.queue import Tickets, queue_name
+from jobs.redis.store import Store
 from jobs.state import Stage
-from jobs.store import Store
+from tests.processes import alive, children, descendants
+from tests.service.damage import destroyed
 from tests.stack import Stack, tiny_job
 from worker.heartbeat import worker_facts
 from worker.settings import from_environment
 from worker.stage_worker import StageWorker
-
-
-def children(pid: int) -> list[int]:
-    """Direct children of a process."""
-    tasks = Path(f"/proc/{pid}/task")
-    return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
-
-
-def descendants(pid: int) -> list[int]:
-    """All of them."""
-    found = children(pid)
-    return found + [each for child in found for each in descendants(child)]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_two_workers_and_many_tickets_make_one_attempt(tmp_path: Path, data: Path) -> None:
@@ -80,7 +62,7 @@ def test_a_ticket_that_names_another_function_is_refused(tmp_path: Path, data: P
 def test_nobody_outlives_its_parent(tmp_path: Path, data: Path, victim: str) -> None:
     with Stack(tmp_path / "home", data=data) as stack:
         stack.start("service", "check", "prepare", "train", "publish")
-        run = stack.submit(tiny_job(schedule={"epochs": 200, "batch_size": 8}))
+        run = stack.submit(tiny_job(training={"epochs": 200, "batch_size": 8}))
         stack.wait_for_event(run, "model.loaded")
         parent = stack.processes["train"].pid
         horse = children(parent)[0]
@@ -91,7 +73,7 @@ def test_nobody_outlives_its_parent(tmp_path: Path, data: Path, victim: str) -> 
         else:
             os.kill(horse, signal.SIGKILL)
         stack.wait_for(lambda: not any(alive(pid) for pid in family) or None, "the end of the family", 5)
-        assert Store(connect(stack.redis.url)).upkeep.leased(run.id), (
+        assert Store(connect(stack.redis.url)).maintenance.leased(run.id), (
             "the lease runs out by itself; reconcile takes over then"
         )
 
@@ -125,3 +107,26 @@ def test_a_stop_that_somebody_swallowed_is_obeyed_all_the_same(redis_url: str, t
         for signum, handler in before.items():
             signal.signal(signum, handler)
     assert worker.heartbeats_after == 1
+
+
+def test_a_trainer_stops_when_a_repair_cuts_its_attempt_off(tmp_path: Path, data: Path) -> None:
+    """What is said of the job then is true: it waits and resumes from its checkpoint, or it is cancelled."""
+
+    def cut_off() -> None:
+        stack.wait_for(lambda: run.metrics()[-1].step > 4 or None if run.metrics() else None, "the trainer to train")
+        destroyed(run, 5)
+        assert stack.post(run, "repair").json()["job"]["status"] == "queued"
+
+    with Stack(tmp_path / "home", data=data) as stack:
+        stack.start("service", "check", "prepare", "train", "publish")
+        long = {"epochs": 2000, "batch_size": 8, "learning_rate": 0.003}
+        rarely = {"every_steps": 4000, "every_minutes": None, "keep": 2}
+        run = stack.submit(tiny_job(training=long, checkpoint=rarely, evaluation={"every_steps": 4000, "samples": 0}))
+        stack.wait_for_event(run, "attempt.started")
+        cut_off()
+        loaded = stack.wait_for_event(run, "model.loaded").fact
+        assert isinstance(loaded, ModelLoaded) and loaded.resumed_step
+        cut_off()
+        assert stack.post(run, "cancel").json()["status"] == "cancelled"
+        stack.wait_for(lambda: None if run.held() else True, "the trainer to stop")
+        assert [event.type for event in run.events()][4:] == ["job.repaired", "job.cancelled"]

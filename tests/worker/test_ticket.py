@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -17,8 +18,8 @@ from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.suspension import is_suspended, suspend
 
-from jobs.connection import connect
-from jobs.queue import TICKET_FUNCTION, Tickets, queue_name
+from jobs.redis.connection import connect
+from jobs.redis.queue import TICKET_FUNCTION, Tickets, queue_name
 from jobs.state import Stage
 from worker.heartbeat import worker_facts
 from worker.settings import from_environment
@@ -53,16 +54,16 @@ def worker(redis_url: str, tmp_path: Path) -> StageWorker:
     return StageWorker(Stage.CHECK, settings, worker_facts("check", settings))
 
 
-def put(client: redis.Redis, name: str = "evil", **changes: str | bytes) -> str:
+def put(client: redis.Redis, name: str = "evil", **changes: Any) -> str:
     """A ticket like ours but for `changes` (of its hash), at the end of the queue of check."""
-    ours: dict[str, str | bytes] = {
+    ours: dict[str, Any] = {
         "created_at": "2026-01-01T00:00:00.000000Z",
         "data": zlib.compress(json.dumps([TICKET_FUNCTION, None, ["check"], {}]).encode()),
         "origin": queue_name(Stage.CHECK),
         "timeout": "-1",
         "status": "queued",
     }
-    client.hset(f"rq:job:{name}", mapping={**ours, **changes})
+    client.hset(f"rq:job:{name}", mapping=ours | changes)
     client.rpush(f"rq:queue:{queue_name(Stage.CHECK)}", name)
     return name
 
@@ -72,7 +73,7 @@ def call(*words: object) -> bytes:
     return zlib.compress(json.dumps(words).encode())
 
 
-HOSTILE: dict[str, dict[str, str | bytes]] = {
+HOSTILE: dict[str, dict[str, Any]] = {
     "another function": {"data": call("os.system", None, ["true"], {})},
     "a method": {"data": call(TICKET_FUNCTION, "text", ["check"], {})},
     "keywords": {"data": call(TICKET_FUNCTION, None, ["check"], {"stage": "train"})},
@@ -96,7 +97,7 @@ HOSTILE: dict[str, dict[str, str | bytes]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_it_is_refused_and_the_next_ticket_is_taken(
+def test_a_hostile_ticket_is_refused_and_the_next_one_is_taken(
     client: redis.Redis, worker: StageWorker, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(client, **HOSTILE[what])
@@ -107,7 +108,7 @@ def test_it_is_refused_and_the_next_ticket_is_taken(
     assert not client.exists("rq:job:evil")
 
 
-def test_ours_are_taken(client: redis.Redis) -> None:
+def test_our_own_tickets_are_taken(client: redis.Redis) -> None:
     for stage in Stage:
         Tickets(client).add(stage)
         [name] = Queue(queue_name(stage), connection=client).job_ids

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
+from jobs.disk.rundir import RunDir, create
 from jobs.events import JobSubmitted
-from jobs.memory_plan import TEST_LIMIT
-from jobs.rundir import RunDir, create
 from jobs.spec import parse_spec
 from jobs.state import Stage
 from worker.settings import from_environment
@@ -33,9 +32,11 @@ def limited(found: dict[str, str]) -> bool:
     return bool(present)
 
 
-def test_only_check_and_prepare_may_use_the_hub_and_only_training_the_card(tmp_path: Path) -> None:
+def test_only_check_and_prepare_may_use_the_hub_and_only_training_the_gpu(tmp_path: Path) -> None:
     run = job(tmp_path)
     training, checking = environment(run), environment(run, Stage.CHECK)
+    older = environment(run, HUGGING_FACE_HUB_TOKEN="s3cr3t")
+    assert "s3cr3t" not in (*training.values(), *older.values())
     assert ("HF_TOKEN" in training, training["HF_HUB_OFFLINE"], training["CUDA_VISIBLE_DEVICES"]) == (
         False, "1", "GPU-1",
     )  # fmt: skip
@@ -45,7 +46,7 @@ def test_only_check_and_prepare_may_use_the_hub_and_only_training_the_card(tmp_p
 
 def test_memory_is_given_back_only_where_there_is_a_limit_on_a_cpu(tmp_path: Path) -> None:
     assert not limited(environment(job(tmp_path / "a")))
-    assert limited(environment(job(tmp_path / "b"), **{TEST_LIMIT: "1"}))
+    assert limited(environment(job(tmp_path / "b"), LONGHAUL_TEST_MEMORY_LIMIT="1"))
     run = job(tmp_path / "c", budget=2)
     assert limited(environment(run))
     assert not limited(environment(run, Stage.PREPARE))

@@ -1,4 +1,4 @@
-"""What a sink is: a listener to one job's events and metric rows (design §14).
+"""What a sink is: a listener to one job's events and metric rows (architecture.md: Sinks).
 
 Sinks never steer a run. They log and do not raise; what they could not do now they say as a typed outcome, and the feed
 (`worker.feed`) keeps order, cursor and retries for them.
@@ -9,13 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from jobs.events import AttemptEnded, AttemptStarted, EvaluationFinished, Event, JobChecked, JobPrepared, JobSubmitted
+from jobs.errors import Damaged
+from jobs.events import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    EvaluationFinished,
+    Event,
+    JobChecked,
+    JobPrepared,
+    JobResumed,
+    JobSubmitted,
+    ModelLoaded,
+)
 from jobs.metrics import MetricRow
-
-FAILED_ATTEMPT = frozenset({"crash", "silent", "host_out_of_memory", "out_of_memory", "oom_in_optimizer"})
-"""Ends of an attempt that a person should hear of even when another attempt follows."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ DONE = Done()
 
 
 @dataclass
-class Job:
+class SinkJob:
     """What a sink may know about the job besides the event or rows in hand. One per sink and job."""
 
     id: str
@@ -65,7 +74,9 @@ class Job:
     steps: int | None = None
     """Steps of the whole run, once known."""
     time: str | None = None
-    """What the run needs on its card, for people: as checked, then as prepared; None on a CPU."""
+    """What the run needs on its GPU, for people: as checked, then as prepared; None on a CPU."""
+    checkpoint_step: int | None = None
+    """Step of the newest checkpoint; None: there is none."""
     attempt: int = 0
     ending: bool = False
     """The next event is the terminal one: nothing is worth holding back any more."""
@@ -74,24 +85,37 @@ class Job:
     last_evaluation: EvaluationFinished | None = None
     failed_attempt: AttemptEnded | None = None
     """How the last attempt ended, if it failed and no other has started since."""
+    from_scratch: bool = False
+    """The next attempt begins at step 0: what was evaluated so far will count no more."""
 
     def see(self, event: Event) -> None:
         """Take in what an event says about the job (also those that the sink was given before a restart)."""
         self.attempt = max(self.attempt, event.attempt)
         match event.fact:
-            case JobChecked(plan=plan) if isinstance(plan.get("steps"), int):
-                self.steps = plan["steps"]
-                self.time = (plan.get("time") or {}).get("text")
-            case JobPrepared(steps=steps, time=time):
+            case JobChecked(plan=plan):
+                self.steps = plan.steps
+                self.time = plan.time.text if plan.time else None
+            case JobPrepared(steps=steps, time=time, adopted=adopted):
                 self.steps = steps
-                self.time = (time or {}).get("text")
+                if adopted is not None:
+                    self.checkpoint_step = adopted.step
+                self.time = time.text if time else None
+            case CheckpointSaved(step=step) | ModelLoaded(resumed_step=int(step)):
+                self.checkpoint_step = step
             case EvaluationFinished() as evaluation:
                 self.evaluations[evaluation.step] = evaluation.loss
                 self.last_evaluation = evaluation
             case AttemptEnded(reason=reason) as ended:
-                self.failed_attempt = ended if reason in FAILED_ATTEMPT else None
+                self.failed_attempt = ended if reason.severity == "error" else None
             case AttemptStarted():
                 self.failed_attempt = None
+                if self.from_scratch:
+                    self.checkpoint_step = None
+                    self.evaluations.clear()
+                    self.last_evaluation = None
+                    self.from_scratch = False
+            case JobResumed(from_scratch=from_scratch):
+                self.from_scratch = from_scratch
 
 
 class Sink(Protocol):
@@ -103,13 +127,21 @@ class Sink(Protocol):
     """Whether rows of metrics are wanted at all."""
 
     def accepts(self, submitted: JobSubmitted) -> bool:
-        """Whether this job is told at all."""
+        """Whether the sink reports this job at all."""
 
-    def event(self, event: Event, job: Job) -> Outcome:
+    def event(self, event: Event, job: SinkJob) -> Outcome:
         """Take one event. After `Later` it comes again; after a crash the last one may."""
 
-    def metrics(self, rows: Sequence[MetricRow], job: Job) -> Outcome:
+    def metrics(self, rows: Sequence[MetricRow], job: SinkJob) -> Outcome:
         """Take rows, oldest first. After `Later` the same rows come again, with newer ones behind them."""
 
-    def close(self, job: Job) -> None:
+    def close(self, job: SinkJob) -> None:
         """The job has ended, or publish stops: let go of what is held for it."""
+
+
+@runtime_checkable
+class TellsDamage(Protocol):
+    """A sink that also says, once, that the run directory of a job cannot be read any more."""
+
+    def damaged(self, job: str, submitted: JobSubmitted | None, error: Damaged) -> Outcome:
+        """Take it, also for a job of which not even the first event is left (`submitted` is None)."""

@@ -17,8 +17,8 @@ class ChildGone(Exception):
     """The child has ended, or does not keep to the protocol."""
 
 
-class Child:
-    """Spawned, not forked: publish has threads. `command` ties it to the calling thread (`jobs.lifeline`)."""
+class SinkChild:
+    """Spawned, not forked: publish has threads. `command` ties it to the calling thread (`jobs.process.lifeline`)."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from jobs.events import Event, JobCancelled, JobFailed, JobSubmitted, JobSucceeded
 from jobs.metrics import MetricRow
-from worker.sinks.base import DONE, Job, Outcome
+from worker.sinks.base import DONE, Outcome, SinkJob
 
 FILE_NAME = "loss.png"
 MOST_POINTS = 2000
@@ -33,7 +33,7 @@ class CurveSink:
         """All but dry runs."""
         return not submitted.dry_run
 
-    def event(self, event: Event, job: Job) -> Outcome:
+    def event(self, event: Event, job: SinkJob) -> Outcome:
         """Draws at the terminal event."""
         if isinstance(event.fact, JobSucceeded | JobFailed | JobCancelled):
             picture = draw_job(job)
@@ -41,15 +41,15 @@ class CurveSink:
                 job.write(FILE_NAME, picture)
         return DONE
 
-    def metrics(self, rows: Sequence[MetricRow], job: Job) -> Outcome:
+    def metrics(self, rows: Sequence[MetricRow], job: SinkJob) -> Outcome:
         """All rows are read at the end."""
         return DONE
 
-    def close(self, job: Job) -> None:
+    def close(self, job: SinkJob) -> None:
         """Nothing is held."""
 
 
-def draw_job(job: Job) -> bytes | None:
+def draw_job(job: SinkJob) -> bytes | None:
     """The curve of this job; None when there is nothing to show."""
     rows = job.rows()
     if not rows and not job.evaluations:

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.events import Event, JobSubmitted
+from jobs.events import Event, JobPaused, JobSubmitted
 from jobs.metrics import MetricRow
-from worker.sinks.base import DONE, Job, Outcome
+from worker.sinks.base import DONE, Outcome, SinkJob
 
 LONGEST_TEXT = 500
 
@@ -26,17 +26,19 @@ class LogSink:
         """Every job."""
         return True
 
-    def event(self, event: Event, job: Job) -> Outcome:
+    def event(self, event: Event, job: SinkJob) -> Outcome:
         """One line."""
-        level = logging.WARNING if event.type in ("job.failed", "oom.recovered", "disk.low") else logging.INFO
+        bad = event.type in ("job.failed", "oom.recovered", "disk.low")
+        bad = bad or (isinstance(event.fact, JobPaused) and event.fact.error is not None)
+        level = logging.WARNING if bad else logging.INFO
         log.log(level, "%s", line(event))
         return DONE
 
-    def metrics(self, rows: Sequence[MetricRow], job: Job) -> Outcome:
+    def metrics(self, rows: Sequence[MetricRow], job: SinkJob) -> Outcome:
         """Rows are in metrics.jsonl already."""
         return DONE
 
-    def close(self, job: Job) -> None:
+    def close(self, job: SinkJob) -> None:
         """Nothing is held."""
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from jobs.events import OomRecovered
-from worker.sinks.wording import SHORTAGES, duration, gibibytes
+from jobs.text.units import bytes_by_name, format_duration
+from worker.sinks.wording import SHORTAGES
 
 
 def shortage(fact: OomRecovered) -> str:
@@ -12,7 +13,7 @@ def shortage(fact: OomRecovered) -> str:
         *([SHORTAGES[fact.cause]] if fact.cause else []),
         f"micro-batch {micro_batches(fact)}" + (f" ({fact.bucket})" if fact.bucket else ""),
         *([sizes] if (sizes := shortage_sizes(fact)) else []),
-        f"{duration(fact.milliseconds_lost / 1000)} lost",
+        f"{format_duration(fact.milliseconds_lost / 1000)} lost",
     ]
     return "; ".join(parts)
 
@@ -27,9 +28,9 @@ def micro_batches(fact: OomRecovered) -> str:
 def shortage_sizes(fact: OomRecovered) -> str:
     """What was asked for, and who had the rest; empty where nothing of it is known."""
     sizes = {
-        "asked for": fact.requested_bytes,
+        "requested": fact.requested_bytes,
         "allocated": fact.allocated_bytes,
         "reserved": fact.reserved_bytes,
-        "held by others": fact.foreign_bytes,
+        "held by other processes": fact.other_processes_bytes,
     }
-    return " · ".join(f"{gibibytes(size)} {name}" for name, size in sizes.items() if size is not None)
+    return " · ".join(bytes_by_name(sizes))

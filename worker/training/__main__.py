@@ -1,12 +1,11 @@
 """The trainer process: `python -m worker.training check|prepare|train RUN_DIR [--attempt N]`.
 
 It reads a run directory and writes to it: no Redis, no HTTP, no W&B. What it has to say goes, line by line, into its
-attempt file, the last line being the typed reason why it ended (design §7). Exit codes are a fallback for that line:
-0 done, 75 interrupted or device_busy, 76 both memory reasons, 77 refused or bad_data, 78 non_finite or disk_full;
-anything else is a crash, with a traceback on stderr and no last line.
+attempt file, the last line being the reason why it ended. Exit codes (`jobs/reasons.py`) are a fallback for that line;
+any other is a crash, with a traceback on stderr and no last line.
 
 torch is imported by the stages only, after everything that it reads at import has been set here. What a training
-attempt does is told in `train.py`.
+attempt does is described in `train.py`.
 """
 
 from __future__ import annotations
@@ -19,12 +18,15 @@ import os
 import sys
 from pathlib import Path
 
-from jobs.errors import DeviceBusy, DiskFull, StageError
-from jobs.lifeline import PARENT_PID, tie_to_parent
-from jobs.rundir import RunDir
+from jobs.disk.rundir import RunDir
+from jobs.errors import DiskFull, Rejected, StageError
+from jobs.process.lifeline import PARENT_PID, tie_to_parent
+from jobs.reasons import Reason
+from jobs.text.units import format_bytes
 from worker.training.journal import Journal
+from worker.training.machine.host import limit_memory
 from worker.training.settings import TrainerSettings, from_environment
-from worker.training.stop import Stop
+from worker.training.stop import StopSignal
 
 log = logging.getLogger("longhaul.trainer")
 OOM_SCORE = Path("/proc/self/oom_score_adj")
@@ -46,8 +48,9 @@ def main(argv: list[str]) -> int:
     if arguments.stage == "train" and PARENT_PID not in os.environ and said.exists() and run.held():
         # Started by hand: what is in that file is the word of the trainer that holds the job; nothing is added to it.
         log.error("device_busy (job_busy): another trainer is at work on job %s, with %s", run.id, said.name)
-        return DeviceBusy.exit_code
+        return Reason.DEVICE_BUSY.exit_code
     journal = Journal(said)
+    limit = limit_memory(settings.prepare_memory) if arguments.stage != "train" else 0
     try:
         match arguments.stage:
             case "check":
@@ -58,10 +61,14 @@ def main(argv: list[str]) -> int:
                 return train(run, settings, journal, arguments.attempt)
     except StageError as error:
         return fail(journal, error)
+    except MemoryError:
+        if not limit:
+            raise
+        return fail(journal, too_much_memory(arguments.stage, limit))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        return fail(journal, DiskFull(f"no room is left on the disk: {error}", hint="make room and submit again"))
+        return fail(journal, DiskFull(f"no room is left on the disk: {error}"))
 
 
 def fail(journal: Journal, error: StageError) -> int:
@@ -71,11 +78,21 @@ def fail(journal: Journal, error: StageError) -> int:
         journal.fail(error)
     except OSError as unwritten:
         log.error("the reason could not be written down: %s", unwritten)
-    return error.exit_code
+    return error.reason.exit_code
+
+
+def too_much_memory(stage: str, limit: int) -> Rejected:
+    """A file of rows or a model has taken *check* or *prepare* to its limit, which a trainer beside it is safe from."""
+    return Rejected(
+        f"{stage} needs more memory than the {format_bytes(limit)} that it may have",
+        code="memory_limit",
+        hint="a value, a column or a file of the model is probably far too large; if they are as they should be, "
+        "set LONGHAUL_PREPARE_MEMORY_GB higher, or free memory of the host",
+    )
 
 
 def be_ended_first(score: Path) -> None:
-    """When memory runs out, have the kernel end this process and not its supervisor, which can tell why and go on.
+    """When memory runs out, have the kernel end this process and not its supervisor, which can tell why and continue.
 
     It picks by size, with so much added to ours: wherever training has room at all, more than supervisor and worker
     weigh (60 MB each), also while we are still small; and too little to draw its eye from a program that is eating up
@@ -114,22 +131,22 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> int:
     from worker.training.check import check as look
 
     journal.phase("check")
-    journal.finish("done", **look(run, settings, journal))
+    journal.finish(Reason.DONE, result=look(run, settings, journal))
     return 0
 
 
 def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> int:
-    """Validate and tokenise all rows; bring the model into the store; complete the plan."""
+    """Validate and tokenize all rows; bring the model into the store; complete the plan."""
     from worker.training.prepare import prepare as make
 
     journal.phase("prepare")
-    journal.finish("done", **make(run, settings, journal))
+    journal.finish(Reason.DONE, result=make(run, settings, journal))
     return 0
 
 
 def train(run: RunDir, settings: TrainerSettings, journal: Journal, attempt: int) -> int:
     """One attempt: from the newest checkpoint until the job is done, or the trainer is asked to stop."""
-    stop = Stop(run)  # before the imports, which take seconds
+    stop = StopSignal()  # before the imports, which take seconds
     journal.phase("load")
 
     from worker.training.train import train as attempt_training

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,17 +14,11 @@ import torch
 
 from jobs.errors import NonFinite, OutOfMemory
 from jobs.events import Sample
-from worker.training.dataset.data import Int64, Rows
-from worker.training.journal import Journal
-from worker.training.loop import token_loss_sum
-from worker.training.machine.out_of_memory import KINDS, Shortage
-from worker.training.machine.usage import Cache
+from worker.training.context import TrainingContext
+from worker.training.dataset.data import Int64
+from worker.training.machine.out_of_memory import KINDS, MemoryShortage
 from worker.training.memory.recovery import Pass, give_back
-from worker.training.network.model import LoadedModel
-from worker.training.steps.batches import IGNORED, micro_batches
-from worker.training.steps.limits import Limit, SafeSize
-from worker.training.steps.order import Widths
-from worker.training.stop import Stop
+from worker.training.tasks.task import Limit
 
 MAX_NEW_TOKENS = 64
 GROUP = 32
@@ -44,57 +38,44 @@ class Evaluation:
     samples: list[Sample]
 
 
-def evaluate(
-    loaded: LoadedModel,
-    rows: Rows,
-    *,
-    max_rows: int,
-    samples: int,
-    micro_batch: int,
-    safe: Mapping[str, SafeSize] | None = None,
-    cache: Cache,
-    journal: Journal,
-    stop: Stop,
-) -> Evaluation:
-    """Evaluate on the first `max_rows` rows and generate for the first `samples` of them.
+def evaluate(context: TrainingContext) -> Evaluation:
+    """Evaluate on the first rows, and generate for the first of them: as many of each as the job says.
 
     Training is not disturbed: no gradients, the RNG is put back, the model is left in the mode it was in. Micro-batches
     are those of training at most; when memory runs out all the same, this is done again in smaller ones of that length
     bucket, which training does not hear of. Raises StopAsked between two batches, OutOfMemory at one row.
     """
     start = time.perf_counter()
-    training = loaded.model.training
-    count = min(max_rows, len(rows))
-    widths, limit = Widths(rows), Limit.of(rows, micro_batch, safe)
-    looked_at, shown = (widths.groups(np.arange(some), GROUP) for some in (count, min(samples, count)))
+    rows, loaded, cache, state = context.data.validation, context.loaded, context.cache, context.state
+    evaluation, training = context.spec.evaluation, loaded.model.training
+    count = min(evaluation.max_rows, len(rows))
+    widths, limit = loaded.task.widths(rows), loaded.task.limit(rows, state.micro_batch, state.safe)
+    looked_at, shown = (widths.groups(np.arange(some), GROUP) for some in (count, min(evaluation.samples, count)))
     devices = [cache.device] if cache.device.type == "cuda" else []
     loaded.model.eval()
     try:
         with torch.random.fork_rng(devices), torch.no_grad():
-
-            def loss_of(going: Pass, limit: Limit) -> float:
-                return _loss(loaded, rows, going, limit, journal, stop)
-
-            def texts_of(going: Pass, limit: Limit) -> list[Sample]:
-                return _generate(loaded, rows, going, limit, journal, stop)
-
-            loss, limit = _fitting(loss_of, rows, looked_at, limit, cache)
-            texts, _ = _fitting(texts_of, rows, shown, limit, cache)
+            loss, limit = _fitting(_loss, context, looked_at, limit)
+            texts, _ = _fitting(_generate, context, shown, limit)
     finally:
         loaded.model.train(training)
     return Evaluation(loss=loss, rows=count, seconds=time.perf_counter() - start, samples=texts)
 
 
 def _fitting(
-    work: Callable[[Pass, Limit], Result], rows: Rows, groups: Sequence[Int64], limit: Limit, cache: Cache
+    work: Callable[[TrainingContext, Pass, Limit], Result],
+    context: TrainingContext,
+    groups: Sequence[Int64],
+    limit: Limit,
 ) -> tuple[Result, Limit]:
     """The result of some work over the groups, and the limit with which memory was enough for it."""
+    rows, cache = context.data.validation, context.cache
     while True:
         going = Pass(0, groups, began=time.perf_counter())
         try:
-            return work(going, limit), limit
+            return work(context, going, limit), limit
         except KINDS as error:
-            shortage = Shortage.of(error, cache.device)
+            shortage = MemoryShortage.of(error, cache.device)
             if shortage is None:
                 raise
         give_back(cache)
@@ -113,49 +94,36 @@ def _fitting(
         limit = smaller
 
 
-def _loss(loaded: LoadedModel, rows: Rows, going: Pass, limit: Limit, journal: Journal, stop: Stop) -> float:
+def _loss(context: TrainingContext, going: Pass, limit: Limit) -> float:
+    loaded, journal = context.loaded, context.journal
     journal.phase("evaluate")
     total = torch.zeros((), dtype=torch.float64, device=loaded.model.device)
-    going.batches = batches = micro_batches(rows, going.groups, limit, loaded.pad_id)
+    going.batches = batches = limit.batches(context.data.validation, going.groups, loaded.pad_id)
     for done, batch in enumerate(batches):
-        stop.look()
+        context.stop.raise_if_asked()
         going.at = done
-        total += token_loss_sum(loaded.model, batch)
+        total += batch.loss_sum(loaded.model)
         journal.progress((done + 1) / len(batches))
     loss = float(total.item()) / sum(batch.target_tokens for batch in batches)
     if not math.isfinite(loss):
         raise NonFinite(
             f"the validation loss is {loss}: the weights do not give numbers any more",
-            hint="lower schedule.learning_rate, or look at the validation rows; the checkpoints before are intact",
+            hint="lower training.learning_rate, or look at the validation rows; the checkpoints before are intact",
         )
     return loss
 
 
-def _generate(loaded: LoadedModel, rows: Rows, going: Pass, limit: Limit, journal: Journal, stop: Stop) -> list[Sample]:
+def _generate(context: TrainingContext, going: Pass, limit: Limit) -> list[Sample]:
     if not going.groups:
         return []
+    loaded, journal = context.loaded, context.journal
     journal.phase("generate")
-    decode = loaded.tokenizer.decode
     texts: dict[int, Sample] = {}
-    going.batches = batches = micro_batches(rows, going.groups, limit, loaded.pad_id)
+    going.batches = batches = limit.batches(context.data.validation, going.groups, loaded.pad_id)
     for number, batch in enumerate(batches):
-        stop.look()
+        context.stop.raise_if_asked()
         going.at = number
-        device = loaded.model.device
-        written = loaded.model.generate(  # type: ignore[operator]  # typed as Tensor | Module
-            input_ids=batch.input_ids.to(device),
-            attention_mask=batch.attention_mask.to(device),
-            max_new_tokens=MAX_NEW_TOKENS,
-            do_sample=False,
-            num_beams=1,
-            use_cache=True,
-        )
-        for index, row in enumerate(batch.rows):
-            labels = batch.labels[index]
-            texts[int(row)] = Sample(
-                input=decode(batch.input_ids[index], skip_special_tokens=True),
-                target=decode(labels[labels != IGNORED], skip_special_tokens=True),
-                generated=decode(written[index], skip_special_tokens=True),
-            )
+        samples = batch.samples(loaded.model, loaded.tokenizer, MAX_NEW_TOKENS)
+        texts.update(zip(batch.rows.tolist(), samples, strict=True))
         journal.progress(len(texts) / sum(map(len, going.groups)))
     return [texts[row] for row in sorted(texts)]

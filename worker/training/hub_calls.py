@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
-from jobs.errors import Refused, StageError
+from jobs.errors import Rejected, StageError
+from jobs.text.units import format_duration
 from worker.training.journal import Journal
 
 _POLL_S = 2.0
@@ -28,7 +29,7 @@ class Wanted:
     instead: str
     """What else a user can write where there is no hub."""
 
-    def unreachable(self, why: str) -> Refused:
+    def unreachable(self, why: str) -> Rejected:
         """The error for a hub that cannot be asked."""
         return self.refused(
             "hub_unreachable",
@@ -36,9 +37,9 @@ class Wanted:
             f"check the network, or use {self.instead}",
         )
 
-    def refused(self, code: str, what: str, hint: str) -> Refused:
+    def refused(self, code: str, what: str, hint: str) -> Rejected:
         """An error about it."""
-        return Refused(f"{self.param}: {what}", code=code, param=self.param, hint=hint)
+        return Rejected(f"{self.param}: {what}", code=code, param=self.param, hint=hint)
 
 
 def within(seconds: float, call: Callable[[], T], wanted: Wanted) -> T:
@@ -46,7 +47,7 @@ def within(seconds: float, call: Callable[[], T], wanted: Wanted) -> T:
     done = _Outcome(call)
     done.thread.join(seconds)
     if done.thread.is_alive():
-        raise wanted.unreachable(f"no answer within {seconds:.0f} s")
+        raise wanted.unreachable(f"no answer within {format_duration(seconds)}")
     return done.result(wanted)
 
 

@@ -1,4 +1,4 @@
-"""How a trainer speaks to its supervisor: one line a write in its attempt file (design §7).
+"""How a trainer speaks to its supervisor: one line a write in its attempt file (architecture.md: Trainer).
 
 Every phase is announced by a heartbeat as it begins, and writes one at least every `BEAT_S` seconds *of progress*:
 call `progress` whenever something was achieved; it decides whether a line is due.
@@ -11,12 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from jobs.attempt import Finished, Heartbeat, Noted, Phase
+from jobs.attempt import Finished, Heartbeat, Noted, Phase, Result
+from jobs.disk.files import LineWriter
 from jobs.errors import StageError
-from jobs.events import AnyFact, Fault, Reason
-from jobs.files import LineWriter
+from jobs.events import AnyFact, Fault
+from jobs.frozen import Empty
+from jobs.reasons import Reason
 
 BEAT_S = 5.0
 
@@ -60,14 +61,14 @@ class Journal:
         """A fact for the job's event list."""
         self._write(Noted(at=time.time(), fact=fact))
 
-    def finish(self, reason: Reason, *, error: Fault | None = None, **result: Any) -> None:
+    def finish(self, reason: Reason, *, error: Fault | None = None, result: Result | None = None) -> None:
         """The last line."""
-        self._write(Finished(at=time.time(), reason=reason, step=self._step, error=error, result=result))
+        self._write(Finished(at=time.time(), reason=reason, step=self._step, error=error, result=result or Empty()))
 
     def fail(self, error: StageError) -> None:
         """The last line of a process that ends by a typed error."""
-        reason: Reason = error.reason  # type: ignore[assignment]  # the classes of the tree carry legal reasons only
-        self.finish(reason, error=Fault(code=error.detail_code, message=str(error), hint=error.hint, param=error.param))
+        fault = Fault(code=error.detail_code, message=str(error), hint=error.hint, param=error.param)
+        self.finish(error.reason, error=fault)
 
     def _write(self, line: Heartbeat | Noted | Finished) -> None:
         # A full disk stops nobody: facts wait for room, heartbeats are left out; only the last line must be written.

@@ -39,7 +39,7 @@ class Pace:
         self, spec: JobSpec, plan: Plan, asides: Asides, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.asides = asides
-        self._evaluate_every = spec.evaluate.every_steps if plan.data.validation_rows else None
+        self._evaluate_every = spec.evaluation.every_steps if plan.data.validation_rows else None
         self._save_every = spec.checkpoint.every_steps
         self._save_every_s = 60 * spec.checkpoint.every_minutes if spec.checkpoint.every_minutes is not None else None
         self._steps = plan.steps

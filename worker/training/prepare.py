@@ -1,11 +1,11 @@
-"""Stage *prepare*: all rows checked, tokenised and written down; the model's files in their place; the plan complete.
+"""Stage *prepare*: all rows checked, tokenized and written down; the model's files in their place; the plan complete.
 
-    source ─blocks─▶ pool: rows → checks → templates → normalised → tokens ─encoded blocks, in order─▶ assembly:
-        duplicates set aside, files appended, committed every few blocks ─after the last─▶ split, report, manifest
+    source ─blocks─▶ pool: rows → checks → templates → normalized → tokens ─encoded blocks, in order─▶ assembly:
+        duplicates rejected, files appended, committed every few blocks ─after the last─▶ split, report, manifest
         ─renamed─▶ prepared/<key>/   (reused if the same was prepared before)
 
-Until the rename it is `prepared/partial-<key>/`: a preparation that was killed, or had no room on the disk, goes on
-there behind its last commit, and ends with the same bytes. What was set aside is in `rejected.jsonl` of the folder,
+Until the rename it is `prepared/partial-<key>/`: a preparation that was killed, or had no room on the disk, continues
+there behind its last commit, and ends with the same bytes. What was rejected is in `rejected.jsonl` of the folder,
 what there is to know about the rows in `dataset.json` and `dataset.png`; the run directory gets copies.
 """
 
@@ -14,17 +14,20 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import BadData
+from jobs.attempt import PrepareResult
+from jobs.data_names import uploaded
+from jobs.dataset_report import PreparedSummary
+from jobs.disk.files import write_atomically
+from jobs.disk.rundir import RunDir
+from jobs.errors import BadData, Rejected
 from jobs.events import Adopted
-from jobs.files import write_atomically
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
-from jobs.rundir import RunDir
 from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset import tokens
 from worker.training.dataset.assembly import PICTURE, REJECTED, REPORT, Assembly
@@ -32,20 +35,22 @@ from worker.training.dataset.data import FORMAT, PreparedDataset
 from worker.training.dataset.encoding import Recipe
 from worker.training.dataset.pool import EncoderPool, cores
 from worker.training.journal import Journal
-from worker.training.models import builtin, model_store
-from worker.training.models.model_files import read_config
+from worker.training.models import model_store
+from worker.training.models.model_files import read_config, tokenizer_fingerprint
 from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
 from worker.training.rows.characters import Rewriter
+from worker.training.rows.csv_rows import CsvFormat
 from worker.training.rows.origin import find_source
-from worker.training.rows.reading import Reader, Row, format_of, open_source
-from worker.training.rows.sieve import Sieve
-from worker.training.rows.sources import Source, fingerprint
-from worker.training.rows.tally import Tally
+from worker.training.rows.reading import format_of, open_source
+from worker.training.rows.row import Reader
+from worker.training.rows.row_counts import RowCounts
+from worker.training.rows.row_filter import RowFilter
+from worker.training.rows.sources import Source
 from worker.training.rows.text import RowReader, Template, template
 from worker.training.settings import TrainerSettings
-from worker.training.steps.limits import Limit
 from worker.training.store import full_disk_named, make_once
+from worker.training.tasks.registry import task_of
 
 BLOCK_ROWS = 500
 _MOST_COPIED = 1 << 20
@@ -54,24 +59,37 @@ _MOST_COPIED = 1 << 20
 log = logging.getLogger("longhaul.trainer")
 
 
-def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[str, Any]:
+def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> PrepareResult:
     """What goes into job.prepared; plan.json is completed. Raises StageError."""
     spec, plan = run.spec(), run.plan()
     sources = find_sources(spec.data, plan.data, settings, journal)
-    hashes = [fingerprint(file.path, journal.progress) for source in sources for file in source.files]
+    hashes = [str(file.sha256) for source in sources for file in source.files]
     templates = template(plan.data.input, "data.input"), template(plan.data.target, "data.target")
     with full_disk_named(settings.models):
         facts = [hashes[: len(sources[0].files)], templates[0].source, templates[1].source]
-        model = ready_model(plan.model, sources[0], facts, templates, spec.data, spec.schedule.seed, settings, journal)
+        model = ready_model(plan.model, sources[0], facts, templates, spec, settings, journal)
     folder = settings.prepared / key_of(sources, hashes, templates, model, spec.data)
 
     def make(partial: Path) -> None:
+        layout = task_of(spec).layout(read_config(model, plan.model.source))
         try:
-            write(partial, sources=sources, templates=templates, model=model, data=spec.data, journal=journal)
+            write(
+                partial,
+                sources=sources,
+                templates=templates,
+                model=model,
+                embeddings=layout.shapes[layout.embedding][0],
+                data=spec.data,
+                journal=journal,
+            )
         except BadData:  # nothing of it stays, but what is wrong with which rows has to be known
-            copy_report(partial, run, REJECTED)
+            if (partial / REJECTED).exists():  # as soon as there are rows
+                copy_report(partial, run, REJECTED)
             raise
 
+    again = run.plan_is_final()
+    if again:
+        refuse_other_content(run, plan, model, folder)
     with full_disk_named(settings.prepared):
         make_once(folder, make, _opens, waiting=journal.progress, resumable=True)
     dataset = PreparedDataset.open(folder)
@@ -86,8 +104,13 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[st
             "complete": True,
         }
     )
+    if again:  # its checkpoints continue: nothing is decided anew
+        placed = plan.model.model_copy(update={"folder": str(model)})
+        complete = plan.model_copy(update={"model": placed, "data": data})
+        run.write_plan(complete)
+        return done(complete, dataset, None)
     config = read_config(model, plan.model.source)
-    longest = Limit.of(dataset.train, 1)
+    longest = task_of(spec).limit(dataset.train, 1).longest
     widths = longest.input_width, longest.target_width
     began = plan.resolved.optimizer if spec.resume_from is not None else None
     memory = plan_stage(run, spec, config, widths, settings, journal, plan.memory, optimizer=began)
@@ -102,13 +125,42 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> dict[st
         done=adopted.step if adopted else 0,
     )
     run.write_plan(complete)
-    return {
-        "data": {**dataset.manifest["report"], "prepared": str(folder)},
-        "steps": complete.steps,
-        "time": complete.time and complete.time.told(),
-        "memory": memory.told(),
-        "adopted": adopted and adopted.model_dump(),
-    }
+    return done(complete, dataset, adopted)
+
+
+def done(plan: Plan, dataset: PreparedDataset, adopted: Adopted | None) -> PrepareResult:
+    """What goes into job.prepared."""
+    return PrepareResult(
+        data=PreparedSummary(**dataset.manifest.report.model_dump(), prepared=str(dataset.folder)),
+        steps=plan.steps,
+        time=plan.time and plan.time.summary(),
+        memory=plan.memory and plan.memory.summary(),
+        adopted=adopted,
+    )
+
+
+def refuse_other_content(run: RunDir, plan: Plan, model: Path, dataset: Path) -> None:
+    """Rejected (`content_changed`) where a job that has trained would continue with another model or other rows."""
+    for param, before, now in (
+        ("model", plan.model.folder, model),
+        ("data.train", plan.data.prepared, dataset),
+    ):
+        if param == "model" and plan.model.source == task_of(run.spec()).builtin.name:
+            continue  # its tokenizer is made from the rows
+        if before is not None and Path(before).name != now.name:
+            what, hint = plan.model.source, "bring it back as it was"
+            if param != "model":
+                rows = [each for each in (run.spec().data.train, run.spec().data.validation) if isinstance(each, str)]
+                what = " with ".join(rows)
+                for name in filter(None, map(uploaded, rows)):
+                    hint += f"; `longhaul datasets rm {name}` and `longhaul datasets add FILE --name {name}` do it"
+            raise Rejected(
+                f"{param}: {what} is not what this job has trained on so far ({now.name}, not {Path(before).name}); it "
+                "has changed, or Longhaul has",
+                code="content_changed",
+                param=param,
+                hint=hint,
+            )
 
 
 def take_over(run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> Adopted | None:
@@ -122,12 +174,15 @@ def take_over(run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> Adopt
 
 
 def find_sources(data: DataSpec, plan: DataPlan, settings: TrainerSettings, journal: Journal) -> list[Source]:
-    """The source of training rows, then that of validation rows if there is one; all files at hand."""
+    """The source of training rows, then that of validation rows if there is one; all files at hand and hashed."""
     found = [find_source(data.train, "data.train", data.format, plan.train_revision, settings, journal)]
     if isinstance(data.validation, str):
         revision = plan.validation_revision
         found.append(find_source(data.validation, "data.validation", data.format, revision, settings, journal))
-    return found
+    return [
+        replace(source, files=tuple(file.known(source.param, journal.progress) for file in source.files))
+        for source in found
+    ]
 
 
 def ready_model(
@@ -135,8 +190,7 @@ def ready_model(
     train: Source,
     facts: list[Any],
     templates: tuple[Template, Template],
-    data: DataSpec,
-    seed: int,
+    spec: JobSpec,
     settings: TrainerSettings,
     journal: Journal,
 ) -> Path:
@@ -144,22 +198,27 @@ def ready_model(
 
     `facts` about the training rows decide what the built-in model is learnt from.
     """
-    if plan.source != builtin.NAME:
-        return model_store.stored_model(plan, settings, journal)
-    folder = settings.models / f"t5-tiny-{_hash([builtin.VERSION, *facts, data.normalise, seed])}"
+    task, data, seed = task_of(spec), spec.data, spec.training.seed
+    builtin = task.builtin
+    if plan.source != builtin.name:
+        return model_store.stored_model(plan, settings, task, journal)
+    made_from = [builtin.version, *facts, data.csv_lists, data.csv_quoting, data.normalize, seed]
+    folder = settings.models / f"{builtin.name.removeprefix('builtin:')}-{_hash(made_from)}"
 
     def build(empty: Path) -> None:
-        builtin.build(empty, texts_of(train, templates, data), seed)
-        model_store.seal(empty, builtin.NAME)
+        builtin.build(empty, texts_of(train, templates, data, builtin.tokenizer_rows), seed)
+        model_store.seal(empty, builtin.name)
+        for file in train.files:  # what the name of the folder says was learnt from
+            file.refuse_changed(train.param)
 
-    make_once(folder, build, lambda it: model_store.damage(it) is None, waiting=journal.progress)
+    make_once(folder, build, lambda it: model_store.damage(it, task) is None, waiting=journal.progress)
     return folder
 
 
-def texts_of(train: Source, templates: tuple[Template, Template], data: DataSpec) -> list[str]:
-    """Inputs and targets of the first rows, from which the built-in model's tokenizer is learnt; at least one row."""
-    sieve = Sieve(_rows(open_source(train, _columns(templates))), RowReader(*templates, _typography(data)))
-    rows = list(islice(sieve.good_rows(), builtin.TOKENIZER_ROWS))
+def texts_of(train: Source, templates: tuple[Template, Template], data: DataSpec, most: int) -> list[str]:
+    """Inputs and targets of the first rows, at least one and at most so many: what the tokenizer is learnt from."""
+    sieve = _sieve(train, templates, data, _typography(data))
+    rows = list(islice(sieve.good_rows(), most))
     if not rows:
         refuse_unusable(sieve.tally, train, data)
     return [text for texts in rows for text in (texts.input, texts.target)]
@@ -175,10 +234,12 @@ def key_of(
             [[format_of(file, source.format) for file in source.files] for source in sources],
             hashes,
             [one.source for one in templates],
-            tokens.fingerprint(model),
+            tokenizer_fingerprint(model),
             data.max_input_tokens,
             data.max_target_tokens,
-            data.normalise,
+            data.csv_lists,
+            data.csv_quoting,
+            data.normalize,
             data.validation if isinstance(data.validation, float) else None,
             data.max_invalid_fraction,  # does not change a byte, but decides whether there is a dataset at all
         ]
@@ -191,32 +252,35 @@ def write(
     sources: list[Source],
     templates: tuple[Template, Template],
     model: Path,
+    embeddings: int,
     data: DataSpec,
     journal: Journal,
     workers: int | None = None,
 ) -> None:
-    """Prepare all rows in `folder`, with so many processes (None: one a core); goes on where an earlier one stopped.
+    """Prepare all rows in `folder`, with so many processes (None: one a core); resumes where an earlier one stopped.
 
-    Raises BadData (`too_many_invalid_rows`, `no_rows`), Refused (`tokenizer_unusable`), StageError (`worker_killed`).
+    Raises BadData (`too_many_invalid_rows`, `no_rows`), Rejected (`tokenizer_unusable`, `limit_too_small`), StageError
+    (`worker_killed`).
     """
+    limits = {"input": data.max_input_tokens, "target": data.max_target_tokens}
     tokenizer = tokens.TokenizerState.read(model)
-    recipe = Recipe(
-        *templates, tokenizer, data.max_input_tokens, data.max_target_tokens,
-        rewrites=tokenizer.rewrites() if data.normalise else None,
-    )  # fmt: skip
+    tokenizer.refuse_above(embeddings)
+    rewrites = tokenizer.rewrites() if data.normalize else None
+    rewriter = None if rewrites is None else Rewriter(rewrites)
+    first = islice(_sieve(sources[0], templates, data, rewriter).good_rows(), BLOCK_ROWS)
+    tokenizer = tokenizer.tried([text for texts in first for text in (texts.input, texts.target)])
+    tokenizer.refuse_without_room(limits)
+    recipe = Recipe(*templates, tokenizer, data.max_input_tokens, data.max_target_tokens, rewrites)
     with Assembly(folder, tokenizer.size, len(sources)) as assembly:
         if any(assembly.blocks):
-            log.info("going on behind the %d rows that were prepared before", assembly.rows)
+            log.info("resuming behind the %d rows that were prepared before", assembly.rows)
         with EncoderPool(recipe, cores() if workers is None else workers) as pool:
             for number, source in enumerate(sources):
                 if number == len(assembly.ends):
-                    _add_source(assembly, pool, open_source(source, _columns(templates)), len(sources), journal)
+                    reader = open_source(source, _columns(templates), CsvFormat.of(data))
+                    _add_source(assembly, pool, reader, len(sources), journal)
                 refuse_unusable(assembly.tallies[number], source, data)
-        assembly.finish(
-            [source.name for source in sources],
-            {"input": data.max_input_tokens, "target": data.max_target_tokens},
-            data.validation,
-        )
+        assembly.finish([source.name for source in sources], limits, data.validation)
     folder.chmod(0o755)
     for file in folder.iterdir():
         file.chmod(0o444)  # other users read it; nobody writes
@@ -238,7 +302,7 @@ def _add_source(assembly: Assembly, pool: EncoderPool, reader: Reader, sources: 
     assembly.end_source()
 
 
-def refuse_unusable(tally: Tally, source: Source, data: DataSpec) -> None:
+def refuse_unusable(tally: RowCounts, source: Source, data: DataSpec) -> None:
     """Raise BadData (`too_many_invalid_rows`, `no_rows`) for a source whose rows do not do."""
     tally.refuse_too_many(data.max_invalid_fraction, source.name, tally.read)
     if not tally.kept:
@@ -249,7 +313,7 @@ def refuse_unusable(tally: Tally, source: Source, data: DataSpec) -> None:
 
 
 def copy_report(folder: Path, run: RunDir, *names: str) -> None:
-    """Put the report where the run is looked at; of a long list of rows that were set aside its beginning."""
+    """Put the report where the run is looked at; of a long list of rejected rows its beginning."""
     for name in names:
         content = (folder / name).read_bytes() if name != REJECTED else _beginning(folder / name)
         write_atomically(run.path / name, content)
@@ -262,8 +326,9 @@ def _beginning(file: Path) -> bytes:
     return first[: first.rfind(b"\n") + 1]
 
 
-def _rows(reader: Reader) -> Iterator[Row]:
-    return chain.from_iterable(block.rows() for block in reader.blocks(BLOCK_ROWS))
+def _sieve(source: Source, templates: tuple[Template, Template], data: DataSpec, rewrite: Rewriter | None) -> RowFilter:
+    blocks = open_source(source, _columns(templates), CsvFormat.of(data)).blocks(BLOCK_ROWS)
+    return RowFilter(chain.from_iterable(block.rows() for block in blocks), RowReader(*templates, rewrite))
 
 
 def _columns(templates: tuple[Template, Template]) -> set[str]:
@@ -271,7 +336,7 @@ def _columns(templates: tuple[Template, Template]) -> set[str]:
 
 
 def _typography(data: DataSpec) -> Rewriter | None:
-    return Rewriter() if data.normalise else None
+    return Rewriter() if data.normalize else None
 
 
 def _opens(folder: Path) -> bool:

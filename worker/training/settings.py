@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
-from jobs.cards import CARD, CardFacts
-from jobs.memory_plan import TEST_LIMIT
+from jobs.gpus import GPU, GpuFacts
+from jobs.memory_plan import TEST_LIMIT, Device
 
 
 @dataclass(frozen=True)
@@ -21,19 +21,21 @@ class TrainerSettings:
     """Prepared datasets, shared by jobs."""
     models: Path
     """Model store, shared by jobs."""
-    device: Literal["cpu", "cuda"]
+    device: Device
     offline: bool
     """No hub access at all (a user's HF_HUB_OFFLINE)."""
-    card: CardFacts | None = None
-    """The card that will train, as far as the supervisor knows; for the plans of check and prepare."""
+    gpu: GpuFacts | None = None
+    """The GPU that will train, as far as the supervisor knows; for the plans of check and prepare."""
     uploads: Path = Path("uploads")
     """Data sets that came in over HTTP, a folder each; jobs name them `dataset:…`."""
+    prepare_memory: int = 16 * 10**9
+    """Bytes of memory that check and prepare may have, each process."""
     test_memory_limit: int | None = None
     """Tests alone: bytes that an attempt really gets, whatever was planned (memory/hard_limit.py)."""
 
 
 def from_environment(environ: Mapping[str, str]) -> TrainerSettings:
-    """LONGHAUL_{DATA,UPLOADS,PREPARED,MODELS,DEVICE,CARD}, HF_HUB_OFFLINE, TEST_LIMIT."""
+    """LONGHAUL_{DATA,UPLOADS,PREPARED,MODELS,DEVICE,GPU,PREPARE_MEMORY_GB}, HF_HUB_OFFLINE, TEST_LIMIT."""
     device = environ.get("LONGHAUL_DEVICE", "cuda")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"LONGHAUL_DEVICE is {device!r}; it is cpu or cuda")
@@ -41,9 +43,21 @@ def from_environment(environ: Mapping[str, str]) -> TrainerSettings:
         data=Path(environ.get("LONGHAUL_DATA", "data")).resolve(),
         prepared=Path(environ.get("LONGHAUL_PREPARED", "prepared")).resolve(),
         models=Path(environ.get("LONGHAUL_MODELS", "models")).resolve(),
-        device=cast(Literal["cpu", "cuda"], device),
+        device=cast(Device, device),
         uploads=Path(environ.get("LONGHAUL_UPLOADS", "uploads")).resolve(),
         offline=environ.get("HF_HUB_OFFLINE", "") not in ("", "0"),
-        card=CardFacts.parse(environ[CARD]) if environ.get(CARD) else None,
+        gpu=GpuFacts.parse(environ[GPU]) if environ.get(GPU) else None,
+        prepare_memory=_gigabytes(environ.get("LONGHAUL_PREPARE_MEMORY_GB") or "16"),
         test_memory_limit=int(environ[TEST_LIMIT]) if environ.get(TEST_LIMIT) else None,
     )
+
+
+def _gigabytes(text: str) -> int:
+    """As bytes."""
+    try:
+        size = float(text)
+    except ValueError:
+        size = 0.0
+    if not 1 <= size < 1e6:
+        raise ValueError(f"LONGHAUL_PREPARE_MEMORY_GB is {text!r}; it is a number of gigabytes, 1 or more")
+    return int(size * 10**9)

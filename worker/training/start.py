@@ -1,8 +1,8 @@
-"""What an attempt trains with: the plan, once card, neighbours and earlier attempts were looked at (ADR 0003).
+"""What an attempt trains with: the plan, given the GPU, other processes and earlier attempts (ADR 0003).
 
-Before anything is loaded. The plan stands where it fits. On a smaller card than it was made for, the ladder is walked
+Before anything is loaded. The plan stands where it fits. On a smaller GPU than it was made for, the ladder is walked
 again; where others hold the memory it needs, the job waits or is refused, as it says; after attempts that ran out of
-memory in the optimizer, it is that many rungs lower.
+memory in the optimizer, it is that many fallbacks further down.
 """
 
 from __future__ import annotations
@@ -11,56 +11,62 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from jobs.attempt import Finished
-from jobs.errors import DeviceBusy, OutOfMemory, Refused
+from jobs.disk.rundir import RunDir
+from jobs.errors import BadData, DeviceBusy, NotPrepared, OutOfMemory, Rejected
 from jobs.events import MemoryPlanned
-from jobs.memory_plan import GIB, MemoryPlan, gibibytes
+from jobs.memory_plan import MemoryPlan
 from jobs.plan import Plan
-from jobs.rundir import RunDir
+from jobs.reasons import Reason
 from jobs.spec import JobSpec
+from jobs.text.units import GIB, bytes_alike, format_bytes
+from worker.training.dataset.data import PreparedDataset
 from worker.training.journal import Journal
-from worker.training.machine.neighbours import ForeignUse, Neighbours
 from worker.training.machine.out_of_memory import KINDS, is_out_of_memory
-from worker.training.planning.budget import on_card
-from worker.training.planning.memory_plan import rungs
-from worker.training.planning.prediction import Setting, Shape
-from worker.training.planning.ways import LIGHTER, Ways
-from worker.training.stop import Stop
+from worker.training.machine.process_monitor import OtherProcessesUse, ProcessMonitor
+from worker.training.models.model_store import files_of
+from worker.training.planning.alternatives import LIGHTER, Alternatives
+from worker.training.planning.budget import on_gpu
+from worker.training.planning.memory_plan import fallbacks
+from worker.training.planning.prediction import Setting
+from worker.training.steps.shape import MicroBatchShape
+from worker.training.stop import StopSignal
 
 log = logging.getLogger("longhaul.trainer")
 
 
 @dataclass(frozen=True)
-class CardNow:
-    """A card with our CUDA context on it, and nothing else of ours. Sizes are bytes."""
+class GpuNow:
+    """A GPU with our CUDA context on it, and nothing else of ours. Sizes are bytes."""
 
     name: str
     total: int
     free: int
-    foreign: ForeignUse
+    other_processes: OtherProcessesUse
     """What others hold."""
 
 
 def planned(
-    run: RunDir, spec: JobSpec, plan: Plan, attempt: int, device: torch.device, neighbours: Neighbours,
-    journal: Journal, stop: Stop,
+    run: RunDir, spec: JobSpec, plan: Plan, attempt: int, device: torch.device, monitor: ProcessMonitor,
+    journal: Journal, stop: StopSignal,
 ) -> Plan:  # fmt: skip
     """The plan of this attempt; its event is noted. A plan of a version that did not plan memory stands as it is.
 
-    Raises Refused (`does_not_fit`, `foreign_memory`), DeviceBusy, OutOfMemory (no rung is left), StopAsked.
+    Raises Rejected (`does_not_fit`, `gpu_memory_in_use`), DeviceBusy, OutOfMemory (no fallback is left), StopAsked.
     """
-    ways = Ways(spec, plan, device)
-    card = look(device, neighbours) if device.type == "cuda" else None
-    settled = settle(spec, plan, card, times_out_of_memory(run, attempt), ways)
+    ways = Alternatives(spec, plan, device)
+    gpu = gpu_now(device, monitor) if device.type == "cuda" else None
+    settled = settle(spec, plan, gpu, times_out_of_memory(run, attempt), ways)
     if settled.memory is None:
         log.warning("plan.json is of a version that did not plan memory: what the peak will be, nobody knows")
         return settled
-    if card is not None:
-        make_room(spec, settled.memory, card, lambda needed: wait(neighbours, needed, journal, stop))
-    journal.note(told(plan, settled, card))
+    if gpu is not None:
+        make_room(spec, settled.memory, gpu, lambda needed: wait(monitor, needed, journal, stop))
+    journal.note(told(plan, settled, gpu))
     return settled
 
 
@@ -73,35 +79,59 @@ def loading(run: RunDir) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         memory = run.plan().memory
-        static = (
-            "" if memory is None else f", which take {gibibytes(memory.parts['weights'] + memory.parts['optimizer'])}"
-        )
+        parts = {} if memory is None else memory.parts
+        static = f", which take {format_bytes(parts['weights'] + parts['optimizer'])}" if parts else ""
         failure = str(error).splitlines()[0][:500]
         raise OutOfMemory(
             f"memory ran out while weights and optimizer states were loaded{static}: {failure}",
             hint="set memory.optimizer: adafactor, take a smaller model, or make room: memory.planned says who was "
-            "on the card, too",
+            "on the GPU, too",
         ) from error
 
 
-def look(device: torch.device, neighbours: Neighbours) -> CardNow:
-    """The card as it is."""
+@contextlib.contextmanager
+def stores(run: RunDir) -> Iterator[None]:
+    """What fails inside because a file of the model is gone, or the data gone or damaged, ends it with NotPrepared.
+
+    A model that is there and is refused stays refused: nothing is repaired.
+    """
+    try:
+        yield
+    except (Rejected, BadData, OSError) as error:
+        plan = run.plan()
+        if plan.model.folder is None or plan.data.prepared is None:
+            raise
+        try:
+            for name in files_of(Path(plan.model.folder)):
+                (Path(plan.model.folder) / name).stat()
+            PreparedDataset.open(Path(plan.data.prepared))
+        except (BadData, OSError) as missing:
+            raise NotPrepared(
+                f"the prepared model or data is gone or damaged: {missing}",
+                hint="both stores must be the same folders, LONGHAUL_MODELS and LONGHAUL_PREPARED, for all workers; "
+                f"then `longhaul resume {run.id}`",
+            ) from error
+        raise
+
+
+def gpu_now(device: torch.device, monitor: ProcessMonitor) -> GpuNow:
+    """The GPU as it is."""
     free, total = torch.cuda.mem_get_info(device)
     # Without NVML, all that is not free beyond a usual context is somebody else's.
-    foreign = neighbours.use() or ForeignUse(max(0, total - free - GIB))
-    return CardNow(torch.cuda.get_device_name(device), total, free, foreign)
+    other_processes = monitor.use() or OtherProcessesUse(max(0, total - free - GIB))
+    return GpuNow(torch.cuda.get_device_name(device), total, free, other_processes)
 
 
 def times_out_of_memory(run: RunDir, attempt: int) -> int:
     """How many attempts before this one ended because memory ran out in the optimizer."""
     ends = [line for number in range(1, attempt) for line in run.attempt_lines(number)[-1:]]
-    return sum(isinstance(end, Finished) and end.reason == "oom_in_optimizer" for end in ends)
+    return sum(isinstance(end, Finished) and end.reason is Reason.OOM_IN_OPTIMIZER for end in ends)
 
 
-def settle(spec: JobSpec, plan: Plan, card: CardNow | None, lower: int, ways: Ways) -> Plan:
-    """The plan for this card (None: CPU), `lower` rungs below the one that fits it.
+def settle(spec: JobSpec, plan: Plan, gpu: GpuNow | None, lower: int, ways: Alternatives) -> Plan:
+    """The plan for this GPU (None: CPU), `lower` fallbacks below the one that fits it.
 
-    Raises Refused (`does_not_fit`), OutOfMemory where there are not so many rungs.
+    Raises Rejected (`does_not_fit`), OutOfMemory where there are not so many fallbacks.
     """
     memory = plan.memory
     if memory is None:
@@ -111,89 +141,96 @@ def settle(spec: JobSpec, plan: Plan, card: CardNow | None, lower: int, ways: Wa
                 hint="submit the job again: it is then planned",
             )
         return plan
-    if card is not None and card.total < memory.budget_bytes:
-        if memory.peak_bytes <= card.total:
-            memory = memory.model_copy(update={"budget_bytes": card.total})
+    if gpu is not None and gpu.total < memory.budget_bytes:
+        if memory.peak_bytes <= gpu.total:
+            memory = memory.model_copy(update={"budget_bytes": gpu.total})
         else:
-            memory = ways.replan(on_card(card.total, "card", card.name))
+            memory = ways.replan(on_gpu(gpu.total, "gpu", gpu.name))
     if lower:
         memory = lowered(spec, memory, lower, ways.parts)
-    chosen = {name: getattr(memory, name) for name in ("micro_batch", "recompute_layers", "optimizer")}
+    chosen = {name: getattr(memory, name) for name in ("micro_batch", "activation_checkpointing", "optimizer")}
     return plan.model_copy(update={"memory": memory, "resolved": plan.resolved.model_copy(update=chosen)})
 
 
 def lowered(
-    spec: JobSpec, memory: MemoryPlan, lower: int, parts_of: Callable[[Shape, Setting], dict[str, int]]
+    spec: JobSpec, memory: MemoryPlan, lower: int, parts_of: Callable[[MicroBatchShape, Setting], dict[str, int]]
 ) -> MemoryPlan:
-    """The plan `lower` rungs below. Raises OutOfMemory, saying what would fit, where there are not so many."""
-    below = rungs(memory, spec)
-    rows, every = below[min(lower, len(below)) - 1] if below else (memory.micro_batch, memory.recompute_layers)
-    shape = Shape(rows, memory.input_tokens, memory.target_tokens)
+    """The plan `lower` fallbacks below. Raises OutOfMemory, saying what would fit, where there are not so many."""
+    below = fallbacks(memory, spec)
+    rows, every = below[min(lower, len(below)) - 1] if below else (memory.micro_batch, memory.activation_checkpointing)
+    shape = MicroBatchShape(rows, memory.input_tokens, memory.target_tokens)
     parts = parts_of(shape, Setting(every, memory.optimizer))
     if lower <= len(below):
         return memory.model_copy(
-            update={"micro_batch": rows, "recompute_layers": every, "parts": parts, "peak_bytes": sum(parts.values())}
+            update={
+                "micro_batch": rows,
+                "activation_checkpointing": every,
+                "parts": parts,
+                "peak_bytes": sum(parts.values()),
+            }
         )
     needs = sum(parts.values())
-    ways_out = [f"give it more than the {gibibytes(memory.budget_bytes)} that it was to have"]
+    ways_out = [f"give it more than the {format_bytes(memory.budget_bytes)} that it was to have"]
     for name in LIGHTER:
         if name != memory.optimizer and (size := sum(parts_of(shape, Setting(every, name)).values())) < needs:
-            ways_out.append(f"set memory.optimizer: {name}, which needs {gibibytes(size)}")
+            ways_out.append(f"set memory.optimizer: {name}, which needs {format_bytes(size)}")
     raise OutOfMemory(
         f"memory ran out in the optimizer in {lower} attempts, and nothing is smaller than micro-batch {rows} with "
-        f"recompute_layers {every} and {memory.optimizer}, for which {gibibytes(needs)} were predicted",
+        f"activation_checkpointing {every} and {memory.optimizer}, for which {format_bytes(needs)} were predicted",
         hint=" or ".join(ways_out),
     )
 
 
-def make_room(spec: JobSpec, memory: MemoryPlan, card: CardNow, wait: Callable[[int], bool]) -> None:
-    """Return once the peak fits into what is free of the card. `wait` says whether so many bytes have become free.
+def make_room(spec: JobSpec, memory: MemoryPlan, gpu: GpuNow, wait: Callable[[int], bool]) -> None:
+    """Return once the peak fits into what is free of the GPU. `wait` says whether so many bytes have become free.
 
-    Raises Refused (`foreign_memory`), or DeviceBusy after waiting, where others hold too much of it.
+    Raises Rejected (`gpu_memory_in_use`), or DeviceBusy after waiting, where others hold too much of it.
     """
     needed = memory.peak_bytes - memory.parts.get("context", 0)  # the context is there already
-    if needed <= card.free or not card.foreign.bytes:
+    if needed <= gpu.free or not gpu.other_processes.bytes:
         return
-    state = f"{gibibytes(needed)} of the card are needed, {gibibytes(card.free)} of {gibibytes(card.total)} are free"
-    if spec.memory.foreign == "refuse":
-        raise Refused(
-            f"{state}; others hold {card.foreign.text}",
-            code="foreign_memory",
-            param="memory.foreign",
-            hint="end those processes, or set memory.foreign: wait, or a smaller memory.budget",
+    wanted, free, total = bytes_alike(needed, gpu.free, gpu.total)
+    state = f"{wanted} of the GPU are needed, {free} of {total} are free"
+    if spec.memory.other_processes == "fail":
+        raise Rejected(
+            f"{state}; others hold {gpu.other_processes.text}",
+            code="gpu_memory_in_use",
+            param="memory.other_processes",
+            hint="end those processes, or set memory.other_processes: wait, or a smaller memory.budget",
         )
     if not wait(needed):
         raise DeviceBusy(
-            f"{state}, after waiting; others hold {card.foreign.text}",
+            f"{state}, after waiting; others hold {gpu.other_processes.text}",
             hint="the job stays in the queue; end those processes, or set a smaller memory.budget",
         )
 
 
-def wait(neighbours: Neighbours, needed: int, journal: Journal, stop: Stop) -> bool:
-    """`Neighbours.wait`, as a phase of its own."""
+def wait(monitor: ProcessMonitor, needed: int, journal: Journal, stop: StopSignal) -> bool:
+    """`ProcessMonitor.wait`, as a phase of its own."""
     journal.phase("wait")
     try:
-        return neighbours.wait(needed, journal, stop)
+        return monitor.wait(needed, journal, stop)
     finally:
         journal.phase("load")
 
 
-def told(before: Plan, after: Plan, card: CardNow | None) -> MemoryPlanned:
+def told(before: Plan, after: Plan, gpu: GpuNow | None) -> MemoryPlanned:
     """The event: what the attempt trains with, and why that is not what plan.json says, if so."""
     old, new = before.memory, after.memory
     assert old is not None and new is not None, "memory was planned"
     why = []
-    if card is not None and old.peak_bytes > card.total:
-        why.append(f"{card.name} has {gibibytes(card.total)}, and the plan was made for {gibibytes(old.budget_bytes)}")
+    if gpu is not None and old.peak_bytes > gpu.total:
+        has, planned = bytes_alike(gpu.total, old.budget_bytes)
+        why.append(f"{gpu.name} has {has}, and the plan was made for {planned}")
     if before.resolved != after.resolved and not why:
         why.append("memory ran out in the optimizer")
     return MemoryPlanned(
         micro_batch=new.micro_batch,
-        recompute_layers=new.recompute_layers,
+        activation_checkpointing=new.activation_checkpointing,
         optimizer=new.optimizer,
         peak_bytes=new.peak_bytes,
         budget_bytes=new.budget_bytes,
-        foreign_bytes=None if card is None else card.foreign.bytes,
-        foreign=[] if card is None else list(card.foreign.processes),
+        other_processes_bytes=None if gpu is None else gpu.other_processes.bytes,
+        other_processes=[] if gpu is None else list(gpu.other_processes.processes),
         changed="; ".join(why) or None,
     )

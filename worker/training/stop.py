@@ -1,30 +1,27 @@
-"""How a trainer is asked to stop: SIGTERM, or the file `request` in the run directory (design §7)."""
+"""How a trainer is asked to stop: SIGTERM, from its supervisor or from whoever started it."""
 
 from __future__ import annotations
 
 import signal
 from types import FrameType
 
-from jobs.rundir import RunDir
-
 
 class StopAsked(Exception):
     """Raised where a trainer looks and has been asked to stop. The last step is whole; other work may not be."""
 
 
-class Stop:
+class StopSignal:
     """Remembers a SIGTERM; a second one changes nothing. Make it early, in the main thread: loading takes a while."""
 
-    def __init__(self, run: RunDir) -> None:
-        self._file = run.request_file
+    def __init__(self) -> None:
         self._signalled = False
         signal.signal(signal.SIGTERM, self._on_signal)
 
     def asked(self) -> bool:
-        """Whether to finish the step, save and leave. Costs one stat."""
-        return self._signalled or self._file.exists()
+        """Whether to finish the step, save and leave."""
+        return self._signalled
 
-    def look(self) -> None:
+    def raise_if_asked(self) -> None:
         """Raise StopAsked if asked."""
         if self.asked():
             raise StopAsked

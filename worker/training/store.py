@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jobs.errors import BadData, DiskFull, Refused
-from jobs.files import sync_folder
+from jobs.disk.files import sync_folder
+from jobs.errors import BadData, DiskFull, Rejected
+from jobs.text.units import GIB, bytes_alike, format_bytes
 
 _POLL_S = 0.5
-_SPARE_BYTES = 1 << 30
+_SPARE_BYTES = GIB
 _PARTIAL = "partial-"
 _FORGOTTEN_S = 7 * 24 * 3600
 
@@ -35,7 +36,7 @@ def make_once(
     `make` fills a folder beside it, which is then renamed. Another process that does the same is waited for;
     `waiting` is called twice a second meanwhile. If `resumable`, the folder that `make` is given may hold what an
     earlier call had done before it was killed or the disk was full, and is kept for the next one; not where it raised
-    BadData or Refused, which say that there is nothing to make.
+    BadData or Rejected, which say that there is nothing to make.
     """
     with _locked(folder, waiting):
         if folder.exists():
@@ -54,7 +55,7 @@ def make_once(
             sync_folder(started)
             os.rename(started, folder)
         except BaseException as error:
-            if not resumable or isinstance(error, BadData | Refused):
+            if not resumable or isinstance(error, BadData | Rejected):
                 shutil.rmtree(started, ignore_errors=True)
             raise
         sync_folder(folder.parent)
@@ -71,8 +72,8 @@ def full_disk_named(folder: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DiskFull(
-            f"no room is left on the disk of {folder} ({free_bytes(folder) / 2**30:.1f} GiB free): {error}",
-            hint="make room there and submit again; what was complete is kept",
+            f"no room is left on the disk of {folder} ({format_bytes(free_bytes(folder))} free): {error}",
+            hint="make room there; what was complete is kept",
         ) from error
 
 
@@ -89,8 +90,9 @@ def require_room(folder: Path, needed: int, what: str, variable: str = "LONGHAUL
     `variable` is the setting that says where the folder is.
     """
     if (free := free_bytes(folder)) < needed + _SPARE_BYTES:
+        least, there = bytes_alike(needed, free)
         raise DiskFull(
-            f"{what} needs {needed / 2**30:.1f} GiB in {folder}, where {free / 2**30:.1f} GiB are free",
+            f"{what} needs {least} in {folder}, where {there} are free",
             hint=f"make room there, or point {variable} at a larger disk",
         )
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from jobs.cards import peak_flops
+from jobs.gpus import peak_flops
 from jobs.metrics import MetricRow
-from worker.training.loop import StepResult
-from worker.training.machine.device import card_id
+from worker.training.machine.device import gpu_id
 from worker.training.machine.host import host_memory
-from worker.training.machine.neighbours import Neighbours
-from worker.training.machine.nvml import Card, CardUse, open_card
+from worker.training.machine.nvml import GpuUse, NvmlGpu, open_gpu
+from worker.training.machine.out_of_memory import MemoryProbe
 from worker.training.machine.usage import Cache, MemoryUse, memory_use, process_bytes
 from worker.training.pace import Asides, Pace
+from worker.training.steps.result import StepResult
 
 FRAGMENTED, FULL = 0.25, 0.9
 """Shares: of the reserved memory that was not in use even at the peak; of the budget that is reserved."""
@@ -49,19 +49,19 @@ class Meter:
     window: Window
     planned_bytes: int | None = None
     """Peak as predicted for the largest micro-batch; None where it was not planned."""
-    neighbours: Neighbours | None = None
-    """Who else is on the card; None where nobody is asked."""
-    card: Card | None = field(init=False, repr=False)
+    monitor: MemoryProbe | None = None
+    """Who else is on the GPU; None where nobody is asked."""
+    gpu: NvmlGpu | None = field(init=False, repr=False)
     """None on CPU, and where the driver tells nothing."""
     peak: float | None = field(init=False)
-    """FLOP/s of the card at most; None on CPU, and for a card that is not in our table."""
+    """FLOP/s of the GPU at most; None on CPU, and for a GPU that is not in our table."""
     _pending: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         device = self.cache.device
-        on_card = device.type == "cuda"
-        self.card = open_card(card_id(device)) if on_card else None
-        self.peak = peak_flops(torch.cuda.get_device_name(device)) if on_card else None
+        on_gpu = device.type == "cuda"
+        self.gpu = open_gpu(gpu_id(device)) if on_gpu else None
+        self.peak = peak_flops(torch.cuda.get_device_name(device)) if on_gpu else None
 
     def add(self, result: StepResult) -> None:
         """Count one step; its time is that since the step before, without evaluations and checkpoints."""
@@ -86,14 +86,14 @@ class Meter:
     def row(self, result: StepResult, now: float) -> MetricRow:
         """The row that ends with `result` at Unix time `now`; a new window begins.
 
-        What it says about card and host is as of now, and is read here only: once a row, not once a step.
+        What it says about GPU and host is as of now, and is read here only: once a row, not once a step.
         """
         window = self.settled()
         count, seconds = len(window.losses), max(window.seconds, 1e-9)
         memory, host = memory_use(self.cache.device), host_memory()
-        card = self.card.use() if self.card is not None else CardUse()
-        foreign = self.neighbours.use() if self.neighbours is not None else None
-        on_card = self.cache.device.type == "cuda"
+        gpu = self.gpu.use() if self.gpu is not None else GpuUse()
+        other_processes = self.monitor.use() if self.monitor is not None else None
+        on_gpu = self.cache.device.type == "cuda"
         tokens, flops = window.input_tokens + window.target_tokens, window.flops / seconds
         row = MetricRow(
             step=result.step,
@@ -114,17 +114,17 @@ class Meter:
             memory_bytes=memory.allocated,
             memory_reserved_bytes=memory.reserved,
             memory_planned_bytes=self.planned_bytes,
-            memory_fragmentation=fragmentation(memory) if on_card else None,
-            gpu_memory_foreign_bytes=None if foreign is None else foreign.bytes,
+            memory_fragmentation=fragmentation(memory) if on_gpu else None,
+            gpu_memory_other_processes_bytes=None if other_processes is None else other_processes.bytes,
             cache_clears=self.cache.clears,
             cache_clear_s=self.cache.seconds,
             cache_freed_bytes=self.cache.freed,
             micro_batch=result.micro_batch,
             data_wait_fraction=min(1.0, window.data_wait_s / seconds),
-            gpu_utilisation=card.utilisation,
-            gpu_memory_used_bytes=card.memory_used,
-            gpu_temperature_c=card.temperature_c,
-            gpu_power_w=card.power_w,
+            gpu_utilization=gpu.utilization,
+            gpu_memory_used_bytes=gpu.memory_used,
+            gpu_temperature_c=gpu.temperature_c,
+            gpu_power_w=gpu.power_w,
             host_memory_used_bytes=host.used,
             host_memory_available_bytes=host.available,
             trainer_rss_bytes=process_bytes("VmRSS"),

@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from jobs.attempt import Heartbeat
-from jobs.errors import DiskFull, Refused
-from jobs.events import CheckpointRejected, CheckpointSaved, DiskLow, EvaluationFinished, ModelLoaded
-from jobs.rundir import RunDir
-from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors
+from jobs.attempt import Heartbeat, TrainResult
+from jobs.disk.rundir import RunDir
+from jobs.errors import DiskFull, NoValidCheckpoint, Rejected
+from jobs.events import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointRejected,
+    CheckpointSaved,
+    DiskLow,
+    EvaluationFinished,
+    JobPaused,
+    JobQueued,
+    JobResumed,
+    ModelLoaded,
+)
+from tests.disk_room import free_bytes
+from tests.summaries import checked, prepared
+from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors, trained
+from tests.training.checkpoints.damage import cut_short, flip_a_bit
+from tests.training.conftest import OVERFIT, MakeRun
+from worker.training.checkpoints import pruning
 from worker.training.optimizers import adamw_8bit
 from worker.training.steps.randomness import restore_rng, rng_states
 
-MakeRun = Callable[..., RunDir]
-# 41 rows are soon known by heart, and the validation loss rises: the best is neither the last nor among the two newest.
-OVERFIT: dict[str, Any] = {
-    "schedule": {"epochs": 20, "dropout": 0.0},
-    "evaluate": {"every_steps": 20, "samples": 0},
-    "checkpoint": {"every_steps": 20, "keep": 2},
-}
-Usage = namedtuple("Usage", "total used free")
 LAST = "step-00000021"
 
 
@@ -57,7 +62,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(make_run: MakeRun
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_8bit", "adafactor"])
-def test_so_does_one_that_rounds_by_chance(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
+def test_a_resumed_run_with_stochastic_rounding_equals_an_uninterrupted_one(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
     monkeypatch.setattr(adamw_8bit, "LEAST_QUANTISED", 512)  # the tiny model has no matrix of 4,096 numbers
     memory = {"memory": {"optimizer": optimizer, "micro_batch": 4}}
     whole, broken = make_run("whole", **memory), make_run("broken", **memory)
@@ -71,7 +78,7 @@ def test_so_does_one_that_rounds_by_chance(make_run: MakeRun, monkeypatch: pytes
     assert logged(broken) == logged(whole)
     for file in ("model.safetensors", "optimizer.safetensors"):
         assert same_tensors(broken.checkpoints / LAST / file, whole.checkpoints / LAST / file)
-    assert finished(whole).result["loss"] < finished(whole).result["first_loss"]
+    assert (trained(whole).loss or 9.0) < (trained(whole).first_loss or 0.0)
     saved = load_file(whole.checkpoints / LAST / "optimizer.safetensors")
     if optimizer == "adamw_8bit":
         assert saved["exp_avg.codes.lm_head.weight"].dtype == torch.uint8
@@ -94,18 +101,6 @@ def test_before_the_first_step_there_is_nothing_to_save(make_run: MakeRun) -> No
         assert attempt(run, number, stop_at=look) == 75
         assert finished(run, number).step == 0
         assert checkpoints(run) == []
-
-
-def flip_a_bit(folder: Path) -> None:
-    with open(folder / "model.safetensors", "r+b") as file:
-        file.seek(-100, os.SEEK_END)
-        byte = file.read(1)[0]
-        file.seek(-100, os.SEEK_END)
-        file.write(bytes([byte ^ 4]))
-
-
-def cut_short(folder: Path) -> None:
-    os.truncate(folder / "optimizer.safetensors", 1000)
 
 
 @pytest.mark.parametrize(
@@ -134,16 +129,113 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     assert not [name for name in checkpoints(run) if not name.startswith("step-")]
 
 
-def test_with_no_checkpoint_left_the_run_begins_again(make_run: MakeRun) -> None:
+def test_with_no_valid_checkpoint_it_ends_and_leaves_them_as_they_are(make_run: MakeRun, tmp_path: Path) -> None:
     whole, run = make_run("whole"), make_run("broken")
     attempt(whole)
     attempt(run, 1, stop_at=4 + 5 + 3 + 1)
+    backup = shutil.copytree(run.checkpoints / "step-00000005", tmp_path / "backup")
+    size = (backup / "optimizer.safetensors").stat().st_size
+    flip_a_bit(run.checkpoints / "step-00000005")
+    cut_short(run.checkpoints / "step-00000006")
+    for number in (2, 3):
+        with pytest.raises(NoValidCheckpoint) as caught:
+            attempt(run, number)
+        assert str(caught.value) == (
+            "there is no valid checkpoint to resume from: checkpoints/step-00000006: optimizer.safetensors has 1000 "
+            f"bytes, not {size}; checkpoints/step-00000005: model.safetensors is damaged: its sha256 is another"
+        )
+        assert run.attempt_lines(number)[-1].kind == "heartbeat", "nothing is noted, the error says it all"
+        assert checkpoints(run) == ["step-00000005", "step-00000006"]
+    shutil.rmtree(run.checkpoints / "step-00000005")
+    shutil.copytree(backup, run.checkpoints / "step-00000005")
+    assert attempt(run, 4) == 0
+    assert [fact.path for fact in facts(run, CheckpointRejected, 4)] == ["checkpoints/step-00000006"]
+    assert facts(run, ModelLoaded, 4)[0].resumed_step == 5
+    assert logged(run) == logged(whole)
+
+
+def paused(run: RunDir) -> None:
+    """A job that was trained by hand, as if it had been paused."""
+    run.append([checked(), prepared(21), JobQueued()])
+    run.append([AttemptStarted(worker="w", device="cpu"), *facts(run, CheckpointSaved)])
+    run.append([AttemptEnded(reason="interrupted", step=6), JobPaused()])
+
+
+def test_one_that_is_gone_is_missed_and_one_that_never_was_is_not(make_run: MakeRun) -> None:
+    run = make_run()
+    assert attempt(run, 1, stop_at=4 + 5 + 3 + 1) == 75
+    paused(run)
+    shutil.rmtree(run.checkpoints)
+    with pytest.raises(NoValidCheckpoint, match="checkpoints/step-00000006 is gone"):
+        attempt(run, 2)
+    new = make_run("new")
+    (new.checkpoints / "tmp-step-00000005").mkdir(parents=True)  # killed in its very first save
+    assert attempt(new, 1, stop_at=1 + 3 + 1) == 75
+    assert facts(new, ModelLoaded)[0].resumed_step is None
+
+
+def test_from_scratch_it_begins_at_step_0_once(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, run = make_run("whole"), make_run("broken")
+    attempt(whole)
+    attempt(run, 1, stop_at=4 + 5 + 3 + 1)
+    paused(run)
     for name in checkpoints(run):
         flip_a_bit(run.checkpoints / name)
-    assert attempt(run, 2) == 0
-    assert len(facts(run, CheckpointRejected, 2)) == 2
-    assert facts(run, ModelLoaded, 2)[0].resumed_step is None
-    assert logged(run) == logged(whole)
+    record, _ = run.append([JobResumed(from_scratch=True)])
+    assert record.scratch_attempt == 2
+    removed: list[Path] = []
+
+    def killed(folder: Path) -> None:
+        removed.append(folder)
+        if len(removed) == 2:
+            raise KeyboardInterrupt
+        shutil.rmtree(folder)
+
+    with monkeypatch.context() as patch:  # killed while it removes them: the next one continues with that
+        patch.setattr(pruning, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            attempt(run, 2)
+    assert checkpoints(run) == ["step-00000005"]
+    assert attempt(run, 3, stop_at=4 + 7 + 3) == 75
+    assert facts(run, ModelLoaded, 3)[0].resumed_step is None
+    assert json.loads((run.path / "from_scratch.json").read_bytes()) == {
+        "attempt": 2,
+        "removed": ["step-00000005"],
+    }
+    # Its new checkpoints stay, although no event has told of them.
+    assert run.record().scratch_attempt == 2
+    assert attempt(run, 4) == 0
+    assert facts(run, ModelLoaded, 4)[0].resumed_step == 7
+    assert logged(run) == logged(whole) and finished(run, 4).result == finished(whole).result
+    assert same_tensors(run.model / "model.safetensors", whole.model / "model.safetensors")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[]"])
+def test_without_its_file_the_events_say_that_from_scratch_has_begun(make_run: MakeRun, content: bytes | None) -> None:
+    run = make_run()
+    attempt(run, 1, stop_at=4 + 3)
+    paused(run)
+    run.append([JobResumed(from_scratch=True)])
+    run.append([AttemptStarted(worker="w", device="cpu")], attempt=2)
+    assert attempt(run, 2, stop_at=4 + 4) == 75
+    run.append([*facts(run, ModelLoaded, 2), *facts(run, CheckpointSaved, 2)], attempt=2)
+    if content is None:
+        (run.path / "from_scratch.json").unlink()
+    else:
+        (run.path / "from_scratch.json").write_bytes(content)
+    attempt(run, 3, stop_at=1)
+    assert facts(run, ModelLoaded, 3)[0].resumed_step == 4
+
+
+def test_what_a_kill_leaves_while_a_checkpoint_is_replaced(make_run: MakeRun) -> None:
+    run = make_run()
+    attempt(run, 1, stop_at=4 + 3)
+    (saved,) = checkpoints(run)
+    (run.checkpoints / saved).rename(run.checkpoints / f"tmp-replaced-{saved}")
+    (run.path / ".metrics.jsonl.0123").write_text("half a file")
+    attempt(run, 2, stop_at=1)
+    assert facts(run, ModelLoaded, 2)[0].resumed_step == int(saved.removeprefix("step-"))
+    assert checkpoints(run) == [saved] and not (run.path / ".metrics.jsonl.0123").exists()
 
 
 def test_what_a_killed_save_left_is_removed_and_never_used(make_run: MakeRun) -> None:
@@ -159,11 +251,24 @@ def test_a_checkpoint_of_another_specification_is_refused(make_run: MakeRun) -> 
     run = make_run()
     attempt(run, 1, stop_at=4 + 3)
     spec = json.loads(run.spec_file.read_text())
-    spec["schedule"]["learning_rate"] = 0.5
+    spec["training"]["learning_rate"] = 0.5
     run.spec_file.write_text(json.dumps(spec))
-    with pytest.raises(Refused, match="another specification") as caught:
+    with pytest.raises(Rejected, match="another specification") as caught:
         attempt(run, 2)
     assert caught.value.detail_code == "other_spec"
+
+
+def test_a_key_that_a_later_version_adds_makes_no_other_specification(make_run: MakeRun) -> None:
+    # spec.json as a version wrote it that did not know data.csv_quoting.
+    run = make_run()
+    spec = json.loads(run.spec_file.read_text())
+    del spec["data"]["csv_quoting"]
+    run.spec_file.write_text(json.dumps(spec))
+    assert run.spec_sha256() != run.spec().sha256()
+    attempt(run, 1, stop_at=4 + 3)
+    [state] = [json.loads(file.read_bytes()) for file in run.checkpoints.glob("step-*/state.json")]
+    assert state["spec_sha256"] == run.spec_sha256()
+    assert attempt(run, 2) == 0
 
 
 def test_the_newest_and_the_best_are_kept_and_the_best_becomes_the_model(make_run: MakeRun) -> None:
@@ -175,13 +280,12 @@ def test_the_newest_and_the_best_are_kept_and_the_best_becomes_the_model(make_ru
     assert best.step < 100
     names = [f"step-{step:08d}" for step in (best.step, 100, 103)]
     assert checkpoints(run) == names
-    result = finished(run).result
-    assert result == {"model": "model", "loss": best.loss, "first_loss": seen[0].loss, "step": best.step}
+    assert trained(run) == TrainResult(model="model", loss=best.loss, first_loss=seen[0].loss, step=best.step)
     assert same_tensors(run.model / "model.safetensors", run.checkpoints / names[0] / "model.safetensors")
 
     last = make_run("last", **OVERFIT | {"checkpoint": OVERFIT["checkpoint"] | {"best": None}})
     assert attempt(last) == 0
-    assert finished(last).result["step"] == 103
+    assert trained(last).step == 103
     assert same_tensors(last.model / "model.safetensors", last.checkpoints / names[2] / "model.safetensors")
 
 
@@ -193,7 +297,31 @@ def test_a_damaged_best_is_not_made_the_model(make_run: MakeRun) -> None:
     flip_a_bit(run.checkpoints / f"step-{best:08d}")
     assert attempt(run, 2) == 0
     assert [fact.path for fact in facts(run, CheckpointRejected, 2)] == [f"checkpoints/step-{best:08d}"]
-    assert finished(run, 2).result["step"] in (100, 103)
+    assert trained(run, 2).step in (100, 103)
+
+
+def test_the_best_weights_become_the_model_though_there_was_no_room_for_their_checkpoint(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Before: the model was that of the last checkpoint, however much worse.
+    whole, run = make_run("whole"), make_run()
+    attempt(whole)
+    free_bytes(monkeypatch, 10**9)
+    attempt(run, 1, stop_at=4 + 6 + 3)
+    assert checkpoints(run)
+    free_bytes(monkeypatch, 150_000)
+    assert attempt(run, 2) == 0
+    assert checkpoints(run)[-1] < LAST
+    assert finished(run, 2).result == finished(whole).result
+    assert same_tensors(run.model / "model.safetensors", whole.model / "model.safetensors")
+
+
+def test_what_is_no_folder_among_the_checkpoints_ends_no_attempt(make_run: MakeRun) -> None:
+    run = make_run()
+    run.checkpoints.mkdir(exist_ok=True)
+    (run.checkpoints / "rejected-step-00000003").write_bytes(b"")
+    assert attempt(run) == 0
+    assert checkpoints(run)[-1] == LAST
 
 
 def test_minutes_make_a_checkpoint_due_at_an_evaluation(make_run: MakeRun) -> None:
@@ -208,16 +336,16 @@ def test_minutes_make_a_checkpoint_due_at_an_evaluation(make_run: MakeRun) -> No
 def test_low_disk_skips_the_save_and_training_goes_on(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, run = make_run("whole"), make_run("low")
     attempt(whole)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9 - 150_000, 150_000))
+    free_bytes(monkeypatch, 150_000)
     assert attempt(run) == 0
     assert checkpoints(run) == []
     low = facts(run, DiskLow)
     assert [fact.step for fact in low] == [5, 10, 15, 20, 21]
     assert low[0].free_bytes == 150_000 < low[0].needed_bytes
     assert logged(run) == logged(whole)
-    assert finished(run).result["step"] == 21  # there is room for the model itself
+    assert trained(run).step == 21  # there is room for the model itself
 
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 0))
+    free_bytes(monkeypatch, 0)
     with pytest.raises(DiskFull, match="the final model needs"):
         attempt(make_run("full"))
 

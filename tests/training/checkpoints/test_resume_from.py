@@ -1,4 +1,4 @@
-"""`resume_from`: a job goes on from a checkpoint of another, which becomes its own."""
+"""`resume_from`: a job resumes from a checkpoint of another, which becomes its own."""
 
 from __future__ import annotations
 
@@ -16,29 +16,41 @@ from typing import Any
 import pytest
 
 from jobs.attempt import Finished
-from jobs.errors import DiskFull, StageError
-from jobs.events import Adopted, CheckpointRejected, EvaluationFinished, JobCancelled, JobChecked, ModelLoaded
-from jobs.rundir import RunDir
+from jobs.disk.rundir import RunDir
+from jobs.errors import DiskFull, NoValidCheckpoint, StageError
+from jobs.events import (
+    Adopted,
+    EvaluationFinished,
+    JobCancelled,
+    JobChecked,
+    JobPaused,
+    JobQueued,
+    JobResumed,
+    ModelLoaded,
+)
 from jobs.state import Stage
-from service.wording import sentence
-from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors
-from tests.training.checkpoints.test_checkpoint import OVERFIT, Usage, cut_short, flip_a_bit
-from tests.training.conftest import WORDS
+from service.reading.wording import sentence
+from tests.disk_room import free_bytes
+from tests.summaries import checked, prepared
+from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors, trained
+from tests.training.checkpoints.damage import cut_short, flip_a_bit
+from tests.training.conftest import OVERFIT, WORDS
 from tests.training.hub_server import COMMIT, running_hub
 from tests.training.workplace import Workplace
 from worker.supervise import verdict
-from worker.training.checkpoints import adoption, checkpoint
 from worker.training.checkpoints.checkpoint import verify
+from worker.training.checkpoints.tensorfile import write_bytes
 from worker.training.steps import order
+from worker.training.steps.safe_size import SafeSize
 
 ROOT = Path(__file__).parents[3]
 SETTINGS: dict[str, Any] = {
     "model": "./model",
     "data": {"validation": "held_out.jsonl", "max_input_tokens": 32, "max_target_tokens": 32},
-    "schedule": {"epochs": 4, "batch_size": 8, "learning_rate": 0.01},
+    "training": {"epochs": 4, "batch_size": 8, "learning_rate": 0.01},
     "memory": {"micro_batch": 4, "optimizer": "adamw"},
     "log": {"every_steps": 4},
-    "evaluate": {"every_steps": 5, "max_rows": 6, "samples": 2},
+    "evaluation": {"every_steps": 5, "max_rows": 6, "samples": 2},
     "checkpoint": {"every_steps": 5, "every_minutes": None, "keep": 2},
 }
 STEP_7 = 4 + 7 + 3
@@ -48,7 +60,7 @@ LATER = "fedcba98" * 5
 TENSORS = ("model.safetensors", "optimizer.safetensors")
 
 
-class Place(Workplace):
+class StagesWorkplace(Workplace):
     """A tiny model and 41 rows, as in the other tests of training, but for all three stages."""
 
     def job(self, train: str = "rows.jsonl", *, model: str = "./model", **parts: Any) -> RunDir:
@@ -64,7 +76,7 @@ class Place(Workplace):
         return run
 
     def goes_on(self, source: str | RunDir, **parts: Any) -> tuple[RunDir, Adopted]:
-        """A job that is prepared to go on from another."""
+        """A job that is prepared to resume from another."""
         run = self.job(resume_from=source.id if isinstance(source, RunDir) else source, **parts)
         return run, Adopted.model_validate(self.prepare(run)["adopted"])
 
@@ -75,14 +87,14 @@ class Place(Workplace):
             self.check(run)
         with pytest.raises(StageError) as caught:
             (self.prepare_only if late else self.check)(run)
-        assert caught.value.hint, "there is a way out"
+        assert caught.value.hint, "there is a hint"
         assert not [name for name in checkpoints(run) if name.startswith("step-")]
         return caught.value
 
 
 @pytest.fixture
-def place(tmp_path: Path, model_folder: Path) -> Place:
-    place = Place(tmp_path / "place")
+def place(tmp_path: Path, model_folder: Path) -> StagesWorkplace:
+    place = StagesWorkplace(tmp_path / "place")
     shutil.copytree(model_folder, place.data / "model")
     draw = random.Random(7)
     rows = []
@@ -98,8 +110,10 @@ def place(tmp_path: Path, model_folder: Path) -> Place:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
-def test_with_the_same_settings_it_ends_like_a_run_that_was_never_interrupted(place: Place, optimizer: str) -> None:
-    memory = {"memory": {"optimizer": optimizer}}
+def test_with_the_same_settings_it_ends_like_a_run_that_was_never_interrupted(
+    place: StagesWorkplace, optimizer: str
+) -> None:
+    memory: dict[str, Any] = {"memory": {"optimizer": optimizer}}
     whole = place.job(**memory)
     place.prepare(whole)
     assert attempt(whole) == 0
@@ -121,12 +135,12 @@ def test_with_the_same_settings_it_ends_like_a_run_that_was_never_interrupted(pl
     assert verify(source.checkpoints / "step-00000007").spec_sha256 == source.spec().sha256()
 
 
-def test_the_best_of_the_whole_run_becomes_the_model(place: Place) -> None:
+def test_the_best_of_the_whole_run_becomes_the_model(place: StagesWorkplace) -> None:
     # The validation loss rises from about step 40 on; the run is stopped at step 99.
     whole = place.job(**OVERFIT)
     place.prepare(whole)
     assert attempt(whole) == 0
-    best = finished(whole).result["step"]
+    best = trained(whole).step
     assert best < 99
     source = place.begun(3 + 99 + 4 * 2, **OVERFIT)
     run, adopted = place.goes_on(source, **OVERFIT)
@@ -138,11 +152,11 @@ def test_the_best_of_the_whole_run_becomes_the_model(place: Place) -> None:
     assert same_tensors(run.model / "model.safetensors", whole.model / "model.safetensors")
 
 
-def test_other_settings_count_from_that_step_on(place: Place) -> None:
+def test_other_settings_count_from_that_step_on(place: StagesWorkplace) -> None:
     source = place.begun()
     run, _ = place.goes_on(
         source,
-        schedule={"learning_rate": 0.002, "epochs": 6, "decay": "constant", "warmup_fraction": 0.0},
+        training={"learning_rate": 0.002, "epochs": 6, "lr_scheduler": "constant", "warmup_ratio": 0.0},
         log={"every_steps": 1},
         speed={"fused": False},
         checkpoint={"every_steps": 3},
@@ -155,23 +169,23 @@ def test_other_settings_count_from_that_step_on(place: Place) -> None:
     assert rows[-1].loss < source.metrics()[0].loss
 
 
-def test_a_finished_job_is_given_more_epochs(place: Place) -> None:
+def test_a_finished_job_is_given_more_epochs(place: StagesWorkplace) -> None:
     source = place.job()
     place.prepare(source)
     assert attempt(source) == 0
     assert place.refused(source).detail_code == "nothing_left"
-    run, adopted = place.goes_on(source, schedule={"epochs": 6})
+    run, adopted = place.goes_on(source, training={"epochs": 6})
     assert adopted.step == 21
     assert attempt(run) == 0
     assert [row.step for row in run.metrics()] == [24, 28, 31]
     first_loss = facts(source, EvaluationFinished)[0].loss
-    assert finished(run).result["first_loss"] == first_loss, "that of the whole run"
+    assert trained(run).first_loss == first_loss, "that of the whole run"
 
 
-def test_what_memory_taught_goes_along_only_where_it_is_planned_alike(place: Place) -> None:
+def test_what_memory_taught_goes_along_only_where_it_is_planned_alike(place: StagesWorkplace) -> None:
     source = place.begun()
     learnt = verify(source.checkpoints / "step-00000007")
-    taught = {"input ≤ 64, target ≤ 64": checkpoint.SafeSize(1)}
+    taught = {"input ≤ 64, target ≤ 64": SafeSize(1)}
     edit_state(source.checkpoints / "step-00000007", micro_batch=2, safe=taught)
     same, _ = place.goes_on(source)
     state = verify(same.checkpoints / "step-00000007")
@@ -183,16 +197,16 @@ def test_what_memory_taught_goes_along_only_where_it_is_planned_alike(place: Pla
     assert other.metrics()[0].micro_batch == 8
 
 
-def test_losses_over_other_rows_are_not_compared(place: Place) -> None:
+def test_losses_over_other_rows_are_not_compared(place: StagesWorkplace) -> None:
     source = place.begun(**OVERFIT, stop_at=3 + 99 + 4 * 2)
-    run, _ = place.goes_on(source, **OVERFIT | {"evaluate": OVERFIT["evaluate"] | {"max_rows": 8}})
+    run, _ = place.goes_on(source, **OVERFIT | {"evaluation": OVERFIT["evaluation"] | {"max_rows": 8}})
     assert checkpoints(run) == ["step-00000099"]
     state = verify(run.checkpoints / "step-00000099")
     assert (state.first_loss, state.best_loss, state.validation_loss) == (None, None, None)
     assert verify(source.checkpoints / "step-00000099").best_loss is not None
 
 
-def test_an_earlier_checkpoint_can_be_named_and_a_resumed_job_be_gone_on_from(place: Place) -> None:
+def test_an_earlier_checkpoint_can_be_named_and_a_resumed_job_be_gone_on_from(place: StagesWorkplace) -> None:
     source = place.begun()
     first, adopted = place.goes_on(f"{source.id}/step-00000005")
     assert (adopted.source, adopted.step) == (f"{source.id}/step-00000005", 5)
@@ -204,7 +218,7 @@ def test_an_earlier_checkpoint_can_be_named_and_a_resumed_job_be_gone_on_from(pl
     assert facts(second, ModelLoaded)[0].resumed_step == 5
 
 
-def test_the_time_is_that_of_the_steps_that_are_left(place: Place) -> None:
+def test_the_time_is_that_of_the_steps_that_are_left(place: StagesWorkplace) -> None:
     source = place.begun()
     run, _ = place.goes_on(source)
     whole, left = source.plan(), run.plan()
@@ -212,7 +226,7 @@ def test_the_time_is_that_of_the_steps_that_are_left(place: Place) -> None:
     assert left.time.model_flops == pytest.approx(whole.time.model_flops * 14 / 21)
 
 
-def test_events_and_record_say_from_where_it_goes_on(place: Place) -> None:
+def test_events_and_record_say_from_where_it_goes_on(place: StagesWorkplace) -> None:
     source = place.begun()
     flip_a_bit(source.checkpoints / "step-00000007")
     run = place.job(resume_from=source.id)
@@ -222,11 +236,11 @@ def test_events_and_record_say_from_where_it_goes_on(place: Place) -> None:
     place.prepare_only(run)
     end = run.attempt_lines("prepare")[-1]
     assert isinstance(end, Finished)
-    record, events = run.append(verdict(run.record(), Stage.PREPARE, end))
+    record, events = run.append(verdict(run, run.record(), Stage.PREPARE, end))
     assert (record.checkpoint, record.progress_step, record.steps) == ("checkpoints/step-00000005", 5, 21)
     text = sentence(events[0])
     assert f"21 steps to train (from {source.id}/step-00000005 on)" in text
-    assert text.endswith("; passed over: step-00000007: model.safetensors is damaged: its sha256 is another")
+    assert text.endswith("; skipped: step-00000007: model.safetensors is damaged: its sha256 is another")
     record, _ = run.append([JobCancelled(checkpoint=record.checkpoint)])
     assert record.checkpoint == "checkpoints/step-00000005"
 
@@ -234,7 +248,7 @@ def test_events_and_record_say_from_where_it_goes_on(place: Place) -> None:
 # -- what the checkpoint is made of ----------------------------------------------------------------------------------
 
 
-def test_weights_and_states_are_linked_and_stay_when_the_other_job_is_deleted(place: Place) -> None:
+def test_weights_and_states_are_linked_and_stay_when_the_other_job_is_deleted(place: StagesWorkplace) -> None:
     source = place.begun()
     run, adopted = place.goes_on(source)
     for file in TENSORS:
@@ -247,7 +261,7 @@ def test_weights_and_states_are_linked_and_stay_when_the_other_job_is_deleted(pl
 
 
 def test_where_links_are_not_possible_it_is_copied_if_there_is_room(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: StagesWorkplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_link(*arguments: object) -> None:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
@@ -255,7 +269,7 @@ def test_where_links_are_not_possible_it_is_copied_if_there_is_room(
     source = place.begun()
     monkeypatch.setattr(os, "link", no_link)
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9 - 150_000, 150_000))
+        free_bytes(patch, 150_000)
         run = place.job(resume_from=source.id)
         patch.setattr("worker.training.planning.stages.plan_disk", lambda *arguments: None)
         patch.setattr("worker.training.planning.memory_plan.plan_disk", lambda *arguments: None)
@@ -272,13 +286,13 @@ def test_where_links_are_not_possible_it_is_copied_if_there_is_room(
     assert facts(run, ModelLoaded)[0].resumed_step == 7
 
 
-def test_a_damaged_one_is_passed_over_for_the_one_before(place: Place) -> None:
+def test_a_damaged_one_is_passed_over_for_the_one_before(place: StagesWorkplace) -> None:
     source = place.begun()
     flip_a_bit(source.checkpoints / "step-00000007")
     _, adopted = place.goes_on(source)
     assert adopted.step == 5
     assert adopted.passed_over == ["step-00000007: model.safetensors is damaged: its sha256 is another"]
-    assert checkpoints(source) == ["step-00000005", "step-00000007"], "it is the other job's to put aside"
+    assert checkpoints(source) == ["step-00000005", "step-00000007"], "it is the other job's to reject"
     error = place.refused(f"{source.id}/step-00000007", late=True)
     assert error.detail_code == "no_checkpoint" and "model.safetensors is damaged" in str(error)
     assert f"set resume_from: {source.id}, " in str(error.hint)
@@ -290,7 +304,7 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(place: Place) -> None:
 
 
 def test_one_that_is_pruned_meanwhile_is_passed_over_for_the_newest_there_is_then(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: StagesWorkplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = place.begun()
     run = place.job(resume_from=source.id)
@@ -308,14 +322,21 @@ def test_one_that_is_pruned_meanwhile_is_passed_over_for_the_newest_there_is_the
     assert adopted["step"] == 8 and adopted["passed_over"] == ["step-00000007: state.json is missing"]
 
 
-def test_one_that_was_damaged_after_it_was_taken_is_not_replaced_by_the_beginning(place: Place) -> None:
+def test_one_that_was_damaged_after_it_was_taken_is_not_replaced_by_the_beginning(place: StagesWorkplace) -> None:
     run, _ = place.goes_on(place.begun())
     for name in checkpoints(run):
         flip_a_bit(run.checkpoints / name)
-    with pytest.raises(StageError) as caught:
+    with pytest.raises(
+        NoValidCheckpoint, match=r"step-00000007: model.safetensors is damaged.*; checkpoints/step-0000"
+    ):
         attempt(run)
-    assert (caught.value.detail_code, caught.value.param) == ("no_checkpoint", "resume_from")
-    assert len(facts(run, CheckpointRejected)) == 2
+    shutil.rmtree(run.checkpoints)
+    with pytest.raises(NoValidCheckpoint, match="is gone"):
+        attempt(run, 2)
+    run.append([checked(), prepared(21), JobQueued(), JobPaused()])
+    run.append([JobResumed(from_scratch=True)])
+    assert attempt(run, 3) == 0
+    assert run.metrics()[0].step == 4 and facts(run, EvaluationFinished, 3)[0].step == 0
 
 
 def test_an_adoption_killed_at_any_point_is_completed_by_the_next(tmp_path: Path) -> None:
@@ -339,27 +360,29 @@ def test_an_adoption_killed_at_any_point_is_completed_by_the_next(tmp_path: Path
 @pytest.mark.parametrize(
     ("parts", "param", "said"),
     [
-        ({"schedule": {"seed": 7}}, "schedule.seed", "schedule.seed is 7 here and 42 there"),
-        ({"schedule": {"batch_size": 4}}, "schedule.batch_size", "schedule.batch_size is 4 here and 8 there"),
+        ({"training": {"seed": 7}}, "training.seed", "training.seed is 7 here and 42 there"),
+        ({"training": {"batch_size": 4}}, "training.batch_size", "training.batch_size is 4 here and 8 there"),
         ({"data": {"max_input_tokens": 16}}, "data.max_input_tokens", "data.max_input_tokens is 16 here and 32 there"),
         ({"data": {"validation": 0.5}}, "data.validation", "is 0.5 here and 'held_out.jsonl' there"),
         ({"model": "builtin:t5-tiny"}, "model", "model is 'builtin:t5-tiny' here and './model' there"),
     ],
 )
-def test_another_run_is_refused_with_both_values(place: Place, parts: dict[str, Any], param: str, said: str) -> None:
+def test_another_run_is_refused_with_both_values(
+    place: StagesWorkplace, parts: dict[str, Any], param: str, said: str
+) -> None:
     error = place.refused(place.begun(), **parts)
-    assert (error.detail_code, error.param, error.reason) == ("other_run", param, "refused")
+    assert (error.detail_code, error.param, error.reason) == ("other_run", param, "rejected")
     assert said in str(error)
 
 
-def test_all_that_differs_is_named_at_once(place: Place) -> None:
-    error = place.refused(place.begun(), schedule={"seed": 7, "batch_size": 4}, data={"normalise": False})
-    assert error.param == "data.normalise"
-    for said in ("data.normalise is False here and True there", "schedule.seed is 7", "schedule.batch_size is 4"):
+def test_all_that_differs_is_named_at_once(place: StagesWorkplace) -> None:
+    error = place.refused(place.begun(), training={"seed": 7, "batch_size": 4}, data={"normalize": False})
+    assert error.param == "data.normalize"
+    for said in ("data.normalize is False here and True there", "training.seed is 7", "training.batch_size is 4"):
         assert said in str(error)
 
 
-def test_the_optimizer_is_kept_and_another_one_refused(place: Place) -> None:
+def test_the_optimizer_is_kept_and_another_one_refused(place: StagesWorkplace) -> None:
     source = place.begun(memory={"optimizer": "adafactor"})
     error = place.refused(source, memory={"optimizer": "adamw"})
     assert (error.detail_code, error.param) == ("other_optimizer", "memory.optimizer")
@@ -372,16 +395,16 @@ def test_the_optimizer_is_kept_and_another_one_refused(place: Place) -> None:
     assert attempt(run) == 0
 
 
-def test_where_nothing_is_left_to_do_it_is_refused(place: Place) -> None:
+def test_where_nothing_is_left_to_do_it_is_refused(place: StagesWorkplace) -> None:
     source = place.begun()
-    error = place.refused(source, schedule={"epochs": 1})
+    error = place.refused(source, training={"epochs": 1})
     assert (error.detail_code, error.param) == ("nothing_left", "resume_from")
     assert f"{source.id}/step-00000007 is at step 7, and 1 epochs are 6 steps" in str(error)
-    run, adopted = place.goes_on(f"{source.id}/step-00000005", schedule={"epochs": 1})
+    run, adopted = place.goes_on(f"{source.id}/step-00000005", training={"epochs": 1})
     assert (adopted.step, run.plan().steps) == (5, 6)
 
 
-def test_what_is_not_there_is_refused(place: Place) -> None:
+def test_what_is_not_there_is_refused(place: StagesWorkplace) -> None:
     assert place.refused("job-99").detail_code == "no_such_job"
     idle = place.job()
     error = place.refused(idle)
@@ -396,14 +419,14 @@ def test_what_is_not_there_is_refused(place: Place) -> None:
     assert "was never prepared" in str(place.refused(source))
 
 
-def test_another_order_of_rows_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_order_of_rows_is_refused(place: StagesWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
     source = place.begun()
     monkeypatch.setattr(order, "VERSION", order.VERSION + 1)
     assert place.refused(source).detail_code == "other_order"
 
 
 @pytest.mark.parametrize("changed", ["rows.jsonl", "held_out.jsonl"])
-def test_rows_that_were_changed_since_are_refused(place: Place, changed: str) -> None:
+def test_rows_that_were_changed_since_are_refused(place: StagesWorkplace, changed: str) -> None:
     source = place.begun()
     with open(place.data / changed, "a") as file:
         file.write('{"input": "w1 w2 w3", "target": "w3"}\n')
@@ -412,7 +435,7 @@ def test_rows_that_were_changed_since_are_refused(place: Place, changed: str) ->
     assert "are not those that" in str(error)
 
 
-def test_the_same_rows_prepared_by_another_version_are_the_same(place: Place) -> None:
+def test_the_same_rows_prepared_by_another_version_are_the_same(place: StagesWorkplace) -> None:
     source = place.begun()
     plan = source.plan()
     earlier = Path(str(plan.data.prepared))
@@ -422,7 +445,7 @@ def test_the_same_rows_prepared_by_another_version_are_the_same(place: Place) ->
     assert adopted.step == 7 and earlier.is_dir()
 
 
-def test_a_model_that_was_changed_since_is_refused(place: Place) -> None:
+def test_a_model_that_was_changed_since_is_refused(place: StagesWorkplace) -> None:
     source = place.begun()
     config = json.loads((place.data / "model/config.json").read_text())
     (place.data / "model/config.json").write_text(json.dumps(config | {"dropout_rate": 0.5}))
@@ -431,7 +454,7 @@ def test_a_model_that_was_changed_since_is_refused(place: Place) -> None:
 
 
 def test_a_hub_model_and_data_set_are_those_of_the_commits_that_the_run_began_with(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: StagesWorkplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.settings = dataclasses.replace(place.settings, offline=False)
     with running_hub(monkeypatch) as hub:
@@ -455,5 +478,5 @@ def edit_state(folder: Path, **changes: Any) -> None:
     """Change state.json of a checkpoint, and its manifest with it."""
     state = verify(folder).model_copy(update=changes)
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"]["state.json"] = adoption.write_bytes(folder / "state.json", state.model_dump_json().encode())
+    manifest["files"]["state.json"] = write_bytes(folder / "state.json", state.model_dump_json().encode())
     (folder / "manifest.json").write_text(json.dumps(manifest))

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,20 @@ import pytest
 import torch
 from torch import nn
 
+from jobs.disk.rundir import RunDir
 from jobs.errors import NonFinite
 from jobs.events import CheckpointSaved, DiskLow
-from jobs.rundir import RunDir
-from jobs.spec import ScheduleSpec
+from jobs.spec import TrainingSpec
 from tests.training.attempts import attempt, checkpoints, facts, same_tensors
+from tests.training.conftest import MakeRun
 from worker.training import window
 from worker.training.checkpoints import saving
 from worker.training.checkpoints.checkpoint import FILES, TrainState, verify
 from worker.training.checkpoints.saving import Saver
+from worker.training.checkpoints.tensorfile import write_tensors
 from worker.training.journal import Journal
 from worker.training.optimizers.optimizer import make_optimizer
 
-MakeRun = Callable[..., RunDir]
 ROOT = Path(__file__).parents[3]
 
 
@@ -35,7 +35,7 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self._open = threading.Event(), threading.Event()
-        real = saving.write_tensors
+        real = write_tensors
 
         def wait_and_write(*arguments: Any) -> Any:
             self.reached.set()
@@ -61,7 +61,7 @@ def model() -> nn.Module:
 
 
 def saver(run: RunDir, model: nn.Module, *, copies: bool | None, keep: int = 3) -> Saver:
-    optimizer = make_optimizer("adamw", model.named_parameters(), ScheduleSpec(), fused=False)
+    optimizer = make_optimizer("adamw", model.named_parameters(), TrainingSpec(), fused=False)
     return Saver(run, model, optimizer, keep, Journal(run.attempt_file(1)), copies=copies)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jobs.errors import BadData
+from tests.summaries import dataset_summary
 from worker.training.dataset.data import PreparedDataset, Writer
 
 
@@ -17,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     with Writer(tmp_path, 32_128) as writer:
         writer.add([np.array([5, 6, 1], np.uint32)] * 2, [np.array([7, 1], np.uint32), np.array([8, 9, 1], np.uint32)])
         writer.add([np.array([n, 1], np.uint32) for n in (2, 3, 4)], [np.array([1], np.uint32)] * 3)
-        writer.finish({"train": np.array([0, 2, 4]), "validation": np.array([1, 3])}, {"report": {"kept": 5}})
+        writer.finish({"train": np.array([0, 2, 4]), "validation": np.array([1, 3])}, dataset_summary(kept=5))
     return tmp_path
 
 
@@ -31,7 +32,7 @@ def test_rows_come_back_as_they_were_written(folder: Path) -> None:
     assert dataset.train.input(2).tolist() == [4, 1]
     assert dataset.train.input(2).dtype == np.uint16
     assert isinstance(dataset.train.input(2), np.memmap)
-    assert dataset.manifest["report"] == {"kept": 5}
+    assert dataset.manifest.report == dataset_summary(kept=5)
 
 
 def test_gathering_pads_behind_the_rows(folder: Path) -> None:
@@ -55,5 +56,5 @@ def test_a_damaged_dataset_is_not_opened(folder: Path, file: str) -> None:
 def test_a_part_without_rows_is_empty(tmp_path: Path) -> None:
     with Writer(tmp_path, 100) as writer:
         writer.add([np.array([1], np.uint32)], [np.array([1], np.uint32)])
-        writer.finish({"train": np.arange(1), "validation": np.arange(0)}, {})
+        writer.finish({"train": np.arange(1), "validation": np.arange(0)}, dataset_summary())
     assert len(PreparedDataset.open(tmp_path).validation) == 0

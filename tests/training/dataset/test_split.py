@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
+from jobs.errors import BadData
 from worker.training.dataset.split import shared_inputs, split
 
 
 @pytest.mark.parametrize(
     ("rows", "fraction", "least", "most"),
-    [(2, 0.001, 1, 1), (2, 0.999, 1, 1), (1, 0.5, 0, 0), (50, 0.0, 0, 0), (50, 0.999999999999999, 49, 49)],
+    [(2, 0.001, 1, 1), (2, 0.999, 1, 1), (300, 0.01, 1, 6), (50, 0.0, 0, 0), (50, 0.999999999999999, 49, 49)],
 )
 def test_a_fraction_is_at_least_one_row_and_never_all(rows: int, fraction: float, least: int, most: int) -> None:
     keys = np.random.default_rng(0).integers(0, 1 << 64, rows, np.uint64, endpoint=False)
@@ -19,7 +22,7 @@ def test_a_fraction_is_at_least_one_row_and_never_all(rows: int, fraction: float
     assert sorted([*parts["train"], *parts["validation"]]) == list(range(rows))
 
 
-@pytest.mark.parametrize("fraction", [0.001, 0.3, 0.999])
+@pytest.mark.parametrize("fraction", [0.03, 0.3, 0.999])
 def test_rows_of_one_input_are_on_one_side(fraction: float) -> None:
     inputs = np.random.default_rng(1).integers(0, 1 << 64, 20, np.uint64, endpoint=False)
     keys = inputs[np.random.default_rng(2).integers(0, 20, 500)]
@@ -28,9 +31,52 @@ def test_rows_of_one_input_are_on_one_side(fraction: float) -> None:
     assert shared_inputs(keys, parts) == 0
 
 
-def test_a_single_input_is_learnt_from() -> None:
-    parts = split(np.full(5, 7, np.uint64), [5], 0.5)
-    assert (len(parts["train"]), len(parts["validation"])) == (5, 0)
+@pytest.mark.parametrize(("inputs", "smallest"), [(2, "50.0%"), (3, "33.3%"), (5, "20.0%")])
+def test_a_split_that_takes_far_more_than_was_asked_is_refused(inputs: int, smallest: str) -> None:
+    keys = np.repeat(np.random.default_rng(inputs).integers(0, 1 << 64, inputs, np.uint64, endpoint=False), 100)
+    with pytest.raises(BadData) as caught:
+        split(keys, [len(keys)], 0.01)
+    assert (caught.value.detail_code, caught.value.param) == ("validation_split", "data.validation")
+    assert f"at least {smallest} of the rows, and 1.0% is asked for" in str(caught.value)
+    [advised] = re.findall(r"set it to (0\.[0-9]+), or to 0", str(caught.value.hint))
+    assert 100 <= len(split(keys, [len(keys)], float(advised))["validation"]) <= 2 * float(advised) * len(keys)
+    assert len(split(keys, [len(keys)], 0.0)["validation"]) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_held_out_is_bounded_where_some_inputs_have_many_rows(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    counts = np.array([1000, 700, 300, *[10] * 30])
+    keys = np.repeat(draw.integers(0, 1 << 64, len(counts), np.uint64, endpoint=False), counts)
+    held_out = split(draw.permutation(keys), [len(keys)], 0.02)["validation"]
+    assert 10 <= len(held_out) <= 0.04 * len(keys)
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.05, 0.1, 0.5])
+def test_as_much_is_held_out_as_asked_where_few_inputs_have_most_of_the_rows(fraction: float) -> None:
+    for seed in range(100):
+        draw = np.random.default_rng(seed)
+        counts = np.minimum(draw.zipf(1.5, draw.integers(50, 2000)), 5000)
+        keys = np.repeat(draw.integers(0, 1 << 64, len(counts), np.uint64, endpoint=False), counts)
+        parts = split(keys, [len(keys)], fraction)
+        asked = fraction * len(keys)
+        assert 0.5 * min(asked, len(keys) - counts.max()) <= len(parts["validation"]) <= max(1.0, 2 * asked)
+        assert shared_inputs(keys, parts) == 0
+        shuffled = split(draw.permutation(keys), [len(keys)], fraction)
+        assert len(shuffled["validation"]) == len(parts["validation"])
+
+
+def test_what_is_held_out_stays_so_when_rows_are_added() -> None:
+    keys = np.random.default_rng(0).integers(0, 1 << 64, 2000, np.uint64, endpoint=False)
+    before = split(keys[:1000], [1000], 0.1)["validation"]
+    assert set(before) <= set(split(keys, [2000], 0.1)["validation"])
+
+
+def test_a_single_input_cannot_be_split() -> None:
+    with pytest.raises(BadData, match="the inputs of all 5 rows have the same letters and digits") as caught:
+        split(np.full(5, 7, np.uint64), [5], 0.5)
+    assert "set it to 0" in str(caught.value.hint)
+    assert len(split(np.full(5, 7, np.uint64), [5], 0.0)["train"]) == 5
 
 
 def test_a_source_of_its_own_is_held_out_whole() -> None:

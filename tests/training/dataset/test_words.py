@@ -1,9 +1,11 @@
-"""Words tokenised once give what the tokenizer gives."""
+"""Words tokenized once give what the tokenizer gives."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tests.training.workplace import EXAMPLES, SHARED_DATA
 from worker.training.dataset import words
 from worker.training.dataset.words import WordTokens
-from worker.training.models.builtin import learn_tokenizer
+from worker.training.tasks.seq2seq.builtin import learn_tokenizer
 
 ODD = [
     "", " ", "  two  spaces ", "tab\tand\r\nnewline\n", "a\u00a0b\u2009c\u2029d\u200be", "1½ cups ⅓", "ﬁne ＡＢＣ ①",
@@ -50,12 +52,42 @@ def test_the_built_in_tokenizer(learnt: Tokenizer) -> None:
 
 
 def test_when_memory_is_full_it_begins_anew(learnt: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "_REMEMBERED", 10)
+    monkeypatch.setattr(words, "_REMEMBERED_BYTES", 2000)
     assert differences(learnt, recipe_texts()[:300]) == []
     memory = WordTokens.of(learnt, np.dtype("<u2"))
     assert memory is not None
     memory.tokens(" ".join(map(str, range(25))))
-    assert len(memory) <= 10
+    assert 0 < len(memory) < 15
+    assert memory.bytes <= 2000
+
+
+PROGRAM = """
+import resource, sys
+import numpy as np
+from tokenizers import Tokenizer
+from worker.training.dataset.words import WordTokens
+memory = WordTokens.of(Tokenizer.from_str(sys.stdin.read()), np.dtype("<u2"))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for number in range(25_000):
+    memory.tokens(f"{number:0250d}")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_the_tokenizer_remembers_no_words_besides(learnt: Tokenizer) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], input=learnt.to_str(), check=True, capture_output=True, text=True
+    )
+    assert int(done.stdout) < 60_000  # KiB
+
+
+def test_long_words_take_no_more_memory(learnt: Tokenizer) -> None:
+    memory = WordTokens.of(learnt, np.dtype("<u2"))
+    assert memory is not None
+    for length in (1000, 5000):
+        memory.tokens(" ".join(f"{n:0{length}d}" for n in range(3000)))
+        held = sum(sys.getsizeof(word) + sys.getsizeof(tokens) for word, tokens in memory.items())
+        assert held <= memory.bytes <= 16 << 20
 
 
 def test_t5(t5_tokenizer: Path) -> None:
@@ -90,7 +122,7 @@ def test_other_tokenizers_are_not_taken(learnt: Tokenizer, change: Callable[[Tok
     assert WordTokens.of(other, np.dtype("<u2")) is None
 
 
-def test_a_normaliser_of_whole_texts_sees_whole_texts(learnt: Tokenizer) -> None:
+def test_a_normalizer_of_whole_texts_sees_whole_texts(learnt: Tokenizer) -> None:
     other = Tokenizer.from_str(learnt.to_str())
     other.normalizer = normalizers.Sequence([normalizers.Replace("a b", "ab"), normalizers.Lowercase()])
     assert differences(other, ["Mix a b well", "a b a b"]) == []

@@ -1,9 +1,10 @@
-"""One trainer per job and per card."""
+"""One trainer per job and per GPU."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,12 @@ import pytest
 import torch
 
 from jobs.attempt import Noted
+from jobs.disk.rundir import RunDir
 from jobs.errors import DeviceBusy
 from jobs.events import DeviceWaiting
-from jobs.rundir import RunDir
 from worker.training.journal import Journal
-from worker.training.machine.device import card_id, hold_card, hold_device, hold_job
-from worker.training.stop import Stop, StopAsked
+from worker.training.machine.device import gpu_id, hold_device, hold_gpu, hold_job
+from worker.training.stop import StopAsked, StopSignal
 
 
 def test_a_job_has_one_trainer(make_run: Callable[..., RunDir]) -> None:
@@ -26,7 +27,7 @@ def test_a_job_has_one_trainer(make_run: Callable[..., RunDir]) -> None:
     assert fcntl.fcntl(lock, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
     with pytest.raises(DeviceBusy, match="another trainer is at work on job job") as caught:
         hold_job(run)
-    assert caught.value.exit_code == 75
+    assert caught.value.reason.exit_code == 75
     lock.close()
     hold_job(run).close()
 
@@ -47,30 +48,30 @@ def test_who_only_looks_whether_a_job_is_held_keeps_no_trainer_from_it(make_run:
 def test_the_cpu_has_no_lock(make_run: Callable[..., RunDir], journal: Journal) -> None:
     run = make_run()
     with (
-        hold_device(run, torch.device("cpu"), journal, Stop(run)),
-        hold_device(run, torch.device("cpu"), journal, Stop(run)),
+        hold_device(run, torch.device("cpu"), journal, StopSignal()),
+        hold_device(run, torch.device("cpu"), journal, StopSignal()),
     ):
         assert not (run.path.parent / ".locks").exists()
 
 
-def test_a_card_is_waited_for_and_then_given_up(make_run: Callable[..., RunDir], tmp_path: Path) -> None:
+def test_a_gpu_is_waited_for_and_then_given_up(make_run: Callable[..., RunDir], tmp_path: Path) -> None:
     run = make_run()
-    folder, stop = run.path.parent / ".locks", Stop(run)
-    lock = hold_card(folder, "abc", Journal(run.attempt_file(1)), stop, 0)
+    folder, stop = run.path.parent / ".locks", StopSignal()
+    lock = hold_gpu(folder, "abc", Journal(run.attempt_file(1)), stop, 0)
     assert (folder / "gpu-abc.lock").exists()
     assert run.attempt_lines(1) == []
-    with pytest.raises(DeviceBusy, match="still holds card abc after 0 s"):
-        hold_card(folder, "abc", Journal(run.attempt_file(2)), stop, 0)
+    with pytest.raises(DeviceBusy, match="still holds GPU abc after 0 s"):
+        hold_gpu(folder, "abc", Journal(run.attempt_file(2)), stop, 0)
     noted = [line.fact for line in run.attempt_lines(2) if isinstance(line, Noted)]
     assert [type(fact) for fact in noted] == [DeviceWaiting]
 
-    run.request_file.touch()
+    signal.raise_signal(signal.SIGTERM)
     with pytest.raises(StopAsked):
-        hold_card(folder, "abc", Journal(run.attempt_file(3)), stop, 60)
+        hold_gpu(folder, "abc", Journal(run.attempt_file(3)), stop, 60)
     lock.close()
-    hold_card(folder, "abc", Journal(run.attempt_file(4)), stop, 0).close()
+    hold_gpu(folder, "abc", Journal(run.attempt_file(4)), stop, 0).close()
 
 
-def test_the_card_is_the_visible_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_is_the_visible_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "GPU-1b2c")
-    assert card_id(torch.device("cuda")) == "1b2c"
+    assert gpu_id(torch.device("cuda")) == "1b2c"

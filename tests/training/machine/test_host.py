@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from jobs.text.units import GIB
 from worker.training.machine.host import HostMemory, host_memory
-
-GIB = 2**30
 
 
 def lay(root: Path, files: dict[str, str]) -> Path:
@@ -51,7 +50,7 @@ def test_version_1_in_a_container_whose_path_is_the_hosts(tmp_path: Path) -> Non
     assert host_memory(tmp_path) == HostMemory(used=2 * GIB, available=6 * GIB)
 
 
-def test_this_machine() -> None:
+def test_memory_of_this_machine_can_be_read() -> None:
     memory = host_memory()
     assert memory.used > 0
     assert memory.available > 0

@@ -8,11 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from jobs.events import CardProcess
-from worker.training.machine.neighbours import ForeignUse
-from worker.training.machine.out_of_memory import LIBRARY_BYTES, Figures, Shortage, is_out_of_memory, requested_bytes
+from jobs.events import GpuProcess
+from jobs.text.units import GIB
+from worker.training.machine.out_of_memory import (
+    LIBRARY_BYTES,
+    Figures,
+    MemoryShortage,
+    is_out_of_memory,
+    requested_bytes,
+)
+from worker.training.machine.process_monitor import OtherProcessesUse
 
-GIB = 2**30
 TORCH = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 31.36 GiB of which 1.20 GiB is free."
 )
@@ -46,7 +52,7 @@ CPU = (
 )
 def test_every_form_is_known(error: BaseException) -> None:
     assert is_out_of_memory(error)
-    found = Shortage.of(error, torch.device("cpu"))
+    found = MemoryShortage.of(error, torch.device("cpu"))
     assert found is not None and found.cause == "exhausted"
     assert found.message and "\n" not in found.message
     assert found.figures.allocated is not None and found.figures.allocated > 0
@@ -72,7 +78,7 @@ def test_every_form_is_known(error: BaseException) -> None:
 )
 def test_nothing_else_is_taken_for_it(error: BaseException) -> None:
     assert not is_out_of_memory(error)
-    assert Shortage.of(error, torch.device("cpu")) is None
+    assert MemoryShortage.of(error, torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize(
@@ -94,46 +100,48 @@ def test_the_line_that_says_it_is_the_message_and_the_traceback_is_text() -> Non
     try:
         raise RuntimeError("backend='inductor' raised:\nOutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB.")
     except RuntimeError as error:
-        found = Shortage.of(error, torch.device("cpu"))
+        found = MemoryShortage.of(error, torch.device("cpu"))
     assert found is not None
     assert found.message == "OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB."
     assert "test_out_of_memory.py" in "".join(found.trace)
-    assert found.text.startswith(found.message + " (resident ")
+    assert found.text.startswith(found.message + " (") and " resident, " in found.text
 
 
-ON_A_CARD = Shortage(message="m", requested=2 * GIB, figures=Figures(20 * GIB, 21 * GIB, GIB), device="cuda")
+ON_A_GPU = MemoryShortage(message="m", requested=2 * GIB, figures=Figures(20 * GIB, 21 * GIB, GIB), device="cuda")
 
 
 @pytest.mark.parametrize(
     ("now", "requested", "others", "cause"),
     [
-        (Figures(20 * GIB, 21 * GIB, GIB), 2 * GIB, 6 * GIB, "foreign"),
-        (Figures(20 * GIB, 21 * GIB, GIB), 2 * GIB, GIB, "foreign"),  # all that is missing
+        (Figures(20 * GIB, 21 * GIB, GIB), 2 * GIB, 6 * GIB, "other_processes"),
+        (Figures(20 * GIB, 21 * GIB, GIB), 2 * GIB, GIB, "other_processes"),  # all that is missing
         (Figures(20 * GIB, 21 * GIB, GIB), 2 * GIB, GIB // 2, "exhausted"),  # without them it would not do either
         (Figures(20 * GIB, 21 * GIB, GIB), 2 * GIB, 0, "exhausted"),
         (Figures(20 * GIB, 21 * GIB, GIB), 2 * GIB, None, "exhausted"),
         (Figures(20 * GIB, 22 * GIB, GIB), 2 * GIB, 0, "fragmentation"),
-        (Figures(20 * GIB, 22 * GIB, GIB), 2 * GIB, 6 * GIB, "foreign"),
-        # The card has room, so it is our own limit that is reached, whatever others hold.
+        (Figures(20 * GIB, 22 * GIB, GIB), 2 * GIB, 6 * GIB, "other_processes"),
+        # The GPU has room, so it is our own limit that is reached, whatever others hold.
         (Figures(20 * GIB, 21 * GIB, 8 * GIB), 2 * GIB, 6 * GIB, "exhausted"),
         (Figures(20 * GIB, 23 * GIB, 8 * GIB), 2 * GIB, 6 * GIB, "fragmentation"),
         # A library does not say what it wanted.
         (Figures(20 * GIB, 20 * GIB + LIBRARY_BYTES, 0), None, 0, "fragmentation"),
         (Figures(20 * GIB, 20 * GIB + LIBRARY_BYTES - 1, 0), None, 0, "exhausted"),
-        (Figures(20 * GIB, 20 * GIB, 0), None, LIBRARY_BYTES, "foreign"),
+        (Figures(20 * GIB, 20 * GIB, 0), None, LIBRARY_BYTES, "other_processes"),
         (Figures(), 2 * GIB, None, "exhausted"),
     ],
 )
 def test_why_it_came(now: Figures, requested: int | None, others: int | None, cause: str) -> None:
-    shortage = replace(ON_A_CARD, figures=now, requested=requested)
-    foreign = None if others is None else ForeignUse(others)
-    assert shortage.beside(foreign).cause == cause
-    assert replace(shortage, device="cpu").beside(foreign).cause == "exhausted", "on a CPU nothing else is known"
+    shortage = replace(ON_A_GPU, figures=now, requested=requested)
+    other_processes = None if others is None else OtherProcessesUse(others)
+    assert shortage.beside(other_processes).cause == cause
+    assert replace(shortage, device="cpu").beside(other_processes).cause == "exhausted", (
+        "on a CPU nothing else is known"
+    )
 
 
 def test_others_are_named() -> None:
-    foreign = ForeignUse(6 * GIB, (CardProcess(pid=4711, name="python3", memory_bytes=6 * GIB),))
-    assert ON_A_CARD.beside(foreign).text == (
-        "m (allocated 20.00 GiB, reserved 21.00 GiB, free 1.00 GiB; others hold 6.0 GiB by python3 (pid 4711))"
+    other_processes = OtherProcessesUse(6 * GIB, (GpuProcess(pid=4711, name="python3", memory_bytes=6 * GIB),))
+    assert ON_A_GPU.beside(other_processes).text == (
+        "m (20.0 GiB allocated, 21.0 GiB reserved, 1.0 GiB free; others hold 6.0 GiB by python3 (pid 4711))"
     )
-    assert "others" not in ON_A_CARD.beside(ForeignUse(0)).text
+    assert "others" not in ON_A_GPU.beside(OtherProcessesUse(0)).text

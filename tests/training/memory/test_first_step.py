@@ -1,4 +1,4 @@
-"""What the first step of an attempt took, beside what was predicted: with figures in place of a card's."""
+"""What the first step of an attempt took, beside what was predicted: with figures in place of a GPU's."""
 
 from __future__ import annotations
 
@@ -8,34 +8,33 @@ from pathlib import Path
 import pytest
 import torch
 
+from jobs.disk.rundir import RunDir
 from jobs.events import MemoryMeasured
-from jobs.memory_plan import GIB
-from jobs.plan import DataPlan, ModelPlan, make_plan
-from jobs.rundir import RunDir
+from jobs.text.units import GIB
 from tests.training.attempts import facts
 from tests.training.conftest import tiny_model, tiny_spec
-from tests.training.test_start import CONTEXT, OtherWays, planned
-from tests.training.test_window import result
+from tests.training.contexts import as_loaded, training_context
+from tests.training.planned import CONTEXT, FakeAlternatives, planned
+from tests.training.stepping import Noting, step_result
 from worker.training.dataset.data import PreparedDataset
 from worker.training.journal import Journal
 from worker.training.loop import steps
-from worker.training.machine.usage import Cache
 from worker.training.memory import first_step
 from worker.training.memory.first_step import compared, corrected, foresee, tell
 from worker.training.optimizers.adamw import AdamW
-from worker.training.planning.prediction import Setting, Shape
-from worker.training.steps.limits import Limit
-from worker.training.steps.order import StepOrder
+from worker.training.planning.prediction import Setting
+from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.seq2seq.limits import MicroBatchLimit
 
 
-class Recorded(OtherWays):
+class Recorded(FakeAlternatives):
     """Remembers what was asked; 17 GiB are static, a row takes one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shapes: list[tuple[Shape, Setting]] = []
+        self.shapes: list[tuple[MicroBatchShape, Setting]] = []
 
-    def parts(self, shape: Shape, setting: Setting) -> dict[str, int]:
+    def parts(self, shape: MicroBatchShape, setting: Setting) -> dict[str, int]:
         """As in `planned`, but for the rows."""
         self.shapes.append((shape, setting))
         return {"weights": 5 * GIB, "gradients": 5 * GIB, "optimizer": 6 * GIB, "activations": shape.rows * GIB,
@@ -51,8 +50,8 @@ def test_what_does_not_grow_stays_and_the_rest_is_scaled() -> None:
 
 def test_the_step_is_compared_with_the_prediction_for_its_own_largest_micro_batch() -> None:
     ways, memory = Recorded(), planned()
-    event = compared(memory, 41, (4, 200, 128), 18 * GIB, ways)
-    assert ways.shapes == [(Shape(4, 200, 128), Setting(0, "adamw_8bit"))]
+    event = compared(memory, 41, MicroBatchShape(4, 200, 128), 18 * GIB, ways)
+    assert ways.shapes == [(MicroBatchShape(4, 200, 128), Setting(0, "adamw_8bit"))]
     assert event == MemoryMeasured(
         step=41,
         measured_bytes=19 * GIB,  # with the context
@@ -62,33 +61,29 @@ def test_the_step_is_compared_with_the_prediction_for_its_own_largest_micro_batc
     )
 
 
-def test_the_step_that_comes_is_foreseen_before_it_begins(dataset: PreparedDataset, journal: Journal) -> None:
+def test_the_step_that_comes_is_foreseen_before_it_begins(dataset: PreparedDataset, noting: Noting) -> None:
     spec, model = tiny_spec(), tiny_model()
-    plan = make_plan(spec, ModelPlan(source="x", parameters=1), DataPlan(train="x", input="x", target="x", rows=41))
-    rows, schedule = dataset.train, spec.schedule
-    order = StepOrder(rows, schedule.batch_size, schedule.epochs, schedule.seed)
     optimizer = AdamW(list(model.named_parameters()), weight_decay=0.0, max_grad_norm=1.0, fused=False)
-    cache = Cache(torch.device("cpu"))
-    for done in steps(
-        model, optimizer, rows, order, spec, plan, after=0, micro_batch=4, pad_id=0, cache=cache, journal=journal
-    ):
-        ways, groups, limit = Recorded(), order.groups_of(done.step - 1), Limit.of(rows, 4)
+    context = training_context(noting.folder, as_loaded(model, spec), dataset, spec, optimizer, noting)
+    rows = dataset.train
+    for done in steps(context):
+        ways, groups, limit = Recorded(), context.order.groups_of(done.step - 1), MicroBatchLimit.of(rows, 4)
         foresee(torch.device("cpu"), planned(), rows, groups, limit, ways)
         assert ways.shapes == []
         foresee(torch.device("cuda"), planned(), rows, groups, limit, ways)
-        assert ways.shapes == [(Shape(*done.largest), Setting(0, "adamw_8bit"))]
+        assert ways.shapes == [(done.largest, Setting(0, "adamw_8bit"))]
     assert done.step == 21
 
 
-def test_on_a_card_it_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_it_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir()
-    run, step = RunDir(tmp_path / "run"), dataclasses.replace(result(7), largest=(4, 200, 128))
-    journal, card = Journal(run.attempt_file(1)), torch.device("cuda")
+    run, step = RunDir(tmp_path / "run"), dataclasses.replace(step_result(7), largest=MicroBatchShape(4, 200, 128))
+    journal, gpu = Journal(run.attempt_file(1)), torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 18 * GIB)
-    tell(journal, card, None, step, Recorded())
+    tell(journal, gpu, None, step, Recorded())
     tell(journal, torch.device("cpu"), planned(), step, Recorded())
     assert facts(run, MemoryMeasured) == []
-    tell(journal, card, planned(), step, Recorded())
+    tell(journal, gpu, planned(), step, Recorded())
     assert [(fact.step, fact.measured_bytes) for fact in facts(run, MemoryMeasured)] == [(7, 19 * GIB)]
 
 

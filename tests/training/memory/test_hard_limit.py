@@ -9,33 +9,35 @@ from pathlib import Path
 import pytest
 import torch
 
-from jobs.memory_plan import GIB, TEST_LIMIT
-from jobs.spec import ScheduleSpec, parse_spec
+from jobs.memory_plan import TEST_LIMIT
+from jobs.spec import TrainingSpec, parse_spec
+from jobs.text.units import GIB, MIB
 from tests.training.conftest import tiny_spec
 from worker.training.dataset.data import PreparedDataset
 from worker.training.machine.out_of_memory import is_out_of_memory
-from worker.training.memory import hard_limit
-from worker.training.memory.hard_limit import card_fraction, limit_of, on_card, on_host, tensor_bytes, warm_up
+from worker.training.machine.usage import process_bytes
+from worker.training.memory.hard_limit import gpu_fraction, limit_of, on_gpu, on_host, tensor_bytes, warm_up
 from worker.training.network.model import LoadedModel, load
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.planning.memory_plan import CONTEXT_BYTES
 from worker.training.settings import from_environment
+from worker.training.tasks.seq2seq.task import Seq2Seq
 
-CPU, MIB = torch.device("cpu"), 2**20
+CPU = torch.device("cpu")
 ROOM = 128 * MIB
 
 
 @pytest.fixture
 def loaded(model_folder: Path) -> LoadedModel:
-    return load(model_folder, CPU, dropout=None, fused=True, recompute_layers=0)
+    return load(model_folder, CPU, task=Seq2Seq(), dropout=None, fused=True, activation_checkpointing=0)
 
 
 @pytest.fixture
 def optimizer(loaded: LoadedModel) -> Optimizer:
-    return make_optimizer("adamw", loaded.model.named_parameters(), ScheduleSpec(), fused=True)
+    return make_optimizer("adamw", loaded.model.named_parameters(), TrainingSpec(), fused=True)
 
 
-def test_it_is_what_the_job_says_or_what_a_test_does(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_limit_is_what_the_job_says_or_what_a_test_does(caplog: pytest.LogCaptureFixture) -> None:
     auto, set_ = tiny_spec().memory, parse_spec({"data": {"train": "a.jsonl"}, "memory": {"budget": 1.5}}).memory
     assert limit_of(auto, None) is None
     assert limit_of(set_, None) == int(1.5 * GIB)
@@ -46,10 +48,10 @@ def test_it_is_what_the_job_says_or_what_a_test_does(caplog: pytest.LogCaptureFi
     assert from_environment({"LONGHAUL_DEVICE": "cpu", TEST_LIMIT: "123"}).test_memory_limit == 123
 
 
-def test_of_a_card_the_allocator_gets_what_the_context_leaves() -> None:
-    assert card_fraction(16 * GIB + CONTEXT_BYTES, 32 * GIB) == 0.5
-    assert card_fraction(64 * GIB, 32 * GIB) == 1.0
-    assert card_fraction(CONTEXT_BYTES - 1, 32 * GIB) == 0.0
+def test_of_a_gpu_the_allocator_gets_what_the_context_leaves() -> None:
+    assert gpu_fraction(16 * GIB + CONTEXT_BYTES, 32 * GIB) == 0.5
+    assert gpu_fraction(64 * GIB, 32 * GIB) == 1.0
+    assert gpu_fraction(CONTEXT_BYTES - 1, 32 * GIB) == 0.0
 
 
 def test_tensors_get_what_the_limit_leaves_beside_weights_and_states(model_folder: Path, dataset_folder: Path) -> None:
@@ -62,12 +64,12 @@ def test_tensors_get_what_the_limit_leaves_beside_weights_and_states(model_folde
 
 def ask_for_room(model_folder: Path, dataset_folder: Path) -> None:
     """What may be had under a limit, and what not."""
-    model = load(model_folder, CPU, dropout=None, fused=True, recompute_layers=0)
-    states = make_optimizer("adamw", model.model.named_parameters(), ScheduleSpec(), fused=True)
+    model = load(model_folder, CPU, task=Seq2Seq(), dropout=None, fused=True, activation_checkpointing=0)
+    states = make_optimizer("adamw", model.model.named_parameters(), TrainingSpec(), fused=True)
     before = resource.getrlimit(resource.RLIMIT_DATA)
     alive = tensor_bytes(model.model, states)
     assert alive == pytest.approx(model.parameters * (2 + 12), rel=0.1)
-    with on_host(CPU, alive + ROOM, model.model, states, PreparedDataset.open(dataset_folder).train, 0):
+    with on_host(CPU, alive + ROOM, model, states, PreparedDataset.open(dataset_folder).train):
         kept = torch.empty(ROOM - 8 * MIB, dtype=torch.uint8)
         with pytest.raises(RuntimeError) as caught:
             torch.empty(ROOM // 2, dtype=torch.uint8)
@@ -85,12 +87,12 @@ def test_weights_that_are_mapped_from_their_file_are_in_the_limit_and_writing_to
 ) -> None:
     file = tmp_path / "weights"
     file.write_bytes(bytes(ROOM))
-    data = hard_limit.process_bytes("VmData")
+    data = process_bytes("VmData")
     mapped = torch.from_file(str(file), shared=False, size=ROOM, dtype=torch.uint8)
-    assert hard_limit.process_bytes("VmData") - data == pytest.approx(ROOM, abs=MIB)
+    assert process_bytes("VmData") - data == pytest.approx(ROOM, abs=MIB)
     loaded.model.register_buffer("mapped", mapped)
     limit = tensor_bytes(loaded.model, optimizer) + 8 * MIB
-    with on_host(CPU, limit, loaded.model, optimizer, dataset.train, 0):
+    with on_host(CPU, limit, loaded, optimizer, dataset.train):
         mapped.add_(1)
     assert int(mapped[-1]) == 1 and file.read_bytes()[-1] == 0
 
@@ -101,7 +103,7 @@ def test_the_warm_up_leaves_no_trace(loaded: LoadedModel, dataset: PreparedDatas
         loaded.model.train(training)
         torch.manual_seed(3)
         state = torch.get_rng_state()
-        warm_up(loaded.model, dataset.train, 0)
+        warm_up(loaded, dataset.train)
         assert torch.equal(torch.get_rng_state(), state)
         assert loaded.model.training is training
         assert all(parameter.grad is None for parameter in loaded.model.parameters())
@@ -112,5 +114,5 @@ def test_without_a_limit_nothing_is_done(
     loaded: LoadedModel, optimizer: Optimizer, dataset: PreparedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "setrlimit", lambda *limits: pytest.fail("limited"))
-    with on_card(CPU, 7), on_host(CPU, None, loaded.model, optimizer, dataset.train, 0):
+    with on_gpu(CPU, 7), on_host(CPU, None, loaded, optimizer, dataset.train):
         pass

@@ -1,6 +1,6 @@
 """What is done about memory that ran out, cause by cause, seen from the steps of a real loop.
 
-The card is a stand-in: it refuses a micro-batch of more rows than its bucket is allowed, in the words of torch.
+The GPU is a stand-in: it refuses a micro-batch of more rows than its bucket is allowed, in the words of torch.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ import pytest
 import torch
 
 from jobs.errors import OutOfMemory
-from jobs.events import CardProcess, OomRecovered
+from jobs.events import GpuProcess, OomRecovered
 from jobs.memory_plan import Candidate, MemoryPlan
-from jobs.plan import DataPlan, ModelPlan, make_plan
-from jobs.rundir import RunDir
-from tests.training.attempts import StopAt, attempt, facts
+from jobs.text.units import GIB
+from tests.summaries import dataset_summary
+from tests.training.attempts import attempt, facts
 from tests.training.conftest import MakeRun, tiny_model, tiny_spec
-from tests.training.test_loop import Noting, farthest, optimizer_for, weights
+from tests.training.contexts import as_loaded, plan_of, training_context
+from tests.training.stepping import Noting, farthest, optimizer_for, weights
 from worker.training import loop
 from worker.training.checkpoints import checkpoint
 from worker.training.checkpoints.checkpoint import TrainState
-from worker.training.dataset.data import PreparedDataset, Rows, Writer
+from worker.training.dataset.data import PreparedDataset, Writer
 from worker.training.machine import out_of_memory
-from worker.training.machine.neighbours import ForeignUse
-from worker.training.machine.out_of_memory import Figures, Shortage
+from worker.training.machine.out_of_memory import Figures, MemoryShortage
+from worker.training.machine.process_monitor import OtherProcessesUse
 from worker.training.machine.usage import Cache
-from worker.training.memory import evidence, recovery, remedy
-from worker.training.memory.evidence import MOST_FOLDERS, Evidence
-from worker.training.steps.batches import Batch
-from worker.training.steps.limits import SafeSize, bucket_of
+from worker.training.memory import oom_reports, recovery, remedy
+from worker.training.memory.oom_reports import MOST_FOLDERS, OomReports
 from worker.training.steps.order import StepOrder
+from worker.training.steps.result import StepResult
+from worker.training.steps.safe_size import SafeSize
+from worker.training.tasks.seq2seq.batches import PairBatch
+from worker.training.tasks.seq2seq.limits import MicroBatchLimit
 
-GIB = 2**30
 SHORT, LONG = "input ≤ 64, target ≤ 64", "input ≤ 128, target ≤ 64"
 ROWS, BATCH, EPOCHS = 24, 8, 3
-PYTHON = ForeignUse(6 * GIB, (CardProcess(pid=4711, name="python3", memory_bytes=6 * GIB),))
+PYTHON = OtherProcessesUse(6 * GIB, (GpuProcess(pid=4711, name="python3", memory_bytes=6 * GIB),))
 
 
-class Card:
+class FakeGpu:
     """Refuses micro-batches of more rows than `allowed` for their bucket."""
 
     def __init__(self) -> None:
@@ -56,44 +58,44 @@ class Card:
         self.refused = 0
         """Which of them is refused besides, from 1."""
 
-    def look(self, batch: Batch) -> None:
-        bucket = bucket_of(batch.input_ids.shape[1], batch.labels.shape[1])
+    def look(self, batch: PairBatch) -> None:
+        bucket = batch.shape.bucket
         self.seen.append((bucket, len(batch.rows)))
         if len(batch.rows) > self.allowed.get(bucket, ROWS) or len(self.seen) == self.refused:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 class Others:
-    """Neighbours that hold so much, and leave, or not, when they are waited for."""
+    """MemoryProbe that hold so much, and leave, or not, when they are waited for."""
 
-    def __init__(self, card: Card, *, leave: bool) -> None:
-        self.card, self.leave = card, leave
+    def __init__(self, gpu: FakeGpu, *, leave: bool) -> None:
+        self.gpu, self.leave = gpu, leave
         self.waits: list[int] = []
 
-    def use(self) -> ForeignUse:
+    def use(self) -> OtherProcessesUse:
         return PYTHON
 
     def wait(self, needed: int, journal: Any, stop: Any) -> bool:
         self.waits.append(needed)
         if self.leave:
-            self.card.allowed.clear()
+            self.gpu.allowed.clear()
         return self.leave
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Card:
-    found, real = Card(), loop.token_loss_sum
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    found, real = FakeGpu(), PairBatch.loss_sum
 
-    def looked_at(model: Any, batch: Batch) -> torch.Tensor:
+    def looked_at(batch: PairBatch, model: Any) -> torch.Tensor:
         found.look(batch)
-        return real(model, batch)
+        return real(batch, model)
 
-    monkeypatch.setattr(loop, "token_loss_sum", looked_at)
+    monkeypatch.setattr(PairBatch, "loss_sum", looked_at)
     return found
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Rows:
+def rows(tmp_path: Path) -> PreparedDataset:
     """Every other row has 100 tokens of input, the others 20; all targets have 20."""
     draw = np.random.default_rng(2)
     folder = tmp_path / "rows"
@@ -103,24 +105,19 @@ def rows(tmp_path: Path) -> Rows:
             [draw.integers(2, 64, 100 if n % 2 else 20) for n in range(ROWS)],
             [draw.integers(2, 64, 20) for _ in range(ROWS)],
         )
-        writer.finish({"train": np.arange(ROWS), "validation": np.arange(0)}, {})
-    return PreparedDataset.open(folder).train
+        writer.finish({"train": np.arange(ROWS), "validation": np.arange(0)}, dataset_summary())
+    return PreparedDataset.open(folder)
 
 
-@pytest.fixture
-def noting(tmp_path: Path) -> Noting:
-    return Noting(tmp_path / "journal.jsonl")
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, now: Figures, later: Figures | None = None) -> None:
+    """From here on a shortage has these figures of a GPU; `later`: those after its cache was cleared."""
+    real = MemoryShortage.of
 
-
-def on_a_card(monkeypatch: pytest.MonkeyPatch, now: Figures, later: Figures | None = None) -> None:
-    """From here on a shortage has these figures of a card; `later`: those after its cache was cleared."""
-    real = Shortage.of
-
-    def of(error: BaseException, device: torch.device, *, details: bool = False) -> Shortage | None:
+    def of(error: BaseException, device: torch.device, *, details: bool = False) -> MemoryShortage | None:
         found = real(error, device, details=details)
         return None if found is None else replace(found, device="cuda", figures=now)
 
-    monkeypatch.setattr(Shortage, "of", of)
+    monkeypatch.setattr(MemoryShortage, "of", of)
     monkeypatch.setattr(recovery, "figures", lambda device: later or now)
 
 
@@ -129,31 +126,25 @@ IN_PIECES = Figures(allocated=20 * GIB, reserved=24 * GIB, free=0)
 
 
 def running(
-    rows: Rows, journal: Noting, *, memory: dict[str, Any] | None = None, plan_memory: Any = None, **options: Any
-) -> Iterator[loop.StepResult]:
-    """All steps of a run over these rows in micro-batches of 4; the model is `running.model`."""
+    rows: PreparedDataset,
+    journal: Noting,
+    *,
+    memory: dict[str, Any] | None = None,
+    plan_memory: Any = None,
+    model: Any = None,
+    state: TrainState | None = None,
+    **options: Any,
+) -> Iterator[StepResult]:
+    """All steps of a run over these rows in micro-batches of 4; its run directory is the journal's folder."""
     spec = tiny_spec(
-        schedule={"epochs": EPOCHS, "batch_size": BATCH, "learning_rate": 0.01},
+        training={"epochs": EPOCHS, "batch_size": BATCH, "learning_rate": 0.01},
         memory={"micro_batch": 4} | (memory or {}),
     )
-    plan = make_plan(
-        spec, ModelPlan(source="x", parameters=1), DataPlan(train="x", input="x", target="x", rows=ROWS)
-    ).model_copy(update={"memory": plan_memory})
-    model = options.pop("model", None) or tiny_model(dropout_rate=0.0).double()
-    return loop.steps(
-        model,
-        optimizer_for(model),
-        rows,
-        StepOrder(rows, BATCH, EPOCHS, spec.schedule.seed),
-        spec,
-        plan,
-        micro_batch=4,
-        pad_id=0,
-        cache=Cache(torch.device("cpu")),
-        journal=journal,
-        stop=StopAt(RunDir("/nowhere")),
-        **{"after": 0} | options,
-    )
+    loaded = as_loaded(model or tiny_model(dropout_rate=0.0).double(), spec)
+    plan = plan_of(spec, ROWS).model_copy(update={"memory": plan_memory})
+    options |= {} if state is None else {"state": state}
+    optimizer = optimizer_for(loaded.model)
+    return loop.steps(training_context(journal.folder, loaded, rows, spec, optimizer, journal, plan=plan, **options))
 
 
 def told(journal: Noting) -> list[tuple[int, str | None, int, int, str | None]]:
@@ -165,11 +156,13 @@ def told(journal: Noting) -> list[tuple[int, str | None, int, int, str | None]]:
 # -- exhausted -------------------------------------------------------------------------------------------------------
 
 
-def test_each_bucket_finds_its_own_size_in_one_step_and_keeps_it(rows: Rows, card: Card, noting: Noting) -> None:
+def test_each_bucket_finds_its_own_size_in_one_step_and_keeps_it(
+    rows: PreparedDataset, gpu: FakeGpu, noting: Noting
+) -> None:
     undisturbed, model = (tiny_model(dropout_rate=0.0).double() for _ in range(2))
     expected = list(running(rows, noting, model=undisturbed))
     assert noting.facts == [] and [result.micro_batch for result in expected] == [4] * 9
-    card.allowed = {LONG: 1, SHORT: 2}
+    gpu.allowed = {LONG: 1, SHORT: 2}
     found = list(running(rows, noting, model=model))
     assert told(noting) == [
         (1, LONG, 4, 2, "exhausted"),
@@ -186,45 +179,46 @@ def test_each_bucket_finds_its_own_size_in_one_step_and_keeps_it(rows: Rows, car
     for fact in noting.facts:
         assert isinstance(fact, OomRecovered)
         assert fact.requested_bytes == 2 * GIB and fact.milliseconds_lost > 0
-        assert fact.allocated_bytes and fact.reserved_bytes and fact.foreign_bytes is None and fact.evidence is None
+        assert fact.allocated_bytes and fact.reserved_bytes and fact.other_processes_bytes is None
 
 
 def test_the_last_micro_batch_costs_its_own_bucket_and_the_others_are_done_again_as_they_were(
-    rows: Rows, card: Card, noting: Noting
+    rows: PreparedDataset, gpu: FakeGpu, noting: Noting
 ) -> None:
     next(running(rows, noting))
-    first = list(card.seen)
+    first = list(gpu.seen)
     bucket, count = first[-1]
-    card.seen, card.refused = [], len(first)
+    gpu.seen, gpu.refused = [], len(first)
     result = next(running(rows, noting))
     assert [(fact.bucket, fact.micro_batch_before) for fact in noting.facts] == [(bucket, 4)]
     assert result.safe.keys() == {bucket}
-    again = card.seen[len(first) :]
+    again = gpu.seen[len(first) :]
     others = [max(rows for name, rows in some if name != bucket) for some in (first, again)]
     assert others[0] <= others[1] <= 4 * 104 // 24, "not halved"
     assert sum(rows for _, rows in again) == BATCH
     assert max(rows for name, rows in again if name == bucket) < max(2, count)
 
 
-def test_a_later_attempt_begins_with_the_safe_sizes(rows: Rows, card: Card, noting: Noting) -> None:
-    card.allowed = {LONG: 1}
+def test_a_later_attempt_begins_with_the_safe_sizes(rows: PreparedDataset, gpu: FakeGpu, noting: Noting) -> None:
+    gpu.allowed = {LONG: 1}
     first = running(rows, noting)
     results = [next(first) for _ in range(3)]
-    state = TrainState(spec_sha256="x", micro_batch=4, safe=dict(results[-1].safe))
+    state = TrainState(spec_sha256="x", step=3, micro_batch=4, safe=dict(results[-1].safe))
     state = TrainState.model_validate_json(state.model_dump_json())
     assert state.safe == {LONG: SafeSize(1)}
     noting.facts.clear()
-    again = list(running(rows, noting, after=3, safe=state.safe))
+    again = list(running(rows, noting, state=state))
     assert [result.step for result in again] == [4, 5, 6, 7, 8, 9] and noting.facts == []
     assert TrainState.model_validate_json('{"spec_sha256": "x", "micro_batch": 4}').safe == {}, "of earlier versions"
 
 
 def test_nothing_of_the_failed_pass_is_held_when_the_step_is_redone(
-    rows: Rows, noting: Noting, monkeypatch: pytest.MonkeyPatch
+    rows: PreparedDataset, noting: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, kept = loop.token_loss_sum, []
+    real = PairBatch.loss_sum
+    kept: list[weakref.ref[torch.Tensor]] = []
 
-    def failing_once(model: Any, batch: Batch) -> torch.Tensor:
+    def failing_once(batch: PairBatch, model: Any) -> torch.Tensor:
         if not kept:
             activations = torch.zeros(1000)
             kept.append(weakref.ref(activations))
@@ -232,10 +226,10 @@ def test_nothing_of_the_failed_pass_is_held_when_the_step_is_redone(
         assert kept[0]() is None
         assert all(parameter.grad is None for parameter in model.parameters()) or len(seen) > 0
         seen.append(len(batch.rows))
-        return real(model, batch)
+        return real(batch, model)
 
     seen: list[int] = []
-    monkeypatch.setattr(loop, "token_loss_sum", failing_once)
+    monkeypatch.setattr(PairBatch, "loss_sum", failing_once)
     gc.disable()  # what only the collector would find is held, too
     monkeypatch.setattr(gc, "collect", lambda: 0)
     try:
@@ -249,28 +243,28 @@ def test_nothing_of_the_failed_pass_is_held_when_the_step_is_redone(
 
 
 def test_memory_in_pieces_is_cleared_and_the_same_size_does(
-    rows: Rows, card: Card, noting: Noting, monkeypatch: pytest.MonkeyPatch
+    rows: PreparedDataset, gpu: FakeGpu, noting: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_a_card(monkeypatch, IN_PIECES)
+    on_a_gpu(monkeypatch, IN_PIECES)
     clear, clears = Cache.clear, []
 
     def cleared(cache: Cache) -> None:
         clear(cache)
         clears.append(cache)
-        card.allowed.clear()
+        gpu.allowed.clear()
 
     monkeypatch.setattr(Cache, "clear", cleared)
-    card.allowed = {LONG: 1}
+    gpu.allowed = {LONG: 1}
     result = next(running(rows, noting))
     assert told(noting) == [(1, LONG, 4, 4, "fragmentation")]
     assert (result.micro_batch, dict(result.safe), len(clears)) == (4, {}, 1)
 
 
 def test_once_a_step_then_smaller_and_with_the_next_epoch_one_error_a_bucket_at_most(
-    rows: Rows, card: Card, noting: Noting, monkeypatch: pytest.MonkeyPatch
+    rows: PreparedDataset, gpu: FakeGpu, noting: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_a_card(monkeypatch, IN_PIECES)
-    card.allowed = {LONG: 1, SHORT: 2}
+    on_a_gpu(monkeypatch, IN_PIECES)
+    gpu.allowed = {LONG: 1, SHORT: 2}
     results = list(running(rows, noting))
     assert [result.step for result in results] == list(range(1, 10))
     cause = "fragmentation"
@@ -293,55 +287,58 @@ def test_once_a_step_then_smaller_and_with_the_next_epoch_one_error_a_bucket_at_
 
 @pytest.mark.parametrize("epoch", [41, 48, 9, 8, 3])
 def test_the_first_step_that_begins_in_an_epoch_opens_it(epoch: int) -> None:
-    class Counted:
+    class CountedEpochs(StepOrder):
+        def __init__(self) -> None:
+            pass
+
         def epoch_of(self, step: int) -> float:
             return (step + 1) * 8 / epoch
 
     begins = [8 * (number - 1) // epoch for number in range(1, 30)]
     opened = [number for number in range(2, 30) if begins[number - 1] > begins[number - 2]]
-    assert [number for number in range(1, 30) if loop.opens_epoch(Counted(), number)] == opened
+    assert [number for number in range(1, 30) if loop.opens_epoch(CountedEpochs(), number)] == opened
 
 
 def test_a_size_that_goes_back_stays_where_it_does(
-    rows: Rows, card: Card, noting: Noting, monkeypatch: pytest.MonkeyPatch
+    rows: PreparedDataset, gpu: FakeGpu, noting: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_a_card(monkeypatch, IN_PIECES)
-    card.allowed = {LONG: 2}
+    on_a_gpu(monkeypatch, IN_PIECES)
+    gpu.allowed = {LONG: 2}
     steps = running(rows, noting)
     assert [next(steps).micro_batch for _ in range(3)] == [2, 2, 2]
-    card.allowed = {}
+    gpu.allowed = {}
     assert [result.micro_batch for result in steps] == [4] * 6
     assert len(noting.facts) == 2
 
 
-# -- others on the card ----------------------------------------------------------------------------------------------
+# -- others on the GPU ----------------------------------------------------------------------------------------------
 
 
 def test_others_are_waited_for_and_the_same_size_does(
-    rows: Rows, card: Card, noting: Noting, monkeypatch: pytest.MonkeyPatch
+    rows: PreparedDataset, gpu: FakeGpu, noting: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_a_card(monkeypatch, FULL, later=Figures(allocated=8 * GIB, reserved=9 * GIB, free=13 * GIB))
-    card.allowed, others = {LONG: 1}, Others(card, leave=True)
-    result = next(running(rows, noting, neighbours=others))
-    assert told(noting) == [(1, LONG, 4, 4, "foreign")]
+    on_a_gpu(monkeypatch, FULL, later=Figures(allocated=8 * GIB, reserved=9 * GIB, free=13 * GIB))
+    gpu.allowed, others = {LONG: 1}, Others(gpu, leave=True)
+    result = next(running(rows, noting, monitor=others))
+    assert told(noting) == [(1, LONG, 4, 4, "other_processes")]
     assert others.waits == [(21 - 9 + 2) * GIB], "all that the pass held and wanted, not only the last piece"
     assert dict(result.safe) == {}
-    assert noting.facts[0].foreign_bytes == 6 * GIB
+    assert noting.facts[0].other_processes_bytes == 6 * GIB
     assert "others hold 6.0 GiB by python3 (pid 4711)" in noting.facts[0].message
 
 
-@pytest.mark.parametrize("policy", ["wait", "refuse"])
+@pytest.mark.parametrize("policy", ["wait", "fail"])
 def test_others_that_stay_cost_half_until_the_next_epoch_and_are_waited_for_once(
-    policy: str, rows: Rows, card: Card, noting: Noting, monkeypatch: pytest.MonkeyPatch
+    policy: str, rows: PreparedDataset, gpu: FakeGpu, noting: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_a_card(monkeypatch, FULL)
-    card.allowed, others = {LONG: 1}, Others(card, leave=False)
-    results = list(running(rows, noting, memory={"foreign": policy}, neighbours=others))
+    on_a_gpu(monkeypatch, FULL)
+    gpu.allowed, others = {LONG: 1}, Others(gpu, leave=False)
+    results = list(running(rows, noting, memory={"other_processes": policy}, monitor=others))
     assert told(noting) == [
-        (1, LONG, 4, 2, "foreign"),
-        (1, LONG, 2, 1, "foreign"),
-        (4, LONG, 4, 1, "foreign"),
-        (7, LONG, 4, 1, "foreign"),
+        (1, LONG, 4, 2, "other_processes"),
+        (1, LONG, 2, 1, "other_processes"),
+        (4, LONG, 4, 1, "other_processes"),
+        (7, LONG, 4, 1, "other_processes"),
     ]
     assert len(others.waits) == (policy == "wait"), "and not again for as much as before"
     assert len(results) == 9
@@ -353,7 +350,7 @@ def test_others_that_stay_cost_half_until_the_next_epoch_and_are_waited_for_once
 def candidate(recompute: int, peak: float, *, micro_batch: int = 4, optimizer: Any = "adamw") -> Candidate:
     return Candidate(
         optimizer=optimizer,
-        recompute_layers=recompute,
+        activation_checkpointing=recompute,
         micro_batch=micro_batch,
         peak_bytes=int(peak * GIB),
         slowdown=1.0,
@@ -365,14 +362,14 @@ def memory_plan(*candidates: Candidate) -> MemoryPlan:
     first = candidates[0]
     return MemoryPlan(
         device="cuda",
-        card="RTX",
+        gpu="RTX",
         budget_bytes=24 * GIB,
         budget_source="job",
         margin_bytes=0,
         input_tokens=104,
         target_tokens=24,
         micro_batch=first.micro_batch,
-        recompute_layers=first.recompute_layers,
+        activation_checkpointing=first.activation_checkpointing,
         optimizer=first.optimizer,
         parts={"weights": 14 * GIB, "context": GIB},
         peak_bytes=first.peak_bytes,
@@ -382,17 +379,17 @@ def memory_plan(*candidates: Candidate) -> MemoryPlan:
     )
 
 
-def ends(rows: Rows, noting: Noting, **options: Any) -> OutOfMemory:
+def ends(rows: PreparedDataset, noting: Noting, **options: Any) -> OutOfMemory:
     with pytest.raises(OutOfMemory) as caught:
         next(running(rows, noting, **options))
     return caught.value
 
 
 def test_at_the_floor_the_fastest_setting_predicted_to_fit_is_named(
-    rows: Rows, card: Card, noting: Noting, monkeypatch: pytest.MonkeyPatch
+    rows: PreparedDataset, gpu: FakeGpu, noting: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_a_card(monkeypatch, Figures(allocated=11 * GIB, reserved=12 * GIB, free=0))
-    card.allowed = {LONG: 0}
+    on_a_gpu(monkeypatch, Figures(allocated=11 * GIB, reserved=12 * GIB, free=0))
+    gpu.allowed = {LONG: 0}
     plan = memory_plan(
         candidate(0, 15.0), candidate(2, 14.0), candidate(1, 11.2), candidate(1, 8, optimizer="adafactor")
     )
@@ -400,50 +397,56 @@ def test_at_the_floor_the_fastest_setting_predicted_to_fit_is_named(
     assert (error.reason, error.detail_code) == ("out_of_memory", "out_of_memory")
     assert "in step 1 at micro-batch 1, one row of input ≤ 128, target ≤ 64: CUDA out of memory." in str(error)
     assert error.hint == (
-        "set memory.recompute_layers: 1, memory.micro_batch: 4 "
+        "set memory.activation_checkpointing: 1, memory.micro_batch: 4 "
         "(predicted 11.2 GiB instead of 15.0 GiB; the process got 13.0 GiB)"
     )
     assert [fact.micro_batch_after for fact in noting.facts] == [2, 1]
 
 
 def test_at_the_floor_without_such_a_setting_it_says_so_and_who_has_the_rest(
-    rows: Rows, card: Card, noting: Noting, monkeypatch: pytest.MonkeyPatch
+    rows: PreparedDataset, gpu: FakeGpu, noting: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_a_card(monkeypatch, FULL)
-    card.allowed = {LONG: 0}
+    on_a_gpu(monkeypatch, FULL)
+    gpu.allowed = {LONG: 0}
     plan = memory_plan(candidate(0, 15.0), candidate(1, 23.0))
-    error = ends(rows, noting, plan_memory=plan, neighbours=Others(card, leave=False))
+    error = ends(rows, noting, plan_memory=plan, monitor=Others(gpu, leave=False))
     assert str(error.hint).startswith("the process got 22.0 GiB, and no setting is predicted to need less: ")
     assert "data.max_input_tokens" in str(error.hint)
     assert "others hold 6.0 GiB by python3 (pid 4711)" in str(error.hint) and "pid 4711" in str(error)
 
 
 def test_a_prediction_that_fails_at_the_floor_hides_nothing(
-    rows: Rows, card: Card, noting: Noting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    rows: PreparedDataset,
+    gpu: FakeGpu,
+    noting: Noting,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     def failing(*arguments: Any) -> int:
         raise RuntimeError("no such model")
 
     monkeypatch.setattr(remedy, "_got", failing)
-    card.allowed = {LONG: 0}
+    gpu.allowed = {LONG: 0}
     error = ends(rows, noting, plan_memory=memory_plan(candidate(0, 15.0)))
-    assert "at micro-batch 1, one row of" in str(error) and "memory.recompute_layers: 1" in str(error.hint)
+    assert "at micro-batch 1, one row of" in str(error) and "memory.activation_checkpointing: 1" in str(error.hint)
     assert "no such model" in caplog.text
 
 
-def test_on_oom_fail_says_what_would_have_done(rows: Rows, card: Card, noting: Noting, tmp_path: Path) -> None:
-    card.allowed = {LONG: 2}
-    error = ends(rows, noting, memory={"on_oom": "fail"}, evidence=Evidence(tmp_path))
+def test_on_oom_fail_says_what_would_have_done(
+    rows: PreparedDataset, gpu: FakeGpu, noting: Noting, tmp_path: Path
+) -> None:
+    gpu.allowed = {LONG: 2}
+    error = ends(rows, noting, memory={"on_oom": "fail"})
     assert "at micro-batch 4, and memory.on_oom is fail" in str(error)
     assert "memory.micro_batch: 2" in str(error.hint)
-    assert noting.facts == [] and len(list((tmp_path / "evidence").iterdir())) == 1
+    assert noting.facts == [] and len(list((tmp_path / "oom_reports").iterdir())) == 1
 
 
-@pytest.mark.parametrize("where", ["micro_batches", "seed_step"])
+@pytest.mark.parametrize("where", [(MicroBatchLimit, "batches"), (loop, "seed_step")])
 def test_memory_that_runs_out_before_the_first_micro_batch_is_recovered(
-    where: str, rows: Rows, noting: Noting, monkeypatch: pytest.MonkeyPatch
+    where: tuple[Any, str], rows: PreparedDataset, noting: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = getattr(loop, where), []
+    real, calls = getattr(*where), []
 
     def failing_once(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -451,19 +454,23 @@ def test_memory_that_runs_out_before_the_first_micro_batch_is_recovered(
             raise MemoryError
         return real(*arguments)
 
-    monkeypatch.setattr(loop, where, failing_once)
+    monkeypatch.setattr(*where, failing_once)
     assert [result.step for result in running(rows, noting)] == list(range(1, 10))
     assert told(noting) == [(1, LONG, 4, 2, "exhausted")]
 
 
 def test_memory_that_runs_out_while_the_cache_is_cleared_stops_nothing(
-    rows: Rows, card: Card, noting: Noting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    rows: PreparedDataset,
+    gpu: FakeGpu,
+    noting: Noting,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     def failing(cache: Cache) -> None:
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(Cache, "clear", failing)
-    card.allowed = {LONG: 2}
+    gpu.allowed = {LONG: 2}
     next(running(rows, noting))
     assert told(noting) == [(1, LONG, 4, 2, "exhausted")]
     assert "while it was given back" in caplog.text
@@ -471,40 +478,40 @@ def test_memory_that_runs_out_while_the_cache_is_cleared_stops_nothing(
 
 @pytest.mark.parametrize("where", ["zero_grad", "note"])
 def test_memory_that_runs_out_in_the_recovery_is_a_typed_end(
-    where: str, rows: Rows, card: Card, noting: Noting, monkeypatch: pytest.MonkeyPatch
+    where: str, rows: PreparedDataset, gpu: FakeGpu, noting: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*arguments: Any, **options: Any) -> None:
         raise MemoryError("not even for this")
 
     model = tiny_model(dropout_rate=0.0).double()
     monkeypatch.setattr(model if where == "zero_grad" else noting, where, failing)
-    card.allowed = {LONG: 2}
+    gpu.allowed = {LONG: 2}
     error = ends(rows, noting, model=model)
     assert "in step 1" in str(error) and "and again while room was made" in str(error)
     assert "not even for this" in str(error)
 
 
 def test_another_error_in_the_recovery_is_not_hidden(
-    rows: Rows, card: Card, noting: Noting, monkeypatch: pytest.MonkeyPatch
+    rows: PreparedDataset, gpu: FakeGpu, noting: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*arguments: Any) -> None:
         raise RuntimeError("a fault of our own")
 
     monkeypatch.setattr(noting, "note", failing)
-    card.allowed = {LONG: 2}
+    gpu.allowed = {LONG: 2}
     with pytest.raises(RuntimeError, match="a fault of our own"):
         next(running(rows, noting))
 
 
-# -- evidence --------------------------------------------------------------------------------------------------------
+# -- report --------------------------------------------------------------------------------------------------------
 
 
-def test_evidence_says_what_was_in_the_model(rows: Rows, card: Card, noting: Noting, tmp_path: Path) -> None:
-    card.allowed = {SHORT: 2}
-    next(running(rows, noting, evidence=Evidence(tmp_path)))
+def test_report_says_what_was_in_the_model(rows: PreparedDataset, gpu: FakeGpu, noting: Noting, tmp_path: Path) -> None:
+    gpu.allowed = {SHORT: 2}
+    next(running(rows, noting))
     (fact,) = noting.facts
-    assert fact.evidence == "evidence/step-00000001-1"
-    report = json.loads((tmp_path / fact.evidence / "report.json").read_text())
+    assert fact.report == "oom_reports/step-00000001-1"
+    report = json.loads((tmp_path / fact.report / "report.json").read_text())
     assert report["step"] == 1 and report["cause"] == "exhausted" and report["bucket"] == SHORT
     assert report["message"] == "CUDA out of memory. Tried to allocate 2.00 GiB."
     assert report["requested_bytes"] == 2 * GIB and report["allocated_bytes"] > 0
@@ -516,74 +523,79 @@ def test_evidence_says_what_was_in_the_model(rows: Rows, card: Card, noting: Not
     assert len(failed) == 1 and failed[0]["rows"] > 2 and failed[0]["input_width"] <= 64
 
 
-def test_ten_folders_are_enough(rows: Rows, card: Card, noting: Noting, tmp_path: Path) -> None:
-    (tmp_path / "evidence").mkdir()
+def test_ten_folders_are_enough(rows: PreparedDataset, gpu: FakeGpu, noting: Noting, tmp_path: Path) -> None:
+    (tmp_path / "oom_reports").mkdir()
     for number in range(1, MOST_FOLDERS):
-        (tmp_path / "evidence" / f"step-00000001-{number}").mkdir()
-    card.allowed = {LONG: 1}
-    next(running(rows, noting, evidence=Evidence(tmp_path)))
-    assert [fact.evidence for fact in noting.facts] == ["evidence/step-00000001-10", None]
-    assert len(list((tmp_path / "evidence").iterdir())) == MOST_FOLDERS
+        (tmp_path / "oom_reports" / f"step-00000001-{number}").mkdir()
+    gpu.allowed = {LONG: 1}
+    next(running(rows, noting))
+    assert [fact.report for fact in noting.facts] == ["oom_reports/step-00000001-10", None]
+    assert len(list((tmp_path / "oom_reports").iterdir())) == MOST_FOLDERS
 
 
 @pytest.mark.parametrize("trouble", [OSError(28, "No space left on device"), MemoryError(), RuntimeError("no driver")])
-def test_no_room_for_evidence_stops_nothing(
-    trouble: Exception, rows: Rows, card: Card, noting: Noting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_no_room_for_report_stops_nothing(
+    trouble: Exception,
+    rows: PreparedDataset,
+    gpu: FakeGpu,
+    noting: Noting,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*arguments: Any, **options: Any) -> int:
         raise trouble
 
     monkeypatch.setattr(Path, "write_text", full)
-    card.allowed = {LONG: 2}
-    assert next(running(rows, noting, evidence=Evidence(tmp_path))).step == 1
-    assert [fact.evidence for fact in noting.facts] == [None]
-    assert list((tmp_path / "evidence").iterdir()) == [], "no half of a folder"
+    gpu.allowed = {LONG: 2}
+    assert next(running(rows, noting)).step == 1
+    assert [fact.report for fact in noting.facts] == [None]
+    assert list((tmp_path / "oom_reports").iterdir()) == [], "no half of a folder"
     (tmp_path / "file").touch()
-    assert Evidence(tmp_path / "file").keep(1, Shortage("m", None, Figures(), "cpu"), {}) is None
+    assert OomReports(tmp_path / "file").keep(1, MemoryShortage("m", None, Figures(), "cpu"), {}) is None
 
 
-def test_of_a_card_the_allocators_own_report_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_gpu_the_allocators_own_report_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = {"segments": [{"address": 1, "total_size": 2}], "device_traces": [[]]}
     monkeypatch.setattr(out_of_memory, "figures", lambda device: FULL)
     monkeypatch.setattr(torch.cuda, "memory_summary", lambda device: "| PyTorch CUDA memory summary |")
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: snapshot)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "RTX")
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06\nGCC version: 12\n")
-    monkeypatch.setattr(evidence, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(oom_reports, "DRIVER", tmp_path / "version")
     error, device = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), torch.device("cuda")
-    assert (plain := Shortage.of(error, device)) is not None and plain.snapshot is None
-    shortage = Shortage.of(error, device, details=True)
+    assert (plain := MemoryShortage.of(error, device)) is not None and plain.snapshot is None
+    shortage = MemoryShortage.of(error, device, details=True)
     assert shortage is not None
-    name = Evidence(tmp_path).keep(7, shortage.beside(PYTHON), {})
-    assert name == "evidence/step-00000007-1"
+    name = OomReports(tmp_path).keep(7, shortage.beside(PYTHON), {})
+    assert name == "oom_reports/step-00000007-1"
     assert pickle.loads((tmp_path / name / "snapshot.pickle").read_bytes()) == snapshot
     assert "CUDA memory summary" in (tmp_path / name / "memory_summary.txt").read_text()
     report = json.loads((tmp_path / name / "report.json").read_text())
-    assert (report["cause"], report["foreign_bytes"]) == ("foreign", 6 * GIB)
+    assert (report["cause"], report["other_processes_bytes"]) == ("other_processes", 6 * GIB)
     assert report["processes"] == [{"pid": 4711, "name": "python3", "memory_bytes": 6 * GIB}]
-    assert (report["versions"]["card"], report["versions"]["driver"].split()[-1]) == ("RTX", "580.65.06")
+    assert (report["versions"]["gpu"], report["versions"]["driver"].split()[-1]) == ("RTX", "580.65.06")
 
     def silent() -> None:
         raise RuntimeError("not now")
 
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", silent)
-    without = Shortage.of(error, device, details=True)
+    without = MemoryShortage.of(error, device, details=True)
     assert without is not None and without.snapshot is None and without.message == error.args[0]
 
 
 # -- a whole attempt -------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_is_resumed_keeps_its_safe_sizes_and_its_planned_one(make_run: MakeRun, card: Card) -> None:
+def test_a_run_that_is_resumed_keeps_its_safe_sizes_and_its_planned_one(make_run: MakeRun, gpu: FakeGpu) -> None:
     run = make_run()
-    card.allowed = {SHORT: 2}
+    gpu.allowed = {SHORT: 2}
     assert attempt(run, 1, stop_at=9) == 75
     found = facts(run, OomRecovered)
     assert [(fact.bucket, fact.micro_batch_before, fact.micro_batch_after) for fact in found] == [
         (SHORT, 4, 2),
         (SHORT, 2, 1),
     ]
-    assert found[0].evidence is not None and (run.path / found[0].evidence / "report.json").exists()
+    assert found[0].report is not None and (run.path / found[0].report / "report.json").exists()
     newest = checkpoint.verify(max(run.checkpoints.iterdir()))
     assert (newest.micro_batch, newest.safe) == (4, {SHORT: SafeSize(1)})
     assert attempt(run, 2) == 0

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import DiskFull, Refused, StageError
+from jobs.errors import DiskFull, Rejected, StageError
 from tests.training.attempts import same_tensors
 from tests.training.hub_server import COMMIT, NAME, Hub, at, running_hub
 from tests.training.workplace import Workplace, pairs
 from worker.training import store
-from worker.training.models import builtin, hub
-from worker.training.models.layout import t5_parameters
+from worker.training.models import hub
+from worker.training.tasks.seq2seq import builtin
+from worker.training.tasks.seq2seq.layout import layout_of
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_check_resolves_the_commit_and_prepare_fetches_nothing_but_what_is_neede
 ) -> None:
     run = workplace.job(model=NAME)
     result = workplace.check(run)["plan"]
-    assert result["parameters"] == t5_parameters(builtin.CONFIG)
+    assert result["parameters"] == layout_of(builtin.CONFIG).parameters
     assert run.plan().model.revision == COMMIT
     assert "model.safetensors" not in own_hub.fetched
     workplace.prepare(run)
@@ -97,7 +98,7 @@ def test_a_model_that_is_not_what_its_config_says_is_refused_once_it_is_here(
     (folder / "config.json").write_text(json.dumps(config | {"num_decoder_layers": 3}))
     run = workplace.job(model=NAME)
     workplace.check(run)  # sees the config only
-    with pytest.raises(Refused, match=r"missing from the weights.*: decoder\.block\.2\.") as caught:
+    with pytest.raises(Rejected, match=r"missing from the weights.*: decoder\.block\.2\.") as caught:
         workplace.prepare(run)
     assert (caught.value.detail_code, caught.value.param) == ("missing_keys", "model")
 
@@ -116,7 +117,7 @@ def test_what_the_hub_does_not_have_is_refused(workplace: Workplace, own_hub: Hu
     assert "branch, tag or commit" in str(error.hint)
     (folder / "model.safetensors").unlink()
     error = refusal(workplace, NAME)
-    assert (error.detail_code, error.reason) == ("no_safetensors", "refused")
+    assert (error.detail_code, error.reason) == ("no_safetensors", "rejected")
     assert "pytorch_model.bin" not in own_hub.fetched
 
 

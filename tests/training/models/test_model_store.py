@@ -12,16 +12,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from jobs.attempt import Heartbeat
-from jobs.errors import DiskFull, Refused
+from jobs.errors import DiskFull, NotPrepared, Rejected
 from jobs.plan import ModelPlan
+from tests.training.attempts import attempt
 from tests.training.conftest import tiny_model
 from tests.training.workplace import Workplace, pairs
 from worker.training import store
 from worker.training.journal import Journal
 from worker.training.models import model_store
-from worker.training.models.layout import ALIASES, EMBEDDING, HEAD, UNUSED
 from worker.training.models.model_store import damage, stored_model
 from worker.training.network.model import load
+from worker.training.tasks.seq2seq.layout import ALIASES, EMBEDDING, HEAD, UNUSED
+from worker.training.tasks.seq2seq.task import Seq2Seq
 
 CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
@@ -92,9 +94,9 @@ def test_every_source_becomes_one_file_of_bf16(
     assert all(torch.equal(made[name], tensor.to(torch.bfloat16)) for name, tensor in tensors.items())
     config = json.loads((folder / "config.json").read_text())
     assert (config["dtype"], config["tie_word_embeddings"], "torch_dtype" in config) == ("bfloat16", tied, False)
-    model = load(folder, CPU, dropout=None, fused=True, recompute_layers=0).model
+    model = load(folder, CPU, task=Seq2Seq(), dropout=None, fused=True, activation_checkpointing=0).model
     assert (model.get_parameter(HEAD) is model.get_parameter(EMBEDDING)) is tied
-    assert damage(folder, thorough=True) is None
+    assert damage(folder, Seq2Seq(), thorough=True) is None
 
 
 def test_fp32_is_rounded_as_torch_rounds(workplace: Workplace) -> None:
@@ -118,7 +120,7 @@ def test_what_the_first_t5s_have_beside_their_weights_is_left_out(workplace: Wor
     assert torch.equal(made[EMBEDDING], tensors[EMBEDDING].to(torch.bfloat16))
 
 
-def test_it_is_made_once_and_found_by_content(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_stored_once_and_found_by_content(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     write_source(source_of(workplace), originals(), shards=2)
     first = prepared(workplace)
     made = (first / "model.safetensors").stat().st_mtime_ns
@@ -143,30 +145,43 @@ def test_a_damaged_copy_is_made_anew(workplace: Workplace) -> None:
     folder = prepared(workplace)
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-2])
-    assert "bytes, not" in str(damage(folder))
+    assert "bytes, not" in str(damage(folder, Seq2Seq()))
     assert prepared(workplace) == folder
     assert (folder / "model.safetensors").read_bytes() == whole
 
     (folder / "model.safetensors").write_bytes(whole[:-2] + b"xy")
-    assert damage(folder) is None  # sizes and header are as they should be
-    assert "its sha256 is another" in str(damage(folder, thorough=True))
+    assert damage(folder, Seq2Seq()) is None  # sizes and header are as they should be
+    assert "its sha256 is another" in str(damage(folder, Seq2Seq(), thorough=True))
     (folder / "manifest.json").unlink()
-    assert damage(folder) is not None
+    assert damage(folder, Seq2Seq()) is not None
     assert prepared(workplace) == folder
-    assert damage(folder, thorough=True) is None
+    assert damage(folder, Seq2Seq(), thorough=True) is None
+
+
+@pytest.mark.parametrize("gone", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_copy_that_lacks_a_file_sends_the_job_back_to_prepare(workplace: Workplace, gone: str) -> None:
+    run = workplace.job(training={"epochs": 1})
+    workplace.prepare(run)
+    folder = Path(run.plan().model.folder or "")
+    (folder / gone).unlink()
+    with pytest.raises(NotPrepared, match=gone):
+        attempt(run)
+    workplace.prepare(run)
+    assert damage(folder, Seq2Seq(), thorough=True) is None
+    assert attempt(run, 2) == 0
 
 
 def test_a_built_in_model_has_a_manifest_too(workplace: Workplace) -> None:
     run = workplace.job()
     workplace.prepare(run)
-    assert damage(Path(run.plan().model.folder or ""), thorough=True) is None
+    assert damage(Path(run.plan().model.folder or ""), Seq2Seq(), thorough=True) is None
 
 
 def test_a_model_that_does_not_fit_is_not_begun(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     run = workplace.job(model="./tiny")
     workplace.check(run)
     monkeypatch.setattr(store, "free_bytes", lambda folder: 1 << 20)
-    with pytest.raises(DiskFull, match=r"\./tiny \(bf16 copy\) needs 0\.0 GiB .* where 0\.0 GiB are free") as caught:
+    with pytest.raises(DiskFull, match=r"\./tiny \(bf16 copy\) needs \d+ KiB .* where 1,024 KiB are free") as caught:
         workplace.prepare(run)
     assert caught.value.hint
     assert [path.name for path in workplace.settings.models.iterdir()] == [".locks"]
@@ -184,7 +199,7 @@ def test_a_folder_that_changes_while_it_is_copied_is_refused(
         (source / "tokenizer_config.json").write_text("{}")
 
     monkeypatch.setattr(model_store, "convert", disturbed)
-    with pytest.raises(Refused, match="changed while it was copied") as caught:
+    with pytest.raises(Rejected, match="changed while it was copied") as caught:
         workplace.prepare(run)
     assert caught.value.detail_code == "model_changed"
     assert [path.name for path in workplace.settings.models.iterdir()] == [".locks"]
@@ -194,7 +209,7 @@ def test_progress_is_told_while_it_is_written(workplace: Workplace, tmp_path: Pa
     clock = iter(range(10_000))
     journal = Journal(tmp_path / "told.jsonl", clock=lambda: float(next(clock) * 6))
     journal.phase("prepare")
-    stored_model(ModelPlan(source="./tiny", parameters=1), workplace.settings, journal)
+    stored_model(ModelPlan(source="./tiny", parameters=1), workplace.settings, Seq2Seq(), journal)
     lines = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text().splitlines()]
     told = [Heartbeat.model_validate(line).progress for line in lines]
     fractions = [fraction for fraction in told if fraction is not None]

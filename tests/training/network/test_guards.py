@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
-from jobs.errors import Refused
+from jobs.errors import GpuLost, NotPrepared, Rejected
 from tests.training.attempts import attempt, finished
 from tests.training.conftest import MakeRun
 from tests.training.workplace import Workplace, pairs
@@ -26,6 +27,8 @@ from worker.training.journal import Journal
 from worker.training.network import guards
 from worker.training.network.model import LoadedModel, load
 from worker.training.prepare import prepare
+from worker.training.tasks.seq2seq.layout import layout_of
+from worker.training.tasks.seq2seq.task import Seq2Seq
 
 CPU = torch.device("cpu")
 NORM = "encoder.final_layer_norm.weight"
@@ -33,7 +36,7 @@ QUERY = "encoder.block.0.layer.0.SelfAttention.q.weight"
 
 
 def load_plainly(folder: Path) -> LoadedModel:
-    return load(folder, CPU, dropout=None, fused=True, recompute_layers=0)
+    return load(folder, CPU, task=Seq2Seq(), dropout=None, fused=True, activation_checkpointing=0)
 
 
 def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -65,7 +68,7 @@ def to_int8(tensors: dict[str, torch.Tensor]) -> None:
 
 
 @dataclass(frozen=True)
-class Defect:
+class BrokenModel:
     """Something wrong with a model on disk, and how it is refused."""
 
     code: str
@@ -75,33 +78,33 @@ class Defect:
 
 
 DEFECTS = {
-    "missing": Defect("missing_keys", damage_weights(lambda t: t.pop(NORM)), NORM),
-    "unexpected": Defect(
+    "missing": BrokenModel("missing_keys", damage_weights(lambda t: t.pop(NORM)), NORM),
+    "unexpected": BrokenModel(
         "unexpected_keys", damage_weights(lambda t: t.update({"encoder.extra": torch.zeros(2)})), "encoder.extra"
     ),
-    "mismatched": Defect(
+    "mismatched": BrokenModel(
         "mismatched_shapes",
         damage_weights(lambda t: t.update({QUERY: torch.zeros(3, 3)})),
         rf"{QUERY} \(3, 3\) in the file, \(16, 32\) in the model",
     ),
-    "int8": Defect("wrong_dtype", damage_weights(to_int8), QUERY),
-    "head lost": Defect(
+    "int8": BrokenModel("wrong_dtype", damage_weights(to_int8), QUERY),
+    "head lost": BrokenModel(
         "tied_head", damage_weights(lambda t: t.pop("lm_head.weight")), r"lm_head\.weight is not among the weights"
     ),
-    "head overwritten": Defect(
+    "head overwritten": BrokenModel(
         "tied_head",
         damage_weights(lambda t: t.update({"lm_head.weight": t["shared.weight"].clone()})),
         r"lm_head\.weight has the same values as shared\.weight",
     ),
-    "head not tied": Defect(
+    "head not tied": BrokenModel(
         "untied_head", damage_config(tie_word_embeddings=None), r"hold a lm_head\.weight of its own"
     ),
-    "pickle": Defect("no_safetensors", to_pickle, r"only pytorch_model\.bin: pickles can run code"),
-    "code": Defect("remote_code", damage_config(auto_map={"AutoModel": "mine.Mine"}), r"AutoModel.*mine\.Mine"),
-    "quantised": Defect(
-        "quantised", damage_config(quantization_config={"quant_method": "int8"}), "quantized|quantised"
+    "pickle": BrokenModel("no_safetensors", to_pickle, r"only pytorch_model\.bin: pickles can run code"),
+    "code": BrokenModel("remote_code", damage_config(auto_map={"AutoModel": "mine.Mine"}), r"AutoModel.*mine\.Mine"),
+    "quantized": BrokenModel(
+        "quantized", damage_config(quantization_config={"quant_method": "int8"}), "quantized|quantized"
     ),
-    "torn": Defect(
+    "torn": BrokenModel(
         "bad_safetensors",
         lambda folder: os.truncate(folder / "model.safetensors", 9_000),
         r"model\.safetensors is damaged: 9000 bytes long",
@@ -111,7 +114,7 @@ DEFECTS = {
 
 @pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
 def test_a_defect_is_refused_by_every_stage_that_can_meet_it(
-    tmp_path: Path, model_folder: Path, make_run: MakeRun, defect: Defect
+    tmp_path: Path, model_folder: Path, make_run: MakeRun, defect: BrokenModel
 ) -> None:
     place = Workplace(tmp_path / "place")
     place.rows("rows.jsonl", pairs(20))
@@ -122,16 +125,20 @@ def test_a_defect_is_refused_by_every_stage_that_can_meet_it(
     defect.damage(model_folder)
 
     def refused(stage: Callable[[], object]) -> None:
-        with pytest.raises(Refused, match=defect.named) as caught:
+        with pytest.raises(Rejected, match=defect.named) as caught:
             stage()
-        assert (caught.value.reason, caught.value.detail_code) == ("refused", defect.code)
+        assert (caught.value.reason, caught.value.detail_code) == ("rejected", defect.code)
         assert caught.value.hint
 
     refused(lambda: place.check(place.job(model="./mine")))
     settings = place.settings
     refused(lambda: prepare(prepared_later, settings, Journal(prepared_later.attempt_file("prepare"))))
     assert not list(settings.models.glob("*/model.safetensors"))
-    refused(lambda: attempt(trained))
+    if (model_folder / "model.safetensors").exists():
+        refused(lambda: attempt(trained))
+    else:  # the store never had another: prepare makes it again
+        with pytest.raises(NotPrepared, match=r"model\.safetensors"):
+            attempt(trained)
 
 
 @pytest.mark.parametrize(
@@ -146,9 +153,10 @@ def test_what_was_loaded_is_judged_as_well(model_folder: Path, name: str) -> Non
 
     def judge() -> None:
         guards.refuse_incomplete(info)
-        guards.refuse_wrong_tie(model, json.loads((model_folder / "config.json").read_text()), model_folder)
+        config = json.loads((model_folder / "config.json").read_text())
+        guards.refuse_wrong_tie(model, layout_of(config), model_folder)
 
-    with pytest.raises(Refused, match=defect.named) as caught:
+    with pytest.raises(Rejected, match=defect.named) as caught:
         judge()
     assert caught.value.detail_code == defect.code
 
@@ -161,7 +169,7 @@ def test_a_trainer_ends_with_the_reason_and_its_exit_code(model_folder: Path, ma
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 77, ended.stderr
     last = finished(run)
-    assert last.reason == "refused"
+    assert last.reason == "rejected"
     assert last.error is not None and last.error.code == "missing_keys"
     assert NORM in last.error.message
     assert last.error.hint
@@ -202,24 +210,28 @@ def test_a_process_that_loads_wrongly_refuses_to_train(
         return model, info
 
     monkeypatch.setattr(AutoModelForSeq2SeqLM, "from_pretrained", faulty)
-    with pytest.raises(Refused, match=named) as caught:
+    with pytest.raises(Rejected, match=named) as caught:
         attempt(make_run())
     assert caught.value.detail_code == code
     assert "this process is" in str(caught.value.hint) or code == "wrong_dtype"
 
 
-def test_a_model_on_another_device_than_the_card_is_refused(model_folder: Path) -> None:
+def test_a_model_on_another_device_than_the_gpu_is_refused(model_folder: Path) -> None:
     model = load_plainly(model_folder).model
-    with pytest.raises(Refused, match=r"shared\.weight \(cpu\)|tensors not on cuda") as caught:
+    with pytest.raises(Rejected, match=r"shared\.weight \(cpu\)|tensors not on cuda") as caught:
         guards.refuse_misplaced(model, torch.bfloat16, torch.device("cuda"))
     assert caught.value.detail_code == "wrong_device"
+
+
+def converted(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+    tensors.update({name: tensor.to(dtype) for name, tensor in tensors.items()})
 
 
 def test_loads_from_eight_threads_are_all_good_and_bare_ones_are_not(model_folder: Path, tmp_path: Path) -> None:
     folders = []
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         folders.append(Path(shutil.copytree(model_folder, tmp_path / str(dtype))))
-        change_weights(folders[-1], lambda t, to=dtype: t.update({name: t[name].to(to) for name in t}))
+        change_weights(folders[-1], partial(converted, dtype=dtype))
 
     def loads(how: str) -> Any:
         command = [sys.executable, "-m", "tests.training.threaded_loads", how, *map(str, folders)]
@@ -249,7 +261,7 @@ def test_a_tied_model_loads_tied(model_folder: Path) -> None:
 def test_five_names_and_a_count_are_enough() -> None:
     info = {"mismatched_keys": [], "missing_keys": [f"tensor.{n}" for n in range(9)], "unexpected_keys": []}
     with pytest.raises(
-        Refused, match=r"9 tensors missing .*: tensor\.0, tensor\.1, tensor\.2, tensor\.3, tensor\.4, …"
+        Rejected, match=r"9 tensors missing .*: tensor\.0, tensor\.1, tensor\.2, tensor\.3, tensor\.4, …"
     ):
         guards.refuse_incomplete(info)
 
@@ -259,19 +271,19 @@ def test_a_copied_parameter_is_noticed(model_folder: Path) -> None:
     guards.refuse_copied(loaded.model, loaded.pointers)
     norm = loaded.model.get_parameter(NORM)
     norm.data = norm.data.clone()
-    with pytest.raises(Refused, match=f"1 tensors no longer at the address they were loaded to: {NORM}"):
+    with pytest.raises(Rejected, match=f"1 tensors no longer at the address they were loaded to: {NORM}"):
         guards.refuse_copied(loaded.model, loaded.pointers)
 
 
-def test_cards_without_native_bf16_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_without_native_bf16_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(Refused, match="sees no usable CUDA device"):
+    with pytest.raises(GpuLost, match="sees no usable CUDA device"):
         guards.refuse_poor_device(cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    with pytest.raises(Refused, match=r"Tesla T4 \(compute capability 7\.5\) has no native bf16") as caught:
+    with pytest.raises(Rejected, match=r"Tesla T4 \(compute capability 7\.5\) has no native bf16") as caught:
         guards.refuse_poor_device(cuda)
     assert caught.value.detail_code == "no_native_bf16"
     guards.refuse_poor_device(CPU)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,21 +15,21 @@ from transformers.models.t5.modeling_t5 import T5Attention, T5ForConditionalGene
 from tests.training.conftest import CONFIG
 from worker.training.checkpoints.tensorfile import write_tensors
 from worker.training.network.model import LoadedModel, load, weights_of, write_model
+from worker.training.tasks.seq2seq.task import Seq2Seq
 
 CPU = torch.device("cpu")
 
 
-def write(loaded: LoadedModel, target: Path, **facts: object) -> None:
-    write_model(
-        loaded, target, lambda file: write_tensors(file, weights_of(loaded.model)), **({"step": 3, "loss": 1.5} | facts)
-    )
+def write(loaded: LoadedModel, target: Path, **facts: Any) -> None:
+    facts = {"step": 3, "loss": 1.5} | facts
+    write_model(loaded, target, lambda file: write_tensors(file, weights_of(loaded.model)), **facts)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_what_is_written_opens_again_with_every_tensor(model_folder: Path, tmp_path: Path, tied: bool) -> None:
     if tied:
         T5ForConditionalGeneration(T5Config(**CONFIG | {"tie_word_embeddings": True})).save_pretrained(model_folder)
-    loaded = load(model_folder, CPU, dropout=0.3, fused=True, recompute_layers=2)
+    loaded = load(model_folder, CPU, task=Seq2Seq(), dropout=0.3, fused=True, activation_checkpointing=2)
     with torch.no_grad():
         for parameter in loaded.model.parameters():
             parameter.mul_(1.5)
@@ -57,7 +58,7 @@ def test_what_is_written_opens_again_with_every_tensor(model_folder: Path, tmp_p
 
 
 def test_an_older_model_is_replaced_whole(model_folder: Path, tmp_path: Path) -> None:
-    loaded = load(model_folder, CPU, dropout=None, fused=False, recompute_layers=0)
+    loaded = load(model_folder, CPU, task=Seq2Seq(), dropout=None, fused=False, activation_checkpointing=0)
     target = tmp_path / "out"
     write(loaded, target)
     (target / "stale").touch()
@@ -69,7 +70,7 @@ def test_an_older_model_is_replaced_whole(model_folder: Path, tmp_path: Path) ->
 
 def test_dropout_is_set_wherever_there_is_some(model_folder: Path) -> None:
     def rates(dropout: float | None) -> set[float]:
-        model = load(model_folder, CPU, dropout=dropout, fused=True, recompute_layers=0).model
+        model = load(model_folder, CPU, task=Seq2Seq(), dropout=dropout, fused=True, activation_checkpointing=0).model
         modules = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
         return modules | {module.dropout for module in model.modules() if isinstance(module, T5Attention)}
 
@@ -81,9 +82,9 @@ def test_nothing_is_held_twice_while_loading(tmp_path: Path, model_folder: Path)
     big = CONFIG | {"vocab_size": 32_000, "d_model": 512, "d_ff": 2048, "d_kv": 64}
     model = T5ForConditionalGeneration(T5Config(**big))
     model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-    model.to(torch.bfloat16).save_pretrained(model_folder)
+    model.bfloat16().save_pretrained(model_folder)
     del model
-    loaded = load(model_folder, CPU, dropout=None, fused=True, recompute_layers=0)
+    loaded = load(model_folder, CPU, task=Seq2Seq(), dropout=None, fused=True, activation_checkpointing=0)
     assert loaded.parameters == sum(parameter.numel() for parameter in loaded.model.parameters())
     assert loaded.parameter_bytes == 2 * loaded.parameters
     assert 0.9 < loaded.peak_ratio < 1.3  # some MB of the interpreter's own on 90 MB of weights

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import nn
 
-from jobs.errors import NonFinite, Refused
+from jobs.errors import NonFinite, Rejected
 from worker.training.optimizers import adamw as module
 from worker.training.optimizers.adamw import AdamW
-from worker.training.steps.schedule import learning_rate
+from worker.training.steps.learning_rate import learning_rate
 
 LOSS = torch.tensor(1.0)
 
@@ -27,7 +29,7 @@ def draw_gradients(model: nn.Module, seed: int) -> None:
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("chunk", [2**25, 1])
-def test_it_is_torchs_adamw(fused: bool, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adamw_equals_that_of_torch(fused: bool, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
     ours, theirs = layers(), layers()
     matrices = [parameter for parameter in theirs.parameters() if parameter.ndim >= 2]
@@ -84,7 +86,9 @@ def test_with_the_flag_on_the_device_a_bad_step_and_all_after_it_change_nothing(
     tested.raise_if_nonfinite()
     before = {name: state.clone() for name, state in (model.state_dict() | tested.state_dict()).items()}
     draw_gradients(model, 2)
-    next(model.parameters()).grad.view(-1)[3] = float("inf")
+    gradient = next(model.parameters()).grad
+    assert gradient is not None
+    gradient.view(-1)[3] = float("inf")
     tested.step(2, 1e-2, LOSS)
     draw_gradients(model, 3)
     tested.step(3, 1e-2, LOSS)
@@ -118,13 +122,15 @@ def test_states_come_back_and_nothing_missing_is_passed_over() -> None:
         saved | {"exp_avg.9.weight": torch.zeros(1)},
         saved | {"exp_avg.0.weight": torch.zeros(1)},
     ):
-        with pytest.raises(Refused, match=r"exp_avg\.[09]\.weight"):
+        with pytest.raises(Rejected, match=r"exp_avg\.[09]\.weight"):
             other.load_state_dict(change)
 
 
 def test_the_schedule_warms_up_from_above_0_and_would_be_0_after_the_last_step() -> None:
-    def rates(decay: str, warmup: int = 4) -> list[float]:
-        return [learning_rate(step, peak=1.0, steps=10, warmup=warmup, decay=decay) for step in range(1, 12)]
+    def rates(lr_scheduler: Literal["linear", "cosine", "constant"], warmup: int = 4) -> list[float]:
+        return [
+            learning_rate(step, peak=1.0, steps=10, warmup=warmup, lr_scheduler=lr_scheduler) for step in range(1, 12)
+        ]
 
     linear = rates("linear")
     assert linear[:4] == [0.25, 0.5, 0.75, 1.0]

@@ -76,7 +76,7 @@ def test_a_checkpoint_holds_plain_tensors_and_the_tables_of_the_codes() -> None:
     assert found == matrices | vectors | steps | {"table.signed": (full, (256,)), "table.unsigned": (full, (256,))}
 
 
-def test_it_moves_fp32_weights_as_full_states_do() -> None:
+def test_8_bit_states_move_fp32_weights_as_full_states_do() -> None:
     ours, full = parameters(torch.float32), parameters(torch.float32)
     start = parameters(torch.float32)
     tested = AdamW8bit(ours.items(), weight_decay=0.1, max_grad_norm=1.0, seed=1)

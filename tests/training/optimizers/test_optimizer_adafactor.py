@@ -37,7 +37,7 @@ def test_in_fp32_it_is_transformers_adafactor(weight_decay: float, piece: int, m
         torch.testing.assert_close(parameter, theirs[name], rtol=1e-5, atol=1e-6)
 
 
-def test_it_keeps_a_row_and_a_column_of_a_matrix() -> None:
+def test_adafactor_keeps_a_row_and_a_column_of_a_matrix() -> None:
     weight = nn.Parameter(torch.zeros(512, 256, dtype=torch.bfloat16))
     states = Adafactor([("w", weight)], weight_decay=0.0, max_grad_norm=1.0, seed=1).state_dict()
     assert {name: (state.dtype, tuple(state.shape)) for name, state in states.items()} == {

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.errors import NonFinite, Refused
-from jobs.spec import ScheduleSpec
+from jobs.errors import NonFinite, Rejected
+from jobs.spec import TrainingSpec
 from worker.training.optimizers import adamw_8bit
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.parametrize("name", NAMES)
 
 
 @pytest.fixture(autouse=True)
-def _eager_and_quantised(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _eager_and_quantized(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Not compiled here, which would take half a minute; and matrices of 512 numbers get states of one byte."""
     monkeypatch.setattr(adamw_8bit, "LEAST_QUANTISED", 512)
     with torch.compiler.set_stance("force_eager"):
@@ -32,8 +32,8 @@ def layers() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 3)).bfloat16()
 
 
-def made(name: Any, model: nn.Module, **schedule: Any) -> Optimizer:
-    return make_optimizer(name, model.named_parameters(), ScheduleSpec(**schedule), fused=True)
+def made(name: Any, model: nn.Module, **training: Any) -> Optimizer:
+    return make_optimizer(name, model.named_parameters(), TrainingSpec(**training), fused=True)
 
 
 def draw_gradients(model: nn.Module, seed: int, size: float = 1.0) -> None:
@@ -110,7 +110,9 @@ def test_a_step_that_is_not_finite_changes_neither_weights_nor_states(name: str,
     before = everything(model, tested)
     draw_gradients(model, 2)
     if where == "gradient":
-        next(model.parameters()).grad.view(-1)[3] = float("nan")
+        gradient = next(model.parameters()).grad
+        assert gradient is not None
+        gradient.view(-1)[3] = float("nan")
     with pytest.raises(NonFinite, match=r"step 2 .* those of step 1"):
         tested.step(2, 1e-2, LOSS if where == "gradient" else torch.tensor(float("inf")))
     assert_same(everything(model, tested), before)
@@ -160,9 +162,9 @@ def test_states_that_are_not_exactly_its_own_are_refused(name: str) -> None:
         saved | {key: saved[key][:-1]},
         saved | {key: saved[key].double()},
     ):
-        with pytest.raises(Refused, match=key) as caught:
+        with pytest.raises(Rejected, match=key) as caught:
             tested.load_state_dict(change)
         assert caught.value.detail_code == "optimizer_state"
     for other_name in set(NAMES) - {name}:
-        with pytest.raises(Refused):
+        with pytest.raises(Rejected):
             made(other_name, layers()).load_state_dict(saved)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from jobs.memory_plan import Candidate
-from tests.training.network.test_flops import XL
+from jobs.text.units import GIB
+from tests.training.conftest import XL
 from worker.training.planning.ladder import RECOMPUTE, WORTH, Fixed, Ladder, choice
-from worker.training.planning.prediction import Prediction, Setting, Shape
+from worker.training.planning.prediction import Prediction, Setting
 from worker.training.planning.row_time import RowTime
+from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.seq2seq.task import Seq2Seq
 
-GIB = 2**30
 PARAMETERS = 2_849_757_184
 CONTEXT = GIB // 2
 STATES = {"adamw": 12, "adamw_8bit": 2, "adafactor": 0}
@@ -26,9 +28,9 @@ class Plain:
     def __init__(self) -> None:
         self.asked: list[tuple[int, Setting]] = []
 
-    def predict(self, shape: Shape, setting: Setting, *, padded: bool = True) -> Prediction:
+    def predict(self, shape: MicroBatchShape, setting: Setting, *, padded: bool = True) -> Prediction:
         self.asked.append((shape.rows, setting))
-        every = setting.recompute_layers
+        every = setting.activation_checkpointing
         row = GIB if not every else int(GIB * (1 - 0.9 / every))
         parts = {
             "weights": 2 * PARAMETERS, "gradients": 2 * PARAMETERS,
@@ -40,25 +42,27 @@ class Plain:
     def most_rows(
         self, inputs: int, targets: int, setting: Setting, limit_bytes: int, cap: int
     ) -> tuple[int, Prediction]:
-        one, two = (self.predict(Shape(rows, inputs, targets), setting).peak for rows in (1, 2))
+        one, two = (self.predict(MicroBatchShape(rows, inputs, targets), setting).peak for rows in (1, 2))
         rows = max(0, min(cap, 1 + (limit_bytes - one) // (two - one)))
-        return rows, self.predict(Shape(max(1, rows), inputs, targets), setting)
+        return rows, self.predict(MicroBatchShape(max(1, rows), inputs, targets), setting)
 
 
-def ladder(limit_gib: float, *, cap: int = 128, model: Plain | None = None, card: str | None = None) -> Ladder:
-    pace = RowTime(XL, 256, 256, 2 * PARAMETERS, card)
+def ladder(limit_gib: float, *, cap: int = 128, model: Plain | None = None, gpu: str | None = None) -> Ladder:
+    pace = RowTime(Seq2Seq(), XL, 256, 256, 2 * PARAMETERS, gpu)
     return Ladder(model or Plain(), pace, limit=int(limit_gib * GIB), context=CONTEXT, cap=cap)
 
 
 def way(candidate: Candidate | None) -> tuple[str, int, int] | None:
-    return candidate and (candidate.optimizer, candidate.recompute_layers, candidate.micro_batch)
+    return None if candidate is None else (
+        candidate.optimizer, candidate.activation_checkpointing, candidate.micro_batch
+    )  # fmt: skip
 
 
 def test_with_room_for_all_the_best_is_the_fastest_and_nothing_else_is_traced() -> None:
     model = Plain()
     (only,) = ladder(1000, model=model).walk(Fixed())
     assert way(only) == ("adamw", 0, 128)
-    assert (only.slowdown, only.score) == (pytest.approx(1), pytest.approx(1))
+    assert (only.slowdown, only.score) == pytest.approx((1, 1))
     assert {setting for _, setting in model.asked} == {Setting(0, "adamw")}
 
 
@@ -78,8 +82,8 @@ def test_looking_no_further_than_can_win_finds_what_looking_at_everything_finds(
     every = [
         candidate
         for optimizer in WORTH
-        for recompute_layers in RECOMPUTE
-        for candidate in ladder(limit).walk(Fixed(optimizer, recompute_layers))
+        for activation_checkpointing in RECOMPUTE
+        for candidate in ladder(limit).walk(Fixed(optimizer, activation_checkpointing))
         if candidate.fits
     ]
     chosen = choice(ladder(limit).walk(Fixed()))
@@ -89,10 +93,10 @@ def test_looking_no_further_than_can_win_finds_what_looking_at_everything_finds(
 
 
 def test_a_score_is_speed_times_worth() -> None:
-    pace = RowTime(XL, 256, 256, 2 * PARAMETERS, None)
+    pace = RowTime(Seq2Seq(), XL, 256, 256, 2 * PARAMETERS, None)
     for candidate in ladder(20).walk(Fixed()):
         rows = candidate.micro_batch or 1
-        slowdown = pace.seconds(rows, candidate.recompute_layers) / pace.seconds(128, 0)
+        slowdown = pace.seconds(rows, candidate.activation_checkpointing) / pace.seconds(128, 0)
         assert candidate.slowdown == pytest.approx(slowdown)
         assert candidate.score == pytest.approx(WORTH[candidate.optimizer] / slowdown)
 
@@ -109,14 +113,14 @@ def test_candidates_come_best_first_and_parts_are_the_peak() -> None:
 def test_recomputation_is_taken_where_it_lets_in_enough_rows() -> None:
     # One row fits without; recomputing lets in more, whose launches and weights are then shared.
     chosen = choice(ladder(17.2 + 0.9).walk(Fixed()))
-    assert chosen is not None and chosen.recompute_layers > 0 and chosen.micro_batch > 1
+    assert chosen is not None and chosen.activation_checkpointing > 0 and chosen.micro_batch > 1
 
 
 @pytest.mark.parametrize(
     ("fixed", "limit"),
     [
-        (Fixed(optimizer="adafactor"), 30), (Fixed(recompute_layers=1), 30), (Fixed(recompute_layers=7), 30),
-        (Fixed(micro_batch=2), 30), (Fixed("adamw", 0, 3), 60),
+        (Fixed(optimizer="adafactor"), 30), (Fixed(activation_checkpointing=1), 30),
+        (Fixed(activation_checkpointing=7), 30), (Fixed(micro_batch=2), 30), (Fixed("adamw", 0, 3), 60),
     ],
 )  # fmt: skip
 def test_what_the_job_sets_is_never_changed(fixed: Fixed, limit: float) -> None:
@@ -127,7 +131,7 @@ def test_what_the_job_sets_is_never_changed(fixed: Fixed, limit: float) -> None:
 
 
 def test_the_nearest_setting_changes_the_fewest_keys_and_of_those_the_best() -> None:
-    fixed = Fixed(recompute_layers=0, micro_batch=64)
+    fixed = Fixed(activation_checkpointing=0, micro_batch=64)
     assert choice(ladder(30).walk(fixed)) is None
     found = ladder(30).nearest(fixed)
     assert found is not None
@@ -154,12 +158,12 @@ def test_where_nothing_fits_the_smallest_is_known() -> None:
 
 
 def test_the_slower_the_memory_the_more_a_small_micro_batch_costs() -> None:
-    def cost(card: str) -> float:
-        pace = RowTime(XL, 256, 256, 2 * PARAMETERS, card)
+    def cost(gpu: str) -> float:
+        pace = RowTime(Seq2Seq(), XL, 256, 256, 2 * PARAMETERS, gpu)
         return pace.seconds(1, 0) - pace.seconds(2, 0)
 
     assert cost("NVIDIA GeForce RTX 3090") > cost("NVIDIA GeForce RTX 5090") > cost("NVIDIA H200")
-    assert cost("a card that nobody knows") == cost("NVIDIA GeForce RTX 5090")
+    assert cost("a GPU that nobody knows") == cost("NVIDIA GeForce RTX 5090")
 
 
 def test_eight_rows_are_looked_at_first_where_no_more_are_wanted() -> None:

@@ -7,38 +7,33 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jobs.cards import CardFacts
-from jobs.errors import DiskFull, Refused, StageError
-from jobs.memory_plan import GIB, MemoryPlan
+from jobs.errors import DiskFull, Rejected, StageError
+from jobs.gpus import GpuFacts
+from jobs.memory_plan import MemoryPlan
 from jobs.spec import parse_spec
+from jobs.text.units import GIB
+from tests.disk_room import free_bytes
 from tests.memory_plans import memory_plan
-from tests.training.conftest import CONFIG
+from tests.training.conftest import CONFIG, XL
 from tests.training.hub_server import running_hub
-from tests.training.network.test_flops import XL
 from tests.training.workplace import Workplace, pairs
-from worker.training.models import builtin
-from worker.training.planning import room
 from worker.training.planning.budget import Budget, find_budget
-from worker.training.planning.memory_plan import plan_memory, rungs
+from worker.training.planning.memory_plan import fallbacks, plan_memory
 from worker.training.planning.picture import draw
 from worker.training.planning.stages import still_right
+from worker.training.tasks.seq2seq import builtin
 
 NAME = "cooks/t5-xl"
 SHORT = {"max_input_tokens": 256, "max_target_tokens": 256}
 
 
-def card(gib: float, name: str = "NVIDIA GeForce RTX 5090") -> CardFacts:
+def gpu(gib: float, name: str = "NVIDIA GeForce RTX 5090") -> GpuFacts:
     """As nvidia-smi would report it."""
-    return CardFacts(name, int(gib * GIB))
-
-
-def with_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    return GpuFacts(name, int(gib * GIB))
 
 
 @pytest.fixture
@@ -59,21 +54,21 @@ def xl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
     (folder / "model.safetensors").write_bytes(b"")
     place = Workplace(tmp_path / "place", offline=False)
     place.rows("rows.jsonl", pairs(60))
-    with_free(monkeypatch, 500 * GIB)
+    free_bytes(monkeypatch, 500 * GIB)
     with running_hub(monkeypatch) as server:
         server.repositories[f"models/{NAME}"] = folder
         yield place
 
 
-def checked(place: Workplace, reported: CardFacts | None, **parts: Any) -> MemoryPlan:
-    """The memory of the plan that check writes for a card."""
-    place.settings = dataclasses.replace(place.settings, device="cuda", card=reported)
+def checked(place: Workplace, reported: GpuFacts | None, **parts: Any) -> MemoryPlan:
+    """The memory of the plan that check writes for a GPU."""
+    place.settings = dataclasses.replace(place.settings, device="cuda", gpu=reported)
     run = place.job(**parts)
     place.check(run)
     plan = run.plan()
     assert plan.memory is not None
-    chosen = plan.memory.micro_batch, plan.memory.recompute_layers, plan.memory.optimizer
-    assert (plan.resolved.micro_batch, plan.resolved.recompute_layers, plan.resolved.optimizer) == chosen
+    chosen = plan.memory.micro_batch, plan.memory.activation_checkpointing, plan.memory.optimizer
+    assert (plan.resolved.micro_batch, plan.resolved.activation_checkpointing, plan.resolved.optimizer) == chosen
     return plan.memory
 
 
@@ -81,13 +76,13 @@ def checked(place: Workplace, reported: CardFacts | None, **parts: Any) -> Memor
 
 
 def test_on_32_gb_xl_needs_no_recomputation(xl: Workplace) -> None:
-    plan = checked(xl, card(31.84), model=NAME, data=SHORT)
-    assert (plan.optimizer, plan.recompute_layers) == ("adamw_8bit", 0)
+    plan = checked(xl, gpu(31.84), model=NAME, data=SHORT)
+    assert (plan.optimizer, plan.activation_checkpointing) == ("adamw_8bit", 0)
     assert plan.micro_batch >= 8
     assert (plan.input_tokens, plan.target_tokens) == (256, 256)
     assert plan.peak_bytes <= plan.budget_bytes - plan.margin_bytes
     assert plan.budget_bytes / GIB == pytest.approx(31.34, abs=0.01)
-    assert (plan.budget_source, plan.card) == ("card", "NVIDIA GeForce RTX 5090")
+    assert (plan.budget_source, plan.gpu) == ("gpu", "NVIDIA GeForce RTX 5090")
     assert sum(plan.parts.values()) == plan.peak_bytes
     assert plan.parts["context"] == int(0.8 * GIB)
     assert "adamw needs more than 43." in plan.why
@@ -98,39 +93,39 @@ def test_on_32_gb_xl_needs_no_recomputation(xl: Workplace) -> None:
 
 
 def test_8_rows_of_256_tokens_with_8_bit_states_take_at_most_28_gib(xl: Workplace) -> None:
-    plan = checked(xl, card(31.84), model=NAME, data=SHORT, memory={"micro_batch": 8, "optimizer": "adamw_8bit"})
-    assert (plan.micro_batch, plan.recompute_layers) == (8, 0)
+    plan = checked(xl, gpu(31.84), model=NAME, data=SHORT, memory={"micro_batch": 8, "optimizer": "adamw_8bit"})
+    assert (plan.micro_batch, plan.activation_checkpointing) == (8, 0)
     assert plan.peak_bytes <= 28 * GIB
 
 
 def test_on_24_gb_it_trains_with_fewer_rows_or_some_recomputation(xl: Workplace) -> None:
-    plan = checked(xl, card(24, "NVIDIA GeForce RTX 4090"), model=NAME, data=SHORT)
+    plan = checked(xl, gpu(24, "NVIDIA GeForce RTX 4090"), model=NAME, data=SHORT)
     assert plan.optimizer == "adamw_8bit"
-    assert 1 <= plan.micro_batch < 8 or plan.recompute_layers > 0
+    assert 1 <= plan.micro_batch < 8 or plan.activation_checkpointing > 0
     assert plan.peak_bytes <= plan.budget_bytes - plan.margin_bytes < 23 * GIB
     assert len([each for each in plan.candidates if each.parts]) > 1
 
 
 def test_on_8_gb_it_is_refused_with_numbers(xl: Workplace) -> None:
-    with pytest.raises(Refused) as caught:
-        checked(xl, card(8, "NVIDIA GeForce RTX 4060"), model=NAME, data=SHORT)
+    with pytest.raises(Rejected) as caught:
+        checked(xl, gpu(8, "NVIDIA GeForce RTX 4060"), model=NAME, data=SHORT)
     error = caught.value
     assert (error.detail_code, error.param) == ("does_not_fit", "model")
     assert "at its least (adafactor, every layer recomputed, micro-batch 1 of 256/256 tokens)" in str(error)
     assert "and the budget is 7.5 GiB (NVIDIA GeForce RTX 4060), of which 0.2 GiB stay free" in str(error)
-    assert error.hint is not None and "a card with more memory" in error.hint and "max_input_tokens" in error.hint
+    assert error.hint is not None and "a GPU with more memory" in error.hint and "max_input_tokens" in error.hint
 
 
 def test_a_setting_that_does_not_fit_is_refused_with_the_nearest_that_does(xl: Workplace) -> None:
-    with pytest.raises(Refused) as caught:
-        checked(xl, card(31.84), model=NAME, data=SHORT, memory={"optimizer": "adamw", "micro_batch": 8})
+    with pytest.raises(Rejected) as caught:
+        checked(xl, gpu(31.84), model=NAME, data=SHORT, memory={"optimizer": "adamw", "micro_batch": 8})
     error = caught.value
     assert (error.detail_code, error.param) == ("does_not_fit", "memory.optimizer")
     assert "adamw, every layer recomputed, micro-batch 8" in str(error)
     assert error.hint is not None and error.hint.startswith('with memory.optimizer: "adamw_8bit" it fits: ')
 
 
-def test_a_card_nobody_has_reported_is_assumed_and_said_to_be(xl: Workplace) -> None:
+def test_a_gpu_nobody_has_reported_is_assumed_and_said_to_be(xl: Workplace) -> None:
     plan = checked(xl, None, model=NAME, data=SHORT)
     assert plan.budget_source == "assumed"
     assert "(NVIDIA GeForce RTX 5090, assumed; " in plan.text
@@ -145,7 +140,7 @@ def test_a_small_model_on_a_cpu_trains_as_plainly_as_ever(workplace: Workplace) 
     plan = run.plan()
     assert plan.memory is not None and told["memory"]["text"] == plan.memory.text
     assert plan.resolved.model_dump() == {
-        "micro_batch": 8, "recompute_layers": 0, "optimizer": "adamw", "compile": False,
+        "micro_batch": 8, "activation_checkpointing": 0, "optimizer": "adamw", "compile": False,
     }  # fmt: skip
     assert (plan.memory.budget_source, plan.memory.margin_bytes, plan.memory.parts["context"]) == ("host", 0, 0)
     assert (plan.memory.input_tokens, plan.memory.target_tokens) == (512, 512)
@@ -178,14 +173,14 @@ def test_prepare_takes_the_plan_of_check_where_nothing_differs(
 @pytest.mark.parametrize(
     ("longest", "budget", "right"),
     [
-        ((256, 256), Budget(31 * GIB, "card", "NVIDIA GeForce RTX 5090", GIB), True),
-        ((256, 128), Budget(31 * GIB, "card", "NVIDIA GeForce RTX 5090", GIB), False),
-        ((256, 256), Budget(30 * GIB, "card", "NVIDIA GeForce RTX 5090", GIB), False),
-        ((256, 256), Budget(31 * GIB, "card", "NVIDIA H200", GIB), False),
+        ((256, 256), Budget(31 * GIB, "gpu", "NVIDIA GeForce RTX 5090", GIB), True),
+        ((256, 128), Budget(31 * GIB, "gpu", "NVIDIA GeForce RTX 5090", GIB), False),
+        ((256, 256), Budget(30 * GIB, "gpu", "NVIDIA GeForce RTX 5090", GIB), False),
+        ((256, 256), Budget(31 * GIB, "gpu", "NVIDIA H200", GIB), False),
         ((256, 256), Budget(31 * GIB, "assumed", "NVIDIA GeForce RTX 5090", GIB), False),
     ],
 )
-def test_a_plan_is_as_good_as_new_only_for_the_same_rows_and_the_same_card(
+def test_a_plan_is_as_good_as_new_only_for_the_same_rows_and_the_same_gpu(
     longest: tuple[int, int], budget: Budget, right: bool
 ) -> None:
     assert still_right(memory_plan(), longest, budget) is right
@@ -193,7 +188,7 @@ def test_a_plan_is_as_good_as_new_only_for_the_same_rows_and_the_same_card(
 
 @pytest.mark.parametrize(("free_gib", "right"), [(40, True), (27, True), (25, False)])
 def test_on_a_cpu_a_plan_stays_right_while_it_fits(free_gib: int, right: bool) -> None:
-    plan = memory_plan(device="cpu", card=None, budget_source="host")
+    plan = memory_plan(device="cpu", gpu=None, budget_source="host")
     assert still_right(plan, (256, 256), Budget(free_gib * GIB, "host", None, 0)) is right
 
 
@@ -209,15 +204,15 @@ def test_the_picture_grows_with_what_was_tried_and_is_the_same_for_the_same_plan
 
 
 def test_the_time_follows_what_is_recomputed(workplace: Workplace) -> None:
-    workplace.settings = dataclasses.replace(workplace.settings, card=card(31.84))
-    run = workplace.job(memory={"recompute_layers": 1})
+    workplace.settings = dataclasses.replace(workplace.settings, gpu=gpu(31.84))
+    run = workplace.job(memory={"activation_checkpointing": 1})
     workplace.check(run)
     time = run.plan().time
     assert time is not None and time.recomputed_flops > 0
 
 
 def test_a_micro_batch_is_never_more_than_a_step(workplace: Workplace) -> None:
-    run = workplace.job(memory={"micro_batch": 64}, schedule={"batch_size": 16})
+    run = workplace.job(memory={"micro_batch": 64}, training={"batch_size": 16})
     workplace.check(run)
     assert run.plan().resolved.micro_batch == 16
 
@@ -231,30 +226,30 @@ def test_a_budget_that_is_too_small_on_a_cpu_is_refused(workplace: Workplace) ->
 
 def test_an_attempt_goes_on_with_its_optimizer() -> None:
     spec = parse_spec({"data": {"train": "rows.jsonl"}})
-    budget = find_budget(spec.memory, "cuda", card(24))
+    budget = find_budget(spec.memory, "cuda", gpu(24))
     plan = plan_memory(spec, builtin.CONFIG, (64, 64), device="cuda", budget=budget, optimizer="adafactor")
-    assert (plan.optimizer, plan.recompute_layers, plan.micro_batch) == ("adafactor", 0, 128)
+    assert (plan.optimizer, plan.activation_checkpointing, plan.micro_batch) == ("adafactor", 0, 128)
     assert plan.disk is None and plan.why.startswith("the run began with adafactor; ")
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Rejected) as caught:
         plan_memory(
             spec, builtin.CONFIG, (64, 64), device="cuda", budget=Budget(2**20, "job", None, 0), optimizer="adamw"
         )
-    assert "adafactor" not in f"{caught.value} {caught.value.hint}", "no way out is one that would be refused"
+    assert "adafactor" not in f"{caught.value} {caught.value.hint}", "no hint suggests what would be refused"
 
 
 def test_a_config_that_no_attempt_could_train_with_is_refused() -> None:
     spec = parse_spec({"data": {"train": "rows.jsonl"}})
     config = {key: value for key, value in CONFIG.items() if key != "decoder_start_token_id"}
-    with pytest.raises(Refused, match="it has no decoder_start_token_id") as caught:
+    with pytest.raises(Rejected, match="it has no decoder_start_token_id") as caught:
         plan_memory(spec, config, (64, 64), device="cpu", budget=find_budget(spec.memory, "cpu", None))
     assert caught.value.detail_code == "bad_config"
 
 
-# -- rungs -------------------------------------------------------------------------------------------------------------
+# -- fallbacks ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("micro_batch", "recompute_layers", "below"),
+    ("micro_batch", "activation_checkpointing", "below"),
     [
         (8, 0, [(4, 0), (2, 0), (1, 0), (1, 2), (1, 1)]),
         (11, 4, [(5, 4), (2, 4), (1, 4), (1, 2), (1, 1)]),
@@ -263,12 +258,12 @@ def test_a_config_that_no_attempt_could_train_with_is_refused() -> None:
     ],
 )
 def test_rungs_fall_to_one_row_and_then_to_recomputation(
-    micro_batch: int, recompute_layers: int, below: list[tuple[int, int]]
+    micro_batch: int, activation_checkpointing: int, below: list[tuple[int, int]]
 ) -> None:
-    plan = memory_plan(micro_batch=micro_batch, recompute_layers=recompute_layers)
-    assert rungs(plan, parse_spec({"data": {"train": "a.jsonl"}})) == below
-    said = parse_spec({"data": {"train": "a.jsonl"}, "memory": {"recompute_layers": recompute_layers}})
-    assert rungs(plan, said) == [rung for rung in below if rung[1] == recompute_layers]
+    plan = memory_plan(micro_batch=micro_batch, activation_checkpointing=activation_checkpointing)
+    assert fallbacks(plan, parse_spec({"data": {"train": "a.jsonl"}})) == below
+    said = parse_spec({"data": {"train": "a.jsonl"}, "memory": {"activation_checkpointing": activation_checkpointing}})
+    assert fallbacks(plan, said) == [fallback for fallback in below if fallback[1] == activation_checkpointing]
 
 
 # -- the disk ----------------------------------------------------------------------------------------------------------
@@ -277,7 +272,7 @@ def test_rungs_fall_to_one_row_and_then_to_recomputation(
 def test_without_room_for_one_checkpoint_and_the_model_the_job_is_refused(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_free(monkeypatch, 10 << 20)
+    free_bytes(monkeypatch, 10 << 20)
     with pytest.raises(DiskFull) as caught:
         workplace.check(workplace.job())
     assert caught.value.detail_code == "no_room"
@@ -288,7 +283,7 @@ def test_without_room_for_one_checkpoint_and_the_model_the_job_is_refused(
 def test_with_room_for_some_checkpoints_the_plan_says_how_many(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_free(monkeypatch, 50 << 20)
+    free_bytes(monkeypatch, 50 << 20)
     run = workplace.job()
     workplace.check(run)
     memory = run.plan().memory

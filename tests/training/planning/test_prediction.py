@@ -11,13 +11,17 @@ import torch
 
 from benchmarks.memory_prediction import Configuration, measured
 from benchmarks.random_t5 import SHAPES
-from jobs.errors import Refused
-from jobs.spec import ScheduleSpec
+from benchmarks.stock_tasks import Causal, Classification
+from jobs.errors import Rejected
+from jobs.memory_plan import OptimizerName
+from jobs.spec import TrainingSpec
 from worker.training.machine.usage import process_bytes
-from worker.training.models.layout import t5_parameters
-from worker.training.optimizers.optimizer import OptimizerName
-from worker.training.planning.bare_model import TaskKind
-from worker.training.planning.prediction import Predictor, Setting, Shape
+from worker.training.planning.prediction import Setting
+from worker.training.planning.predictor import Predictor
+from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.seq2seq.layout import layout_of
+from worker.training.tasks.seq2seq.task import Seq2Seq
+from worker.training.tasks.task import Task
 
 T5: dict[str, Any] = SHAPES["small"] | {
     "vocab_size": 1024, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_heads": 4, "num_layers": 3,
@@ -32,23 +36,24 @@ ROBERTA: dict[str, Any] = {
     "model_type": "roberta", "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
     "num_attention_heads": 4, "max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 1, "num_labels": 3,
 }  # fmt: skip
-SHAPE = Shape(8, 64, 48)
+SHAPE = MicroBatchShape(8, 64, 48)
 ADAFACTOR = Setting(0, "adafactor")
 
 
 def predictor(
     config: dict[str, Any] = T5, device: Literal["cpu", "cuda"] = "cpu", fused: bool = True, **options: Any
 ) -> Predictor:
-    return Predictor(config, device=device, fused=fused, **{"dropout": None, "schedule": ScheduleSpec()} | options)
+    options = {"task": Seq2Seq(), "dropout": None, "training": TrainingSpec()} | options
+    return Predictor(config, device=device, fused=fused, **options)
 
 
 @pytest.fixture(scope="module")
-def on_card() -> Predictor:
+def on_gpu() -> Predictor:
     return predictor(device="cuda")
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "recompute_layers", "dtype", "fused", "padded"),
+    ("optimizer", "activation_checkpointing", "dtype", "fused", "padded"),
     [
         ("adamw", 0, torch.bfloat16, True, True),
         ("adamw_8bit", 1, torch.bfloat16, True, False),
@@ -59,36 +64,47 @@ def on_card() -> Predictor:
     ],
 )
 def test_a_t5_takes_what_was_predicted(
-    optimizer: OptimizerName, recompute_layers: int, dtype: torch.dtype, fused: bool, padded: bool
+    optimizer: OptimizerName, activation_checkpointing: int, dtype: torch.dtype, fused: bool, padded: bool
 ) -> None:
-    assert_predicted("seq2seq", T5, optimizer, recompute_layers, dtype, fused, padded)
+    assert_predicted(Seq2Seq(), T5, optimizer, activation_checkpointing, dtype, fused, padded)
 
 
 @pytest.mark.parametrize(
-    ("task", "config", "recompute_layers", "padded"),
-    [("causal", QWEN2, 0, True), ("causal", QWEN2, 1, False), ("classification", ROBERTA, 0, True)],
+    ("task", "config", "activation_checkpointing", "padded"),
+    [(Causal(), QWEN2, 0, True), (Causal(), QWEN2, 1, False), (Classification(), ROBERTA, 0, True)],
 )
-def test_so_do_other_models(task: TaskKind, config: dict[str, Any], recompute_layers: int, padded: bool) -> None:
-    assert_predicted(task, config, "adafactor", recompute_layers, torch.bfloat16, False, padded)
+def test_other_models_are_predicted_as_exactly(
+    task: Task, config: dict[str, Any], activation_checkpointing: int, padded: bool
+) -> None:
+    assert_predicted(task, config, "adafactor", activation_checkpointing, torch.bfloat16, False, padded)
 
 
 def assert_predicted(
-    task: TaskKind,
+    task: Task,
     config: dict[str, Any],
     optimizer: OptimizerName,
-    recompute_layers: int,
+    activation_checkpointing: int,
     dtype: torch.dtype,
     fused: bool,
     padded: bool,
 ) -> None:
     predicted = predictor(config, task=task, dtype=dtype, fused=fused).predict(
-        SHAPE, Setting(recompute_layers, optimizer), padded=padded
+        SHAPE, Setting(activation_checkpointing, optimizer), padded=padded
     )
     passes, update = measured(
         task,
         config,
         Configuration(
-            "", "", optimizer, SHAPE.rows, SHAPE.inputs, SHAPE.targets, recompute_layers, dtype, fused, padded
+            "",
+            "",
+            optimizer,
+            SHAPE.rows,
+            SHAPE.input_width,
+            SHAPE.target_width,
+            activation_checkpointing,
+            dtype,
+            fused,
+            padded,
         ),
     )
     assert predicted.pass_peak == pytest.approx(passes, rel=0.02)
@@ -103,16 +119,16 @@ def test_weights_and_gradients_are_counted_exactly(tied: bool, device: Literal["
     config = T5 | {"tie_word_embeddings": tied}
     one = predictor(config, device)
     parts = one.predict(SHAPE, ADAFACTOR).parts
-    assert one.parameters == t5_parameters(config)
+    assert one.parameters == layout_of(config).parameters
     assert one.parameter_bytes == 2 * one.parameters
-    # The card's allocator rounds each tensor up to 512 bytes.
+    # The GPU's allocator rounds each tensor up to 512 bytes.
     assert parts["weights"] == parts["gradients"]
     assert 0 <= parts["weights"] - one.parameter_bytes <= (512 * 200 if device == "cuda" else 0)
 
 
-def test_states_are_those_of_the_optimizer(on_card: Predictor) -> None:
+def test_states_are_those_of_the_optimizer(on_gpu: Predictor) -> None:
     per_weight = {
-        name: on_card.predict(SHAPE, Setting(0, name)).parts["optimizer"] / on_card.parameters
+        name: on_gpu.predict(SHAPE, Setting(0, name)).parts["optimizer"] / on_gpu.parameters
         for name in ("adamw", "adamw_8bit", "adafactor")
     }
     assert per_weight["adamw"] == pytest.approx(12, rel=0.05)
@@ -120,27 +136,27 @@ def test_states_are_those_of_the_optimizer(on_card: Predictor) -> None:
     assert per_weight["adafactor"] < 0.4
 
 
-def test_a_card_keeps_less_than_the_cpu(on_card: Predictor) -> None:
+def test_a_gpu_keeps_less_than_the_cpu(on_gpu: Predictor) -> None:
     # Dropout masks of a byte instead of numbers, and attention that keeps no scores.
-    kept = on_card.predict(SHAPE, ADAFACTOR).activations_after_forward
+    kept = on_gpu.predict(SHAPE, ADAFACTOR).activations_after_forward
     assert kept < 0.8 * predictor().predict(SHAPE, ADAFACTOR).activations_after_forward
 
 
-def test_dropout_masks_are_counted(on_card: Predictor) -> None:
+def test_dropout_masks_are_counted(on_gpu: Predictor) -> None:
     without = predictor(device="cuda", dropout=0.0)
-    assert without.predict(SHAPE, ADAFACTOR).peak < on_card.predict(SHAPE, ADAFACTOR).peak
+    assert without.predict(SHAPE, ADAFACTOR).peak < on_gpu.predict(SHAPE, ADAFACTOR).peak
 
 
-def test_fused_modules_keep_less(on_card: Predictor) -> None:
+def test_fused_modules_keep_less(on_gpu: Predictor) -> None:
     stock = predictor(device="cuda", fused=False)
-    assert on_card.predict(SHAPE, ADAFACTOR).activations_after_forward < 0.8 * (
+    assert on_gpu.predict(SHAPE, ADAFACTOR).activations_after_forward < 0.8 * (
         stock.predict(SHAPE, ADAFACTOR).activations_after_forward
     )
 
 
-def test_stock_models_of_all_tasks_run_on_the_kernels_of_a_card() -> None:
-    configs: dict[TaskKind, dict[str, Any]] = {"causal": QWEN2, "classification": ROBERTA}
-    for task, config in configs.items():
+def test_stock_models_of_all_tasks_run_on_the_kernels_of_a_gpu() -> None:
+    configs: list[tuple[Task, dict[str, Any]]] = [(Causal(), QWEN2), (Classification(), ROBERTA)]
+    for task, config in configs:
         one = predictor(config, "cuda", task=task)
         peaks = {
             (recompute, padded): one.predict(SHAPE, Setting(recompute, "adamw_8bit"), padded=padded).pass_peak
@@ -152,33 +168,33 @@ def test_stock_models_of_all_tasks_run_on_the_kernels_of_a_card() -> None:
         assert peaks[0, False] < 1.01 * peaks[0, True]
 
 
-def test_recomputing_layers_lowers_activations(on_card: Predictor) -> None:
-    kept = [on_card.predict(SHAPE, Setting(every, "adafactor")).activations_after_forward for every in (0, 3, 2, 1)]
+def test_recomputing_layers_lowers_activations(on_gpu: Predictor) -> None:
+    kept = [on_gpu.predict(SHAPE, Setting(every, "adafactor")).activations_after_forward for every in (0, 3, 2, 1)]
     assert kept == sorted(kept, reverse=True)
     assert len(set(kept)) == 4
 
 
-def test_more_rows_take_more(on_card: Predictor) -> None:
-    peaks = [on_card.predict(Shape(rows, 64, 48), ADAFACTOR).pass_peak for rows in (1, 2, 3, 8, 20)]
+def test_more_rows_take_more(on_gpu: Predictor) -> None:
+    peaks = [on_gpu.predict(MicroBatchShape(rows, 64, 48), ADAFACTOR).pass_peak for rows in (1, 2, 3, 8, 20)]
     assert peaks == sorted(set(peaks))
 
 
-@pytest.mark.parametrize(("device", "recompute_layers"), [("cuda", 0), ("cuda", 1), ("cpu", 0)])
-def test_most_rows_is_what_trying_all_would_find(device: Literal["cpu", "cuda"], recompute_layers: int) -> None:
-    cap, setting = (20, Setting(recompute_layers, "adafactor")) if device == "cuda" else (6, ADAFACTOR)
+@pytest.mark.parametrize(("device", "activation_checkpointing"), [("cuda", 0), ("cuda", 1), ("cpu", 0)])
+def test_most_rows_is_what_trying_all_would_find(device: Literal["cpu", "cuda"], activation_checkpointing: int) -> None:
+    cap, setting = (20, Setting(activation_checkpointing, "adafactor")) if device == "cuda" else (6, ADAFACTOR)
     one = predictor(SHALLOW, device)
-    peaks = [one.predict(Shape(rows, 40, 32), setting).peak for rows in range(1, cap + 1)]
+    peaks = [one.predict(MicroBatchShape(rows, 40, 32), setting).peak for rows in range(1, cap + 1)]
     between = [(low + high) // 2 for low, high in itertools.pairwise(peaks)]
     for limit in (peaks[0] - 1, *peaks, *between, peaks[-1] + 1):
         right = sum(peak <= limit for peak in peaks)
         rows, prediction = one.most_rows(40, 32, setting, limit, cap)
         assert rows == right
-        assert prediction == one.predict(Shape(max(1, rows), 40, 32), setting)
+        assert prediction == one.predict(MicroBatchShape(max(1, rows), 40, 32), setting)
 
 
 def test_most_rows_needs_few_traces() -> None:
     one = predictor(device="cuda")
-    room = one.predict(Shape(100, 64, 48), ADAFACTOR).peak
+    room = one.predict(MicroBatchShape(100, 64, 48), ADAFACTOR).peak
     before = one.traces
     assert one.most_rows(64, 48, ADAFACTOR, room, 10_000)[0] == 100
     assert one.traces - before <= 5
@@ -196,7 +212,7 @@ def test_nothing_of_the_process_changes() -> None:
             before, numbers = state(), torch.get_rng_state()
             one = predictor(SHALLOW, device)
             for setting in (Setting(1, "adamw_8bit"), ADAFACTOR, Setting(0, "adamw")):
-                one.predict(Shape(2, 16, 8), setting)
+                one.predict(MicroBatchShape(2, 16, 8), setting)
             assert state() == before
             assert torch.equal(torch.get_rng_state(), numbers)
 
@@ -206,13 +222,15 @@ def test_a_model_of_gibibytes_takes_next_to_no_memory() -> None:
     predictor(device="cuda").predict(SHAPE, ADAFACTOR)  # what is imported and made once
     before = process_bytes("VmRSS")
     one = predictor(wide, "cuda")
-    assert one.predict(Shape(8, 256, 256), Setting(0, "adamw")).peak > 5 * 2**30
+    assert one.predict(MicroBatchShape(8, 256, 256), Setting(0, "adamw")).peak > 5 * 2**30
     assert process_bytes("VmRSS") - before < 100 * 2**20
 
 
 def test_no_clipping_no_dropout_and_odd_widths() -> None:
-    one = predictor(device="cuda", dropout=0.0, schedule=ScheduleSpec(max_grad_norm=None, weight_decay=0.1))
-    peaks = [one.predict(Shape(3, 17, 5), Setting(0, name)).peak for name in ("adamw", "adamw_8bit", "adafactor")]
+    one = predictor(device="cuda", dropout=0.0, training=TrainingSpec(max_grad_norm=None, weight_decay=0.1))
+    peaks = [
+        one.predict(MicroBatchShape(3, 17, 5), Setting(0, name)).peak for name in ("adamw", "adamw_8bit", "adafactor")
+    ]
     assert all(math.isfinite(peak) and peak > 0 for peak in peaks)
 
 
@@ -221,7 +239,7 @@ def test_no_clipping_no_dropout_and_odd_widths() -> None:
     [{}, {"model_type": "no such model"}, T5 | {"d_model": "wide"}, T5 | {"feed_forward_proj": "gated-nothing"}],
 )
 def test_a_config_that_no_model_can_be_built_of_is_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         predictor(config, "cuda")
     assert refused.value.detail_code == "bad_config"
     assert "config.json" in str(refused.value)

@@ -12,33 +12,33 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.cards import CardFacts
+from jobs.gpus import GpuFacts
 from jobs.plan import DataPlan, ModelPlan, Plan, TimePlan, make_plan
 from jobs.spec import JobSpec, parse_spec
-from tests.training.network.test_flops import XL
+from tests.training.conftest import XL
 from tests.training.workplace import SHARED_DATA, Workplace, pairs
 from worker.training.dataset.data import PreparedDataset
-from worker.training.models import builtin
 from worker.training.models.model_files import read_config
-from worker.training.network.flops import Flops
 from worker.training.planning.time_plan import RowLengths, with_time
 from worker.training.settings import TrainerSettings, from_environment
+from worker.training.tasks.seq2seq import builtin
+from worker.training.tasks.seq2seq.flops import PairFlops
 
-H200 = CardFacts("NVIDIA H200", 143_771 * 2**20)
+H200 = GpuFacts("NVIDIA H200", 143_771 * 2**20)
 RTX_5090 = TrainerSettings(
     data=Path(),
     prepared=Path(),
     models=Path(),
     device="cuda",
     offline=True,
-    card=CardFacts("NVIDIA GeForce RTX 5090", 2**35),
+    gpu=GpuFacts("NVIDIA GeForce RTX 5090", 2**35),
 )
 
 
 def job(rows: int, **parts: Any) -> tuple[JobSpec, Plan]:
     """FLAN-T5-XL on so many rows, for 5 epochs."""
-    schedule = {"epochs": 5, "batch_size": 128}
-    spec = parse_spec({"data": {"train": "rows.jsonl"}, "schedule": schedule, **parts})
+    training = {"epochs": 5, "batch_size": 128}
+    spec = parse_spec({"data": {"train": "rows.jsonl"}, "training": training, **parts})
     data = DataPlan(train="x", input="x", target="x", rows=rows)
     return spec, make_plan(spec, ModelPlan(source="x", parameters=2_849_757_184), data)
 
@@ -55,20 +55,20 @@ def alike(rows: int, inputs: int = 128, targets: int = 256) -> RowLengths:
 
 
 def test_30_million_rows_of_xl_need_at_least_131_hours_on_a_5090_and_the_plan_says_so() -> None:
-    time = time_of(6_000_000, alike(6_000_000), memory={"recompute_layers": 1})
+    time = time_of(6_000_000, alike(6_000_000), memory={"activation_checkpointing": 1})
     assert time.hours_at_limit == pytest.approx(131, rel=0.01)
     # Every layer computed twice: 4.37 T a row instead of 3.30.
     assert time.hours_expected == pytest.approx(131 * 4.37 / 3.30 / 0.4, rel=0.01)
-    assert time.text == "≥ 131 h at the limit of an RTX 5090 (about 434 h expected)"
+    assert time.text == "≥ 5 d 11 h at the limit of an RTX 5090 (about 18 d 2 h expected)"
     stored = time_of(6_000_000, alike(6_000_000))
     assert (stored.hours_at_limit, stored.recomputed_flops) == (time.hours_at_limit, 0)
-    assert stored.text == "≥ 131 h at the limit of an RTX 5090 (about 328 h expected)"
+    assert stored.text == "≥ 5 d 11 h at the limit of an RTX 5090 (about 13 d 16 h expected)"
 
 
 def test_some_rows_stand_for_all_and_each_counts_by_its_own_length() -> None:
     lengths = RowLengths(np.array([10, 500]), np.array([400, 20]))
     time = time_of(1000, lengths)
-    each = [Flops.of_config(XL).rows(*(np.array([side[row]]) for side in (lengths.inputs, lengths.targets)))
+    each = [PairFlops.of_config(XL).rows(*(np.array([side[row]]) for side in (lengths.inputs, lengths.targets)))
             for row in (0, 1)]  # fmt: skip
     assert time.model_flops == pytest.approx(5 * 500 * sum(each))
     assert not time.estimated
@@ -80,55 +80,55 @@ def test_without_a_tokenizer_lengths_are_guessed_from_characters_and_cut_as_toke
     assert guessed.estimated
     assert guessed.inputs.tolist() == [12, 64, 1] and guessed.targets.tolist() == [2, 32, 2]
     text = time_of(6_000_000, guessed).text
-    assert text is not None and text.startswith("about ") and text.endswith("guessed from the first rows)")
+    assert text is not None and text.startswith("about ") and text.endswith("estimated from the first rows)")
 
 
 @pytest.mark.parametrize(
-    ("environ", "card", "assumed"),
+    ("environ", "gpu", "assumed"),
     [
-        ({"LONGHAUL_CARD": H200.encode()}, H200.name, False),
+        ({"LONGHAUL_GPU": H200.encode()}, H200.name, False),
         ({}, "NVIDIA GeForce RTX 5090", True),
-        ({"LONGHAUL_CARD": ""}, "NVIDIA GeForce RTX 5090", True),
+        ({"LONGHAUL_GPU": ""}, "NVIDIA GeForce RTX 5090", True),
         ({"LONGHAUL_DEVICE": "cpu"}, None, False),
-        ({"LONGHAUL_DEVICE": "cpu", "LONGHAUL_CARD": H200.encode()}, H200.name, False),
+        ({"LONGHAUL_DEVICE": "cpu", "LONGHAUL_GPU": H200.encode()}, H200.name, False),
     ],
 )
-def test_the_card_is_the_one_that_the_supervisor_names(
-    environ: dict[str, str], card: str | None, assumed: bool
-) -> None:
+def test_the_gpu_is_the_one_that_the_supervisor_names(environ: dict[str, str], gpu: str | None, assumed: bool) -> None:
     settings = from_environment(environ)
     time = time_of(1000, alike(10), settings)
-    assert (time.card, time.assumed) == (card, assumed)
-    assert (time.hours_at_limit is None) == (card is None)
+    assert (time.gpu, time.assumed) == (gpu, assumed)
+    assert (time.hours_at_limit is None) == (gpu is None)
 
 
-def test_an_unknown_card_has_no_limit() -> None:
-    time = time_of(1000, alike(10), dataclasses.replace(RTX_5090, card=CardFacts("NVIDIA T4", 2**34)))
+def test_an_unknown_gpu_has_no_limit() -> None:
+    time = time_of(1000, alike(10), dataclasses.replace(RTX_5090, gpu=GpuFacts("NVIDIA T4", 2**34)))
     assert (time.hours_at_limit, time.hours_expected) == (None, None)
     assert time.model_flops > 0
 
 
-@pytest.mark.parametrize("card", [H200, None])
-def test_check_guesses_prepare_counts_and_both_say_so(tmp_path: Path, card: CardFacts | None) -> None:
+@pytest.mark.parametrize("gpu", [H200, None])
+def test_check_guesses_prepare_counts_and_both_say_so(tmp_path: Path, gpu: GpuFacts | None) -> None:
     place = Workplace(tmp_path)
-    place.settings = dataclasses.replace(place.settings, card=card)
+    place.settings = dataclasses.replace(place.settings, gpu=gpu)
     place.rows("rows.jsonl", pairs(60))
-    run = place.job(schedule={"epochs": 3, "batch_size": 8})
+    run = place.job(training={"epochs": 3, "batch_size": 8})
     checked = place.check(run)["plan"]["time"]
-    assert checked == checked | {"estimated": True, "card": card and card.name, "assumed": False}
+    assert checked == checked | {"estimated": True, "gpu": gpu and gpu.name, "assumed": False}
     guessed = run.plan().time
     assert guessed is not None and checked["text"] == guessed.text
     lengths = RowLengths.guessed([(len(row["input"]), len(row["target"])) for row in pairs(60)], run.spec().data)
-    assert guessed.model_flops == 3 * Flops.of_config(builtin.CONFIG).rows(lengths.inputs, lengths.targets)
+    flops = 3 * PairFlops.of_config(builtin.CONFIG).rows(lengths.inputs, lengths.targets)
+    trained = 60 - run.plan().data.validation_rows
+    assert trained == 59 and guessed.model_flops == pytest.approx(flops * trained / 60)
 
     prepared = place.prepare(run)["time"]
     plan = run.plan()
     assert plan.time is not None and plan.data.prepared is not None and plan.model.folder is not None
     rows = PreparedDataset.open(Path(plan.data.prepared)).train
     config = read_config(Path(plan.model.folder), "model")
-    assert prepared["model_flops"] == 3 * Flops.of_config(config).rows(rows.input_lengths, rows.target_lengths)
+    assert prepared["model_flops"] == 3 * PairFlops.of_config(config).rows(rows.input_lengths, rows.target_lengths)
     assert (prepared["estimated"], prepared["text"]) == (False, plan.time.text)
-    assert (prepared["text"] is None) == (card is None)
+    assert (prepared["text"] is None) == (gpu is None)
 
 
 @pytest.mark.skipif(not SHARED_DATA.exists(), reason="needs the recipe corpus and T5's tokenizer")

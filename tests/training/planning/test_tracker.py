@@ -84,7 +84,7 @@ def test_questions_about_values_are_answered() -> None:
 
 
 @pytest.mark.parametrize("bias", [None, torch.bool, torch.bfloat16])
-def test_attention_of_a_card_keeps_no_scores(bias: torch.dtype | None) -> None:
+def test_attention_of_a_gpu_keeps_no_scores(bias: torch.dtype | None) -> None:
     heads = torch.empty(2, 4, 64, 16, dtype=torch.bfloat16, device="meta", requires_grad=True)
     mask = None if bias is None else torch.empty(1, 1, 64, 64, dtype=bias, device="meta")
     tracker = Tracker(torch.device("meta"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import SupportsIndex
 
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -45,13 +46,13 @@ def test_letters_are_composed_before_their_accents_are_looked_at() -> None:
     assert counts == {"\u0303": 1, "\u0301": 2, "ñ": 1}
 
 
-def knowing(characters: str, normaliser: normalizers.Normalizer | None = None) -> Tokenizer:
+def knowing(characters: str, normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
     """A tokenizer of single characters."""
     vocabulary = {character: number for number, character in enumerate(["?", *dict.fromkeys("▁" + characters)])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, "?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    if normaliser is not None:
-        tokenizer.normalizer = normaliser
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
     return tokenizer
 
 
@@ -93,3 +94,20 @@ def test_t5_keeps_its_own_signs(t5_tokenizer: Path) -> None:
         assert 2 not in tokenizer.encode(rewrite(f"1{character} a", Counter())).ids, character
     assert rewrite("350ºF for 1½ jalapeño", Counter()) == "350°F for 1 1/2 jalapeno"
     assert "<" not in table
+
+
+class Watched(str):
+    """A text that remembers how many characters of it were copied out."""
+
+    copied = 0
+
+    def __getitem__(self, place: SupportsIndex | slice) -> str:
+        piece = super().__getitem__(place)
+        self.copied += len(piece)
+        return piece
+
+
+def test_rewriting_copies_the_neighbours_of_a_character_and_not_the_text_around_it() -> None:
+    text = Watched("1½ cups — " * 1000)
+    assert Rewriter()(text, Counter()) == "1 1/2 cups - " * 1000
+    assert text.copied <= 2 * 2000

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.data_names import HubData, hub_data
-from jobs.errors import DiskFull, Refused, StageError
-from jobs.rundir import RunDir
+from jobs.disk.rundir import RunDir
+from jobs.errors import DiskFull, Rejected, StageError
 from tests.training.hub_server import COMMIT, Hub, at, running_hub
 from tests.training.workplace import Workplace, pairs
 from worker.training import store
@@ -78,7 +78,7 @@ def refusal(workplace: Workplace, train: str = NAME, **parts: Any) -> StageError
 
 def prepare_only(workplace: Workplace, run: RunDir) -> dict[str, Any]:
     """The second stage by itself."""
-    return prepare(run, workplace.settings, Journal(run.attempt_file("prepare")))
+    return prepare(run, workplace.settings, Journal(run.attempt_file("prepare"))).model_dump()
 
 
 # -- the stages ------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_what_the_hub_does_not_have_is_refused(workplace: Workplace, hub: Hub) -
     put(hub, "train.jsonl", lines(pairs(5)))
     workplace.rows("rows.jsonl", pairs(20))
     error = refusal(workplace, "cooks/nothing")
-    assert (error.detail_code, error.reason, error.param) == ("dataset_not_found", "refused", "data.train")
+    assert (error.detail_code, error.reason, error.param) == ("dataset_not_found", "rejected", "data.train")
     error = refusal(workplace, f"{NAME}@nowhere")
     assert error.detail_code == "dataset_not_found"
     assert "branch, tag or commit of that dataset" in str(error.hint)
@@ -270,7 +270,7 @@ def test_the_files_of_a_split_follow_from_their_names(name: str, files: list[str
          ["b/two.csv"]),
     ],
 )  # fmt: skip
-def test_the_card_of_a_data_set_comes_first(name: str, configs: list[dict[str, Any]], chosen: list[str]) -> None:
+def test_the_gpu_of_a_data_set_comes_first(name: str, configs: list[dict[str, Any]], chosen: list[str]) -> None:
     assert split(name, "recipes.py", "a/one.csv", "b/two.csv", "c/d/three.csv", configs=tuple(configs)) == chosen
 
 
@@ -286,7 +286,7 @@ def test_the_card_of_a_data_set_comes_first(name: str, configs: list[dict[str, A
          "a, b"),
         (NAME, ["a.csv", "b.csv"], [{"config_name": "x", "data_files": "a.csv"}, {"config_name": "y", "data_dir": "."}],
          "several_configurations", "x, y"),
-        (NAME, ["a.csv"], [{"config_name": "x", "data_files": [{"split": "train"}]}], "bad_card", "names no files"),
+        (NAME, ["a.csv"], [{"config_name": "x", "data_files": [{"split": "train"}]}], "bad_gpu", "names no files"),
         (NAME, ["../a.csv", "/etc/b.csv"], [], "no_data_files", "/etc/b.csv"),
         (f"{NAME}:z/train", ["a.csv"], [{"config_name": "x", "data_files": "a.csv"}], "unknown_configuration", "x"),
     ],
@@ -294,7 +294,7 @@ def test_the_card_of_a_data_set_comes_first(name: str, configs: list[dict[str, A
 def test_what_cannot_be_chosen_is_refused_by_name(
     name: str, files: list[str], configs: list[dict[str, Any]], code: str, said: str
 ) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Rejected) as caught:
         split(name, *files, configs=tuple(configs))
     assert (caught.value.detail_code, caught.value.param) == (code, "data.train")
     assert said in str(caught.value)

@@ -1,4 +1,4 @@
-"""Every defect that a corpus may have: the row is kept whole, repaired, or set aside with the right reason."""
+"""Every defect that a corpus may have: the row is kept whole, repaired, or rejected with the right reason."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
-from jobs.rundir import RunDir
+from jobs.disk.rundir import RunDir
+from jobs.errors import BadData
 from tests.training.workplace import SHARED_DATA, Workplace, pairs
 from worker.training.dataset.data import PreparedDataset
-from worker.training.models import builtin
-from worker.training.rows.text import RECIPE_INPUT, RECIPE_TARGET, Template, letters_and_digits, template
+from worker.training.rows.text import Template, letters_and_digits, template
+from worker.training.tasks.seq2seq.columns import RECIPE_INPUT, RECIPE_TARGET
 
 KEPT = "kept"
-
-
-@pytest.fixture
-def workplace(tmp_path: Path) -> Workplace:
-    return Workplace(tmp_path)
 
 
 def outcomes(run: RunDir, lines: int) -> list[str]:
@@ -31,7 +29,7 @@ def outcomes(run: RunDir, lines: int) -> list[str]:
     said = [KEPT] * lines
     for line in (Path(str(run.plan().data.prepared)) / "rejected.jsonl").read_text().splitlines():
         entry = json.loads(line)
-        assert said[entry["line"] - 1] == KEPT, "a row is set aside once"
+        assert said[entry["line"] - 1] == KEPT, "a row is rejected once"
         said[entry["line"] - 1] = entry["reason"]
     return said
 
@@ -62,7 +60,9 @@ ODD: list[tuple[str, Any, str, str]] = [
     ("an empty list", {"input": [], "target": "b"}, "empty input", ""),
     ("a list of blanks", {"input": ["", "  "], "target": "b"}, "empty input", ""),
     ("an object", {"input": "a cake", "target": {"step": "bake"}}, "wrong type in target", ""),
-    ("a truth value", {"input": True, "target": "b"}, "wrong type in input", ""),
+    ("NaN", '{"input": NaN, "target": "b"}', "missing input", ""),
+    ("NaN elsewhere", '{"input": "a loaf", "target": "b", "score": NaN}', KEPT, "a loaf"),
+    ("a truth value", {"input": True, "target": "b"}, KEPT, "true"),
     ("a list in a list", {"input": ["a", ["b"]], "target": "b"}, "wrong type in input", ""),
     ("NUL", {"input": "a\0b", "target": "b"}, "control character U+0000", ""),
     ("escape", {"input": "a \x1b[31mcake", "target": "b"}, "control character U+001B", ""),
@@ -101,30 +101,27 @@ def test_each_defect_by_itself(workplace: Workplace) -> None:
     texts = kept_texts(run)
     assert {name: found[0] for (name, _), found in zip(kept, texts[len(known) :], strict=True)} == dict(kept)
     assert data["kept"] == len(texts)
-    assert data["kept"] + sum(data["set_aside"].values()) + data["duplicates"] == data["rows_read"] == len(rows)
+    assert data["kept"] + sum(data["rejected"].values()) + data["duplicates"] == data["rows_read"] == len(rows)
     assert data["unknown_tokens"] == 0
-    assert (data["noticed"]["newlines"], data["normalised"]["½"]) == (1, 1)
+    assert (data["noticed"]["newlines"], data["normalized"]["½"]) == (1, 1)
 
 
 # -- recipes with named defects ---------------------------------------------------------------------------------------
 
 SET_ASIDE = {"no_ing": "empty ingredients", "no_dir": "empty directions", "control": "control character"}
-"""Defects that make a recipe useless, and why it is set aside. All others are kept."""
+"""Defects that make a recipe useless, and why it is rejected. All others are kept."""
 
 
 @pytest.mark.skipif(not SHARED_DATA.exists(), reason="shared data is not part of the repository")
 def test_odd_recipes_by_their_named_defects(workplace: Workplace, t5_tokenizer: Path) -> None:
-    model = workplace.data / "t5"
-    model.mkdir()
-    builtin.build(model, ["some text"], seed=0)
-    for file in t5_tokenizer.iterdir():
-        shutil.copyfile(file, model / file.name)
     shutil.copy(SHARED_DATA / "recipes_odd.jsonl.gz", workplace.data)
     content = gzip.decompress((workplace.data / "recipes_odd.jsonl.gz").read_bytes()).decode()
     rows = [json.loads(line) for line in content.split("\n")[:-1]]
     limits = {"max_input_tokens": 4096, "max_target_tokens": 4096}
     run = workplace.job(
-        "recipes_odd.jsonl.gz", model="./t5", data={"validation": 0.0, "max_invalid_fraction": 0.5, **limits}
+        "recipes_odd.jsonl.gz",
+        model=workplace.t5_model(t5_tokenizer),
+        data={"validation": 0.0, "max_invalid_fraction": 0.5, **limits},
     )
     data = workplace.prepare(run)["data"]
     said = outcomes(run, len(rows))
@@ -156,13 +153,13 @@ def test_odd_recipes_by_their_named_defects(workplace: Workplace, t5_tokenizer: 
 
     # Kept means whole: every letter and digit of input and target, and no unknown token where a fraction was.
     kept = [text for text, outcome in zip(texts, said, strict=True) if outcome == KEPT]
-    for expected, decoded in zip(kept, kept_texts(run), strict=True):
-        for before, after in zip(expected, decoded, strict=True):
+    for whole, decoded in zip(kept, kept_texts(run), strict=True):
+        for before, after in zip(whole, decoded, strict=True):
             assert bare(after) == bare(before)
             assert after.count("<unk>") == sum(before.count(sign) for sign in "<¿‱") - before.count("<<")
     assert (data["truncated_inputs"], data["truncated_targets"]) == (0, 0)
     assert data["unknown_characters"].keys() <= set("<¿‱")
-    assert data["normalised"]["½"] == sum(text.count("½") for pair in texts_read(rows, said) for text in pair)
+    assert data["normalized"]["½"] == sum(text.count("½") for pair in texts_read(rows, said) for text in pair)
     assert data["noticed"]["HTML tags"] >= 40
 
 
@@ -181,3 +178,79 @@ def fill(source: str, row: dict[str, Any]) -> str:
 def bare(text: str) -> bytes:
     """Letters and digits; º, which is meant as °, is none."""
     return letters_and_digits(text.replace("º", "°").replace("<unk>", ""))
+
+
+# -- lists ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.csv"])
+@pytest.mark.parametrize("csv_lists", [False, True])
+def test_only_lists_are_joined_and_every_joining_is_counted(workplace: Workplace, name: str, csv_lists: bool) -> None:
+    written = '["Knead it.", "Bake it."]'
+    rows = [{"input": f"bread {n}", "target": written, "list": ["one", "two"]} for n in range(50)]
+    if name == "rows.csv":
+        lines = [f'bread {n},"{written.replace(chr(34), chr(34) * 2)}"' for n in range(50)]
+        (workplace.data / name).write_text("\n".join(["input,target", *lines]))
+    elif name == "rows.parquet":
+        pq.write_table(pa.Table.from_pylist(rows), workplace.data / name)
+    else:
+        workplace.rows(name, rows)
+    joined = csv_lists and name == "rows.csv"
+    run = workplace.job(name, data={"validation": 0.0, "csv_lists": csv_lists})
+    data = workplace.prepare(run)["data"]
+    assert kept_texts(run)[0][1] == ("Knead it. Bake it." if joined else written)
+    assert data["rewritten"] == ({"list in target joined": 50} if joined else {})
+    assert data["noticed"] == ({} if joined else {"a JSON array as the text of target": 50})
+    [source] = json.loads((run.path / "dataset.json").read_text())["sources"]
+    example = {"texts": 50, "example": {"before": written, "after": "Knead it. Bake it."}}
+    assert source["rewritten"] == ({"list in target joined": example} if joined else {})
+    if name != "rows.csv":
+        run = workplace.job(name, data={"validation": 0.0, "input": "input", "target": "list"})
+        assert workplace.prepare(run)["data"]["rewritten"] == {"list in list joined": 50}
+        assert kept_texts(run)[0][1] == "one; two"
+
+
+# -- tables with stray quotes -----------------------------------------------------------------------------------------
+
+
+def test_stray_quotes_cost_their_own_rows(workplace: Workplace) -> None:
+    rows = [f"question {n} about bread,answer {n}: knead and bake it" for n in range(10_000)]
+    rows[500] = '"' + rows[500]  # closed by the next one, as if by the rules
+    rows[8_000] = rows[8_000] + '"'
+    rows[9_000] = '"' + rows[9_000]  # not closed at all
+    rows[100] = '"question 100,\nwith\ntwo breaks",answer 100'
+    rows[7_000] = rows[7_000].replace("bread", "cr\xe8me")
+    text = "\n".join(["input,target", *rows]) + "\n"
+    (workplace.data / "rows.csv").write_bytes(text.encode("latin-1"))
+    run = workplace.job("rows.csv", data={"validation": 0.0})
+    data = workplace.prepare(run)["data"]
+    assert (data["rows_read"], data["kept"]) == (10_000, 9_997)
+    assert data["rejected"] == {"stray quote": 2, "not UTF-8": 1}
+    entries = [json.loads(line) for line in (run.path / "rejected.jsonl").read_text().splitlines()]
+    assert [(entry["line"], entry["reason"]) for entry in entries] == [
+        (504, "stray quote"), (7_004, "not UTF-8"), (9_004, "stray quote")
+    ]  # fmt: skip
+    assert entries[0]["excerpt"].endswith(
+        "(as one row it takes lines 504 to 8004; as rows of their own, the next begins on line 505)"
+    )
+    assert PreparedDataset.open(Path(str(run.plan().data.prepared))).train.input_lengths.max() < 50
+
+
+def test_check_and_prepare_read_tables_in_fields_alike(workplace: Workplace) -> None:
+    items = "\n".join(f"item{n},{n}" for n in range(150))
+    rows = [f'List the stock of warehouse {n},"Here is the stock:\n{items}"' for n in range(100)]
+    (workplace.data / "rows.csv").write_text("\n".join(["input,target", *rows]) + "\n")
+    run = workplace.job("rows.csv", data={"validation": 0.0, "max_target_tokens": 4096})
+    plan = workplace.check(run)["plan"]
+    assert (plan["rows_looked_at"], plan["rows_estimated"], plan["invalid_rows"]) == (100, 100, {})
+    data = workplace.prepare_only(run)["data"]
+    assert (data["rows_read"], data["kept"]) == (100, 100)
+
+
+def test_a_table_whose_quotes_stay_in_doubt_is_refused_with_the_key_that_helps(workplace: Workplace) -> None:
+    (workplace.data / "rows.csv").write_text('input,target\nshow it,"a table:\n1,2\n3,4"\n')
+    with pytest.raises(BadData, match="quoted lines that may be rows: 3") as caught:
+        workplace.check(workplace.job("rows.csv"))
+    assert str(caught.value.hint).startswith("say in data.csv_quoting what quotes mean")
+    run = workplace.job("rows.csv", data={"validation": 0.0, "csv_quoting": "rfc4180"})
+    assert workplace.prepare(run)["data"]["kept"] == 1

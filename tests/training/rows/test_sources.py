@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import BadData, Refused, StageError
+from jobs.errors import BadData, Rejected, StageError
 from worker.training.rows.sources import find_file, fingerprint
 
 NOBODY = 65534
@@ -41,7 +41,7 @@ def test_a_path_outside_the_data_directory_is_refused(tmp_path: Path) -> None:
     (data / "link.jsonl").symlink_to(secret)
     for name in ("../secret.jsonl", str(secret), "link.jsonl", "/etc/passwd", "../data2/x.jsonl"):
         error = refusal(data, name)
-        assert isinstance(error, Refused)
+        assert isinstance(error, Rejected)
         assert error.detail_code == "path_outside_data"
 
 

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from jobs.errors import BadData, Refused
+from jobs.errors import BadData, Rejected
 from worker.training.rows.characters import Rewriter
-from worker.training.rows.text import Defect, RowReader, Texts, choose_templates, letters_and_digits, template
+from worker.training.rows.text import Defect, RowReader, Texts, letters_and_digits, template
+from worker.training.tasks.seq2seq.columns import choose_templates
 
 
-def reader(input: str = "question", target: str = "answer", normalised: bool = True) -> RowReader:
+def reader(input: str = "question", target: str = "answer", normalized: bool = True) -> RowReader:
     templates = template(input, "data.input"), template(target, "data.target")
-    return RowReader(*templates, Rewriter() if normalised else None)
+    return RowReader(*templates, Rewriter() if normalized else None)
 
 
 def row(**columns: Any) -> dict[str, Any]:
@@ -31,27 +32,48 @@ def test_lists_become_one_text() -> None:
     assert (texts.input, texts.target) == ("1 egg; 2 cups flour, sifted", "Mix. Bake! Eat")
 
 
-def test_a_list_written_as_json_text_is_a_list_and_other_brackets_are_text() -> None:
-    one = template("{steps}", "data.input")
-    assert one.fill({"steps": '["Knead it.", "Bake it."]'}) == "Knead it. Bake it."
-    for text in ("[serves 4]", "[1, 2]", "[]", '["Knead it.', "[" * 9999 + "]" * 9999):
-        assert one.fill({"steps": text}) == text
+@pytest.mark.parametrize(
+    "text", ['["Knead it.", "Bake it."]', "[serves 4]", "[1, 2]", "[]", '["Knead it.', "[" * 9999 + "]" * 9999]
+)
+def test_a_text_that_looks_like_a_list_stays_as_it_is(text: str) -> None:
+    one = reader("a", "b")
+    assert one.read({"a": text, "b": "x"}).input == text
+    assert one.noticed == ({"a JSON array as the text of a": 1} if "Bake" in text else {})
+    assert not one.rewritten
+
+
+def test_every_rewriting_is_counted_with_an_example() -> None:
+    one = reader("things", "steps")
+    one.read({"things": ["1 egg", "½ cup milk"], "steps": "Mix."})
+    one.read({"things": ["salt"], "steps": "Cook 1½ hours."})
+    with pytest.raises(Defect):
+        one.read({"things": ["½ onion"], "steps": ""})
+    assert one.rewritten == {"list in things joined": 2, "characters rewritten": 2}
+    assert one.examples == {
+        "list in things joined": ['["1 egg", "½ cup milk"]', "1 egg; ½ cup milk"],
+        "characters rewritten": ["1 egg; ½ cup milk", "1 egg; 1/2 cup milk"],
+    }
+
+
+def test_truth_values_are_texts_and_nan_is_missing() -> None:
+    texts = reader().read(row(question=True, answer=[False, 1.5]))
+    assert (texts.input, texts.target) == ("true", "false; 1.5")
 
 
 @pytest.mark.parametrize("text", ["{a", "a}", "{}", "{0:>5}", "{a!r}", "{{a}}"])
 def test_a_bad_template_is_refused(text: str) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Rejected) as caught:
         template(text, "data.input")
     assert (caught.value.detail_code, caught.value.param) == ("bad_template", "data.input")
 
 
-def test_the_usual_columns_are_recognised() -> None:
+def test_the_usual_columns_are_recognized() -> None:
     recipe = choose_templates(None, None, ["id", "title", "ingredients", "directions"])
     assert [one.source for one in recipe] == ["Write the directions. {title}: {ingredients}", "{directions}"]
     assert [one.source for one in choose_templates(None, None, ["target", "input"])] == ["{input}", "{target}"]
 
 
-def test_columns_that_are_not_recognised_are_listed_with_what_to_write() -> None:
+def test_columns_that_are_not_recognized_are_listed_with_what_to_write() -> None:
     with pytest.raises(BadData) as caught:
         choose_templates(None, None, ["prompt", "completion"])
     assert caught.value.detail_code == "no_usable_columns"
@@ -75,7 +97,8 @@ def test_an_unknown_column_is_named_with_those_there_are() -> None:
         (row(question="\u00ad", answer="a"), "empty question"),
         (row(question=[], answer="a"), "empty question"),
         (row(question={"x": 1}, answer="a"), "wrong type in question"),
-        (row(question=True, answer="a"), "wrong type in question"),
+        (row(question=float("nan"), answer="a"), "missing question"),
+        (row(question=float("inf"), answer="a"), "wrong type in question"),
         (row(question=["a", ["b"]], answer="a"), "wrong type in question"),
         (row(question="a\0b", answer="a"), "control character U+0000"),
         (row(question="a\x92b", answer="a"), "control character U+0092"),
@@ -88,13 +111,13 @@ def test_a_row_that_cannot_be_used_says_why(columns: dict[str, Any], reason: str
     assert str(caught.value) == reason
 
 
-def test_normalising_is_counted_and_can_be_switched_off() -> None:
+def test_normalizing_is_counted_and_can_be_switched_off() -> None:
     columns = row(question="½ and ½ of 1¾", answer="plain")
-    on, off = reader(), reader(normalised=False)
+    on, off = reader(), reader(normalized=False)
     assert on.read(columns).input == "1/2 and 1/2 of 1 3/4"
-    assert on.normalised == {"½": 2, "¾": 1}
+    assert on.normalized == {"½": 2, "¾": 1}
     assert off.read(columns).input == "½ and ½ of 1¾"
-    assert not off.normalised
+    assert not off.normalized
 
 
 def test_oddities_are_kept_and_counted_by_row() -> None:

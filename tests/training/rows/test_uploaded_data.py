@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import BadData, Refused, StageError
+from jobs.errors import BadData, Rejected, StageError
 from tests.training.workplace import Workplace
 from worker.training.rows.origin import find_head
 from worker.training.settings import TrainerSettings, from_environment
@@ -45,14 +45,14 @@ def test_anything_else_is_missing(settings: TrainerSettings, name: str) -> None:
     with pytest.raises(BadData) as caught:
         find_head(f"dataset:{name}", "data.validation", "jsonl", settings)
     assert (caught.value.detail_code, caught.value.param) == ("dataset_missing", "data.validation")
-    assert "PUT /datasets" in str(caught.value.hint)
+    assert "longhaul datasets add" in str(caught.value.hint)
 
 
 def test_a_link_in_its_place_leads_nowhere(settings: TrainerSettings) -> None:
     file = settings.uploads / "rows.jsonl" / "rows.jsonl"
     file.unlink()
     file.symlink_to(settings.data.parent / "secret.jsonl")
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Rejected) as caught:
         find_head("dataset:rows.jsonl", "data.train", "auto", settings)
     assert caught.value.detail_code == "path_outside_data"
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.summaries import dataset_summary
 from worker.training.dataset.data import Int64, PreparedDataset, Rows, Writer
 from worker.training.steps.order import POOL_ROWS, StepOrder, rounded
+from worker.training.tasks.seq2seq.widths import PairWidths
 
 MakeRows = Callable[..., Rows]
 
@@ -29,7 +31,7 @@ def make_rows(tmp_path: Path) -> MakeRows:
             for start in range(0, count, 1000):
                 part = slice(start, start + 1000)
                 writer.add(*([np.ones(n, np.uint32) for n in lengths[part]] for lengths in (inputs, targets)))
-            writer.finish({"train": np.arange(count), "validation": np.arange(0)}, {})
+            writer.finish({"train": np.arange(count), "validation": np.arange(0)}, dataset_summary())
         return PreparedDataset.open(folder).train
 
     return make
@@ -55,7 +57,7 @@ def real(rows: Rows, group: Int64) -> int:
 def test_every_row_comes_once_an_epoch_in_steps_of_equal_size(
     make_rows: MakeRows, rows: int, batch_size: int, epochs: int
 ) -> None:
-    order = StepOrder(make_rows(rows), batch_size, epochs, seed=1)
+    order = StepOrder(PairWidths(make_rows(rows)), batch_size, epochs, seed=1)
     steps = steps_of(order)
     assert {len(step) for step in steps[:-1]} <= {batch_size}
     assert 1 <= len(steps[-1]) <= batch_size
@@ -72,27 +74,27 @@ def test_every_row_comes_once_an_epoch_in_steps_of_equal_size(
 
 def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else(make_rows: MakeRows) -> None:
     rows = make_rows(1000)
-    straight = StepOrder(rows, 8, 3, seed=5)
+    straight = StepOrder(PairWidths(rows), 8, 3, seed=5)
     groups = [straight.groups_of(step) for step in range(straight.steps)]
-    resumed = StepOrder(rows, 8, 3, seed=5)
+    resumed = StepOrder(PairWidths(rows), 8, 3, seed=5)
     for step in (300, 120, 130, 0, straight.steps - 1, 125):
         again = resumed.groups_of(step)
         assert [group.tolist() for group in again] == [group.tolist() for group in groups[step]]
     steps = steps_of(straight)
     assert not {tuple(sorted(step)) for step in steps[:125]} & {tuple(sorted(step)) for step in steps[125:250]}
-    assert not np.array_equal(StepOrder(rows, 8, 3, seed=6).rows_of(0), steps[0])
+    assert not np.array_equal(StepOrder(PairWidths(rows), 8, 3, seed=6).rows_of(0), steps[0])
     # Written down: a change of the order changes every run that is resumed.
     assert steps[0].tolist() == [131, 256, 400, 323, 576, 467, 239, 960]
 
 
 def test_epochs_completed_are_told_after_each_step(make_rows: MakeRows) -> None:
-    order = StepOrder(make_rows(10), 4, 2, seed=0)
+    order = StepOrder(PairWidths(make_rows(10)), 4, 2, seed=0)
     assert [order.epoch_of(step) for step in range(order.steps)] == [0.4, 0.8, 1.2, 1.6, 2.0]
 
 
 def test_hardly_anything_is_padded_and_steps_are_more_alike_than_random_ones(make_rows: MakeRows) -> None:
     rows = make_rows(20_000)
-    order = StepOrder(rows, 128, 1, seed=1)
+    order = StepOrder(PairWidths(rows), 128, 1, seed=1)
     groups = [group for step in range(order.steps) for group in order.groups_of(step)]
     rounding = (rounded(rows.input_lengths).sum() + rounded(rows.target_lengths).sum()) / real(rows, np.arange(20_000))
     waste = sum(padded(rows, group) for group in groups) / sum(real(rows, group) for group in groups)
@@ -106,7 +108,7 @@ def test_hardly_anything_is_padded_and_steps_are_more_alike_than_random_ones(mak
 
 
 def test_rows_change_their_company_from_epoch_to_epoch(make_rows: MakeRows) -> None:
-    order = StepOrder(make_rows(2000), 50, 2, seed=1)
+    order = StepOrder(PairWidths(make_rows(2000)), 50, 2, seed=1)
     company: list[dict[int, set[int]]] = [{}, {}]
     for step in range(order.steps):
         for group in order.groups_of(step):
@@ -116,7 +118,7 @@ def test_rows_change_their_company_from_epoch_to_epoch(make_rows: MakeRows) -> N
 
 
 def test_a_large_epoch_is_sorted_in_pools_whose_borders_move(make_rows: MakeRows) -> None:
-    order = StepOrder(make_rows(3 * POOL_ROWS), 128, 3, seed=1)
+    order = StepOrder(PairWidths(make_rows(3 * POOL_ROWS)), 128, 3, seed=1)
     borders = [order._borders(epoch, 1536).tolist() for epoch in range(3)]
     assert all(one[0] == 0 and one[-1] == 1536 and len(one) == 4 for one in borders)
     assert len({tuple(one) for one in borders}) == 3

@@ -1,4 +1,5 @@
 """Checkpoints: complete and verified, or absent.
 
-Read checkpoint (what one is) and saving (how it is written), then predecessor and adoption (another job's, taken over).
+Read checkpoint (what one is), saving (how it is written) and pruning (when it goes), then predecessor and adoption
+(another job's, taken over).
 """

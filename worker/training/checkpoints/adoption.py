@@ -1,4 +1,4 @@
-"""A checkpoint of another job becomes this one's own (ADR 0005): from there on, going on from it is an ordinary resume.
+"""A checkpoint of another job becomes this one's own (ADR 0005): from there on, resuming from it is an ordinary resume.
 
     runs/job-other/checkpoints/step-00000500/ ─linked, or copied─▶ runs/job-own/checkpoints/tmp-step-00000500/
         ─verified─▶ state.json and manifest.json of this job ─fsync, renamed─▶ step-00000500/
@@ -18,13 +18,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.disk.files import sync_folder, write_atomically
+from jobs.disk.rundir import RunDir
 from jobs.errors import DiskFull
 from jobs.events import Adopted
-from jobs.files import sync_folder, write_atomically
-from jobs.memory_plan import gibibytes
 from jobs.plan import Plan
-from jobs.rundir import RunDir
 from jobs.spec import JobSpec
+from jobs.text.units import bytes_alike
 from worker.training.checkpoints.checkpoint import (
     MANIFEST,
     OPTIMIZER,
@@ -36,14 +36,14 @@ from worker.training.checkpoints.checkpoint import (
     refuse_other_order,
     verify,
 )
-from worker.training.checkpoints.predecessor import (
-    Predecessor,
+from worker.training.checkpoints.pruning import clean, remove
+from worker.training.checkpoints.source_job import (
+    SourceJob,
     find,
     none_verifies,
     refuse_nothing_left,
     refuse_other_content,
 )
-from worker.training.checkpoints.saving import clean, remove
 from worker.training.checkpoints.tensorfile import write_bytes
 from worker.training.journal import Journal
 from worker.training.network.model import WEIGHTS
@@ -57,7 +57,7 @@ log = logging.getLogger("longhaul.trainer")
 def adopt(run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> Adopted:
     """Take over what `spec.resume_from` names; `plan` is of this job, with model and data in their place.
 
-    Does nothing where an earlier call has done it. Raises Refused as `predecessor.find` and `refuse_other_content`,
+    Does nothing where an earlier call has done it. Raises Rejected as `predecessor.find` and `refuse_other_content`,
     DiskFull where a copy is needed and would not fit.
     """
     done = run.path / ADOPTED
@@ -85,7 +85,7 @@ class Taken:
 class Adoption:
     """Takes over one checkpoint, and the best one before it."""
 
-    def __init__(self, before: Predecessor, run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> None:
+    def __init__(self, before: SourceJob, run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> None:
         self._before, self._run, self._spec, self._plan, self._journal = before, run, spec, plan, journal
         self._passed_over: list[str] = []
 
@@ -132,7 +132,7 @@ class Adoption:
     @property
     def _compares(self) -> bool:
         """Whether losses of the other job are over the same rows as those of this one will be."""
-        return self._spec.evaluate.max_rows == self._before.spec.evaluate.max_rows
+        return self._spec.evaluation.max_rows == self._before.spec.evaluation.max_rows
 
     def _take(self, folder: Path) -> Taken | None:
         """None, and the reason is kept, where it does not verify, or is gone by now."""
@@ -163,11 +163,11 @@ class Adoption:
         needed = sum((folder / name).stat().st_size for name in (WEIGHTS, OPTIMIZER))
         free = shutil.disk_usage(target).free
         if 1.1 * needed > free:
+            size, room = bytes_alike(needed, free)
             raise DiskFull(
-                f"{folder.name} of job {self._before.run.id} ({gibibytes(needed)}) can only be copied, and the runs "
-                f"directory has {gibibytes(free)} free",
+                f"{folder.name} of job {self._before.run.id} ({size}) can only be copied, and the runs directory has "
+                f"{room} free",
                 code="no_room",
-                hint="make room and submit again",
             )
         for name in (WEIGHTS, OPTIMIZER):
             (target / name).unlink(missing_ok=True)
@@ -184,13 +184,13 @@ class Adoption:
 
     def _own(self, state: TrainState) -> TrainState:
         """The state as of a checkpoint of this job: what the other one's settings had led to is left out."""
-        own: dict[str, object] = {"spec_sha256": self._spec.sha256()}
+        own: dict[str, object] = {"spec_sha256": self._run.spec_sha256()}
         resolved = self._plan.resolved
         if resolved != self._before.plan.resolved or self._spec.memory != self._before.spec.memory:
             # What memory has taught was about other settings.
             own |= {"micro_batch": resolved.micro_batch, "safe": {}}
         if not self._compares:
-            own |= {"first_loss": None, "best_loss": None, "validation_loss": None}
+            own |= {"first_loss": None, "best_loss": None, "validation_loss": None, "evaluated": False}
         return state.model_copy(update=own)
 
 

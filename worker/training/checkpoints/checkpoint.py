@@ -1,4 +1,4 @@
-"""Checkpoints: complete and verified, or absent (design §11).
+"""Checkpoints: complete and verified, or absent (architecture.md: Checkpoints).
 
     checkpoints/step-00000500/  model.safetensors  optimizer.safetensors  state.json  manifest.json
 
@@ -20,16 +20,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import safe_open
 from torch import nn
 
-from jobs.errors import Refused
+from jobs.disk.rundir import RunDir
+from jobs.errors import NoValidCheckpoint, Rejected
 from jobs.events import CheckpointRejected
-from jobs.rundir import RunDir
 from worker.training.journal import Journal
 from worker.training.network.model import WEIGHTS, weights_of
 from worker.training.optimizers.optimizer import Optimizer
 from worker.training.rows.sources import fingerprint
 from worker.training.steps import order
-from worker.training.steps.limits import SafeSize
 from worker.training.steps.randomness import restore_rng
+from worker.training.steps.safe_size import SafeSize
 from worker.training.window import Window
 
 OPTIMIZER = "optimizer.safetensors"
@@ -57,48 +57,75 @@ class TrainState(BaseModel):
     best_loss: float | None = None
     """Lowest validation loss so far."""
     validation_loss: float | None = None
-    """Of exactly these weights; null if they were not evaluated."""
+    """Of exactly these weights; null if they were not evaluated, or are saved because of a stop alone."""
+    evaluated: bool = False
+    """Whether the evaluation that was due at this step is made."""
+    unsaved_s: float = 0.0
+    """Seconds of training since the last checkpoint that was due."""
     window: Window = Window()
     """Steps since the last row of metrics."""
     rng: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class VerifiedCheckpoint:
     """A verified checkpoint on disk."""
 
     folder: Path
     state: TrainState
 
 
-def newest(run: RunDir, spec_sha256: str, journal: Journal) -> Checkpoint | None:
-    """The newest checkpoint that verifies; CheckpointRejected is noted for each passed over, which is put aside.
+def newest(
+    run: RunDir, spec_sha256: str, journal: Journal, *, expected: str | None = None
+) -> VerifiedCheckpoint | None:
+    """The newest checkpoint that verifies; CheckpointRejected is noted for each newer one, which is renamed.
 
-    Refuses `other_spec`: a checkpoint of another specification is no place to go on from.
+    None where there is no checkpoint. Where none verifies, or the `expected` one is gone and no other is there, raises
+    NoValidCheckpoint and leaves them as they are: a person may repair them. Refuses `other_spec`: a checkpoint of
+    another specification is no place to resume from.
     """
+    defects: dict[Path, ValueError] = {}
     for folder in newest_first(run):
         journal.progress()
         try:
             state = verify(folder, progress=journal.progress)
         except ValueError as error:
-            _reject(run, folder, error, journal)
+            defects[folder] = error
             continue
         if state.spec_sha256 != spec_sha256:
-            raise Refused(
+            raise Rejected(
                 f"{folder.name} was made for another specification than spec.json now is",
                 code="other_spec",
-                hint="a job's specification never changes: submit a new job",
+                hint=f"put spec.json back as it was; or train what it says now: longhaul clone {run.id} --resume",
             )
-        return Checkpoint(folder, state)
+        for damaged, defect in defects.items():
+            _reject(run, damaged, defect, journal)
+        return VerifiedCheckpoint(folder, state)
+    if defects or expected is not None:
+        raise _none_valid(run, defects, expected)
     return None
 
 
-def best(run: RunDir, journal: Journal) -> Checkpoint | None:
+def _none_valid(run: RunDir, defects: Mapping[Path, ValueError], expected: str | None) -> NoValidCheckpoint:
+    found = [f"{folder.relative_to(run.path)}: {error}" for folder, error in defects.items()]
+    if expected is not None and run.path / expected not in defects:
+        found.append(f"{expected} is gone")
+    source = run.spec().resume_from
+    again = "" if source is None else f"; or begin with the checkpoint of {source} once more: longhaul clone {run.id}"
+    return NoValidCheckpoint(
+        f"there is no valid checkpoint to resume from: {'; '.join(found)}",
+        hint=f"bring a checkpoint back from a backup, into {run.id}/checkpoints in the runs directory, then: longhaul "
+        f"resume {run.id}; or give up what was trained and begin again at step 0: longhaul resume {run.id} "
+        f"--from-scratch{again}",
+    )
+
+
+def best(run: RunDir, journal: Journal) -> VerifiedCheckpoint | None:
     """The evaluated checkpoint with the lowest validation loss that verifies; the newer of equals."""
     losses = losses_in(newest_first(run))
     for folder in sorted(losses, key=losses.__getitem__):
         try:
-            return Checkpoint(folder, verify(folder))
+            return VerifiedCheckpoint(folder, verify(folder))
         except ValueError as error:
             _reject(run, folder, error, journal)
     return None
@@ -133,23 +160,23 @@ def verify(folder: Path, *, thorough: bool = True, progress: Callable[[], object
 def refuse_other_order(state: TrainState) -> None:
     """Rows would be seen twice, and others never, if the rest of a run followed another order than its beginning."""
     if state.order != order.VERSION:
-        raise Refused(
+        raise Rejected(
             f"this run began with rows in order {state.order}, and this version of Longhaul orders them as "
             f"{order.VERSION}",
             code="other_order",
-            hint="submit the job again, or go on with the version that began it; its checkpoints are kept",
+            hint="submit the job again, or continue with the version that began it; its checkpoints are kept",
         )
 
 
 @torch.no_grad()
-def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> None:
+def restore(checkpoint: VerifiedCheckpoint, model: nn.Module, optimizer: Optimizer) -> None:
     """Copy weights, optimizer states and RNG states in. The tensors of the model stay where they are."""
     weights = weights_of(model)
     with safe_open(checkpoint.folder / WEIGHTS, framework="pt") as file:
         wrong = sorted(weights.keys() ^ set(file.keys()))
         wrong = wrong or [name for name in weights if list(weights[name].shape) != file.get_slice(name).get_shape()]
         if wrong:
-            raise Refused(
+            raise Rejected(
                 f"{len(wrong)} weights of {checkpoint.folder.name} do not belong to the model: {', '.join(wrong[:5])}",
                 code="checkpoint_weights",
                 hint="the model folder was changed after the job began",
@@ -204,7 +231,7 @@ def loss_in(folder: Path) -> float | None:
 
 def _reject(run: RunDir, folder: Path, error: ValueError, journal: Journal) -> None:
     journal.note(CheckpointRejected(path=str(folder.relative_to(run.path)), message=str(error)))
-    # Put aside, so that it is not counted among the kept ones, nor looked at again.
-    aside = folder.with_name(f"rejected-{folder.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    os.rename(folder, aside)
+    # Renamed, so that it is neither counted among the kept ones nor read again.
+    renamed = folder.with_name(f"rejected-{folder.name}")
+    shutil.rmtree(renamed, ignore_errors=True)
+    os.rename(folder, renamed)

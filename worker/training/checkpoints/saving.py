@@ -17,25 +17,16 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import nn
 
+from jobs.disk.files import sync_folder
+from jobs.disk.rundir import RunDir
 from jobs.events import CheckpointSaved, DiskLow
-from jobs.files import sync_folder
-from jobs.rundir import RunDir
-from worker.training.checkpoints.checkpoint import (
-    MANIFEST,
-    OPTIMIZER,
-    STATE,
-    TrainState,
-    folder_of,
-    loss_in,
-    losses_in,
-    newest_first,
-)
-from worker.training.checkpoints.tensorfile import Progress, write_bytes, write_tensors
+from worker.training.checkpoints.checkpoint import MANIFEST, OPTIMIZER, STATE, TrainState, folder_of, loss_in
+from worker.training.checkpoints.pruning import REPLACED, out_of_the_way, prune
+from worker.training.checkpoints.tensorfile import WriteProgress, write_bytes, write_tensors
 from worker.training.journal import Journal
 from worker.training.machine.host import host_memory
 from worker.training.network.model import WEIGHTS, weights_of
@@ -117,7 +108,7 @@ class Saver:
             }
         for file, named in live.items():
             for name, tensor in named.items():
-                # Ordered after the update and before the next step, by the card's own queue: the host goes on.
+                # Ordered after the update and before the next step, by the GPU's own queue: the host continues.
                 self._buffers[file][name].copy_(tensor.detach(), non_blocking=True)
         return self._buffers
 
@@ -147,7 +138,9 @@ class _Writer(threading.Thread):
         self.tensors += 1
 
 
-def write(run: RunDir, state: TrainState, tensors: Tensors, keep: int, told: Progress) -> CheckpointSaved | DiskLow:
+def write(
+    run: RunDir, state: TrainState, tensors: Tensors, keep: int, progress: WriteProgress
+) -> CheckpointSaved | DiskLow:
     """Write `checkpoints/step-…`, then prune. DiskLow, and nothing is left behind, when the disk fills up meanwhile."""
     start = time.perf_counter()
     final = folder_of(run, state.step)
@@ -156,7 +149,7 @@ def write(run: RunDir, state: TrainState, tensors: Tensors, keep: int, told: Pro
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        manifest = {file: write_tensors(temporary / file, named, told) for file, named in tensors.items()}
+        manifest = {file: write_tensors(temporary / file, named, progress) for file, named in tensors.items()}
         manifest[STATE] = write_bytes(temporary / STATE, state.model_dump_json(indent=1).encode())
         write_bytes(temporary / MANIFEST, json.dumps({"step": state.step, "files": manifest}, indent=1).encode())
         sync_folder(temporary)
@@ -166,9 +159,11 @@ def write(run: RunDir, state: TrainState, tensors: Tensors, keep: int, told: Pro
             raise
         free = shutil.disk_usage(run.checkpoints).free
         return DiskLow(step=state.step, free_bytes=free, needed_bytes=bytes_needed(tensors))
-    remove(final)  # one that was rejected at resume, or that a run repeating these steps writes anew
+    replaced = out_of_the_way(final, REPLACED)  # saved because of a stop, before its evaluation
     os.rename(temporary, final)
     sync_folder(run.checkpoints)
+    if replaced is not None:
+        shutil.rmtree(replaced)
     prune(run, keep)
     return CheckpointSaved(
         step=state.step,
@@ -207,34 +202,6 @@ def is_saved(run: RunDir, state: TrainState) -> bool:
     """Whether the checkpoint of this step is there, with the validation loss if that is known by now."""
     folder = folder_of(run, state.step)
     return folder.exists() and loss_in(folder) == state.validation_loss
-
-
-def prune(run: RunDir, keep: int) -> None:
-    """Keep the `keep` newest and the best one (lowest validation loss); rejected ones have been replaced by now."""
-    for rejected in run.checkpoints.glob("rejected-*"):
-        shutil.rmtree(rejected)
-    folders = newest_first(run)
-    losses = losses_in(folders)
-    kept = {*folders[:keep], *sorted(losses, key=losses.__getitem__)[:1]}
-    for folder in folders:
-        if folder not in kept:
-            remove(folder)
-
-
-def clean(run: RunDir) -> None:
-    """Remove what a save that did not come to its end has left. Only the holder of the run's lock may call this."""
-    for leftover in run.checkpoints.glob("tmp-*"):
-        shutil.rmtree(leftover)
-
-
-def remove(folder: Path) -> None:
-    """Remove a checkpoint, if it is there."""
-    # Renamed first: a removal cut short must not leave half a checkpoint under its name.
-    if folder.exists():
-        doomed = folder.with_name(f"tmp-removed-{folder.name}")
-        shutil.rmtree(doomed, ignore_errors=True)
-        os.rename(folder, doomed)
-        shutil.rmtree(doomed)
 
 
 def _buffer(tensor: torch.Tensor) -> torch.Tensor:

@@ -25,15 +25,17 @@ NAMES = {
 PIECE = 2**26
 
 
-class Progress(Protocol):
+class WriteProgress(Protocol):
     """Who is told that something was achieved."""
 
     def progress(self) -> None:
         """Something was."""
 
 
-def write_tensors(file: Path, named: Mapping[str, torch.Tensor], told: Progress | None = None) -> dict[str, int | str]:
-    """Write a safetensors file and fsync it; returns its `bytes` and `sha256`. Progress is told per tensor."""
+def write_tensors(
+    file: Path, named: Mapping[str, torch.Tensor], progress: WriteProgress | None = None
+) -> dict[str, int | str]:
+    """Write a safetensors file and fsync it; returns its `bytes` and `sha256`. WriteProgress is told per tensor."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in named.items():
@@ -45,7 +47,7 @@ def write_tensors(file: Path, named: Mapping[str, torch.Tensor], told: Progress 
         offset += tensor.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
-    return _write(file, _pieces(text, named, told))
+    return _write(file, _pieces(text, named, progress))
 
 
 def write_bytes(file: Path, content: bytes) -> dict[str, int | str]:
@@ -53,14 +55,14 @@ def write_bytes(file: Path, content: bytes) -> dict[str, int | str]:
     return _write(file, iter([memoryview(content)]))
 
 
-def _pieces(header: bytes, named: Mapping[str, torch.Tensor], told: Progress | None) -> Iterator[memoryview]:
+def _pieces(header: bytes, named: Mapping[str, torch.Tensor], progress: WriteProgress | None) -> Iterator[memoryview]:
     yield memoryview(len(header).to_bytes(8, "little") + header)
     for tensor in named.values():
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         for start in range(0, len(flat), PIECE):
             yield flat[start : start + PIECE].cpu().numpy().data
-        if told is not None:
-            told.progress()
+        if progress is not None:
+            progress.progress()
 
 
 def _write(file: Path, pieces: Iterator[memoryview]) -> dict[str, int | str]:

@@ -1,7 +1,7 @@
-"""A prepared dataset in the making: grows by encoded blocks, in order; goes on where a killed process stopped.
+"""A prepared dataset in the making: grows by encoded blocks, in order; resumes where a killed process stopped.
 
 Duplicates are found here, because only here all rows come by. What has been added is committed every few blocks: flat
-token files, lengths, keys of the rows, what was set aside, and the tallies. A restart cuts the files back to the last
+token files, lengths, keys of the rows, what was rejected, and the tallies. A restart cuts the files back to the last
 commit and asks for the blocks behind it.
 """
 
@@ -19,8 +19,8 @@ from worker.training.dataset.data import SIDES, WORK, Int64, Writer
 from worker.training.dataset.encoding import EncodedBlock
 from worker.training.dataset.report import Lengths, full_report, summary
 from worker.training.dataset.split import shared_inputs, split
-from worker.training.rows.sieve import DUPLICATE, Rejection, Seen, UInt64
-from worker.training.rows.tally import Tally
+from worker.training.rows.row_counts import RowCounts
+from worker.training.rows.row_filter import DUPLICATE, Rejection, Seen, UInt64
 
 REJECTED, REPORT, PICTURE = "rejected.jsonl", "dataset.json", "dataset.png"
 BLOCKS_PER_COMMIT = 8
@@ -35,15 +35,15 @@ class Assembly:
         also = (REJECTED, _KEYS, _SPLIT_KEYS, *(_full_lengths(side) for side in SIDES))
         self._folder = folder
         self._writer = Writer(folder, vocabulary, also)
-        self.tallies = [Tally() for _ in range(sources)]
+        self.tallies = [RowCounts() for _ in range(sources)]
         self.blocks = [0] * sources
         """Blocks of each source that were added."""
         self.ends: list[int] = []
         """Rows at the end of each source that is complete."""
-        self._new, self._new_blocks = Tally(), 0
+        self._new, self._new_blocks = RowCounts(), 0
         self._seen = Seen()
         for note in self._writer.ledger.notes:
-            self.tallies[note["source"]].add(Tally.from_json(note["tally"]))
+            self.tallies[note["source"]].add(RowCounts.from_json(note["tally"]))
             self.blocks[note["source"]] += note["blocks"]
             if note["ended"]:
                 self.ends.append(note["rows"])
@@ -76,6 +76,7 @@ class Assembly:
             texts = block.texts[side].only(kept)
             tally.tokens[side] = len(texts.tokens)
             tally.truncated[side] = int((texts.full_lengths > texts.lengths).sum())
+            tally.unknown_texts[side] = int((texts.unknown_tokens > 0).sum())
             tally.unknown_tokens += int(texts.unknown_tokens.sum())
             for found in texts.unknown.values():
                 tally.unknown.update(found)
@@ -105,21 +106,24 @@ class Assembly:
         self.blocks[source] += self._new_blocks
         if ended:
             self.ends.append(self.rows)
-        self._new, self._new_blocks = Tally(), 0
+        self._new, self._new_blocks = RowCounts(), 0
 
     def finish(self, names: Sequence[str], limits: Mapping[str, int], validation: float | str) -> None:
-        """Split the rows, report, and complete the folder. `names` of the sources; `limits` of tokens by side."""
+        """Split the rows, report, and complete the folder. `names` of the sources; `limits` of tokens by side.
+
+        Raises BadData as `split`.
+        """
         split_keys: UInt64 = np.fromfile(self._folder / _SPLIT_KEYS, "<u8")
         parts: dict[str, Int64] = split(split_keys, self.ends, validation)
         lengths = {
             side: Lengths.of(np.fromfile(self._folder / _full_lengths(side), "<i4"), limits[side]) for side in SIDES
         }
         rows = {part: len(numbers) for part, numbers in parts.items()}
-        short = summary(self.tallies, lengths, rows, shared_inputs(split_keys, parts))
+        short = summary(self.tallies, lengths, rows, validation, shared_inputs(split_keys, parts))
         full = full_report(names, self.tallies, short)
-        (self._folder / REPORT).write_text(json.dumps(full, indent=1, ensure_ascii=False) + "\n")
+        (self._folder / REPORT).write_text(json.dumps(full.model_dump(), indent=1, ensure_ascii=False) + "\n")
         (self._folder / PICTURE).write_bytes(histogram.draw(lengths))
-        self._writer.finish(parts, {"report": short})
+        self._writer.finish(parts, short)
 
 
 def _full_lengths(side: str) -> str:

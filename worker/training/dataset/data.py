@@ -2,7 +2,7 @@
 
 A folder holds `input.tokens` and `target.tokens` (uint16, or uint32 for vocabularies above 65,536; end-of-sequence
 included), `input.offsets` and `target.offsets` (int64, one more than rows), `train.rows` and `validation.rows` (int64
-row numbers of the two parts), `rejected.jsonl` (what was set aside, and why) and `manifest.json`, written last.
+row numbers of the two parts), `rejected.jsonl` (what was rejected, and why) and `manifest.json`, written last.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from jobs.errors import BadData
 
-FORMAT = 2
+if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
+    from jobs.dataset_report import DatasetSummary
+    from worker.training.dataset.manifest import Manifest
+
+FORMAT = 5
 """Goes up whenever the same rows would be prepared differently."""
 SIDES = ("input", "target")
 PARTS = ("train", "validation")
@@ -90,23 +94,29 @@ class Rows:
 class PreparedDataset:
     """Both parts of a prepared dataset, and its manifest."""
 
-    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.train = Rows(folder, "train", manifest["dtype"])
-        self.validation = Rows(folder, "validation", manifest["dtype"])
+        self.train = Rows(folder, "train", manifest.dtype)
+        self.validation = Rows(folder, "validation", manifest.dtype)
 
     @classmethod
     def open(cls, folder: Path) -> PreparedDataset:
         """Open a folder. Raises BadData (`prepared_damaged`) unless every file is there in its full size."""
+        from pydantic import ValidationError
+
+        from worker.training.dataset.manifest import Manifest
+
         try:
-            manifest = json.loads((folder / MANIFEST).read_bytes())
+            manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
             wrong = [
                 f"{name} has {size} of {expected} bytes"
-                for name, expected in manifest["files"].items()
+                for name, expected in manifest.files.items()
                 if (size := (folder / name).stat().st_size) != expected
             ]
-        except (OSError, ValueError, KeyError) as error:
+        except ValidationError as error:
+            wrong = [f"{MANIFEST}: {error.errors()[0]['msg']}"]
+        except OSError as error:
             wrong = [str(error)]
         if wrong:
             raise BadData(
@@ -120,7 +130,7 @@ class PreparedDataset:
 class Writer:
     """Writes the files of one prepared dataset into a folder that exists; call `finish` last.
 
-    What was committed survives a kill: a later Writer in the same folder goes on behind it. `also` names further files
+    What was committed survives a kill: a later Writer in the same folder resumes behind it. `also` names further files
     that grow along; those (and only those) that begin with `work.` are gone after `finish`.
     """
 
@@ -156,7 +166,7 @@ class Writer:
         self.ledger.append(f"{side}.tokens", tokens.astype(self._dtype, copy=False).tobytes())
         self.ledger.append(f"{WORK}{side}.lengths", lengths.astype("<i4").tobytes())
 
-    def finish(self, parts: Mapping[str, Int64], manifest: Mapping[str, Any]) -> None:
+    def finish(self, parts: Mapping[str, Int64], report: DatasetSummary) -> None:
         """Write offsets, the row numbers of each part, and the manifest; all of it reaches the disk."""
         self.ledger.close()
         for side in SIDES:
@@ -167,8 +177,10 @@ class Writer:
             parts[part].astype("<i8").tofile(self._folder / f"{part}.rows")
         lasting = [file for file in sorted(self._folder.iterdir()) if not file.name.startswith(WORK)]
         files = {file.name: file.stat().st_size for file in lasting if file.name != MANIFEST}
-        content = {"format": FORMAT, "dtype": self._dtype.str, **manifest, "files": files}
-        (self._folder / MANIFEST).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        from worker.training.dataset.manifest import Manifest
+
+        manifest = Manifest(format=FORMAT, dtype=self._dtype.str, report=report, files=files)
+        (self._folder / MANIFEST).write_text(json.dumps(manifest.model_dump(), indent=1, ensure_ascii=False) + "\n")
         for file in [*lasting, self._folder / MANIFEST]:
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())

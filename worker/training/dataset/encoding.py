@@ -8,9 +8,9 @@ import numpy as np
 
 from worker.training.dataset.tokens import EncodedTexts, Encoder, TokenizerState
 from worker.training.rows.characters import Rewriter
-from worker.training.rows.reading import Block
-from worker.training.rows.sieve import EXCERPT, Rejection, UInt64, sift
-from worker.training.rows.tally import Tally
+from worker.training.rows.row import Block
+from worker.training.rows.row_counts import RowCounts
+from worker.training.rows.row_filter import EXCERPT, Rejection, UInt64, sift
 from worker.training.rows.text import RowReader, Template, Texts
 
 
@@ -24,7 +24,7 @@ class Recipe:
     max_input_tokens: int
     max_target_tokens: int
     rewrites: dict[str, str] | None
-    """Characters to write differently; None: nothing is normalised."""
+    """Characters to write differently; None: nothing is normalized."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class EncodedBlock:
     """The rows of a block. Those that can be used are numbered from 0; duplicates are still among them."""
 
     file: str
-    tally: Tally
-    """What is known of it before duplicates are: read, set_aside, first, normalised, noticed."""
+    tally: RowCounts
+    """What is known of it before duplicates are: read, rejected, first, normalized, noticed, rewritten, examples."""
     rejected: list[Rejection]
     numbers: list[int]
     """[rows] of each in its file."""
@@ -56,10 +56,10 @@ class BlockEncoder:
         self._rewrite = None if recipe.rewrites is None else Rewriter(recipe.rewrites)
 
     def encode(self, block: Block) -> EncodedBlock:
-        """Parse, check and tokenise all rows of a block."""
+        """Parse, check and tokenize all rows of a block."""
         recipe = self._recipe
         reader = RowReader(recipe.input, recipe.target, self._rewrite)
-        tally = Tally(normalised=reader.normalised, noticed=reader.noticed)
+        tally = reader.tally()
         rejected: list[Rejection] = []
         numbers: list[int] = []
         excerpts: list[str] = []
@@ -67,7 +67,7 @@ class BlockEncoder:
         for row, found in sift(block.rows(), reader):
             tally.read += 1
             if isinstance(found, Rejection):
-                tally.put_aside(row.number, found.reason)
+                tally.reject(row.number, found.reason)
                 rejected.append(found)
             else:
                 numbers.append(row.number)

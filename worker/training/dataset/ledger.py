@@ -1,7 +1,7 @@
 """Files that grow together, by appending; what was committed survives a kill, and nothing else does.
 
 The log has one line per commit: how large each file was then, and a note. Whoever comes after a kill cuts the files
-back to the last line, and goes on. A file that is smaller than its last line says means that the disk lost something:
+back to the last line, and continues. A file that is smaller than its last line says means that the disk lost something:
 then everything begins anew.
 """
 
@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-from jobs.files import sync_folder, whole_lines
+from jobs.disk.files import sync_folder, whole_lines
 
 
 class Ledger:

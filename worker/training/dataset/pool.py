@@ -2,7 +2,7 @@
 
     blocks ─▶ at most a few in hand ─▶ workers (spawned, tied to this process, one thread each) ─▶ encoded, in order
 
-Start it from a main thread only: workers are killed when the thread that spawned them ends (jobs/lifeline.py).
+Start it from a main thread only: workers are killed when the thread that spawned them ends (jobs/process/lifeline.py).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from jobs.errors import StageError
-from jobs.lifeline import tie_to_parent
+from jobs.process.lifeline import tie_to_parent
 
 if TYPE_CHECKING:  # a worker imports this module before it is tied
     from worker.training.dataset.encoding import BlockEncoder, EncodedBlock, Recipe
-    from worker.training.rows.reading import Block
+    from worker.training.rows.row import Block
 
 MOST = 16
 """Workers at most: one process reads and writes for all of them."""

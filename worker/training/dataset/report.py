@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from worker.training.dataset.data import SIDES, Int32, Int64
-from worker.training.rows.tally import Tally
+from jobs.dataset_report import (
+    DatasetReport,
+    DatasetSummary,
+    LengthSummary,
+    Percentiles,
+    RejectedRows,
+    Rewriting,
+    RewrittenTexts,
+    SideLengths,
+    SourceReport,
+)
+from worker.training.dataset.data import Int32, Int64
+from worker.training.rows.row_counts import RowCounts
 
 _PERCENTILES = (50, 90, 95, 99)
 _MOST_IN_SUMMARY = 20
@@ -35,65 +45,83 @@ class Lengths:
         values, counts = np.unique(full_lengths, return_counts=True)
         return cls(limit, values.astype(np.int64), counts)
 
-    def percentiles(self) -> dict[str, dict[str, int]]:
-        """`before` and `after` cutting: p50, p90, p95, p99 (that share of the texts is no longer), max."""
+    def summary(self) -> LengthSummary:
+        """The limit, and percentiles before and after cutting."""
         reached = np.cumsum(self.counts)
         places = [np.searchsorted(reached, np.ceil(share * reached[-1] / 100)) for share in _PERCENTILES]
         names = [*(f"p{share}" for share in _PERCENTILES), "max"]
         before = [int(self.values[place]) for place in (*places, -1)]
-        return {
-            "before": dict(zip(names, before, strict=True)),
-            "after": {name: min(value, self.limit) for name, value in zip(names, before, strict=True)},
-        }
+        after = [min(value, self.limit) for value in before]
+        return LengthSummary(
+            limit=self.limit,
+            before=Percentiles(**dict(zip(names, before, strict=True))),
+            after=Percentiles(**dict(zip(names, after, strict=True))),
+        )
 
 
 def summary(
-    tallies: Sequence[Tally], lengths: Mapping[str, Lengths], rows: Mapping[str, int], shared_inputs: int
-) -> dict[str, Any]:
-    """A few KB at most. `tallies` are of the sources, `rows` of train and validation."""
-    total = Tally()
+    tallies: Sequence[RowCounts],
+    lengths: Mapping[str, Lengths],
+    rows: Mapping[str, int],
+    validation: float | str,
+    shared_inputs: int,
+) -> DatasetSummary:
+    """A few KB at most. `tallies` are of the sources, `rows` of train and validation; `validation` as in the job."""
+    total = RowCounts()
     for tally in tallies:
         total.add(tally)
-    return {
-        "rows_read": total.read,
-        "kept": total.kept,
-        "set_aside": commonest(total.set_aside, _MOST_IN_SUMMARY),
-        "duplicates": total.duplicates,
-        "train_rows": rows["train"],
-        "validation_rows": rows["validation"],
-        "validation_inputs_in_training": shared_inputs,
-        **{f"truncated_{side}s": total.truncated[side] for side in SIDES},
-        **{f"{side}_tokens": total.tokens[side] for side in SIDES},
-        "unknown_tokens": total.unknown_tokens,
-        "unknown_token_rate": round(total.unknown_tokens / max(1, total.tokens.total()), 8),
-        "unknown_characters": commonest(total.unknown, _MOST_IN_SUMMARY),
-        "normalised": commonest(total.normalised, _MOST_IN_SUMMARY),
-        "noticed": commonest(total.noticed, _MOST_IN_SUMMARY),
-        "lengths": {side: {"limit": lengths[side].limit, **lengths[side].percentiles()} for side in SIDES},
-    }
+    return DatasetSummary(
+        rows_read=total.read,
+        kept=total.kept,
+        rejected=commonest(total.rejected, _MOST_IN_SUMMARY),
+        duplicates=total.duplicates,
+        train_rows=rows["train"],
+        validation_rows=rows["validation"],
+        validation_asked=validation,
+        validation_share=round(rows["validation"] / max(1, rows["train"] + rows["validation"]), 6),
+        validation_inputs_in_training=shared_inputs,
+        truncated_inputs=total.truncated["input"],
+        truncated_targets=total.truncated["target"],
+        input_tokens=total.tokens["input"],
+        target_tokens=total.tokens["target"],
+        unknown_inputs=total.unknown_texts["input"],
+        unknown_targets=total.unknown_texts["target"],
+        unknown_tokens=total.unknown_tokens,
+        unknown_token_rate=round(total.unknown_tokens / max(1, total.tokens.total()), 8),
+        unknown_characters=commonest(total.unknown, _MOST_IN_SUMMARY),
+        normalized=commonest(total.normalized, _MOST_IN_SUMMARY),
+        noticed=commonest(total.noticed, _MOST_IN_SUMMARY),
+        rewritten=commonest(total.rewritten, _MOST_IN_SUMMARY),
+        lengths=SideLengths(input=lengths["input"].summary(), target=lengths["target"].summary()),
+    )
 
 
-def full_report(names: Sequence[str], tallies: Sequence[Tally], short: Mapping[str, Any]) -> dict[str, Any]:
+def full_report(names: Sequence[str], tallies: Sequence[RowCounts], short: DatasetSummary) -> DatasetReport:
     """The summary, then what is known of each source by itself, in full."""
-    return {
-        **short,
-        "sources": [
-            {
-                "name": name,
-                "rows_read": tally.read,
-                "kept": tally.kept,
-                "duplicates": tally.duplicates,
-                "set_aside": {
-                    reason: {"rows": count, "first": tally.first.get(reason, [])}
-                    for reason, count in commonest(tally.set_aside, _MOST).items()
-                },
-                "unknown_characters": commonest(tally.unknown, _MOST),
-                "normalised": commonest(tally.normalised, _MOST),
-                "noticed": commonest(tally.noticed, _MOST),
-            }
-            for name, tally in zip(names, tallies, strict=True)
-        ],
-    }
+    sources = [source_report(name, tally) for name, tally in zip(names, tallies, strict=True)]
+    return DatasetReport(**dict(short), sources=sources)
+
+
+def source_report(name: str, tally: RowCounts) -> SourceReport:
+    """What is known of the rows of one source."""
+    rewritten = {}
+    for what, count in tally.rewritten.most_common():
+        before, after = tally.examples[what]
+        rewritten[what] = RewrittenTexts(texts=count, example=Rewriting(before=before, after=after))
+    return SourceReport(
+        name=name,
+        rows_read=tally.read,
+        kept=tally.kept,
+        duplicates=tally.duplicates,
+        rejected={
+            reason: RejectedRows(rows=count, first=tally.first.get(reason, []))
+            for reason, count in commonest(tally.rejected, _MOST).items()
+        },
+        unknown_characters=commonest(tally.unknown, _MOST),
+        normalized=commonest(tally.normalized, _MOST),
+        noticed=commonest(tally.noticed, _MOST),
+        rewritten=rewritten,
+    )
 
 
 def commonest(counts: Counter[str], most: int) -> dict[str, int]:

@@ -2,30 +2,74 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
+from jobs.errors import BadData
 from worker.training.dataset.data import Int64
-from worker.training.rows.sieve import UInt64
+from worker.training.rows.row_filter import UInt64
 
 
 def split(keys: UInt64, ends: Sequence[int], validation: float | str) -> dict[str, Int64]:
     """Row numbers of training and validation. `ends` is where each source ends; a second one is held out whole.
 
-    A fraction is chosen by `keys` [rows], hashes of the inputs: the same rows whatever their order, and whatever rows
-    come later; and rows of one input go to one side. A fraction above 0 of at least two different inputs is at least
-    one, and never all.
+    A fraction is chosen by `keys` [rows], hashes of the inputs: rows of one input go to one side, whatever the order of
+    the rows. Raises BadData (`validation_split`) where whole inputs allow nothing near the fraction.
     """
     rows = np.arange(len(keys), dtype=np.int64)
     if isinstance(validation, str):
         return {"train": rows[: ends[0]], "validation": rows[ends[0] :]}
-    # As fractions of 2**64, so that a fraction close to 1 does not overflow.
-    held_out = keys < np.uint64(validation * 2.0**64)
-    if validation > 0:
-        held_out |= keys == keys.min()
-    held_out &= keys != keys.max()  # of a single input too: it is learnt from
+    if validation == 0:
+        return {"train": rows, "validation": rows[:0]}
+    inputs, input_of, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    held_out = _held_out(inputs, counts, validation)[input_of]
     return {"train": rows[~held_out], "validation": rows[held_out]}
+
+
+def _held_out(inputs: UInt64, counts: Int64, fraction: float) -> npt.NDArray[np.bool_]:
+    """[inputs] which are held out: at least one, never all, and with no more than twice the rows that were asked for.
+
+    One row may always be. Those with the smallest hashes, which are the same ones when rows are added; where these have
+    less than half of what was asked for or more than twice, in the order of the hashes each input that brings the sum
+    of rows no further from it.
+    """
+    if len(inputs) < 2:
+        raise _refused(
+            f"the inputs of all {counts.sum()} rows have the same letters and digits, so that none can be held out for "
+            "validation (case, accents, vowel signs, spaces and punctuation do not count)",
+            "set it to 0 to train without evaluation, or name a file of validation rows",
+        )
+    most = max(1.0, 2 * fraction * counts.sum())
+    # As a fraction of 2**64, so that a fraction close to 1 does not overflow.
+    chosen = inputs < np.uint64(fraction * 2.0**64)
+    chosen[-1] = False
+    if chosen.any() and most / 4 <= counts[chosen].sum() <= most:
+        return chosen
+    chosen[:] = False
+    taken = 0
+    for place, count in enumerate(counts[:-1].tolist()):
+        if 2 * taken + count <= most:
+            chosen[place] = True
+            taken += count
+    if taken:
+        return chosen
+    if counts[-1] > most:
+        smallest = counts.min() / counts.sum()
+        raise _refused(
+            f"{counts.sum()} rows have {len(inputs)} different inputs; to hold out whole inputs takes at least "
+            f"{smallest:.1%} of the rows, and {fraction:.1%} is asked for",
+            f"set it to {math.ceil(smallest * 1000) / 1000:.3g}, or to 0 (no evaluation), or name a file of validation "
+            "rows",
+        )
+    chosen[-1] = True
+    return chosen
+
+
+def _refused(what: str, hint: str) -> BadData:
+    return BadData(f"data.validation: {what}", code="validation_split", param="data.validation", hint=hint)
 
 
 def shared_inputs(keys: UInt64, parts: dict[str, Int64]) -> int:

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from jobs.errors import Refused
+from jobs.errors import Rejected
 from worker.training.dataset.data import Int32, Tokens, token_dtype
 from worker.training.dataset.words import WordTokens
-from worker.training.models.model_files import CONFIG, SMALL
 from worker.training.rows import characters
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-_GENERATION_CONFIG = "generation_config.json"
-
-
-def fingerprint(folder: Path) -> str:
-    """sha256 of whatever decides what the tokenizer in a folder makes of a text; nothing is loaded."""
-    digest = hashlib.sha256()
-    kind = json.loads((folder / CONFIG).read_bytes()).get("model_type")
-    digest.update(f"{kind} {version('tokenizers')} {version('transformers')}".encode())
-    for name in SMALL:
-        if name not in (CONFIG, _GENERATION_CONFIG) and (folder / name).exists():
-            digest.update(name.encode() + hashlib.sha256((folder / name).read_bytes()).digest())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -48,14 +31,25 @@ class TokenizerState:
     unknown: int
     size: int
     """Of the vocabulary."""
+    leading: tuple[int, ...] = ()
+    """What the tokenizer itself puts before every text, such as `<s>` or a language."""
+    trailing: tuple[int, ...] = ()
+    """What it puts behind every text; end-of-sequence in any case."""
+    by_words: bool = False
+    """Whether tokenizing each word once gives the same."""
 
     @classmethod
     def read(cls, folder: Path) -> TokenizerState:
-        """The tokenizer in a model folder, as transformers opens it. Raises Refused (`tokenizer_unusable`)."""
+        """The tokenizer in a model folder, as transformers opens it. Raises Rejected (`tokenizer_unusable`).
+
+        What it adds, and whether it can be asked word by word, is known only once it is `tried`.
+        """
         from transformers import AutoTokenizer  # seconds
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except MemoryError:
+            raise
         except Exception as error:  # a broken file may raise anything
             raise _refused(f"the tokenizer in {folder} cannot be opened: {error}") from error
         if not tokenizer.is_fast:
@@ -68,6 +62,56 @@ class TokenizerState:
         fast.no_padding()
         ids = (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)
         return cls(fast.to_str(), *ids, len(tokenizer))
+
+    def tried(self, texts: Sequence[str]) -> TokenizerState:
+        """The same, with what it adds and whether a shortcut gives the same for these texts, a job's first ones.
+
+        Raises Rejected (`tokenizer_unusable`) where it does not put the same around each.
+        """
+        tokenizer = self.open()
+        around: set[tuple[tuple[int, ...], tuple[int, ...]]] | None = None
+        words = WordTokens.of(tokenizer, token_dtype(self.size))
+        for text in texts or ["a"]:
+            bare = tokenizer.encode(text, add_special_tokens=False).ids
+            whole = tokenizer.encode(text).ids
+            places = range(len(whole) - len(bare) + 1)
+            found = {
+                (tuple(whole[:place]), tuple(whole[place + len(bare) :]))
+                for place in places
+                if whole[place : place + len(bare)] == bare
+            }
+            around = found if around is None else around & found
+            if not around:
+                raise _refused("the tokenizer does not put the same tokens before and behind every text")
+            if words is not None and words.tokens(text) != np.array(bare, token_dtype(self.size)).tobytes():
+                words = None
+        assert around
+        leading, trailing = min(around)
+        if self.end not in trailing:
+            trailing = (*trailing, self.end)
+        return replace(self, leading=leading, trailing=trailing, by_words=words is not None)
+
+    def refuse_above(self, embeddings: int) -> None:
+        """Raise Rejected (`tokenizer_unusable`) where there are tokens that the model has no embedding for."""
+        if self.size > embeddings:
+            raise Rejected(
+                f"model: its tokenizer has {self.size:,} tokens, and the model has embeddings for {embeddings:,}",
+                code="tokenizer_unusable",
+                param="model",
+                hint="save the model with the tokenizer that it was trained with, or call resize_token_embeddings",
+            )
+
+    def refuse_without_room(self, limits: Mapping[str, int]) -> None:
+        """Raise Rejected (`limit_too_small`) where a limit of tokens of a side leaves none for the text itself."""
+        added = len(self.leading) + len(self.trailing)
+        if small := {f"data.max_{side}_tokens": limit for side, limit in limits.items() if limit <= added}:
+            what = " and ".join(f"{param} is {limit}" for param, limit in small.items())
+            raise Rejected(
+                f"{what}, but the model's tokenizer puts {added} tokens around every text: none is left for the text",
+                code="limit_too_small",
+                param=next(iter(small)),
+                hint=f"set {' and '.join(small)} to more than {added}; the more, the less of each text is cut off",
+            )
 
     def open(self) -> Tokenizer:
         """The tokenizer."""
@@ -90,7 +134,7 @@ class EncodedTexts:
     """Tokens of some texts, one after the other."""
 
     tokens: Tokens
-    """At most as many of each text as the limit; the last of each is end-of-sequence."""
+    """At most as many of each text as the limit, what the tokenizer puts before and behind it included."""
     lengths: Int32
     """[texts] tokens of each."""
     full_lengths: Int32
@@ -115,7 +159,7 @@ class EncodedTexts:
 
 
 class Encoder:
-    """A tokenizer that ends every text with end-of-sequence.
+    """A tokenizer that was tried, and puts before and behind every text what it does; at its end end-of-sequence.
 
     `</s>` or `<pad>` written in a text becomes the unknown token: a target must not end in its middle. (The tokenizers'
     `encode_special_tokens` is not enough, since these are pieces of T5's vocabulary as well.)
@@ -124,26 +168,33 @@ class Encoder:
     def __init__(self, state: TokenizerState) -> None:
         self._state, self._fast = state, state.open()
         self._dtype = token_dtype(state.size)
-        self._words = WordTokens.of(self._fast, self._dtype)
+        self._words = WordTokens.of(self._fast, self._dtype) if state.by_words else None
+        self._added = len(state.leading) + len(state.trailing)
 
     def encode(self, texts: Sequence[str], limit: int) -> EncodedTexts:
-        """At most `limit` tokens of each text, the last being end-of-sequence."""
+        """At most `limit` tokens of each text, with what stands before and behind it, for which there is room."""
         end, padding, unknown = self._state.end, self._state.padding, self._state.unknown
         pieces = self._pieces(texts)
         flat = np.frombuffer(b"".join(pieces), self._dtype)
         full = np.array([len(piece) for piece in pieces], np.int64) // self._dtype.itemsize
-        cut = np.minimum(full, limit - 1)
-        flat = flat[np.arange(len(flat)) - np.repeat(np.cumsum(full) - full, full) < limit - 1]
+        room = limit - self._added
+        cut = np.minimum(full, room)
+        flat = flat[np.arange(len(flat)) - np.repeat(np.cumsum(full) - full, full) < room]
         lost = (flat == unknown) | (flat == end) | (flat == padding)
         lost_of = np.bincount(np.repeat(np.arange(len(texts)), cut)[lost], minlength=len(texts))
-        is_end = np.zeros(int(cut.sum()) + len(texts), bool)
-        is_end[np.cumsum(cut + 1) - 1] = True
-        tokens = np.full(len(is_end), end, self._dtype)
-        tokens[~is_end] = np.where(lost, unknown, flat)
+        lengths = cut + self._added
+        ends = np.cumsum(lengths)
+        tokens = np.empty(int(lengths.sum()), self._dtype)
+        own = np.ones(len(tokens), bool)
+        for place, token in enumerate((*self._state.leading, *self._state.trailing)):
+            first = ends - lengths if place < len(self._state.leading) else ends - self._added
+            tokens[first + place] = token
+            own[first + place] = False
+        tokens[own] = np.where(lost, unknown, flat)
         return EncodedTexts(
             tokens=tokens,
-            lengths=(cut + 1).astype(np.int32),
-            full_lengths=(full + 1).astype(np.int32),
+            lengths=lengths.astype(np.int32),
+            full_lengths=(full + self._added).astype(np.int32),
             unknown_tokens=lost_of.astype(np.int32),
             unknown={text: self._offending(texts[text], limit) for text in np.flatnonzero(lost_of).tolist()},
         )
@@ -158,7 +209,7 @@ class Encoder:
         """What stands in a text where its tokens are unknown. The offsets cost time: only for texts that need it."""
         found: Counter[str] = Counter()
         encoding = self._fast.encode(text, add_special_tokens=False)
-        for token, (start, stop) in list(zip(encoding.ids, encoding.offsets, strict=True))[: limit - 1]:
+        for token, (start, stop) in list(zip(encoding.ids, encoding.offsets, strict=True))[: limit - self._added]:
             if token == self._state.unknown:
                 found.update(text[start:stop])
             elif token in (self._state.end, self._state.padding):
@@ -166,8 +217,8 @@ class Encoder:
         return found
 
 
-def _refused(message: str) -> Refused:
-    return Refused(
+def _refused(message: str) -> Rejected:
+    return Rejected(
         f"model: {message}",
         code="tokenizer_unusable",
         param="model",

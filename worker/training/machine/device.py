@@ -1,4 +1,4 @@
-"""The device of a trainer: the locks that keep it, and the job, to one process; numeric settings (design §2)."""
+"""The device of a trainer: the locks that keep it, and the job, to one process; numeric settings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import BinaryIO
 
 import torch
 
+from jobs.disk.rundir import RunDir
 from jobs.errors import DeviceBusy
 from jobs.events import DeviceWaiting
-from jobs.rundir import RunDir
+from jobs.text.units import format_duration
 from worker.training.journal import Journal
-from worker.training.stop import Stop
+from worker.training.stop import StopSignal
 
 WAIT_S = 60.0
 JOB_WAIT_S = 1.0
@@ -41,41 +42,43 @@ def hold_job(run: RunDir) -> BinaryIO:
 
 
 def hold_device(
-    run: RunDir, device: torch.device, journal: Journal, stop: Stop
+    run: RunDir, device: torch.device, journal: Journal, stop: StopSignal
 ) -> contextlib.AbstractContextManager[object]:
-    """Take the card's lock, waiting up to `WAIT_S` for another trainer to let go. The CPU has no lock.
+    """Take the GPU's lock, waiting up to `WAIT_S` for another trainer to let go. The CPU has no lock.
 
     Raises DeviceBusy, or StopAsked when asked to stop while waiting.
     """
     if device.type != "cuda":
         return contextlib.nullcontext()
-    return hold_card(run.path.parent / ".locks", card_id(device), journal, stop, WAIT_S)
+    return hold_gpu(run.path.parent / ".locks", gpu_id(device), journal, stop, WAIT_S)
 
 
-def hold_card(folder: Path, card: str, journal: Journal, stop: Stop, wait_s: float) -> BinaryIO:
-    """`hold_device` for the card with that UUID."""
+def hold_gpu(folder: Path, gpu: str, journal: Journal, stop: StopSignal, wait_s: float) -> BinaryIO:
+    """`hold_device` for the GPU with that UUID."""
     folder.mkdir(exist_ok=True)
-    file = folder / f"gpu-{card}.lock"
+    file = folder / f"gpu-{gpu}.lock"
     until = time.monotonic() + wait_s
     noted = False
     while (lock := _try_lock(file)) is None:
         if not noted:
             journal.phase("wait")
-            journal.note(DeviceWaiting(message=f"another trainer holds card {card}; waiting up to {wait_s:.0f} s"))
+            journal.note(
+                DeviceWaiting(message=f"another trainer holds GPU {gpu}; waiting up to {format_duration(wait_s)}")
+            )
             noted = True
-        stop.look()
+        stop.raise_if_asked()
         if time.monotonic() > until:
             raise DeviceBusy(
-                f"another trainer still holds card {card} after {wait_s:.0f} s",
-                hint="the job stays in the queue; run one train worker per card",
+                f"another trainer still holds GPU {gpu} after {format_duration(wait_s)}",
+                hint="the job stays in the queue; run one train worker per GPU",
             )
         time.sleep(POLL_S)
         journal.progress()
     return lock
 
 
-def card_id(device: torch.device) -> str:
-    """NVML's UUID of the card, without its prefix `GPU-`."""
+def gpu_id(device: torch.device) -> str:
+    """NVML's UUID of the GPU, without its prefix `GPU-`."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if visible.startswith(("GPU-", "MIG-")) and "," not in visible:
         return visible.removeprefix("GPU-")

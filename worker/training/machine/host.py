@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path("/")
+LEAST = 1 << 30
+"""Bytes without which no stage begins: libraries take a third of it."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,16 @@ def host_memory(root: Path = ROOT) -> HostMemory:
     """The machine's, or that of the control group with the least room left. A third of a millisecond."""
     machine = _machine(root / "proc/meminfo")
     return min([machine, *_groups(root)], key=lambda memory: memory.available)
+
+
+def limit_memory(most: int, root: Path = ROOT) -> int:
+    """Let this process, and each that it starts, have so many bytes of memory of its own, or what is available if that
+    is less (LEAST at least); returns the limit. Beyond it, allocations fail with MemoryError."""
+    limit = max(LEAST, min(most, host_memory(root).available))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    return limit
 
 
 def _machine(meminfo: Path) -> HostMemory:

@@ -1,4 +1,4 @@
-"""The card as its driver sees it (NVML): how busy, how full, how warm, how hungry; and who else computes on it.
+"""The GPU as its driver sees it (NVML): how busy, how full, how warm, how hungry; and who else computes on it.
 
 By ctypes on the driver's own `libnvidia-ml.so.1`, so there is nothing to install. The symbols are those that NVML has
 kept binary compatible since driver 450 (source: NVIDIA, nvml.h). No CUDA call is made here.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from jobs.events import CardProcess
+from jobs.events import GpuProcess
 
 LIBRARY = "libnvidia-ml.so.1"
 TEMPERATURE_OF_THE_GPU = 0
@@ -51,63 +51,63 @@ class _Process(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class CardUse:
-    """What NVML says now; None for what this card, or its present mode (MIG), does not tell."""
+class GpuUse:
+    """What NVML says now; None for what this GPU, or its present mode (MIG), does not tell."""
 
-    utilisation: float | None = None
+    utilization: float | None = None
     """Share of the last sampling period (1/6 s to 1 s) in which a kernel ran, 0 to 1."""
     memory_used: int | None = None
-    """Bytes in use by every process on the card, and by the driver."""
+    """Bytes in use by every process on the GPU, and by the driver."""
     temperature_c: int | None = None
     power_w: float | None = None
 
 
 @dataclass(frozen=True)
-class CardMemory:
-    """Bytes of the whole card. `used` is what processes hold: what the driver keeps for itself is in neither figure."""
+class GpuMemory:
+    """Bytes of the whole GPU. `used` is what processes hold: what the driver keeps for itself is in neither figure."""
 
     total: int
     free: int
     used: int
 
 
-class Card:
-    """One card. Every look asks the driver anew, which takes well under a millisecond a figure."""
+class NvmlGpu:
+    """One GPU. Every look asks the driver anew, which takes well under a millisecond a figure."""
 
     def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
         self._library = library
         self._handle = handle
 
-    def use(self) -> CardUse:
+    def use(self) -> GpuUse:
         """The four figures."""
         rates, memory, temperature, milliwatts = _Utilization(), _Memory(), ctypes.c_uint(), ctypes.c_uint()
         has_rates = self._ask("nvmlDeviceGetUtilizationRates", ctypes.byref(rates))
         has_memory = self._ask("nvmlDeviceGetMemoryInfo", ctypes.byref(memory))
         has_warmth = self._ask("nvmlDeviceGetTemperature", TEMPERATURE_OF_THE_GPU, ctypes.byref(temperature))
         has_power = self._ask("nvmlDeviceGetPowerUsage", ctypes.byref(milliwatts))
-        return CardUse(
-            utilisation=rates.gpu / 100 if has_rates else None,
+        return GpuUse(
+            utilization=rates.gpu / 100 if has_rates else None,
             memory_used=memory.used if has_memory else None,
             temperature_c=temperature.value if has_warmth else None,
             power_w=milliwatts.value / 1000 if has_power else None,
         )
 
-    def memory(self) -> CardMemory | None:
-        """How full the card is; None when the driver does not tell. One without the newer function counts its own."""
+    def memory(self) -> GpuMemory | None:
+        """How full the GPU is; None when the driver does not tell. One without the newer function counts its own."""
         newer = _Memory2(version=ctypes.sizeof(_Memory2) | 2 << 24)
         if self._ask("nvmlDeviceGetMemoryInfo_v2", ctypes.byref(newer)):
-            return CardMemory(newer.total, newer.free, newer.used)
+            return GpuMemory(newer.total, newer.free, newer.used)
         older = _Memory()
         if self._ask("nvmlDeviceGetMemoryInfo", ctypes.byref(older)):
-            return CardMemory(older.total, older.free, older.used)
+            return GpuMemory(older.total, older.free, older.used)
         return None
 
-    def processes(self) -> list[CardProcess] | None:
-        """Who computes or draws on the card, as far as the driver shows it here; None when it does not tell.
+    def processes(self) -> list[GpuProcess] | None:
+        """Who computes or draws on the GPU, as far as the driver shows it here; None when it does not tell.
 
         In a container the driver shows few, or none, and pids may be those of the host.
         """
-        found: dict[int, CardProcess] = {}
+        found: dict[int, GpuProcess] = {}
         told = False
         for kind in ("Compute", "Graphics"):
             count = ctypes.c_uint(MOST_PROCESSES)
@@ -117,7 +117,7 @@ class Card:
             told = True
             for entry in entries[: count.value]:
                 size = None if entry.used == UNKNOWN_BYTES else entry.used
-                found.setdefault(entry.pid, CardProcess(pid=entry.pid, name=self._name(entry.pid), memory_bytes=size))
+                found.setdefault(entry.pid, GpuProcess(pid=entry.pid, name=self._name(entry.pid), memory_bytes=size))
         return list(found.values()) if told else None
 
     def _name(self, pid: int) -> str | None:
@@ -135,20 +135,20 @@ class Card:
             return False
 
 
-def open_card(uuid: str, library: str = LIBRARY) -> Card | None:
-    """The card with this UUID (`GPU-…`, `MIG-…`, or no prefix). None, and one warning, where there is no NVML."""
+def open_gpu(uuid: str, library: str = LIBRARY) -> NvmlGpu | None:
+    """The GPU with this UUID (`GPU-…`, `MIG-…`, or no prefix). None, and one warning, where there is no NVML."""
     if not uuid.startswith(("GPU-", "MIG-")):
         uuid = f"GPU-{uuid}"
     try:
         nvml = ctypes.CDLL(library)
     except OSError as error:
-        log.warning("no utilisation, temperature or power among the metrics: %s", error)
+        log.warning("no utilization, temperature or power among the metrics: %s", error)
         return None
     handle = ctypes.c_void_p()
     answer = nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle))
     if answer != 0:
         log.warning(
-            "no utilisation, temperature or power among the metrics: NVML knows no card %s (error %d)", uuid, answer
+            "no utilization, temperature or power among the metrics: NVML knows no GPU %s (error %d)", uuid, answer
         )
         return None
-    return Card(nvml, handle)
+    return NvmlGpu(nvml, handle)

@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
+from jobs.text.units import bytes_by_name
 from worker.training.machine.host import host_memory
-from worker.training.machine.usage import gib, process_bytes
+from worker.training.machine.usage import process_bytes
 
 if TYPE_CHECKING:  # who only computes needs nothing of `jobs` (benchmarks/gpu_throughput.py: no pydantic)
-    from jobs.events import CardProcess
+    from jobs.events import GpuProcess
     from worker.training.journal import Journal
-    from worker.training.stop import Stop
+    from worker.training.stop import StopSignal
 
-Cause = Literal["fragmentation", "foreign", "exhausted"]
+Cause = Literal["fragmentation", "other_processes", "exhausted"]
 
 KINDS = (RuntimeError, MemoryError, OSError)
 """What to catch, and to raise again unless `is_out_of_memory`."""
 LIBRARY_BYTES = 64 * 2**20
-"""Taken for what was asked for where the error does not say: cuBLAS wants 32 MiB for its workspace on recent cards."""
+"""Taken for what was asked for where the error does not say: cuBLAS wants 32 MiB for its workspace on recent GPUs."""
 ABOUT = 0.9
 """Of what is missing, in the hands of others: then they are why. The two figures are not read at the same moment."""
 LONGEST_MESSAGE = 500
@@ -61,15 +62,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and said is not None
 
 
-class Foreign(Protocol):
-    """What others hold of the card."""
+class OtherProcesses(Protocol):
+    """What others hold of the GPU."""
 
     @property
     def bytes(self) -> int:
         """All of them together."""
 
     @property
-    def processes(self) -> tuple[CardProcess, ...]:
+    def processes(self) -> tuple[GpuProcess, ...]:
         """Those that the driver shows."""
 
     @property
@@ -77,21 +78,21 @@ class Foreign(Protocol):
         """How much and who, for people."""
 
 
-class Neighbours(Protocol):
-    """Who knows about the other processes on the card (`neighbours.Neighbours`)."""
+class MemoryProbe(Protocol):
+    """Who knows about the other processes on the GPU (`monitor.MemoryProbe`)."""
 
-    def use(self) -> Foreign | None:
+    def use(self) -> OtherProcesses | None:
         """What they hold now; None where nobody can tell."""
 
-    def wait(self, needed: int, journal: Journal, stop: Stop) -> bool:
-        """Whether so many bytes of the card are free, at once or before long. Raises StopAsked."""
+    def wait(self, needed: int, journal: Journal, stop: StopSignal) -> bool:
+        """Whether so many bytes of the GPU are free, at once or before long. Raises StopAsked."""
 
 
 @dataclass(frozen=True)
 class Figures:
     """Bytes, as the allocator sees them; None for what could not be read.
 
-    CUDA: allocated and reserved by torch, free on the card. CPU: resident, data segment, free below its limit (or free
+    CUDA: allocated and reserved by torch, free on the GPU. CPU: resident, data segment, free below its limit (or free
     on the host).
     """
 
@@ -117,7 +118,7 @@ def figures(device: torch.device) -> Figures:
 
 
 @dataclass(frozen=True)
-class Shortage:
+class MemoryShortage:
     """One error, told without the error itself: its traceback would keep the tensors of the failed pass alive."""
 
     message: str
@@ -133,12 +134,12 @@ class Shortage:
     """CUDA: the allocator's own report at the moment of the error."""
     snapshot: Any = field(default=None, repr=False)
     """CUDA: every segment and block of the allocator at that moment, as pytorch.org/memory_viz reads it."""
-    foreign: Foreign | None = None
-    """What others held of the card; None where nobody can tell."""
+    other_processes: OtherProcesses | None = None
+    """What others held of the GPU; None where nobody can tell."""
     cause: Cause = "exhausted"
 
     @classmethod
-    def of(cls, error: BaseException, device: torch.device, *, details: bool = False) -> Shortage | None:
+    def of(cls, error: BaseException, device: torch.device, *, details: bool = False) -> MemoryShortage | None:
         """To be made inside the `except`, while everything is still held. None: memory is not what this is about."""
         if not is_out_of_memory(error):
             return None
@@ -156,10 +157,10 @@ class Shortage:
             return cls(message="memory ran out", requested=None, figures=now, device=device.type)
         return found._detailed(device) if details and device.type == "cuda" else found
 
-    def _detailed(self, device: torch.device) -> Shortage:
+    def _detailed(self, device: torch.device) -> MemoryShortage:
         try:
             return replace(self, summary=torch.cuda.memory_summary(device), snapshot=torch.cuda.memory._snapshot())
-        except Exception as error:  # whatever it is: no reason to end a run that can go on
+        except Exception as error:  # whatever it is: no reason to end a run that can continue
             log.warning("the allocator does not tell how it stands: %s", error)
         return self
 
@@ -176,14 +177,18 @@ class Shortage:
             "reserved" if self.device == "cuda" else "data": self.figures.reserved,
             "free": self.figures.free,
         }
-        told = ", ".join(f"{name} {gib(size)}" for name, size in known.items() if size is not None)
-        others = f"; others hold {self.foreign.text}" if self.foreign is not None and self.foreign.bytes else ""
+        told = ", ".join(bytes_by_name(known))
+        others = (
+            f"; others hold {self.other_processes.text}"
+            if self.other_processes is not None and self.other_processes.bytes
+            else ""
+        )
         return f"{self.message} ({told or 'figures unknown'}{others})"
 
-    def beside(self, foreign: Foreign | None) -> Shortage:
-        """The same, classified, when others hold so much of the card.
+    def beside(self, other_processes: OtherProcesses | None) -> MemoryShortage:
+        """The same, classified, when others hold so much of the GPU.
 
-        `foreign`: they hold about what is missing, and the card itself is full (else it is our own limit that is).
+        `other_processes`: they hold about what is missing, and the GPU itself is full (else our own limit is).
         `fragmentation`: of what is reserved, enough was not in use, in pieces that were too small. On a CPU only
         `exhausted` is known.
         """
@@ -191,11 +196,11 @@ class Shortage:
         if self.device == "cuda":
             now = self.figures
             missing = self.asked - (now.free or 0)
-            if foreign is not None and missing > 0 and foreign.bytes >= ABOUT * missing:
-                cause = "foreign"
+            if other_processes is not None and missing > 0 and other_processes.bytes >= ABOUT * missing:
+                cause = "other_processes"
             elif now.reserved is not None and now.allocated is not None and now.reserved - now.allocated >= self.asked:
                 cause = "fragmentation"
-        return replace(self, foreign=foreign, cause=cause)
+        return replace(self, other_processes=other_processes, cause=cause)
 
 
 def requested_bytes(text: str) -> int | None:

@@ -21,7 +21,7 @@ class Cache:
         """Bytes: CUDA: reserved by torch before, less after; CPU: resident."""
 
     def clear(self) -> None:
-        """Give unused memory back to the card (CUDA) or to the system (CPU)."""
+        """Give unused memory back to the GPU (CUDA) or to the system (CPU)."""
         start, held = time.perf_counter(), self._held()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -60,11 +60,6 @@ def process_bytes(field: str) -> int:
             if line.startswith(field + ":"):
                 return int(line.split()[1]) * 1024
     raise OSError(f"/proc/self/status has no {field}")
-
-
-def gib(size: int) -> str:
-    """Bytes for people."""
-    return f"{size / 2**30:.2f} GiB"
 
 
 def _malloc_trim() -> None:

@@ -1,4 +1,4 @@
-"""The peak of an attempt's first step on a card, beside what was predicted for that very step: `memory.measured`.
+"""The peak of an attempt's first step on a GPU, beside what was predicted for that very step: `memory.measured`.
 
 Compiled layers keep less than the prediction, which is made of eager ones; libraries may take more. What was measured
 of one step corrects what is predicted for the largest that can come.
@@ -16,30 +16,31 @@ from jobs.events import MemoryMeasured
 from jobs.memory_plan import MemoryPlan
 from worker.training.dataset.data import Int64, Rows
 from worker.training.journal import Journal
-from worker.training.loop import StepResult, positions
-from worker.training.planning.prediction import Setting, Shape
-from worker.training.planning.ways import Ways
-from worker.training.steps.limits import Limit, cut, widths
+from worker.training.planning.alternatives import Alternatives
+from worker.training.planning.prediction import Setting
+from worker.training.steps.result import StepResult
+from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.task import Limit
 
 STATIC = ("weights", "gradients", "optimizer", "context")
 """Categories that do not depend on the micro-batch."""
 
 
 def foresee(
-    device: torch.device, memory: MemoryPlan | None, rows: Rows, groups: Sequence[Int64], limit: Limit, ways: Ways
+    device: torch.device,
+    memory: MemoryPlan | None,
+    rows: Rows,
+    groups: Sequence[Int64],
+    limit: Limit,
+    ways: Alternatives,
 ) -> None:
     """Predict the step that comes, of these groups, before it begins: the seconds that takes are then not a step's.
 
     `tell` asks for the same; only what is cut otherwise, since memory ran out, is predicted then.
     """
     if device.type == "cuda" and memory is not None:
-        ways.parts(Shape(*largest(rows, groups, limit)), Setting(memory.recompute_layers, memory.optimizer))
-
-
-def largest(rows: Rows, groups: Sequence[Int64], limit: Limit) -> tuple[int, int, int]:
-    """Rows, input and target tokens of the largest micro-batch of a step, as in `StepResult`."""
-    shapes = [(len(piece), *widths(rows, piece)) for piece in cut(rows, groups, limit)]
-    return max(shapes, key=positions)
+        largest = max(limit.shapes(rows, groups), key=lambda shape: shape.tokens)
+        ways.parts(largest, Setting(memory.activation_checkpointing, memory.optimizer))
 
 
 def begin(device: torch.device) -> None:
@@ -48,7 +49,9 @@ def begin(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def tell(journal: Journal, device: torch.device, memory: MemoryPlan | None, result: StepResult, ways: Ways) -> None:
+def tell(
+    journal: Journal, device: torch.device, memory: MemoryPlan | None, result: StepResult, ways: Alternatives
+) -> None:
     """Note the event of the first step, `result`; nothing on a CPU, and where no memory was planned."""
     if device.type == "cuda" and memory is not None:
         allocated = torch.cuda.max_memory_allocated(device)
@@ -56,14 +59,11 @@ def tell(journal: Journal, device: torch.device, memory: MemoryPlan | None, resu
 
 
 def compared(
-    memory: MemoryPlan, step: int, largest: tuple[int, int, int], allocated: int, ways: Ways
+    memory: MemoryPlan, step: int, largest: MicroBatchShape, allocated: int, ways: Alternatives
 ) -> MemoryMeasured:
-    """The event for a step in which torch's allocator had so many bytes in use at once.
-
-    `largest`: rows, input and target tokens of its largest micro-batch.
-    """
+    """The event for a step with this largest micro-batch and so many bytes of torch's allocator in use at once."""
     whole = allocated + memory.parts.get("context", 0)
-    predicted = sum(ways.parts(Shape(*largest), Setting(memory.recompute_layers, memory.optimizer)).values())
+    predicted = sum(ways.parts(largest, Setting(memory.activation_checkpointing, memory.optimizer)).values())
     static = sum(memory.parts.get(name, 0) for name in STATIC)
     return MemoryMeasured(
         step=step,

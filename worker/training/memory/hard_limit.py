@@ -16,15 +16,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from jobs.memory_plan import GIB, TEST_LIMIT
+from jobs.memory_plan import TEST_LIMIT
 from jobs.spec import MemorySpec
+from jobs.text.units import GIB
 from worker.training.dataset.data import Rows
-from worker.training.loop import token_loss_sum
 from worker.training.machine.usage import process_bytes
+from worker.training.network.model import LoadedModel
 from worker.training.optimizers.optimizer import Optimizer
 from worker.training.planning.memory_plan import CONTEXT_BYTES
-from worker.training.steps.batches import micro_batches
-from worker.training.steps.limits import Limit
 
 PARALLEL_ELEMENTS = 2**20
 """Work that torch shares among all its threads: it starts them then, each with a stack of its own."""
@@ -41,8 +40,8 @@ def limit_of(memory: MemorySpec, test_limit: int | None) -> int | None:
 
 
 @contextlib.contextmanager
-def on_card(device: torch.device, limit: int | None) -> Iterator[None]:
-    """Inside, torch's allocator takes no more of the card than `limit`, less what the CUDA context takes besides.
+def on_gpu(device: torch.device, limit: int | None) -> Iterator[None]:
+    """Inside, torch's allocator takes no more of the GPU than `limit`, less what the CUDA context takes besides.
 
     Nothing is done on a CPU, or where `limit` is None. Use it before anything is loaded.
     """
@@ -50,25 +49,25 @@ def on_card(device: torch.device, limit: int | None) -> Iterator[None]:
         yield
         return
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(card_fraction(limit, total), device)
+    torch.cuda.set_per_process_memory_fraction(gpu_fraction(limit, total), device)
     try:
         yield
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
-def card_fraction(limit: int, total: int) -> float:
-    """Share of a card of `total` bytes, 0 to 1, that torch's allocator gets."""
+def gpu_fraction(limit: int, total: int) -> float:
+    """Share of a GPU of `total` bytes, 0 to 1, that torch's allocator gets."""
     return min(1.0, max(0.0, (limit - CONTEXT_BYTES) / total))
 
 
 @contextlib.contextmanager
 def on_host(
-    device: torch.device, limit: int | None, model: PreTrainedModel, optimizer: Optimizer, rows: Rows, pad_id: int
+    device: torch.device, limit: int | None, loaded: LoadedModel, optimizer: Optimizer, rows: Rows
 ) -> Iterator[None]:
     """Inside, tensors on the CPU take no more than `limit` bytes, weights and optimizer states among them.
 
-    Nothing is done on a card, or where `limit` is None. Use it when everything is loaded.
+    Nothing is done on a GPU, or where `limit` is None. Use it when everything is loaded.
 
     RLIMIT_DATA is a limit to the private writable memory of the process (VmData): tensors, but also the heaps of
     Python and of libraries, and 8 MiB for each thread's stack. A plan counts tensors. So one micro-batch is run first,
@@ -79,8 +78,8 @@ def on_host(
     if device.type != "cpu" or limit is None:
         yield
         return
-    warm_up(model, rows, pad_id)
-    used, alive = process_bytes("VmData"), tensor_bytes(model, optimizer)
+    warm_up(loaded, rows)
+    used, alive = process_bytes("VmData"), tensor_bytes(loaded.model, optimizer)
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     log.info("tensors get %d bytes; weights and optimizer states take %d of them", limit, alive)
     resource.setrlimit(resource.RLIMIT_DATA, (used - alive + limit, hard))
@@ -90,14 +89,15 @@ def on_host(
         resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
 
 
-def warm_up(model: PreTrainedModel, rows: Rows, pad_id: int) -> None:
+def warm_up(loaded: LoadedModel, rows: Rows) -> None:
     """Forward and backward over the shortest row, on all threads; it leaves neither gradients nor traces in the RNG."""
+    model = loaded.model
     training = model.training
     torch.ones(PARALLEL_ELEMENTS).add_(1)
     shortest = np.argmin(rows.input_lengths.astype(np.int64) + rows.target_lengths)
-    [batch] = micro_batches(rows, [np.array([shortest])], Limit.of(rows, 1), pad_id)
+    [batch] = loaded.task.limit(rows, 1).batches(rows, [np.array([shortest])], loaded.pad_id)
     with torch.random.fork_rng(devices=[]):
-        token_loss_sum(model.train(), batch).backward()
+        batch.loss_sum(model.train()).backward()
     model.zero_grad(set_to_none=True)
     model.train(training)
     gc.collect()

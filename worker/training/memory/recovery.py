@@ -1,9 +1,9 @@
 """What is done about memory that ran out inside a step, before that very step is done again (ADR 0003, 5).
 
-    cause           first time in a step                          then
-    fragmentation   the cache is cleared, the same size again     as exhausted; the next epoch has the old size again
-    foreign         waited for, if the job says so; same size     as exhausted; the next epoch has the old size again
-    exhausted       the length bucket gets half its size          half of that, down to one row
+    cause            first time in a step                        then
+    fragmentation    the cache is cleared, same size again       as exhausted; the next epoch has the old size again
+    other_processes  waited for, if the job says so; same size   as exhausted; the next epoch has the old size again
+    exhausted        the length bucket gets half its size        half of that, down to one row
 
 A bucket that has its old size again, and fails again, gets at once the size that did before: one error an epoch.
 """
@@ -14,23 +14,19 @@ import gc
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-
-from torch import nn
+from dataclasses import asdict, dataclass
 
 from jobs.errors import OutOfMemory
 from jobs.events import OomRecovered
-from jobs.plan import Plan
-from jobs.spec import JobSpec
+from worker.training.context import TrainingContext
 from worker.training.dataset.data import Int64, Rows
-from worker.training.journal import Journal
-from worker.training.machine.out_of_memory import KINDS, Neighbours, Shortage, figures, is_out_of_memory
+from worker.training.machine.out_of_memory import KINDS, MemoryShortage, figures, is_out_of_memory
 from worker.training.machine.usage import Cache
-from worker.training.memory.evidence import Evidence
+from worker.training.memory.oom_reports import OomReports
 from worker.training.memory.remedy import what_would_fit
-from worker.training.steps.batches import Batch
-from worker.training.steps.limits import Limit, SafeSize, Shape, cut, widths
-from worker.training.stop import Stop
+from worker.training.steps.safe_size import SafeSize
+from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.task import Batch, Limit
 
 log = logging.getLogger("longhaul.trainer")
 
@@ -48,33 +44,27 @@ class Pass:
     at: int | None = None
     """Which of them is in the model."""
 
-    def shape(self, rows: Rows, limit: Limit) -> Shape:
+    def shape(self, rows: Rows, limit: Limit) -> MicroBatchShape:
         """That of the micro-batch in the model; before there was one, that of the longest."""
         if self.at is not None:
             return self.batches[self.at].shape
-        shapes = [Shape(len(piece), *widths(rows, piece)) for piece in cut(rows, self.groups, limit)]
-        return max(shapes, key=lambda shape: shape.input_width + shape.target_width)
+        return max(limit.shapes(rows, self.groups), key=lambda shape: shape.input_width + shape.target_width)
 
 
-@dataclass
 class Recovery:
     """One for an attempt. `again` may come any number of times for a step."""
 
-    model: nn.Module
-    rows: Rows
-    cache: Cache
-    journal: Journal
-    spec: JobSpec
-    plan: Plan
-    neighbours: Neighbours | None = None
-    stop: Stop | None = None
-    evidence: Evidence | None = None
-    _retried: set[tuple[int, str]] = field(default_factory=set)
-    """Step and cause of what was done again at the same size."""
-    _in_vain: int = 0
-    """Bytes of others that were waited for in vain: only more than that is worth another wait."""
+    def __init__(self, context: TrainingContext) -> None:
+        self.oom_reports = OomReports(context.run.path)
+        self._context = context
+        self._spec, self._cache = context.spec, context.cache
+        self._model, self._rows = context.loaded.model, context.data.train
+        self._retried: set[tuple[int, str]] = set()
+        """Step and cause of what was done again at the same size."""
+        self._in_vain = 0
+        """Bytes of others that were waited for in vain: only more than that is worth another wait."""
 
-    def again(self, shortage: Shortage, failed: Pass, limit: Limit) -> Limit:
+    def again(self, shortage: MemoryShortage, failed: Pass, limit: Limit) -> Limit:
         """Make room; the limit with which the step is to be done again. To be called outside the `except`.
 
         Raises OutOfMemory at one row, where the job says `on_oom: fail`, and if memory runs out here, too.
@@ -88,25 +78,25 @@ class Recovery:
             another = str(error).splitlines()[:1]
         raise OutOfMemory(
             f"memory ran out in step {failed.step}: {shortage.text}; and again while room was made: {another}",
-            hint="the checkpoints are intact; look at what else uses the memory of this machine or card",
+            hint="the checkpoints are intact; look at what else uses the memory of this machine or GPU",
         )
 
-    def _again(self, shortage: Shortage, failed: Pass, limit: Limit) -> Limit:
-        foreign = None if self.neighbours is None else self.neighbours.use()
-        shortage = shortage.beside(foreign)
-        shape = failed.shape(self.rows, limit)
+    def _again(self, shortage: MemoryShortage, failed: Pass, limit: Limit) -> Limit:
+        other_processes = self._context.monitor.use()
+        shortage = shortage.beside(other_processes)
+        shape = failed.shape(self._rows, limit)
         bucket = shape.bucket
-        self.model.zero_grad(set_to_none=True)  # of all its micro-batches: every one of them is done again
-        give_back(self.cache)
+        self._model.zero_grad(set_to_none=True)  # of all its micro-batches: every one of them is done again
+        give_back(self._cache)
         kept = self._keep(shortage, failed, limit, bucket)
-        smaller = limit.lowered(self.rows, failed.groups, shape, passing=shortage.cause != "exhausted")
-        if self.spec.memory.on_oom == "fail":
+        smaller = limit.lowered(self._rows, failed.groups, shape, passing=shortage.cause != "exhausted")
+        if self._spec.memory.on_oom == "fail":
             raise self._as_told(shortage, failed, limit.size(bucket), None if smaller is None else smaller.size(bucket))
         same = self._same_will_do(shortage, failed.step, limit.safe.get(bucket))
         chosen = limit if same else smaller
         if chosen is None:
             raise self._at_the_floor(shortage, failed.step, bucket)
-        self.journal.note(
+        self._context.journal.note(
             OomRecovered(
                 step=failed.step,
                 micro_batch_before=limit.size(bucket),
@@ -118,13 +108,13 @@ class Recovery:
                 requested_bytes=shortage.requested,
                 allocated_bytes=shortage.figures.allocated,
                 reserved_bytes=shortage.figures.reserved,
-                foreign_bytes=None if foreign is None else foreign.bytes,
-                evidence=kept,
+                other_processes_bytes=None if other_processes is None else other_processes.bytes,
+                report=kept,
             )
         )
         return chosen
 
-    def _same_will_do(self, shortage: Shortage, step: int, known: SafeSize | None) -> bool:
+    def _same_will_do(self, shortage: MemoryShortage, step: int, known: SafeSize | None) -> bool:
         """Whether the same size is tried again, once in a step; not where the bucket failed in an earlier epoch, too.
 
         Where memory was in pieces, the cache is clear by now. Where others have it, this waits for them.
@@ -133,26 +123,25 @@ class Recovery:
             return False
         if known is not None and known.fallback is not None:
             return False
-        if shortage.cause == "foreign" and not self._others_left(shortage):
+        if shortage.cause == "other_processes" and not self._others_left(shortage):
             return False
         self._retried.add((step, shortage.cause))
         return True
 
-    def _others_left(self, shortage: Shortage) -> bool:
-        foreign = shortage.foreign
-        assert self.neighbours is not None and foreign is not None
-        if self.spec.memory.foreign != "wait" or self.stop is None or foreign.bytes <= self._in_vain:
+    def _others_left(self, shortage: MemoryShortage) -> bool:
+        other_processes = shortage.other_processes
+        assert other_processes is not None
+        if self._spec.memory.other_processes != "wait" or other_processes.bytes <= self._in_vain:
             return False
         # What the pass held and wanted, less what is still held now that its gradients and activations are gone.
-        held, holds = shortage.figures.reserved or 0, figures(self.cache.device).reserved or 0
-        left = self.neighbours.wait(max(0, held - holds) + shortage.asked, self.journal, self.stop)
+        held, holds = shortage.figures.reserved or 0, figures(self._cache.device).reserved or 0
+        context, wanted = self._context, max(0, held - holds) + shortage.asked
+        left = context.monitor.wait(wanted, context.journal, context.stop)
         if not left:
-            self._in_vain = foreign.bytes
+            self._in_vain = other_processes.bytes
         return left
 
-    def _keep(self, shortage: Shortage, failed: Pass, limit: Limit, bucket: str) -> str | None:
-        if self.evidence is None:
-            return None
+    def _keep(self, shortage: MemoryShortage, failed: Pass, limit: Limit, bucket: str) -> str | None:
         shapes = [asdict(batch.shape) | {"failed": index == failed.at} for index, batch in enumerate(failed.batches)]
         about = {
             "bucket": bucket,
@@ -160,9 +149,9 @@ class Recovery:
             "safe": {name: asdict(known) for name, known in limit.safe.items()},
             "micro_batches": shapes,
         }
-        return self.evidence.keep(failed.step, shortage, about)
+        return self.oom_reports.keep(failed.step, shortage, about)
 
-    def _as_told(self, shortage: Shortage, failed: Pass, size: int, smaller: int | None) -> OutOfMemory:
+    def _as_told(self, shortage: MemoryShortage, failed: Pass, size: int, smaller: int | None) -> OutOfMemory:
         """The job says `on_oom: fail`."""
         way = "memory.on_oom: recover redoes such a step in smaller micro-batches"
         if smaller is not None:
@@ -172,10 +161,10 @@ class Recovery:
             hint=way,
         )
 
-    def _at_the_floor(self, shortage: Shortage, step: int, bucket: str) -> OutOfMemory:
+    def _at_the_floor(self, shortage: MemoryShortage, step: int, bucket: str) -> OutOfMemory:
         return OutOfMemory(
             f"memory ran out in step {step} at micro-batch 1, one row of {bucket}: {shortage.text}",
-            hint=what_would_fit(self.spec, self.plan, shortage),
+            hint=what_would_fit(self._spec, self._context.plan, shortage),
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.errors import Refused
+from jobs.errors import Rejected
 
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -51,7 +51,7 @@ class Stored:
 
 
 def read_headers(files: Iterable[Path], source: str) -> dict[str, Stored]:
-    """All tensors of these files. Raises Refused (`bad_safetensors`) when one is not as long as its header says.
+    """All tensors of these files. Raises Rejected (`bad_safetensors`) when one is not as long as its header says.
 
     PermissionError is left as it is.
     """
@@ -64,9 +64,9 @@ def read_headers(files: Iterable[Path], source: str) -> dict[str, Stored]:
     return found
 
 
-def damaged(source: str, what: str) -> Refused:
+def damaged(source: str, what: str) -> Rejected:
     """The error for weight files that cannot be what somebody saved."""
-    return Refused(f"model: {source}: {what}", code="bad_safetensors", param="model", hint="copy it again, completely")
+    return Rejected(f"model: {source}: {what}", code="bad_safetensors", param="model", hint="copy it again, completely")
 
 
 def _read(file: Path, source: str) -> dict[str, Stored]:
@@ -91,5 +91,5 @@ def _read(file: Path, source: str) -> dict[str, Stored]:
         return found
     except PermissionError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damaged(source, f"{file.name} is damaged: {error}") from None

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import Refused
+from jobs.errors import Rejected
 from worker.training.hub_calls import Wanted, watched, within
 from worker.training.journal import Journal
 from worker.training.models.model_files import SINGLE, SMALL, read_config, refuse_unusable
 from worker.training.settings import TrainerSettings
 from worker.training.store import require_room
+from worker.training.tasks.task import Task
 
 LOOKUP_S = 18.0
 """Check must answer: a hub that takes longer than this counts as unreachable."""
@@ -35,31 +36,34 @@ class HubModel:
     """Of these files; 0 where they are already in the store."""
 
 
-def look_up(model: str, settings: TrainerSettings) -> HubModel:
+def look_up(model: str, settings: TrainerSettings, task: Task) -> HubModel:
     """Resolve `org/name[@revision]` to a commit and read its config; at most LOOKUP_S. Fetches kilobytes.
 
-    Raises Refused: `model_not_found`, `hub_unreachable`, and those of `model_files.refuse_unusable`.
+    Raises Rejected: `model_not_found`, `hub_unreachable`, and those of `model_files.refuse_unusable`.
     """
     repository, _, revision = model.partition("@")
     try:
         if settings.offline:
             raise _wanted(model).unreachable("HF_HUB_OFFLINE is set")
-        return within(LOOKUP_S, lambda: _ask(repository, revision or None, settings), _wanted(model))
-    except Refused as refusal:
-        if refusal.detail_code != "hub_unreachable" or (stored := _stored(repository, revision, settings)) is None:
+        return within(LOOKUP_S, lambda: _ask(repository, revision or None, settings, task), _wanted(model))
+    except Rejected as refusal:
+        stored = _stored(repository, revision, settings, task) if refusal.detail_code == "hub_unreachable" else None
+        if stored is None:
             raise
         return stored
 
 
-def fetch(repository: str, commit: str, settings: TrainerSettings, journal: Journal, *, further: int = 0) -> Path:
+def fetch(
+    repository: str, commit: str, settings: TrainerSettings, task: Task, journal: Journal, *, further: int = 0
+) -> Path:
     """The folder of that commit in the model store, complete; what is missing is downloaded.
 
-    Raises DiskFull before anything is fetched if that and `further` bytes would not fit; Refused as `look_up`.
+    Raises DiskFull before anything is fetched if that and `further` bytes would not fit; Rejected as `look_up`.
     """
     name = f"{repository}@{commit}"
-    if (stored := _stored(repository, commit, settings)) is not None:
+    if (stored := _stored(repository, commit, settings, task)) is not None:
         return _folder(stored, settings)
-    found = look_up(name, settings)
+    found = look_up(name, settings, task)
     from huggingface_hub import snapshot_download
 
     needed = found.bytes
@@ -74,7 +78,7 @@ def fetch(repository: str, commit: str, settings: TrainerSettings, journal: Jour
     return watched(download, blobs, needed, journal, _wanted(name))
 
 
-def _ask(repository: str, revision: str | None, settings: TrainerSettings) -> HubModel:
+def _ask(repository: str, revision: str | None, settings: TrainerSettings, task: Task) -> HubModel:
     from huggingface_hub import HfApi, snapshot_download
 
     info = HfApi().model_info(repository, revision=revision, timeout=LOOKUP_S, files_metadata=True)
@@ -88,11 +92,11 @@ def _ask(repository: str, revision: str | None, settings: TrainerSettings) -> Hu
     )
     source = f"{repository}@{folder.name[:12]}"
     config = read_config(folder, source)
-    files = (*small, *refuse_unusable(config, sizes, source))
+    files = (*small, *refuse_unusable(config, sizes, source, task))
     return HubModel(repository, folder.name, config, files, sum(sizes[file] for file in files))
 
 
-def _stored(repository: str, revision: str, settings: TrainerSettings) -> HubModel | None:
+def _stored(repository: str, revision: str, settings: TrainerSettings, task: Task) -> HubModel | None:
     """The model, if the store has all of it."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -113,10 +117,10 @@ def _stored(repository: str, revision: str, settings: TrainerSettings) -> HubMod
     names = [file.name for file in folder.iterdir()]
     try:
         config = read_config(folder, repository)
-        weights = refuse_unusable(config, names, repository)
+        weights = refuse_unusable(config, names, repository, task)
         if weights != [SINGLE] and not _shards_complete(weights):
             return None
-    except Refused:
+    except Rejected:
         return None
     return HubModel(repository, folder.name, config, (*(name for name in names if name in SMALL), *weights), 0)
 

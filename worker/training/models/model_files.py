@@ -2,44 +2,49 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import Refused
+from jobs.errors import BadData, Rejected
 from worker.training.models.headers import Stored, read_headers
 from worker.training.models.layout import refuse_unfit
+from worker.training.rows.sources import find_path
+from worker.training.tasks.task import Task
 
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZERS = ("tokenizer.json", "spiece.model")
 SMALL = (
-    CONFIG, "generation_config.json", "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json",
+    CONFIG, GENERATION_CONFIG, "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json",
     "added_tokens.json", "spiece.model",
 )  # fmt: skip
 """Every file but the weights that a model may need."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def refuse_unusable(config: Mapping[str, Any], files: Iterable[str], source: str) -> list[str]:
-    """The weight files (or their index) among `files` of a model; raises Refused unless all that is needed is there.
+def refuse_unusable(config: Mapping[str, Any], files: Iterable[str], source: str, task: Task) -> list[str]:
+    """The weight files (or their index) among `files` of a model; raises Rejected unless all that is needed is there.
 
-    Codes: `remote_code`, `model_not_supported`, `quantised`, `no_tokenizer`, `no_safetensors`.
+    Codes: `remote_code`, `model_not_supported`, `quantized`, `no_tokenizer`, `no_safetensors`.
     """
     names = set(files)
     _refuse_own_code(config, CONFIG, source)
-    if config.get("model_type") != "t5":
+    if config.get("model_type") not in task.model_types:
         raise _refused(
             "model_not_supported",
             f"{source} is of type {config.get('model_type')!r}, which is not supported yet",
-            "today: T5, T5 1.1 and FLAN-T5 in any size",
+            f"today: {task.models}",
         )
     if config.get("quantization_config"):
         raise _refused(
-            "quantised",
-            f"{source} is quantised (quantization_config in {CONFIG}): such weights cannot be trained in full",
+            "quantized",
+            f"{source} is quantized (quantization_config in {CONFIG}): such weights cannot be trained in full",
             "name the model that it was made from",
         )
     if not names.intersection(TOKENIZERS):
@@ -59,22 +64,53 @@ def refuse_unusable(config: Mapping[str, Any], files: Iterable[str], source: str
 
 
 def read_config(folder: Path, source: str) -> dict[str, Any]:
-    """config.json. Raises Refused (`no_config`); PermissionError is left as it is."""
+    """config.json. Raises Rejected (`no_config`); PermissionError is left as it is."""
     return _read_json(folder / CONFIG, source)
 
 
-def look_at_folder(folder: Path, source: str) -> dict[str, Stored]:
+def tokenizer_fingerprint(folder: Path) -> str:
+    """sha256 of whatever decides what the tokenizer in a folder makes of a text; nothing is loaded."""
+    digest = hashlib.sha256()
+    kind = json.loads((folder / CONFIG).read_bytes()).get("model_type")
+    digest.update(f"{kind} {version('tokenizers')} {version('transformers')}".encode())
+    for name in SMALL:
+        if name not in (CONFIG, GENERATION_CONFIG) and (folder / name).exists():
+            digest.update(name.encode() + hashlib.sha256((folder / name).read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def find_folder(data: Path, source: str) -> Path:
+    """The folder of a model inside the data directory. Raises Rejected (`path_outside_data`, `model_not_found`)."""
+    try:
+        folder = find_path(data, source, "model")
+    except BadData as error:
+        if error.detail_code != "file_missing":
+            raise
+        raise Rejected(
+            f"model: there is no folder {source} in the data directory",
+            code="model_not_found",
+            param="model",
+            hint="put the model there, or name a hub id without ./ in front",
+        ) from None
+    if not folder.is_dir():
+        raise Rejected(
+            f"model: {source} is a file", code="model_not_found", param="model", hint="name the folder that it is in"
+        )
+    return folder
+
+
+def look_at_folder(folder: Path, source: str, task: Task) -> dict[str, Stored]:
     """The tensors of the model in a folder, by their headers: each once, and exactly those of its config.json.
 
-    Raises Refused: `no_config`, `bad_config`, `file_unreadable`, and those of `refuse_unusable`, `weight_files` and
+    Raises Rejected: `no_config`, `bad_config`, `file_unreadable`, and those of `refuse_unusable`, `weight_files` and
     `refuse_unfit`.
     """
     try:
         config = read_config(folder, source)
-        refuse_unusable(config, (file.name for file in folder.iterdir()), source)
+        refuse_unusable(config, (file.name for file in folder.iterdir()), source, task)
         if (folder / TOKENIZER_CONFIG).exists():
             _refuse_own_code(_read_json(folder / TOKENIZER_CONFIG, source), TOKENIZER_CONFIG, source)
-        return refuse_unfit(read_headers(weight_files(folder, source), source), config, source)
+        return refuse_unfit(read_headers(weight_files(folder, source), source), task.layout(config), source)
     except PermissionError as error:
         file = Path(error.filename or folder).name
         raise _refused(
@@ -85,13 +121,13 @@ def look_at_folder(folder: Path, source: str) -> dict[str, Stored]:
 
 
 def weight_files(folder: Path, source: str) -> list[Path]:
-    """The safetensors of a folder: the single one, or all that the index names. Raises Refused (`bad_safetensors`)."""
+    """The safetensors of a folder: the single one, or all that the index names. Raises Rejected (`bad_safetensors`)."""
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
     try:
         named = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
         files = [folder / name for name in named if Path(name).name == name]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise _refused(
             "bad_safetensors", f"{source}: {INDEX} cannot be read: {error}", "take the original file"
         ) from None
@@ -116,16 +152,16 @@ def _read_json(file: Path, source: str) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except PermissionError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _no_config(source, f"has no readable {file.name}: {error}") from None
     if not isinstance(content, dict):
         raise _no_config(source, f"has a {file.name} that is not a JSON object")
     return content
 
 
-def _no_config(source: str, what: str) -> Refused:
+def _no_config(source: str, what: str) -> Rejected:
     return _refused("no_config", f"{source} {what}", "is it the folder of a transformers model? take the original file")
 
 
-def _refused(code: str, message: str, hint: str) -> Refused:
-    return Refused(f"model: {message}", code=code, param="model", hint=hint)
+def _refused(code: str, message: str, hint: str) -> Rejected:
+    return Rejected(f"model: {message}", code=code, param="model", hint=hint)

@@ -18,18 +18,25 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import Refused
-from jobs.files import write_synced
+from jobs.disk.files import write_synced
+from jobs.errors import Rejected
 from jobs.plan import ModelPlan
-from worker.training.check import find_model_folder
 from worker.training.journal import Journal
 from worker.training.models import hub
 from worker.training.models.headers import Stored, damaged
-from worker.training.models.layout import said_untied
-from worker.training.models.model_files import CONFIG, SINGLE, SMALL, look_at_folder, read_config, weight_files
+from worker.training.models.model_files import (
+    CONFIG,
+    SINGLE,
+    SMALL,
+    find_folder,
+    look_at_folder,
+    read_config,
+    weight_files,
+)
 from worker.training.rows.sources import fingerprint
 from worker.training.settings import TrainerSettings
 from worker.training.store import make_once, require_room
+from worker.training.tasks.task import Task
 
 VERSION = 1
 """Goes up whenever the same source would give other files."""
@@ -43,10 +50,10 @@ _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16"}
 _BF16_BYTES = 2
 
 
-def stored_model(plan: ModelPlan, settings: TrainerSettings, journal: Journal) -> Path:
+def stored_model(plan: ModelPlan, settings: TrainerSettings, task: Task, journal: Journal) -> Path:
     """The store's folder of a hub id's commit or of a user's folder; made now if it is not there.
 
-    Raises Refused as `look_at_folder` and `hub.fetch` do, and DiskFull before anything is written that would not fit.
+    Raises Rejected as `look_at_folder` and `hub.fetch` do, and DiskFull before anything is written that would not fit.
     """
     if plan.revision is not None:
         repository = plan.source.partition("@")[0]
@@ -54,38 +61,38 @@ def stored_model(plan: ModelPlan, settings: TrainerSettings, journal: Journal) -
 
         def make(target: Path) -> None:
             further = _BF16_BYTES * plan.parameters
-            source = hub.fetch(repository, str(plan.revision), settings, journal, further=further)
-            convert(source, target, f"{repository}@{plan.revision}", journal)
+            source = hub.fetch(repository, str(plan.revision), settings, task, journal, further=further)
+            convert(source, target, f"{repository}@{plan.revision}", task, journal)
     else:
-        source = find_model_folder(plan.source, settings)
-        look_at_folder(source, plan.source)
+        source = find_folder(settings.data, plan.source)
+        look_at_folder(source, plan.source, task)
         before = _state_of(source, plan.source)
         content = {name: fingerprint(source / name, journal.progress) for name in before}
         folder = settings.models / _hash(["folder", VERSION, content])
 
         def make(target: Path) -> None:
-            convert(source, target, plan.source, journal)
+            convert(source, target, plan.source, task, journal)
             if _state_of(source, plan.source) != before:
-                raise Refused(
+                raise Rejected(
                     f"model: {plan.source} changed while it was copied",
                     code="model_changed",
                     param="model",
                     hint="submit again when it is complete",
                 )
 
-    make_once(folder, make, lambda it: damage(it) is None, waiting=journal.progress)
+    make_once(folder, make, lambda it: damage(it, task) is None, waiting=journal.progress)
     return folder
 
 
-def convert(source: Path, target: Path, name: str, journal: Journal) -> None:
+def convert(source: Path, target: Path, name: str, task: Task, journal: Journal) -> None:
     """Write the model in `source` as bf16 into the empty folder `target`: one file of weights, whatever it was before.
 
     `config.json` gets the dtype, and in `tie_word_embeddings` the truth about the head.
     """
-    tensors = look_at_folder(source, name)
+    tensors = look_at_folder(source, name, task)
     config = read_config(source, name)
     config.pop("torch_dtype", None)  # the old name of dtype
-    config |= {"dtype": "bfloat16", "tie_word_embeddings": not said_untied(config)}
+    config |= {"dtype": "bfloat16", "tie_word_embeddings": task.layout(config).tied}
     require_room(target, sum(_bytes(stored) for stored in tensors.values()), f"{name} (bf16 copy)")
     for small in SMALL:
         if small != CONFIG and (source / small).exists():
@@ -105,7 +112,15 @@ def seal(folder: Path, source: str, known: Mapping[str, dict[str, Any]] = {}) ->
     write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
 
 
-def damage(folder: Path, *, thorough: bool = False) -> str | None:
+def files_of(folder: Path) -> list[str]:
+    """The files that a folder of the store was made with; without its manifest those that every one has."""
+    try:
+        return list(json.loads((folder / MANIFEST).read_bytes())["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return [CONFIG, SINGLE]
+
+
+def damage(folder: Path, task: Task, *, thorough: bool = False) -> str | None:
     """What is wrong with a folder of the store, or None. Sizes and headers; if `thorough`, every byte (sha256)."""
     try:
         files = json.loads((folder / MANIFEST).read_bytes())["files"]
@@ -114,18 +129,18 @@ def damage(folder: Path, *, thorough: bool = False) -> str | None:
                 return f"{name} has {size} bytes, not {entry['bytes']}"
             if thorough and fingerprint(folder / name, lambda: None) != entry["sha256"]:
                 return f"{name} is damaged: its sha256 is another"
-        look_at_folder(folder, folder.name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, Refused) as error:
+        look_at_folder(folder, folder.name, task)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, Rejected) as error:
         return str(error)
     return None
 
 
-def _state_of(folder: Path, source: str) -> dict[str, tuple[int, int]]:
-    """Name → size and time of change, of every file that the model is made from."""
+def _state_of(folder: Path, source: str) -> dict[str, tuple[int, ...]]:
+    """Name → size and times of change, of every file that the model is made from."""
     names = [name for name in SMALL if (folder / name).exists()]
     names += [file.name for file in weight_files(folder, source)]
     found = {name: (folder / name).stat() for name in names}
-    return {name: (status.st_size, status.st_mtime_ns) for name, status in found.items()}
+    return {name: (status.st_size, status.st_mtime_ns, status.st_ctime_ns) for name, status in found.items()}
 
 
 def _write_weights(file: Path, tensors: Mapping[str, Stored], source: str, journal: Journal) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Guards on a loaded model: they refuse, naming tensors, and never repair (design §8).
+"""Guards on a loaded model: they refuse, naming tensors, and never repair (architecture.md: Model).
 
 Why never: giving meta tensors fresh storage keeps none of the trained values, and a bare `tie_weights()` overwrites
 FLAN-T5's trained head. A model that is not exactly what its files say must not be trained for days.
@@ -14,17 +14,9 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from jobs.errors import Refused
-from worker.training.models.layout import (
-    EMBEDDING,
-    HEAD,
-    MISSING,
-    UNEXPECTED,
-    refuse_tensors,
-    said_untied,
-    tied_head,
-    untied_head,
-)
+from jobs.errors import GpuLost, Rejected
+from worker.training.models.layout import MISSING, UNEXPECTED, refuse_tensors, tied_head, untied_head
+from worker.training.tasks.layout import Layout
 
 _PROCESS_HINT = (
     "the files are not at fault, this process is: run the trainer alone in it, with the versions of the lock file"
@@ -32,21 +24,20 @@ _PROCESS_HINT = (
 
 
 def refuse_poor_device(device: torch.device) -> None:
-    """Refuse `no_cuda_device` and `no_native_bf16`. Emulated bf16 (cards before Ampere) is several times slower."""
+    """Refuse `no_native_bf16`: emulated (GPUs before Ampere) it is several times slower. GpuLost without a GPU.
+
+    The worker saw a usable one before it took the job.
+    """
     if device.type != "cuda":
         return
     if not torch.cuda.is_available():
-        raise Refused(
-            "LONGHAUL_DEVICE is cuda, but this process sees no usable CUDA device",
-            code="no_cuda_device",
-            hint="install a driver that fits this torch, or set LONGHAUL_DEVICE=cpu",
-        )
+        raise GpuLost("LONGHAUL_DEVICE is cuda, but the trainer sees no usable CUDA device")
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
-        raise Refused(
+        raise Rejected(
             f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor}) has no native bf16",
             code="no_native_bf16",
-            hint="use a card of compute capability 8.0 or newer (Ampere, Ada, Hopper, Blackwell)",
+            hint="use a GPU of compute capability 8.0 or newer (Ampere, Ada, Hopper, Blackwell)",
         )
 
 
@@ -63,7 +54,7 @@ def refuse_incomplete(info: Mapping[str, Any]) -> None:
     refuse_tensors("missing_keys", info["missing_keys"], MISSING)
     refuse_tensors("unexpected_keys", info["unexpected_keys"], UNEXPECTED)
     if info.get("error_msgs"):
-        raise Refused(f"the weights did not load: {info['error_msgs'][0]}", code="load_errors")
+        raise Rejected(f"the weights did not load: {info['error_msgs'][0]}", code="load_errors")
 
 
 def refuse_misplaced(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
@@ -81,19 +72,17 @@ def refuse_misplaced(model: nn.Module, dtype: torch.dtype, device: torch.device)
     refuse_tensors("offload_hook", hooked, why, kind="modules", hint=_PROCESS_HINT)
 
 
-def refuse_wrong_tie(model: nn.Module, config: Mapping[str, Any], folder: Path) -> None:
-    """Refuse `tied_head` and `untied_head`: whether `lm_head` is the embedding must be what config.json says.
+def refuse_wrong_tie(model: nn.Module, layout: Layout, folder: Path) -> None:
+    """Refuse `tied_head` and `untied_head`: whether the head is the embedding must be what config.json says.
 
-    `config` is config.json as it is in `folder`; transformers rewrites it in memory.
+    `layout` is that of config.json as it is in `folder`; transformers rewrites it in memory.
     """
-    head, embedding = model.get_parameter(HEAD), model.get_parameter(EMBEDDING)
-    tied = head is embedding
-    if tied and said_untied(config):
-        raise tied_head(
-            "has the same values as shared.weight" if HEAD in stored_names(folder) else "is not among the weights"
-        )
-    if not tied and not said_untied(config):
-        raise untied_head()
+    tied = model.get_parameter(layout.head) is model.get_parameter(layout.embedding)
+    if tied and not layout.tied:
+        stored = layout.head in stored_names(folder)
+        raise tied_head(layout, f"has the same values as {layout.embedding}" if stored else "is not among the weights")
+    if not tied and layout.tied:
+        raise untied_head(layout)
 
 
 def refuse_copied(model: nn.Module, pointers: Mapping[str, int]) -> None:
@@ -122,5 +111,5 @@ def stored_names(folder: Path) -> set[str]:
 
 
 def _same_device(one: torch.device, other: torch.device) -> bool:
-    # "cuda" means the current card, which is the only one a trainer sees.
+    # "cuda" means the current GPU, which is the only one a trainer sees.
     return one.type == other.type and (one.index or 0) == (other.index or 0)

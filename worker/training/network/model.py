@@ -1,4 +1,4 @@
-"""The model: loaded exactly once, guarded, and written out as a folder that `from_pretrained` opens (design §8)."""
+"""The model: loaded exactly once, guarded, and written out as a folder that `from_pretrained` opens."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.t5.modeling_t5 import T5Attention
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from jobs.files import write_synced
+from jobs.disk.files import write_synced
 from worker.training.machine.usage import process_bytes
-from worker.training.models.layout import EMBEDDING, HEAD
 from worker.training.models.model_files import CONFIG, SINGLE, SMALL, look_at_folder, read_config
 from worker.training.network import guards
-from worker.training.network.t5 import fuse
+from worker.training.tasks.task import Config, Task
 
 DTYPE = torch.bfloat16
 WEIGHTS = SINGLE
@@ -34,9 +32,12 @@ _loading = threading.Lock()
 class LoadedModel:
     """A model that passed the guards, with what was measured while it was loaded."""
 
+    task: Task
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     folder: Path
+    config: Config
+    """config.json as it is there."""
     pointers: Mapping[str, int]
     """Address of every parameter as loaded."""
     parameters: int
@@ -52,24 +53,24 @@ class LoadedModel:
 
 
 def load(
-    folder: Path, device: torch.device, *, dropout: float | None, fused: bool, recompute_layers: int
+    folder: Path, device: torch.device, *, task: Task, dropout: float | None, fused: bool, activation_checkpointing: int
 ) -> LoadedModel:
     """Load once, in bf16, straight onto `device`; refuse what the guards refuse; then set the job's switches.
 
-    `dropout` None keeps the model's own rate. `recompute_layers` n: activations of every n-th layer are recomputed in
-    the backward pass (0: of none). None of the three changes what `write_model` writes.
+    `dropout` None keeps the model's own rate. `activation_checkpointing` n: activations of every n-th layer are
+    recomputed in the backward pass (0: of none). None of the three changes what `write_model` writes.
     """
     guards.refuse_poor_device(device)
     transformers_logging.disable_progress_bar()
     # Before anything is loaded, and because not all of it can be seen afterwards: int8 weights, for one, become bf16
     # without a word, and a torn file raises whatever it likes.
-    look_at_folder(folder, folder.name)
+    look_at_folder(folder, folder.name, task)
     with _loading:
         # Imports of the architecture, lazily made by transformers, are not the model's memory.
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         start = time.perf_counter()
         before = _begin_peak(device)
-        model, info = AutoModelForSeq2SeqLM.from_pretrained(
+        model, info = task.auto_class().from_pretrained(
             folder,
             dtype=DTYPE,
             device_map={"": device},
@@ -85,35 +86,26 @@ def load(
         seconds = time.perf_counter() - start
     guards.refuse_incomplete(info)
     guards.refuse_misplaced(model, DTYPE, device)
-    guards.refuse_wrong_tie(model, read_config(folder, folder.name), folder)
+    config = read_config(folder, folder.name)
+    guards.refuse_wrong_tie(model, task.layout(config), folder)
     pointers = guards.pointers_of(model)
     size = sum(parameter.nbytes for parameter in model.parameters())
-    if dropout is not None:
-        set_dropout(model, dropout)
-    if fused:
-        fuse(model)
-    if recompute_layers:
+    task.configure(model, fused=fused, dropout=dropout)
+    if activation_checkpointing:
         # Blocks are counted through encoder and decoder; use_reentrant=False restores the dropout RNG by itself.
-        model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=recompute_layers)
+        model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=activation_checkpointing)
     return LoadedModel(
+        task=task,
         model=model,
         tokenizer=tokenizer,
         folder=folder,
+        config=config,
         pointers=pointers,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         parameter_bytes=size,
         seconds=seconds,
         peak_ratio=peak / size,
     )
-
-
-def set_dropout(model: nn.Module, rate: float) -> None:
-    """Every dropout of the model, those inside attention (a number there, not a module) included."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = rate
-        elif isinstance(module, T5Attention):
-            module.dropout = rate
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -142,29 +134,31 @@ def write_model(
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
     write_weights(temporary / WEIGHTS)
-    untied = loaded.model.get_parameter(HEAD) is not loaded.model.get_parameter(EMBEDDING)
-    config = read_config(loaded.folder, loaded.folder.name) | {
+    layout = loaded.task.layout(loaded.config)
+    config = {
+        **loaded.config,
         "dtype": str(DTYPE).removeprefix("torch."),
-        "tie_word_embeddings": not untied,
+        "tie_word_embeddings": loaded.model.get_parameter(layout.head) is loaded.model.get_parameter(layout.embedding),
     }
     config.pop("torch_dtype", None)  # the old name of dtype
     write_synced(temporary / "config.json", json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
     for name in SMALL:
         if name != CONFIG and (loaded.folder / name).exists():
             shutil.copyfile(loaded.folder / name, temporary / name)
-    write_synced(temporary / "README.md", _readme(target, step, loss).encode())
+    write_synced(temporary / "README.md", _readme(loaded.task, target, step, loss).encode())
     if target.exists():
         os.rename(target, old)
     os.rename(temporary, target)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _readme(target: Path, step: int, loss: float | None) -> str:
+def _readme(task: Task, target: Path, step: int, loss: float | None) -> str:
+    auto_class = task.auto_class().__name__
     measured = "not evaluated" if loss is None else f"validation loss {loss:.6f} (nats per target token)"
     return (
         f"# Model of job {target.parent.name}\n\nWeights after step {step}, {measured}; bfloat16.\n\n"
-        "```python\nfrom transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
-        f'model = AutoModelForSeq2SeqLM.from_pretrained("{target.name}", dtype="bfloat16")\n'
+        f"```python\nfrom transformers import {auto_class}, AutoTokenizer\n\n"
+        f'model = {auto_class}.from_pretrained("{target.name}", dtype="bfloat16")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{target.name}")\n```\n'
     )
 

@@ -18,8 +18,8 @@ from torch import nn
 
 from worker.training.journal import Journal
 from worker.training.optimizers.gradients import decays, finite_clipping, gradient_norm, update_dtype
-from worker.training.optimizers.optimizer import load_states
 from worker.training.optimizers.rounding import round_stochastically
+from worker.training.optimizers.states import load_states
 from worker.training.steps.randomness import update_seed
 
 PIECE = 2**24  # weights rounded at once: 64 MiB for their fp32 copy, and as much for the random bits
@@ -29,7 +29,7 @@ UPDATE_LIMIT = 1.0  # root mean square of an update, in learning rates
 
 
 @dataclass(frozen=True)
-class _Slot:
+class _FactoredState:
     """One parameter with its states: mean squares by `row` and `column` of a matrix, or every `square` of a vector."""
 
     name: str
@@ -50,7 +50,7 @@ class Adafactor:
         seed: int,
     ) -> None:
         self._slots = [
-            _Slot(name, parameter, weight_decay if decays(name, parameter) else 0.0, _moments(parameter))
+            _FactoredState(name, parameter, weight_decay if decays(name, parameter) else 0.0, _moments(parameter))
             for name, parameter in parameters
         ]
         self._max_grad_norm = max_grad_norm
@@ -87,7 +87,7 @@ class Adafactor:
         """Copy saved states in, or refuse."""
         load_states(self.state_dict(), saved)
 
-    def _apply(self, slot: _Slot, update: torch.Tensor, learning_rate: float) -> None:
+    def _apply(self, slot: _FactoredState, update: torch.Tensor, learning_rate: float) -> None:
         weights = slot.parameter.detach().view(-1)
         for old, change in zip(weights.split(PIECE), update.view(-1).split(PIECE), strict=True):
             new = old.to(change.dtype)  # the weights themselves where they are fp32 or float64
@@ -108,7 +108,7 @@ def _moments(parameter: nn.Parameter) -> dict[str, torch.Tensor]:
     }
 
 
-def _update(slot: _Slot, gradient: torch.Tensor, scale: float, new_share: float) -> torch.Tensor:
+def _update(slot: _FactoredState, gradient: torch.Tensor, scale: float, new_share: float) -> torch.Tensor:
     """Gradient over the root of its second moment, of root mean square UPDATE_LIMIT at most. Moves the moments."""
     update = gradient.to(update_dtype(gradient.dtype), copy=True).mul_(scale)
     if "square" in slot.moments:

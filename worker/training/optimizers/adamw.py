@@ -18,7 +18,7 @@ from torch.optim.adamw import adamw
 
 from worker.training.journal import Journal
 from worker.training.optimizers.gradients import clipping, decays, gradient_norm, nonfinite, update_dtype
-from worker.training.optimizers.optimizer import load_states
+from worker.training.optimizers.states import load_states
 
 CHUNK_ELEMENTS = 2**25  # fp32 gradients of one chunk: 128 MiB, or one parameter if that is larger
 

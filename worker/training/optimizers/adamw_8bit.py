@@ -23,7 +23,7 @@ from torchao.optim.subclass_8bit import OptimState8bit
 
 from worker.training.journal import Journal
 from worker.training.optimizers.gradients import decays, finite_clipping, gradient_norm
-from worker.training.optimizers.optimizer import load_states
+from worker.training.optimizers.states import load_states
 from worker.training.steps.randomness import update_seed
 
 BLOCK = 256  # numbers that share a scale

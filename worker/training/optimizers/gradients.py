@@ -49,5 +49,5 @@ def nonfinite(step: int) -> NonFinite:
     """Error of the first step that was not finite."""
     return NonFinite(
         f"loss or gradient norm of step {step} is NaN or infinite; the weights are those of step {step - 1}",
-        hint="lower schedule.learning_rate, or look at the rows of that step; the checkpoints are intact",
+        hint="lower training.learning_rate, or look at the rows of that step; the checkpoints are intact",
     )

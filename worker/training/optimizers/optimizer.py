@@ -1,6 +1,6 @@
 """What the trainer asks of an optimizer, and the three there are (docs/bf16.md says why these).
 
-    name         bytes a weight (bf16 weight and gradient 4 besides)         waits for the card
+    name         bytes a weight (bf16 weight and gradient 4 besides)         waits for the GPU
     adamw        12: fp32 master copy, two fp32 states                       no
     adamw_8bit   2: two states of one byte; weights rounded stochastically   once a step
     adafactor    0: a row and a column of each matrix; rounded likewise      once a step
@@ -11,16 +11,14 @@ None of them rounds bf16 weights to the nearest: that loses 94 % of Adam's updat
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from jobs.errors import Refused
-from jobs.spec import ScheduleSpec
+from jobs.memory_plan import OptimizerName
+from jobs.spec import TrainingSpec
 from worker.training.journal import Journal
-
-OptimizerName = Literal["adamw", "adamw_8bit", "adafactor"]
 
 
 class Optimizer(Protocol):
@@ -50,13 +48,13 @@ class Optimizer(Protocol):
 def make_optimizer(
     name: OptimizerName,
     parameters: Iterable[tuple[str, nn.Parameter]],
-    schedule: ScheduleSpec,
+    training: TrainingSpec,
     *,
     fused: bool,
 ) -> Optimizer:
     """The optimizer of a job over the parameters that are to be trained. `fused` matters to `adamw` only."""
     trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
-    decay, limit = schedule.weight_decay, schedule.max_grad_norm
+    decay, limit = training.weight_decay, training.max_grad_norm
     # Imported here: an attempt loads only what it uses, and torchao takes a second.
     match name:
         case "adamw":
@@ -66,27 +64,8 @@ def make_optimizer(
         case "adamw_8bit":
             from worker.training.optimizers.adamw_8bit import AdamW8bit
 
-            return AdamW8bit(trained, weight_decay=decay, max_grad_norm=limit, seed=schedule.seed)
+            return AdamW8bit(trained, weight_decay=decay, max_grad_norm=limit, seed=training.seed)
         case "adafactor":
             from worker.training.optimizers.adafactor import Adafactor
 
-            return Adafactor(trained, weight_decay=decay, max_grad_norm=limit, seed=schedule.seed)
-
-
-@torch.no_grad()
-def load_states(own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
-    """Copy `saved` into `own`, tensor by tensor. Refuses `optimizer_state` unless names, shapes and dtypes agree."""
-    wrong = sorted(own.keys() ^ saved.keys())
-    wrong = wrong or sorted(name for name, state in own.items() if not _alike(state, saved[name]))
-    if wrong:
-        raise Refused(
-            f"{len(wrong)} optimizer states are missing, unknown, of another shape or dtype: {', '.join(wrong[:5])}",
-            code="optimizer_state",
-            hint="the checkpoint belongs to another model, another optimizer or another version",
-        )
-    for name, state in own.items():
-        state.copy_(saved[name])
-
-
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype
+            return Adafactor(trained, weight_decay=decay, max_grad_norm=limit, seed=training.seed)

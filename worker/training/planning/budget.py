@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from jobs.cards import REFERENCE, CardFacts
-from jobs.errors import Refused
-from jobs.memory_plan import GIB, gibibytes
+from jobs.errors import Rejected
+from jobs.gpus import REFERENCE, GpuFacts
+from jobs.memory_plan import BudgetSource, Device
 from jobs.spec import MemorySpec
+from jobs.text.units import GIB, bytes_alike
 from worker.training.machine.host import host_memory
 
 DRIVER_BYTES = GIB // 2
-"""Of what nvidia-smi calls the card's memory, what the driver keeps: torch finds 31.4 GiB of an RTX 5090's 31.84."""
+"""Of what nvidia-smi calls the GPU's memory, what the driver keeps: torch finds 31.4 GiB of an RTX 5090's 31.84."""
 MARGIN = 0.03
-"""Share of the budget on a card that stays free, for free memory in pieces too small to use."""
+"""Share of the budget on a GPU that stays free, for free memory in pieces too small to use."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Budget:
     """Bytes that one attempt may use, CUDA context included."""
 
     bytes: int
-    source: Literal["job", "card", "assumed", "host"]
-    card: str | None
+    source: BudgetSource
+    gpu: str | None
     """As its driver names it; None on a CPU."""
     margin: int
     """Of them, kept free."""
@@ -34,43 +34,43 @@ class Budget:
         return self.bytes - self.margin
 
     @property
-    def text(self) -> str:
-        """For people, such as `31.3 GiB (NVIDIA GeForce RTX 5090)`."""
+    def origin(self) -> str:
+        """For people, such as `NVIDIA GeForce RTX 5090`."""
         named = {
             "job": "memory.budget",
-            "card": f"{self.card}",
-            "assumed": f"{self.card}, assumed",
+            "gpu": f"{self.gpu}",
+            "assumed": f"{self.gpu}, assumed",
             "host": "free here",
         }
-        return f"{gibibytes(self.bytes)} ({named[self.source]})"
+        return named[self.source]
 
 
-def find_budget(memory: MemorySpec, device: Literal["cpu", "cuda"], card: CardFacts | None) -> Budget:
-    """What `memory.budget` says; else what the card has that was reported, or the reference card; else the host.
+def find_budget(memory: MemorySpec, device: Device, gpu: GpuFacts | None) -> Budget:
+    """What `memory.budget` says; else what the GPU has that was reported, or the reference GPU; else the host.
 
-    Raises Refused (`budget_too_large`) for more than the reported card has.
+    Raises Rejected (`budget_too_large`) for more than the reported GPU has.
     """
     if device == "cpu":
         if memory.budget == "auto":
             return Budget(host_memory().available, "host", None, margin=0)
         return Budget(int(memory.budget * GIB), "job", None, margin=0)
-    facts = card or REFERENCE
+    facts = gpu or REFERENCE
     usable = facts.memory_bytes - DRIVER_BYTES
     if memory.budget == "auto":
-        return on_card(usable, "assumed" if card is None else "card", facts.name)
+        return on_gpu(usable, "assumed" if gpu is None else "gpu", facts.name)
     wanted = int(memory.budget * GIB)
-    if card is not None and wanted > usable:
+    if gpu is not None and wanted > usable:
         most = int(usable / GIB * 10) / 10
-        raise Refused(
-            f"memory.budget = {memory.budget:g} GiB, but {card.name} has {usable / GIB:.1f} GiB for jobs "
-            f"({card.memory_bytes / GIB:.1f} less what its driver keeps)",
+        asked, has, whole = bytes_alike(wanted, usable, gpu.memory_bytes)
+        raise Rejected(
+            f"memory.budget is {asked}, but {gpu.name} has {has} for jobs ({whole} less what its driver keeps)",
             code="budget_too_large",
             param="memory.budget",
             hint=f"set memory.budget to at most {most:g}, or leave it at auto",
         )
-    return on_card(wanted, "job", facts.name)
+    return on_gpu(wanted, "job", facts.name)
 
 
-def on_card(usable: int, source: Literal["job", "card", "assumed"], name: str) -> Budget:
-    """So many bytes of a card, a margin among them."""
+def on_gpu(usable: int, source: BudgetSource, name: str) -> Budget:
+    """So many bytes of a GPU, a margin among them."""
     return Budget(usable, source, name, margin=int(MARGIN * usable))

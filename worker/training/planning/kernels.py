@@ -95,7 +95,7 @@ def _dropout(
     return dropped
 
 
-class _RMSNorm(torch.autograd.Function):
+class _RMSNormWithoutData(torch.autograd.Function):
     # By its name in `aten` the device "meta" gets the plain one, too: what CUDA's allocates and keeps.
 
     @staticmethod
@@ -118,7 +118,7 @@ def _rms_norm(
     del eps
     if weight is None:
         weight = torch.empty(tuple(normalized_shape), dtype=input.dtype, device=input.device)
-    normed: torch.Tensor = _RMSNorm.apply(input, weight)  # type: ignore[no-untyped-call]  # untyped
+    normed: torch.Tensor = _RMSNormWithoutData.apply(input, weight)  # type: ignore[no-untyped-call]  # untyped
     return normed
 
 

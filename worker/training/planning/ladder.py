@@ -15,24 +15,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from jobs.memory_plan import Candidate, Optimizer
-from worker.training.planning.prediction import Prediction, Setting, Shape
+from jobs.memory_plan import Candidate, OptimizerName
+from worker.training.planning.prediction import Prediction, Setting
 from worker.training.planning.row_time import RowTime
+from worker.training.steps.shape import MicroBatchShape
 
-WORTH: dict[Optimizer, float] = {"adamw": 1.0, "adamw_8bit": 0.95, "adafactor": 0.6}
+WORTH: dict[OptimizerName, float] = {"adamw": 1.0, "adamw_8bit": 0.95, "adafactor": 0.6}
 """What an optimizer's quality is worth in speed. In docs/bf16.md `adamw_8bit` ends 0.3 % above `adamw` in loss;
 Adafactor was no worse there, but has no momentum, and is known to need other learning rates than those people bring."""
-STATE_BYTES: dict[Optimizer, int] = {"adamw": 12, "adamw_8bit": 2, "adafactor": 0}
+STATE_BYTES: dict[OptimizerName, int] = {"adamw": 12, "adamw_8bit": 2, "adafactor": 0}
 """A weight, at the least."""
 RECOMPUTE = (0, 4, 3, 2, 1)
 """Every n-th layer; from the fastest to the smallest."""
-_SMALLEST: Optimizer = "adafactor"
+_SMALLEST: OptimizerName = "adafactor"
 _FEW = 8
 """So few rows are likely to fit all together: that is looked at first."""
 
 
 class Predicts(Protocol):
-    """What the ladder asks of `prediction.Predictor`."""
+    """What the ladder asks of `predictor.Predictor`."""
 
     @property
     def parameters(self) -> int:
@@ -42,7 +43,7 @@ class Predicts(Protocol):
     def parameter_bytes(self) -> int:
         """Bytes of the weights."""
 
-    def predict(self, shape: Shape, setting: Setting, *, padded: bool = True) -> Prediction:
+    def predict(self, shape: MicroBatchShape, setting: Setting, *, padded: bool = True) -> Prediction:
         """The peak of a step with micro-batches of this shape."""
 
     def most_rows(
@@ -55,8 +56,8 @@ class Predicts(Protocol):
 class Fixed:
     """What the job sets itself; None: auto."""
 
-    optimizer: Optimizer | None = None
-    recompute_layers: int | None = None
+    optimizer: OptimizerName | None = None
+    activation_checkpointing: int | None = None
     micro_batch: int | None = None
     begun: bool = False
     """The run began with that optimizer: the job cannot set another one any more."""
@@ -64,7 +65,11 @@ class Fixed:
     @property
     def keys(self) -> list[str]:
         """Names of those that are set and could be others, as in `memory` of a job."""
-        names = ["recompute_layers", "micro_batch"] if self.begun else ["optimizer", "recompute_layers", "micro_batch"]
+        names = (
+            ["activation_checkpointing", "micro_batch"]
+            if self.begun
+            else ["optimizer", "activation_checkpointing", "micro_batch"]
+        )
         return [name for name in names if getattr(self, name) is not None]
 
     def without(self, *keys: str) -> Fixed:
@@ -97,18 +102,18 @@ class Ladder:
         self._cap = cap
         self._progress = progress
         self._fastest = time.seconds(cap, 0)
-        self._seen: dict[tuple[Optimizer, int, int | None], Candidate] = {}
+        self._seen: dict[tuple[OptimizerName, int, int | None], Candidate] = {}
 
     def walk(self, fixed: Fixed) -> list[Candidate]:
         """What was looked at, the best first. The first that fits is the choice; if none fits, there is no choice."""
         looked_at: list[Candidate] = []
         best = 0.0
-        for bound, optimizer, recompute_layers in self._ways(fixed):
+        for bound, optimizer, activation_checkpointing in self._ways(fixed):
             if bound <= best:
                 break
             if any(each.optimizer == optimizer and not each.parts for each in looked_at):
                 continue  # recomputation makes nothing of that smaller
-            found = self._look(optimizer, recompute_layers, fixed.micro_batch)
+            found = self._examine(optimizer, activation_checkpointing, fixed.micro_batch)
             looked_at.append(found)
             if found.fits:
                 best = max(best, found.score)
@@ -129,36 +134,36 @@ class Ladder:
     def smallest(self, fixed: Fixed) -> Candidate:
         """The one that needs least: one row, every layer recomputed, no states, as far as nothing else is set."""
         optimizer = fixed.optimizer or _SMALLEST
-        recompute_layers = 1 if fixed.recompute_layers is None else fixed.recompute_layers
+        activation_checkpointing = 1 if fixed.activation_checkpointing is None else fixed.activation_checkpointing
         self._progress()
         rows = fixed.micro_batch or 1
-        prediction = self._predictor.predict(self._shape(rows), Setting(recompute_layers, optimizer))
-        return self._candidate(optimizer, recompute_layers, rows, rows, prediction.parts)
+        prediction = self._predictor.predict(self._shape(rows), Setting(activation_checkpointing, optimizer))
+        return self._candidate(optimizer, activation_checkpointing, rows, rows, prediction.parts)
 
-    def _ways(self, fixed: Fixed) -> Iterator[tuple[float, Optimizer, int]]:
-        """(the best score that it could have, optimizer, recompute_layers), in the order to look at them."""
+    def _ways(self, fixed: Fixed) -> Iterator[tuple[float, OptimizerName, int]]:
+        """(the best score that it could have, optimizer, activation_checkpointing), in the order to look at them."""
         optimizers = [fixed.optimizer] if fixed.optimizer else list(WORTH)
-        recompute = RECOMPUTE if fixed.recompute_layers is None else (fixed.recompute_layers,)
+        recompute = RECOMPUTE if fixed.activation_checkpointing is None else (fixed.activation_checkpointing,)
         rows = fixed.micro_batch or self._cap
         ways = [
             (self._score(optimizer, every, rows), optimizer, every) for optimizer in optimizers for every in recompute
         ]
         return iter(sorted(ways, key=lambda way: -way[0]))
 
-    def _look(self, optimizer: Optimizer, recompute_layers: int, micro_batch: int | None) -> Candidate:
-        key = optimizer, recompute_layers, micro_batch
+    def _examine(self, optimizer: OptimizerName, activation_checkpointing: int, micro_batch: int | None) -> Candidate:
+        key = optimizer, activation_checkpointing, micro_batch
         if key not in self._seen:
             self._seen[key] = self._found(*key)
         return self._seen[key]
 
-    def _found(self, optimizer: Optimizer, recompute_layers: int, micro_batch: int | None) -> Candidate:
+    def _found(self, optimizer: OptimizerName, activation_checkpointing: int, micro_batch: int | None) -> Candidate:
         one = micro_batch or 1
         # Weights, gradients and states are all there while the weights are updated.
         static = 2 * self._predictor.parameter_bytes + STATE_BYTES[optimizer] * self._predictor.parameters
         if static + self._context > self._limit:
-            return self._candidate(optimizer, recompute_layers, 0, one, {}, static + self._context)
+            return self._candidate(optimizer, activation_checkpointing, 0, one, {}, static + self._context)
         self._progress()
-        setting = Setting(recompute_layers, optimizer)
+        setting = Setting(activation_checkpointing, optimizer)
         if micro_batch is not None:
             prediction = self._predictor.predict(self._shape(micro_batch), setting)
             rows = micro_batch if self._fits(prediction) else 0
@@ -168,15 +173,15 @@ class Ladder:
             rows, prediction = self._predictor.most_rows(
                 self._time.inputs, self._time.targets, setting, self._limit - self._context, self._cap
             )
-        return self._candidate(optimizer, recompute_layers, rows, rows or one, prediction.parts)
+        return self._candidate(optimizer, activation_checkpointing, rows, rows or one, prediction.parts)
 
     def _fits(self, prediction: Prediction) -> bool:
         return prediction.peak + self._context <= self._limit
 
     def _candidate(
         self,
-        optimizer: Optimizer,
-        recompute_layers: int,
+        optimizer: OptimizerName,
+        activation_checkpointing: int,
         micro_batch: int,
         rows: int,
         parts: Mapping[str, int],
@@ -186,19 +191,19 @@ class Ladder:
         whole = {**parts, "context": self._context} if parts else {}
         return Candidate(
             optimizer=optimizer,
-            recompute_layers=recompute_layers,
+            activation_checkpointing=activation_checkpointing,
             micro_batch=micro_batch,
             peak_bytes=sum(whole.values()) if peak is None else peak,
-            slowdown=self._time.seconds(rows, recompute_layers) / self._fastest,
-            score=self._score(optimizer, recompute_layers, rows),
+            slowdown=self._time.seconds(rows, activation_checkpointing) / self._fastest,
+            score=self._score(optimizer, activation_checkpointing, rows),
             parts=whole,
         )
 
-    def _score(self, optimizer: Optimizer, recompute_layers: int, rows: int) -> float:
-        return WORTH[optimizer] * self._fastest / self._time.seconds(rows, recompute_layers)
+    def _score(self, optimizer: OptimizerName, activation_checkpointing: int, rows: int) -> float:
+        return WORTH[optimizer] * self._fastest / self._time.seconds(rows, activation_checkpointing)
 
-    def _shape(self, rows: int) -> Shape:
-        return Shape(rows, self._time.inputs, self._time.targets)
+    def _shape(self, rows: int) -> MicroBatchShape:
+        return MicroBatchShape(rows, self._time.inputs, self._time.targets)
 
 
 def choice(candidates: list[Candidate]) -> Candidate | None:
@@ -208,5 +213,5 @@ def choice(candidates: list[Candidate]) -> Candidate | None:
 
 def _rank(candidate: Candidate) -> tuple[float, float, int]:
     """The best first: score, then the less recomputation, then the smaller peak."""
-    every = candidate.recompute_layers
+    every = candidate.activation_checkpointing
     return -candidate.score, 1 / every if every else 0.0, candidate.peak_bytes

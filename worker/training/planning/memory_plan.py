@@ -6,16 +6,18 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from jobs.errors import Refused
-from jobs.memory_plan import GIB, Candidate, MemoryPlan, Optimizer, describe, gibibytes
+from jobs.errors import Rejected
+from jobs.memory_plan import Candidate, Device, MemoryPlan, OptimizerName, describe
 from jobs.spec import JobSpec
+from jobs.text.units import GIB, bytes_alike, format_bytes
 from worker.training.planning.budget import Budget
 from worker.training.planning.ladder import WORTH, Fixed, Ladder, choice
-from worker.training.planning.prediction import Predictor
+from worker.training.planning.predictor import Predictor
 from worker.training.planning.room import plan_disk, plan_host
 from worker.training.planning.row_time import RowTime
+from worker.training.tasks.registry import task_of
 
 CONTEXT_BYTES = int(0.8 * GIB)
 """Of a CUDA process beside what torch allocates: the context, with the kernels of all libraries."""
@@ -28,10 +30,10 @@ def plan_memory(
     config: Mapping[str, Any],
     longest: tuple[int, int],
     *,
-    device: Literal["cpu", "cuda"],
+    device: Device,
     budget: Budget,
     runs: Path | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: OptimizerName | None = None,
     progress: Callable[[], object] = lambda: None,
 ) -> MemoryPlan:
     """The best setting that fits the budget. Takes some seconds for a large model, on the CPU, without weights.
@@ -41,23 +43,24 @@ def plan_memory(
     that the run began with, whose states its checkpoints hold: it is kept. None: there is no run yet. `progress` is
     called before each trace.
 
-    Raises Refused (`does_not_fit`, with the numbers and the nearest setting that fits; `bad_config`) and DiskFull
+    Raises Rejected (`does_not_fit`, with the numbers and the nearest setting that fits; `bad_config`) and DiskFull
     (`no_room`).
     """
     started = time.monotonic()
     inputs, targets = longest
     context = CONTEXT_BYTES if device == "cuda" else 0
     progress()
+    task, training = task_of(spec), spec.training
     predictor = Predictor(
-        config, device=device, fused=spec.speed.fused, dropout=spec.schedule.dropout, schedule=spec.schedule
+        config, task=task, device=device, fused=spec.speed.fused, dropout=training.dropout, training=training
     )
     fixed = fixed_by(spec, optimizer)
     ladder = Ladder(
         predictor,
-        RowTime(config, inputs, targets, predictor.parameter_bytes, budget.card),
+        RowTime(task, config, inputs, targets, predictor.parameter_bytes, budget.gpu),
         limit=budget.limit,
         context=context,
-        cap=min(spec.schedule.batch_size, CPU_ROWS) if device == "cpu" else spec.schedule.batch_size,
+        cap=min(spec.training.batch_size, CPU_ROWS) if device == "cpu" else spec.training.batch_size,
         progress=progress,
     )
     candidates = ladder.walk(fixed)
@@ -67,14 +70,14 @@ def plan_memory(
     kept = chosen.parts["weights"] + chosen.parts["optimizer"]
     return MemoryPlan(
         device=device,
-        card=budget.card,
+        gpu=budget.gpu,
         budget_bytes=budget.bytes,
         budget_source=budget.source,
         margin_bytes=budget.margin,
         input_tokens=inputs,
         target_tokens=targets,
         micro_batch=chosen.micro_batch,
-        recompute_layers=chosen.recompute_layers,
+        activation_checkpointing=chosen.activation_checkpointing,
         optimizer=chosen.optimizer,
         parts=chosen.parts,
         peak_bytes=chosen.peak_bytes,
@@ -86,14 +89,14 @@ def plan_memory(
     )
 
 
-def fixed_by(spec: JobSpec, begun: Optimizer | None) -> Fixed:
+def fixed_by(spec: JobSpec, begun: OptimizerName | None) -> Fixed:
     """What the ladder must not change; `begun`: the optimizer that the run began with."""
     memory = spec.memory
     return Fixed(
         optimizer=begun or (None if memory.optimizer == "auto" else memory.optimizer),
         begun=begun is not None,
-        recompute_layers=None if memory.recompute_layers == "auto" else memory.recompute_layers,
-        micro_batch=None if memory.micro_batch == "auto" else min(memory.micro_batch, spec.schedule.batch_size),
+        activation_checkpointing=None if memory.activation_checkpointing == "auto" else memory.activation_checkpointing,
+        micro_batch=None if memory.micro_batch == "auto" else min(memory.micro_batch, spec.training.batch_size),
     )
 
 
@@ -104,61 +107,62 @@ def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed) -> str:
         peaks = [each for each in candidates if each.optimizer == optimizer]
         if worth > WORTH[chosen.optimizer] and peaks and not any(each.fits for each in peaks):
             least = min(peaks, key=lambda each: each.peak_bytes)
-            parts.append(f"{optimizer} needs {'' if least.parts else 'more than '}{gibibytes(least.peak_bytes)}")
+            parts.append(f"{optimizer} needs {'' if least.parts else 'more than '}{format_bytes(least.peak_bytes)}")
     if fixed.begun:
         parts.append(f"the run began with {chosen.optimizer}")
     if fixed.keys:
         parts.append(f"the job sets {', '.join(f'memory.{key}' for key in fixed.keys)}")
-    setting = describe(chosen.optimizer, chosen.recompute_layers, chosen.micro_batch)
+    setting = describe(chosen.optimizer, chosen.activation_checkpointing, chosen.micro_batch)
     cost = "no way is faster" if chosen.slowdown < 1.005 else f"{chosen.slowdown:.2f} times the time of the fastest way"
     return "; ".join([*parts, f"{setting}: {cost}"])
 
 
-def does_not_fit(ladder: Ladder, fixed: Fixed, budget: Budget, longest: tuple[int, int]) -> Refused:
+def does_not_fit(ladder: Ladder, fixed: Fixed, budget: Budget, longest: tuple[int, int]) -> Rejected:
     """The refusal: what the job needs at its least as it is written, what it may use, and the nearest way that fits."""
     least = ladder.smallest(fixed)
-    setting = describe(least.optimizer, least.recompute_layers, max(1, least.micro_batch))
-    free = f", of which {gibibytes(budget.margin)} stay free" if budget.margin else ""
+    setting = describe(least.optimizer, least.activation_checkpointing, max(1, least.micro_batch))
+    needed, most, margin = bytes_alike(least.peak_bytes, budget.bytes, budget.margin)
+    free = f", of which {margin} stay free" if budget.margin else ""
     message = (
-        f"the job needs {gibibytes(least.peak_bytes)} at its least ({setting} of {longest[0]}/{longest[1]} tokens), "
-        f"and the budget is {budget.text}{free}"
+        f"the job needs {needed} at its least ({setting} of {longest[0]}/{longest[1]} tokens), "
+        f"and the budget is {most} ({budget.origin}){free}"
     )
     if (found := ladder.nearest(fixed)) is not None:
         freed, fits = found
         changes = ", ".join(f"memory.{key}: {json.dumps(getattr(fits, key))}" for key in freed)
-        return Refused(
+        return Rejected(
             message,
             code="does_not_fit",
             param=f"memory.{freed[0]}",
-            hint=f"with {changes} it fits: {gibibytes(fits.peak_bytes)} "
-            f"({describe(fits.optimizer, fits.recompute_layers, fits.micro_batch)})",
+            hint=f"with {changes} it fits: {format_bytes(fits.peak_bytes)} "
+            f"({describe(fits.optimizer, fits.activation_checkpointing, fits.micro_batch)})",
         )
     smallest = ladder.smallest(fixed.without(*fixed.keys))
     ways_out = ["shorter texts (data.max_input_tokens, data.max_target_tokens)", "a smaller model"]
     if budget.source == "job":
         ways_out.insert(0, "a larger memory.budget")
-    elif budget.card is not None:
-        ways_out.insert(0, "a card with more memory")
-    return Refused(
+    elif budget.gpu is not None:
+        ways_out.insert(0, "a GPU with more memory")
+    return Rejected(
         message,
         code="does_not_fit",
         param="memory.budget" if budget.source == "job" else "model",
-        hint=f"no setting fits: the smallest needs {gibibytes(smallest.peak_bytes)}; what helps is "
+        hint=f"no setting fits: the smallest needs {format_bytes(smallest.peak_bytes)}; what helps is "
         + " or ".join(ways_out),
     )
 
 
-def rungs(plan: MemoryPlan, spec: JobSpec) -> list[tuple[int, int]]:
-    """(micro_batch, recompute_layers) below the plan's own, in order of falling peak; the optimizer stays.
+def fallbacks(plan: MemoryPlan, spec: JobSpec) -> list[tuple[int, int]]:
+    """(micro_batch, activation_checkpointing) below the plan's own, in order of falling peak; the optimizer stays.
 
     The micro-batch is halved down to one row, then every second layer is recomputed, then every one. What the job says
     of recomputation is not changed.
     """
-    rows, every = plan.micro_batch, plan.recompute_layers
+    rows, every = plan.micro_batch, plan.activation_checkpointing
     below = []
     while rows > 1:
         rows //= 2
         below.append((rows, every))
-    if spec.memory.recompute_layers == "auto":
+    if spec.memory.activation_checkpointing == "auto":
         below += [(rows, more) for more in (2, 1) if every == 0 or more < every]
     return below

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from jobs.cards import short_name
-from jobs.memory_plan import GIB, Candidate, MemoryPlan, gibibytes, layers
+from jobs.gpus import short_name
+from jobs.memory_plan import Candidate, MemoryPlan, layers
+from jobs.text.units import ByteUnit, byte_unit, format_bytes
 
 # The colours of the loss curve: readable beside a white terminal and in a dark chat alike.
 PAGE, PLOT, INK, GRID = "#2b2d31", "#232428", "#e3e5e8", "#4a4d55"
@@ -19,7 +20,6 @@ COLOURS = {
     "context": "#8a8f98",
 }
 UNTRACED, LIMIT, CHOSEN = "#6b4a4a", "#ffb454", "#ffffff"
-_MEBIBYTES_BELOW = 1 << 30
 
 
 def draw(plan: MemoryPlan) -> bytes:
@@ -32,38 +32,38 @@ def draw(plan: MemoryPlan) -> bytes:
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    unit, name = (2**20, "MiB") if plan.peak_bytes < _MEBIBYTES_BELOW else (GIB, "GiB")
-    widest = max(each.peak_bytes for each in shown) / unit
-    budget = plan.budget_bytes / unit
+    unit = byte_unit(plan.peak_bytes)
+    widest = max(each.peak_bytes for each in shown) / unit.size
+    budget = plan.budget_bytes / unit.size
     on_scale = budget <= 4 * widest  # else the bars of a small model would be hairlines
     for place, each in enumerate(shown):
         chosen = plan.chose(each)
         start = 0.0
         for part, colour in COLOURS.items():
-            width = each.parts.get(part, 0) / unit
+            width = each.parts.get(part, 0) / unit.size
             axes.barh(place, width, left=start, height=0.7, color=colour, alpha=1.0 if each.fits else 0.45)
             start += width
         if not each.parts:
-            axes.barh(place, each.peak_bytes / unit, height=0.7, color=UNTRACED)
+            axes.barh(place, each.peak_bytes / unit.size, height=0.7, color=UNTRACED)
         if chosen:
             axes.barh(place, start, height=0.7, fill=False, edgecolor=CHOSEN, linewidth=2.0)
-        beside = max(each.peak_bytes / unit, budget if on_scale else 0.0) + 0.01 * widest
+        beside = max(each.peak_bytes / unit.size, budget if on_scale else 0.0) + 0.01 * widest
         weight = "bold" if chosen else "normal"
-        axes.text(beside, place, _remark(each, chosen, unit, name), color=INK, va="center", fontweight=weight)
+        axes.text(beside, place, _remark(each, chosen, unit), color=INK, va="center", fontweight=weight)
     handles: list[Any] = [axes.barh(0, 0, color=colour, label=part) for part, colour in COLOURS.items()]
     if on_scale:
-        limit = budget - plan.margin_bytes / unit
+        limit = budget - plan.margin_bytes / unit.size
         handles.append(axes.axvline(budget, color=LIMIT, linewidth=2.0, label="budget"))
         handles.append(axes.axvline(limit, color=LIMIT, linewidth=1.0, linestyle="--", label="less a margin"))
     # Room for what is written beside the bars.
-    axes.set_xlim(0, max(1.35 * widest, 1.6 * max(plan.peak_bytes / unit, budget if on_scale else 0.0)))
+    axes.set_xlim(0, max(1.35 * widest, 1.6 * max(plan.peak_bytes / unit.size, budget if on_scale else 0.0)))
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_yticks(range(len(shown)), [_name(each) for each in shown])
-    where = "memory.budget" if plan.budget_source == "job" else short_name(plan.card) if plan.card else "free memory"
+    where = "memory.budget" if plan.budget_source == "job" else short_name(plan.gpu) if plan.gpu else "free memory"
     shape = f"{plan.input_tokens}/{plan.target_tokens} tokens"
-    title = f"Memory at the peak, {shape} · {where}: {gibibytes(plan.budget_bytes)}"
+    title = f"Memory at the peak, {shape} · {where}: {format_bytes(plan.budget_bytes)}"
     axes.set_title(title, color=INK, fontsize=14, loc="left")
-    axes.set_xlabel(name, color=INK)
+    axes.set_xlabel(unit.name, color=INK)
     axes.tick_params(colors=INK)
     axes.grid(color=GRID, linewidth=0.6, axis="x")
     axes.set_axisbelow(True)
@@ -80,12 +80,13 @@ def draw(plan: MemoryPlan) -> bytes:
 
 
 def _name(candidate: Candidate) -> str:
-    return f"{candidate.optimizer}\n{layers(candidate.recompute_layers) if candidate.parts else 'however recomputed'}"
+    how = layers(candidate.activation_checkpointing) if candidate.parts else "however recomputed"
+    return f"{candidate.optimizer}\n{how}"
 
 
-def _remark(candidate: Candidate, chosen: bool, unit: int, name: str) -> str:
+def _remark(candidate: Candidate, chosen: bool, unit: ByteUnit) -> str:
     least = "" if candidate.parts else "> "
-    peak = f"{least}{candidate.peak_bytes / unit:.1f} {name}"
+    peak = f"{least}{unit.format(candidate.peak_bytes)}"
     if not candidate.fits:
         return f"{peak}: does not fit"
     rows = f"{peak}, {candidate.micro_batch} rows, time x {candidate.slowdown:.2f}"

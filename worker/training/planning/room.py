@@ -1,4 +1,4 @@
-"""Room beside the card: in the host's memory for a copy of what checkpoints hold, and on the disk for them."""
+"""Room beside the GPU: in the host's memory for a copy of what checkpoints hold, and on the disk for them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 
 from jobs.errors import DiskFull
-from jobs.memory_plan import GIB, DiskPlan, HostPlan, gibibytes
+from jobs.memory_plan import DiskPlan, HostPlan
 from jobs.spec import JobSpec
+from jobs.text.units import GIB, bytes_alike
 from worker.training.machine.host import host_memory
 
 HOST_ROOM = 2 * GIB
@@ -29,12 +30,14 @@ def plan_disk(runs: Path, spec: JobSpec, checkpoint_bytes: int, model_bytes: int
         free_bytes=shutil.disk_usage(runs).free,
     )
     if disk.checkpoint_bytes + disk.model_bytes > disk.free_bytes:
+        free, one, model, least, most = bytes_alike(
+            disk.free_bytes, checkpoint_bytes, model_bytes, checkpoint_bytes + model_bytes, disk.needed_bytes
+        )
         raise DiskFull(
-            f"the runs directory has {gibibytes(disk.free_bytes)} free, and one checkpoint "
-            f"({gibibytes(checkpoint_bytes)}) with the final model ({gibibytes(model_bytes)}) needs "
-            f"{gibibytes(disk.checkpoint_bytes + disk.model_bytes)}",
+            f"the runs directory has {free} free, and one checkpoint ({one}) with the final model ({model}) "
+            f"needs {least}",
             code="no_room",
-            hint=f"make room and submit again; all {disk.checkpoints} checkpoints and the model take "
-            f"{gibibytes(disk.needed_bytes)}, and a smaller checkpoint.keep less",
+            hint=f"make room; all {disk.checkpoints} checkpoints and the model take {most}, "
+            "and a smaller checkpoint.keep less",
         )
     return disk

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from worker.training.planning.prediction import Prediction
+from worker.training.planning.prediction import Prediction
 
 
 def next_rows(

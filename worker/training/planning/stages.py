@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.files import write_atomically
-from jobs.memory_plan import PICTURE, MemoryPlan, Optimizer
-from jobs.rundir import RunDir
+from jobs.disk.files import write_atomically
+from jobs.disk.rundir import RunDir
+from jobs.memory_plan import PICTURE, MemoryPlan, OptimizerName
 from jobs.spec import JobSpec
 from worker.training.journal import Journal
 from worker.training.planning.budget import Budget, find_budget
@@ -25,14 +25,14 @@ def plan_stage(
     journal: Journal,
     earlier: MemoryPlan | None = None,
     *,
-    optimizer: Optimizer | None = None,
+    optimizer: OptimizerName | None = None,
 ) -> MemoryPlan:
     """The plan for rows of these lengths, with `memory.png` of it in the run directory.
 
     `earlier`: that of check, which is as good for the same lengths and budget. `optimizer`: the one that a run began
-    with; None: there is no run yet. Raises Refused, DiskFull.
+    with; None: there is no run yet. Raises Rejected, DiskFull.
     """
-    budget = find_budget(spec.memory, settings.device, settings.card)
+    budget = find_budget(spec.memory, settings.device, settings.gpu)
     if earlier is not None and still_right(earlier, longest, budget):
         kept = earlier.parts["weights"] + earlier.parts["optimizer"]
         disk = plan_disk(run.path, spec, kept, earlier.parts["weights"])
@@ -57,7 +57,7 @@ def plan_stage(
 
 def still_right(plan: MemoryPlan, longest: tuple[int, int], budget: Budget) -> bool:
     """Whether a plan made now would be the same. What a host has free changes by itself: there, whether it fits."""
-    same = (plan.input_tokens, plan.target_tokens, plan.budget_source, plan.card) == (
-        *longest, budget.source, budget.card,
+    same = (plan.input_tokens, plan.target_tokens, plan.budget_source, plan.gpu) == (
+        *longest, budget.source, budget.gpu,
     )  # fmt: skip
     return same and (plan.peak_bytes <= budget.limit if budget.source == "host" else plan.budget_bytes == budget.bytes)

@@ -10,8 +10,9 @@ import numpy as np
 
 from jobs.plan import Plan, make_time_plan
 from jobs.spec import DataSpec, JobSpec
-from worker.training.network.flops import Flops, Lengths
 from worker.training.settings import TrainerSettings
+from worker.training.steps.shape import Lengths
+from worker.training.tasks.registry import task_of
 
 CHARACTERS_PER_TOKEN = 4.0
 """Of T5's tokenizer on English recipes: 3.9 in inputs, 4.1 in targets (10,000 rows)."""
@@ -42,19 +43,20 @@ def with_time(
     *,
     done: int = 0,
 ) -> Plan:
-    """The plan with its time: `plan.data.rows` rows like these in every epoch, on the card of the settings.
+    """The plan with its time: `plan.data.rows` rows like these in every epoch, on the GPU of the settings.
 
-    `config`: the model's config.json. `done`: steps that another job did. Raises Refused (`bad_config`).
+    `config`: the model's config.json. `done`: steps that another job did. Raises Rejected (`bad_config`).
     """
     assert len(lengths.inputs), "a job has rows"
     left = max(0, plan.steps - done) / plan.steps
-    scale = left * plan.data.rows * spec.schedule.epochs / len(lengths.inputs)
-    again = Flops.recomputed(config, plan.resolved.recompute_layers)
+    scale = left * plan.data.rows * spec.training.epochs / len(lengths.inputs)
+    task = task_of(spec)
+    again = task.recomputed_flops(config, plan.resolved.activation_checkpointing)
     time = make_time_plan(
-        model_flops=scale * Flops.of_config(config).rows(lengths.inputs, lengths.targets),
+        model_flops=scale * task.flops(config).rows(lengths.inputs, lengths.targets),
         recomputed_flops=scale * again.forward(lengths.inputs, lengths.targets),
         estimated=lengths.estimated,
         device=settings.device,
-        card=settings.card.name if settings.card else None,
+        gpu=settings.gpu.name if settings.gpu else None,
     )
     return plan.model_copy(update={"time": time})

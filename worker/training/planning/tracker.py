@@ -59,12 +59,12 @@ class Tracker(TorchDispatchMode):
                 self.live[entry.category] -= entry.size
                 self.live[category] += entry.size
                 entry.category = category
-        self._look(0)
+        self._measure(0)
 
     def begin(self) -> None:
         """Forget the peak so far: the next begins with what is live now."""
         self.peak = -1
-        self._look(0)
+        self._measure(0)
 
     def at_peak(self) -> tuple[list[int], list[int]]:
         """Bytes of each category at the peak, and of those the bytes that were freed since."""
@@ -81,7 +81,7 @@ class Tracker(TorchDispatchMode):
             for one in tree_leaves(result):
                 if isinstance(one, torch.Tensor):
                     self._count(one, self.category)
-        self._look(0 if self._inside is None else self._inside(func, args, kwargs))
+        self._measure(0 if self._inside is None else self._inside(func, args, kwargs))
         return result
 
     def _count(self, tensor: torch.Tensor, category: int) -> _Entry | None:
@@ -110,7 +110,7 @@ class Tracker(TorchDispatchMode):
         if entry.born <= self._peak_time:
             self._freed_since[entry.category] += entry.size
 
-    def _look(self, inside: int) -> None:
+    def _measure(self, inside: int) -> None:
         if self.total + inside > self.peak:
             self.peak = self.total + inside
             self._at_peak = list(self.live)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from worker.training.optimizers.optimizer import OptimizerName
+from jobs.memory_plan import OptimizerName
 
 
 class _Generator(torch.Generator):
@@ -30,9 +30,9 @@ def without_data(name: OptimizerName) -> Iterator[None]:
     real = torch.compile, torch.Generator
     torch.compile, torch.Generator = _compiled, _Generator  # type: ignore[assignment,misc]  # stand-ins
     try:
-        # Not a reason to wake a card that nobody uses.
-        cards = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-        with torch.random.fork_rng(devices=cards):
+        # Not a reason to wake a GPU that nobody uses.
+        gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        with torch.random.fork_rng(devices=gpus):
             yield
     finally:
         torch.compile, torch.Generator = real  # type: ignore[misc]  # the real ones
@@ -41,7 +41,7 @@ def without_data(name: OptimizerName) -> Iterator[None]:
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., None]:
     """In place of torchao's compiled update of one parameter: the buffers that it makes.
 
-    Seen with the profiler on the CPU: of a parameter whose states are quantised, both states in fp32 exist at once (the
+    Seen with the profiler on the CPU: of a parameter whose states are quantized, both states in fp32 exist at once (the
     scale of a block is known only when all of its numbers are); all else stays in registers.
     """
     del function, options
@@ -51,6 +51,6 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Non
 def _hold_both_states(parameter: torch.Tensor, gradient: Any, step: Any, first: Any, second: Any, *rest: Any) -> None:
     from torchao.optim.subclass_8bit import OptimState8bit
 
-    quantised = [state for state in (first, second) if isinstance(state, OptimState8bit)]
-    held = [torch.empty(parameter.shape, dtype=torch.float32, device=parameter.device) for _ in quantised]
+    quantized = [state for state in (first, second) if isinstance(state, OptimState8bit)]
+    held = [torch.empty(parameter.shape, dtype=torch.float32, device=parameter.device) for _ in quantized]
     del held

@@ -59,10 +59,11 @@ class Rewriter:
             return text
 
         def plain(found: re.Match[str]) -> str:
+            start, end = found.span()
             character, before, after = (
                 found.group(),
-                found.string[: found.start()][-1:],
-                found.string[found.end() :][:1],
+                found.string[max(0, start - 1) : start],
+                found.string[end : end + 1],
             )
             counts[character] += 1
             replacement = self.table[character]

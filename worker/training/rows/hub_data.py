@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from jobs.data_names import HubData
-from jobs.errors import Refused
-from jobs.files import write_synced
+from jobs.disk.files import write_synced
+from jobs.errors import Rejected
 from worker.training.hub_calls import Wanted, watched, within
 from worker.training.journal import Journal
 from worker.training.rows.hub_splits import Listing, files_of_split
@@ -96,7 +96,7 @@ def look_up(named: HubData, name: str, param: str, settings: TrainerSettings, co
     """What the hub has under a name, or under the commit that it stood for earlier. Fetches kilobytes.
 
     `name` and `param` are what errors call it. Without a network it must be here in full, or its listing be that of a
-    commit. Raises Refused: `dataset_not_found`, `hub_unreachable`, and those of `files_of_split`.
+    commit. Raises Rejected: `dataset_not_found`, `hub_unreachable`, and those of `files_of_split`.
     """
     wanted = Wanted("dataset", name, param, "a file in the data directory")
     cache = settings.prepared / "hub"
@@ -115,7 +115,7 @@ def look_up(named: HubData, name: str, param: str, settings: TrainerSettings, co
         if settings.offline:
             raise wanted.unreachable("HF_HUB_OFFLINE is set")
         listing = within(LOOKUP_S, lambda: _ask(named.repository, revision), wanted)
-    except Refused as refusal:
+    except Rejected as refusal:
         if refusal.detail_code != "hub_unreachable" or kept is None or (stored := dataset(kept)).missing():
             raise
         return stored
@@ -128,9 +128,9 @@ def _ask(repository: str, revision: str | None) -> Listing:
     from huggingface_hub import HfApi
 
     info = HfApi().dataset_info(repository, revision=revision, timeout=LOOKUP_S, files_metadata=True)
-    card: dict[str, Any] = info.card_data.to_dict() if info.card_data is not None else {}  # type: ignore[no-untyped-call]  # the hub's
+    metadata: dict[str, Any] = info.card_data.to_dict() if info.card_data is not None else {}  # type: ignore[no-untyped-call]  # the hub's
     files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
-    configurations = tuple(one for one in card.get("configs") or () if isinstance(one, dict))
+    configurations = tuple(one for one in metadata.get("configs") or () if isinstance(one, dict))
     return Listing(str(info.sha), files, configurations)
 
 
@@ -163,6 +163,8 @@ def _kept(folder: Path, revision: str | None) -> Listing | None:
 class RemoteFile:
     """A file on the hub, of which only what is read is fetched, a piece at a time; pieces are kept."""
 
+    sha256 = None
+
     def __init__(self, name: str, size: int, url: str, wanted: Wanted) -> None:
         self.name, self.bytes = name, size
         self._url, self._wanted = url, wanted
@@ -182,7 +184,7 @@ class RemoteFile:
         return sum(map(len, self._pieces.values()))
 
     def piece(self, number: int) -> bytes:
-        """Bytes from `number` × 1 MiB on, at most 1 MiB. Raises Refused (`hub_unreachable`)."""
+        """Bytes from `number` × 1 MiB on, at most 1 MiB. Raises Rejected (`hub_unreachable`)."""
         if number not in self._pieces:
             self._pieces[number] = within(LOOKUP_S, lambda: self._fetch(number * _PIECE), self._wanted)
         return self._pieces[number]

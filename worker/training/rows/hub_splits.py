@@ -1,4 +1,4 @@
-"""Which files of a hub data set are a split: by its card, else by the hub's own naming conventions."""
+"""Which files of a hub data set are a split: by its GPU, else by the hub's own naming conventions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from jobs.data_names import HubData, data_format
-from jobs.errors import Refused
+from jobs.errors import Rejected
 from worker.training.hub_calls import Wanted
 
 _SYNONYMS = {
@@ -31,14 +31,14 @@ class Listing:
     files: Mapping[str, int]
     """Path → bytes."""
     configurations: tuple[Mapping[str, Any], ...] = ()
-    """`configs` of its card."""
+    """`configs` of its GPU."""
 
 
 def files_of_split(listing: Listing, named: HubData, wanted: Wanted) -> list[str]:
-    """Paths of the split's files, in order. Raises Refused.
+    """Paths of the split's files, in order. Raises Rejected.
 
     Codes: `needs_script`, `no_data_files`, `several_configurations`, `unknown_configuration`, `unknown_split`,
-    `mixed_formats`, `bad_card`.
+    `mixed_formats`, `bad_gpu`.
     """
     data = sorted(path for path in listing.files if _holds_rows(path))
     declared = [one for one in listing.configurations if one.get("data_files") or one.get("data_dir")]
@@ -58,11 +58,11 @@ def files_of_split(listing: Listing, named: HubData, wanted: Wanted) -> list[str
     if declared:
         configuration = _configuration(declared, named, wanted)
         try:
-            found = _by_card(configuration, data)
+            found = _by_gpu(configuration, data)
         except (KeyError, TypeError) as error:
             raise wanted.refused(
-                "bad_card",
-                f"{wanted.name}: its card says {dict(configuration)}, which names no files ({error!r})",
+                "bad_gpu",
+                f"{wanted.name}: its GPU says {dict(configuration)}, which names no files ({error!r})",
                 "download the files that you want into the data directory",
             ) from None
     else:
@@ -102,7 +102,7 @@ def _configuration(declared: list[Mapping[str, Any]], named: HubData, wanted: Wa
 
 
 def _of_folder(data: list[str], named: HubData, wanted: Wanted) -> list[str]:
-    """Without a card, a configuration is the folder of that name; without a name, it is everything."""
+    """Without a GPU, a configuration is the folder of that name; without a name, it is everything."""
     folders = sorted({path.partition("/")[0] for path in data if "/" in path})
     if named.configuration is not None:
         inside = [path for path in data if path.startswith(named.configuration + "/")]
@@ -114,8 +114,8 @@ def _of_folder(data: list[str], named: HubData, wanted: Wanted) -> list[str]:
     return data
 
 
-def _by_card(configuration: Mapping[str, Any], data: list[str]) -> dict[str, list[str]]:
-    """Split → paths, as a configuration of the card says."""
+def _by_gpu(configuration: Mapping[str, Any], data: list[str]) -> dict[str, list[str]]:
+    """Split → paths, as a configuration of the GPU says."""
     folder = PurePosixPath(configuration.get("data_dir") or ".")
     inside = [path for path in data if PurePosixPath(path).is_relative_to(folder)]
     entries = configuration.get("data_files")
@@ -155,7 +155,7 @@ def _glob(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(meaning.get(part) or re.escape(part) for part in parts))
 
 
-def _several_configurations(names: Iterable[str], named: HubData, wanted: Wanted) -> Refused:
+def _several_configurations(names: Iterable[str], named: HubData, wanted: Wanted) -> Rejected:
     return wanted.refused(
         "several_configurations",
         f"{wanted.name} has several configurations, and none is the default: {_some(names)}",
@@ -163,7 +163,7 @@ def _several_configurations(names: Iterable[str], named: HubData, wanted: Wanted
     )
 
 
-def _unknown_configuration(names: Iterable[str], named: HubData, wanted: Wanted) -> Refused:
+def _unknown_configuration(names: Iterable[str], named: HubData, wanted: Wanted) -> Rejected:
     return wanted.refused(
         "unknown_configuration",
         f"{wanted.name}: there is no configuration {named.configuration!r}; there are: {_some(names) or 'none'}",

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from worker.training.rows.lines import BLOCK_BYTES, Lines, OverLong
-from worker.training.rows.reading import Row
+from worker.training.rows.row import NOT_UTF8, Row
 from worker.training.rows.sources import RowFile
 
 
@@ -86,15 +86,11 @@ def _row(number: int, line: bytes) -> Row:
     try:
         text = line.decode()
     except UnicodeDecodeError:
-        return Row(number, None, "not UTF-8", line.decode("utf-8", "backslashreplace"))
+        return Row(number, None, NOT_UTF8, line.decode("utf-8", "backslashreplace"))
     try:
-        columns: Any = json.loads(text, parse_constant=_no_constant)
+        columns: Any = json.loads(text)  # NaN too, as pandas writes it: a missing value
     except (ValueError, RecursionError):
         return Row(number, None, "bad JSON", text)
     if not isinstance(columns, dict):
         return Row(number, None, "not a JSON object", text)
     return Row(number, columns, None, text)
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

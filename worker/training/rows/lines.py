@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 from typing import IO, NoReturn, cast
 
 from jobs.errors import BadData
-from worker.training.rows.sources import RowFile
+from worker.training.rows.sources import Hashing, RowFile, changed
 
 MAX_LINE_BYTES = 4 << 20
 """A longer line is no training row: 4 MiB is a million tokens, and it bounds the memory of a reader."""
@@ -78,17 +78,21 @@ class Lines:
     def __iter__(self) -> Generator[bytes, None, None]:
         self._raw = self._file.open(self._param)
         with self._raw:
-            before = self._file.state()
+            before, known = self._file.state(), self._file.sha256
+            hashing = Hashing(self._raw)
+            source = self._raw
+            if known is not None:
+                source = io.BufferedReader(cast(io.RawIOBase, hashing), _PIECE)
             try:
-                for line in _bounded(self._decoded(self._raw)):
+                for line in _bounded(self._decoded(source)):
                     self.number += 1
                     yield line
             except (gzip.BadGzipFile, zlib.error, EOFError, _Damaged) as error:
                 self.refuse("damaged_archive", f"is damaged after line {self.number}: {error}", "copy or pack it again")
             finally:
                 self._read = self._raw.tell()
-            if self._file.state() != before:
-                self.refuse("file_changed", "changed while it was read", "submit again when it is complete")
+            if self._file.state() != before or (known is not None and known != hashing.hexdigest()):
+                raise changed(self._file.name, self._param)
 
     def _decoded(self, raw: io.BufferedReader) -> io.BufferedReader:
         plain = self._unpacked(raw)

@@ -44,7 +44,7 @@ class Head:
 
 
 def find_head(name: str, param: str, format: str, settings: TrainerSettings, commit: str | None = None) -> Head:
-    """For *check*; nothing but listings is fetched. Raises BadData and Refused as `_find` and `look_up`.
+    """For *check*; nothing but listings is fetched. Raises BadData and Rejected as `_find` and `look_up`.
 
     `commit`: the one of a hub data set that a run began with; None: what the name stands for now.
     """
@@ -83,7 +83,7 @@ def _find(name: str, param: str, settings: TrainerSettings) -> Path:
         f"{param}: there is no uploaded data set {dataset!r}",
         code="dataset_missing",
         param=param,
-        hint="upload it (PUT /datasets/NAME) and submit the job again; GET /datasets lists what there is",
+        hint=f"upload it: `longhaul datasets add {dataset}`",
     )
     if not is_dataset_name(dataset):
         raise missing

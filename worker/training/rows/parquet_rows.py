@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from jobs.errors import BadData
 from worker.training.rows.lines import BLOCK_BYTES, MAX_LINE_BYTES
-from worker.training.rows.reading import Row
-from worker.training.rows.sources import RowFile
+from worker.training.rows.row import NOT_UTF8, Row
+from worker.training.rows.sources import Hashing, RowFile, changed
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
 _PAGES_BYTES = 1 << 20
@@ -43,6 +43,8 @@ class ParquetReader:
     def __init__(self, file: RowFile, param: str, columns: Collection[str] | None = None) -> None:
         self._file, self._param = file, param
         self._columns = None if columns is None else sorted(columns)
+        self.names: list[str] = []
+        """Of all columns, once the first row was read."""
         self.fraction = 0.0
         """Share of the rows read so far."""
 
@@ -52,7 +54,10 @@ class ParquetReader:
         Raises BadData: `file_missing`, `file_unreadable`, `not_parquet`, `damaged_file`, `bad_header`, `file_changed`.
         """
         with self._file.open(self._param) as raw:
-            before = self._file.state()
+            before, known = self._file.state(), self._file.sha256
+            if known is not None and known != Hashing(raw).hexdigest():  # of what is open, for it is not read in order
+                raise changed(self._file.name, self._param)
+            raw.seek(0)
             magic = raw.read(len(_MAGIC))
             if magic != _MAGIC:
                 what = "is encrypted Parquet" if magic == _ENCRYPTED else "is read as Parquet, and is something else"
@@ -62,20 +67,23 @@ class ParquetReader:
                 for batch in self._batches(raw, size):
                     first, done = done + 1, done + batch.num_rows
                     yield ParquetBlock(self._file.name, first, _stream(batch))
+            except MemoryError:  # Arrow's is an ArrowException as well
+                raise
             except (pa.ArrowException, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise
                 said = str(error).splitlines()[0]
                 self._refuse("damaged_file", f"is damaged (after row {done}): {said}", "copy or write it again")
             if self._file.state() != before:
-                self._refuse("file_changed", "changed while it was read", "submit again when it is complete")
+                raise changed(self._file.name, self._param)
         self.fraction = 1.0
 
     def _batches(self, raw: BufferedReader, size: int) -> Iterator[pa.RecordBatch]:
         # pre_buffer would fetch whole row groups first, whatever buffer_size says.
         options = {"buffer_size": _PAGES_BYTES, "pre_buffer": False, "page_checksum_verification": True}
         with pq.ParquetFile(raw, **options) as file:
-            self._refuse_same_names(file.schema_arrow.names)
+            self.names = file.schema_arrow.names
+            self._refuse_same_names(self.names)
             done = 0
             for batch in file.iter_batches(_batch_rows(file.metadata, size), columns=self._columns, use_threads=False):
                 done += batch.num_rows
@@ -102,7 +110,10 @@ def rows_of(batch: pa.RecordBatch, first: int) -> Iterator[Row]:
     """The rows of a batch, numbered from `first`; what is no text, number or list is whatever Python makes of it."""
     try:
         all_columns: list[Any] = batch.to_pylist()
-    except ValueError:  # text that is not UTF-8, a time that Python's cannot hold: row by row, to find which
+    except (
+        ValueError,
+        OverflowError,
+    ):  # text that is not UTF-8, a time beyond Python's: row by row
         all_columns = [None] * batch.num_rows
     for place, columns in enumerate(all_columns):
         number, defect = first + place, None
@@ -120,8 +131,8 @@ def _one_by_one(batch: pa.RecordBatch, place: int) -> tuple[dict[str, Any], str 
         try:
             columns[name] = column[place].as_py()
         except UnicodeDecodeError:
-            defect = "not UTF-8"
-        except ValueError:
+            defect = NOT_UTF8
+        except (ValueError, OverflowError):
             columns[name] = column[place]  # no text, and not taken for one
     return columns, defect
 

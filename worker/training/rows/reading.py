@@ -8,77 +8,33 @@ preparation that was killed finds the same ones again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Collection, Iterator, Sequence
 
 from jobs.data_names import data_format
-from worker.training.rows.sources import DataFile, RowFile, Source
+from worker.training.rows.csv_rows import CsvFormat, CsvReader
+from worker.training.rows.json_lines import JsonReader
+from worker.training.rows.row import Block, Reader
+from worker.training.rows.sources import RowFile, Source
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row of a source. `columns` is None when it cannot be read, and `defect` says why."""
-
-    number: int
-    """JSON lines and CSV: the line on which it begins, counted from 1, as an editor shows it; Parquet: its place."""
-    columns: Mapping[str, Any] | None
-    defect: str | None
-    text: str
-    """As it stands in the file, or near enough: for the report of what was set aside."""
-
-
-class Block(Protocol):
-    """Some consecutive rows of one file, not parsed yet. Picklable."""
-
-    @property
-    def file(self) -> str:
-        """Name of the file, for errors and the report of what was set aside."""
-
-    @property
-    def first(self) -> int:
-        """Number of the first row (or blank line)."""
-
-    def rows(self) -> Iterator[Row]:
-        """The rows, blank lines left out."""
-
-
-class Reader(Protocol):
-    """A source that is read once, from its beginning."""
-
-    @property
-    def fraction(self) -> float:
-        """Share of the source's bytes (Parquet: rows) read so far."""
-
-    @property
-    def blank_lines(self) -> int:
-        """Passed over so far."""
-
-    def blocks(self, size: int) -> Iterator[Block]:
-        """All rows, in order, at most `size` in a block, fewer where they are large. Raises BadData."""
-
-
-def open_rows(
-    path: Path, name: str, param: str, format: str = "auto", columns: Collection[str] | None = None
-) -> Reader:
-    """A reader for one file at hand; `name` and `param` are what errors call it. Raises BadData, when read."""
-    return _open_file(DataFile(path, name, path.stat().st_size), param, format, columns)
-
-
-def open_source(source: Source, columns: Collection[str] | None = None) -> Reader:
+def open_source(source: Source, columns: Collection[str] | None = None, csv: CsvFormat | None = None) -> Reader:
     """A reader for all files of a source, one after the other; row numbers begin anew in each. Raises BadData."""
-    return open_files(source.files, source.param, source.format, columns)
+    return open_files(source.files, source.param, source.format, columns, csv)
 
 
 def open_files(
-    files: Sequence[RowFile], param: str, format: str = "auto", columns: Collection[str] | None = None
+    files: Sequence[RowFile],
+    param: str,
+    format: str = "auto",
+    columns: Collection[str] | None = None,
+    csv: CsvFormat | None = None,
 ) -> Reader:
     """The same for files wherever they are.
 
     Of the columns, formats that can leave out some read only those in `columns` (None: all).
+    `csv`: what the job says about tables.
     """
-    readers = [_open_file(file, param, format, columns) for file in files]
+    readers = [_open_file(file, param, format, columns, csv) for file in files]
     return readers[0] if len(readers) == 1 else _Several(readers, [file.bytes for file in files])
 
 
@@ -89,19 +45,17 @@ def format_of(file: RowFile, format: str) -> str:
     return "tsv" if ".tsv" in file.name.lower()[-8:] else data_format(file.name) or "jsonl"
 
 
-def _open_file(file: RowFile, param: str, format: str, columns: Collection[str] | None) -> Reader:
-    # Imported here: formats know rows, rows need no format; and pyarrow takes its time.
+def _open_file(
+    file: RowFile, param: str, format: str, columns: Collection[str] | None, csv: CsvFormat | None
+) -> Reader:
     format = format_of(file, format)
     if format == "parquet":
+        # Imported here: pyarrow takes its time.
         from worker.training.rows.parquet_rows import ParquetReader
 
         return ParquetReader(file, param, columns)
     if format in ("csv", "tsv"):
-        from worker.training.rows.csv_rows import CsvReader
-
-        return CsvReader(file, param, delimiter="\t" if format == "tsv" else None)
-    from worker.training.rows.json_lines import JsonReader
-
+        return CsvReader(file, param, delimiter="\t" if format == "tsv" else None, format=csv)
     return JsonReader(file, param)
 
 

@@ -6,16 +6,17 @@ Errors name the dotted key of the job (`param`) and the path as the user wrote i
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from jobs.errors import BadData, Refused
+from jobs.errors import BadData, Rejected
 
 _BLOCK = 8 << 20
 
@@ -38,6 +39,10 @@ class RowFile(Protocol):
     def open(self, param: str) -> BufferedReader:
         """Its content, from the beginning; can be sought in. Raises StageError, naming `param`."""
 
+    @property
+    def sha256(self) -> str | None:
+        """What its content is known to be; None: whatever is found."""
+
     def state(self) -> object:
         """Something that is another when the content is another."""
 
@@ -49,7 +54,21 @@ class DataFile:
     path: Path
     name: str
     bytes: int
+    sha256: str | None = None
+    known_state: object = None
+    """Its state before it was hashed."""
     fetched: ClassVar[int] = 0
+
+    def known(self, param: str, progress: Callable[[], object]) -> DataFile:
+        """The file as it is now: who reads it to its end finds this content, or BadData (`file_changed`)."""
+        with named_errors(self.path, self.name, param):
+            state, size = self.state(), self.path.stat().st_size
+            return replace(self, bytes=size, sha256=fingerprint(self.path, progress), known_state=state)
+
+    def refuse_changed(self, param: str) -> None:
+        """Raise BadData (`file_changed`) if it is another file than when it was hashed; for those who read a part."""
+        if self.state() != self.known_state:
+            raise changed(self.name, param)
 
     def open(self, param: str) -> BufferedReader:
         """Raises BadData (`file_missing`, `file_unreadable`)."""
@@ -57,12 +76,12 @@ class DataFile:
             return open(self.path, "rb")
 
     def state(self) -> object:
-        """Which file it is, its size and the time of its last change; None if it is gone."""
+        """Which file it is, its size and the times of its last changes; None if it is gone."""
         try:
             status = self.path.stat()
         except FileNotFoundError:
             return None
-        return status.st_ino, status.st_size, status.st_mtime_ns
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 @dataclass(frozen=True)
@@ -83,7 +102,7 @@ class Source:
 def find_file(data: Path, name: str, param: str) -> Path:
     """The regular, readable, not empty file `name` of the data directory, symbolic links resolved.
 
-    Raises Refused (`path_outside_data`) or BadData (`file_missing`, `file_empty`, `not_a_file`, `file_unreadable`).
+    Raises Rejected (`path_outside_data`) or BadData (`file_missing`, `file_empty`, `not_a_file`, `file_unreadable`).
     """
     path = find_path(data, name, param)
     with named_errors(path, name, param):
@@ -101,13 +120,13 @@ def find_file(data: Path, name: str, param: str) -> Path:
 def find_path(data: Path, name: str, param: str) -> Path:
     """Where `name` (relative to the data directory, or absolute inside it) leads, symbolic links resolved; it exists.
 
-    Raises Refused (`path_outside_data`) or BadData (`file_missing`, `file_unreadable`).
+    Raises Rejected (`path_outside_data`) or BadData (`file_missing`, `file_unreadable`).
     """
     root = data.resolve()
     with named_errors(root / name, name, param):
         path = (root / name).resolve()
         if not path.is_relative_to(root):
-            raise Refused(
+            raise Rejected(
                 f"{param}: {name} lies outside the data directory {root}",
                 code="path_outside_data",
                 param=param,
@@ -115,6 +134,38 @@ def find_path(data: Path, name: str, param: str) -> Path:
             )
         path.stat()
     return path
+
+
+class Hashing(io.RawIOBase):
+    """An open file whose bytes are hashed as they are read, from the beginning."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file, self._digest = file, hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # typeshed: any writable buffer
+        size = self._file.readinto(buffer)
+        self._digest.update(buffer[:size])
+        return size
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def hexdigest(self) -> str:
+        """sha256 of all that the file holds: what is left is read."""
+        while block := self._file.read(_BLOCK):
+            self._digest.update(block)
+        return self._digest.hexdigest()
+
+
+def changed(name: str, param: str) -> BadData:
+    """The error for a file that is not what it was."""
+    return BadData(
+        f"{param}: {name} changed while it was read", code="file_changed", param=param,
+        hint="submit again when it is complete",
+    )  # fmt: skip
 
 
 def fingerprint(path: Path, progress: Callable[[], object]) -> str:

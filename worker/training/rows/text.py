@@ -1,29 +1,29 @@
-"""From a row to the two texts a model sees: templates over columns, checks, normalisation.
+"""From a row to the two texts a model sees: templates over columns, checks, normalization.
 
-What a row can be set aside for is in `Defect`'s message, a short stable phrase such as "missing ingredients".
+What a row can be rejected for is in `Defect`'s message, a short stable phrase such as "missing ingredients".
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.errors import BadData, Refused
+from jobs.errors import Rejected
 from worker.training.rows.characters import Rewriter
-
-RECIPE_INPUT = "Write the directions. {title}: {ingredients}"
-RECIPE_TARGET = "{directions}"
-RECIPE_COLUMNS = frozenset({"title", "ingredients", "directions"})
+from worker.training.rows.row_counts import RowCounts
 
 # Tab, newline and carriage return are white space to every tokenizer; the others are damage.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_EXAMPLE = 200
+"""Characters of an example."""
 _SENTENCE_END = (".", "!", "?")
 _NOT_ALPHANUMERIC = bytes(code for code in range(128) if not chr(code).isalnum())
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
@@ -38,7 +38,11 @@ ODDITIES: Mapping[str, Callable[[str], bool]] = {
 
 
 class Defect(Exception):
-    """Why a row is set aside."""
+    """Why a row is rejected."""
+
+
+Joined = tuple[str, list[Any], str]
+"""Name of a column, the list in it, and the text that it became."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,20 @@ class Template:
     literals: tuple[str, ...]
     columns: tuple[str, ...]
 
-    def fill(self, row: Mapping[str, Any]) -> str:
-        """The text for one row. Raises Defect where a column is missing, empty or not text."""
+    def fill(self, row: Mapping[str, Any], joined: list[Joined] | None = None) -> str:
+        """The text for one row; lists that had to be joined go to `joined`.
+
+        Raises Defect where a column is missing, empty or not text.
+        """
         parts = [self.literals[0]]
         for column, literal in zip(self.columns, self.literals[1:], strict=True):
-            parts += (_column_text(row, column), literal)
+            value = row.get(column)
+            text = _join(value, column) if isinstance(value, list) else _plain_text(value, column)
+            if not text or text.isspace():
+                raise Defect(f"empty {column}")
+            if joined is not None and isinstance(value, list):
+                joined.append((column, value, text))
+            parts += (text, literal)
         return "".join(parts)
 
 
@@ -77,27 +90,58 @@ class Texts:
 
 
 class RowReader:
-    """Turns rows into `Texts`. Counts the characters it rewrote, and rows with something odd that they keep."""
+    """Turns rows into `Texts`. Counts what it rewrote, and rows with something odd that they keep."""
 
     def __init__(self, input: Template, target: Template, rewrite: Rewriter | None) -> None:
         self._templates = (input, target)
+        self._columns = {*input.columns, *target.columns}
         self._rewrite = rewrite
-        self.normalised: Counter[str] = Counter()
+        self.normalized: Counter[str] = Counter()
         self.noticed: Counter[str] = Counter()
+        self.rewritten: Counter[str] = Counter()
+        """Texts that are not as they stood in the row, by what was done, among rows that can be used."""
+        self.examples: dict[str, list[str]] = {}
+        """Of each of these the first: before and after."""
+
+    def tally(self) -> RowCounts:
+        """What it counts, as part of the account of the rows; grows as it reads."""
+        return RowCounts(
+            normalized=self.normalized, noticed=self.noticed, rewritten=self.rewritten, examples=self.examples
+        )
 
     def read(self, columns: Mapping[str, Any]) -> Texts:
         """The texts of one row. Raises Defect."""
-        input, target = (self._text(template, columns) for template in self._templates)
+        joined: list[Joined] = []
+        changed: list[tuple[str, str]] = []
+        input, target = (self._text(template, columns, joined, changed) for template in self._templates)
+        for column, items, text in joined:
+            self._count(f"list in {column} joined", items, text)
+        for before, after in changed:
+            self._count("characters rewritten", before, after)
+        for column in self._columns:
+            if list_in(columns[column]) is not None:
+                self.noticed[f"a JSON array as the text of {column}"] += 1
         for oddity, found_in in ODDITIES.items():
             if found_in(input) or found_in(target):
                 self.noticed[oddity] += 1
         return Texts(input, target)
 
-    def _text(self, template: Template, columns: Mapping[str, Any]) -> str:
-        text = template.fill(columns)
+    def _count(self, what: str, before: str | list[Any], after: str) -> None:
+        self.rewritten[what] += 1
+        if what not in self.examples:
+            text = before if isinstance(before, str) else json.dumps(before, ensure_ascii=False)
+            self.examples[what] = [text[:_EXAMPLE], after[:_EXAMPLE]]
+
+    def _text(
+        self, template: Template, columns: Mapping[str, Any], joined: list[Joined], changed: list[tuple[str, str]]
+    ) -> str:
+        text = template.fill(columns, joined)
         if not text.isprintable() and (damage := _CONTROL.search(text)):
             raise Defect(f"control character U+{ord(damage.group()):04X}")
-        text = (text if self._rewrite is None else self._rewrite(text, self.normalised)).strip()
+        if self._rewrite is not None and (rewritten := self._rewrite(text, self.normalized)) != text:
+            changed.append((text, rewritten))
+            text = rewritten
+        text = text.strip()
         if not text:
             raise Defect(f"empty {' and '.join(template.columns)}")
         if not text.isascii() and _half_a_character(text):
@@ -115,7 +159,7 @@ def letters_and_digits(text: str) -> bytes:
 
 
 def template(text: str, param: str) -> Template:
-    """A column name or a template as written in a job. Raises Refused (`bad_template`)."""
+    """A column name or a template as written in a job. Raises Rejected (`bad_template`)."""
     if "{" not in text and "}" not in text:
         return Template("{" + text + "}", ("", ""), (text,))
     literals, columns = [""], []
@@ -131,7 +175,7 @@ def template(text: str, param: str) -> Template:
         if not columns:
             raise ValueError("it names no column")
     except ValueError as error:
-        raise Refused(
+        raise Rejected(
             f"{param} = {text!r}: {error}",
             code="bad_template",
             param=param,
@@ -140,56 +184,15 @@ def template(text: str, param: str) -> Template:
     return Template(text, tuple(literals), tuple(columns))
 
 
-def choose_templates(input: str | None, target: str | None, columns: Collection[str]) -> tuple[Template, Template]:
-    """The templates of a job: those it names, else recognised by the columns of the data.
-
-    Raises BadData (`unknown_column`, `no_usable_columns`), Refused (`bad_template`).
-    """
-    found = ", ".join(sorted(columns)[:50]) or "none"
-    if input is not None and target is not None:
-        chosen = template(input, "data.input"), template(target, "data.target")
-        for param, one in zip(("data.input", "data.target"), chosen, strict=True):
-            for column in one.columns:
-                if column not in columns:
-                    raise BadData(
-                        f"{param}: no row has a column {column!r}; there are: {found}",
-                        code="unknown_column",
-                        param=param,
-                        hint="name one of these columns, or a template over them with the names in braces",
-                    )
-        return chosen
-    if "input" in columns and "target" in columns:
-        return template("input", "data.input"), template("target", "data.target")
-    if RECIPE_COLUMNS.issubset(columns):
-        return template(RECIPE_INPUT, "data.input"), template(RECIPE_TARGET, "data.target")
-    raise BadData(
-        f"no columns to learn from are recognised; the data has: {found}",
-        code="no_usable_columns",
-        param="data.input",
-        hint='say which: data.input and data.target, each a column\'s name or a template such as "Answer: {question}"; '
-        "without them, columns input and target, or title, ingredients and directions, are recognised",
-    )
-
-
-def _column_text(row: Mapping[str, Any], column: str) -> str:
-    value = row.get(column)
-    if value is None:
-        raise Defect(f"missing {column}")
-    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
-        value = _list_in(value)
-    text = _join(value, column) if isinstance(value, list) else _plain_text(value, column)
-    if not text or text.isspace():
-        raise Defect(f"empty {column}")
-    return text
-
-
-def _list_in(text: str) -> str | list[str]:
-    """The list of texts that a text is, written as JSON: the way lists are kept in CSV (RecipeNLG's, for one)."""
+def list_in(value: Any) -> list[str] | None:
+    """The list that a text is, written as a JSON array of texts; None: it is none."""
+    if not (isinstance(value, str) and value.startswith("[") and value.endswith("]")):
+        return None
     try:
-        items = json.loads(text)
+        items = json.loads(value)
     except (ValueError, RecursionError):
-        return text
-    return items if items and all(isinstance(item, str) for item in items) else text
+        return None
+    return items if items and all(isinstance(item, str) for item in items) else None
 
 
 def _join(items: list[Any], column: str) -> str:
@@ -202,7 +205,11 @@ def _join(items: list[Any], column: str) -> str:
 def _plain_text(value: Any, column: str) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None or (isinstance(value, float) and math.isnan(value)):  # how pandas writes a missing one
+        raise Defect(f"missing {column}")
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
     raise Defect(f"wrong type in {column}")
 

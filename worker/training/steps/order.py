@@ -14,11 +14,12 @@ running out of memory changes no step, and a run that comes back needs its step 
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from worker.training.dataset.data import Int64, Rows
+from worker.training.dataset.data import Int64
 
 VERSION = 2
 """Goes up whenever the same seed would give another order: a run is not resumed in an order it did not begin in."""
@@ -26,7 +27,24 @@ MULTIPLE = 8
 """Widths are rounded up to this: tensor cores want it, and there are fewer different shapes."""
 POOL_ROWS = 1 << 16
 """Rows sorted together: more would pad a little less, and take longer to sort when a run comes back."""
-_BANDS = (4, 8, 16, 32, 64, 128, 256)
+
+
+class Widths(Protocol):
+    """How the rows of a dataset are grouped by what they take in the model."""
+
+    def __len__(self) -> int:
+        """Rows."""
+
+    def partition(
+        self, rows: Int64, steps: int, groups: int, rng: np.random.Generator | None = None
+    ) -> list[list[Int64]]:
+        """The given rows as `steps` steps of equally many rows, each in at most `groups` groups, longest first.
+
+        `rng` draws the groups into steps.
+        """
+
+    def groups(self, rows: Int64, size: int) -> list[Int64]:
+        """The given rows in groups of about `size` rows of nearly equal lengths."""
 
 
 class StepOrder:
@@ -36,11 +54,11 @@ class StepOrder:
     of the run may be short.
     """
 
-    def __init__(self, rows: Rows, batch_size: int, epochs: int, seed: int) -> None:
-        assert min(len(rows), batch_size, epochs) > 0
-        self._widths = Widths(rows)
-        self._rows, self._batch_size, self._seed = len(rows), batch_size, seed
-        self._total = len(rows) * epochs
+    def __init__(self, widths: Widths, batch_size: int, epochs: int, seed: int) -> None:
+        assert min(len(widths), batch_size, epochs) > 0
+        self._widths = widths
+        self._rows, self._batch_size, self._seed = len(widths), batch_size, seed
+        self._total = len(widths) * epochs
         self.steps = math.ceil(self._total / batch_size)
         self._epoch = self._pool = -1
         self._permutation: Int64 = np.empty(0, np.int64)
@@ -101,63 +119,6 @@ class StepOrder:
             self._permutation = np.random.default_rng([self._seed, epoch]).permutation(self._rows)
             self._epoch, self._pool = epoch, -1
         return self._permutation
-
-
-class Widths:
-    """Padded widths of rows, and how rows are grouped by them."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.inputs, self.targets = rounded(rows.input_lengths), rounded(rows.target_lengths)
-
-    def partition(
-        self, rows: Int64, steps: int, groups: int, rng: np.random.Generator | None = None
-    ) -> list[list[Int64]]:
-        """The given rows as `steps` steps of equally many rows, each in at most `groups` groups, longest first.
-
-        Rows of equal widths are grouped in the order in which they are given. `rng` draws the groups into steps.
-        """
-        ordered = rows[np.argsort(-self.targets[rows], kind="stable")]
-        strata = []
-        start = 0
-        for size in self._sizes(ordered, steps, groups):
-            strata.append(self._cut(ordered[start : start + steps * size], steps, rng))
-            start += steps * size
-        if rng is not None:
-            strata = [rng.permutation(stratum) for stratum in strata]
-        return [[stratum[step] for stratum in strata] for step in range(steps)]
-
-    def groups(self, rows: Int64, size: int) -> list[Int64]:
-        """The given rows in groups of about `size` rows of nearly equal lengths (fewer the longer they are)."""
-        return self.partition(rows, 1, -(-len(rows) // size))[0] if len(rows) else []
-
-    def _sizes(self, ordered: Int64, steps: int, groups: int) -> list[int]:
-        """Rows of a group in each stratum: strata cost about the same, so long rows come in small groups."""
-        cost = np.cumsum(self.inputs[ordered] + self.targets[ordered], dtype=np.float64)
-        ends = np.searchsorted(cost, cost[-1] * np.arange(1, groups) / groups)
-        # The longest rows have a group of their own at least.
-        ends = np.clip(np.round(ends / steps), 1, len(ordered) // steps).astype(int)
-        sizes = np.diff(np.concatenate([[0], ends, [len(ordered) // steps]]))
-        return [int(size) for size in sizes if size]
-
-    def _cut(self, stratum: Int64, steps: int, rng: np.random.Generator | None) -> npt.NDArray[np.int64]:
-        """[steps, rows of a group]: bands of target width, sorted by input width there and back; the best band wins."""
-        size = len(stratum) // steps
-        best: tuple[int, npt.NDArray[np.int64]] | None = None
-        # Band borders lie elsewhere every time, so that a row has not the same neighbours in every epoch.
-        offset = 0.0 if rng is None else rng.uniform()
-        for groups in _BANDS:
-            band = size * groups
-            number = (np.arange(len(stratum)) + int(offset * band)) // band
-            inputs = self.inputs[stratum]
-            key = np.where(number % 2, -inputs, inputs)
-            cut = stratum[np.lexsort((key, number))].reshape(steps, size)
-            padded = int(self.inputs[cut].max(1).sum() + self.targets[cut].max(1).sum())
-            if best is None or padded < best[0]:
-                best = padded, cut
-            if groups >= steps:
-                break
-        assert best is not None
-        return best[1]
 
 
 def groups_per_step(rows: int) -> int:

@@ -11,16 +11,13 @@ import numpy as np
 import torch
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
+def seed_step(seed: int, step: int) -> None:
     """Seed torch's generators (CPU and CUDA) for one step: whatever happened before leaves no trace in its dropout."""
-    torch.manual_seed(_derived(seed, step, rank))
+    torch.manual_seed(_derived(seed, step, 0))  # without the 0, jobs of earlier versions would resume otherwise
 
 
 def update_seed(seed: int, step: int) -> int:
-    """Seed of the rounding of one step's update: the same whatever forward and backward have drawn before.
-
-    Without the rank: ranks that hold the same weight must round it the same way.
-    """
+    """Seed of the rounding of one step's update: the same whatever forward and backward have drawn before."""
     return _derived(seed, step, "update")
 
 

@@ -1,0 +1,153 @@
+"""What was found in the rows of a job: in short in `job.prepared`, in full in `dataset.json` of its run directory."""
+
+from __future__ import annotations
+
+from jobs.frozen import Frozen
+
+
+class Percentiles(Frozen):
+    """Of lengths in tokens, end-of-sequence included: that share of the texts is no longer."""
+
+    p50: int
+    """50 %."""
+    p90: int
+    """90 %."""
+    p95: int
+    """95 %."""
+    p99: int
+    """99 %."""
+    max: int
+    """All of them."""
+
+
+class LengthSummary(Frozen):
+    """How long the texts of one side are."""
+
+    limit: int
+    """Tokens at most: longer texts are cut."""
+    before: Percentiles
+    """Before they were cut."""
+    after: Percentiles
+    """As they are trained."""
+
+
+class SideLengths(Frozen):
+    """How long texts are."""
+
+    input: LengthSummary
+    """Of inputs."""
+    target: LengthSummary
+    """Of targets."""
+
+
+class DatasetSummary(Frozen):
+    """All rows. Counts by reason or character have the commonest twenty, and `(others)` for the rest."""
+
+    rows_read: int
+    """Rows, not blank lines."""
+    kept: int
+    """Those that are used."""
+    rejected: dict[str, int]
+    """Rejected rows, by reason."""
+    duplicates: int
+    """Rows equal to an earlier one: rejected, too."""
+    train_rows: int
+    """Rows to learn from."""
+    validation_rows: int
+    """Rows held out."""
+    validation_asked: float | str
+    """`data.validation`, as in the job."""
+    validation_share: float
+    """Share of the rows that is held out."""
+    validation_inputs_in_training: int
+    """Held-out rows whose input is also one to learn from."""
+    truncated_inputs: int
+    """Inputs that were cut to `data.max_input_tokens`."""
+    truncated_targets: int
+    """Targets that were cut to `data.max_target_tokens`."""
+    input_tokens: int
+    """Of all inputs."""
+    target_tokens: int
+    """Of all targets."""
+    unknown_inputs: int = 0
+    """Inputs with characters that the tokenizer does not know; 0 in events of earlier versions, as is the next."""
+    unknown_targets: int = 0
+    """Targets with such characters."""
+    unknown_tokens: int
+    """Tokens that the tokenizer does not know."""
+    unknown_token_rate: float
+    """Their share of all tokens."""
+    unknown_characters: dict[str, int]
+    """The characters behind those."""
+    normalized: dict[str, int]
+    """Characters that were rewritten."""
+    noticed: dict[str, int]
+    """Rows with something odd that was left as it is."""
+    rewritten: dict[str, int]
+    """Texts that are not as they stood in the row, by what was done."""
+    lengths: SideLengths
+    """In tokens."""
+
+
+class PreparedSummary(DatasetSummary):
+    """All rows, and where they are."""
+
+    prepared: str
+    """Absolute path of the prepared dataset."""
+
+
+class RejectedRows(Frozen):
+    """Rows rejected for one reason."""
+
+    rows: int
+    """How many."""
+    first: list[int]
+    """Numbers of the first few."""
+
+
+class Rewriting(Frozen):
+    """One text before and after it was rewritten."""
+
+    before: str
+    """As it stood in the row."""
+    after: str
+    """As it is trained."""
+
+
+class RewrittenTexts(Frozen):
+    """Texts rewritten in one way."""
+
+    texts: int
+    """How many."""
+    example: Rewriting
+    """The first of them."""
+
+
+class SourceReport(Frozen):
+    """The rows of one source. Counts have the commonest thousand, and `(others)` for the rest."""
+
+    name: str
+    """As in the job."""
+    rows_read: int
+    """Rows, not blank lines."""
+    kept: int
+    """Those that are used."""
+    duplicates: int
+    """Rows equal to an earlier one: rejected, too."""
+    rejected: dict[str, RejectedRows]
+    """Rejected rows, by reason."""
+    unknown_characters: dict[str, int]
+    """Characters that the tokenizer does not know."""
+    normalized: dict[str, int]
+    """Characters that were rewritten."""
+    noticed: dict[str, int]
+    """Rows with something odd that was left as it is."""
+    rewritten: dict[str, RewrittenTexts]
+    """Texts that are not as they stood in the row, by what was done."""
+
+
+class DatasetReport(DatasetSummary):
+    """dataset.json."""
+
+    sources: list[SourceReport]
+    """Training rows, then validation rows if they have a source of their own."""

@@ -1,0 +1,283 @@
+"""The run directory: everything a job leaves on disk, and the truth about it (architecture.md: Truth, Run directory).
+
+Appends to events.jsonl go through `RunDir.append`: under `events.lock`, with a torn last line cut, legality checked
+against the events before, numbered without gap, fsynced. What callers decide, they decide inside the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from jobs.attempt import Finished, Heartbeat, Noted, readable
+from jobs.disk.event_log import Decision, event_line, event_log, lost, read_event, unreadable
+from jobs.disk.files import (
+    NO_FILE,
+    read_regular,
+    regular,
+    sync_folder,
+    whole_lines,
+    write_atomically,
+    write_synced,
+)
+from jobs.disk.metrics_file import read_metrics
+from jobs.errors import Damaged, NewerFormat, NotFound
+from jobs.events import AnyFact, Event, JobSubmitted
+from jobs.metrics import MetricRow
+from jobs.plan import Plan
+from jobs.record import JobRecord, apply
+from jobs.spec import JobSpec, canonical_sha256
+from jobs.version import VERSION
+
+Parsed = TypeVar("Parsed")
+
+
+class RunDir:
+    """The directory of one job. Cheap to make; holds no open file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.id = self.path.name
+
+    # fmt: off
+    @property
+    def spec_file(self) -> Path: return self.path / "spec.json"
+    @property
+    def plan_file(self) -> Path: return self.path / "plan.json"
+    @property
+    def events_file(self) -> Path: return self.path / "events.jsonl"
+    @property
+    def metrics_file(self) -> Path: return self.path / "metrics.jsonl"
+    @property
+    def trainer_log(self) -> Path: return self.path / "trainer.log"
+    @property
+    def checkpoints(self) -> Path: return self.path / "checkpoints"
+    @property
+    def model(self) -> Path: return self.path / "model"
+    @property
+    def sinks(self) -> Path: return self.path / "sinks"
+    @property
+    def lock_file(self) -> Path: return self.path / "lock"
+    # fmt: on
+
+    def attempt_file(self, name: int | str) -> Path:
+        """What the trainer of attempt `name` (a number, or `check`, `prepare`) wrote."""
+        return self.path / "attempts" / f"{name}.jsonl"
+
+    def exists(self) -> bool:
+        """Whether there is such a job, whole or damaged."""
+        return self.events_file.exists() or self.spec_file.exists()
+
+    def has_trained(self, record: JobRecord) -> bool:
+        """Whether an attempt has begun: by the events, or by what it left behind where a repair has cut them off."""
+        return max(record.attempt, self.newest_attempt()) > 0
+
+    def newest_attempt(self) -> int:
+        """The newest attempt that left a file, also where a repair has cut it off the events; 0: there is none."""
+        names = [file.stem for file in self.path.glob("attempts/*.jsonl")]
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    def held(self) -> bool:
+        """Whether a trainer holds the directory's lock: then the job is running, whatever its lease says."""
+        try:
+            with open(self.lock_file, "rb", opener=regular) as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return True
+        except OSError as error:
+            if error.errno not in NO_FILE:
+                raise
+        return False
+
+    def spec(self) -> JobSpec:
+        """What the user asked for."""
+        return self._parsed(self.spec_file, JobSpec.model_validate_json)
+
+    def spec_json(self) -> object:
+        """What the user asked for, whatever version wrote it."""
+        return self._parsed(self.spec_file, from_json)
+
+    def spec_sha256(self) -> str:
+        """What checkpoints are bound to: spec.json as it was written, without the keys of later versions."""
+        return canonical_sha256(self.spec_json())
+
+    def plan(self) -> Plan:
+        """plan.json as written by check and prepare."""
+        return self._parsed(self.plan_file, Plan.model_validate_json)
+
+    def plan_is_final(self) -> bool:
+        """Whether an attempt has begun by plan.json: its checkpoints continue, and nothing is decided anew."""
+        return self.plan_file.exists() and self.plan().data.complete and self.has_trained(self.record())
+
+    def write_plan(self, plan: Plan) -> None:
+        """Replace plan.json atomically."""
+        write_atomically(self.plan_file, plan.model_dump_json(indent=1).encode() + b"\n")
+
+    def spec_text(self) -> str:
+        """spec.json as it is; '' where nobody can read it."""
+        try:
+            self.spec()
+            return read_regular(self.spec_file).decode()
+        except (Damaged, NotFound):
+            return ""
+
+    def _parsed(self, file: Path, parse: Callable[[bytes], Parsed]) -> Parsed:
+        try:
+            return parse(read_regular(file))
+        except FileNotFoundError:
+            if file == self.plan_file or not self.exists():
+                raise NotFound(f"there is no {file.name} of job {self.id}") from None
+            raise Damaged(f"{file.name} is gone", hint=lost(self.id, file.name)) from None
+        except OSError as error:
+            raise unreadable(file, error) from None
+        except ValueError as error:
+            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            json = isinstance(error, ValidationError) and error.errors()[0]["type"] != "json_invalid"
+            if json and (version := self._version()) not in ("", VERSION):
+                raise NewerFormat(
+                    f"{file.name} cannot be read: {why}; Longhaul {version} made the job, this is {VERSION}",
+                    hint=f"run Longhaul {version}, or put {file.name} back from a backup",
+                ) from error
+            raise Damaged(f"{file.name} cannot be read: {why}", hint=lost(self.id, file.name)) from error
+
+    def _version(self) -> str:
+        """Of the Longhaul that made the directory; '' where its first event does not say."""
+        try:
+            first = read_event(read_regular(self.events_file).partition(b"\n")[0]).fact
+        except (Damaged, OSError):
+            return ""
+        return first.version if isinstance(first, JobSubmitted) else ""
+
+    # -- whether it is whole -----------------------------------------------------------------------------------
+
+    def verified(self) -> JobRecord:
+        """The sum of the events. Raises Damaged where any of the three files that a job needs cannot be read."""
+        record = self.record()
+        self.verify_files(record)
+        return record
+
+    def verify_files(self, record: JobRecord) -> None:
+        """Raise Damaged where spec.json or plan.json cannot be read. Of a job that is over they need only be JSON.
+
+        A plan.json that is gone is damage where an attempt was made by it; else check and prepare write it.
+        """
+        over = record.status.terminal
+        self._parsed(self.spec_file, from_json if over else JobSpec.model_validate_json)
+        if self.plan_file.exists():
+            self._parsed(self.plan_file, from_json if over else Plan.model_validate_json)
+        elif not over and self.newest_attempt():
+            raise Damaged("plan.json is gone", hint=lost(self.id, "plan.json"))
+
+    def state(self) -> object:
+        """What changes when one of these three files does, at the cost of three stats."""
+        found = []
+        for file in (self.events_file, self.spec_file, self.plan_file):
+            with contextlib.suppress(FileNotFoundError):
+                status = file.stat()
+                found.append((file.name, status.st_ino, status.st_size, status.st_mtime_ns))
+        return found
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def events(self, after: int = 0) -> list[Event]:
+        """Events with numbers above `after`; a torn last line is not one."""
+        return event_log(self.events_file).events(after)
+
+    def record(self) -> JobRecord:
+        """The sum of the events. Reads those that are new to this process."""
+        return event_log(self.events_file).record()
+
+    def append(
+        self,
+        decide: Decision | Sequence[AnyFact],
+        *,
+        attempt: int | None = None,
+        project: Callable[[JobRecord, list[Event]], None] | None = None,
+    ) -> tuple[JobRecord, list[Event]]:
+        """Append facts; returns the record after them and the new events.
+
+        `decide` is the facts, or a function of the record as it stands, called under the lock. `attempt` is the attempt
+        on whose behalf the caller acts (Superseded is raised once a later one has started); None: the current one.
+        `project` is called under the lock with the new record and events: order in Redis is order in the file.
+        Raises Conflict, with nothing written, when a fact may not follow, and OSError, with nothing written, when the
+        disk does not take it. Once it is on disk nothing is raised: what `project` could not do is left to reconcile.
+        """
+        return event_log(self.events_file).append(decide, attempt, project)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[list[Event]]:
+        """The events, while nobody can append to them, nor take the directory away."""
+        with event_log(self.events_file).locked():
+            yield self.events()
+
+    # -- metrics ---------------------------------------------------------------------------------------------
+
+    def metrics(self) -> list[MetricRow]:
+        """Rows in order of step; where a step was logged twice, the later one."""
+        return read_metrics(self.metrics_file)
+
+    # -- what a trainer says ---------------------------------------------------------------------------------
+
+    def attempt_lines(self, name: int | str) -> list[Heartbeat | Noted | Finished]:
+        """What the trainer of that attempt has written so far."""
+        file = self.attempt_file(name)
+        lines = whole_lines(read_regular(file)) if file.exists() else []
+        return [said for line in lines if (said := readable(line, file)) is not None]
+
+
+def create(runs: Path, job: str, spec: JobSpec, first: AnyFact) -> tuple[RunDir, bool]:
+    """Make the directory of a new job: as `tmp-…`, complete and on disk, then renamed into place.
+
+    Returns the directory and whether this call made it: of several calls for one id (a repeated POST), one wins.
+    """
+    final = RunDir(runs / job)
+    if final.exists():
+        return final, False
+    temporary = RunDir(runs / f"tmp-{job}-{uuid.uuid4().hex[:8]}")
+    event = Event(number=1, job=job, at=time.time(), fact=first)
+    apply(JobRecord(id=job), event)
+    try:
+        for folder in (temporary.path, temporary.path / "attempts", temporary.checkpoints, temporary.sinks):
+            folder.mkdir(parents=True)
+        write_synced(temporary.spec_file, spec.model_dump_json(indent=1).encode() + b"\n")
+        write_synced(temporary.events_file, event_line(event))
+        sync_folder(temporary.path)
+        os.rename(temporary.path, final.path)
+    except OSError:
+        shutil.rmtree(temporary.path, ignore_errors=True)
+        if final.exists():
+            return final, False
+        raise
+    sync_folder(runs)
+    return final, True
+
+
+def submitted_under(runs: Path, key: str) -> tuple[str, str] | None:
+    """(id, body hash) of the job that was submitted with this Idempotency-Key. Reads the first event of every job."""
+    for run in list_runs(runs):
+        with contextlib.suppress(OSError, Damaged), open(run.events_file, "rb", opener=regular) as file:
+            first = read_event(file.readline())
+            fact = first.fact
+            if isinstance(fact, JobSubmitted) and fact.idempotency_key == key and first.job == run.id:
+                return run.id, fact.body_sha256 or ""
+    return None
+
+
+def list_runs(runs: Path) -> list[RunDir]:
+    """All run directories, oldest id first. A folder that may not be entered is none of ours."""
+    found = [RunDir(entry.path) for entry in os.scandir(runs) if not entry.name.startswith((".", "tmp-"))]
+    return sorted(
+        (run for run in found if os.access(run.events_file, os.R_OK) or os.access(run.spec_file, os.R_OK)),
+        key=lambda run: run.id,
+    )

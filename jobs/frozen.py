@@ -1,0 +1,26 @@
+"""What every stored model is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Frozen(BaseModel):
+    """Frozen and closed. NaN and infinities are refused: JSON has none, and a file with one could not be read again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class Empty(Frozen):
+    """Nothing is known yet."""
+
+
+def left_out() -> Any:
+    """A field that is left out, and never null, where there is nothing to say."""
+    return Field(default=None, exclude_if=lambda value: value is None, json_schema_extra=_without_default)
+
+
+def _without_default(schema: dict[str, Any]) -> None:
+    del schema["default"]

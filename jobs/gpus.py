@@ -1,0 +1,98 @@
+"""What GPUs can do at most, by the name that the driver gives them; and the GPU that a job is planned for.
+
+Peaks are of dense bf16 matrix products with fp32 accumulation.
+
+At the boost clock of the data sheet; a GPU that is cooled well enough to run faster can exceed it by some percent.
+Sources: NVIDIA's data sheets and architecture white papers, of figures with sparsity the half. Each figure was found
+alike in two places, such as the tables that nanochat (`get_peak_flops`) and torchtitan compute their MFU with, or
+(matrix cores x rate x clock) of hardware databases. A GPU with contradicting figures (L40, RTX PRO 6000 Server
+Edition) is left out. Names are compared whole: a laptop's 5090, a 5090 D or a slice of a GPU (MIG) is another GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+GPU = "LONGHAUL_GPU"
+"""Environment variable by which a supervisor tells check and prepare which GPU will train (`GpuFacts`)."""
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """A GPU as its worker reported it."""
+
+    name: str
+    memory_bytes: int
+    """All of it, as nvidia-smi says: the driver keeps some hundred MiB for itself."""
+
+    def encode(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> GpuFacts:
+        """What `encode` made. Raises ValueError."""
+        try:
+            facts = json.loads(text)
+            return cls(str(facts["name"]), int(facts["memory_bytes"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f'{GPU} is {text!r}; it is JSON such as {{"name": "…", "memory_bytes": 34190917632}}'
+            ) from error
+
+
+REFERENCE = GpuFacts("NVIDIA GeForce RTX 5090", 32_607 * 2**20)
+"""The GPU that is assumed as long as no train worker has said which one it has."""
+
+_TERA = {
+    "NVIDIA GeForce RTX 3090": 71.0,
+    "NVIDIA GeForce RTX 3090 Ti": 80.0,
+    "NVIDIA GeForce RTX 4090": 165.2,
+    "NVIDIA GeForce RTX 4090 D": 147.1,
+    "NVIDIA GeForce RTX 5090": 209.5,
+    "NVIDIA RTX A6000": 154.8,
+    "NVIDIA RTX 6000 Ada Generation": 364.2,
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": 503.8,
+    "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition": 438.9,
+    "NVIDIA A10": 125.0,
+    "NVIDIA A40": 149.7,
+    "NVIDIA L4": 121.0,
+    "NVIDIA L40S": 362.05,
+    "NVIDIA A100-PCIE-40GB": 312.0,
+    "NVIDIA A100 80GB PCIe": 312.0,
+    "NVIDIA A100-SXM4-40GB": 312.0,
+    "NVIDIA A100-SXM4-80GB": 312.0,
+    "NVIDIA H100 PCIe": 756.0,
+    "NVIDIA H100 NVL": 835.0,
+    "NVIDIA H100 80GB HBM3": 989.0,
+    "NVIDIA H200": 989.0,
+    "NVIDIA H200 NVL": 836.0,
+    "NVIDIA B200": 2250.0,
+}
+_TERABYTES = {
+    "NVIDIA GeForce RTX 3090": 0.936,
+    "NVIDIA GeForce RTX 4090": 1.008,
+    "NVIDIA GeForce RTX 5090": 1.792,
+    "NVIDIA A100-SXM4-80GB": 2.039,
+    "NVIDIA H100 80GB HBM3": 3.35,
+    "NVIDIA H200": 4.8,
+}
+"""Of memory a second, from the same data sheets."""
+
+
+def peak_flops(name: str) -> float | None:
+    """FLOP/s of the GPU with this name; None for one that is not in the table."""
+    tera = _TERA.get(name)
+    return None if tera is None else tera * 1e12
+
+
+def memory_bandwidth(name: str) -> float | None:
+    """Bytes a second between the GPU's memory and its cores; None for one that is not in the table."""
+    terabytes = _TERABYTES.get(name)
+    return None if terabytes is None else terabytes * 1e12
+
+
+def short_name(name: str) -> str:
+    """`RTX 5090` for `NVIDIA GeForce RTX 5090`."""
+    return name.removeprefix("NVIDIA ").removeprefix("GeForce ")

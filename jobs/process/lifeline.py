@@ -1,0 +1,41 @@
+"""Nobody outlives its parent: a child asks the kernel to be killed with the thread that spawned it (Linux).
+
+    python -m jobs.process.lifeline PARENT_PID command …     tie any program (the tie survives exec)
+
+Spawn children from a main thread only: the signal fires when the spawning *thread* ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+PARENT_PID = "LONGHAUL_PARENT_PID"
+_PR_SET_PDEATHSIG = 1
+
+
+def tie_to_parent(parent_pid: int) -> None:
+    """Have SIGKILL sent to this process when its parent goes; leave at once if it has already gone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:  # the parent died before the call: nobody would ever send the signal
+        os._exit(1)
+
+
+def tied(*command: str) -> list[str]:
+    """The command line that runs `command` tied to the calling process."""
+    return [sys.executable, "-m", "jobs.process.lifeline", str(os.getpid()), *command]
+
+
+def main(argv: list[str]) -> None:
+    """Tie this process to the given parent, then become the command."""
+    parent, *command = argv
+    tie_to_parent(int(parent))
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,221 @@
+"""The Lua that reads jobs: one, several, or a page of a filtered list, each with its place and what to expect.
+
+A question costs what it answers: it reads the jobs that it returns, what a filter makes it pass over, and, where one of
+them waits for a GPU, the first hundred that do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobs.data_names import uploaded
+from jobs.redis.connection import RECOVERING
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which jobs a list has: those in one of `statuses` (none: all) and with one of the values for each key."""
+
+    statuses: Collection[str] = ()
+    """Of `jobs.state.Status`, or DAMAGED."""
+    metadata: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+    def groups(self) -> list[list[str]]:
+        """Names of indexes; a job has to be in one of each group."""
+        by_status = [[status_index(each) for each in sorted(set(self.statuses))]] if self.statuses else []
+        return by_status + [
+            [metadata_index(key, value) for value in sorted(set(values))] for key, values in self.metadata.items()
+        ]
+
+
+EVERY_JOB = Filter()
+
+
+def status_index(status: str) -> str:
+    """Jobs that are in this state, or DAMAGED."""
+    return f"status:{status}"
+
+
+def metadata_index(key: str, value: str) -> str:
+    """Jobs with this label."""
+    return f"metadata:{json.dumps([key, value])}"
+
+
+def dataset_index(name: str) -> str:
+    """Jobs whose rows are in this uploaded data set."""
+    return f"dataset:{name}"
+
+
+def lasting_indexes(metadata: Mapping[str, str], data: Mapping[str, Any]) -> list[str]:
+    """Indexes that a job is in whatever its state. `data`: that part of its specification."""
+    named = [uploaded(each) for each in (data["train"], data["validation"]) if isinstance(each, str)]
+    datasets = sorted({name for name in named if name is not None})
+    return [metadata_index(*label) for label in metadata.items()] + [dataset_index(name) for name in datasets]
+
+
+# After `HELPERS`: `whole()` ends the script with an error that `jobs.redis.connection.reachable` knows, unless Redis
+# knows all jobs. What is true of some of them must not be shown as if it were of all.
+WHOLE = f"""
+local function whole()
+  if not rebuilt() then error('{RECOVERING}') end
+end
+"""
+
+# Before the scripts below, after these:
+#
+# - `shown(id)`: {record, spec, newest row of metrics, jobs before it or -1, start, finish, damage}; nothing: no job.
+#   Start and finish are Unix ms, '' where nobody can tell and for a job that does not wait for a GPU
+# - `needs(id)`: ms that it still needs, as `jobs/estimate.py` says; and, if there is one, the Unix ms of the row of
+#   metrics from which they count
+# - `foresee()`: the same two by id, for the first jobs that wait for a GPU, from what each is expected to need, what
+#   those on a GPU have left, and how many train workers there are. Later jobs are left out from the first on of which
+#   nobody knows how long it takes
+SHOWN = """
+local FORESEEN = 100  -- a job with more before it has no estimate: it would be a guess
+local function newest(id)
+  local row = redis.call('HGET', lj(id) .. ':latest', 'row')
+  return row and cjson.decode(row)
+end
+local function needs(id)
+  local planned, row = tonumber(redis.call('HGET', lj(id), 'needs_ms') or ''), newest(id)
+  if not row or planned == 0 then return planned end
+  local record = cjson.decode(redis.call('HGET', lj(id), 'record'))
+  if record.attempt_open and row.attempt == record.attempt then return row.eta_s * 1000, row.at * 1000 end
+  local steps = tonumber(record.steps)
+  if not steps then return planned end
+  local pace = row.step < steps and row.eta_s / (steps - row.step) or row.step_s
+  return pace * (steps - record.progress_step) * 1000
+end
+local function trainers()
+  local count = 0
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', 'longhaul:workers', now() - 60000, '+inf')) do
+    local said = redis.pcall('GET', 'longhaul:worker:' .. name)
+    local read, facts = pcall(cjson.decode, type(said) == 'string' and said or '')
+    if read and type(facts) == 'table' and facts.stage == 'train' and facts.healthy == true then count = count + 1 end
+  end
+  return count
+end
+local function on_gpus()
+  local ids = redis.call('ZRANGE', 'longhaul:status:running', 0, -1)
+  for _, id in ipairs(redis.call('ZRANGE', 'longhaul:leases', 0, -1)) do
+    if redis.call('HGET', lj(id), 'status') == 'queued' then table.insert(ids, id) end
+  end
+  return ids
+end
+local function foresee()
+  local from, free = now(), {}
+  for _, id in ipairs(on_gpus()) do
+    local needed, at = needs(id)
+    if not needed then return {} end
+    local began = tonumber(redis.call('HGET', lj(id), 'began_ms') or '') or from
+    table.insert(free, math.max(from, math.max(began, at or 0) + needed))
+  end
+  for _ = #free + 1, trainers() do table.insert(free, from) end
+  if #free == 0 then return {} end
+  local expected = {}
+  for _, id in ipairs(redis.call('ZRANGE', 'longhaul:order:train', 0, FORESEEN)) do
+    local needed, gpu = needs(id), 1
+    for i = 2, #free do if free[i] < free[gpu] then gpu = i end end
+    local start = math.max(free[gpu], tonumber(redis.call('HGET', lj(id), 'not_before') or '0'))
+    expected[id] = {string.format('%.0f', start), needed and string.format('%.0f', start + needed) or ''}
+    if not needed then return expected end
+    free[gpu] = start + needed
+  end
+  return expected
+end
+local expected
+local function shown(id)
+  local h = redis.call('HMGET', lj(id), 'record', 'spec', 'stage', 'damaged')
+  if not h[1] then return nil end
+  local rank = redis.call('ZRANK', 'longhaul:order:' .. (h[3] or ''), id)
+  local times = {'', ''}
+  if rank and h[3] == 'train' and rank <= FORESEEN then
+    expected = expected or foresee()
+    times = expected[id] or times
+  end
+  local row = redis.call('HGET', lj(id) .. ':latest', 'row')
+  return {h[1], h[2] or '{}', row or '', rank or -1, times[1], times[2], h[4] or ''}
+end
+"""
+
+# ARGV: id → what `shown` says of it, or nothing
+SHOW = """
+whole()
+return shown(ARGV[1])
+"""
+
+# ARGV: id that the page follows ('' for the first page), limit, JSON of the groups of indexes → {1 if there is more,
+# jobs}; nothing: the page follows a job that there is not. The smallest group is walked, newest first, and what is not
+# in the others is passed over. The order is that of longhaul:jobs, so it does not matter where the job that the page
+# follows has gone meanwhile.
+LIST = """
+whole()
+local after, limit, groups = ARGV[1], tonumber(ARGV[2]), cjson.decode(ARGV[3])
+local cursor, score = -1, '+inf'
+if after ~= '' then
+  cursor, score = redis.call('ZREVRANK', 'longhaul:jobs', after), redis.call('ZSCORE', 'longhaul:jobs', after)
+  if not cursor then return false end
+end
+local smallest, least = 0, nil
+for number, group in ipairs(groups) do
+  local size = 0
+  for _, index in ipairs(group) do size = size + redis.call('ZCARD', 'longhaul:' .. index) end
+  if not least or size < least then smallest, least = number, size end
+end
+local function rank(id) return redis.call('ZREVRANK', 'longhaul:jobs', id) end
+local function place_after_cursor(key)
+  if cursor == -1 then return 0 end
+  local place = redis.call('ZCOUNT', key, '(' .. score, '+inf')
+  for _, id in ipairs(redis.call('ZREVRANGEBYSCORE', key, score, score)) do
+    if rank(id) > cursor then break end
+    place = place + 1
+  end
+  return place
+end
+local walks = {}
+local function go_on(walk)
+  walk.id = redis.call('ZREVRANGE', walk.key, walk.next, walk.next)[1]
+  walk.rank = walk.id and rank(walk.id)
+  walk.next = walk.next + 1
+end
+for _, index in ipairs(groups[smallest] or {'jobs'}) do
+  local key = 'longhaul:' .. index
+  table.insert(walks, {key = key, next = place_after_cursor(key)})
+end
+for _, walk in ipairs(walks) do go_on(walk) end
+local function fits(id)
+  for number, group in ipairs(groups) do
+    local found = number == smallest
+    for _, index in ipairs(group) do found = found or redis.call('ZSCORE', 'longhaul:' .. index, id) end
+    if not found then return false end
+  end
+  return true
+end
+local page = {}
+while true do
+  local first
+  for _, walk in ipairs(walks) do
+    if walk.id and (not first or walk.rank < first.rank) then first = walk end
+  end
+  if not first then return {0, page} end
+  if fits(first.id) then
+    if #page == limit then return {1, page} end
+    table.insert(page, shown(first.id))
+  end
+  go_on(first)
+end
+"""
+
+# ARGV: index → ids and states of its jobs, in turn, newest first
+MEMBERS = """
+whole()
+local found = {}
+for _, id in ipairs(redis.call('ZREVRANGE', 'longhaul:' .. ARGV[1], 0, -1)) do
+  table.insert(found, id)
+  table.insert(found, redis.call('HGET', lj(id), 'status'))
+end
+return found
+"""

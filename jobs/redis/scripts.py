@@ -1,0 +1,184 @@
+"""The Lua scripts on Redis. Each is safe to send twice: seeing its own effect (or token) is success.
+
+All instants come from TIME inside the script. Reconcile's own: `maintenance.py`. `HELPERS` comes before each:
+
+- `lj`: key of a job's hash; fields: number, record, spec, status, stage, score, not_before, needs_ms (what is left of
+  it, '' where nobody knows), began_ms (its attempt, '' where none runs), indexes (JSON: in which it is whatever its
+  state), lease (its holder's token), damaged (JSON of what is wrong with its directory, where something is)
+- `rebuilt()`: whether Redis has been given every run directory since it was last empty (`jobs/redis/maintenance.py`)
+- `place(id)`: puts a job into the order of its stage when it waits and nobody holds it, and out of all others
+"""
+
+from __future__ import annotations
+
+HELPERS = """
+local function lj(id) return 'longhaul:job:' .. id end
+local function now() local t = redis.call('TIME'); return t[1] * 1000 + math.floor(t[2] / 1000) end
+local function rebuilt() return redis.call('GET', 'longhaul:rebuilt') == 'yes' end
+local function place(id)
+  local h = redis.call('HMGET', lj(id), 'status', 'stage', 'score', 'lease', 'damaged')
+  local waits = (h[1] == 'validating' or h[1] == 'queued') and not h[4] and not h[5]
+  for _, stage in ipairs({'check', 'prepare', 'train'}) do
+    if waits and stage == h[2] then redis.call('ZADD', 'longhaul:order:' .. stage, h[3], id)
+    else redis.call('ZREM', 'longhaul:order:' .. stage, id) end
+  end
+end
+local function drop_lease(id, token)
+  if redis.call('HGET', lj(id), 'lease') == token then
+    redis.call('HDEL', lj(id), 'lease')
+    redis.call('ZREM', 'longhaul:leases', id)
+    return 1
+  end
+  return 0
+end
+"""
+
+# ARGV: key, id, body hash, seconds to keep, 1 if the caller has looked on disk → {id, body hash} of whoever came first;
+# or nothing: the key is unknown, but Redis may have forgotten it (see BEGIN_REBUILD)
+RESERVE = """
+local key = 'longhaul:idempotency:' .. ARGV[1]
+if ARGV[5] == '0' and redis.call('EXISTS', key) == 0 and not rebuilt() then
+  return {}
+end
+redis.call('HSETNX', key, 'job', ARGV[2])
+if redis.call('HGET', key, 'job') == ARGV[2] then
+  redis.call('HSET', key, 'body', ARGV[3])
+  redis.call('EXPIRE', key, ARGV[4])
+end
+return redis.call('HMGET', key, 'job', 'body')
+"""
+
+# ARGV: id, number before, number after, record, status, stage, score, not before (ms), submitted (ms), spec,
+#       JSON of its lasting indexes (with a spec), needs (ms), began (ms), token to release ('' for none), then pairs
+#       number, event → {number that Redis has, 1 if there was a gap}
+# Of a job that Redis has not heard of all are told the newest event alone: who follows it looks for those before it.
+PROJECT = """
+local id = ARGV[1]
+local job = lj(id)
+local have = tonumber(redis.call('HGET', job, 'number') or '0')
+local before, after = tonumber(ARGV[2]), tonumber(ARGV[3])
+if have < before then return {have, 1} end
+if have < after then
+  if have == 0 then redis.call('DEL', job .. ':events') end  -- what a lost hash left behind
+  for i = 15, #ARGV, 2 do
+    if tonumber(ARGV[i]) > have then
+      redis.call('XADD', job .. ':events', ARGV[i] .. '-0', 'event', ARGV[i + 1])
+      if have > 0 or i == #ARGV - 1 then
+        redis.call('XADD', 'longhaul:events', 'MAXLEN', '~', 10000, '*', 'job', id, 'event', ARGV[i + 1])
+      end
+    end
+  end
+  local old = redis.call('HGET', job, 'status')
+  if old then redis.call('ZREM', 'longhaul:status:' .. old, id) end
+  redis.call('HSET', job, 'number', after, 'record', ARGV[4], 'status', ARGV[5], 'stage', ARGV[6], 'score', ARGV[7],
+             'not_before', ARGV[8], 'needs_ms', ARGV[12], 'began_ms', ARGV[13])
+  if ARGV[10] ~= '' then
+    redis.call('HSET', job, 'spec', ARGV[10], 'indexes', ARGV[11])
+    for _, index in ipairs(cjson.decode(ARGV[11])) do redis.call('ZADD', 'longhaul:' .. index, ARGV[9], id) end
+  end
+  redis.call('ZADD', 'longhaul:jobs', ARGV[9], id)
+  local shown = redis.call('HEXISTS', job, 'damaged') == 1 and 'damaged' or ARGV[5]
+  redis.call('ZADD', 'longhaul:status:' .. shown, ARGV[9], id)
+  have = after
+end
+if ARGV[14] ~= '' then drop_lease(id, ARGV[14]) end
+place(id)
+return {have, 0}
+"""
+
+# ARGV: stage, token, lease (ms) → id, or nothing. The head of the order whose time has come; nobody's, as long as
+# Redis does not know all jobs: one of higher priority may be among the others.
+CLAIM = """
+local mine = 'longhaul:claim:' .. ARGV[2]
+local earlier = redis.call('GET', mine)
+if earlier then return earlier end
+if not rebuilt() then return false end
+local order = 'longhaul:order:' .. ARGV[1]
+local first = 0
+while true do
+  local ids = redis.call('ZRANGE', order, first, first + 99)
+  if #ids == 0 then return false end
+  for _, id in ipairs(ids) do
+    local due = tonumber(redis.call('HGET', lj(id), 'not_before') or '0') <= now()
+    if due then
+      redis.call('ZREM', order, id)
+      redis.call('HSET', lj(id), 'lease', ARGV[2])
+      redis.call('ZADD', 'longhaul:leases', now() + ARGV[3], id)
+      redis.call('SET', mine, id, 'PX', 3600000)
+      return id
+    end
+  end
+  first = first + 100
+end
+"""
+
+# ARGV: id, token, lease (ms) → 1 held, 0 another holds it. A lease that nobody holds is taken again.
+RENEW = """
+local id = ARGV[1]
+local holder = redis.call('HGET', lj(id), 'lease')
+if holder and holder ~= ARGV[2] then return 0 end
+redis.call('HSET', lj(id), 'lease', ARGV[2])
+redis.call('ZADD', 'longhaul:leases', now() + ARGV[3], id)
+place(id)
+return 1
+"""
+
+# ARGV: id, token → 1 released, 0 was not held by this token
+RELEASE = """
+local done = drop_lease(ARGV[1], ARGV[2])
+place(ARGV[1])
+return done
+"""
+
+# ARGV: id, JSON of what is wrong, record as far as it can be read, submitted (ms), spec ('' if nobody can read it),
+#       token to release ('' for none) → 1. The job is in no order and in no state until MEND.
+DAMAGE = """
+local id = ARGV[1]
+local job = lj(id)
+if redis.call('HSETNX', job, 'record', ARGV[3]) == 1 then
+  if ARGV[5] ~= '' then redis.call('HSET', job, 'spec', ARGV[5]) end
+  redis.call('ZADD', 'longhaul:jobs', ARGV[4], id)
+end
+redis.call('HSET', job, 'damaged', ARGV[2])
+redis.call('ZREM', 'longhaul:status:' .. (redis.call('HGET', job, 'status') or ''), id)
+redis.call('ZADD', 'longhaul:status:damaged', redis.call('ZSCORE', 'longhaul:jobs', id), id)
+if ARGV[6] ~= '' then drop_lease(id, ARGV[6]) end
+place(id)
+return 1
+"""
+
+# ARGV: id, 1 if all of it is to be projected anew → 1: its directory can be read again
+MEND = """
+local id = ARGV[1]
+local job = lj(id)
+redis.call('HDEL', job, 'damaged')
+redis.call('ZREM', 'longhaul:status:damaged', id)
+local status = redis.call('HGET', job, 'status')
+if status then redis.call('ZADD', 'longhaul:status:' .. status, redis.call('ZSCORE', 'longhaul:jobs', id), id) end
+if ARGV[2] == '1' then redis.call('HSET', job, 'number', 0) end
+place(id)
+return 1
+"""
+
+# ARGV: id → everything about it gone, the Idempotency-Key that stands for it too: there is no such directory any more
+FORGET = """
+local id = ARGV[1]
+local h = redis.call('HMGET', lj(id), 'status', 'indexes', 'record')
+local indexes = cjson.decode(h[2] or '[]')
+local everywhere = {'jobs', 'leases', 'order:check', 'order:prepare', 'order:train', 'status:damaged'}
+for _, index in ipairs(everywhere) do table.insert(indexes, index) end
+table.insert(indexes, 'status:' .. (h[1] or ''))
+for _, index in ipairs(indexes) do redis.call('ZREM', 'longhaul:' .. index, id) end
+local key = h[3] and cjson.decode(h[3]).idempotency_key
+for _, reserved in ipairs({'id:' .. id, type(key) == 'string' and key or nil}) do
+  reserved = 'longhaul:idempotency:' .. reserved
+  if redis.call('HGET', reserved, 'job') == id then redis.call('DEL', reserved) end
+end
+redis.call('DEL', lj(id), lj(id) .. ':events', lj(id) .. ':latest')
+return 1
+"""
+
+
+def job_key(job: str) -> str:
+    """Key of a job's hash: `lj` of the scripts."""
+    return f"longhaul:job:{job}"

@@ -1,0 +1,307 @@
+"""The only reader and writer of Redis keys: records, order, leases, events as a stream.
+
+Redis says what happens next; what a job is and what happened is in its run directory. So every record
+here is a projection that `project` can make again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis
+from pydantic import ValidationError
+
+from jobs.disk.event_log import Decision, event_log
+from jobs.disk.files import read_regular
+from jobs.disk.rundir import RunDir
+from jobs.errors import Damaged, NotFound, StoreUnavailable
+from jobs.estimate import left_s
+from jobs.events import AnyFact, AttemptStarted, Event, Fault
+from jobs.metrics import MetricRow
+from jobs.record import JobRecord
+from jobs.redis import queries, scripts
+from jobs.redis.connection import Scripts, reachable
+from jobs.redis.maintenance import Maintenance
+from jobs.redis.queries import EVERY_JOB, Filter
+from jobs.redis.scripts import job_key
+from jobs.redis.workers import Workers
+from jobs.spec import JobSpec
+from jobs.state import Requested, Stage, Status
+
+log = logging.getLogger("longhaul.store")
+ALL_EVENTS = "longhaul:events"
+"""Stream of the newest events of all jobs: fields `job` and `event`."""
+LEASE_MS = 30_000
+KEEP_RESERVATION_S = 7 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """What Redis knows about a job."""
+
+    record: JobRecord
+    spec: JobSpec | None
+    """None: nobody can read it."""
+    position: int | None
+    """Jobs before it in the order of its stage; None when it does not wait."""
+    latest: MetricRow | None
+    estimated_start: float | None = None
+    """Unix seconds, of a job that waits for a GPU; None where nobody can tell. So is the next."""
+    estimated_finish: float | None = None
+    damage: Fault | None = None
+    """What is wrong with its run directory; the record then is what Redis knew, or what is left of it."""
+
+
+class Store:
+    """Moves and reads. Raises StoreUnavailable when Redis does not answer."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._redis = client
+        self._move = Scripts(client, scripts.HELPERS)
+        self._ask = Scripts(client, scripts.HELPERS + queries.WHOLE + queries.SHOWN)
+        self.workers = Workers(client)
+        self.maintenance = Maintenance(client)
+
+    # -- jobs ------------------------------------------------------------------------------------------------
+
+    def reserve(
+        self,
+        key: str,
+        job: str,
+        body_sha256: str,
+        *,
+        on_disk: Callable[[], tuple[str, str] | None] = lambda: None,
+    ) -> tuple[str, str]:
+        """(id, body hash) that the key stands for: this call's, unless another came first.
+
+        `on_disk` is asked who came first when Redis was wiped and has not been refilled.
+        """
+        found = self._move(scripts.RESERVE, key, job, body_sha256, KEEP_RESERVATION_S, 0)
+        if not found:
+            job, body_sha256 = on_disk() or (job, body_sha256)
+            found = self._move(scripts.RESERVE, key, job, body_sha256, KEEP_RESERVATION_S, 1)
+        first, body = found
+        return first.decode(), (body or b"").decode()
+
+    def project(self, run: RunDir, record: JobRecord, events: Sequence[Event], *, release: str | None = None) -> None:
+        """Bring Redis up to `record`, whose last events are `events`; `release`: the lease token to let go with it.
+
+        Repeating it, or doing it with an older record, changes nothing. A gap is filled from the file.
+        """
+        have, gap = self._project(run, record, events, release)
+        if gap:
+            missing = [event for event in run.events(after=have) if event.number <= record.number]
+            self._project(run, record, missing, release)
+        if any(isinstance(each.fact, AttemptStarted) and each.attempt == record.scratch_attempt for each in events):
+            self.set_latest(run.id, None)
+
+    def _project(
+        self, run: RunDir, record: JobRecord, events: Sequence[Event], release: str | None
+    ) -> tuple[int, bool]:
+        submitted_ms = int(record.submitted_at * 1000)
+        spec, indexes = "", ""
+        if events and events[0].number == 1:
+            spec = read_regular(run.spec_file).decode()
+            try:
+                indexes = json.dumps(queries.lasting_indexes(record.metadata, json.loads(spec)["data"]))
+            except (ValueError, LookupError, TypeError) as error:
+                raise Damaged("spec.json is no specification") from error
+        pairs: list[str | int] = []
+        for event in events:
+            pairs += [event.number, event.model_dump_json()]
+        have, gap = self._move(
+            scripts.PROJECT, run.id, record.number - len(events), record.number, record.model_dump_json(),
+            record.status.value, record.stage.value, -record.priority * 10**13 + submitted_ms,
+            int(record.not_before * 1000), submitted_ms, spec, indexes, *_effort(record), release or "", *pairs,
+        )  # fmt: skip
+        return int(have), bool(gap)
+
+    def append(
+        self,
+        run: RunDir,
+        decide: Decision | Sequence[AnyFact],
+        *,
+        attempt: int | None = None,
+        release: str | None = None,
+    ) -> tuple[JobRecord, list[Event]]:
+        """Append to the run directory and project, under one lock. With Redis away, reconcile projects later."""
+
+        def project(record: JobRecord, new: list[Event]) -> None:
+            try:
+                self.project(run, record, new, release=release)
+            except StoreUnavailable as error:
+                log.warning("job %s: events up to %d wait for Redis (%s)", run.id, record.number, error)
+
+        return run.append(decide, attempt=attempt, project=project)
+
+    def get(self, job: str) -> StoredJob:
+        """One job, or NotFound. Raises Recovering: its place would be one among some jobs."""
+        found = self._ask(queries.SHOW, job)
+        if found is None:
+            raise NotFound(f"there is no job {job}")
+        return _stored(found)
+
+    def number(self, job: str) -> int:
+        """Number of the last event that Redis has; 0 for an unknown job."""
+        with reachable():
+            return int(cast(Any, self._redis.hget(job_key(job), "number")) or 0)
+
+    def page(self, wanted: Filter = EVERY_JOB, *, after: str | None = None, limit: int) -> tuple[list[StoredJob], bool]:
+        """Newest first; `after` is the id that the page follows. Returns the page and whether there is more.
+
+        Raises NotFound when there is no job `after`, Recovering as long as Redis does not know all. What state that one
+        is in by now does not matter.
+        """
+        answer = self._ask(queries.LIST, after or "", limit, json.dumps(wanted.groups()))
+        if answer is None:
+            raise NotFound(f"there is no job {after}: begin again without `after`")
+        more, jobs = answer
+        return [_stored(job) for job in jobs], bool(more)
+
+    def using(self, dataset: str) -> list[tuple[str, Status]]:
+        """Jobs whose rows are in this uploaded data set (or were, when they began) and their states, newest first.
+
+        Raises Recovering as long as Redis does not know all.
+        """
+        flat = [item.decode() for item in self._ask(queries.MEMBERS, queries.dataset_index(dataset))]
+        return [(job, Status(status)) for job, status in zip(flat[::2], flat[1::2], strict=True)]
+
+    def events(self, job: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
+        """Events with numbers above `after`, from the stream."""
+        with reachable():
+            rows = cast(list[Any], self._redis.xrange(events_key(job), min=f"({after}-0", count=limit))
+        return [Event.model_validate_json(fields[b"event"]) for _, fields in rows]
+
+    def set_latest(self, job: str, row: MetricRow | None) -> None:
+        """The newest row of metrics, overwritten each time. None: there is none any more."""
+        key = f"{job_key(job)}:latest"
+        with reachable():
+            if row is None:
+                self._redis.delete(key)
+            else:
+                self._redis.hset(key, "row", row.model_dump_json())
+
+    # -- order and leases ------------------------------------------------------------------------------------
+
+    def claim(self, stage: Stage, token: str) -> str | None:
+        """Take the head of the order whose time has come, and its lease, in one move. None: nothing is due."""
+        job = self._move(scripts.CLAIM, stage.value, token, LEASE_MS)
+        return job.decode() if job else None
+
+    def renew(self, job: str, token: str) -> bool:
+        """Hold the lease for another 30 s; a lease that nobody holds is taken again. False: somebody else holds it."""
+        return bool(self._move(scripts.RENEW, job, token, LEASE_MS))
+
+    def release(self, job: str, token: str) -> bool:
+        """Let go of the lease; a job that still waits goes back to its old place."""
+        return bool(self._move(scripts.RELEASE, job, token))
+
+    def damaged(self, run: RunDir, error: Damaged, *, release: str | None = None) -> bool:
+        """Show a job as damaged, in no order, until it is `mended`. True: that is news."""
+        fault = damage(error).model_dump_json()
+        with reachable():
+            known = cast(bytes | None, self._redis.hget(job_key(run.id), "damaged"))
+        news = known is None or known.decode() != fault
+        if news or release is not None:
+            record, _ = event_log(run.events_file).whole()
+            submitted_s = record.submitted_at or (run.spec_file if run.spec_file.exists() else run.path).stat().st_mtime
+            spec = run.spec_text()
+            self._move(
+                scripts.DAMAGE, run.id, fault, record.model_dump_json(), int(submitted_s * 1000), spec, release or ""
+            )
+        return news
+
+    def mended(self, job: str, *, anew: bool = False) -> None:
+        """The run directory can be read again. `anew`: of the job's events Redis takes back all that it has."""
+        self._move(scripts.MEND, job, int(anew))
+
+    def all_damaged(self) -> list[str]:
+        """Ids of jobs that are shown as damaged, oldest first."""
+        with reachable():
+            return [job.decode() for job in cast(list[bytes], self._redis.zrange("longhaul:status:damaged", 0, -1))]
+
+    def forget(self, job: str) -> None:
+        """Drop everything about a job that has no directory any more."""
+        self._move(scripts.FORGET, job)
+
+    def waiting(self, stage: Stage) -> int:
+        """Jobs in the order of a stage."""
+        with reachable():
+            return int(cast(Any, self._redis.zcard(f"longhaul:order:{stage.value}")))
+
+    def head(self, stage: Stage) -> str | None:
+        """The job whose turn comes next, due or not; None: nobody waits."""
+        with reachable():
+            first = cast(list[bytes], self._redis.zrange(f"longhaul:order:{stage.value}", 0, 0))
+        return first[0].decode() if first else None
+
+    # -- health --------------------------------------------------------------------------------------------------------
+
+    def ping(self) -> None:
+        """Raises StoreUnavailable when Redis does not answer, or takes no writes."""
+        with reachable():
+            self._redis.set("longhaul:ping", 1, px=1000)
+
+    def wait_for_event(self, last: str, timeout_s: float) -> str:
+        """Wait until any job has a new event, at most so long. Returns the position to wait from next time."""
+        with reachable():
+            answer = cast(
+                Any,
+                self._redis.xread({ALL_EVENTS: last}, count=1000, block=max(1, int(timeout_s * 1000))),
+            )
+        return cast(str, answer[0][1][-1][0].decode()) if answer else last
+
+
+def read_spec(text: bytes | str) -> JobSpec | None:
+    """The specification in this JSON; None: it is none, as of a job that is damaged."""
+    try:
+        return JobSpec.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+def damage(error: Damaged) -> Fault:
+    """How a damaged job is shown to fail."""
+    return Fault(code=error.code, message=str(error), hint=error.hint)
+
+
+def new_token() -> str:
+    """A token that marks one holder or one move."""
+    return uuid.uuid4().hex
+
+
+def events_key(job: str) -> str:
+    """The stream of one job's events: ids `<number>-0`, field `event`."""
+    return f"{job_key(job)}:events"
+
+
+def _stored(found: list[Any]) -> StoredJob:
+    """What `queries.SHOWN` says of a job."""
+    record, spec, latest, rank, start, finish, damaged = found
+    return StoredJob(
+        record=JobRecord.model_validate_json(record),
+        spec=read_spec(spec),
+        position=None if rank < 0 else rank,
+        latest=MetricRow.model_validate_json(latest) if latest else None,
+        estimated_start=float(start) / 1000 if start else None,
+        estimated_finish=float(finish) / 1000 if finish else None,
+        damage=Fault.model_validate_json(damaged) if damaged else None,
+    )
+
+
+def _effort(record: JobRecord) -> tuple[int | str, int | str]:
+    """(ms that the job is expected to need from its newest checkpoint on, ms of the start of its attempt); '': unknown.
+
+    One that was asked to stop needs no more.
+    """
+    running = record.status is Status.RUNNING
+    began = int((record.attempt_started_at or 0) * 1000) if running else ""
+    if running and record.requested is not Requested.NONE:
+        return 0, began
+    left = left_s(record, None)
+    return "" if left is None else int(left * 1000), began

@@ -1,0 +1,147 @@
+"""Who works here: heartbeats of worker processes by name, and the job that each has in hand.
+
+`longhaul:workers` has the names by the time each was last heard of, `longhaul:worker:<name>` what it said. A lease's
+token begins with its holder's name, so the job in hand needs no word of its own, and is right for as long as the lease.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from typing import Any
+
+import redis
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
+
+from jobs.redis.connection import Scripts, reachable
+from jobs.redis.scripts import HELPERS
+
+log = logging.getLogger("longhaul.workers")
+FORGOTTEN_MS = 60_000
+"""Silence after which a worker is one no more."""
+
+# ARGV: name, what it says, ms until it is forgotten
+_REPORT = """
+redis.call('SET', 'longhaul:worker:' .. ARGV[1], ARGV[2], 'PX', ARGV[3])
+redis.call('ZADD', 'longhaul:workers', now(), ARGV[1])
+redis.call('ZREMRANGEBYSCORE', 'longhaul:workers', '-inf', now() - ARGV[3])
+return 1
+"""
+
+# ARGV: ms until a worker is forgotten → {now (ms), {name, heard (ms), what it said ('' if nobody said that), …},
+# {id, token of each lease, …}}
+_WORKERS = """
+local said = {}
+local names = redis.call('ZRANGEBYSCORE', 'longhaul:workers', now() - ARGV[1], '+inf', 'WITHSCORES')
+for i = 1, #names, 2 do
+  local raw = redis.pcall('GET', 'longhaul:worker:' .. names[i])
+  if type(raw) ~= 'string' then raw = '' end
+  for _, each in ipairs({names[i], names[i + 1], raw}) do table.insert(said, each) end
+end
+local held = {}
+for _, id in ipairs(redis.call('ZRANGE', 'longhaul:leases', 0, -1)) do
+  table.insert(held, id)
+  table.insert(held, redis.call('HGET', lj(id), 'lease') or '')
+end
+return {now(), said, held}
+"""
+
+
+class _Gpu(BaseModel):
+    model_config = ConfigDict(strict=True)
+    uuid: str
+    name: str
+    memory_bytes: int
+
+
+class _Lag(BaseModel):
+    model_config = ConfigDict(strict=True)
+    jobs_behind: int
+    oldest_s: float
+
+
+class _Heartbeat(BaseModel):
+    """What a worker reports of itself, as far as others rely on it; it may add what it likes."""
+
+    model_config = ConfigDict(strict=True)
+    name: str
+    stage: str
+    healthy: bool
+    why: str | None
+    gpu: _Gpu | None = None
+    sinks: dict[str, _Lag] = {}
+
+
+class Workers:
+    """Reports and reads heartbeats. Raises StoreUnavailable when Redis does not answer."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._redis = client
+        self._call = Scripts(client, HELPERS)
+
+    def report(self, facts: dict[str, Any]) -> None:
+        """A worker's heartbeat; forgotten after a minute of silence."""
+        self._call(_REPORT, facts["name"], json.dumps(facts), FORGOTTEN_MS)
+
+    def forget(self, name: str) -> None:
+        """A worker left in good order."""
+        with reachable():
+            self._redis.delete(f"longhaul:worker:{name}")
+            self._redis.zrem("longhaul:workers", name)
+
+    def all(self) -> list[dict[str, Any]]:
+        """Workers heard of in the last minute, by name, as each described itself; and of each:
+
+        `last_seen_at` (Unix seconds) and `heartbeat_age_s` by the clock of Redis, `job` and `job_since` (Unix seconds),
+        which are None while it holds none. What is no heartbeat is passed over, with a word in the log.
+        """
+        now, said, held = self._call(_WORKERS, FORGOTTEN_MS)
+        hands = {
+            worker: (job.decode(), since)
+            for job, (worker, since) in zip(held[::2], map(_holder, held[1::2]), strict=True)
+        }
+        found = []
+        for raw_name, heard, raw in sorted(zip(said[::3], said[1::3], said[2::3], strict=True)):
+            name = raw_name.decode(errors="replace")
+            try:
+                facts = _heartbeat(raw)
+            except ValueError as error:
+                log.warning("%r is not a worker's heartbeat and is skipped: %s", name, error)
+                continue
+            job, since = hands.get(name, (None, None))
+            found.append(
+                facts
+                | {
+                    "job": job,
+                    "job_since": since,
+                    "last_seen_at": float(heard) / 1000,
+                    "heartbeat_age_s": (now - float(heard)) / 1000,
+                }
+            )
+        return found
+
+
+def lease_token(worker: str) -> str:
+    """A new token for the lease of this worker, from now on: `all` reads from it who holds a job, and since when."""
+    return f"{worker}/{int(time.time())}/{uuid.uuid4().hex}"
+
+
+def _holder(token: bytes) -> tuple[str, int | None]:
+    """(name of the worker, since when) of a lease's token; ("", None): it does not say."""
+    worker, _, rest = token.decode(errors="replace").rpartition("/")[0].rpartition("/")
+    return (worker, int(rest)) if rest.isdecimal() and len(rest) < 16 else ("", None)
+
+
+def _heartbeat(raw: bytes) -> dict[str, Any]:
+    """What a worker reported of itself; ValueError for anything else."""
+    facts: dict[str, Any] = from_json(raw, allow_inf_nan=False)
+    try:
+        _Heartbeat.model_validate(facts)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    json.dumps(facts, allow_nan=False)  # ValueError: 1e999 is read as infinity, and no answer can hold that
+    return facts

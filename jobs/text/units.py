@@ -1,0 +1,87 @@
+"""Bytes, durations and sizes of models for people. No other module words them (`tests/jobs/test_units.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+class ByteUnit(NamedTuple):
+    """B, KiB, MiB or GiB."""
+
+    name: str
+    size: int
+    """In bytes."""
+    places: int = 0
+    """Digits after the point."""
+
+    def format(self, count: float) -> str:
+        """So many bytes, in this unit."""
+        return f"{count / self.size:,.{self.places}f} {self.name}"
+
+
+_BYTE_UNITS = (ByteUnit("B", 1), ByteUnit("KiB", KIB), ByteUnit("MiB", MIB), ByteUnit("GiB", GIB, 1))
+_TIME_UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+def byte_unit(*counts: float) -> ByteUnit:
+    """That of the largest; the next smaller one where the smallest would round to 0 in it."""
+    largest, index = max(map(abs, counts), default=0), 0
+    while index < len(_BYTE_UNITS) - 1 and round(largest / _BYTE_UNITS[index].size) >= 1024:
+        index += 1
+    unit = _BYTE_UNITS[index]
+    vanishes = any(count and not round(count / unit.size, unit.places) for count in counts)
+    return _BYTE_UNITS[index - 1] if vanishes and index else unit
+
+
+def format_bytes(count: float) -> str:
+    """`700 B`, `12 KiB`, `300 MiB`, `27.1 GiB`, `1,536.0 GiB`."""
+    return byte_unit(count).format(count)
+
+
+def bytes_alike(*counts: float) -> list[str]:
+    """Figures of one sentence, all in the same unit: `0.3 GiB`, `31.0 GiB`."""
+    unit = byte_unit(*counts)
+    return [unit.format(count) for count in counts]
+
+
+def bytes_by_name(counts: Mapping[str, float | None]) -> list[str]:
+    """`27.0 GiB allocated`, `1.0 GiB free`: what is known of them, all in the same unit."""
+    known = {name: count for name, count in counts.items() if count is not None}
+    return [f"{figure} {name}" for name, figure in zip(known, bytes_alike(*known.values()), strict=True)]
+
+
+def format_duration(seconds: float) -> str:
+    """Its two largest units: `0.8 s`, `45 s`, `12 min 30 s`, `3 h 20 min`, `5 d 11 h`. Below 0: `0 s`."""
+    return durations_alike(seconds)[0]
+
+
+def durations_alike(*seconds: float) -> list[str]:
+    """Durations of one sentence, all in the units of the shortest: `20 h`, `66 h 30 min`."""
+    index = max(map(_largest_unit, seconds))
+    return [_in_units(max(0.0, each), index) for each in seconds]
+
+
+def format_parameters(count: int) -> str:
+    """Of a model: `60.5 M`, `2.85 B`."""
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+
+
+def _largest_unit(seconds: float) -> int:
+    """Index of the unit that a duration begins with: 3,599.6 s rounds up to `1 h`, 3,599 s does not."""
+    for index, (_, length) in enumerate(_TIME_UNITS):
+        rounded_to = _TIME_UNITS[min(index + 2, len(_TIME_UNITS) - 1)][1]
+        if round(seconds / rounded_to) * rounded_to >= length:
+            return index
+    return len(_TIME_UNITS) - 1
+
+
+def _in_units(seconds: float, index: int) -> str:
+    name, length = _TIME_UNITS[index]
+    if length == 1:
+        return f"{round(seconds, 1):g} s" if seconds < 9.95 else f"{seconds:,.0f} s"
+    below_name, below = _TIME_UNITS[index + 1]
+    most, rest = divmod(round(seconds / below), length // below)
+    return f"{most:,} {name}" + (f" {rest} {below_name}" if rest else "")

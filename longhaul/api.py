@@ -1,0 +1,254 @@
+"""Longhaul over HTTP, for programs: every call has a timeout, every refusal is an ApiError.
+
+from longhaul import Longhaul
+
+with Longhaul("http://127.0.0.1:8000") as longhaul:
+    longhaul.upload("recipes.jsonl")
+    job = longhaul.submit({"data": {"train": "dataset:recipes.jsonl"}})
+    for event in longhaul.events(job["id"]):
+        print(event["message"])
+    longhaul.download(job["id"], "model", to="my-model")
+
+Answers are the service's own (docs/openapi.json). Raises ApiError when it refuses, Unreachable when nobody answers.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from longhaul import follow, transfer
+from longhaul.connection import DEFAULT_URL, ApiError, Connection, Json, Unreachable, part
+from longhaul.transfer import Progress
+
+__all__ = ["DEFAULT_URL", "ApiError", "Longhaul", "Unreachable"]
+PAGE = 100
+
+
+def _quiet(*_: object) -> None:
+    """Nobody is notified."""
+
+
+class Longhaul:
+    """A connection to one service. For one thread; threads that share a service take one each."""
+
+    def __init__(
+        self, url: str = DEFAULT_URL, api_key: str | None = None, *, on_wait: Callable[[str], object] = _quiet
+    ) -> None:
+        """`on_wait` is called with the reason why an answer takes longer: the service is recovering."""
+        self.url = url.rstrip("/")
+        self._connection = Connection(url, api_key, on_wait)
+
+    def __repr__(self) -> str:
+        return f"Longhaul({self.url!r}, key {'set' if self._connection.key else 'none'})"
+
+    def __enter__(self) -> Longhaul:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.session.close()
+
+    def another(self) -> Longhaul:
+        """The same service, for another thread."""
+        return Longhaul(self.url, self._connection.key, on_wait=self._connection.on_wait)
+
+    # -- jobs ----------------------------------------------------------------------------------------------------------
+
+    def submit(self, job: Mapping[str, Any], *, idempotency_key: str | None = None, dry_run: bool = False) -> Json:
+        """A new job. Sent again when the answer is lost: a key of its own sees to it that it stays one job."""
+        return self._made("/jobs", job, idempotency_key, dry_run)
+
+    def clone(
+        self,
+        job: str,
+        changes: Mapping[str, Any] = {},
+        *,
+        idempotency_key: str | None = None,
+        dry_run: bool = False,
+    ) -> Json:
+        """A new job with that one's specification, changed by a JSON merge patch (RFC 7396: null removes a key)."""
+        return self._made(f"/jobs/{part(job)}/clone", changes, idempotency_key, dry_run)
+
+    def _made(self, path: str, body: Mapping[str, Any], idempotency_key: str | None, dry_run: bool) -> Json:
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        params = {"dry_run": "true"} if dry_run else {}
+        return self._connection.json("POST", path, json=body, headers=headers, params=params, repeatable=True)
+
+    def get(self, job: str) -> Json:
+        """One job."""
+        return self._connection.json("GET", f"/jobs/{part(job)}")
+
+    def list(
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        status: str | Sequence[str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Json:
+        """A page of jobs in one of these states with all these labels, newest first: `data`, `has_more`, `last_id`."""
+        labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
+        given = {"after": after, "limit": limit, "status": status, **labels}
+        return self._connection.json("GET", "/jobs", params=given)
+
+    def all(
+        self, *, status: str | Sequence[str] | None = None, metadata: Mapping[str, str] | None = None
+    ) -> Iterator[Json]:
+        """Every job that `list` would show, page after page."""
+        labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
+        return self._walk("/jobs", limit=PAGE, status=status, **labels)
+
+    def _walk(self, path: str, **given: Any) -> Iterator[Json]:
+        """The items of a list, page after page."""
+        while True:
+            page = self._connection.json("GET", path, params=given)
+            yield from page["data"]
+            if not page["has_more"]:
+                return
+            given["after"] = page["last_id"]
+
+    def set_priority(self, job: str, priority: int) -> Json:
+        """Higher runs first; −100 to 100."""
+        return self._connection.json("PATCH", f"/jobs/{part(job)}", json={"priority": priority}, repeatable=True)
+
+    def cancel(self, job: str) -> Json:
+        """Stop for good."""
+        return self._connection.json("POST", f"/jobs/{part(job)}/cancel")
+
+    def pause(self, job: str) -> Json:
+        """Give the GPU back until resumed."""
+        return self._connection.json("POST", f"/jobs/{part(job)}/pause")
+
+    def resume(self, job: str, *, from_scratch: bool = False) -> Json:
+        """Go on from the newest checkpoint; or begin again at step 0, which removes every checkpoint of the job."""
+        return self._connection.json("POST", f"/jobs/{part(job)}/resume", json={"from_scratch": from_scratch})
+
+    def repair(self, job: str) -> Json:
+        """Cut a damaged job back to its last whole event, after a backup: `message`, `backups`, and the `job`."""
+        return self._connection.json("POST", f"/jobs/{part(job)}/repair")
+
+    def delete(self, job: str) -> Json:
+        """Remove an ended or damaged job with its run directory: model, checkpoints and all."""
+        return self._connection.json("DELETE", f"/jobs/{part(job)}")
+
+    # -- what happened -------------------------------------------------------------------------------------------------
+
+    def event_page(self, job: str, *, after: int = 0, limit: int = 1000) -> Json:
+        """A page of events above number `after`: `data`, `has_more`, `last_id`."""
+        return self._connection.json("GET", f"/jobs/{part(job)}/events", params={"after": after, "limit": limit})
+
+    def past_events(self, job: str, *, after: int = 0) -> Iterator[Json]:
+        """Events above number `after` that have happened until now."""
+        return self._walk(f"/jobs/{part(job)}/events", after=after, limit=1000)
+
+    def events(self, job: str, *, after: int = 0, on_trouble: Callable[[str], None] = _quiet) -> Iterator[Json]:
+        """Events above number `after`, live, to the job's last. Connects again, for ever, when the service goes away.
+
+        `on_trouble` is told once per outage. Raises ApiError when the service refuses (no such job, wrong key).
+        """
+        return follow.follow_events(self._connection, job, after=after, on_trouble=on_trouble)
+
+    def metrics(
+        self,
+        job: str,
+        *,
+        points: int | None = None,
+        fields: Sequence[str] | None = None,
+        after_step: int | None = None,
+        limit: int | None = None,
+    ) -> Json:
+        """Rows in order of step: a page of those above `after_step`; or at most `points`, each the mean of its stretch.
+
+        With points, `fields` says which ones.
+        """
+        given = {
+            "points": points,
+            "fields": ",".join(fields) if fields else None,
+            "after_step": after_step,
+            "limit": limit,
+        }
+        return self._connection.json("GET", f"/jobs/{part(job)}/metrics", params=given)
+
+    def logs(self, job: str, *, tail: int = 200, offset: int | None = None) -> tuple[str, int]:
+        """The end of the trainer's log, or what follows byte `offset`; and the offset to resume from."""
+        params = {"tail": tail} if offset is None else {"offset": offset}
+        answer = self._connection.answer("GET", f"/jobs/{part(job)}/logs", params=params)
+        return answer.content.decode(errors="replace"), int(answer.headers["X-Next-Offset"])
+
+    def follow_logs(self, job: str, *, tail: int = 200, on_trouble: Callable[[str], None] = _quiet) -> Iterator[str]:
+        """The end of the trainer's log and what is added to it, live, to the job's end; across outages, as `events`."""
+        return follow.follow_log(self._connection, job, tail=tail, on_trouble=on_trouble)
+
+    def plan(self, job: str) -> Json:
+        """plan.json: what check or prepare found out. ApiError `no_plan` before that."""
+        return self._connection.json("GET", f"/jobs/{part(job)}/plan")
+
+    def plan_picture(self, job: str) -> bytes:
+        """A PNG of the memory plan. ApiError `no_plan` where there is none."""
+        return self._connection.answer("GET", f"/jobs/{part(job)}/plan.png").content
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def checkpoints(self, job: str) -> Iterator[Json]:
+        """Its complete checkpoints, newest first, with their validation losses."""
+        return self._walk(f"/jobs/{part(job)}/checkpoints")
+
+    def files(self, job: str) -> Iterator[Json]:
+        """The files of its run directory in order of path: `path`, `bytes`, `modified_at`."""
+        return self._walk(f"/jobs/{part(job)}/files")
+
+    def download(
+        self,
+        job: str,
+        path: str = "model",
+        to: str | Path = ".",
+        *,
+        on_progress: Callable[[str, int, int], None] = _quiet,
+    ) -> Sequence[Path]:
+        """A file, or every file of a folder, under the same names in `to`. Returns them. What is there is replaced.
+
+        One that broke off resumes where it was. `on_progress` is called with (path, bytes done, bytes of that file).
+        Raises OSError where it cannot be written.
+        """
+        return transfer.download(self._connection, job, path, self.files(job), Path(to), on_progress)
+
+    # -- data sets -----------------------------------------------------------------------------------------------------
+
+    def upload(self, file: str | Path, name: str | None = None, *, on_progress: Progress = _quiet) -> Json:
+        """Make a file of rows a data set (by its own name, unless another is given): a job names it `dataset:<name>`.
+
+        Streamed, with a checksum. `on_progress` is called with (bytes done, bytes in all). ApiError 409 when other
+        content has the name, OSError when the file cannot be read.
+        """
+        file = Path(file)
+        return transfer.upload(self._connection, name or file.name, file, transfer.sha256_of(file), on_progress)
+
+    def datasets(self) -> Iterator[Json]:
+        """All data sets, in order of name."""
+        return self._walk("/datasets")
+
+    def dataset(self, name: str) -> Json:
+        """One, with what the newest job that read it found in it."""
+        return self._connection.json("GET", f"/datasets/{part(name)}")
+
+    def delete_dataset(self, name: str) -> Json:
+        """Remove it. ApiError 409 while an open job names it."""
+        return self._connection.json("DELETE", f"/datasets/{part(name)}")
+
+    # -- the service ---------------------------------------------------------------------------------------------------
+
+    def workers(self) -> Json:
+        """Workers heard of in the last minute."""
+        return self._connection.json("GET", "/workers")
+
+    def ready(self) -> bool:
+        """Whether the service and its Redis answer now."""
+        try:
+            return bool(self._connection.json("GET", "/health/ready", repeatable=False))
+        except (ApiError, Unreachable):
+            return False

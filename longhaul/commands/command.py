@@ -1,0 +1,101 @@
+"""One command: what it was given, how it answers, and its place in the parser."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from jobs.text.printable import escaped
+from longhaul.api import DEFAULT_URL, Longhaul
+
+OK, JOB_ENDED_BADLY, BAD_INPUT, UNREACHABLE, LEFT = 0, 1, 2, 3, 130
+EXIT_CODES = """\
+exit codes:
+  0    done
+  1    the job failed or was cancelled
+  2    bad input, or the service refused
+  3    no answer, or the service cannot do it now
+  130  left with Ctrl-C"""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A command as it was given, and where its answer goes."""
+
+    given: argparse.Namespace
+    environment: Mapping[str, str]
+    console: Console
+    """Standard output."""
+    errors: Console
+    """Standard error: progress and what is said beside the answer."""
+
+    def connect(self) -> Longhaul:
+        """The service that LONGHAUL_URL names."""
+        url = self.environment.get("LONGHAUL_URL") or DEFAULT_URL
+        key = self.environment.get("LONGHAUL_API_KEY") or None
+        return Longhaul(url, key, on_wait=self.note)
+
+    def answer(self, content: object, people: Callable[[], None]) -> int:
+        """`content` as a line of JSON with --json, else what is for people. Returns OK."""
+        if self.given.json:
+            print_json(content)
+        else:
+            people()
+        return OK
+
+    def say(self, line: str, style: str = "") -> None:
+        """A line for people."""
+        self.console.print(line, style=style, highlight=False, soft_wrap=True)
+
+    def note(self, line: str) -> None:
+        """A line beside the answer."""
+        self.errors.print(line, style="dim", highlight=False, soft_wrap=True)
+
+
+Run = Callable[[Call], int]
+
+
+class Commands:
+    """The parser as it grows: groups of commands, each with its one line in `longhaul --help`."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._parser = parser
+        self._commands = parser.add_subparsers(
+            dest="command", required=True, metavar="COMMAND", prog=parser.prog, help=argparse.SUPPRESS
+        )
+        self._lines: list[str] = []
+
+    def group(self, title: str) -> None:
+        """What follows belongs to this subject."""
+        self._lines += ["", f"{title}:"]
+
+    def add(
+        self, name: str, run: Run, tells: str, *, shown: str = "", json_too: bool = True
+    ) -> argparse.ArgumentParser:
+        """A command. `shown` is how its arguments are listed."""
+        self._lines.append(f"  {f'{name} {shown}':25} {tells}")
+        made = self._commands.add_parser(name, description=tells[0].upper() + tells[1:] + ".")
+        made.set_defaults(run=run)
+        if json_too:
+            made.add_argument("--json", action="store_true", help="print JSON")
+        return made
+
+    def finish(self) -> None:
+        """The list of commands and the exit codes, as the end of the help."""
+        lines = [*self._lines, "", EXIT_CODES, "", "longhaul COMMAND --help shows the options of each"]
+        self._parser.epilog = "\n".join(lines).lstrip("\n")
+
+
+def print_json(content: object) -> None:
+    """One line on standard output."""
+    print(escaped(json.dumps(content, ensure_ascii=False)), flush=True)
+
+
+def ending(job: Mapping[str, Any]) -> int:
+    """Exit code for a job that has ended."""
+    return OK if job["status"] in ("succeeded", "validated") else JOB_ENDED_BADLY

@@ -1,0 +1,103 @@
+"""What a job does: watch, events, logs, metrics."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from jobs.text.printable import printable
+from longhaul.api import ApiError, Longhaul, Unreachable
+from longhaul.commands.command import LEFT, OK, Call, Commands, ending, print_json
+from longhaul.sparklines import FIELDS, WIDTH, print_metrics
+from longhaul.tables import print_events, print_job
+from longhaul.watch import watch
+
+
+def add(commands: Commands) -> None:
+    """watch, events, logs, metrics."""
+    commands.add("watch", _watch, "follow a job; Ctrl-C leaves it running", shown="ID").add_argument("id", metavar="ID")
+    events = commands.add("events", _events, "show the events of a job; -f follows them", shown="ID")
+    events.add_argument("id", metavar="ID")
+    events.add_argument("--after", type=int, default=0, metavar="NUMBER", help="only events after this number")
+    events.add_argument("-f", "--follow", action="store_true", help="follow the job to its end")
+    logs = commands.add("logs", _logs, "show the log of a job's trainer; -f follows it", shown="ID", json_too=False)
+    logs.add_argument("id", metavar="ID")
+    logs.add_argument("-f", "--follow", action="store_true", help="follow the log to the end of the job")
+    logs.add_argument("--tail", type=int, default=200, metavar="LINES", help="last lines to show (default: 200)")
+    metrics = commands.add("metrics", _metrics, "draw loss, speed and memory of a job as small curves", shown="ID")
+    metrics.add_argument("id", metavar="ID")
+    metrics.add_argument("--points", type=int, default=WIDTH, help="points per curve at most")
+    metrics.add_argument("--fields", default=",".join(FIELDS), metavar="NAME,NAME", help="e.g. loss,grad_norm")
+
+
+def _watch(call: Call) -> int:
+    with call.connect() as api:
+        return watched(call, api, call.given.id)
+
+
+def watched(call: Call, api: Longhaul, job: str) -> int:
+    """Follow it to its end; the exit code is the job's. With --json: a line an event."""
+    if call.given.json:
+        for event in api.events(job, on_trouble=call.note):
+            print_json(event)
+        return ending(api.get(job))
+    try:
+        shown = watch(api, job, console=call.console)
+    except KeyboardInterrupt:
+        call.say(f"\n{_left(api, job)}; watch it again with: longhaul watch {job}")
+        return LEFT
+    print_job(shown, call.console)
+    return ending(shown)
+
+
+def _left(api: Longhaul, job: str) -> str:
+    """How a job stands that nobody watches any more."""
+    try:
+        shown = api.get(job)
+    except (ApiError, Unreachable):
+        return "the job runs on without you"
+    if shown["requested"] != "none":
+        return f"the job is {shown['status']}, and a {shown['requested']} is requested"
+    match shown["status"]:
+        case "running":
+            return "the job continues"
+        case "paused":
+            return f"the job is paused until somebody resumes it (longhaul resume {job})"
+        case "queued" | "validating" as status:
+            return f"the job is {status} and continues without you"
+        case "damaged":
+            return "the run directory of the job is damaged"
+        case status:
+            return f"the job has ended: {status}"
+
+
+def _events(call: Call) -> int:
+    job, after = call.given.id, call.given.after
+    with call.connect() as api:
+        events = (
+            api.events(job, after=after, on_trouble=call.note)
+            if call.given.follow
+            else api.past_events(job, after=after)
+        )
+        for event in events:
+            call.answer(event, partial(print_events, [event], call.console))
+    return OK
+
+
+def _logs(call: Call) -> int:
+    job, tail = call.given.id, call.given.tail
+    with call.connect() as api:
+        if not call.given.follow:
+            sys.stdout.write(printable(api.logs(job, tail=tail)[0]))
+            return OK
+        for text in api.follow_logs(job, tail=tail, on_trouble=call.note):
+            sys.stdout.write(printable(text))
+            sys.stdout.flush()
+    return OK
+
+
+def _metrics(call: Call) -> int:
+    fields = call.given.fields.split(",")
+    with call.connect() as api:
+        found = api.metrics(call.given.id, points=call.given.points, fields=fields)
+    return call.answer(found, lambda: print_metrics(found["data"], fields, call.console))

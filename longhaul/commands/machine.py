@@ -1,0 +1,68 @@
+"""The machine it runs on: workers, local, demo, key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jobs.errors import UserError
+from jobs.process.keys import new_key
+from longhaul.commands.command import Call, Commands
+from longhaul.jobfile import BadInput
+from longhaul.result_tables import print_workers
+
+
+def add(commands: Commands) -> None:
+    """workers, local, demo, key."""
+    commands.add("workers", _workers, "list workers: GPU, current job, last heartbeat")
+    local = commands.add("local", _local, "run Redis, service, workers and publish in this terminal", json_too=False)
+    local.add_argument("--data", type=Path, metavar="DIR", help="data files (default: LONGHAUL_DATA or ./data)")
+    local.add_argument(
+        "--home",
+        type=Path,
+        default=Path(".longhaul"),
+        metavar="DIR",
+        help="Redis, logs, uploads, prepared data, models",
+    )
+    local.add_argument("--runs", type=Path, metavar="DIR", help="run directories (default: LONGHAUL_RUNS or ./runs)")
+    local.add_argument("--port", type=int, help="port of the service (default: LONGHAUL_PORT or 8000)")
+    demo = commands.add("demo", _demo, "train a tiny model on the example recipes", json_too=False)
+    demo.add_argument("--model", help="hub id or folder, instead of the built-in tiny model")
+    demo.add_argument(
+        "--home", type=Path, default=Path(".longhaul-demo"), metavar="DIR", help="folder for all files of the demo"
+    )
+    key = commands.add("key", _key, "create an API key, and its line for LONGHAUL_API_KEYS_FILE", shown="NAME")
+    key.add_argument("name", metavar="NAME", help="name of its owner, as the access log shows it")
+
+
+def _workers(call: Call) -> int:
+    with call.connect() as api:
+        found = api.workers()
+    return call.answer(found, lambda: print_workers(found["data"], call.console, damaged=found.get("damaged", [])))
+
+
+def _local(call: Call) -> int:
+    from longhaul.local import run_local
+
+    given = call.given
+    return run_local(call.environment, call.console, data=given.data, home=given.home, runs=given.runs, port=given.port)
+
+
+def _demo(call: Call) -> int:
+    from longhaul.demo import run_demo
+
+    return run_demo(call.environment, call.console, model=call.given.model, home=call.given.home)
+
+
+def _key(call: Call) -> int:
+    try:
+        key, line = new_key(call.given.name)
+    except UserError as error:
+        raise BadInput(str(error)) from None
+
+    def people() -> None:
+        call.note(f"the key of {call.given.name}, shown only once; the owner sets it as LONGHAUL_API_KEY:")
+        call.say(key)
+        call.note("the line for LONGHAUL_API_KEYS_FILE of the service:")
+        call.say(line)
+
+    return call.answer({"name": call.given.name, "key": key, "line": line}, people)

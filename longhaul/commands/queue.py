@@ -1,0 +1,141 @@
+"""Jobs as they stand: list, show, and what steers them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from jobs.state import DAMAGED, Status
+from longhaul import tables
+from longhaul.commands.command import Call, Commands
+from longhaul.jobfile import BadInput
+
+
+def add(commands: Commands) -> None:
+    """list, show, priority, pause, resume, cancel, repair, delete."""
+    listing = commands.add("list", _list, "list jobs, newest first")
+    listing.add_argument(
+        "--status",
+        action="append",
+        choices=[*(status.value for status in Status), DAMAGED],
+        help="only jobs in this state; repeat for more states",
+    )
+    listing.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="only jobs with this metadata; may be repeated",
+    )
+    listing.add_argument("--after", metavar="ID", help="start after this job: last of the page before")
+    listing.add_argument("--limit", type=int, default=20, help="jobs to show (default: 20)")
+    show = commands.add("show", _show, "show a job: state, figures, error, checkpoints", shown="ID")
+    show.add_argument("id", metavar="ID")
+    show.add_argument("--events", action="store_true", help="show its events, too")
+    priority = commands.add("priority", _steer, "change the priority of a job, −100 to 100", shown="ID N")
+    priority.add_argument("id", metavar="ID")
+    priority.add_argument("priority", type=int, metavar="N", help="higher runs first; the default is 0")
+    for name, tells in (
+        ("pause", "save a checkpoint and release the GPU until the job is resumed"),
+        ("resume", "resume a paused job"),
+        ("cancel", "stop a job for good"),
+    ):
+        steer = commands.add(name, _steer, tells, shown="ID")
+        steer.add_argument("id", metavar="ID")
+        if name == "resume":
+            steer.add_argument(
+                "--from-scratch",
+                action="store_true",
+                help="start again at step 0, from the model's original weights; deletes all checkpoints",
+            )
+    repair = commands.add("repair", _repair, "cut damaged events off a job, after a backup", shown="ID")
+    repair.add_argument("id", metavar="ID")
+    delete = commands.add("delete", _delete, "delete an ended or damaged job and all its files; asks first", shown="ID")
+    delete.add_argument("id", metavar="ID")
+    delete.add_argument("-y", "--yes", action="store_true", help="do not ask")
+
+
+def _list(call: Call) -> int:
+    given = call.given
+    with call.connect() as api:
+        page = api.list(after=given.after, limit=given.limit, status=given.status, metadata=_labels(given.where))
+    return call.answer(
+        page, lambda: tables.print_jobs(page, call.console, filtered=bool(given.status or given.where or given.after))
+    )
+
+
+def _labels(where: list[str]) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    for each in where:
+        key, equals, value = each.partition("=")
+        if not key or not equals:
+            raise BadInput(f"--where {each}: write KEY=VALUE, for example --where team=kitchen")
+        if labels.setdefault(key, value) != value:
+            raise BadInput(f"--where {each}: {key} cannot be {labels[key]!r} and {value!r} at once")
+    return labels
+
+
+def _show(call: Call) -> int:
+    with call.connect() as api:
+        job = api.get(call.given.id)
+        events = list(api.past_events(call.given.id)) if call.given.events else []
+        checkpoints = [] if call.given.json else list(api.checkpoints(call.given.id))
+
+    def people() -> None:
+        tables.print_job(job, call.console, checkpoints)
+        tables.print_events(events, call.console)
+
+    return call.answer({**job, "events": events} if call.given.events else job, people)
+
+
+def _steer(call: Call) -> int:
+    given = call.given
+    with call.connect() as api:
+        match given.command:
+            case "priority":
+                job = api.set_priority(given.id, given.priority)
+            case "pause":
+                job = api.pause(given.id)
+            case "resume":
+                job = api.resume(given.id, from_scratch=given.from_scratch)
+            case _:
+                job = api.cancel(given.id)
+    return call.answer(job, lambda: call.say(_standing(job)))
+
+
+def _standing(job: dict[str, Any]) -> str:
+    parts = [f"{job['id']} is {job['status']}"]
+    if job["requested"] != "none":
+        parts.append(f"{job['requested']} requested")
+    if job["queue_position"] is not None:
+        parts.append(f"number {job['queue_position']} in the queue (priority {job['priority']})")
+    return ", ".join(parts)
+
+
+def _repair(call: Call) -> int:
+    with call.connect() as api:
+        done = api.repair(call.given.id)
+
+    def people() -> None:
+        call.say(done["message"])
+        call.say(_standing(done["job"]))
+
+    return call.answer(done, people)
+
+
+def _delete(call: Call) -> int:
+    with call.connect() as api:
+        if not call.given.yes:
+            job = api.get(call.given.id)
+            _confirm(call, f"remove {job['name']} ({job['id']}, {job['status']}) with its model, checkpoints and log?")
+        gone = api.delete(call.given.id)
+    return call.answer(gone, lambda: call.say(f"{gone['id']} is deleted"))
+
+
+def _confirm(call: Call, question: str) -> None:
+    """Raises BadInput unless the answer is yes."""
+    if not sys.stdin.isatty():
+        raise BadInput("there is no terminal to ask on: add --yes to delete it")
+    call.errors.print(f"{question} [y/N] ", end="", soft_wrap=True)
+    if input().strip().lower() not in ("y", "yes"):
+        raise BadInput("nothing was deleted")

@@ -1,0 +1,57 @@
+"""What a job leaves behind: checkpoints, files, download."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from longhaul import result_tables
+from longhaul.api import Longhaul
+from longhaul.bars import bar
+from longhaul.commands.command import OK, Call, Commands, print_json
+from longhaul.figures import size
+from longhaul.jobfile import BadInput
+
+
+def add(commands: Commands) -> None:
+    """checkpoints, files, download."""
+    checkpoints = commands.add("checkpoints", _checkpoints, "list checkpoints with their validation losses", shown="ID")
+    checkpoints.add_argument("id", metavar="ID")
+    commands.add("files", _files, "list files of the run directory", shown="ID").add_argument("id", metavar="ID")
+    download = commands.add(
+        "download", _download, "download the model of a job, or other files; resumes if interrupted", shown="ID [PATH…]"
+    )
+    download.add_argument("id", metavar="ID")
+    download.add_argument("paths", nargs="*", default=["model"], metavar="PATH", help="file or folder (default: model)")
+    download.add_argument("--to", type=Path, metavar="DIR", help="target folder (default: the id of the job)")
+
+
+def _checkpoints(call: Call) -> int:
+    with call.connect() as api:
+        found = list(api.checkpoints(call.given.id))
+    return call.answer(found, lambda: result_tables.print_checkpoints(found, call.console))
+
+
+def _files(call: Call) -> int:
+    with call.connect() as api:
+        found = list(api.files(call.given.id))
+    return call.answer(found, lambda: result_tables.print_files(found, call.console))
+
+
+def _download(call: Call) -> int:
+    folder = call.given.to if call.given.to is not None else Path(call.given.id)
+    with call.connect() as api:
+        written = [file for path in call.given.paths for file in _fetched(call, api, path, folder)]
+    if call.given.json:
+        print_json([{"path": str(file), "bytes": os.path.getsize(file)} for file in written])
+    else:
+        call.say(f"{len(written)} files, {size(sum(map(os.path.getsize, written)))}, in {folder}")
+    return OK
+
+
+def _fetched(call: Call, api: Longhaul, path: str, folder: Path) -> list[Path]:
+    try:
+        with bar(call.errors) as report:
+            return list(api.download(call.given.id, path, folder, on_progress=report))
+    except OSError as error:
+        raise BadInput(f"--to {folder}: {error.strerror} ({error.filename})") from None

@@ -1,0 +1,166 @@
+"""Requests to one service: every one has a timeout, every refusal is an ApiError, whatever else goes wrong Unreachable.
+
+What is repeated, and when:
+
+- After a lost connection only what may be done twice: GET, a priority, and a POST under an Idempotency-Key.
+- After 429, and while the service is `recovering`, everything, for it was not done: as late as the service says, while
+  that is soon. But no upload: it has been read, and can be large.
+
+Three times in all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+import requests
+
+from jobs.text.units import format_duration
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+CONNECT_S = 5.0
+ANSWER_S = 30.0
+TRIES = 3
+PAUSE_S = 0.5
+LATEST_S = 30.0
+"""Who says to come back later than this is not waited for."""
+
+Json = dict[str, Any]
+
+
+class ApiError(Exception):
+    """The service refused. `param` is the dotted key in the job file, `hint` what to do."""
+
+    def __init__(
+        self, message: str, *, status: int, code: str, param: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.hint = hint
+
+
+class Unreachable(Exception):
+    """Nobody answers at the address, or somebody else does, or the connection was lost."""
+
+
+class Connection:
+    """A session with one service. For one thread."""
+
+    def __init__(self, url: str, api_key: str | None, on_wait: Callable[[str], object]) -> None:
+        """`on_wait` is called with what the service says while it recovers."""
+        self.url = url.rstrip("/")
+        self.key = api_key
+        self.on_wait = on_wait
+        self.session = requests.Session()
+        # Otherwise a ~/.netrc entry for the host would replace our Authorization header.
+        self.session.trust_env = False
+        if api_key:
+            self.session.headers["Authorization"] = f"Bearer {api_key}"
+
+    def json(self, method: str, path: str, **more: Any) -> Json:
+        """The parsed answer. `more` is that of `answer`."""
+        try:
+            parsed: Json = self.answer(method, path, **more).json()
+        except requests.JSONDecodeError:
+            raise Unreachable(f"the server at {self.url} is not Longhaul") from None
+        return parsed
+
+    def answer(self, method: str, path: str, *, repeatable: bool | None = None, **more: Any) -> requests.Response:
+        """A good answer, read to its end. `repeatable` (GET is): may be tried again after a lost connection."""
+        may_repeat = method == "GET" if repeatable is None else repeatable
+        more = {"timeout": (CONNECT_S, ANSWER_S)} | more
+        for tried in range(1, TRIES + 1):
+            try:
+                answer = self.session.request(method, self.url + path, **more)
+            except requests.RequestException as error:
+                if may_repeat and tried < TRIES:
+                    time.sleep(PAUSE_S)
+                    continue
+                raise Unreachable(f"no answer from {self.url} ({type(error).__name__})") from error
+            later = None if "data" in more else _retry_after(answer)
+            recovering = _recovering(answer)
+            if not (answer.status_code == 429 or recovering) or tried == TRIES or later is None:
+                break
+            if recovering:
+                self.on_wait(f"{recovering} Trying again in {format_duration(later)}.")
+            time.sleep(later)
+        raise_for(answer)
+        return answer
+
+    @contextmanager
+    def stream(self, path: str, *, silence_s: float, **more: Any) -> Iterator[requests.Response]:
+        """A good answer to GET whose body is still to come, as it is: not compressed on the way.
+
+        `silence_s` without a byte is a lost connection. Raises requests.RequestException for that: who reads continues.
+        """
+        more["headers"] = {"Accept-Encoding": "identity", **more.get("headers", {})}
+        with self.session.get(self.url + path, timeout=(CONNECT_S, silence_s), stream=True, **more) as answer:
+            raise_for(answer)
+            yield answer
+
+
+class RetryPolicy:
+    """Pauses of someone who comes again for ever: longer and longer, short again after success. Says trouble once."""
+
+    def __init__(self, on_trouble: Callable[[str], None]) -> None:
+        self._on_trouble = on_trouble
+        self.well()
+
+    def well(self) -> None:
+        """Something came."""
+        self._wait_s, self._told = PAUSE_S, False
+
+    def trouble(self, error: Exception) -> None:
+        """Say it, unless it was said since something last came. Refusals that time does not heal are raised."""
+        if isinstance(error, ApiError) and error.status < 500 and error.status != 429:
+            raise error
+        if not self._told:
+            said = f"says: {error}" if isinstance(error, ApiError) else f"does not answer ({type(error).__name__})"
+            self._on_trouble(f"the service {said}; trying again")
+            self._told = True
+
+    def pause(self) -> None:
+        """Before the next try."""
+        time.sleep(self._wait_s)
+        self._wait_s = min(5.0, self._wait_s * 2)
+
+
+def part(text: str) -> str:
+    """One part of a path."""
+    return quote(text, safe="")
+
+
+def raise_for(answer: requests.Response) -> None:
+    """ApiError for a refusal, Unreachable for something that is not Longhaul."""
+    if answer.ok:
+        return
+    try:
+        error = answer.json()["error"]
+        message, code = str(error["message"]), str(error["code"])
+    except (ValueError, KeyError, TypeError):
+        raise Unreachable(f"the server at {answer.url} is not Longhaul (status {answer.status_code})") from None
+    raise ApiError(message, status=answer.status_code, code=code, param=error.get("param"), hint=error.get("hint"))
+
+
+def _recovering(answer: requests.Response) -> str | None:
+    """What a service says that does not know all jobs yet."""
+    try:
+        raise_for(answer)
+    except ApiError as error:
+        return str(error) if error.code == "recovering" else None
+    except Unreachable:
+        return None
+    return None
+
+
+def _retry_after(answer: requests.Response) -> float | None:
+    """Seconds to wait, if that is bearable."""
+    given = answer.headers.get("Retry-After", "1")
+    seconds = float(given) if given.isdecimal() else LATEST_S + 1
+    return seconds if seconds <= LATEST_S else None

@@ -1,0 +1,42 @@
+"""Figures for people: durations, sizes, losses, times."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from jobs.text.units import format_bytes, format_duration
+
+
+def duration(seconds: float | None) -> str:
+    """Its two largest units; a dash when unknown."""
+    return "–" if seconds is None else format_duration(seconds)
+
+
+def size(count: float | None) -> str:
+    """Bytes; a dash when unknown."""
+    return "–" if count is None else format_bytes(count)
+
+
+def loss(value: float | None) -> str:
+    """Four places; a dash when unknown."""
+    return "–" if value is None else f"{value:.4f}"
+
+
+def clock(at: float) -> str:
+    """Local time; with the day when it is not today."""
+    then = time.localtime(at)
+    today = time.localtime()[:3] == then[:3]
+    return time.strftime("%H:%M:%S" if today else "%d %b %H:%M", then)
+
+
+def memory_needed(job: dict[str, Any]) -> str | None:
+    """What a job needs of memory, as planned; None before check, and in jobs of earlier versions."""
+    planned: dict[str, Any] = job["plan"].get("memory") or {}
+    return planned.get("text")
+
+
+def time_needed(job: dict[str, Any]) -> str | None:
+    """What a job needs on its GPU, as planned before anything was measured; None when nothing is known of a GPU."""
+    planned: dict[str, Any] = job["plan"].get("time") or {}
+    return planned.get("text")

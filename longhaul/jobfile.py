@@ -1,0 +1,68 @@
+"""What `longhaul submit` sends: a job file, or the job that a file of rows is, with changes from the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jobs.data_names import DATA_SUFFIXES
+
+ROWS = tuple(suffix for suffix in DATA_SUFFIXES if suffix != ".json")
+"""What the name of a file of rows ends in here, where .json is a job."""
+
+
+class BadInput(ValueError):
+    """The command line or a file it names cannot be used; says how it could."""
+
+
+def read_job(file: str, changes: Sequence[str], *, rows: Callable[[str], str]) -> dict[str, Any]:
+    """The job of a .json file, or the smallest job for a file of rows; then `changes` (`key.dotted=value`) in order.
+
+    `rows` is asked what `data.train` has to be for a file of rows.
+    """
+    if not file.endswith(ROWS):
+        return changed(_parsed(file), changes)
+    name = re.sub(r"[^A-Za-z0-9_.\-]", "-", Path(file).name.split(".")[0]).lstrip("-_.")[:64]
+    return changed({"name": name or "job", "data": {"train": rows(file)}}, changes)
+
+
+def changed(job: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """The job with `key.dotted=value` set, one after the other. Raises BadInput."""
+    for change in changes:
+        _set(job, change)
+    return job
+
+
+def _parsed(file: str) -> dict[str, Any]:
+    try:
+        job = json.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"{file}: {error.strerror}; give a job file (.json) or a file of rows (.jsonl)") from None
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{file} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{file} is not UTF-8 text; a job file is JSON") from None
+    if not isinstance(job, dict):
+        raise BadInput(f'{file}: a job is a JSON object; the minimum is {{"data": {{"train": "rows.jsonl"}}}}')
+    return job
+
+
+def _set(job: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    parts = key.split(".")
+    if not equals or not all(parts):
+        raise BadInput(f"--set {change}: write key.dotted=value, for example --set training.epochs=3")
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = text  # a bare word is a string
+    place = job
+    for part in parts[:-1]:
+        inner = place.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise BadInput(f"--set {change}: {part} is {inner!r} and has no keys")
+        place = inner
+    place[parts[-1]] = value

@@ -1,0 +1,102 @@
+"""`longhaul plan`: what a job would need, found out by a dry run; nothing is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jobs.memory_plan import MemoryPlan, layers
+from jobs.plan import Plan
+from jobs.text.units import bytes_alike
+from longhaul.api import Longhaul
+from longhaul.jobfile import BadInput
+
+
+def dry_run(api: Longhaul, job: dict[str, Any], console: Console) -> tuple[dict[str, Any], Plan | None]:
+    """The dry run as it ended, and its plan; None where the job was refused. Raises ApiError, Unreachable."""
+    made = api.submit(job, dry_run=True)
+    with console.status("checking the job"):
+        for _ in api.events(made["id"], on_trouble=lambda trouble: console.print(trouble, style="yellow")):
+            pass
+    ended = api.get(made["id"])
+    return ended, Plan.model_validate(api.plan(made["id"])) if ended["status"] == "validated" else None
+
+
+def write_picture(api: Longhaul, job: str, file: Path) -> None:
+    """The plan's picture as a PNG file. Raises BadInput where it cannot be written."""
+    picture = api.plan_picture(job)
+    try:
+        file.write_bytes(picture)
+    except OSError as error:
+        raise BadInput(f"--png {file}: {error.strerror}") from None
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Parts of the peak, what was tried, and in words: memory, time, host, disk."""
+    memory = plan.memory
+    assert memory is not None, "check has planned it"
+    console.print(_parts(memory))
+    console.print(_candidates(memory))
+    lines = [
+        ("memory", memory.text),
+        ("why", memory.why),
+        ("time", plan.time.text if plan.time and plan.time.text else "unknown without a GPU"),
+        ("steps", f"{plan.steps:,}" + ("" if plan.data.complete else ", estimated from the first rows")),
+        ("host", _host(memory)),
+        ("disk", _disk(memory)),
+    ]
+    grid = Table.grid(padding=(0, 2))
+    for name, text in lines:
+        if text:
+            grid.add_row(Text(name, style="dim"), Text(text))
+    console.print(grid)
+
+
+def _parts(memory: MemoryPlan) -> Table:
+    table = Table(title="at the peak", title_justify="left", box=None, pad_edge=False)
+    for name in (*memory.parts, "sum", "free", "budget"):
+        table.add_column(name, justify="right")
+    free = memory.budget_bytes - memory.peak_bytes
+    table.add_row(*bytes_alike(*memory.parts.values(), memory.peak_bytes, free, memory.budget_bytes))
+    return table
+
+
+def _candidates(memory: MemoryPlan) -> Table:
+    table = Table(title="what was tried, the best first", title_justify="left", box=None, pad_edge=False)
+    for name in ("", "optimizer", "recomputation", "micro-batch", "peak", "time a row", "score"):
+        table.add_column(name, justify="left" if name in ("", "optimizer", "recomputation") else "right")
+    peaks = bytes_alike(*(each.peak_bytes for each in memory.candidates))
+    for each, peak in zip(memory.candidates, peaks, strict=True):
+        chosen = memory.chose(each)
+        table.add_row(
+            "→" if chosen else "",
+            each.optimizer,
+            layers(each.activation_checkpointing) if each.parts else "however recomputed",
+            f"{each.micro_batch}" if each.fits else "does not fit",
+            f"{'' if each.parts else '> '}{peak}",
+            f"x {each.slowdown:.2f}" if each.fits else "–",
+            f"{each.score:.2f}" if each.fits else "–",
+            style="bold" if chosen else "" if each.fits else "dim",
+        )
+    return table
+
+
+def _host(memory: MemoryPlan) -> str | None:
+    host = memory.host
+    if host is None:
+        return None
+    way = "checkpoints are written in the background" if host.fits else "no room: checkpoints are streamed"
+    copy, available = bytes_alike(host.copy_bytes, host.available_bytes)
+    return f"a copy of weights and states takes {copy} of {available} free; {way}"
+
+
+def _disk(memory: MemoryPlan) -> str | None:
+    disk = memory.disk
+    if disk is None:
+        return None
+    one, model, needed, free = bytes_alike(disk.checkpoint_bytes, disk.model_bytes, disk.needed_bytes, disk.free_bytes)
+    return f"at most {disk.checkpoints} checkpoints of {one} and a model of {model}: {needed} of {free} free"

@@ -1,0 +1,132 @@
+"""Jobs, one job and its events as tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jobs.state import is_open
+from jobs.text.printable import one_line
+from longhaul.figures import clock, duration, loss, memory_needed, size, time_needed
+
+_STATUS_STYLES = {
+    "succeeded": "green",
+    "failed": "red",
+    "running": "cyan",
+    "paused": "yellow",
+    "cancelled": "dim",
+    "damaged": "red",
+}
+_COLUMNS = ("id", "name", "status", "pos.", "prio.", "step", "loss", "submitted", "left")
+NARROW = 100
+
+
+def print_jobs(page: dict[str, Any], console: Console, *, filtered: bool = False) -> None:
+    """One line a job."""
+    if not page["data"]:
+        console.print("no such jobs" if filtered else "no jobs yet: longhaul submit FILE")
+        return
+    # A narrow terminal shows less, and names give way: a part of an id is of no use.
+    narrow = console.width < NARROW
+    titles = [each for each in _COLUMNS if not narrow or each not in ("loss", "submitted")]
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        left = title in ("id", "name", "status")
+        table.add_column(title, no_wrap=title != "name", justify="left" if left else "right")
+    for job in page["data"]:
+        cells = _cells(job)
+        table.add_row(*(cells[title] for title in titles))
+    console.print(table)
+    if page["has_more"]:
+        console.print(f"more: longhaul list --after {page['last_id']}", style="dim", highlight=False)
+
+
+def _cells(job: dict[str, Any]) -> dict[str, str | Text]:
+    """What stands in each column."""
+    why = f": {job['error']['code']}" if job["status"] == "paused" and job["error"] else ""
+    left = job["estimated_finish"] - time.time() if _is_open(job) and job["estimated_finish"] else None
+    return {
+        "id": job["id"],
+        "name": Text(job["name"]),
+        "status": Text.assemble(_status(job), why),
+        "pos.": "–" if job["queue_position"] is None else f"{job['queue_position']}",
+        "prio.": f"{job['priority']}",
+        "step": f"{job['progress']['step']:,}/{job['steps']:,}" if job["steps"] else "–",
+        "loss": loss(job["best_loss"] if job["final_loss"] is None else job["final_loss"]),
+        "submitted": clock(job["created_at"]),
+        "left": duration(left),
+    }
+
+
+def print_job(job: dict[str, Any], console: Console, checkpoints: Sequence[dict[str, Any]] = ()) -> None:
+    """What matters about one job now; its checkpoints, newest first, where they were asked for."""
+    progress, error = job["progress"], job["error"]
+    wanted = "" if job["requested"] == "none" else f" ({job['requested']} requested)"
+    lines: list[tuple[str, Any]] = [
+        ("job", Text(f"{job['name']} · {job['id']}", style="bold")),
+        ("status", Text.assemble(_status(job), wanted)),
+    ]
+    if error:
+        lines.append(("cause", Text(f"{error['message']} [{error['code']}]", style="red")))
+        if error.get("hint"):
+            lines.append(("hint", Text(error["hint"])))
+    if job["waiting_reason"]:
+        lines.append(("waits because", Text(job["waiting_reason"])))
+    if job["queue_position"] is not None:
+        place = f"{job['queue_position']}, stage {job['stage']}"
+        lines.append(("in the queue", f"{place} (priority {job['priority']})" if job["priority"] else place))
+    if job["cloned_from"]:
+        lines.append(("cloned from", job["cloned_from"]))
+    lines.append(("model", Text(job["model"])))
+    lines.append(("data", Text(str(job["training_file"]))))
+    if job["steps"]:
+        lines.append(("progress", f"step {progress['step']:,} of {job['steps']:,}, attempt {job['attempt']}"))
+    if progress["at"]:
+        speed = [f"{progress['rows_per_s']:.1f} rows/s"]
+        if progress["tokens_per_s"] is not None:
+            speed.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
+        if progress["mfu"] is not None:
+            speed.append(f"MFU {progress['mfu']:.0%}")
+        lines.append(("training loss", f"{loss(progress['loss'])} at {', '.join(speed)}"))
+    elif needed := time_needed(job):
+        lines.append(("time needed", Text(needed)))
+    if memory := memory_needed(job):
+        lines.append(("memory needed", Text(memory)))
+    if job["first_loss"] is not None:
+        kept = "" if job["final_loss"] in (None, job["best_loss"]) else f", {loss(job['final_loss'])} of the model"
+        figures = f"{loss(job['first_loss'])} at first, best {loss(job['best_loss'])}{kept}"
+        lines.append(("validation loss", figures))
+    for title, at in (("estimated start", job["estimated_start"]), ("estimated finish", job["estimated_finish"])):
+        if at and _is_open(job):
+            lines.append((title, f"{clock(at)} (in {duration(at - time.time())})"))
+    for number, each in enumerate(checkpoints):
+        figures = f"{each['path']} (loss {loss(each['metrics'].get('valid_loss'))}, {size(each['bytes'])})"
+        lines.append(("" if number else "checkpoints", figures))
+    if job["checkpoint"] and not checkpoints:
+        lines.append(("checkpoint", job["checkpoint"]))
+    if job["fine_tuned_model"]:
+        lines.append(("model is in", job["fine_tuned_model"]))
+    lines.append(("run directory", job["run_dir"]))
+    grid = Table.grid(padding=(0, 2))
+    for name, value in lines:
+        grid.add_row(Text(name, style="dim"), value)
+    console.print(grid)
+
+
+def print_events(events: list[dict[str, Any]], console: Console) -> None:
+    """One line an event."""
+    for event in events:
+        console.print(Text(f"{event['number']:>5}  {clock(event['at'])}  {one_line(event['message'])}"), soft_wrap=True)
+
+
+def _is_open(job: dict[str, Any]) -> bool:
+    return is_open(job["status"])
+
+
+def _status(job: dict[str, Any]) -> Text:
+    return Text(job["status"], style=_STATUS_STYLES.get(job["status"], ""))

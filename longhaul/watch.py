@@ -1,0 +1,179 @@
+"""`longhaul watch`: a job as it goes. It can be left and entered again; the job does not notice."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from jobs.text.printable import one_line
+from longhaul.api import ApiError, Longhaul, Unreachable
+from longhaul.figures import clock, duration, loss, size, time_needed
+
+POLL_S = 1.0
+PLAIN_EVERY_S = 30.0
+HISTORY = 10
+"""Events shown of the time before one came in."""
+STALE_S = 120.0
+_STYLES = {"warn": "yellow", "error": "bold red"}
+
+
+def watch(
+    api: Longhaul, job: str, *, console: Console, history: int = HISTORY, tick: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Show events and progress until the job ends; returns it. `tick` is called about once a second.
+
+    Raises ApiError (no such job), Unreachable (nobody there to begin with), KeyboardInterrupt (the user left).
+    """
+    shown = api.get(job)
+    after = max(0, shown["event_number"] - history)
+    console.print(Text(f"{shown['name']} · {job} · {shown['model']}", style="bold"))
+    if after:
+        console.print(f"… {after} earlier events: longhaul show {job} --events", style="dim", highlight=False)
+    follower = _EventPrinter(api.another(), job, after)
+    states = _states(api, job, follower, console, tick)
+    if console.is_terminal:
+        with Live(_status(shown), console=console, refresh_per_second=4, transient=True) as live:
+            for shown in states:
+                live.update(_status(shown))
+        return shown
+    told_at, told_step = time.monotonic(), 0
+    for shown in states:
+        step = shown["progress"]["step"]
+        if step > told_step and time.monotonic() - told_at >= PLAIN_EVERY_S:
+            console.print(_line(shown), highlight=False, soft_wrap=True)
+            told_at, told_step = time.monotonic(), step
+    return shown
+
+
+def _states(
+    api: Longhaul, job: str, follower: _EventPrinter, console: Console, tick: Callable[[], None]
+) -> Iterator[dict[str, Any]]:
+    """The job about once a second, after its new events were printed; last, as it ended."""
+    ended = False
+    while True:
+        ended = _print_new(follower, console) or ended
+        tick()
+        try:
+            shown = api.get(job)
+        except Unreachable:  # the follower says so, and tries again
+            continue
+        except ApiError as error:
+            if error.status < 500 and error.status != 429:
+                raise
+            continue
+        yield shown
+        if ended:
+            return
+
+
+def _print_new(follower: _EventPrinter, console: Console) -> bool:
+    """Print for about a second what comes; whether it was the last event."""
+    deadline = time.monotonic() + POLL_S
+    while (left := deadline - time.monotonic()) > 0:
+        match follower.next(left):
+            case dict() as event:
+                _print_event(event, console)
+            case str() as trouble:
+                console.print(trouble, style="yellow", highlight=False)
+            case ApiError() as error:
+                raise error
+            case _End():
+                return True
+    return False
+
+
+class _End:
+    """No more events."""
+
+
+class _EventPrinter:
+    """Reads the event stream in a thread of its own, because a quiet stream blocks."""
+
+    def __init__(self, api: Longhaul, job: str, after: int) -> None:
+        self._items: queue.Queue[dict[str, Any] | str | ApiError | _End] = queue.Queue()
+        self._api, self._job, self._after = api, job, after
+        threading.Thread(target=self._run, name="follow", daemon=True).start()
+
+    def next(self, timeout_s: float) -> dict[str, Any] | str | ApiError | _End | None:
+        """The next event, a line about trouble, a refusal, END; None: nothing in time."""
+        try:
+            return self._items.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def _run(self) -> None:
+        try:
+            with self._api as api:
+                for event in api.events(self._job, after=self._after, on_trouble=self._items.put):
+                    self._items.put(event)
+            self._items.put(_End())
+        except ApiError as error:
+            self._items.put(error)
+
+
+def _print_event(event: dict[str, Any], console: Console) -> None:
+    line = Text(f"{clock(event['at'])}  {one_line(event['message'])}", style=_STYLES.get(event["level"], ""))
+    console.print(line, soft_wrap=True)
+
+
+def _status(job: dict[str, Any]) -> Table:
+    """One line: state, bar, step, loss, speed, memory, time left."""
+    progress = job["progress"]
+    row: list[Any] = [Text(_state(job), style="bold")]
+    if job["steps"]:
+        row.append(ProgressBar(total=job["steps"], completed=progress["step"], width=30))
+        row.append(Text(_figures(job)))
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row(*row)
+    return grid
+
+
+def _line(job: dict[str, Any]) -> str:
+    return f"{clock(time.time())}  {_state(job)}: {_figures(job)}"
+
+
+def _state(job: dict[str, Any]) -> str:
+    status: str = job["status"]
+    if job["requested"] != "none":
+        return "pausing" if job["requested"] == "pause" else "cancelling"
+    if status == "paused" and job["error"]:
+        return f"paused: {job['error']['code']}"
+    if job["queue_position"]:
+        return f"{status}, number {job['queue_position']} in the queue"
+    if status == "validating":
+        return "checking" if job["stage"] == "check" else "preparing the data"
+    if status == "queued" and job["not_before"] and (wait := job["not_before"] - time.time()) > 0:
+        return f"next attempt in {duration(wait)}"
+    return status
+
+
+def _figures(job: dict[str, Any]) -> str:
+    progress = job["progress"]
+    if not progress["at"]:
+        step = f"step {progress['step']:,}/{job['steps']:,}" if job["steps"] else "no figures yet"
+        return f"{step} · {needed}" if (needed := time_needed(job)) else step
+    rate, tokens, share = progress["rows_per_s"], progress["tokens_per_s"], progress["mfu"]
+    parts = [
+        f"step {progress['step']:,}" + (f"/{job['steps']:,}" if job["steps"] else ""),
+        f"loss {loss(progress['loss'])}",
+        f"{rate:.1f} rows/s",
+        *([f"{tokens:,.0f} tokens/s"] if tokens is not None else []),
+        *([f"MFU {share:.0%}"] if share is not None else []),
+        size(progress["memory_bytes"]),
+    ]
+    if job["status"] == "running":
+        age = time.time() - progress["at"]
+        if age > STALE_S:  # an estimate that nothing confirms any more would be a lie
+            parts.append(f"last figures {duration(age)} ago")
+        elif progress["eta_s"] is not None:
+            parts.append(f"{duration(progress['eta_s'] - age)} left")
+    return " · ".join(parts)

@@ -1,0 +1,167 @@
+"""How jobs, events and lists are answered: OpenAI's fine-tuning shapes where they exist, and ours beside them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from jobs.estimate import left_s, present
+from jobs.events import Event
+from jobs.metrics import MetricRow
+from jobs.record import JobRecord
+from jobs.redis.store import StoredJob
+from jobs.state import DAMAGED, Requested, Status
+from service.answers.events import EventEnvelope, model_of
+from service.answers.jobs import Hyperparameters, Job, Progress
+from service.answers.parts import Answer, Page
+from service.reading.wording import level, sentence
+
+PageType = TypeVar("PageType", bound=Page)
+
+
+def shown_job(job: StoredJob, *, runs_name: str) -> Job:
+    """One job. Paths begin with the name of the runs folder. Times: Unix seconds, whole where OpenAI's are."""
+    record, spec = job.record, job.spec
+    validation = spec.data.validation if spec else None
+    folder = f"{runs_name}/{record.id}"
+    return Job(
+        object="fine_tuning.job",
+        id=record.id,
+        created_at=int(record.submitted_at),
+        finished_at=_whole(record.finished_at),
+        estimated_finish=None if job.damage else _whole(job.estimated_finish) or _estimated_finish(job),
+        status=DAMAGED if job.damage else record.status.value,
+        model=record.model,
+        fine_tuned_model=f"{folder}/{record.result_model}" if record.result_model else None,
+        error=job.damage or record.error,
+        hyperparameters=Hyperparameters(
+            n_epochs=spec.training.epochs if spec else None,
+            batch_size=spec.training.batch_size if spec else None,
+            learning_rate=spec.training.learning_rate if spec else None,
+        ),
+        seed=spec.training.seed if spec else None,
+        training_file=spec.data.train if spec else None,
+        validation_file=validation if isinstance(validation, str) else None,
+        method=spec.method if spec else None,
+        metadata=record.metadata,
+        organization_id="longhaul",
+        result_files=[record.result_model, "metrics.jsonl"] if record.result_model else [],
+        trained_tokens=None,
+        name=record.name,
+        stage=record.stage,
+        requested=record.requested,
+        priority=record.priority,
+        queue_position=None if job.position is None else job.position + 1,
+        estimated_start=_whole(job.estimated_start),
+        dry_run=record.dry_run,
+        cloned_from=record.cloned_from,
+        attempt=record.attempt,
+        restarts=record.restarts,
+        last_reason=record.last_reason,
+        not_before=record.not_before or None,
+        waiting_reason=record.waiting_reason,
+        started_at=_whole(record.started_at),
+        training_s=record.training_s,
+        steps=record.steps,
+        progress=_progress(record, job.latest),
+        first_loss=record.first_loss,
+        best_loss=record.best_loss,
+        final_loss=record.result_loss,
+        checkpoint=record.checkpoint,
+        plan=record.plan,
+        data=record.data,
+        run_dir=folder,
+        event_number=record.number,
+        spec=spec,
+    )
+
+
+def shown_event(event: Event) -> EventEnvelope:
+    """One event; `data` is the fact, `message` the same for people."""
+    return model_of(event.fact).model_validate(
+        {
+            "object": "fine_tuning.job.event",
+            "id": f"{event.job}:{event.number}",
+            "number": event.number,
+            "job": event.job,
+            "created_at": int(event.at),
+            "at": event.at,
+            "attempt": event.attempt,
+            "type": event.type,
+            "level": level(event),
+            "message": sentence(event),
+            "data": {name: value for name, value in event.fact if name != "type"},
+        }
+    )
+
+
+def unread_event(job: str, number: int, raw: bytes) -> dict[str, Any]:
+    """An event that this version cannot read, as far as it looks like one; `message` is all that Redis holds of it."""
+    said: Any = {}
+    with suppress(ValueError):
+        said = json.loads(raw)
+    said = said if isinstance(said, dict) else {}
+    fact = said["fact"] if isinstance(said.get("fact"), dict) else {}
+    at, attempt = said.get("at"), said.get("attempt")
+    at = at if isinstance(at, float | int) and math.isfinite(at) else 0.0
+    kind = str(fact.get("type"))
+    return {
+        "object": "fine_tuning.job.event",
+        "id": f"{job}:{number}",
+        "number": number,
+        "job": job,
+        "created_at": int(at),
+        "at": at,
+        "attempt": attempt if isinstance(attempt, int) else 0,
+        "type": kind if kind.isprintable() else "unknown",
+        "level": "warn",
+        "message": f"this version cannot read the event: {raw.decode(errors='replace')}",
+        "data": {key: value for key, value in fact.items() if key != "type"},
+    }
+
+
+def page(kind: type[PageType], data: Sequence[Answer], *, has_more: bool) -> PageType:
+    """A list of this kind: it names the field of an item that the next page's `after` takes."""
+    ends = {"first_id": data[0], "last_id": data[-1]} if data else {"first_id": None, "last_id": None}
+    cursor = {name: each and getattr(each, kind.cursor) for name, each in ends.items()} if kind.cursor else {}
+    return kind.model_validate({"object": "list", "data": data, "has_more": has_more} | cursor)
+
+
+def _progress(record: JobRecord, latest: MetricRow | None) -> Progress:
+    running = record.status is Status.RUNNING
+    row = present(record, latest) if running else latest
+    step = row.step if row and (running or record.status.terminal) else record.progress_step
+    if record.result_step is not None:
+        step = record.result_step if record.steps is None else record.steps
+    eta_s = left_s(record, latest) if running else None
+    return Progress(
+        step=step,
+        steps=record.steps,
+        fraction=round(min(1.0, step / record.steps), 4) if record.steps else None,
+        epoch=row.epoch if row else None,
+        loss=row.loss if row else None,
+        rows_per_s=row.rows_per_s if row else None,
+        tokens_per_s=row.tokens_per_s if row else None,
+        mfu=row.mfu if row else None,
+        memory_bytes=row.memory_bytes if row else None,
+        eta_s=eta_s,
+        eta_from=None if eta_s is None else "measured" if latest else "plan",
+        at=row.at if row else None,
+    )
+
+
+def _estimated_finish(job: StoredJob) -> int | None:
+    """Of a running job; what waits is estimated with the order, in `jobs/redis/queries.py`."""
+    record, left = job.record, left_s(job.record, job.latest)
+    if record.status is not Status.RUNNING or left is None or record.requested is not Requested.NONE:
+        return None
+    row = present(record, job.latest)
+    since = row.at if row else record.attempt_started_at
+    return None if since is None else int(since + left)
+
+
+def _whole(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds)

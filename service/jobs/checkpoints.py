@@ -1,0 +1,75 @@
+"""The checkpoints of a job, in OpenAI's shape: what is on disk now, complete, newest first."""
+
+from __future__ import annotations
+
+import os
+import re
+from operator import itemgetter
+
+from pydantic import BaseModel, ValidationError
+
+from jobs.disk.rundir import RunDir
+from service.answers import Checkpoint, CheckpointMetrics
+from service.files.confined import NoFile, content, files_below, open_inside
+from service.reading.metric_series import SeriesCache
+
+_NAME = re.compile(r"step-(\d{8,15})")
+
+
+class _State(BaseModel):
+    """What state.json says of the weights, among much else."""
+
+    validation_loss: float | None
+
+
+def checkpoints_of(run: RunDir, series: SeriesCache, *, runs_name: str) -> list[Checkpoint]:
+    """One object each. `best`: the one with the lowest validation loss, if any was evaluated; pruning keeps it."""
+    steps = {int(found[1]): name for name in _folders(run) if (found := _NAME.fullmatch(name))}
+    shown = [each for step in sorted(steps, reverse=True) if (each := _checkpoint(run, runs_name, step, steps[step]))]
+    losses = series.losses(run.metrics_file, [each.step_number for each in shown]) if shown else []
+    for each, loss in zip(shown, losses, strict=True):
+        each.metrics.train_loss = loss
+    evaluated = [(loss, each) for each in shown if (loss := each.metrics.valid_loss) is not None]
+    if evaluated:
+        min(evaluated, key=itemgetter(0))[1].best = True
+    return shown
+
+
+def _folders(run: RunDir) -> list[str]:
+    try:
+        handle = open_inside(run.path, "checkpoints")
+    except NoFile:  # nothing was saved yet
+        return []
+    try:
+        return os.listdir(handle)
+    except NotADirectoryError:  # a file: nothing that was saved
+        return []
+    finally:
+        os.close(handle)
+
+
+def _checkpoint(run: RunDir, runs_name: str, step: int, name: str) -> Checkpoint | None:
+    """None: it is not complete, or was pruned while it was looked at."""
+    path = f"checkpoints/{name}"
+    try:
+        handle = open_inside(run.path, path)
+        try:
+            files = {file.path: file.status for file in files_below(handle)}
+        finally:
+            os.close(handle)
+        complete = files["manifest.json"]
+        state = _State.model_validate_json(content(run.path, f"{path}/state.json"))
+    except (NoFile, NotADirectoryError, KeyError, ValidationError):
+        return None
+    return Checkpoint(
+        object="fine_tuning.job.checkpoint",
+        id=f"{run.id}/{name}",
+        created_at=int(complete.st_mtime),
+        fine_tuning_job_id=run.id,
+        fine_tuned_model_checkpoint=f"{runs_name}/{run.id}/{path}",
+        step_number=step,
+        metrics=CheckpointMetrics(step=step, valid_loss=state.validation_loss),
+        bytes=sum(status.st_size for status in files.values()),
+        best=False,
+        path=path,
+    )

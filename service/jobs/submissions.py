@@ -1,0 +1,165 @@
+"""New jobs: as asked for, or as a clone of another with changes.
+
+Order of a submission: reserve id and key in Redis (fails: nothing on disk), the run directory, the record
+in Redis (fails: reconcile does it), a ticket.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jobs.data_names import dataset_file, is_dataset_name, uploaded
+from jobs.disk import rundir
+from jobs.disk.rundir import RunDir
+from jobs.errors import Conflict, StoreUnavailable, UserError
+from jobs.events import JobSubmitted
+from jobs.process.secrets import where_secret
+from jobs.record import JobRecord, fold
+from jobs.redis.queue import Tickets
+from jobs.redis.store import Store
+from jobs.spec import JobSpec, parse_spec
+from jobs.state import Stage
+from jobs.version import FORMAT, VERSION
+
+log = logging.getLogger("longhaul.service")
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+class Submissions:
+    """Makes jobs. Raises the errors of `jobs.errors`."""
+
+    def __init__(self, *, runs: Path, data: Path, uploads: Path, store: Store, tickets: Tickets) -> None:
+        self._runs = runs
+        self._data = data
+        self._uploads = uploads
+        self._store = store
+        self._tickets = tickets
+
+    def submit(self, body: object, *, key: str | None, dry_run: bool) -> tuple[RunDir, JobRecord]:
+        """A new job; or, with an Idempotency-Key that came before with this body, the job of that time."""
+        return self._make(parse_spec(body), asked={"body": body, "dry_run": dry_run}, key=key, dry_run=dry_run)
+
+    def clone(self, source: RunDir, patch: object, *, key: str | None, dry_run: bool) -> tuple[RunDir, JobRecord]:
+        """A new job with the specification of another, changed by a JSON merge patch (RFC 7396)."""
+        try:
+            spec = parse_spec(merged(source.spec_json(), patch))
+        except RecursionError:
+            raise UserError("the patch is nested too deeply: a specification has three levels") from None
+        asked = {"clone": source.id, "body": patch, "dry_run": dry_run}
+        return self._make(spec, asked=asked, key=key, dry_run=dry_run, cloned_from=source.id)
+
+    def _make(
+        self, spec: JobSpec, *, asked: dict[str, Any], key: str | None, dry_run: bool, cloned_from: str | None = None
+    ) -> tuple[RunDir, JobRecord]:
+        _refuse_secrets(spec)
+        self._refuse_outside_data(spec)
+        if key is not None and not _KEY.fullmatch(key):
+            raise UserError("Idempotency-Key: 1 to 255 visible ASCII characters, please", param="Idempotency-Key")
+        body_sha256 = _sha256(asked)
+        new_id = make_id()
+        if key is None:
+            job, first_body = self._store.reserve(f"id:{new_id}", new_id, body_sha256)
+        else:
+            on_disk = partial(rundir.submitted_under, self._runs, key)
+            job, first_body = self._store.reserve(key, new_id, body_sha256, on_disk=on_disk)
+        if first_body != body_sha256:
+            raise Conflict(f"Idempotency-Key {key!r} was used before with another body (job {job}); take a new key")
+        submitted = JobSubmitted(
+            name=spec.name,
+            model=spec.model,
+            spec_sha256=spec.sha256(),
+            priority=spec.priority,
+            max_restarts=spec.max_restarts,
+            metadata=spec.metadata,
+            dry_run=dry_run,
+            format_version=FORMAT,
+            version=VERSION,
+            idempotency_key=key,
+            body_sha256=body_sha256,
+            discord=spec.integrations.discord,
+            wandb=spec.integrations.wandb is not None,
+            cloned_from=cloned_from,
+        )
+        # A key whose first submission died half-way: whoever comes again completes it under the same id.
+        run, made = rundir.create(self._runs, job, spec, submitted)
+        with run.locked() as events:  # nobody deletes it before Redis has heard of it
+            record = fold(job, events)
+            try:
+                self._store.project(run, record, events)
+            except StoreUnavailable as error:
+                log.warning("job %s is on disk and waits for Redis: %s", job, error)
+        if made:
+            self._tickets.add(Stage.CHECK)
+        return run, record
+
+    def _refuse_outside_data(self, spec: JobSpec) -> None:
+        """Refuse paths whose spelling leaves the data directory; what is on disk is for the check stage to see.
+
+        And uploads that there are not: they came through here.
+        """
+        paths = {"data.train": spec.data.train}
+        if isinstance(spec.data.validation, str):
+            paths["data.validation"] = spec.data.validation
+        if spec.model.startswith(("./", "/")):
+            paths["model"] = spec.model
+        base = os.path.abspath(self._data)
+        for param, path in paths.items():
+            if any(ord(character) < 32 for character in path):
+                raise UserError(f"{param} = {path!r} holds a control character", param=param)
+            if (dataset := uploaded(path)) is not None:
+                if not is_dataset_name(dataset) or not dataset_file(self._uploads, dataset).is_file():
+                    raise UserError(
+                        f"{param} = {path!r}: there is no uploaded data set {dataset!r}",
+                        param=param,
+                        hint="upload it first: PUT /datasets/NAME (GET /datasets lists what there is)",
+                    )
+                continue
+            if os.path.commonpath([base, os.path.abspath(os.path.join(base, path))]) != base:
+                raise UserError(
+                    f"{param} = {path!r} is outside the data directory",
+                    param=param,
+                    hint="put it into the data directory and give the path inside that",
+                )
+
+
+def merged(target: object, patch: object) -> Any:
+    """The target after a JSON merge patch (RFC 7396): objects are merged key by key, null takes a key away."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+def _refuse_secrets(spec: JobSpec) -> None:
+    """A specification is shown to everybody who may ask, and told to Discord and W&B."""
+    if (param := where_secret(spec.model_dump(mode="json"))) is not None:
+        raise UserError(
+            f"{param} looks like a secret, and everyone who can read this job could read it",
+            param=param,
+            hint="take it out; what workers need to know stands in .env",
+        )
+
+
+def make_id() -> str:
+    """`job-` and 20 digits of base 32: milliseconds since 1970 (so that ids sort by time), then 50 random bits."""
+    number = (time.time_ns() // 1_000_000 << 50) | secrets.randbits(50)
+    return "job-" + "".join(_BASE32[number >> shift & 31] for shift in range(95, -1, -5))
+
+
+def _sha256(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

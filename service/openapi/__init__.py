@@ -1,0 +1,1 @@
+"""The OpenAPI document: what FastAPI cannot know of the routes."""

@@ -1,0 +1,232 @@
+"""The pages of docs/reference/, written from the types, tables and routes that they describe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from jobs.events import AnyFact, Event
+from jobs.metrics import MetricRow
+from jobs.reasons import Reason
+from jobs.redis.gauges import Standing
+from jobs.spec import JobSpec
+from service.openapi.error_answers import MEANINGS, error_answer
+from service.reading import prometheus
+from service.reading.wording import UNWORDED
+
+ENVIRONMENT = Path(__file__).resolve().parents[2] / ".env.example"
+_NOTE = "<!-- Written by `make openapi`: edit the source that the page names, not the page. -->\n"
+Schema = dict[str, Any]
+
+
+def pages(app: FastAPI) -> dict[str, str]:
+    """Every page, by file name."""
+    written = {
+        "job.md": _job(),
+        "events.md": _events(),
+        "errors.md": _errors(),
+        "metrics.md": _metrics(),
+        "api.md": _routes(app.openapi()),
+        "environment.md": _environment(ENVIRONMENT.read_text()),
+    }
+    return {name: _NOTE + "\n".join(lines).rstrip() + "\n" for name, lines in written.items()}
+
+
+def _job() -> Iterator[str]:
+    schema = JobSpec.model_json_schema()
+    yield "# Job file"
+    yield "\nEvery key of a job, from `jobs/spec.py`. Only `data.train` is required. Unknown keys are errors."
+    own: dict[str, Schema] = {}
+    parts: dict[str, Schema] = {}
+    for key, field in schema["properties"].items():
+        part = _part(field, schema["$defs"])
+        (parts if part else own)[key] = part or field
+    yield "\n## The job itself\n"
+    yield from _keys("", own, schema)
+    for key, part in parts.items():
+        yield f"\n## `{key}`\n\n{_line(part['description'])}\n"
+        yield from _keys(f"{key}.", part["properties"], schema)
+
+
+def _keys(prefix: str, fields: Mapping[str, Schema], schema: Schema) -> Iterator[str]:
+    """The rows of a table, and those of parts of parts."""
+
+    def rows(prefix: str, fields: Mapping[str, Schema]) -> Iterator[tuple[str, ...]]:
+        for key, field in fields.items():
+            inner = _part(field, schema["$defs"])
+            default = "required" if "default" not in field else f"`{json.dumps(field['default'])}`"
+            values = "object or null" if inner else _values(field)
+            yield f"`{prefix}{key}`", values, default, _line(field.get("description", ""))
+            if inner:
+                yield from rows(f"{prefix}{key}.", inner["properties"])
+
+    yield from _table(("key", "values", "default", "meaning"), rows(prefix, fields))
+
+
+def _part(field: Schema, defs: Mapping[str, Schema]) -> Schema | None:
+    """The object that a key holds; None where it holds a value."""
+    for kind in (field, *field.get("anyOf", [])):
+        if "$ref" in kind:
+            return defs[kind["$ref"].rpartition("/")[2]]
+    return None
+
+
+def _events() -> Iterator[str]:
+    yield "# Events"
+    yield "\nA line of `events.jsonl` holds these fields, and as `fact` those of its `type` below (`jobs/events.py`)."
+    yield "The API shows a fact's fields as `data`: schema `Event` of [openapi.json](../openapi.json).\n"
+    envelope = Event.model_json_schema()["properties"]
+    yield from _fields({name: field for name, field in envelope.items() if name != "fact"})
+    shared: dict[str, Schema] = {}
+    for fact in get_args(get_args(AnyFact)[0]):
+        schema = fact.model_json_schema()
+        shared |= schema.get("$defs", {})
+        yield f"\n## `{schema['properties']['type']['const']}`\n\n{_line(schema['description'])}"
+        if fields := {name: field for name, field in schema["properties"].items() if name != "type"}:
+            yield ""
+            yield from _fields(fields)
+    yield "\n## Parts of events"
+    for name, schema in sorted(shared.items()):
+        yield f"\n### {name}\n\n{_line(schema.get('description', ''))}"
+        if fields := schema.get("properties", {}):
+            yield ""
+            yield from _fields(fields)
+        elif values := schema.get("enum"):
+            yield f"\n{', '.join(f'`{value}`' for value in values)}"
+
+
+def _errors() -> Iterator[str]:
+    yield "# Reasons and error codes"
+    yield "\n[Troubleshooting](../troubleshooting.md) says what to do about each."
+    yield "\n## How an attempt ends\n\n`reason` of `attempt.ended`.\n"
+    yield from _table(
+        ("reason", "meaning", "next attempt", "exit code", "hint"),
+        ((f"`{each}`", each.sentence, each.next_attempt, f"{each.exit_code}", each.hint or "") for each in Reason),
+    )
+    yield '\n## Errors of the API\n\nOne shape: `{"error": {"type", "code", "message", "param"}}`, with a `hint` where'
+    yield "there is one. `param` is the dotted key of the job file, or the parameter of the request."
+    for status, meaning in MEANINGS.items():
+        yield f"\n### {status}\n\n{meaning}\n"
+        examples = error_answer(status)["content"]["application/json"]["examples"]
+        errors = {code: example["value"]["error"] for code, example in examples.items()}
+        yield from _table(
+            ("code", "an example", "its hint"),
+            ((f"`{code}`", error["message"], error.get("hint", "")) for code, error in errors.items()),
+        )
+
+
+def _metrics() -> Iterator[str]:
+    yield "# Metrics"
+    yield f"\n## Rows of `metrics.jsonl`\n\n{_line(MetricRow.__doc__ or '')}\n"
+    yield from _fields(MetricRow.model_json_schema()["properties"])
+    yield "\n## Prometheus\n\n`GET /metrics`, from `service/reading/prometheus.py`.\n"
+    registry = CollectorRegistry()
+    prometheus.Requests(registry).answered({"method": "GET"}, 200, 0.0)
+    families = [*prometheus.families([], Standing({}, {}, []), 0), *UNWORDED.collect(), *registry.collect()]
+    rows = []
+    for family in families:
+        labels = getattr(family, "_labelnames", ()) or (family.samples[0].labels if family.samples else ())
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        rows.append(
+            (f"`{name}`", family.type, ", ".join(f"`{each}`" for each in labels if each != "le"), family.documentation)
+        )
+    yield from _table(("name", "type", "labels", "meaning"), rows)
+
+
+def _routes(document: Schema) -> Iterator[str]:
+    yield "# Routes"
+    yield "\nFrom the routes themselves. Parameters, bodies and answers in full: [openapi.json](../openapi.json),"
+    yield "which the service also answers at `/openapi.json`. Error codes: [errors.md](errors.md)."
+    operations = [
+        (operation["tags"][0], method.upper(), path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    for tag in document["tags"]:
+        yield f"\n## {tag['name'].capitalize()}\n\n{tag['description']}\n"
+        yield from _table(
+            ("route", "what it does", "statuses"),
+            (
+                (f"`{method} {path}`", _first(operation["description"]), " ".join(operation["responses"]))
+                for name, method, path, operation in operations
+                if name == tag["name"]
+            ),
+        )
+
+
+def _environment(text: str) -> Iterator[str]:
+    """From `.env.example`: after an introduction, blocks of a title and of variables, each below its meaning."""
+    yield "# Environment variables"
+    yield "\nThe service and the workers read these once, when they start. `.env.example` holds their defaults."
+    for block in text.split("\n\n")[1:]:
+        title, *lines = block.strip().splitlines()
+        yield f"\n## {title.removeprefix('# ')}\n"
+        rows, said = [], ""
+        for line in lines:
+            if line.startswith("#"):
+                said += line.removeprefix("#")
+            else:
+                name, _, default = line.partition("=")
+                rows.append((f"`{name}`", f"`{default}`" if default else "", said.strip()))
+                said = ""
+        yield from _table(("variable", "default", "meaning"), rows)
+
+
+def _fields(properties: Mapping[str, Schema]) -> Iterator[str]:
+    rows = ((f"`{name}`", _values(field), _line(field.get("description", ""))) for name, field in properties.items())
+    yield from _table(("field", "type", "meaning"), rows)
+
+
+def _values(field: Schema) -> str:
+    """The type and range of a value, such as: integer, 1 to 64."""
+    if "anyOf" in field:
+        return " or ".join(_values(kind) for kind in field["anyOf"])
+    if "$ref" in field:
+        name = field["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "const" in field:
+        return f"`{json.dumps(field['const'])}`"
+    if "enum" in field:
+        return ", ".join(f"`{json.dumps(value)}`" for value in field["enum"])
+    if field["type"] == "array":
+        return f"list of {_values(field['items'])}"
+    return f"{field['type']}{_range(field)}"
+
+
+def _range(field: Schema) -> str:
+    if "minimum" in field and "maximum" in field:
+        return f", {_number(field['minimum'])} to {_number(field['maximum'])}"
+    words = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    text = " and ".join(f"{sign} {_number(field[bound])}" for bound, sign in words.items() if bound in field)
+    if "pattern" in field:
+        text = f"matching `{field['pattern']}`"
+    elif "maxLength" in field:
+        text = f"{field.get('minLength', 0)} to {field['maxLength']:,} characters"
+    return f", {text}" if text else ""
+
+
+def _number(value: float) -> str:
+    return f"{int(value) if value == int(value) else value:,}"
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
+def _line(text: str) -> str:
+    """A docstring in one line."""
+    return " ".join(text.split())
+
+
+def _first(text: str) -> str:
+    """Its first sentence."""
+    first, point, _ = _line(text).partition(". ")
+    return first + point.rstrip()

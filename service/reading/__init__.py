@@ -1,0 +1,1 @@
+"""How a job goes, for readers: events as sentences, live streams, series of metrics, logs, Prometheus."""

@@ -1,0 +1,78 @@
+"""Long answers: server-sent events, and logs that are followed. None of them holds a pool thread while it waits.
+
+Each keeps one connection and a bounded backlog, and there is a bound on how many of them are open.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from jobs.events import Event
+from jobs.redis.feed import Feed
+from jobs.text.units import format_duration
+from service.answers.shown import shown_event, unread_event
+from service.errors import error_response
+
+RETRY_AFTER_S = 10
+
+
+class Streams:
+    """How many long answers this process has open, and how many it may have."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.open = 0
+
+
+class Stream(StreamingResponse):
+    """An answer that lasts until `content` ends, or the reader leaves; 429 when there are too many already."""
+
+    def __init__(self, streams: Streams, content: AsyncIterator[bytes], media_type: str) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(content, media_type=media_type, headers=headers)
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if self._streams.open >= self._streams.most:
+            refusal = error_response(
+                429,
+                "too_many_streams",
+                f"{self._streams.open} streams are open, which is the limit",
+                hint=f"close some, or try again in {format_duration(RETRY_AFTER_S)}",
+                headers={"Retry-After": str(RETRY_AFTER_S)},
+            )
+            await refusal(scope, receive, send)
+            return
+        self._streams.open += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._streams.open -= 1
+
+
+def frame(event: Event) -> bytes:
+    """A server-sent event: `id` is the event's number, `event` its type, `data` its JSON."""
+    shown = shown_event(event)
+    return _frame(shown.number, event.type, shown.model_dump_json())
+
+
+def unread_frame(job: str, number: int, raw: bytes) -> bytes:
+    """The same of an event that this version cannot read."""
+    shown = unread_event(job, number, raw)
+    return _frame(number, shown["type"], json.dumps(shown, ensure_ascii=False))
+
+
+def _frame(number: int, kind: str, data: str) -> bytes:
+    return f"id: {number}\nevent: {kind}\ndata: {data}\n\n".encode(errors="replace")
+
+
+async def event_stream(feed: Feed, job: str, *, after: int, keep_alive_s: float) -> AsyncIterator[bytes]:
+    """Frames of the job's events, to its last; a comment when all is quiet."""
+    yield b": following\n\n"  # headers and a first byte at once, so that clients know they are connected
+    async for delivery in feed.follow(job, after=after, idle_s=keep_alive_s):
+        yield b"".join(each.frame for each in delivery) or b": keep-alive\n\n"

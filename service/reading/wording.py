@@ -1,0 +1,240 @@
+"""Each event as one sentence for people, and how loud it is."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from prometheus_client import Counter
+
+from jobs.dataset_report import PreparedSummary
+from jobs.events import (
+    AnyFact,
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointRejected,
+    CheckpointSaved,
+    DeviceWaiting,
+    DiskLow,
+    EvaluationFinished,
+    Event,
+    Fault,
+    JobCancelled,
+    JobCancelRequested,
+    JobChecked,
+    JobFailed,
+    JobPaused,
+    JobPauseRequested,
+    JobPauseWithdrawn,
+    JobPrepared,
+    JobPriorityChanged,
+    JobQueued,
+    JobRepaired,
+    JobResumed,
+    JobSubmitted,
+    JobSucceeded,
+    JobUnprepared,
+    JobValidated,
+    MemoryMeasured,
+    MemoryPlanned,
+    ModelLoaded,
+    OomRecovered,
+)
+from jobs.memory_plan import MemorySummary, describe
+from jobs.plan import TimeSummary
+from jobs.text.units import bytes_alike, bytes_by_name, format_bytes, format_duration
+
+log = logging.getLogger("longhaul.service")
+UNWORDED = Counter(
+    "longhaul_events_unworded", "Events shown as raw JSON because they could not be worded.", registry=None
+)
+_MANY = 0.03
+"""Of all texts: so many that the tokenizer does not know in full are said."""
+_WARNINGS = (CheckpointRejected, DiskLow, OomRecovered, DeviceWaiting, JobRepaired, JobUnprepared)
+
+
+def level(event: Event) -> Literal["info", "warn", "error"]:
+    """OpenAI's three levels."""
+    fact = event.fact
+    if isinstance(fact, JobFailed) or (isinstance(fact, JobPaused) and fact.error is not None):
+        return "error"
+    if isinstance(fact, _WARNINGS) or (isinstance(fact, AttemptEnded) and fact.reason.severity != "info"):
+        return "warn"
+    return "info"
+
+
+def sentence(event: Event) -> str:
+    """What happened, in plain words, with the figures that matter; an event without words for it as it is."""
+    try:
+        return _sentence(event.fact, event.attempt)
+    except Exception:  # a mistake of ours: nobody who follows may be cut off by it
+        log.exception("job %s: event %d cannot be worded and is shown as raw JSON", event.job, event.number)
+        UNWORDED.inc()
+        return f"{event.type} {event.fact.model_dump_json(exclude={'type'})}"
+
+
+def _sentence(fact: AnyFact, attempt: int) -> str:
+    match fact:
+        case JobSubmitted():
+            clone = f", a clone of {fact.cloned_from}" if fact.cloned_from else ""
+            return f"submitted as {fact.name!r}, model {fact.model}{clone}" + (" (dry run)" if fact.dry_run else "")
+        case JobChecked():
+            plan = fact.plan
+            return (
+                f"checked: specification, paths, model and first rows are in order; about {plan.rows_estimated:,} rows "
+                f"and {plan.steps:,} steps{_text(plan.time)}{_text(plan.memory)}"
+            )
+        case JobPrepared():
+            adopted = f" (from {fact.adopted.source} on)" if fact.adopted else ""
+            return (
+                f"prepared: {_prepared(fact.data)}{fact.steps:,} steps to train{adopted}"
+                f"{_text(fact.time)}{_text(fact.memory)}{_passed_over(fact)}"
+            )
+        case JobUnprepared():
+            return f"returned to prepare: {fact.message}"
+        case JobQueued():
+            wait = (
+                f"; the next attempt starts in {format_duration(fact.not_before_s)} at the earliest"
+                if fact.not_before_s
+                else ""
+            )
+            return f"waits for a GPU{wait}"
+        case JobPauseRequested():
+            return "pause requested: the trainer saves a checkpoint and stops"
+        case JobCancelRequested():
+            return "cancel requested: the trainer stops"
+        case JobPauseWithdrawn():
+            return "the pause was withdrawn: the job keeps running"
+        case JobPriorityChanged():
+            return f"the priority is now {fact.priority}"
+        case AttemptStarted():
+            return f"attempt {attempt} started on {fact.device} (worker {fact.worker})"
+        case DeviceWaiting():
+            return f"waiting for the GPU: {fact.message}"
+        case ModelLoaded():
+            begin = f"resuming from step {fact.resumed_step:,}" if fact.resumed_step is not None else "from the start"
+            return (
+                f"model loaded once: {fact.parameters:,} parameters, {fact.dtype} on {fact.device} "
+                f"in {format_duration(fact.seconds)}, {begin}"
+            )
+        case MemoryPlanned():
+            held = fact.other_processes_bytes or 0
+            peak, budget, by_others = bytes_alike(fact.peak_bytes, fact.budget_bytes, held)
+            others = f", {by_others} held by other processes" if held else ""
+            changed = f"; not as planned: {fact.changed}" if fact.changed else ""
+            return (
+                f"memory: {peak} at the peak of {budget}{others}; "
+                f"{describe(fact.optimizer, fact.activation_checkpointing, fact.micro_batch)}{changed}"
+            )
+        case MemoryMeasured():
+            measured, predicted, peak, budget = bytes_alike(
+                fact.measured_bytes, fact.predicted_bytes, fact.peak_bytes, fact.budget_bytes
+            )
+            return (
+                f"step {fact.step:,}: {measured} at the peak, {predicted} predicted; "
+                f"at most {peak} expected, of {budget}"
+            )
+        case EvaluationFinished():
+            best = ", the best so far" if fact.best else ""
+            return f"step {fact.step:,}: validation loss {fact.loss:.4f} over {fact.rows:,} rows{best}"
+        case CheckpointSaved():
+            return (
+                f"step {fact.step:,}: checkpoint saved ({format_bytes(fact.bytes)} in {format_duration(fact.seconds)})"
+            )
+        case CheckpointRejected():
+            return f"{fact.path} did not verify and was skipped: {fact.message}"
+        case DiskLow():
+            free, needed = bytes_alike(fact.free_bytes, fact.needed_bytes)
+            return (
+                f"step {fact.step:,}: checkpoint skipped, the disk is too full for it ({free} free, {needed} needed); "
+                "training continues"
+            )
+        case OomRecovered():
+            return _recovered(fact)
+        case AttemptEnded():
+            return f"attempt {attempt} ended at step {fact.step:,}: {_ended(fact)}"
+        case JobPaused():
+            return "paused until you resume it" if fact.error is None else f"paused: {_cause(fact.error)}"
+        case JobResumed(from_scratch=True):
+            return "resumed from scratch: waits for a GPU, then starts at step 0 without the earlier checkpoints"
+        case JobResumed():
+            return "resumed: waits for a GPU again"
+        case JobRepaired():
+            lines = f"the last {fact.lines_lost:,} lines" if fact.lines_lost > 1 else "the last line"
+            return f"repaired: {lines} of its events could not be read; the job is in the state before"
+        case JobValidated():
+            return "dry run: the job is valid"
+        case JobSucceeded():
+            loss = f", validation loss {fact.loss:.4f}" if fact.loss is not None else ""
+            return f"succeeded: the model of step {fact.step:,} is in {fact.model}/{loss}"
+        case JobFailed():
+            return f"failed: {_cause(fact.error)}"
+        case JobCancelled():
+            return "cancelled" + (f"; {fact.checkpoint} is kept" if fact.checkpoint else "")
+
+
+def _ended(fact: AttemptEnded) -> str:
+    """Why; the message of an error may begin with that."""
+    sentence, message = fact.reason.sentence, fact.error.message if fact.error else ""
+    return message if message.startswith(sentence) else f"{sentence}: {message}" if message else sentence
+
+
+def _cause(error: Fault) -> str:
+    return f"{error.message} ({error.hint})" if error.hint else error.message
+
+
+def _recovered(fact: OomRecovered) -> str:
+    """Why memory ran out and what was done, as far as the event says."""
+    causes = {
+        "fragmentation": "free memory was too fragmented",
+        "other_processes": "other processes hold memory of the GPU",
+        "exhausted": "the step needs more memory than there is",
+    }
+    cause = f": {causes[fact.cause]}" if fact.cause else ""
+    sizes = bytes_by_name(
+        {
+            "requested": fact.requested_bytes,
+            "allocated": fact.allocated_bytes,
+            "held by other processes": fact.other_processes_bytes or None,
+        }
+    )
+    figures = f" ({', '.join(sizes)})" if sizes else ""
+    how = f"micro-batches of {fact.micro_batch_after} instead of {fact.micro_batch_before}"
+    if fact.micro_batch_after == fact.micro_batch_before:
+        how = f"the same micro-batches of {fact.micro_batch_before}"
+    bucket = f" ({fact.bucket})" if fact.bucket else ""
+    return (
+        f"step {fact.step:,}: memory ran out{cause}{figures}; the step was redone with {how}{bucket}, "
+        f"at a cost of {format_duration(fact.milliseconds_lost / 1000)}"
+    )
+
+
+def _text(planned: TimeSummary | MemorySummary | None) -> str:
+    """Of what a run needs."""
+    return f"; {planned.text}" if planned and planned.text else ""
+
+
+def _prepared(data: PreparedSummary) -> str:
+    parts = [f"{data.train_rows:,} training rows"]
+    if data.validation_rows:
+        asked, share = data.validation_asked, data.validation_share
+        differs = isinstance(asked, float) and not 0.5 <= share / asked <= 1.5
+        note = f" ({share:.1%} instead of {asked:.1%})" if differs else ""
+        parts.append(f"{data.validation_rows:,} validation rows{note}")
+    if rejected := sum(data.rejected.values()):
+        parts.append(f"{rejected:,} rejected")
+    if cut := data.truncated_inputs + data.truncated_targets:
+        parts.append(f"{cut:,} texts truncated")
+    many = _MANY * data.kept
+    for unknown, side in (data.unknown_inputs, "inputs"), (data.unknown_targets, "targets"):
+        if unknown > many:
+            parts.append(f"{unknown:,} {side} have characters that the tokenizer does not know")
+    if (rewritten := data.rewritten.get("characters rewritten", 0)) > 2 * many:
+        parts.append(f"{rewritten:,} texts have characters that were rewritten")
+    return "".join(f"{part}, " for part in parts)
+
+
+def _passed_over(fact: JobPrepared) -> str:
+    """Checkpoints of the job that it resumes from which could not be used."""
+    defects = fact.adopted.passed_over if fact.adopted else []
+    return "".join(f"; skipped: {defect}" for defect in defects)

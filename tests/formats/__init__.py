@@ -1,0 +1,1 @@
+"""A small run directory of every format that was released: `python -m tests.formats.record` adds the present one."""

@@ -1,0 +1,54 @@
+"""The table of reasons: what each is on disk, what its exit code means, and what docs/architecture.md says of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pydantic import ValidationError
+
+from jobs.events import AttemptEnded, Fault
+from jobs.reasons import Reason
+from tests.stack import ROOT
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (0, None), (1, None), (2, None), (-9, None), (75, Reason.INTERRUPTED), (76, Reason.OUT_OF_MEMORY),
+        (77, Reason.REJECTED), (78, Reason.NON_FINITE), (79, Reason.NO_VALID_CHECKPOINT), (80, Reason.GPU_LOST),
+        (82, Reason.DISK_FULL),
+        (81, Reason.NOT_PREPARED),
+    ],
+)  # fmt: skip
+def test_what_an_exit_code_alone_means(code: int, reason: Reason | None) -> None:
+    assert Reason.of_exit_code(code) is reason
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_reason_is_its_code_on_disk(reason: Reason) -> None:
+    ended = AttemptEnded(reason=reason, error=Fault.of(reason, ": details"))
+    assert f'"reason":"{reason.name.lower()}"' in ended.model_dump_json()
+    again = AttemptEnded.model_validate_json(ended.model_dump_json())
+    assert again == ended and again.reason is reason
+    assert again.error == Fault(code=reason.name.lower(), message=f"{reason.sentence}: details", hint=reason.hint)
+
+
+def test_what_is_not_in_the_table_is_no_reason() -> None:
+    with pytest.raises(ValidationError):
+        AttemptEnded.model_validate({"reason": "silent"})
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_sentences_fit_into_others_and_headlines_stand_alone(reason: Reason) -> None:
+    assert reason.sentence[0].islower() and reason.headline[0].isupper()
+    assert not any(text.endswith(".") for text in (reason.sentence, reason.headline, reason.hint or ""))
+
+
+def test_the_table_of_the_architecture_page_is_this_one() -> None:
+    """Every reason once, and only those together after which the next attempt starts alike."""
+    table = (ROOT / "docs" / "architecture.md").read_text().split("| reason of an end |")[1].split("\n\n")[0]
+    named = {reason.value: reason for reason in Reason}
+    rows = [[named[code] for code in re.findall(r"`(\w+)`", row.split("|")[1])] for row in table.splitlines()[2:]]
+    assert sorted(reason for row in rows for reason in row) == sorted(Reason)
+    assert all(len({reason.counted for reason in row}) == 1 for row in rows)

@@ -1,0 +1,288 @@
+"""Every command against the real service: what people read, what programs read, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from jobs.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Fault,
+    JobCancelled,
+    JobFailed,
+    JobPaused,
+    JobQueued,
+    JobResumed,
+)
+from jobs.process.keys import read_keys
+from jobs.text.units import GIB
+from longhaul import Longhaul
+from longhaul.main import main
+from longhaul.tables import print_jobs
+from tests.facts import facts_of
+from tests.metric_rows import metric_row
+from tests.service.running import Service
+from tests.summaries import checked, prepared
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Run a command in `tmp_path/here`; returns what it printed, parsed where --json was asked for."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.delenv("LONGHAUL_DATA", raising=False)
+
+    def run(*arguments: str, code: int = 0) -> Any:
+        got = main(arguments)
+        out, err = capsys.readouterr()
+        assert got == code, out + err
+        return json.loads(out) if "--json" in arguments else out + err
+
+    return run
+
+
+def test_a_job_that_paused_by_itself_is_seen_and_begun_again(service: Service, run: Run) -> None:
+    job = service.submit()
+    error = Fault(code="no_valid_checkpoint", message="checkpoints/step-00000004 is gone", hint="bring it back")
+    service.append(job, checked(), prepared(9), JobQueued())
+    service.append(job, AttemptStarted(worker="w", device="cpu"))
+    service.append(job, AttemptEnded(reason="no_valid_checkpoint", error=error), JobPaused(error=error))
+    assert "paused: no_valid_checkpoint" in run("list")
+    shown = run("show", job)
+    assert "checkpoints/step-00000004 is gone [no_valid_checkpoint]" in shown and "bring it back" in shown
+    assert f"{job} is queued" in run("resume", job)
+    run("pause", job)
+    assert run("resume", job, "--from-scratch", "--json")["status"] == "queued"
+    assert [resumed.from_scratch for resumed in facts_of(service.run(job), JobResumed)] == [False, True]
+
+
+# Clears the screen, sets the title, writes to the clipboard, overwrites the line, in C0 and in C1; reorders the line.
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\x9d52;c;cm0=\x9c\b\x7f\r\u202etxt.exe\u2066 [red]:smile:"
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def test_no_text_from_elsewhere_acts_on_the_terminal(service: Service, run: Run) -> None:
+    """Names of columns, a trainer's output, what a worker says: read as they are, in JSON exact."""
+    job = service.submit(data={"train": "a\x9b2J\u202eb\x7f.jsonl"}, metadata={"team": HOSTILE[:30]})
+    error = Fault(code="no_usable_columns", message=f"columns: {HOSTILE}\n    7  job succeeded", hint=HOSTILE)
+    service.append(job, checked(), prepared(9), JobQueued())
+    service.append(job, AttemptStarted(worker=HOSTILE, device=HOSTILE), AttemptEnded(reason="crash", error=error))
+    service.append(job, JobPaused(error=error))
+    service.run(job).trainer_log.write_bytes(HOSTILE.encode() + b"\xff\x9b2J\nstep 1\rstep 2\r\n")
+    service.store.workers.report({"name": "train-\x9b2J-1", "stage": "train", "healthy": False, "why": HOSTILE})
+    service.append(job, JobFailed(error=error))
+    for command in (
+        ["list"], ["show", job, "--events"], ["events", job], ["events", job, "-f"], ["logs", job],
+        ["logs", job, "-f"], ["workers"], ["clone", job, "--set", f"name={HOSTILE}"], ["show", HOSTILE],
+    ):  # fmt: skip
+        refused = command[0] == "clone" or HOSTILE in command
+        shown = run(*command, code=2 if refused else 0)
+        assert not OBEYED.search(shown), command
+    shown = run("watch", job, code=1)
+    assert not OBEYED.search(shown) and "[red]:smile:" in shown and "txt.exe" in shown
+    assert [line for line in run("events", job).splitlines() if line.startswith("    7  job")] == []
+    assert "step 1\nstep 2\n" in run("logs", job)
+    assert run("show", job, "--json")["error"] == error.model_dump()
+
+
+def test_help_names_every_command_once_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 120
+    for title in ("new jobs:", "what a job does:", "the queue:", "results:", "rows:", "the machine:", "exit codes:"):
+        assert f"\n{title}\n" in shown
+    listed = re.findall(r"^  ([a-z]+) .*  \S", shown, re.MULTILINE)
+    for name in listed:
+        with pytest.raises(SystemExit) as asked:
+            main([name, "--help"])
+        assert asked.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: longhaul {name}")
+    assert len(listed) == len(set(listed)) == 23
+
+
+def test_rows_that_lie_anywhere_are_enough_for_a_job(run: Run) -> None:
+    Path("recipes.jsonl").write_text('{"input": "a", "target": "b"}\n')
+    assert "uploaded recipes.jsonl (30 B) as dataset:recipes.jsonl" in run("submit", "recipes.jsonl")
+    job = run("submit", "recipes.jsonl", "--json", "--set", "training.epochs=1")
+    assert (job["name"], job["training_file"]) == ("recipes", "dataset:recipes.jsonl")
+    assert job["spec"]["training"]["epochs"] == 1
+    os.mkdir("folder.jsonl")
+    assert "folder.jsonl: Is a directory" in run("submit", "folder.jsonl", code=2)
+    os.mkdir("data")
+    os.rename("recipes.jsonl", "data/recipes.jsonl")
+    assert run("submit", "data/recipes.jsonl", "--json")["training_file"] == "recipes.jsonl"
+    assert run("submit", "data/recipes.jsonl", "--json", "--upload")["training_file"] == "dataset:recipes.jsonl"
+
+
+def test_a_clone_with_changes_and_one_that_goes_on(run: Run, service: Service) -> None:
+    first = service.submit(metadata={"team": "kitchen"})
+    clone = run("clone", first, "--set", "name=again", "--set", "metadata=null", "--json")
+    assert (clone["name"], clone["metadata"], clone["cloned_from"]) == ("again", {}, first)
+    assert f"cloned from    {first}" in run("show", clone["id"])
+    assert run("clone", first, "--resume", "--json")["spec"]["resume_from"] == first
+    assert "is validating" in run("clone", first, "--dry-run")
+    assert "training.epoch: unknown key" in run("clone", first, "--set", "training.epoch=3", code=2)
+    assert "there is no job" in run("clone", "job-unknown", code=2)
+
+
+def test_the_queue_is_read_filtered_and_reordered(run: Run, service: Service) -> None:
+    first = service.submit(metadata={"team": "kitchen"})
+    second = service.submit(metadata={"team": "garden"})
+    moved = run("priority", second, "7")
+    assert f"{second} is validating, number 1 in the queue (priority 7)" in moved
+    lines = run("list").splitlines()
+    assert lines[0].split() == ["id", "name", "status", "pos.", "prio.", "step", "loss", "submitted", "left"]
+    assert [line.split()[:5] for line in lines[1:]] == [
+        [second, "tiny", "validating", "1", "7"],
+        [first, "tiny", "validating", "2", "0"],
+    ]
+    service.append(first, JobCancelled())
+    assert [job["id"] for job in run("list", "--status", "cancelled", "--json")["data"]] == [first]
+    both = run("list", "--status", "cancelled", "--status", "validating", "--json")["data"]
+    assert [job["id"] for job in both] == [second, first]
+    assert [job["id"] for job in run("list", "--where", "team=garden", "--json")["data"]] == [second]
+    assert "no such jobs" in run("list", "--where", "team=garden", "--status", "failed")
+    assert "write KEY=VALUE" in run("list", "--where", "team", code=2)
+    assert "cannot be 'a' and 'b' at once" in run("list", "--where", "team=a", "--where", "team=b", code=2)
+    refused = run("priority", second, "101", code=2)
+    assert "priority" in refused and "100" in refused
+
+
+def test_a_narrow_terminal_shows_ids_whole(service: Service) -> None:
+    job = service.submit(name="a-name-that-is-far-too-long-for-this")
+    screen = io.StringIO()
+    with Longhaul(service.url, service.settings.api_key) as api:
+        print_jobs(api.list(), Console(file=screen, width=80))
+    assert screen.getvalue().splitlines()[1].split()[0] == job and "validating" in screen.getvalue()
+
+
+def test_what_is_removed_is_asked_about(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = service.submit()
+    assert "add --yes" in run("delete", job, code=2)
+    monkeypatch.setattr(sys, "stdin", FakeTerminal("n\n"))
+    refused = run("delete", job, code=2)
+    assert f"remove tiny ({job}, validating)" in refused and "nothing was deleted" in refused
+    assert "validating" in run("delete", job, "--yes", code=2), "only of an ended job"
+    service.append(job, JobCancelled())
+    monkeypatch.setattr(sys, "stdin", FakeTerminal("y\n"))
+    assert f"{job} is deleted" in run("delete", job)
+    assert not service.run(job).exists()
+    other = service.submit()
+    service.append(other, JobCancelled())
+    assert run("delete", other, "--yes", "--json")["deleted"] is True
+
+
+class FakeTerminal(io.StringIO):
+    """Somebody who answers."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_events_are_listed_and_followed_to_the_last(run: Run, service: Service) -> None:
+    job = service.submit()
+    service.append(job, checked())
+    shown = run("events", job)
+    assert "submitted as 'tiny'" in shown and "checked" in shown
+    assert "submitted as" not in run("events", job, "--after", "1")
+    service.append(job, JobCancelled())
+    shown = run("events", job, "--follow").splitlines()
+    assert [line.split()[0] for line in shown] == ["1", "2", "3"]
+    assert run("events", job, "--after", "2", "--json")["type"] == "job.cancelled"
+
+
+def test_metrics_are_small_curves(run: Run, service: Service) -> None:
+    job = service.submit()
+    assert "no metrics yet" in run("metrics", job)
+    rows = [metric_row(step, loss=10 / step, memory_bytes=3 * GIB).model_dump_json() for step in range(1, 201)]
+    service.run(job).metrics_file.write_text("\n".join(rows) + "\n")
+    shown = run("metrics", job)
+    assert "steps " in shown and " to 200" in shown
+    loss = next(line for line in shown.splitlines() if line.startswith("loss"))
+    assert "█" in loss and loss.rstrip().split()[-3] == loss.rstrip().split()[-2], "it falls: the last is the lowest"
+    assert "3.0 GiB" in shown
+    assert len(run("metrics", job, "--points", "5", "--fields", "loss", "--json")["data"]) == 5
+    assert "nonsense" in run("metrics", job, "--fields", "nonsense", code=2)
+
+
+def test_checkpoints_files_and_download(run: Run, service: Service) -> None:
+    job = service.submit()
+    folder = service.run(job)
+    assert "no checkpoint yet" in run("checkpoints", job)
+    folder.model.mkdir()
+    (folder.model / "config.json").write_text("{}")
+    (folder.model / "model.safetensors").write_bytes(b"x" * 3000)
+    assert "model/model.safetensors" in run("files", job)
+    assert "2 files, 3 KiB, in " in run("download", job)
+    assert Path(job, "model", "model.safetensors").read_bytes() == b"x" * 3000
+    [one] = run("download", job, "model/config.json", "--to", "there", "--json")
+    assert one == {"path": "there/model/config.json", "bytes": 2}
+    assert f"list them with: longhaul files {job}" in run("download", job, "model", "modell", code=2)
+    Path("taken").write_text("")
+    assert "--to taken" in run("download", job, "--to", "taken", code=2)
+
+
+def test_data_sets(run: Run) -> None:
+    assert "longhaul datasets add FILE" in run("datasets")
+    Path("rows.jsonl").write_text('{"input": "a", "target": "b"}\n')
+    assert "a job names it dataset:rows.jsonl" in run("datasets", "add", "rows.jsonl")
+    made = run("datasets", "add", "rows.jsonl", "--name", "other.jsonl", "--json")
+    assert (made["name"], made["bytes"]) == ("other.jsonl", 30)
+    assert [each["name"] for each in run("datasets", "--json")] == ["other.jsonl", "rows.jsonl"]
+    assert run("datasets", "--json", "show", "rows.jsonl")["name"] == "rows.jsonl"
+    assert "none: no existing job has read it" in run("datasets", "show", "rows.jsonl")
+    assert "dataset:rows.jsonl" in run("datasets")
+    Path("rows.jsonl").write_text("{}\n")
+    assert "rows.jsonl" in run("datasets", "add", "rows.jsonl", code=2)
+    assert "No such file" in run("datasets", "add", "nothing.jsonl", code=2)
+    assert "rows.jsonl is deleted" in run("datasets", "rm", "rows.jsonl")
+    assert "rows.jsonl" in run("datasets", "rm", "rows.jsonl", code=2)
+
+
+def test_workers(run: Run, service: Service) -> None:
+    assert "no workers" in run("workers")
+    gpu = {"uuid": "GPU-1", "name": "NVIDIA RTX 5090", "memory_bytes": 32 * 2**30, "driver": "580.1"}
+    facts = {"name": "train/box/7/abc", "stage": "train", "pid": 7, "device": "cuda", "gpu": gpu}
+    service.store.workers.report({**facts, "healthy": False, "why": "no usable GPU: the driver is too old"})
+    shown = run("workers")
+    assert "NVIDIA RTX 5090, 32.0 GiB, driver 580.1" in shown
+    assert "train takes no work: no usable GPU" in shown
+    assert run("workers", "--json")["data"][0]["pid"] == 7
+
+
+def test_a_key_and_its_line(run: Run) -> None:
+    made = run("key", "ann", "--json")
+    assert list(read_keys(made["line"])) == ["ann"] and made["key"] not in made["line"]
+    assert "ann" in run("key", "ann")
+    assert "cannot name a key" in run("key", "no good", code=2)
+
+
+def test_without_a_key_it_says_where_one_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The .env that lies here is named, not read."""
+    monkeypatch.delenv("LONGHAUL_API_KEY")
+    Path(".env").write_text("LONGHAUL_API_KEY=test-key-123\n")
+    refused = run("list", code=2)
+    assert "an API key is needed" in refused and "grep ^LONGHAUL_API_KEY= .env" in refused
+
+
+def test_show_tells_why_it_failed(run: Run, service: Service) -> None:
+    job = service.submit()
+    service.append(
+        job, JobFailed(error=Fault(code="bad_data", message="no row can be used", hint="look at the report"))
+    )
+    shown = run("show", job)
+    assert "no row can be used [bad_data]" in shown and "look at the report" in shown

@@ -1,0 +1,61 @@
+"""What `longhaul submit` makes of its arguments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from longhaul.jobfile import BadInput, read_job
+
+
+def nobody(file: str) -> str:
+    raise AssertionError(f"{file} is no file of rows")
+
+
+def test_a_job_file_with_changes(tmp_path: Path) -> None:
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps({"data": {"train": "a.jsonl"}, "training": {"epochs": 5}}))
+    changes = [
+        "training.epochs=3",
+        "training.learning_rate=1e-3",
+        "name=chef",
+        "memory.budget=auto",
+        "resume_from=null",
+    ]
+    assert read_job(str(file), changes, rows=nobody) == {
+        "name": "chef",
+        "data": {"train": "a.jsonl"},
+        "training": {"epochs": 3, "learning_rate": 1e-3},
+        "memory": {"budget": "auto"},
+        "resume_from": None,
+    }
+
+
+def test_a_file_of_rows_is_a_job() -> None:
+    job = read_job("data/my recipes.v2.jsonl", ["training.epochs=1"], rows=lambda file: f"there/{file}")
+    train = "there/data/my recipes.v2.jsonl"
+    assert job == {"name": "my-recipes", "data": {"train": train}, "training": {"epochs": 1}}
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "part"),
+    [
+        (None, [], "No such file"),
+        (b'{"name": ', [], "line 1, column 10"),
+        (b"\xff", [], "not UTF-8"),
+        (b"[]", [], "a job is a JSON object"),
+        (b"{}", ["epochs"], "write key.dotted=value"),
+        (b"{}", ["a..b=1"], "write key.dotted=value"),
+        (b'{"name": "x"}', ["name.first=1"], "has no keys"),
+    ],
+)
+def test_bad_input_says_how_it_would_be_right(
+    tmp_path: Path, content: bytes | None, changes: list[str], part: str
+) -> None:
+    file = tmp_path / "job.json"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(BadInput, match=part):
+        read_job(str(file), changes, rows=nobody)

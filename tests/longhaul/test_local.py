@@ -1,0 +1,130 @@
+"""`longhaul local`: up, a dead part comes back, an orderly end, and nobody outlives it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.process.secrets import NEEDED, VARIABLES
+from jobs.reasons import Reason
+from longhaul.children import RESTARTS, ChildProcess
+from longhaul.local import ROLES, LocalHome
+from longhaul.main import main
+from tests.local import Local, until
+from tests.processes import alive, descendants
+
+
+def test_a_home_that_others_use_too_stays_open_and_what_is_ours_in_it_does_not(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    (shared / "theirs").mkdir(parents=True)
+    shared.chmod(0o777)
+    (tmp_path / "data").mkdir()
+    place = LocalHome({}, data=tmp_path / "data", home=shared, runs=tmp_path / "runs", port=8000)
+    place.lock().close()
+    modes = {name: (shared / name).stat().st_mode & 0o777 for name in ("", "redis", "logs")}
+    assert modes == {"": 0o777, "redis": 0o700, "logs": 0o700}
+
+
+def test_up_a_dead_part_comes_back_an_orderly_end_and_a_violent_one(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    redis = tmp_path / ".longhaul" / "redis"
+    redis.mkdir(parents=True, mode=0o755)  # as an older version made them
+    (redis / "appendonly.aof").touch(mode=0o644)
+    secrets = {name: f"{name}-s3cr3t" for name in VARIABLES if not name.startswith("LONGHAUL")}
+    with Local(tmp_path, environment=secrets) as local:
+        home = [redis.parent, redis, *redis.rglob("*")]
+        assert "appendonly.aof" in {path.name for path in home}
+        assert {str(path): oct(path.stat().st_mode & 0o077) for path in home if path.stat().st_mode & 0o077} == {}
+        found = {name: set[str]() for name in NEEDED}
+        for pid in local.children():
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
+            found[words[-2] if "-m" in words else "redis"] |= {line.partition("=")[0] for line in environment}
+        # LONGHAUL_API_KEY was not set; where it is, the service is not open to this test.
+        assert {name: names & set(VARIABLES) for name, names in found.items()} == {
+            name: set(needed) - {"LONGHAUL_API_KEY"} for name, needed in NEEDED.items()
+        }
+        assert {worker["stage"] for worker in local.api.workers()["data"]} == set(ROLES)
+        assert (tmp_path / ".longhaul" / "redis" / "redis.conf").stat().st_mode & 0o077 == 0
+        password = (tmp_path / ".longhaul" / "redis" / "redis.conf").read_text().split("requirepass ")[1].split()[0]
+        children = local.children()
+        assert len(children) == 6
+        for child in children:
+            assert password not in Path(f"/proc/{child}/cmdline").read_text()
+        [before] = local.workers("prepare")
+        os.kill(before, signal.SIGKILL)
+        until(lambda: local.workers("prepare") - {before}, local.output)
+        assert "prepare was killed by signal 9; again in 1 s" in local.output()
+        job = local.api.submit({"model": "builtin:t5-tiny", "data": {"train": "nothing.jsonl"}})["id"]
+        children = local.children()
+        local.process.terminate()
+        assert local.process.wait(60) == 0
+        assert "stopped;" in local.output()
+        assert not any(alive(child) for child in children)
+
+    with Local(tmp_path) as again:  # what was in Redis is still there
+        assert again.api.get(job)["id"] == job
+        children = again.children()
+        shutil.rmtree(redis)  # Redis alone begins anew, and is told of all jobs
+        until(lambda: "redis has lost" in again.output() and (redis / "redis.conf").exists(), again.output)
+        until(lambda: len(again.children()) == 6 and again.api.ready(), again.output)
+        assert [each["id"] for each in again.api.all()] == [job]
+        assert len(set(children) - set(again.children())) == 1
+        family = descendants(again.process.pid)
+        again.process.kill()
+        again.process.wait()
+        until(lambda: not any(alive(each) for each in family), lambda: "somebody outlived its parent", 10)
+
+
+def test_redis_starts_without_its_file_where_it_cannot_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Before: `longhaul local` gave up, and at the next start again.
+    monkeypatch.setattr("longhaul.children.BACKOFF_S", (0.0,) * RESTARTS)
+    place = tmp_path / "redis"
+    place.mkdir()
+    (place / "appendonly.aof").write_bytes(b"damaged")
+    code = "import os, sys, time; os.path.exists('appendonly.aof') and sys.exit(1); time.sleep(600)"
+    child = ChildProcess(
+        "redis", [sys.executable, "-c", f"import os; os.chdir({str(place)!r}); {code}"], os.environ, tmp_path / "log",
+        prepare=lambda: place.mkdir(exist_ok=True), place=place,
+    )  # fmt: skip
+    said: list[str] = []
+    child.start()
+    try:
+        while not any("empty folder" in line for line in said):
+            child.wait(30)
+            child.tick(said.append)
+        assert child.running() and not list(place.iterdir())
+        [kept] = tmp_path.glob("redis.damaged-*")
+        assert (kept / "appendonly.aof").read_bytes() == b"damaged" and str(kept) in said[-1]
+    finally:
+        child.kill()
+
+
+def test_a_worker_that_loses_its_gpu_is_started_anew_as_often_as_it_does(tmp_path: Path) -> None:
+    child = ChildProcess(
+        "train", [sys.executable, "-c", f"raise SystemExit({Reason.GPU_LOST.exit_code})"], os.environ, tmp_path / "log"
+    )
+    said: list[str] = []
+    for number in range(RESTARTS + 2):
+        child.start()
+        child.wait(30)
+        child.tick(said.append)
+        assert len(said) == number + 1 and child.restart_at is not None
+    assert set(said) == {f"train lost its GPU; again in 1 s; see {tmp_path / 'log'}"}
+
+
+def test_it_says_what_is_wrong_before_it_starts_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["local"]) == 2
+    assert "--data DIR" in capsys.readouterr().err
+    (tmp_path / "data").mkdir()
+    assert main(["local", "--port", "99999"]) == 2
+    assert "not a port" in capsys.readouterr().err
+    assert not (tmp_path / ".longhaul").exists()

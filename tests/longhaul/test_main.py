@@ -1,0 +1,255 @@
+"""The `longhaul` command against the real service: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from jobs.events import (
+    AnyFact,
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    EvaluationFinished,
+    Fault,
+    JobFailed,
+    JobPaused,
+    JobQueued,
+    JobSucceeded,
+    JobValidated,
+    ModelLoaded,
+    OomRecovered,
+)
+from longhaul.api import Longhaul
+from longhaul.main import main
+from longhaul.watch import watch
+from tests.metric_rows import metric_row
+from tests.redis_server import free_port
+from tests.service.running import TINY, Service
+from tests.summaries import checked, prepared, time_summary
+
+NEEDED = "≥ 2.0 h at the limit of an RTX 5090 (about 5.0 h expected)"
+TIME = time_summary(hours_at_limit=2.0, hours_expected=5.0, text=NEEDED)
+START: tuple[AnyFact, ...] = (
+    checked(),
+    prepared(20, train_rows=400, rejected={"empty": 2}, time=TIME),
+    JobQueued(),
+    AttemptStarted(worker="w", device="cpu"),
+    ModelLoaded(parameters=1000, parameter_bytes=2000, dtype="bfloat16", device="cpu", seconds=0.1, peak_ratio=1.0),
+    EvaluationFinished(step=0, loss=6.0, rows=4, seconds=0.1, best=True),
+)
+END: tuple[AnyFact, ...] = (
+    OomRecovered(step=3, micro_batch_before=8, micro_batch_after=4, message="m", milliseconds_lost=5.0),
+    CheckpointSaved(step=20, path="checkpoints/step-00000020", bytes=10**9, seconds=2.0),
+    AttemptEnded(reason="done", step=20),
+    JobSucceeded(model="model", step=20, loss=2.5, first_loss=6.0),
+)
+FAILED = JobFailed(error=Fault(code="bad_data", message="no row can be used", hint="look at the report"))
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> str:
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(TINY))
+    return str(file)
+
+
+def test_submit_show_list_steer(service: Service, job_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", job_file, "--json", "--set", "name=chef", "--idempotency-key", "k"]) == 0
+    job = json.loads(capsys.readouterr().out)
+    assert (job["name"], job["status"]) == ("chef", "validating")
+    assert main(["submit", job_file, "--json", "--set", "name=chef", "--idempotency-key", "k"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == job["id"]
+    service.append(job["id"], *START)
+    assert main(["show", job["id"], "--events"]) == 0
+    shown = capsys.readouterr().out
+    for part in (
+        "running",
+        "step 0 of 20",
+        f"prepared: 400 training rows, 2 rejected, 20 steps to train; {NEEDED}",
+        f"time needed       {NEEDED}",
+        "6.0000",
+        "model loaded once",
+    ):
+        assert part in shown
+    assert main(["list"]) == 0
+    assert job["id"] in capsys.readouterr().out
+    assert main(["pause", job["id"]]) == 0
+    assert "running, pause requested" in capsys.readouterr().out
+    assert main(["resume", job["id"]]) == 0
+    assert main(["cancel", job["id"]]) == 0
+    assert "cancel requested" in capsys.readouterr().out
+    service.append(job["id"], *END)
+    assert main(["cancel", job["id"]]) == 2
+    assert "already succeeded" in capsys.readouterr().err
+
+
+def test_refusals_name_the_field_and_the_way_out(
+    service: Service, job_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", job_file, "--set", "data.train=../x.jsonl"]) == 2
+    error = capsys.readouterr().err
+    assert "data.train" in error
+    assert "outside the data directory" in error
+    assert "hint: " in error
+    assert main(["submit", job_file, "--set", "training.epoch=3"]) == 2
+    assert "training.epoch: unknown key" in capsys.readouterr().err
+    assert main(["show", "job-unknown"]) == 2
+    assert list(service.settings.runs.iterdir()) == []
+
+
+def test_a_wrong_key_and_nobody_there(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LONGHAUL_API_KEY", "wrong-key")
+    assert main(["list"]) == 2
+    error = capsys.readouterr().err
+    assert "LONGHAUL_API_KEY" in error
+    assert "wrong-key" not in error
+    monkeypatch.setenv("LONGHAUL_URL", f"http://127.0.0.1:{free_port()}")
+    assert main(["list"]) == 3
+    error = capsys.readouterr().err
+    assert "longhaul local" in error
+    assert "Traceback" not in error
+
+
+def test_watch_tells_the_story_and_its_exit_code_is_the_jobs(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = service.submit()
+
+    def work() -> None:
+        for fact in (*START, *END):
+            service.append(job, fact)
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert main(["watch", job]) == 0
+    thread.join()
+    out = capsys.readouterr().out
+    story = [
+        "submitted as 'tiny'", "checked:", "prepared: 400 training rows", "waits for a GPU", "attempt 1 started on cpu",
+        "1,000 parameters", "validation loss 6.0000", "micro-batches of 4 instead of 8",
+        "checkpoint saved (954 MiB", "the trainer has finished", "succeeded: the model of step 20", "model is in",
+    ]  # fmt: skip
+    places = [out.find(part) for part in story]
+    assert -1 not in places, story[places.index(-1)]
+    assert places == sorted(places)
+    assert f"runs/{job}/model" in out
+
+
+def test_watch_can_be_entered_late(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    job = service.submit()
+    service.append(job, *START)
+    checkpoint = CheckpointSaved(step=1, path="checkpoints/step-00000001", bytes=1, seconds=0.1)
+    service.append(job, *[checkpoint] * 20, *END)
+    assert main(["watch", job]) == 0
+    out = capsys.readouterr().out
+    assert "earlier events" in out
+    assert "submitted as" not in out
+    assert "succeeded" in out
+
+
+def test_watch_of_jobs_that_end_otherwise(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    failed, dry = service.submit(), service.submit()
+    service.append(failed, FAILED)
+    assert main(["watch", failed]) == 1
+    out = capsys.readouterr().out
+    assert "no row can be used" in out
+    assert "look at the report" in out
+    service.append(dry, checked(), JobValidated())
+    assert main(["watch", dry, "--json"]) == 0
+    types = [json.loads(line)["type"] for line in capsys.readouterr().out.splitlines()]
+    assert types == ["job.submitted", "job.checked", "job.validated"]
+    assert main(["watch", "job-unknown"]) == 2
+
+
+def ctrl_c(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_leaves_the_job_alone(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = service.submit()
+    monkeypatch.setattr("longhaul.commands.following.watch", ctrl_c)
+    assert main(["watch", job]) == 130
+    assert f"watch it again with: longhaul watch {job}" in capsys.readouterr().out
+    assert service.get(f"/jobs/{job}").json()["status"] == "validating"
+
+
+def test_ctrl_c_says_how_the_job_stands(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = service.submit()
+    monkeypatch.setattr("longhaul.commands.following.watch", ctrl_c)
+
+    def said() -> str:
+        assert main(["watch", job]) == 130
+        return capsys.readouterr().out
+
+    service.append(job, checked(), prepared(9), JobQueued())
+    assert "the job is queued and continues without you" in said()
+    service.append(job, AttemptStarted(worker="w", device="cpu"))
+    assert "the job continues;" in said()
+    service.post(f"/jobs/{job}/pause")
+    assert "the job is running, and a pause is requested" in said()
+    service.append(job, AttemptEnded(reason="interrupted"), JobPaused())
+    assert f"the job is paused until somebody resumes it (longhaul resume {job})" in said()
+    service.post(f"/jobs/{job}/cancel")
+    assert "the job has ended: cancelled" in said()
+
+
+def test_logs_follow_to_the_end(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    job = service.submit()
+    service.run(job).trainer_log.write_text("one\ntwo\n")
+    assert main(["logs", job, "--tail", "1"]) == 0
+    assert capsys.readouterr().out == "two\n"
+
+    def work() -> None:
+        time.sleep(0.3)
+        with open(service.run(job).trainer_log, "a") as file:
+            file.write("three ½\n")
+        service.append(job, FAILED)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert main(["logs", job, "-f"]) == 0
+    thread.join()
+    assert capsys.readouterr().out == "one\ntwo\nthree ½\n"
+
+
+def test_a_terminal_sees_bar_figures_and_time_left(service: Service) -> None:
+    job = service.submit()
+    service.append(job, *START)
+
+    screen = io.StringIO()
+    ticks = 0
+
+    def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        if ticks == 2:
+            row = metric_row(
+                10, at=time.time(), loss=3.25, rows_per_s=12.5, tokens_per_s=4321.0, mfu=0.417, eta_s=3600.0,
+                memory_bytes=3 * 2**30,
+            )  # fmt: skip
+            service.store.set_latest(job, row)
+        if ticks == 4:
+            service.append(job, *END)
+
+    with Longhaul(service.url, service.settings.api_key) as api:
+        console = Console(file=screen, force_terminal=True, width=140, color_system=None)
+        ended = watch(api, job, console=console, tick=tick)
+    assert ended["status"] == "succeeded"
+    shown = screen.getvalue()
+    assert f"step 0/20 · {NEEDED}" in shown, "until there are figures"
+    assert "step 10/20 · loss 3.2500 · 12.5 rows/s · 4,321 tokens/s · MFU 42% · 3.0 GiB · 1 h left" in shown
+    assert "━" in screen.getvalue()

@@ -1,0 +1,54 @@
+"""Runs of W&B: their child processes, and what is in their files."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from jobs.disk.rundir import RunDir
+from jobs.process.lifeline import tied
+from tests.processes import children
+from tests.sinks import story
+
+LEET = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json"]
+
+
+def child() -> list[str]:
+    return tied(sys.executable, "-m", "worker.sinks.wandb.child_process")
+
+
+def offline_files(run: RunDir) -> list[Path]:
+    return sorted((run.path / "wandb").glob("*run-*/*.wandb"), key=lambda file: file.stat().st_mtime)
+
+
+@functools.cache
+def records(file: Path) -> list[dict[str, Any]]:
+    done = subprocess.run([*LEET, str(file)], capture_output=True, text=True, check=True, timeout=60)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def history(file: Path, key: str) -> list[tuple[int, Any]]:
+    """(train/step, value) of the rows that have this key."""
+    rows = [record["history"] for record in records(file) if record["type"] == "history"]
+    rows = [row.get("item", row) for row in rows]
+    return [(int(row["train/step"]), row[key]) for row in rows if key in row]
+
+
+def expected(first: int, last: int) -> list[tuple[int, float]]:
+    return [(step, story.row(step).loss) for step in range(first, last + 1, 10)]
+
+
+def wandb_children(parent: int | None = None) -> list[int]:
+    """Process ids of the W&B children of a process, of this one unless said."""
+    found = []
+    for pid in children(os.getpid() if parent is None else parent):
+        with contextlib.suppress(FileNotFoundError):
+            if b"worker.sinks.wandb.child_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found

@@ -1,0 +1,204 @@
+"""A preparation that is killed, loses a worker or has no room resumes where it was, and ends with the same bytes."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.disk.rundir import RunDir
+from jobs.errors import DiskFull, StageError
+from tests.disk_room import longest_file
+from tests.processes import children
+from tests.training.workplace import Workplace, pairs
+from worker.training import prepare as stage
+from worker.training.journal import Journal
+from worker.training.rows.origin import find_source
+from worker.training.rows.text import template
+from worker.training.tasks.seq2seq import builtin
+
+LIMIT_S = 300
+ROWS = 40_000
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """Enough rows for a pool and many commits, a duplicate and an unusable one far apart; and a model for them."""
+    place = Workplace(tmp_path_factory.mktemp("place"))
+    rows: list[Any] = pairs(ROWS)
+    rows[9_000], rows[21_000] = rows[3], "{"
+    place.rows("rows.jsonl", rows)
+    place.prepare(place.job())  # one worker a core
+    return place
+
+
+@pytest.fixture
+def run(place: Workplace) -> RunDir:
+    """A checked job over those rows, whose dataset is not there."""
+    shutil.rmtree(place.settings.prepared, ignore_errors=True)
+    run = place.job()
+    place.check(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(place: Workplace) -> dict[str, bytes]:
+    """What one process alone makes of those rows."""
+    folder = place.root / "uninterrupted"
+    folder.mkdir()
+    write(place, folder, workers=1)
+    return content(folder)
+
+
+def write(place: Workplace, folder: Path, workers: int, progress: Callable[..., None] = lambda *_: None) -> None:
+    """The dataset of all rows into a folder that may hold a beginning."""
+
+    class WatchedJournal(Journal):
+        def progress(self, *arguments: Any, **options: Any) -> None:
+            progress(*arguments)
+
+    spec = place.job().spec()
+    journal = WatchedJournal(place.root / "journal.jsonl")
+    model = next(path for path in place.settings.models.iterdir() if path.name.startswith("t5-tiny-"))
+    stage.write(
+        folder,
+        sources=[find_source("rows.jsonl", "data.train", "auto", None, place.settings, journal)],
+        templates=(template("input", "data.input"), template("target", "data.target")),
+        model=model,
+        embeddings=builtin.VOCABULARY,
+        data=spec.data,
+        journal=journal,
+        workers=workers,
+    )
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_any_number_of_workers_gives_the_same_bytes(
+    place: Workplace, tmp_path: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    write(place, tmp_path, workers=2)
+    assert content(tmp_path) == uninterrupted
+    assert not active_children()
+
+
+def test_killed_in_the_middle_it_goes_on(place: Workplace, run: RunDir, uninterrupted: dict[str, bytes]) -> None:
+    first = start(place, run)
+    log = wait_for(lambda: next(iter(place.settings.prepared.glob("partial-*/work.log")), None), first, run)
+    wait_for(lambda: log.stat().st_size, first, run)
+    workers = [os.pidfd_open(pid) for pid in children(first.pid)]
+    first.send_signal(signal.SIGKILL)
+    first.wait(LIMIT_S)
+    assert [folder.name for folder in place.settings.prepared.iterdir() if folder.name != ".locks"] == [log.parent.name]
+    for child in workers:  # nobody outlives the parent
+        assert select.select([child], [], [], LIMIT_S)[0]
+        os.close(child)
+    second = start(place, run)
+    assert second.wait(LIMIT_S) == 0, run.trainer_log.read_text()
+    assert "resuming behind the " in run.trainer_log.read_text()
+    folder = Path(str(run.plan().data.prepared))
+    assert content(folder) == uninterrupted
+    assert run.plan().data.rows + run.plan().data.validation_rows == ROWS - 2
+
+
+def test_a_worker_that_is_killed_is_an_error_and_no_work_is_lost(
+    place: Workplace, tmp_path: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    def kill_one(*_: float) -> None:
+        if (tmp_path / "work.log").stat().st_size and active_children():
+            active_children()[0].kill()
+
+    with pytest.raises(StageError) as caught:
+        write(place, tmp_path, workers=2, progress=kill_one)
+    assert caught.value.detail_code == "worker_killed"
+    fractions: list[float] = []
+    write(place, tmp_path, workers=2, progress=fractions.append)
+    assert content(tmp_path) == uninterrupted
+    assert fractions == sorted(fractions)
+
+
+# -- room ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_write_that_fails_costs_no_more_than_what_was_not_committed(
+    place: Workplace, run: RunDir, uninterrupted: dict[str, bytes]
+) -> None:
+    with longest_file(len(uninterrupted["input.tokens"]) // 2), pytest.raises(OSError):
+        place.prepare(run)
+    (partial,) = place.settings.prepared.glob("partial-*")
+    assert (partial / "work.log").stat().st_size
+    place.prepare(run)
+    assert content(Path(str(run.plan().data.prepared))) == uninterrupted
+    assert not partial.exists()
+
+
+def test_a_full_disk_is_named_and_what_was_complete_is_kept(
+    place: Workplace, run: RunDir, uninterrupted: dict[str, bytes]
+) -> None:
+    place.settings.prepared.mkdir()
+    size = sum(map(len, uninterrupted.values())) // 2
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", os.fspath(place.settings.prepared)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a small disk of its own needs root (mount)")
+    try:
+        with pytest.raises(DiskFull) as caught:
+            place.prepare(run)
+        assert "no room is left on the disk" in str(caught.value)
+        (log,) = place.settings.prepared.glob("partial-*/work.log")
+        committed = log.read_bytes()
+        assert committed
+        subprocess.run(["mount", "-o", "remount,size=64m", os.fspath(place.settings.prepared)], check=True)
+        place.prepare(run)
+        assert content(Path(str(run.plan().data.prepared))) == uninterrupted
+    finally:
+        subprocess.run(["umount", "-l", os.fspath(place.settings.prepared)], check=True)
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+
+def start(place: Workplace, run: RunDir) -> subprocess.Popen[bytes]:
+    environment = os.environ | {
+        "LONGHAUL_DATA": str(place.settings.data),
+        "LONGHAUL_PREPARED": str(place.settings.prepared),
+        "LONGHAUL_MODELS": str(place.settings.models),
+        "LONGHAUL_DEVICE": "cpu",
+        "HF_HUB_OFFLINE": "1",
+        "LONGHAUL_PARENT_PID": str(os.getpid()),
+    }
+    with open(run.trainer_log, "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "worker.training", "prepare", str(run.path)], cwd=ROOT, env=environment, stderr=log
+        )
+
+
+def wait_for(look: Callable[[], Any], process: subprocess.Popen[bytes], run: RunDir) -> Any:
+    """What `look` finds once it finds something; the process still runs."""
+    until = time.monotonic() + LIMIT_S
+    while not (found := look()):
+        assert process.poll() is None, run.trainer_log.read_text()
+        assert time.monotonic() < until, "timed out"
+        time.sleep(0.002)
+    return found
+
+
+def test_a_worker_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, worker.training.dataset.pool, worker.training.dataset.encoding, tokenizers;"
+        "print({'torch', 'transformers', 'matplotlib', 'pyarrow'} & set(sys.modules))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert said == "set()\n"

@@ -1,0 +1,177 @@
+"""What is due where an attempt was stopped or killed comes first in the next: all is as in a run left alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.disk.rundir import RunDir
+from jobs.events import CheckpointSaved, EvaluationFinished, ModelLoaded
+from jobs.spec import parse_spec
+from tests.training.attempts import attempt, facts, finished, logged, same_tensors, trained
+from tests.training.conftest import MakeRun
+from worker.training import loop
+from worker.training.checkpoints.checkpoint import TrainState
+from worker.training.due import Due
+from worker.training.stop import StopAsked
+from worker.training.tasks.seq2seq.batches import PairBatch
+
+ROOT = Path(__file__).parents[2]
+SHORT: dict[str, Any] = {
+    "training": {"epochs": 1, "learning_rate": 1.0, "warmup_ratio": 0.99},
+    "log": {"every_steps": 1},
+    "evaluation": {"every_steps": 2, "samples": 1},
+    "checkpoint": {"every_steps": 4, "keep": 2},
+}
+"""6 steps, evaluated at 0, 2, 4 and 6, saved at 4 and 6. The rate rises to 1, the loss with it: 4 is delivered."""
+LOOKS = 1 + 6 + 4 * (2 + 1)
+"""Loaded; a step done; of each evaluation two batches for the loss and one for its sample."""
+
+
+def evaluations(run: RunDir, attempts: int) -> list[tuple[int, float, bool]]:
+    """Step, loss and whether it was the best, of every attempt."""
+    return [
+        (fact.step, fact.loss, fact.best) for n in range(1, attempts + 1) for fact in facts(run, EvaluationFinished, n)
+    ]
+
+
+def saves(run: RunDir, number: int) -> list[tuple[int, float | None]]:
+    """Step and loss of every checkpoint that an attempt saved."""
+    return [(fact.step, fact.validation_loss) for fact in facts(run, CheckpointSaved, number)]
+
+
+@pytest.fixture
+def whole(make_run: MakeRun) -> RunDir:
+    """A run that nobody stopped."""
+    run = make_run("whole", **SHORT)
+    assert attempt(run) == 0
+    assert [step for step, _ in saves(run, 1)] == [4, 6]
+    assert trained(run).step == 4, "the best is not the last"
+    return run
+
+
+def assert_same(run: RunDir, whole: RunDir, last: int) -> None:
+    """The same model, from the same evaluations and the same rows."""
+    assert finished(run, last).result == finished(whole).result
+    assert same_tensors(run.model / "model.safetensors", whole.model / "model.safetensors")
+    assert logged(run) == logged(whole)
+
+
+def test_wherever_a_run_is_stopped_it_evaluates_and_saves_as_if_it_had_not_been(
+    make_run: MakeRun, whole: RunDir
+) -> None:
+    for look in range(1, LOOKS + 1):
+        run = make_run(f"stopped-{look}", **SHORT)
+        assert attempt(run, 1, stop_at=look) == 75, look
+        stopped = finished(run).step
+        assert attempt(run, 2) == 0
+        assert evaluations(run, 2) == evaluations(whole, 1), look
+        for_the_stop = [(step, loss) for step, loss in saves(run, 1) if step == stopped and loss is None]
+        assert [each for each in [*saves(run, 1), *saves(run, 2)] if each not in for_the_stop] == saves(whole, 1), look
+        assert_same(run, whole, 2)
+
+
+def test_it_may_be_stopped_again_and_again_in_that_evaluation(make_run: MakeRun, whole: RunDir) -> None:
+    run = make_run("again", **SHORT)
+    assert attempt(run, 1, stop_at=1 + 3 + 2 + 3 + 2 + 2) == 75
+    for number in (2, 3):
+        assert attempt(run, number, stop_at=2) == 75
+        assert finished(run, number).step == 4 and saves(run, number) == []
+    assert attempt(run, 4) == 0
+    assert evaluations(run, 4) == evaluations(whole, 1)
+    assert_same(run, whole, 4)
+
+
+def test_a_checkpoint_that_only_a_stop_has_made_never_becomes_the_model(
+    make_run: MakeRun, whole: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in step 3, while it waits for memory that others hold: step 2 is evaluated and better, but not due."""
+    run = make_run("waited", **SHORT)
+    losses = {step: loss for step, loss, _ in evaluations(whole, 1)}
+    assert losses[2] < losses[4] < losses[6]
+    real, steps = loop.accumulate, iter(range(1, 7))
+
+    def waiting_in_step_3(*arguments: Any) -> torch.Tensor:
+        if next(steps) == 3:
+            raise StopAsked
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "accumulate", waiting_in_step_3)
+        assert attempt(run, 1) == 75
+    assert saves(run, 1) == [(2, None)]
+    assert attempt(run, 2) == 0
+    assert evaluations(run, 2) == evaluations(whole, 1)
+    assert saves(run, 2) == saves(whole, 1)
+    assert_same(run, whole, 2)
+
+
+def test_wherever_a_run_is_killed_it_ends_as_if_it_had_not_been(make_run: MakeRun, whole: RunDir) -> None:
+    """Killed before and after evaluations and checkpoints of steps 4 and 6 are noted; what was not saved is redone."""
+    runs = [make_run(f"killed-{point}", **SHORT) for point in range(8)]
+    command = [sys.executable, "-m", "tests.training.killed_attempts", *(str(run.path) for run in runs)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.split() == ["-9", "0"] * len(runs), done.stderr[-3000:]
+    resumed = [facts(run, ModelLoaded, 2)[0].resumed_step for run in runs]
+    assert resumed[:2] == [None, None] and resumed[-1] == 6
+    for run in runs:
+        losses, expected = ({step: loss for step, loss, _ in evaluations(*each)} for each in ((run, 2), (whole, 1)))
+        assert losses == expected
+        assert_same(run, whole, 2)
+
+
+@pytest.mark.parametrize(("minutes", "saved"), [(1e-9, [2, 4, 6]), (60, [6])])
+def test_minutes_are_those_of_training_whoever_stops_it(make_run: MakeRun, minutes: float, saved: list[int]) -> None:
+    run = make_run(**SHORT | {"checkpoint": {"every_minutes": minutes, "every_steps": None, "keep": 9}})
+    assert attempt(run, 1, stop_at=1 + 3 + 2 + 2) == 75
+    assert saves(run, 1) == [(2, None)], "stopped in the evaluation after step 2"
+    assert attempt(run, 2) == 0
+    assert [step for step, _ in saves(run, 2)] == saved
+    assert dict(saves(run, 2)) == {step: loss for step, loss, _ in evaluations(run, 2) if step in saved}
+
+
+def test_the_minutes_until_a_stop_count_in_the_next_attempt() -> None:
+    spec = parse_spec({"data": {"train": "rows.jsonl"}, "checkpoint": {"every_minutes": 30}})
+    now = [1000.0]
+
+    def due(state: TrainState) -> Due:
+        return Due(spec, state, steps=9999, validation_rows=1, clock=lambda: now[0])
+
+    state = TrainState(spec_sha256="", micro_batch=1, step=500, validation_loss=1.0, evaluated=True)
+    first = due(state)
+    now[0] += 29 * 60
+    assert not first.checkpoint and not first.evaluation
+    state.unsaved_s = first.unsaved_s
+    now[0] += 7 * 24 * 3600
+    second = due(state)
+    now[0] += 59
+    assert not second.checkpoint
+    now[0] += 1
+    assert second.checkpoint
+    second.saved()
+    assert not second.checkpoint and second.unsaved_s == 0
+
+
+def test_memory_that_runs_out_in_an_evaluation_that_was_still_due(
+    make_run: MakeRun, whole: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("short", **SHORT)
+    assert attempt(run, 1, stop_at=1 + 3 + 2 + 3 + 2 + 2) == 75
+    assert finished(run).step == 4
+    real, calls = PairBatch.loss_sum, iter(range(1, 999))
+
+    def once_too_much(*arguments: Any) -> torch.Tensor:
+        if next(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(*arguments)
+
+    monkeypatch.setattr(PairBatch, "loss_sum", once_too_much)
+    assert attempt(run, 2) == 0
+    assert [step for step, _, _ in evaluations(run, 2)] == [0, 2, 4, 6]
+    assert [step for step, _ in saves(run, 2)] == [4, 6] and trained(run, 2).step == 4
+    assert logged(run) == logged(whole)

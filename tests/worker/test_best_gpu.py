@@ -1,0 +1,80 @@
+"""Which GPU check and prepare plan for: the best that a train worker reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from jobs.attempt import Finished, PrepareResult
+from jobs.disk.rundir import RunDir
+from jobs.gpus import GpuFacts
+from jobs.record import JobRecord
+from jobs.redis.connection import connect
+from jobs.redis.store import Store
+from jobs.state import Stage
+from tests.memory_plans import memory_plan
+from tests.redis_server import RedisServer
+from tests.stack import Stack, tiny_job
+from tests.summaries import prepared, time_summary
+from worker.supervise import best_gpu, verdict
+
+
+def report(store: Store, name: str, gpu: str | None, stage: Stage = Stage.TRAIN) -> None:
+    """As a worker's heartbeat does."""
+    facts: dict[str, Any] = {"name": name, "stage": stage.value, "healthy": gpu is not None, "why": None}
+    if gpu is not None:
+        facts["gpu"] = {"uuid": f"GPU-{name}", "name": gpu, "memory_bytes": 2**35, "driver": "580"}
+    store.workers.report(facts)
+
+
+def test_the_best_of_the_gpus_that_train_workers_report(redis_url: str) -> None:
+    store = Store(connect(redis_url))
+    assert best_gpu(store) is None
+    report(store, "check-0", None, Stage.CHECK)
+    report(store, "train-0", None)  # waits for a driver
+    store.workers.report({"name": "train-9", "stage": "train", "healthy": True, "why": None})
+    assert best_gpu(store) is None
+    report(store, "train-1", "NVIDIA T4")
+    assert best_gpu(store) == GpuFacts("NVIDIA T4", 2**35), "not in our table, but the truth"
+    report(store, "train-2", "NVIDIA GeForce RTX 4090")
+    report(store, "train-3", "NVIDIA H200")
+    report(store, "train-4", "NVIDIA GeForce RTX 5090")
+    assert best_gpu(store) == GpuFacts("NVIDIA H200", 2**35)
+
+
+def test_with_redis_away_no_gpu_is_known(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis") as server:
+        store = Store(connect(server.url))
+        report(store, "train-1", "NVIDIA H200")
+    assert best_gpu(store) is None
+
+
+def test_time_and_memory_go_from_the_preparer_into_the_event(tmp_path: Path) -> None:
+    fact = prepared(4, time=time_summary(text="≥ 131 h"), memory=memory_plan().summary())
+    result = PrepareResult.model_validate(fact.model_dump(exclude={"type"}))
+    found, _ = verdict(
+        RunDir(tmp_path), JobRecord(id="a"), Stage.PREPARE, Finished(at=1.0, reason="done", result=result)
+    )
+    assert found == fact
+
+
+def test_a_job_says_before_it_starts_how_long_its_gpu_needs(tmp_path: Path, data: Path) -> None:
+    with Stack(tmp_path / "home", data=data) as stack:
+        stack.start("service", "check", "prepare")
+        report(Store(connect(stack.redis.url)), "train-1", "NVIDIA H200")
+        run = stack.submit(tiny_job())
+        stack.wait_for_event(run, "job.queued", "job.failed")
+        shown = stack.shown(run)
+        told = requests.get(f"{stack.url}/jobs/{run.id}/events", timeout=5).json()["data"]
+    planned = run.plan().time
+    assert planned is not None and planned.text is not None
+    assert planned.text.startswith("≥ 0 s at the limit of an H200 (about ")
+    assert shown["plan"]["time"] == planned.summary().model_dump(), "as counted, not as guessed"
+    assert (shown["status"], shown["progress"]["eta_s"], shown["progress"]["eta_from"]) == ("queued", None, None)
+    messages = {event["type"]: event["message"] for event in told}
+    assert "; about 0 s at the limit of an H200 (" in messages["job.checked"]
+    memory = run.plan().memory
+    assert memory is not None and shown["plan"]["memory"] == memory.summary().model_dump()
+    assert messages["job.prepared"].endswith(f"; {planned.text}; {memory.text}")

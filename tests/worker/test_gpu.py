@@ -1,0 +1,134 @@
+"""Which GPU a train worker takes, and what it says when there is none. nvidia-smi is a script on PATH."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from worker.gpu import NoGpu, UsableGpu, ask_driver, find_gpu, refuse_misfit, usable_gpu
+
+TWO = "0, GPU-aaa, NVIDIA GeForce RTX 5090, 32607, 580.95.05\n1, GPU-bbb, NVIDIA GeForce RTX 5090, 32607, 580.95.05\n"
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is all of PATH; `answer` puts an nvidia-smi into it."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def answer(folder: Path, text: str, code: int = 0) -> None:
+    script = folder / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{text}END\nexit {code}\n")
+    script.chmod(0o755)
+
+
+def test_the_first_gpu_or_the_one_that_is_named(smi: Path) -> None:
+    answer(smi, TWO)
+    assert find_gpu("") == UsableGpu("GPU-aaa", "NVIDIA GeForce RTX 5090", 32607 * 2**20, "580.95.05")
+    assert find_gpu("1").uuid == find_gpu("GPU-bbb").uuid == "GPU-bbb"
+    with pytest.raises(NoGpu, match="CUDA_VISIBLE_DEVICES=GPU-ccc, but the GPUs here are GPU-aaa, GPU-bbb"):
+        find_gpu("GPU-ccc")
+
+
+def test_no_driver_no_gpu_and_a_driver_that_is_not_loaded(smi: Path) -> None:
+    with pytest.raises(NoGpu, match=r"no NVIDIA driver was found here .*driver 580 or newer"):
+        find_gpu("")
+    answer(smi, "No devices were found\n")
+    with pytest.raises(NoGpu, match="no usable GPU: nvidia-smi says 'No devices were found'"):
+        find_gpu("")
+    answer(smi, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", code=9)
+    with pytest.raises(NoGpu, match="couldn't communicate with the NVIDIA driver"):
+        find_gpu("")
+
+
+GPU = UsableGpu("GPU-aaa", "NVIDIA GeForce RTX 5090", 32607 * 2**20, "570.86.10")
+
+
+def test_a_driver_that_cannot_run_this_torch_is_named_with_the_one_that_can() -> None:
+    needed = r"RTX 5090 with driver 570.86.10 runs CUDA 12.8, and this torch needs CUDA 13.0: driver 580 or newer is n"
+    with pytest.raises(NoGpu, match=needed):
+        refuse_misfit(GPU, (13, 0), (12, 8))
+    with pytest.raises(NoGpu, match=r"needs CUDA 14\.1: a newer driver is needed"):
+        refuse_misfit(GPU, (14, 1), (13, 0))
+    with pytest.raises(
+        NoGpu, match=r"built for the CPU alone \(found: NVIDIA GeForce RTX 5090 with driver 570.86.10\)"
+    ):
+        refuse_misfit(GPU, None, (13, 0))
+    refuse_misfit(GPU, (13, 2), (13, 0))  # minor versions run on the driver of the first
+    refuse_misfit(GPU, (12, 6), (13, 0))
+    refuse_misfit(GPU, (13, 0), None)
+
+
+def test_a_worker_takes_no_gpu_whose_driver_cannot_run_its_torch(smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(smi, TWO)
+    monkeypatch.setattr("worker.gpu.torch_cuda", lambda: (13, 0))
+    monkeypatch.setattr("worker.gpu.ask_driver", lambda uuid: ((13, 1), 0))
+    assert usable_gpu("1").uuid == "GPU-bbb"
+    monkeypatch.setattr("worker.gpu.ask_driver", lambda uuid: ((13, 1), 999))
+    with pytest.raises(
+        NoGpu, match=r"RTX 5090 is there, but CUDA cannot be initialized \(cuInit fails with code 999\)"
+    ):
+        usable_gpu("1")
+    monkeypatch.setattr("worker.gpu.ask_driver", lambda uuid: ((12, 8), 0))
+    with pytest.raises(NoGpu, match=r"with driver 580.95.05 runs CUDA 12.8, and this torch needs CUDA 13.0"):
+        usable_gpu("1")
+
+
+ASK_TORCH = """
+import json, sys
+from worker.gpu import torch_cuda
+ours = torch_cuda()
+assert "torch" not in sys.modules
+import torch
+print(json.dumps([ours, torch.version.cuda]))
+"""
+
+
+@pytest.mark.parametrize(("version", "parsed"), [(None, None), ("'13.0'", [13, 0]), ("'12.6'", [12, 6])])
+def test_torch_is_not_imported_to_learn_its_cuda(tmp_path: Path, version: str | None, parsed: list[int] | None) -> None:
+    """The torch installed here, whichever it is; and two made up."""
+    environment = dict(os.environ)
+    if version is not None:
+        (tmp_path / "torch").mkdir()
+        (tmp_path / "torch" / "__init__.py").write_text("from torch import version\n")
+        (tmp_path / "torch" / "version.py").write_text(
+            f"from typing import Optional\ncuda: Optional[str] = {version}\n"
+        )
+        environment["PYTHONPATH"] = os.fspath(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK_TORCH], env=environment, capture_output=True, text=True, check=True
+    )
+    ours, torchs = json.loads(done.stdout)
+    assert ours == (parsed if version else torchs and [int(part) for part in torchs.split(".")])
+
+
+@pytest.mark.parametrize(
+    ("version", "init", "said"),
+    [
+        ("*version = 12080; return 0", 'return strcmp(getenv("CUDA_VISIBLE_DEVICES"), "GPU-aaa")', ((12, 8), 0)),
+        ("*version = 13000; return 0", "return 999", ((13, 0), 999)),
+        ("return 999", "return 0", (None, 0)),
+    ],
+)
+def test_the_driver_is_asked_for_its_cuda_and_whether_it_works(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    init: str,
+    said: tuple[tuple[int, int] | None, int],
+) -> None:
+    """A driver made here: two of its functions, with their true names and signatures."""
+    source = tmp_path / "cuda.c"
+    source.write_text(
+        f"#include <stdlib.h>\n#include <string.h>\nint cuDriverGetVersion(int *version) {{ {version}; }}\n"
+        f"int cuInit(unsigned flags) {{ {init}; }}\n"
+    )
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", source], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.fspath(tmp_path))
+    assert ask_driver("GPU-aaa") == said

@@ -1,0 +1,237 @@
+"""What Discord receives: one function per kind of message, each an embed within `limits`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from jobs.errors import Damaged
+from jobs.events import (
+    AttemptEnded,
+    AttemptStarted,
+    DeviceWaiting,
+    DiskLow,
+    Event,
+    Fault,
+    JobCancelled,
+    JobFailed,
+    JobPaused,
+    JobPrepared,
+    JobQueued,
+    JobRepaired,
+    JobSubmitted,
+    JobSucceeded,
+    OomRecovered,
+)  # fmt: skip
+from jobs.reasons import Reason
+from jobs.text.units import bytes_alike, format_duration
+from worker.sinks.base import SinkJob
+from worker.sinks.discord.fields import fault_fields, field, figures, memory_needed, row_of, samples_embed, time_needed
+from worker.sinks.discord.limits import Embed, cut, fit
+from worker.sinks.shortage import micro_batches, shortage_sizes
+from worker.sinks.wording import SHORTAGES, bar, change, code
+
+RUNNING, GOOD, BAD, WARNING, QUIET = 0x5865F2, 0x2ECC71, 0xE74C3C, 0xF1C40F, 0x95A5A6
+MESSAGE_TEXT = 1500
+"""Of an error: hundreds of tensor names would push what helps out of sight. All of it is in the record."""
+
+Payload = dict[str, Any]
+
+
+def progress(job: SinkJob, note: str, event: Event | None = None) -> Payload:
+    """The message of an attempt, as it stands: posted at its start, edited in place."""
+    row, total = row_of(job), job.steps
+    step = row.step if row else 0
+    lines = []
+    if row and total:
+        lines.append(f"`{bar(step / total)}` **{min(1.0, step / total):.1%}**")
+        lines.append(f"step {step:,} of {total:,} · epoch {row.epoch:.2f}")
+    elif row:
+        lines.append(f"step {step:,} · epoch {row.epoch:.2f}")
+    lines.append(note)
+    embed = _embed(job, f"{job.submitted.name}: training", RUNNING, "\n".join(lines), event)
+    embed["fields"] = figures(job, row)
+    return _payload(embed)
+
+
+def unworded(job: SinkJob, event: Event) -> Payload:
+    """An event as it is."""
+    text = code(cut(event.fact.model_dump_json(exclude={"type"}), MESSAGE_TEXT))
+    return _payload(_embed(job, f"{job.submitted.name}: {event.type}", WARNING, text, event))
+
+
+def ended(job: SinkJob, event: Event, fact: AttemptEnded, remarks: Sequence[str] = ()) -> Payload:
+    """The last edit of an attempt's message."""
+    row, total = row_of(job), job.steps
+    lines = [f"`{bar(fact.step / total)}` {fact.step:,} of {total:,} steps"] if total else []
+    lines += [fact.reason.headline, *remarks]
+    colour = GOOD if fact.reason is Reason.DONE else BAD if fact.reason.severity == "error" else QUIET
+    embed = _embed(job, f"{job.submitted.name}: attempt {event.attempt} ended", colour, "\n".join(lines), event)
+    embed["fields"] = [each for each in figures(job, row) if each["name"] not in ("Time left", "Time needed", "GPU")]
+    return _payload(embed)
+
+
+def planned(job: SinkJob, event: Event, fact: JobPrepared) -> Payload:
+    """All rows are counted: what the run will need, told while nobody has waited for it yet."""
+    text = f"Ready to train: {fact.steps:,} steps. The job waits for its GPU."
+    embed = _embed(job, f"{job.submitted.name}: planned", QUIET, text, event)
+    embed["fields"] = time_needed(job) + memory_needed(fact)
+    return _payload(embed)
+
+
+def retry(job: SinkJob, event: Event, fact: JobQueued, ended: AttemptEnded) -> Payload:
+    """An attempt failed and another one follows."""
+    when = (
+        f"in {format_duration(fact.not_before_s)} at the earliest"
+        if fact.not_before_s
+        else "as soon as it is first in the queue"
+    )
+    where = f"at step {ended.step:,}" if ended.step else "before its first step"
+    text = f"{ended.reason.headline} {where}. The next attempt starts {when}. {_begins(job)}"
+    embed = _embed(job, f"{job.submitted.name}: attempt {event.attempt} failed, trying again", WARNING, text, event)
+    if ended.error:
+        embed["fields"] = [field("What happened", code(ended.error.message))]
+    return _payload(embed)
+
+
+def no_gpu(job: SinkJob, event: Event, fact: DeviceWaiting) -> Payload:
+    """The job is ready, but its worker lost the GPU, or no train worker has one that it can use."""
+    text = "It starts as soon as a train worker has a usable GPU."
+    embed = _embed(job, f"{job.submitted.name}: waits for a GPU", WARNING, text, event)
+    embed["fields"] = [field("What the workers say", code(cut(fact.message, MESSAGE_TEXT)))]
+    return _payload(embed)
+
+
+def out_of_memory(job: SinkJob, event: Event, fact: OomRecovered) -> Payload:
+    """Memory ran out in a step, and nothing was lost."""
+    how = "in smaller pieces" if fact.micro_batch_after < fact.micro_batch_before else "as it was"
+    text = f"The step was repeated {how}: nothing was lost, rows and order are unchanged."
+    embed = _embed(job, f"{job.submitted.name}: out of memory, recovered", WARNING, text, event)
+    fields = [
+        field("Step", f"{fact.step:,}", inline=True),
+        field("Micro-batch", micro_batches(fact), inline=True),
+        field("Time lost", format_duration(fact.milliseconds_lost / 1000), inline=True),
+    ]
+    if fact.cause is not None:
+        fields.append(field("Cause", SHORTAGES[fact.cause], inline=True))
+    if fact.bucket is not None:
+        fields.append(field("Length bucket", fact.bucket, inline=True))
+    if sizes := shortage_sizes(fact):
+        fields.append(field("Memory", sizes))
+    embed["fields"] = [*fields, field("What happened", code(cut(fact.message, MESSAGE_TEXT)))]
+    return _payload(embed)
+
+
+def disk_low(job: SinkJob, event: Event, fact: DiskLow) -> Payload:
+    """A checkpoint was skipped for want of room."""
+    text = f"The checkpoint at step {fact.step:,} was skipped; training continues. The next one needs more free room."
+    embed = _embed(job, f"{job.submitted.name}: the disk is nearly full", WARNING, text, event)
+    free, needed = bytes_alike(fact.free_bytes, fact.needed_bytes)
+    embed["fields"] = [field("Free", free, inline=True), field("Needed", needed, inline=True)]
+    return _payload(embed)
+
+
+def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | None) -> Payload:
+    """The model is done; `picture` is the name of the attached file."""
+    embed = _embed(job, f"{job.submitted.name}: done", GOOD, f"The model is in `{job.id}/{fact.model}`.", event)
+    embed["fields"] = [
+        field("Validation loss", change(fact.first_loss, fact.loss), inline=True),
+        field("Kept step", f"{fact.step:,}" + (f" of {job.steps:,}" if job.steps else ""), inline=True),
+        field("Time in attempts", format_duration(fact.seconds), inline=True),
+    ]
+    if picture is not None:
+        embed["image"] = {"url": f"attachment://{picture}"}
+    samples = job.last_evaluation.samples if job.last_evaluation else []
+    return _payload(embed, *([samples_embed(samples, GOOD)] if samples else []))
+
+
+def failed(job: SinkJob, event: Event, fact: JobFailed, picture: str | None) -> Payload:
+    """Why, and what to do about it."""
+    what = "failed" if job.attempt else "failed before training"
+    embed = _embed(job, f"{job.submitted.name}: {what}", BAD, code(cut(fact.error.message, MESSAGE_TEXT)), event)
+    embed["fields"] = fault_fields(fact.error)
+    if job.latest is not None:
+        of = f" of {job.steps:,}" if job.steps else ""
+        embed["fields"].append(field("Reached", f"step {job.latest.step:,}{of}", inline=True))
+    if picture is not None:
+        embed["image"] = {"url": f"attachment://{picture}"}
+    return _payload(embed)
+
+
+def cancelled(job: SinkJob, event: Event, fact: JobCancelled) -> Payload:
+    """A user did not want it any more."""
+    kept = (
+        f"The newest checkpoint is kept: `{fact.checkpoint}`."
+        if fact.checkpoint
+        else "There was no checkpoint to keep."
+    )
+    return _payload(_embed(job, f"{job.submitted.name}: cancelled", QUIET, kept, event))
+
+
+def paused(job: SinkJob, event: Event, fact: JobPaused) -> Payload:
+    """The job rests: a user wants that, or it cannot continue by itself."""
+    if fact.error is not None:
+        embed = _embed(job, f"{job.submitted.name}: paused", BAD, code(cut(fact.error.message, MESSAGE_TEXT)), event)
+        embed["fields"] = fault_fields(fact.error)
+        return _payload(embed)
+    return _payload(
+        _embed(
+            job, f"{job.submitted.name}: paused", QUIET, f"It waits until somebody resumes it. {_begins(job)}", event
+        )
+    )
+
+
+def validated(job: SinkJob, event: Event) -> Payload:
+    """End of a dry run."""
+    text = "The job is valid. Nothing was trained."
+    embed = _embed(job, f"{job.submitted.name}: dry run passed", GOOD, text, event)
+    embed["fields"] = time_needed(job)
+    return _payload(embed)
+
+
+def damaged(job: str, submitted: JobSubmitted | None, error: Damaged) -> Payload:
+    """A job that waits for a person."""
+    title = f"{submitted.name if submitted else job}: its run directory is damaged"
+    text = cut(f"{error}. Until it is repaired its state is unknown; it may still be training.", MESSAGE_TEXT)
+    embed: Embed = {"title": title, "color": BAD, "description": text, "footer": {"text": job}}
+    embed["fields"] = fault_fields(Fault(code=error.code, message=str(error), hint=error.hint))
+    return _payload(embed)
+
+
+def repaired(job: SinkJob, event: Event, fact: JobRepaired) -> Payload:
+    """What may have been sent events of the events that are lost counts no more."""
+    lines = f"The last {fact.lines_lost:,} lines" if fact.lines_lost > 1 else "The last line"
+    text = f"{lines} of its events could not be read. The job is in the state after event {event.number - 1}."
+    return _payload(_embed(job, f"{job.submitted.name}: repaired", WARNING, text, event))
+
+
+def started_note(fact: AttemptStarted) -> str:
+    """What the message of an attempt says first."""
+    return f"Started on {fact.device} by {fact.worker}; loading the model."
+
+
+def _begins(job: SinkJob) -> str:
+    """Where the next attempt begins, as far as it is known: the newest checkpoint may turn out to be damaged."""
+    if job.checkpoint_step is None:
+        return "There is no checkpoint yet: it begins at step 0."
+    return f"The newest checkpoint is that of step {job.checkpoint_step:,}."
+
+
+# -- pieces ----------------------------------------------------------------------------------------------------------
+
+
+def _payload(*embeds: Embed) -> Payload:
+    return {"embeds": fit(list(embeds))}
+
+
+def _embed(job: SinkJob, title: str, colour: int, description: str, event: Event | None) -> Embed:
+    where = [
+        job.id,
+        *([f"attempt {job.attempt}"] if job.attempt else []),
+        *([f"event {event.number}"] if event else []),
+    ]
+    embed: Embed = {"title": title, "color": colour, "description": description, "footer": {"text": " · ".join(where)}}
+    if event is not None:
+        embed["timestamp"] = datetime.fromtimestamp(event.at, UTC).isoformat(timespec="seconds")
+    return embed

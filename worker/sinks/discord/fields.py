@@ -1,0 +1,106 @@
+"""The figures in a Discord message: fields of an embed, and samples as an embed of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobs.events import Fault, JobPrepared, Sample
+from jobs.metrics import MetricRow
+from jobs.text.units import format_bytes, format_duration
+from worker.sinks.base import SinkJob
+from worker.sinks.discord.limits import Embed, cut
+from worker.sinks.wording import change, plain, sentence
+
+SAMPLES_SHOWN = 3
+SAMPLE_TEXT = 500
+
+Field = dict[str, Any]
+
+
+def fault_fields(error: Fault) -> list[Field]:
+    """Code, key and hint of an error."""
+    fields = [field("Code", f"`{error.code}`", inline=True)]
+    if error.param:
+        fields.append(field("Key", f"`{error.param}`", inline=True))
+    if error.hint:
+        fields.append(field("What helps", sentence(error.hint)))
+    return fields
+
+
+def row_of(job: SinkJob) -> MetricRow | None:
+    """Figures of the present attempt; those of an earlier one would be misleading."""
+    return job.latest if job.latest and job.latest.attempt == job.attempt else None
+
+
+def figures(job: SinkJob, row: MetricRow | None) -> list[Field]:
+    """How it goes; before the first row, what was planned."""
+    fields = []
+    if row is not None:
+        fields.append(field("Loss", f"{row.loss:.4g}", inline=True))
+    if job.evaluations:
+        first, last = (job.evaluations[pick(job.evaluations)] for pick in (min, max))
+        fields.append(field("Validation loss", change(first, last), inline=True))
+    if row is not None:
+        fields += [
+            field("Time left", format_duration(row.eta_s), inline=True),
+            field("Rows per second", f"{row.rows_per_s:,.1f}", inline=True),
+            *_speed(row),
+            field("Memory", format_bytes(row.memory_bytes), inline=True),
+            field("Learning rate", f"{row.learning_rate:.3g}", inline=True),
+        ]
+        if gpu := _gpu(row):
+            fields.append(field("GPU", gpu))
+    fields = fields or [field("Model", f"`{job.submitted.model}`", inline=True)]
+    return fields if job.latest else fields + time_needed(job)
+
+
+def time_needed(job: SinkJob) -> list[Field]:
+    """As planned: what counts until something was measured."""
+    return [field("Time needed", sentence(job.time))] if job.time else []
+
+
+def memory_needed(fact: JobPrepared) -> list[Field]:
+    """As planned for the longest rows that there are."""
+    return [field("Memory needed", sentence(fact.memory.text))] if fact.memory else []
+
+
+def _speed(row: MetricRow) -> list[Field]:
+    """Real tokens, and what that is of what the GPU could do."""
+    fields = []
+    if row.tokens_per_s is not None:
+        fields.append(field("Tokens per second", f"{row.tokens_per_s:,.0f}", inline=True))
+    if row.mfu is not None:
+        fields.append(field("MFU", f"{row.mfu:.1%}", inline=True))
+    return fields
+
+
+def _gpu(row: MetricRow) -> str:
+    """How the GPU is, as far as its driver tells."""
+    parts = [
+        f"{row.gpu_utilization:.0%} busy" if row.gpu_utilization is not None else "",
+        f"{format_bytes(row.gpu_memory_used_bytes)} in use" if row.gpu_memory_used_bytes is not None else "",
+        f"{row.gpu_temperature_c} °C" if row.gpu_temperature_c is not None else "",
+        f"{row.gpu_power_w:.0f} W" if row.gpu_power_w is not None else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def samples_embed(samples: list[Sample], colour: int) -> Embed:
+    """The first few samples, each in three fields."""
+    shown = samples[:SAMPLES_SHOWN]
+    fields = [
+        text
+        for number, sample in enumerate(shown, 1)
+        for text in (
+            field(f"{number}. Input", cut(plain(sample.input), SAMPLE_TEXT)),
+            field("Wanted", cut(plain(sample.target), SAMPLE_TEXT)),
+            field("Written", cut(plain(sample.generated), SAMPLE_TEXT)),
+        )
+    ]
+    title = f"Samples ({len(shown)} of {len(samples)})" if len(samples) > len(shown) else "Samples"
+    return {"title": title, "color": colour, "fields": fields}
+
+
+def field(name: str, value: str, inline: bool = False) -> Field:
+    """One field of an embed."""
+    return {"name": name, "value": value, "inline": inline}

@@ -1,0 +1,243 @@
+"""Discord: one message per attempt, edited in place; new messages only for what a person should notice.
+
+New: the time that the job needs on its GPU, no usable GPU, start of an attempt, out of memory, low disk, a failure
+that is tried again, a run directory that is damaged or repaired, and the end of the job (with the loss curve). All else
+is an edit. The footer names job, attempt and event, so that a repeat after a crash is recognizable.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from jobs.errors import Damaged
+from jobs.events import (
+    AttemptEnded,
+    AttemptStarted,
+    DeviceWaiting,
+    DiskLow,
+    Event,
+    JobCancelled,
+    JobFailed,
+    JobPaused,
+    JobPrepared,
+    JobQueued,
+    JobRepaired,
+    JobSubmitted,
+    JobSucceeded,
+    JobValidated,
+    ModelLoaded,
+    OomRecovered,
+)  # fmt: skip
+from jobs.metrics import MetricRow
+from jobs.text.units import format_parameters
+from worker.sinks.base import DONE, Disabled, Later, Outcome, SinkJob
+from worker.sinks.curve import FILE_NAME, draw_job
+from worker.sinks.discord import embeds
+from worker.sinks.discord.limits import FILE_BYTES
+from worker.sinks.discord.webhook import TOO_MANY_EDITS, UNKNOWN_MESSAGE, Answer, Sent, Webhook, WebhookRejected
+from worker.sinks.wording import sentence
+
+EDIT_EVERY_S = 15.0
+NEW_MESSAGE_AFTER_S = 50 * 60.0
+"""Discord limits edits of messages older than an hour."""
+ALERTS_PER_ATTEMPT = 3
+"""More of the same are only counted, in the attempt's message."""
+OOM_EVERY_S = 10 * 60.0
+"""And so are further out-of-memory errors within so long of one that had a message."""
+
+log = logging.getLogger("longhaul.discord")
+
+
+class DiscordSink:
+    """Accepts the jobs that want Discord, if there is a webhook.
+
+    Notes kept with the cursor: `message`, `posted_at`, `edited_at` (Unix seconds) of the attempt's message, its `note`,
+    `over`; `alerts` sent in this attempt; `hidden`, those only counted; `oom_at` (Unix seconds), when memory had its
+    last message; `waits` for a GPU told since the last one began.
+    """
+
+    name = "discord"
+    follows_metrics = True
+
+    def __init__(
+        self, webhook: Webhook | None, now: Callable[[], float] = time.time, edit_every_s: float = EDIT_EVERY_S
+    ) -> None:
+        self._webhook = webhook
+        self._now = now
+        self._edit_every_s = edit_every_s
+
+    def __repr__(self) -> str:
+        return f"DiscordSink({self._webhook!r})"
+
+    def accepts(self, submitted: JobSubmitted) -> bool:
+        """As the job says."""
+        return self._webhook is not None and submitted.discord
+
+    def event(self, event: Event, job: SinkJob) -> Outcome:
+        """At most one call to Discord, but for an event that cannot be worded: that one is sent as it is."""
+        try:
+            return self._event(event, job)
+        except OSError:  # of the disk: the feed tries again
+            raise
+        except Exception:
+            log.exception("job %s: event %d cannot be worded and is sent as raw JSON", job.id, event.number)
+            return self._post(embeds.unworded(job, event))
+
+    def _event(self, event: Event, job: SinkJob) -> Outcome:
+        match event.fact:
+            case JobPrepared() as fact if job.time is not None:
+                return self._post(embeds.planned(job, event, fact))
+            case AttemptStarted() as fact:
+                return self._start(event, fact, job)
+            case ModelLoaded() as fact:
+                where = (
+                    f"resumes from step {fact.resumed_step:,}" if fact.resumed_step is not None else "starts at step 0"
+                )
+                note = f"{format_parameters(fact.parameters)} parameters in {fact.dtype} on {fact.device}; {where}."
+                return self._edit(job, note, event)
+            case DeviceWaiting() as fact if job.state.get("over", True):  # no attempt has begun: nobody has a GPU
+                return self._alert(job, embeds.no_gpu(job, event, fact), "waits")
+            case DeviceWaiting() as fact:
+                return self._edit(job, sentence(fact.message), event)
+            case OomRecovered() as fact:
+                return self._out_of_memory(job, event, fact)
+            case DiskLow() as fact:
+                return self._alert(job, embeds.disk_low(job, event, fact))
+            case AttemptEnded() as fact:
+                return self._end_attempt(event, fact, job)
+            case JobQueued() as fact if job.failed_attempt is not None:
+                return self._post(embeds.retry(job, event, fact, job.failed_attempt))
+            case JobRepaired() as fact:
+                return self._post(embeds.repaired(job, event, fact))
+            case JobSucceeded() as fact:
+                picture = self._picture(job)
+                return self._post(embeds.succeeded(job, event, fact, picture and picture[0]), picture)
+            case JobFailed() as fact:
+                picture = self._picture(job)
+                return self._post(embeds.failed(job, event, fact, picture and picture[0]), picture)
+            case JobCancelled() as fact:
+                return self._post(embeds.cancelled(job, event, fact))
+            case JobPaused() as fact:
+                return self._post(embeds.paused(job, event, fact))
+            case JobValidated():
+                return self._post(embeds.validated(job, event))
+            case _:
+                return DONE
+
+    def metrics(self, rows: Sequence[MetricRow], job: SinkJob) -> Outcome:
+        """Show the newest row, at most every `edit_every_s`. Rows held back are covered by later ones."""
+        state = job.state
+        if job.ending or state.get("over", True) or rows[-1].attempt != job.attempt:
+            return DONE  # the next message says more, or there is no message to edit
+        wait = state["edited_at"] + self._edit_every_s - self._now()
+        if wait > 0:
+            return Later(min(wait, self._edit_every_s), "coalescing progress")
+        return self._edit(job, state["note"], None)
+
+    def damaged(self, job: str, submitted: JobSubmitted | None, error: Damaged) -> Outcome:
+        """A message of its own, unless the job wants no Discord."""
+        if self._webhook is None or (submitted is not None and not submitted.discord):
+            return DONE
+        return self._post(embeds.damaged(job, submitted, error))
+
+    def close(self, job: SinkJob) -> None:
+        """Nothing is held."""
+
+    def _start(self, event: Event, fact: AttemptStarted, job: SinkJob) -> Outcome:
+        note = embeds.started_note(fact)
+        answer = self._call().post(embeds.progress(job, note, event))
+        if isinstance(answer, Later | Disabled):
+            return answer
+        job.state.clear()
+        job.state.update(alerts=0, hidden=0, note=note, over=True)
+        if isinstance(answer, Sent):
+            self._new_message(job, answer)
+        return DONE
+
+    def _new_message(self, job: SinkJob, sent: Sent) -> None:
+        job.state.update(message=sent.message, posted_at=self._now(), edited_at=self._now(), over=False)
+
+    def _edit(self, job: SinkJob, note: str, event: Event | None) -> Outcome:
+        """Put the attempt's message up to date; in place of one that can no longer be edited comes a new one."""
+        if job.state.get("over", True):
+            return DONE
+        outcome = self._replace(job, embeds.progress(job, "\n".join([note, *_hidden(job)]), event))
+        if not isinstance(outcome, Later):
+            job.state["note"] = note
+        return outcome
+
+    def _replace(self, job: SinkJob, payload: embeds.Payload) -> Outcome:
+        answer: Answer = WebhookRejected(0, None)
+        young = self._now() - job.state["posted_at"] < NEW_MESSAGE_AFTER_S
+        if young:
+            answer = self._call().edit(job.state["message"], payload)
+        if not young or (isinstance(answer, WebhookRejected) and answer.code in (TOO_MANY_EDITS, UNKNOWN_MESSAGE)):
+            answer = self._call().post(payload)
+            if isinstance(answer, Sent):
+                self._new_message(job, answer)
+            elif isinstance(answer, Later) and young:
+                job.state["posted_at"] = 0.0  # the old message is not tried again
+        if isinstance(answer, Later | Disabled):
+            return answer
+        job.state["edited_at"] = self._now()
+        return DONE
+
+    def _out_of_memory(self, job: SinkJob, event: Event, fact: OomRecovered) -> Outcome:
+        if self._now() - job.state.get("oom_at", 0.0) < OOM_EVERY_S:
+            _hide(job)
+            return DONE
+        outcome = self._alert(job, embeds.out_of_memory(job, event, fact))
+        if not isinstance(outcome, Later):
+            job.state["oom_at"] = self._now()
+        return outcome
+
+    def _alert(self, job: SinkJob, payload: embeds.Payload, counter: str = "alerts") -> Outcome:
+        sent = job.state.get(counter, 0)
+        outcome = self._post(payload) if sent < ALERTS_PER_ATTEMPT else DONE
+        if not isinstance(outcome, Later):
+            job.state[counter] = sent + 1
+            if counter == "alerts" and sent >= ALERTS_PER_ATTEMPT:
+                _hide(job)
+        return outcome
+
+    def _end_attempt(self, event: Event, fact: AttemptEnded, job: SinkJob) -> Outcome:
+        outcome: Outcome = DONE
+        if not job.state.get("over", True):
+            outcome = self._replace(job, embeds.ended(job, event, fact, _hidden(job)))
+        if not isinstance(outcome, Later):
+            job.state["over"] = True
+        return outcome
+
+    def _post(self, payload: embeds.Payload, picture: tuple[str, bytes] | None = None) -> Outcome:
+        answer = self._call().post(payload, picture)
+        if isinstance(answer, WebhookRejected) and answer.status == 413 and picture is not None:
+            for embed in payload["embeds"]:
+                embed.pop("image", None)
+            answer = self._call().post(payload)
+        return (
+            answer if isinstance(answer, Later | Disabled) else DONE
+        )  # a WebhookRejected is in the log, with its reason
+
+    def _picture(self, job: SinkJob) -> tuple[str, bytes] | None:
+        try:
+            picture = draw_job(job)
+        except Exception:
+            log.exception("job %s: the loss curve could not be drawn", job.id)
+            return None
+        return (FILE_NAME, picture) if picture is not None and len(picture) <= FILE_BYTES else None
+
+    def _call(self) -> Webhook:
+        assert self._webhook is not None, "a job was accepted without a webhook"
+        return self._webhook
+
+
+def _hide(job: SinkJob) -> None:
+    job.state["hidden"] = job.state.get("hidden", 0) + 1
+
+
+def _hidden(job: SinkJob) -> list[str]:
+    """The line about warnings that have no message, if there were any."""
+    hidden = job.state.get("hidden", 0)
+    return [f"{hidden} more warning{'s' * (hidden > 1)} in this attempt, not shown."] if hidden else []

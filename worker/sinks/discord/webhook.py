@@ -1,0 +1,202 @@
+"""A Discord webhook over HTTP: one call at a time, rate limits kept, every answer typed, the token never shown.
+
+Source: Discord's API documentation (Webhook resource, Rate Limits).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+
+from jobs.errors import UserError
+from worker.sinks.base import Disabled, Later
+from worker.sinks.discord.gone import GoneFile
+
+USER_AGENT = "DiscordBot (https://github.com/longhaul, 0.1) Longhaul"
+TIMEOUT_S = (5.0, 10.0)
+"""To connect; between two bytes of the answer."""
+FIRST_BACKOFF_S = 1.0
+LONGEST_BACKOFF_S = 60.0
+
+UNKNOWN_MESSAGE = 10008
+TOO_MANY_EDITS = 30046
+UNKNOWN_WEBHOOK = 10015
+INVALID_TOKEN = 50027
+
+_DISCORD = re.compile(
+    r"https://(?:(?:ptb|canary)\.)?(?:discord|discordapp)\.com/api(?:/v\d{1,2})?/webhooks/(\d{1,20})/([\w\-]+)/?"
+)
+_LOOPBACK = re.compile(
+    r"http://(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?/api(?:/v\d{1,2})?/webhooks/(\d{1,20})/([\w\-]+)/?"
+)
+
+log = logging.getLogger("longhaul.discord")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Discord has the message."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class WebhookRejected:
+    """Discord will never take this request, though the webhook is alive."""
+
+    status: int
+    code: int | None
+    """Discord's own error code, such as 30046."""
+
+
+Answer = Sent | WebhookRejected | Later | Disabled
+
+
+class Webhook:
+    """One webhook. Knows when it may call again, and whether it is gone for good."""
+
+    def __init__(
+        self,
+        url: str,
+        clock: Callable[[], float] = time.monotonic,
+        timeout_s: tuple[float, float] = TIMEOUT_S,
+        gone_file: GoneFile | None = None,
+    ) -> None:
+        """Raises UserError when `url` is not a webhook's. What `gone_file` knows to be gone is not asked again."""
+        self._url, self._id, self._token = check_url(url)
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._not_before = 0.0
+        self._failures = 0
+        self.gone: Disabled | None = None
+        """Why nothing is sent any more."""
+        self._gone_file = gone_file
+        if gone_file is not None and (why := gone_file.why(self._url)) is not None:
+            self.gone = Disabled(why)
+            log.error("webhook %s: %s, at an earlier start; nothing is sent to it. Make a new webhook, set "
+                      "DISCORD_WEBHOOK and restart publish (or remove %s)", self._id, why, gone_file.file)  # fmt: skip
+        self._session = requests.Session()
+        self._session.headers["User-Agent"] = USER_AGENT
+        if _LOOPBACK.fullmatch(url):
+            self._session.trust_env = False  # a proxy knows another loopback
+        # urllib3 writes paths, and so the token, to its debug log.
+        logging.getLogger("urllib3.connectionpool").addFilter(self._mask_record)
+
+    def __repr__(self) -> str:
+        return f"Webhook({self._id}, token masked)"
+
+    def post(self, payload: dict[str, Any], picture: tuple[str, bytes] | None = None) -> Answer:
+        """A new message, with a PNG of that name attached."""
+        return self._call("POST", f"{self._url}?wait=true", payload, picture)
+
+    def edit(self, message: str, payload: dict[str, Any]) -> Answer:
+        """Replace what an earlier message says."""
+        return self._call("PATCH", f"{self._url}/messages/{message}", payload, None)
+
+    def _call(self, method: str, url: str, payload: dict[str, Any], picture: tuple[str, bytes] | None) -> Answer:
+        if self.gone is not None:
+            return self.gone
+        wait = self._not_before - self._clock()
+        if wait > 0:
+            return Later(wait, "rate limit or backing off")
+        payload = {"allowed_mentions": {"parse": []}, **payload}
+        body: dict[str, Any] = {"json": payload}
+        if picture is not None:
+            name, content = picture
+            body = {"data": {"payload_json": json.dumps(payload)}, "files": {"files[0]": (name, content, "image/png")}}
+        try:
+            answer = self._session.request(method, url, timeout=self._timeout_s, allow_redirects=False, **body)
+        except requests.RequestException as error:
+            # Its text holds the URL, and so the token.
+            return self._back_off(f"{type(error).__name__}: {self._masked(str(error))}")
+        return self._understand(method, answer)
+
+    def _understand(self, method: str, answer: requests.Response) -> Answer:
+        said = _json(answer)
+        code = said.get("code") if isinstance(said.get("code"), int) else None
+        self._heed(answer)
+        if answer.ok and said.get("id"):
+            self._failures = 0
+            return Sent(str(said["id"]))
+        if answer.status_code == 429:
+            wait = _seconds(said.get("retry_after")) or _seconds(answer.headers.get("Retry-After")) or FIRST_BACKOFF_S
+            self._not_before = max(self._not_before, self._clock() + wait)
+            return Later(wait, "Discord says 429")
+        if answer.status_code in (401, 403, 404) and code != UNKNOWN_MESSAGE:
+            return self._give_up(answer.status_code, code, said)
+        if 400 <= answer.status_code < 500:
+            self._failures = 0
+            level = logging.INFO if code in (UNKNOWN_MESSAGE, TOO_MANY_EDITS) else logging.ERROR
+            log.log(level, "webhook %s: %s refused: %d%s", self._id, method, answer.status_code, self._detail(said))
+            return WebhookRejected(answer.status_code, code)
+        return self._back_off(f"Discord says {answer.status_code}{self._detail(said)}")
+
+    def _give_up(self, status: int, code: int | None, said: dict[str, Any]) -> Disabled:
+        """Ask nothing more. Over restarts only when Discord itself says that it is gone: a proxy's 403 may pass."""
+        self.gone = Disabled(f"Discord says {status}{self._detail(said)}")
+        log.error("webhook %s: %s; nothing more is sent to it. Make a new webhook, set DISCORD_WEBHOOK and restart "
+                  "publish", self._id, self.gone.why)  # fmt: skip
+        if self._gone_file is not None and code in (UNKNOWN_WEBHOOK, INVALID_TOKEN):
+            self._gone_file.remember(self._url, self.gone.why)
+        return self.gone
+
+    def _heed(self, answer: requests.Response) -> None:
+        if answer.headers.get("X-RateLimit-Remaining") == "0":
+            reset = _seconds(answer.headers.get("X-RateLimit-Reset-After")) or 0.0
+            self._not_before = max(self._not_before, self._clock() + reset)
+
+    def _back_off(self, why: str) -> Later:
+        wait = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(self._failures, 10))
+        self._failures += 1
+        self._not_before = max(self._not_before, self._clock() + wait)
+        log.warning("webhook %s: %s; again in %.0f s", self._id, why, wait)
+        return Later(wait, why)
+
+    def _detail(self, said: dict[str, Any]) -> str:
+        return self._masked(f" ({said.get('code')}: {said.get('message')})"[:300]) if said else ""
+
+    def _masked(self, text: str) -> str:
+        return text.replace(self._token, "…")
+
+    def _mask_record(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if self._token in text:
+            record.msg, record.args = self._masked(text), ()
+        return True
+
+
+def check_url(url: str) -> tuple[str, str, str]:
+    """The URL without trailing slash, the webhook's id, its token. Raises UserError, which does not say the token."""
+    match = _DISCORD.fullmatch(url) or _LOOPBACK.fullmatch(url)
+    if match is None:
+        host = re.match(r"[a-z]+://(?:[^/@]*@)?([^/?#:@]{1,80})", url)
+        why = f"its host is {host[1]}" if host else "it is no URL"
+        raise UserError(
+            f"DISCORD_WEBHOOK is not the URL of a Discord webhook ({why})",
+            param="DISCORD_WEBHOOK",
+            hint="it looks like https://discord.com/api/webhooks/<id>/<token>: "
+            "channel settings, Integrations, Webhooks, Copy Webhook URL",
+        )
+    return url.rstrip("/"), match[1], match[2]
+
+
+def _json(answer: requests.Response) -> dict[str, Any]:
+    try:
+        said = answer.json()
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _seconds(value: Any) -> float | None:
+    try:
+        return min(3600.0, max(0.0, float(value)))
+    except (TypeError, ValueError):
+        return None

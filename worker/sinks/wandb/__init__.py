@@ -1,0 +1,1 @@
+"""Weights & Biases: one child process per open run."""

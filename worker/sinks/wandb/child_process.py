@@ -1,0 +1,175 @@
+"""The process that holds one W&B run: told what to do in JSON lines on stdin, answers each on stdout.
+
+    {"do": "init", "project": …, "id": …, "online": true}    → {"mode": "online"}   or offline, with "why"
+    {"do": "log", "rows": [{"train/step": 10, …}]}           → {"logged": 1}        once they are in the run's file
+    {"do": "alert", "title": …, "text": …, "level": "WARN"}  → {"alerted": true}
+    {"do": "finish", "exit_code": 0, "summary": {…}}         → {"finished": true, "unsent": null}   and the process ends
+
+A process of its own, because W&B's library is one run per process, blocks, and must not take publish with it.
+
+No row is lost: what was answered is in the run's `.wandb` file. What a server did not take in time stays there, and is
+sent before the same run is opened again (`send_unsent`), or by a person with `wandb sync`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+INIT_TIMEOUT_S = 5.0
+SYNC_TIMEOUT_S = 30.0
+WRITTEN_WITHIN_S = 0.2
+"""A row is in the run's `.wandb` file one flush interval and this after `log`, whoever is killed then (measured)."""
+ALERT_AGAIN_S = 3600
+"""W&B passes alerts of the same title on once in so long."""
+
+
+def main() -> None:
+    """Converse until told to finish, or until stdin ends (publish is stopping)."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)  # whatever the library prints is not an answer
+    run: wandb.Run | None = None
+    flush_s = 0.0
+    for line in sys.stdin.buffer:
+        message = json.loads(line)
+        if message["do"] == "init":
+            flush_s = message["flush_s"]
+            run, answer = begin(message)
+        else:
+            assert run is not None
+            match message["do"]:
+                case "log":
+                    answer = write(run, message, flush_s + WRITTEN_WITHIN_S)
+                case "alert":
+                    answer = alert(run, message)
+                case "finish":
+                    answer = finish(run, message)
+                case unknown:
+                    raise ValueError(f"unknown: {unknown}")
+        answers.write(json.dumps(answer) + "\n")
+        if message["do"] == "finish":
+            return
+
+
+def begin(message: dict[str, Any]) -> tuple[wandb.Run, dict[str, Any]]:
+    """Online one run per job; offline one run per start of publish, in the job's group (offline runs cannot resume)."""
+    job = message["id"]
+    why = message["why_offline"]
+    if message["online"]:
+        place = Path(message["folder"], "wandb")
+        before = set(place.glob(f"run-*-{job}"))
+        try:
+            send_unsent(before, message["folder"])
+            run = init(message, mode="online", id=job, resume="allow")
+        except (wandb.Error, OSError, TimeoutError) as error:
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            for stub in set(place.glob(f"run-*-{job}")) - before:
+                shutil.rmtree(stub, ignore_errors=True)  # an empty run: `wandb sync` would show it as one that ended
+        else:
+            return run, {"mode": "online"}
+    return init(message, mode="offline", id=f"{job}-{uuid.uuid4().hex[:8]}"), {"mode": "offline", "why": why}
+
+
+def send_unsent(folders: set[Path], home: str) -> None:
+    """Send what earlier processes of this run wrote and could not send (they were killed, or the server was away).
+
+    Before the run is opened again: W&B keeps counting from what the server has, so rows sent later would collide with
+    newer ones. Raises TimeoutError when the server does not take them: then the rows to come go into an offline run.
+    """
+    unsent = sorted(str(folder) for folder in folders if not synced(folder).exists())
+    if not unsent:
+        return
+    # Tied to this process by the same means as this process to publish (jobs.process.lifeline).
+    command = [sys.executable, "-m", "jobs.process.lifeline", str(os.getpid()), sys.executable, "-m", "wandb", "sync"]
+    command += ["--include-online", *unsent]
+    environment = os.environ | {"WANDB_DIR": home}  # where it logs; else in the working directory
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=SYNC_TIMEOUT_S, check=False)
+    if left := [folder for folder in unsent if not synced(Path(folder)).exists()]:
+        raise TimeoutError(f"earlier rows are not sent yet ({', '.join(left)})")
+
+
+def synced(folder: Path) -> Path:
+    """W&B's own mark beside a run's file: all of it is on the server. `wandb sync` leaves such runs out."""
+    job = folder.name.split("-", 2)[2]
+    return folder / f"run-{job}.wandb.synced"
+
+
+def init(message: dict[str, Any], **how: Any) -> wandb.Run:
+    """A run with its own step axis and bounded waits."""
+    run = wandb.init(
+        project=message["project"],
+        entity=message["entity"],
+        name=message["name"],
+        group=message["id"],
+        config=message["config"],
+        dir=message["folder"],
+        settings=wandb.Settings(
+            init_timeout=INIT_TIMEOUT_S,
+            finish_timeout=message["finish_s"],
+            finish_timeout_raises=True,
+            x_transaction_log_flush_interval=message["flush_s"],
+            x_disable_stats=True,  # figures of this process and this container say nothing about the run
+            x_disable_meta=True,
+            x_save_requirements=False,
+            disable_git=True,
+            disable_code=True,
+            console="off",
+            silent=True,
+        ),
+        **how,
+    )
+    run.define_metric("train/step")
+    for group in ("train", "eval", "gpu", "host"):
+        run.define_metric(f"{group}/*", step_metric="train/step")
+    return run
+
+
+def write(run: wandb.Run, message: dict[str, Any], written_after_s: float) -> dict[str, Any]:
+    """Hand over rows, and answer once they would survive a kill. A table goes with the last row."""
+    rows, table = message["rows"], message.get("table")
+    if table and table["data"]:
+        samples = wandb.Table(columns=table["columns"], data=table["data"])
+        # Bound here, it is a file of the run with a row that points to it. Left to `log`, it would be an artifact too,
+        # for which `log` asks the server: it would wait, or raise, when that is away.
+        samples.bind_to_run(run, table["key"], rows[-1]["train/step"])
+        rows[-1][table["key"]] = samples
+    for row in rows:
+        run.log(row)
+    time.sleep(written_after_s)
+    return {"logged": len(rows)}
+
+
+def alert(run: wandb.Run, message: dict[str, Any]) -> dict[str, Any]:
+    """Offline it is kept in the run's file, and sent with it."""
+    run.alert(message["title"], message["text"], level=message["level"], wait_duration=ALERT_AGAIN_S)
+    return {"alerted": True}
+
+
+def finish(run: wandb.Run, message: dict[str, Any]) -> dict[str, Any]:
+    """End the run within bounds. `unsent` is the folder to sync later, if the server did not take everything."""
+    if message.get("alert"):
+        alert(run, message["alert"])
+    run.summary.update(message["summary"])
+    folder = Path(run.dir).parent
+    try:
+        run.finish(exit_code=message["exit_code"])
+    except TimeoutError:
+        return {"finished": True, "unsent": str(folder)}
+    if not run.offline:
+        synced(folder).touch()
+    return {"finished": True, "unsent": None}
+
+
+if __name__ == "__main__":
+    main()

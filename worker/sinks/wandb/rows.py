@@ -1,0 +1,89 @@
+"""What W&B receives: rows of history, keyed by our own step, tables of samples, alerts, the last words of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jobs.events import EvaluationFinished, Event, Fault, JobFailed, JobPaused, JobQueued, JobSucceeded, OomRecovered
+from jobs.metrics import MetricRow
+from worker.sinks.base import SinkJob
+from worker.sinks.shortage import shortage
+
+EXIT_CODES = {"job.succeeded": 0, "job.paused": 0, "job.failed": 1, "job.cancelled": 255}
+SAMPLES = "eval/samples"
+SAMPLE_COLUMNS = ["step", "input", "target", "generated"]
+ALERT_TITLE = 63
+ALERT_TEXT = 2000
+
+_GROUPS = {"gpu_": "gpu/", "host_": "host/", "trainer_": "host/trainer_"}
+"""How the names of our metrics begin, and where they go; all others are `train/`."""
+
+
+def metric_row(row: MetricRow) -> dict[str, Any]:
+    """One row of metrics, without what this machine does not have. W&B has its own clock."""
+    return {_key(name): value for name, value in row.model_dump(exclude={"at"}, exclude_none=True).items()}
+
+
+def _key(name: str) -> str:
+    for begin, group in _GROUPS.items():
+        if name.startswith(begin):
+            return group + name.removeprefix(begin)
+    return f"train/{name}"
+
+
+def evaluation(event: Event, fact: EvaluationFinished) -> dict[str, Any]:
+    """One evaluation with its table of samples; the event's number makes a repeat recognizable."""
+    row: dict[str, Any] = {
+        "train/step": fact.step,
+        "eval/loss": fact.loss,
+        "eval/rows": fact.rows,
+        "eval/seconds": fact.seconds,
+        "eval/event": event.number,
+    }
+    table = [[fact.step, sample.input, sample.target, sample.generated] for sample in fact.samples]
+    return {"do": "log", "rows": [row], "table": {"key": SAMPLES, "columns": SAMPLE_COLUMNS, "data": table}}
+
+
+def fresh_rows(rows: Sequence[MetricRow], highest: int) -> list[MetricRow]:
+    """Rows above the highest step so far; an attempt that repeats steps does not repeat them here."""
+    fresh = []
+    for row in rows:
+        if row.step > highest:
+            fresh.append(row)
+            highest = row.step
+    return fresh
+
+
+def alert(event: Event, job: SinkJob) -> dict[str, Any] | None:
+    """What W&B should call a person for: a job that cannot continue, an attempt that failed, memory that ran out."""
+    match event.fact:
+        case JobFailed(error=error) | JobPaused(error=Fault() as error):
+            hint = f"\n{error.hint}" if error.hint else ""
+            what = event.type.removeprefix("job.")
+            return _alert(job, what, f"{error.code}: {error.message}{hint}", "ERROR")
+        case JobQueued() if job.failed_attempt is not None:
+            ended = job.failed_attempt
+            why = f": {ended.error.message}" if ended.error else ""
+            return _alert(job, f"attempt {event.attempt} failed, trying again", ended.reason.headline + why, "WARN")
+        case OomRecovered() as fact:
+            text = f"Nothing was lost at step {fact.step:,}. {shortage(fact)}. {fact.message}"
+            return _alert(job, "out of memory, recovered", text, "WARN")
+        case _:
+            return None
+
+
+def _alert(job: SinkJob, what: str, text: str, level: str) -> dict[str, Any]:
+    title = f"{job.submitted.name}: {what}"
+    return {"do": "alert", "title": title[:ALERT_TITLE], "text": text[:ALERT_TEXT], "level": level}
+
+
+def farewell(event: Event, job: SinkJob) -> dict[str, Any]:
+    """Exit state and summary."""
+    summary: dict[str, Any] = {"status": event.type.removeprefix("job."), "attempts": job.attempt}
+    match event.fact:
+        case JobSucceeded() as fact:
+            summary |= {"model": fact.model, "model_step": fact.step, "model_loss": fact.loss}
+        case JobFailed(error=error) | JobPaused(error=Fault() as error):
+            summary |= {"error_code": error.code, "error": error.message[:2000]}
+    return {"do": "finish", "exit_code": EXIT_CODES[event.type], "summary": summary, "alert": alert(event, job)}

@@ -1,0 +1,184 @@
+"""The job that `resume_from` names, and whether this one may resume from it (ADR 0005). Nothing of it is changed.
+
+What is read here takes seconds: of the checkpoints, sizes and state, not the tensors (adoption.py reads those).
+"""
+
+from __future__ import annotations
+
+import filecmp
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs.disk.rundir import RunDir
+from jobs.errors import Rejected
+from jobs.memory_plan import OptimizerName
+from jobs.plan import Plan, SourceSummary, make_plan
+from jobs.spec import JobSpec
+from worker.training.checkpoints.checkpoint import newest_first, refuse_other_order, verify
+from worker.training.dataset.data import PARTS, SIDES
+
+SAME: dict[str, Any] = {
+    "model": True, "task": True, "method": True, "data": True, "training": {"batch_size": True, "seed": True},
+}  # fmt: skip
+"""Parts of a job that decide what a step is: they must be those of the run that began."""
+
+
+@dataclass(frozen=True)
+class SourceJob:
+    """A prepared job with checkpoints that this one may resume from."""
+
+    run: RunDir
+    spec: JobSpec
+    plan: Plan
+    checkpoint: str | None
+    """Name of the one that `resume_from` asks for; None: the newest that verifies."""
+    step: int
+    """Of the one asked for, or of the newest that looks whole."""
+
+    @property
+    def optimizer(self) -> OptimizerName:
+        """The one whose states the checkpoints hold."""
+        return self.plan.resolved.optimizer
+
+    def folders(self) -> list[Path]:
+        """The checkpoints to resume from, as there are now: the first that verifies is meant."""
+        if self.checkpoint is not None:
+            return [self.run.checkpoints / self.checkpoint]
+        return newest_first(self.run)
+
+    def summary(self) -> SourceSummary:
+        """For the event of check."""
+        return SourceSummary(job=self.run.id, step=self.step, optimizer=self.optimizer)
+
+
+def find(run: RunDir, spec: JobSpec) -> SourceJob:
+    """The job that `spec.resume_from` names, beside `run`.
+
+    Raises Rejected: `no_such_job`, `no_checkpoint`, `other_run`, `other_optimizer`, `other_order`, `nothing_left`.
+    """
+    assert spec.resume_from is not None, "there is a job to resume from"
+    job, _, named = spec.resume_from.partition("/")
+    other = RunDir(run.path.parent / job)
+    if not other.exists():
+        raise _refused(
+            f"resume_from = {spec.resume_from!r}: there is no job {job}",
+            "no_such_job",
+            "is the id right, and was the job deleted? Leave resume_from out to begin anew",
+        )
+    folders = newest_first(other)
+    chosen = [folder for folder in folders if not named or folder.name == named]
+    if not chosen:
+        there = f"it has {', '.join(folder.name for folder in folders)}" if folders else "it has none at all"
+        raise _refused(
+            f"resume_from = {spec.resume_from!r}: job {job} has no {named or 'checkpoint'}",
+            "no_checkpoint",
+            f"{there}; leave resume_from out to begin anew",
+        )
+    theirs = other.spec()
+    refuse_other_settings(spec, theirs, job)
+    plan = other.plan()
+    if not plan.data.complete:  # killed while it was itself made to resume from another job
+        raise _refused(
+            f"resume_from = {spec.resume_from!r}: job {job} was never prepared",
+            "no_checkpoint",
+            f"name the job that it was to resume from: {theirs.resume_from}",
+        )
+    refuse_other_optimizer(spec, plan.resolved.optimizer, job)
+    defects = []
+    for folder in chosen:
+        try:
+            state = verify(folder, thorough=False)
+        except ValueError as error:
+            defects.append(f"{folder.name}: {error}")
+            continue
+        refuse_other_order(state)
+        refuse_nothing_left(spec, make_plan(spec, plan.model, plan.data).steps, f"{job}/{folder.name}", state.step)
+        return SourceJob(other, theirs, plan, named or None, state.step)
+    raise none_verifies(spec, defects)
+
+
+def refuse_other_settings(ours: JobSpec, theirs: JobSpec, job: str) -> None:
+    """Raise Rejected (`other_run`) where a step would not be what it was in the run that began."""
+    mine, other = (_flat(spec.model_dump(include=SAME)) for spec in (ours, theirs))
+    wrong = [key for key in mine | other if mine.get(key) != other.get(key)]
+    if wrong:
+        told = "; ".join(f"{key} is {mine.get(key)!r} here and {other.get(key)!r} there" for key in wrong)
+        raise _refused(
+            f"this is not the run that job {job} began: {told}",
+            "other_run",
+            "set what is the same there, or leave resume_from out to begin anew",
+            wrong[0],
+        )
+
+
+def refuse_other_optimizer(spec: JobSpec, began: OptimizerName, job: str) -> None:
+    """Raise Rejected (`other_optimizer`) where the job sets one whose states are not in the checkpoints."""
+    if spec.memory.optimizer not in ("auto", began):
+        raise _refused(
+            f"memory.optimizer is {spec.memory.optimizer}, and the checkpoints of job {job} hold states of {began}",
+            "other_optimizer",
+            f"set memory.optimizer: {began}, or auto, which is the same here; or leave resume_from out to begin anew",
+            "memory.optimizer",
+        )
+
+
+def refuse_nothing_left(spec: JobSpec, steps: int, source: str, done: int) -> None:
+    """Raise Rejected (`nothing_left`) where the whole run has no more steps than are done."""
+    if done >= steps:
+        raise _refused(
+            f"nothing is left to do: {source} is at step {done}, and {spec.training.epochs} epochs are {steps} steps",
+            "nothing_left",
+            "set more training.epochs (they are those of the whole run), or resume from an earlier checkpoint",
+        )
+
+
+def refuse_other_content(before: SourceJob, plan: Plan) -> None:
+    """Raise Rejected (`other_run`) unless rows and model are those the run began with (`plan`: this job's)."""
+    # Both folders are named after their content.
+    names = [Path(str(each.model.folder)).name for each in (plan, before.plan)]
+    if names[0] != names[1]:
+        raise _refused(
+            f"the files of model {plan.model.source} are not those that job {before.run.id} began with",
+            "other_run",
+            "bring them back, or leave resume_from out to begin anew",
+            "model",
+        )
+    if not _same_rows(Path(str(plan.data.prepared)), Path(str(before.plan.data.prepared))):
+        raise _refused(
+            f"the rows of {plan.data.train} are not those that job {before.run.id} began with "
+            f"({plan.data.rows} to learn from, {before.plan.data.rows} there)",
+            "other_run",
+            "bring the files back as they were, or leave resume_from out to begin anew",
+            "data.train",
+        )
+
+
+def none_verifies(spec: JobSpec, defects: list[str]) -> Rejected:
+    """No checkpoint that was asked for is whole."""
+    advice = "leave resume_from out to begin anew"
+    job, _, named = str(spec.resume_from).partition("/")
+    if named:
+        advice = f"set resume_from: {job}, which resumes from the newest one that verifies; or {advice}"
+    return _refused(f"resume_from = {spec.resume_from!r}: {'; '.join(defects)}", "no_checkpoint", advice)
+
+
+def _same_rows(ours: Path, theirs: Path) -> bool:
+    """Also of rows that another version has prepared."""
+    if ours.name == theirs.name:
+        return True
+    names = [f"{side}.{kind}" for side in SIDES for kind in ("tokens", "offsets")] + [f"{part}.rows" for part in PARTS]
+    return theirs.is_dir() and all(filecmp.cmp(ours / name, theirs / name, shallow=False) for name in names)
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by their dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _refused(message: str, code: str, advice: str, param: str = "resume_from") -> Rejected:
+    return Rejected(message, code=code, hint=advice, param=param)

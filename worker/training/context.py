@@ -1,0 +1,175 @@
+"""What an attempt works with, and how it is set up: decide, load once, allocate, go back to the newest checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from jobs.disk.files import LineWriter
+from jobs.disk.metrics_file import cut_back
+from jobs.disk.rundir import RunDir
+from jobs.errors import NotPrepared
+from jobs.events import ModelLoaded
+from jobs.plan import Plan
+from jobs.spec import JobSpec
+from worker.training import start
+from worker.training.checkpoints import checkpoint
+from worker.training.checkpoints.checkpoint import TrainState
+from worker.training.checkpoints.pruning import begin_anew, clean
+from worker.training.checkpoints.saving import Saver
+from worker.training.dataset.data import PreparedDataset
+from worker.training.due import Due
+from worker.training.journal import Journal
+from worker.training.machine.device import prepare_numerics
+from worker.training.machine.out_of_memory import MemoryProbe
+from worker.training.machine.process_monitor import ProcessMonitor
+from worker.training.machine.usage import Cache
+from worker.training.network import guards
+from worker.training.network.model import LoadedModel, load
+from worker.training.optimizers.optimizer import Optimizer, make_optimizer
+from worker.training.pace import Pace
+from worker.training.steps import order
+from worker.training.steps.order import StepOrder
+from worker.training.steps.randomness import seed_step
+from worker.training.stop import StopSignal
+from worker.training.tasks.registry import task_of
+from worker.training.window import Meter
+
+log = logging.getLogger("longhaul.trainer")
+
+
+@dataclass(frozen=True)
+class TrainingContext:
+    """What an attempt works with, once it is set up. Only `state`, `due` and `meter` change as it goes."""
+
+    run: RunDir
+    spec: JobSpec
+    plan: Plan
+    journal: Journal
+    stop: StopSignal
+    data: PreparedDataset
+    order: StepOrder
+    loaded: LoadedModel
+    optimizer: Optimizer
+    cache: Cache
+    monitor: MemoryProbe
+    """Who else is on the GPU; on a CPU it knows of nobody."""
+    state: TrainState
+    due: Due
+    meter: Meter
+    metrics: LineWriter
+    saver: Saver
+
+    @classmethod
+    def of(
+        cls,
+        run: RunDir,
+        spec: JobSpec,
+        plan: Plan,
+        *,
+        attempt: int,
+        journal: Journal,
+        stop: StopSignal,
+        data: PreparedDataset,
+        loaded: LoadedModel,
+        optimizer: Optimizer,
+        monitor: MemoryProbe,
+        state: TrainState,
+    ) -> TrainingContext:
+        """With the rest, which follows from these."""
+        training, cache = spec.training, Cache(loaded.model.device)
+        planned_bytes = None if plan.memory is None else plan.memory.peak_bytes
+        pace = Pace(spec, plan, state.window.asides)
+        return cls(
+            run=run,
+            spec=spec,
+            plan=plan,
+            journal=journal,
+            stop=stop,
+            data=data,
+            order=StepOrder(loaded.task.widths(data.train), training.batch_size, training.epochs, training.seed),
+            loaded=loaded,
+            optimizer=optimizer,
+            cache=cache,
+            monitor=monitor,
+            state=state,
+            due=Due(spec, state, steps=plan.steps, validation_rows=len(data.validation)),
+            meter=Meter(cache, attempt, pace, state.window, planned_bytes, monitor),
+            metrics=LineWriter(run.metrics_file),
+            saver=Saver(run, loaded.model, optimizer, spec.checkpoint.keep, journal),
+        )
+
+
+def set_up(
+    run: RunDir, device: torch.device, monitor: ProcessMonitor, journal: Journal, stop: StopSignal, attempt: int
+) -> TrainingContext:
+    """Decide what to train with; load once, allocate every state, go back to the newest checkpoint that verifies."""
+    spec, plan = run.spec(), run.plan()
+    folder, prepared = plan.model.folder, plan.data.prepared
+    if folder is None or prepared is None:
+        raise NotPrepared("plan.json names no prepared model and data", hint="run the stage prepare first")
+    clean(run)
+    record = run.record()
+    begun_anew = begin_anew(run, record.scratch_attempt)
+    journal.phase("load")
+    plan = start.planned(run, spec, plan, attempt, device, monitor, journal, stop)
+    prepare_numerics(device)
+    seed_step(spec.training.seed, 0)
+    expected = None if begun_anew else record.checkpoint
+    if expected is None and spec.resume_from is not None and not record.scratch_attempt:
+        expected = f"the checkpoint of {spec.resume_from}"  # trained by hand: the events do not know of it
+    found = checkpoint.newest(run, run.spec_sha256(), journal, expected=expected)
+    if found is not None:
+        checkpoint.refuse_other_order(found.state)
+    data = PreparedDataset.open(Path(prepared))
+    loaded = load(
+        Path(folder),
+        device,
+        task=task_of(spec),
+        dropout=spec.training.dropout,
+        fused=spec.speed.fused,
+        activation_checkpointing=plan.resolved.activation_checkpointing,
+    )
+    optimizer = make_optimizer(
+        plan.resolved.optimizer, loaded.model.named_parameters(), spec.training, fused=spec.speed.fused
+    )
+    optimizer.compile(journal)
+    compiled = plan.resolved.compile and loaded.task.compile(loaded.model, journal) is None
+    if found is not None:
+        checkpoint.restore(found, loaded.model, optimizer)
+        state = found.state
+        state.micro_batch = min(state.micro_batch, plan.resolved.micro_batch)
+    else:
+        state = TrainState(spec_sha256=run.spec_sha256(), order=order.VERSION, micro_batch=plan.resolved.micro_batch)
+    cut_back(run.metrics_file, state.step)
+    guards.refuse_copied(loaded.model, loaded.pointers)
+    journal.progress(step=state.step)
+    journal.note(
+        ModelLoaded(
+            parameters=loaded.parameters,
+            parameter_bytes=loaded.parameter_bytes,
+            dtype=str(loaded.model.dtype).removeprefix("torch."),
+            device=str(device),
+            seconds=loaded.seconds,
+            peak_ratio=loaded.peak_ratio,
+            resumed_step=None if found is None else state.step,
+            compiled=compiled,
+        )
+    )
+    log.info("model loaded in %.1f s; %d of %d steps are done", loaded.seconds, state.step, plan.steps)
+    return TrainingContext.of(
+        run,
+        spec,
+        plan,
+        attempt=attempt,
+        journal=journal,
+        stop=stop,
+        data=data,
+        loaded=loaded,
+        optimizer=optimizer,
+        monitor=monitor,
+        state=state,
+    )

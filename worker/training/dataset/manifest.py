@@ -1,0 +1,17 @@
+"""What lies in the folder of a prepared dataset: `manifest.json`, written last."""
+
+from __future__ import annotations
+
+from jobs.dataset_report import DatasetSummary
+from jobs.frozen import Frozen
+
+
+class Manifest(Frozen):
+    """manifest.json, written last."""
+
+    format: int
+    dtype: str
+    """Of a token, as numpy writes it."""
+    report: DatasetSummary
+    files: dict[str, int]
+    """Bytes of each."""

@@ -1,0 +1,58 @@
+"""What is due at the step where a run stands: an evaluation, a checkpoint.
+
+Asked after each step, and first of all at the step where an attempt begins: what an earlier one was stopped before, or
+in the middle of, is due there still. So a run that was stopped has the same evaluations, and the same checkpoints that
+can become the model, as one that was not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from jobs.spec import JobSpec
+from worker.training.checkpoints.checkpoint import TrainState
+
+
+class Due:
+    """Of a run of so many `steps` and `validation_rows`; `state` says where it stands."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        state: TrainState,
+        *,
+        steps: int,
+        validation_rows: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._evaluate_every, self._checkpoint = spec.evaluation.every_steps, spec.checkpoint
+        self._state, self._steps, self._validates = state, steps, validation_rows > 0
+        self._clock = clock
+        self._saved_at = clock() - state.unsaved_s
+
+    @property
+    def evaluation(self) -> bool:
+        """Before the first step, at every n-th and at the last; once."""
+        step = self._state.step
+        return (
+            self._validates and not self._state.evaluated and (step % self._evaluate_every == 0 or step == self._steps)
+        )
+
+    @property
+    def checkpoint(self) -> bool:
+        """At every n-th step and at the last; and at the first evaluation (or step, without any) after some minutes."""
+        step, every, minutes = self._state.step, self._checkpoint.every_steps, self._checkpoint.every_minutes
+        if step in (0, self._steps) or (every is not None and step % every == 0):
+            return step > 0
+        evaluated = self._state.validation_loss is not None or not self._validates
+        return minutes is not None and evaluated and self.unsaved_s >= 60 * minutes
+
+    @property
+    def unsaved_s(self) -> float:
+        """Seconds of training since the last checkpoint that was due."""
+        return self._clock() - self._saved_at
+
+    def saved(self) -> None:
+        """The checkpoint that was due is being saved."""
+        self._saved_at = self._clock()

@@ -1,0 +1,63 @@
+"""Other ways to train the model of a job than the one that was planned: what they would need, and which is best."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import torch
+
+from jobs.memory_plan import MemoryPlan, OptimizerName
+from jobs.plan import Plan
+from jobs.spec import JobSpec
+from worker.training.models.model_files import read_config
+from worker.training.planning.budget import Budget
+from worker.training.planning.memory_plan import plan_memory
+from worker.training.planning.prediction import Setting
+from worker.training.planning.predictor import Predictor
+from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.registry import task_of
+
+LIGHTER: tuple[OptimizerName, ...] = ("adamw_8bit", "adafactor")
+"""Optimizers with fewer states than `adamw`, in order."""
+
+
+class Alternatives:
+    """Predictions and new plans for the model of a job, made when they are needed: they take seconds."""
+
+    def __init__(self, spec: JobSpec, plan: Plan, device: torch.device) -> None:
+        self._spec = spec
+        self._plan = plan
+        self._device = device
+
+    def parts(self, shape: MicroBatchShape, setting: Setting) -> dict[str, int]:
+        """Bytes by category at the peak of a step with such micro-batches, CUDA context included."""
+        memory = self._plan.memory
+        context = 0 if memory is None else memory.parts.get("context", 0)
+        return {**self._predictor.predict(shape, setting).parts, "context": context}
+
+    def replan(self, budget: Budget) -> MemoryPlan:
+        """The best setting within another budget, for the rows there are. The optimizer stays. Raises Rejected."""
+        memory = self._plan.memory
+        assert memory is not None, "there is a plan to replace"
+        longest = memory.input_tokens, memory.target_tokens
+        return plan_memory(
+            self._spec, self._config, longest, device="cuda", budget=budget, optimizer=self._plan.resolved.optimizer
+        )
+
+    @functools.cached_property
+    def _config(self) -> dict[str, object]:
+        folder = Path(self._plan.model.folder or "")
+        return read_config(folder, folder.name)
+
+    @functools.cached_property
+    def _predictor(self) -> Predictor:
+        training = self._spec.training
+        return Predictor(
+            self._config,
+            task=task_of(self._spec),
+            device="cuda" if self._device.type == "cuda" else "cpu",
+            fused=self._spec.speed.fused,
+            dropout=training.dropout,
+            training=training,
+        )

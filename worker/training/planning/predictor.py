@@ -1,0 +1,204 @@
+"""Peak memory of one training step, before a weight is loaded and without a GPU (architecture.md: Memory).
+
+One step of the real code runs on tensors without data, while a tracker counts what is live. The step is one in the
+middle of a run: optimizer states are there, and so are the gradients of an earlier micro-batch, to which those of this
+one are added.
+
+On a GPU, layers may be compiled. They keep other tensors for the backward pass than these, fewer in all: what is
+predicted is then an upper bound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from jobs.memory_plan import Device, OptimizerName
+from jobs.spec import TrainingSpec
+from worker.training.optimizers.optimizer import make_optimizer
+from worker.training.planning import tracker as counted
+from worker.training.planning.bare_model import bare_model, give_device
+from worker.training.planning.kernels import WORKSPACE, WithoutData, inside_cpu, inside_cuda, run_backward
+from worker.training.planning.prediction import Prediction, Setting
+from worker.training.planning.row_search import next_rows
+from worker.training.planning.tracker import CATEGORIES, Tracker
+from worker.training.planning.updates import without_data
+from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.task import Config, Task
+
+_CUDA_GRANULARITY = 512
+"""torch's allocator for GPUs rounds every size up to a multiple of this many bytes."""
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """The highest moment of something, without what is not part of it."""
+
+    parts: tuple[int, ...]
+    kept: int = 0
+
+    @property
+    def peak(self) -> int:
+        return sum(self.parts)
+
+
+class Predictor:
+    """Predictions for one model; nothing is traced twice."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        task: Task,
+        dtype: torch.dtype = torch.bfloat16,
+        device: Device,
+        fused: bool,
+        dropout: float | None,
+        training: TrainingSpec,
+    ) -> None:
+        """`config`: the content of config.json. `dropout` None: the model's own.
+
+        Raises Rejected (`bad_config`) if transformers cannot build a model of it.
+        """
+        self._task = task
+        self._schedule = training
+        self._cuda = device == "cuda"
+        self._device = torch.device("meta" if self._cuda else "cpu")
+        self._fake = None if self._cuda else FakeTensorMode()
+        self._model = bare_model(config, task, dtype, fused=fused, dropout=dropout)
+        if self._fake is not None:
+            with self._fake:
+                give_device(self._model, self._device)
+        self._activation_checkpointing = 0
+        self._passes: dict[tuple[MicroBatchShape, int, bool], _Trace] = {}
+        self._updates: dict[OptimizerName, tuple[int, _Trace]] = {}
+        self.traces = 0
+        """Passes traced so far."""
+        # Leaves the gradients behind, of those parameters that the loss depends on.
+        self._trace_passes(MicroBatchShape(1, 8, 8), 0, True)
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers; shared ones once."""
+        return sum(parameter.numel() for parameter in self._model.parameters())
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(parameter.nbytes for parameter in self._model.parameters())
+
+    def predict(self, shape: MicroBatchShape, setting: Setting, *, padded: bool = True) -> Prediction:
+        """The peak of a step whose micro-batches have this shape. `padded`: some inputs are shorter than the widest."""
+        passes = self._passes_of(shape, setting.activation_checkpointing, padded)
+        states, update = self._update_of(setting.optimizer)
+        with_states = list(passes.parts)
+        with_states[counted.OPTIMIZER] += states
+        parts = max((tuple(with_states), update.parts), key=sum)
+        return Prediction(
+            parts=dict(zip(CATEGORIES, parts, strict=True)),
+            peak=sum(parts),
+            pass_peak=passes.peak + states,
+            update_peak=update.peak,
+            activations_after_forward=passes.kept,
+        )
+
+    def most_rows(
+        self, inputs: int, targets: int, setting: Setting, limit_bytes: int, cap: int
+    ) -> tuple[int, Prediction]:
+        """The most rows, 1 to `cap`, whose peak is at most `limit_bytes`; 0, and the prediction of 1 row, if none is.
+
+        The peak is the highest of many moments, each of which grows linearly with the rows: so nearly convex that few
+        traces find the answer. It is always one that was traced itself.
+        """
+        fits = {1: self.predict(MicroBatchShape(1, inputs, targets), setting)}
+        if fits[1].peak > limit_bytes:
+            return 0, fits[1]
+        too_many: tuple[int, int] | None = None
+        while (rows := next_rows(fits, too_many, limit_bytes, cap)) is not None:
+            prediction = self.predict(MicroBatchShape(rows, inputs, targets), setting)
+            if prediction.peak <= limit_bytes:
+                fits[rows] = prediction
+            else:
+                too_many = rows, prediction.peak
+        return max(fits), fits[max(fits)]
+
+    # -- traces ----------------------------------------------------------------------------------------------
+
+    def _passes_of(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool) -> _Trace:
+        key = (shape, activation_checkpointing, padded)
+        if key not in self._passes:
+            self._passes[key] = self._trace_passes(*key)
+        return self._passes[key]
+
+    def _update_of(self, name: OptimizerName) -> tuple[int, _Trace]:
+        """Bytes of the states, and the highest moment of an update."""
+        if name not in self._updates:
+            with without_data(name), self._tracking() as tracker:
+                tracker.category = counted.OPTIMIZER
+                named = self._model.named_parameters()
+                optimizer = make_optimizer(name, named, self._schedule, fused=True)
+                states = tracker.live[counted.OPTIMIZER]
+                tracker.category = counted.TEMPORARIES
+                loss = torch.empty((), dtype=torch.float32, device=self._device)
+                tracker.begin()
+                optimizer.step(1, 1e-4, loss)
+                parts, _ = tracker.at_peak()
+            self._updates[name] = states, self._with_workspace(parts)
+        return self._updates[name]
+
+    def _trace_passes(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool) -> _Trace:
+        self._recompute(activation_checkpointing)
+        self.traces += 1
+        with torch.enable_grad(), self._tracking() as tracker:
+            tracker.category = counted.ACTIVATIONS
+            tracker.begin()
+            before = tracker.total
+            loss = self._loss(shape, padded)
+            kept = tracker.total - before
+            forward, freed = tracker.at_peak()
+            # What the forward pass has dropped again is not what the backward pass needs.
+            forward[counted.ACTIVATIONS] -= freed[counted.ACTIVATIONS]
+            forward[counted.TEMPORARIES] += freed[counted.ACTIVATIONS]
+            tracker.category = counted.TEMPORARIES
+            tracker.begin()
+            run_backward(loss)
+            backward, _ = tracker.at_peak()
+        return self._with_workspace(max(forward, backward, key=sum), kept)
+
+    def _loss(self, shape: MicroBatchShape, padded: bool) -> torch.Tensor:
+        """Of one micro-batch, ready for the backward pass."""
+        batch = self._task.empty_batch(shape, padded=padded, device=self._device)
+        return batch.loss_sum(self._model) / batch.target_tokens
+
+    @contextlib.contextmanager
+    def _tracking(self) -> Iterator[Tracker]:
+        """Everything inside is without data, and counted with weights and gradients."""
+        tracker = Tracker(
+            self._device,
+            granularity=_CUDA_GRANULARITY if self._cuda else 1,
+            inside=inside_cuda if self._cuda else inside_cpu,
+        )
+        parameters = list(self._model.parameters())
+        tracker.add([*parameters, *self._model.buffers()], counted.WEIGHTS)
+        tracker.add([parameter.grad for parameter in parameters if parameter.grad is not None], counted.GRADIENTS)
+        with self._fake or contextlib.nullcontext(), WithoutData(cuda=self._cuda), tracker:
+            yield tracker
+
+    def _with_workspace(self, parts: list[int], kept: int = 0) -> _Trace:
+        parts[counted.TEMPORARIES] += WORKSPACE if self._cuda else 0
+        return _Trace(tuple(parts), kept)
+
+    # -- the model -------------------------------------------------------------------------------------------
+
+    def _recompute(self, every: int) -> None:
+        if every == self._activation_checkpointing:
+            return
+        if every:
+            self._model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
+        else:
+            self._model.activation_checkpointing_disable()
+        self._activation_checkpointing = every

@@ -1,0 +1,72 @@
+"""One row, and what holds rows: the types that every format and every reader of rows share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Protocol
+
+NOT_UTF8 = "not UTF-8"
+"""What is wrong with a row that has a byte of another encoding."""
+STRAY_QUOTE, DOUBTFUL_QUOTES = "stray quote", "quoted lines that may be rows"
+BAD_CSV, UNCLOSED_QUOTE = "bad CSV", "unclosed quote"
+QUOTING = (
+    "say in data.csv_quoting what quotes mean: rfc4180 where a quoted field may hold lines, none where they are text"
+)
+REPAIRS = dict.fromkeys((STRAY_QUOTE, DOUBTFUL_QUOTES), QUOTING)
+"""What else helps with rows that cannot be read, by what is wrong with them."""
+
+
+def reencode(name: str) -> str:
+    """What helps with a file that is not UTF-8."""
+    plain = PurePath(name).name
+    unpack = {".gz": "gzip -dc", ".zst": "zstd -dc"}.get(PurePath(name).suffix.lower())
+    if unpack is not None:
+        plain = PurePath(plain).stem
+    read = f"{unpack} {name} | iconv -f WINDOWS-1252 -t UTF-8" if unpack else f"iconv -f WINDOWS-1252 -t UTF-8 {name}"
+    return f"convert it from whatever it is in: {read} > utf8-{plain}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a source. `columns` is None when it cannot be read, and `defect` says why."""
+
+    number: int
+    """JSON lines and CSV: the line on which it begins, counted from 1, as an editor shows it; Parquet: its place."""
+    columns: Mapping[str, Any] | None
+    defect: str | None
+    text: str
+    """As it stands in the file, or near enough: for the report of what was rejected."""
+    noticed: str | None = None
+    """Something odd about it, to be counted if it is kept."""
+
+
+class Block(Protocol):
+    """Some consecutive rows of one file, not parsed yet. Picklable."""
+
+    @property
+    def file(self) -> str:
+        """Name of the file, for errors and the report of what was rejected."""
+
+    @property
+    def first(self) -> int:
+        """Number of the first row (or blank line)."""
+
+    def rows(self) -> Iterator[Row]:
+        """The rows, blank lines left out."""
+
+
+class Reader(Protocol):
+    """A source that is read once, from its beginning."""
+
+    @property
+    def fraction(self) -> float:
+        """Share of the source's bytes (Parquet: rows) read so far."""
+
+    @property
+    def blank_lines(self) -> int:
+        """Passed over so far."""
+
+    def blocks(self, size: int) -> Iterator[Block]:
+        """All rows, in order, at most `size` in a block, fewer where they are large. Raises BadData."""

@@ -1,0 +1,106 @@
+"""What was counted over rows. Tallies of consecutive rows add up to that of all of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobs.errors import BadData
+from worker.training.rows.row import NOT_UTF8, REPAIRS, reencode
+
+_FIRST_ROWS = 3
+
+
+@dataclass
+class RowCounts:
+    """Counts over the rows of one source."""
+
+    read: int = 0
+    """Rows, not blank lines."""
+    kept: int = 0
+    duplicates: int = 0
+    """Rows equal to an earlier one: rejected too, but nothing is wrong with the file, so that they do not count
+    towards `max_invalid_fraction`."""
+    rejected: Counter[str] = field(default_factory=Counter)
+    """Unusable rows, by reason."""
+    first: dict[str, list[int]] = field(default_factory=dict)
+    """By reason, the numbers of the first few rows."""
+    normalized: Counter[str] = field(default_factory=Counter)
+    """Characters that were rewritten, in all rows read."""
+    noticed: Counter[str] = field(default_factory=Counter)
+    """Rows with something odd that was left as it is, among all that can be used."""
+    rewritten: Counter[str] = field(default_factory=Counter)
+    """Texts that are not as they stood in the row, by what was done, among all that can be used."""
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    """Of each of these the first: before and after."""
+    truncated: Counter[str] = field(default_factory=Counter)
+    """By side (input, target): texts that were cut, among those kept. So are the next four."""
+    tokens: Counter[str] = field(default_factory=Counter)
+    """By side."""
+    unknown_texts: Counter[str] = field(default_factory=Counter)
+    """By side: texts with something that the tokenizer does not know."""
+    unknown_tokens: int = 0
+    """A run of unknown characters may be one token."""
+    unknown: Counter[str] = field(default_factory=Counter)
+    """Characters that the tokenizer does not know."""
+
+    @classmethod
+    def from_json(cls, counts: Mapping[str, Any]) -> RowCounts:
+        """From what `as_json` gave."""
+        fields: dict[str, Any] = {name: Counter(it) if name in _COUNTERS else it for name, it in counts.items()}
+        return cls(**fields)
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain dictionaries and numbers."""
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
+
+    @property
+    def invalid(self) -> int:
+        """Unusable rows."""
+        return self.rejected.total()
+
+    def reject(self, number: int, reason: str) -> None:
+        """Row `number` cannot be used."""
+        self.rejected[reason] += 1
+        first = self.first.setdefault(reason, [])
+        if len(first) < _FIRST_ROWS:
+            first.append(number)
+
+    def add(self, later: RowCounts) -> None:
+        """Count the rows that follow."""
+        for name in ("read", "kept", "duplicates", "unknown_tokens"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        for name in _COUNTERS:
+            getattr(self, name).update(getattr(later, name))
+        for reason, numbers in later.first.items():
+            self.first[reason] = [*self.first.get(reason, []), *numbers][:_FIRST_ROWS]
+        self.examples = later.examples | self.examples
+
+    def refuse_too_many(self, limit: float, name: str, of: int) -> None:
+        """Raise BadData (`too_many_invalid_rows`) if more than `limit` of `of` rows of `name` are unusable."""
+        if self.invalid <= limit * of:
+            return
+        share = self.invalid / of
+        [(most, _)] = self.rejected.most_common(1)
+        hint = reencode(name) if most == NOT_UTF8 else REPAIRS.get(most, "repair these lines")
+        if share < 1:  # rounded up, so that it helps
+            enough = math.ceil(share * 1000) / 1000
+            hint += f", or set data.max_invalid_fraction to {enough:g} to continue without them"
+        commonest = "; ".join(
+            f"{reason}: {count} (line{'s' if count > 1 else ''} {', '.join(map(str, self.first[reason]))}"
+            f"{', …' if count > _FIRST_ROWS else ''})"
+            for reason, count in self.rejected.most_common(3)
+        )
+        raise BadData(
+            f"{self.invalid} of {of} rows of {name} cannot be used ({share:.1%}; data.max_invalid_fraction allows "
+            f"{limit:.1%}). Commonest: {commonest}",
+            code="too_many_invalid_rows",
+            param="data.max_invalid_fraction",
+            hint=hint,
+        )
+
+
+_COUNTERS = ("rejected", "normalized", "noticed", "rewritten", "truncated", "tokens", "unknown_texts", "unknown")

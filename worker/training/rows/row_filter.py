@@ -1,0 +1,90 @@
+"""Rows that can be used, and an account of those that cannot: nothing is dropped silently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.training.rows.row import Row
+from worker.training.rows.text import Defect, RowReader, Texts
+
+DUPLICATE = "duplicate"
+EXCERPT = 200
+"""Characters of a row that is rejected, for the report."""
+UInt64 = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A row that was rejected."""
+
+    number: int
+    reason: str
+    excerpt: str
+
+
+def sift(rows: Iterable[Row], reader: RowReader) -> Iterator[tuple[Row, Texts | Rejection]]:
+    """Every row: its texts, or why it cannot be used."""
+    for row in rows:
+        try:
+            if row.columns is None:
+                raise Defect(row.defect)
+            texts = reader.read(row.columns)
+        except Defect as defect:
+            yield row, Rejection(row.number, str(defect), row.text[:EXCERPT])
+        else:
+            if row.noticed is not None:
+                reader.noticed[row.noticed] += 1
+            yield row, texts
+
+
+class RowFilter:
+    """The usable rows of a source or of its beginning, each once; counts into `tally` as it goes."""
+
+    def __init__(self, rows: Iterable[Row], reader: RowReader) -> None:
+        self._rows, self._reader = rows, reader
+        self._keys: set[int] = set()
+        self.tally = reader.tally()
+
+    def good_rows(self) -> Iterator[Texts]:
+        """In the order of the source."""
+        for row, found in sift(self._rows, self._reader):
+            self.tally.read += 1
+            if isinstance(found, Rejection):
+                self.tally.reject(row.number, found.reason)
+            elif (key := found.key) in self._keys:
+                self.tally.duplicates += 1
+            else:
+                self._keys.add(key)
+                self.tally.kept += 1
+                yield found
+
+
+class Seen:
+    """Which 64-bit keys came before: 8 bytes a key, and for a moment three times that.
+
+    Sorted runs, each at least twice as long as the next, as in a log-structured merge tree.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[UInt64] = []
+
+    def first_times(self, keys: UInt64) -> npt.NDArray[np.bool_]:
+        """[keys] whether each is new, neither among those before nor earlier in `keys`; all are remembered."""
+        unique, places = np.unique(keys, return_index=True)
+        new = np.ones(len(unique), bool)
+        for run in self._runs:
+            found = np.searchsorted(run, unique).clip(max=len(run) - 1)
+            new &= run[found] != unique
+        first = np.zeros(len(keys), bool)
+        first[places[new]] = True
+        if new.any():
+            self._runs.append(unique[new])
+        while len(self._runs) > 1 and len(self._runs[-2]) < 2 * len(self._runs[-1]):
+            merged = np.concatenate([self._runs.pop(), self._runs.pop()])
+            merged.sort(kind="stable")
+            self._runs.append(merged)
+        return first

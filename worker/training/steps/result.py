@@ -1,0 +1,38 @@
+"""What an optimizer step was, as the loop tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from worker.training.steps.safe_size import SafeSize
+from worker.training.steps.shape import MicroBatchShape
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step was. `step` counts from 1."""
+
+    step: int
+    epoch: float
+    loss: torch.Tensor
+    """0-dim, on the device: mean negative log likelihood of a target token before the update, nats."""
+    grad_norm: torch.Tensor
+    """0-dim, on the device: global norm before clipping."""
+    learning_rate: float
+    rows: int
+    input_tokens: int
+    target_tokens: int
+    padded_tokens: int
+    """Positions that went through the model, inputs and targets together, padding included."""
+    flops: float
+    """Of the model, forward and backward, at the real lengths of the rows; 0 where they cannot be counted."""
+    data_wait_s: float
+    micro_batch: int
+    """Rows of the longest shape in a micro-batch: the least of the step's length buckets."""
+    largest: MicroBatchShape
+    """Of the largest micro-batch."""
+    safe: Mapping[str, SafeSize] = field(default_factory=dict)
+    """What memory has taught so far, by length bucket: from where the next step continues."""

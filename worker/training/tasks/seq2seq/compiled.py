@@ -1,0 +1,107 @@
+"""`speed.compile`: the layers of T5 compiled, with one set of graphs for every shape.
+
+A layer, not the model, is the unit: all layers of a stack share the same few graphs, however many layers there are, and
+recomputing layers stays outside. Sizes are symbols in a graph, so neither a new shape nor a smaller micro-batch after
+an out-of-memory error compiles anything; what does tell graphs apart is whether a row is alone (a size of 1 is never
+a symbol) and whether inputs are padded. `warm_up` goes through those four cases before the first step. Evaluation and
+generation are not compiled.
+
+Dropout is drawn by the compiled code, from seeds taken of torch's generators: reproducible like the stock one, with
+other masks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from transformers import PreTrainedModel
+
+from worker.training.machine.out_of_memory import is_out_of_memory
+from worker.training.tasks.seq2seq.attention import run_block
+from worker.training.tasks.seq2seq.loss import token_loss_sum
+
+if TYPE_CHECKING:
+    from worker.training.journal import Journal
+
+# Graphs of one function, of which `warm_up` makes eight at most: reached only if something is wrong, and then refused
+# by torch, since without graph breaks it may not continue uncompiled by itself.
+_MOST_GRAPHS = 32
+# Of the tiny batches of `warm_up`. All different and unlike any size of a model: equal sizes would become one symbol.
+_ROWS, _INPUT, _TARGET = 3, 88, 104
+
+log = logging.getLogger("longhaul.trainer")
+
+
+class CompiledBlocks:
+    """Runs layers compiled, until compiling fails: from then on as they are."""
+
+    def __init__(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        self.failure: str | None = None
+        """Why it ended: the first line of the error."""
+        self._compiled: Callable[..., torch.Tensor] = torch.compile(  # type: ignore[call-overload]  # too new
+            run_block, dynamic=True, fullgraph=True, backend=backend, recompile_limit=_MOST_GRAPHS
+        )
+
+    @property
+    def run(self) -> Callable[..., torch.Tensor]:
+        """What runs the next layer."""
+        return run_block if self.failure else self._try
+
+    def fail(self, error: Exception) -> None:
+        """Go on without compiling."""
+        if self.failure is None:
+            self.failure = f"{type(error).__name__}: {error}".strip().splitlines()[0][:500]
+            log.warning("layers are not compiled from here on: %s", self.failure)
+
+    def _try(self, *arguments: Any) -> torch.Tensor:
+        # A layer that is recomputed comes here again even after a failure, as it must: its second forward pass has to
+        # do what its first one did.
+        try:
+            return self._compiled(*arguments)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            cause = getattr(error, "inner_exception", error)
+            if is_out_of_memory(cause):
+                raise
+            self.fail(cause)
+        return run_block(*arguments)
+
+
+def compile_blocks(
+    model: PreTrainedModel, journal: Journal, backend: str | Callable[..., Any] = "inductor"
+) -> CompiledBlocks:
+    """Compile the layers for training, announced as the phase `compile`. Weights and generators stay as they are.
+
+    The model must be fused. Any error but running out of memory leaves the layers uncompiled, and says so in the log.
+    """
+    blocks = CompiledBlocks(backend)
+    for stack in (model.encoder, model.decoder):
+        assert hasattr(stack, "compiled"), "only a fused stack runs its layers through one function"
+        stack.compiled = blocks
+    journal.phase("compile")
+    try:
+        warm_up(model, journal)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        blocks.fail(error)
+    finally:
+        model.zero_grad(set_to_none=True)
+    return blocks
+
+
+def warm_up(model: PreTrainedModel, journal: Journal) -> None:
+    """Forward and backward over tiny batches of every kind; gradients are left behind."""
+    device = model.device
+    model.train()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for rows in (_ROWS, 1):
+            for padded in (True, False):
+                ids = torch.ones(rows, _INPUT, dtype=torch.int64, device=device)
+                mask = (torch.arange(_INPUT, device=device) < _INPUT - 1).long().expand(rows, -1) if padded else None
+                labels = torch.ones(rows, _TARGET, dtype=torch.int64, device=device)
+                token_loss_sum(model, ids, mask, labels).backward()
+                journal.progress()

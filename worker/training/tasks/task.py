@@ -1,0 +1,174 @@
+"""What the trainer asks of a task: how its models and rows look, how rows go through a model, and what is learnt.
+
+Whoever checks, prepares, plans or trains is handed a `Task` and knows nothing else of what is learnt. Importing this
+imports no torch, which *check* has no need of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jobs.events import Sample
+from worker.training.dataset.data import Int64, Rows
+from worker.training.journal import Journal
+from worker.training.rows.text import Template
+from worker.training.steps.order import Widths
+from worker.training.steps.safe_size import SafeSize
+from worker.training.steps.shape import Lengths, MicroBatchShape
+from worker.training.tasks.layout import Layout
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Config = Mapping[str, Any]
+"""The content of a model's config.json."""
+
+
+@dataclass(frozen=True)
+class BuiltinModel:
+    """A small model that *prepare* makes by itself, with a tokenizer learnt from the data."""
+
+    name: str
+    """As a job writes it."""
+    version: int
+    """Goes up whenever the same data and seed would give another model."""
+    config: Config
+    tokenizer_rows: int
+    """Rows that the tokenizer is learnt from, at most."""
+    build: Callable[[Path, Iterable[str], int], None]
+    """Writes tokenizer, config and weights: empty folder, texts, seed."""
+
+
+class Flops(Protocol):
+    """FLOPs of a model, or of some of its layers, for rows of so many input and target tokens: [rows] each."""
+
+    def rows(self, input_lengths: Lengths, target_lengths: Lengths) -> float:
+        """Forward and backward."""
+
+    def forward(self, input_lengths: Lengths, target_lengths: Lengths) -> float:
+        """One forward pass."""
+
+
+class Batch(Protocol):
+    """Rows that go through the model at once."""
+
+    @property
+    def rows(self) -> Int64:
+        """[B] their numbers in the dataset."""
+
+    @property
+    def shape(self) -> MicroBatchShape:
+        """Rows and padded widths."""
+
+    @property
+    def target_tokens(self) -> int:
+        """Those that the loss counts."""
+
+    def loss_sum(self, model: PreTrainedModel) -> torch.Tensor:
+        """Negative log likelihood summed over the target tokens (0-dim, nats), in fp32 or better."""
+
+    def samples(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> list[Sample]:
+        """What the model writes for each row, beside input and target."""
+
+
+class Limit(Protocol):
+    """How much goes through the model at once, and what memory has taught about it, by length bucket."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Rows of the longest shape that the data has."""
+
+    @property
+    def longest(self) -> MicroBatchShape:
+        """One row of that shape."""
+
+    @property
+    def safe(self) -> Mapping[str, SafeSize]:
+        """Buckets that have a size of their own, which is never more than `micro_batch`."""
+
+    def size(self, bucket: str) -> int:
+        """Of a bucket, in rows of the longest shape."""
+
+    def shapes(self, rows: Rows, groups: Sequence[Int64]) -> list[MicroBatchShape]:
+        """Of the micro-batches of these groups, in order."""
+
+    def batches(self, rows: Rows, groups: Sequence[Int64], pad_id: int) -> Sequence[Batch]:
+        """The rows of these groups in micro-batches, on the CPU."""
+
+    def lowered(self, rows: Rows, groups: Sequence[Int64], failed: MicroBatchShape, *, passing: bool) -> Limit | None:
+        """With a smaller size for the bucket of a micro-batch of these groups that `failed`; None at one row.
+
+        `passing`: the cause may be gone by the next epoch, which then begins with the present size again.
+        """
+
+    def regrown(self) -> Limit:
+        """At the beginning of an epoch: what was lowered for a cause that may have passed is as it was before."""
+
+
+class Task(Protocol):
+    """What a model learns. The order below is that of a job: its data, its model as files, then in memory."""
+
+    @property
+    def name(self) -> str:
+        """As in `task.type` of a job."""
+
+    def templates(self, input: str | None, target: str | None, columns: Collection[str]) -> tuple[Template, Template]:
+        """What a row is made of: as the job says, else recognized by the columns of the data.
+
+        Raises BadData (`unknown_column`, `no_usable_columns`), Rejected (`bad_template`).
+        """
+
+    # -- models as files ------------------------------------------------------------------------------------------
+
+    @property
+    def model_types(self) -> Collection[str]:
+        """`model_type` of the config.json of its models."""
+
+    @property
+    def models(self) -> str:
+        """Which models these are, for people."""
+
+    @property
+    def builtin(self) -> BuiltinModel:
+        """The model that needs no download."""
+
+    def layout(self, config: Config) -> Layout:
+        """Which tensors the model has. Raises Rejected (`bad_config`)."""
+
+    def layers(self, config: Config) -> int:
+        """How many layers the model has."""
+
+    def flops(self, config: Config) -> Flops:
+        """Of the whole model. Raises Rejected (`bad_config`)."""
+
+    def recomputed_flops(self, config: Config, every: int) -> Flops:
+        """Of the layers whose activations are recomputed: every n-th; 0: none."""
+
+    # -- rows as micro-batches ------------------------------------------------------------------------------------
+
+    def widths(self, rows: Rows) -> Widths:
+        """By what rows are grouped."""
+
+    def limit(self, rows: Rows, micro_batch: int, safe: Mapping[str, SafeSize] | None = None) -> Limit:
+        """For the longest of these rows."""
+
+    def empty_batch(self, shape: MicroBatchShape, *, padded: bool, device: torch.device) -> Batch:
+        """A micro-batch without values. `padded`: some inputs are shorter than the widest."""
+
+    # -- models in memory -----------------------------------------------------------------------------------------
+
+    def auto_class(self) -> Any:
+        """The class of transformers with `from_pretrained`."""
+
+    def bare(self, config: Config, dtype: torch.dtype) -> PreTrainedModel:
+        """The model that config.json describes, on the device in use. Raises whatever transformers does."""
+
+    def configure(self, model: PreTrainedModel, *, fused: bool, dropout: float | None) -> None:
+        """Exchange modules for faster ones; set the rate of every dropout (None: it stays). Weights stay."""
+
+    def compile(self, model: PreTrainedModel, journal: Journal) -> str | None:
+        """Compile the layers of a fused model for training, as the phase `compile`; why they are not, if so."""
