@@ -142,8 +142,10 @@ def test_redis_restarted_and_wiped_mid_queue(stack: Stack, undisturbed: Undistur
         spec = parse_spec(small_job(name=name, priority=priority))
         first = JobSubmitted(name=name, model="m", spec_sha256=spec.sha256(), priority=priority, wandb=False)
         runs[name], _ = create(stack.runs, f"job-waits-{name}", spec, first)
-        # With a model that is none each of them is taken by a trainer, and refused.
+        # With a model that is there and is none, each of them is taken by a trainer, and refused. (Were a file gone,
+        # *prepare* would fetch the model again.)
         (tmp_path / "config.json").write_text("{}")
+        (tmp_path / "model.safetensors").touch()
         model = plan.model.model_copy(update={"folder": str(tmp_path)})
         runs[name].write_plan(plan.model_copy(update={"model": model}))
         store.append(runs[name], [checked(), prepared(1), JobQueued()])

@@ -60,8 +60,11 @@ def trained(run: RunDir, number: int = 1) -> TrainResult:
 
 
 def logged(run: RunDir) -> list[tuple[int, float, float, float]]:
-    """What must be equal bit for bit in two runs of the same job: step, loss, norm, learning rate of every line."""
-    rows = read_lines(run.metrics_file, MetricRow)
+    """What must be equal bit for bit in two runs of the same job: step, loss, norm, learning rate of every line.
+
+    None where nothing has been logged.
+    """
+    rows = read_lines(run.metrics_file, MetricRow) if run.metrics_file.exists() else []
     return [(row.step, row.loss, row.grad_norm, row.learning_rate) for row in rows]
 
 
