@@ -24,6 +24,7 @@ from worker.training.checkpoints.tensorfile import write_tensors
 from worker.training.context import TrainingContext, set_up
 from worker.training.evaluate import evaluate
 from worker.training.journal import Journal
+from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
 from worker.training.loop import steps
 from worker.training.machine.device import hold_device, hold_job
 from worker.training.machine.process_monitor import ProcessMonitor
@@ -43,6 +44,8 @@ def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopSi
     """Train until done (exit code 0) or asked to stop (75). Every other typed end is a StageError."""
     device = torch.device(settings.device)
     guards.refuse_poor_device(device)
+    if device.type == "cpu":
+        use_fp32_where_bf16_is_slow()
     limit = hard_limit.limit_of(run.spec().memory, settings.test_memory_limit)
     with contextlib.ExitStack() as held:
         held.enter_context(hold_job(run))
