@@ -19,6 +19,7 @@ import pytest
 from jobs.disk.metrics_file import cut_back
 from jobs.disk.rundir import list_runs
 from jobs.events import Event, JobSubmitted
+from jobs.heartbeat import SinkLag
 from tests.fakes import FakeDiscord
 from tests.sinks import story
 from tests.sinks.driving import Listener, closed, publishing, until, whole
@@ -350,14 +351,14 @@ def test_publish_says_how_far_each_sink_is_behind(tmp_path: Path) -> None:
         second = story.submit(tmp_path, "job-2")
         until(lambda: ("job-2", 1) in lively.events)
         lag = {line.sink: line.lag for line in lines}
-        assert lag["lively"] == {"jobs_behind": 0, "oldest_s": 0.0}
-        assert lag["stuck"]["jobs_behind"] == 1, "it has not heard of the second"
+        assert lag["lively"] == SinkLag(jobs_behind=0, oldest_s=0.0)
+        assert lag["stuck"].jobs_behind == 1, "it has not heard of the second"
         oldest = first.events()[0].at
-        assert 0 < lag["stuck"]["oldest_s"] <= time.time() - oldest
+        assert 0 < lag["stuck"].oldest_s <= time.time() - oldest
         story.start(second)
         until(lambda: lively.events.count(("job-2", 2)) == 1)
         released.set()
-        until(lambda: closed(first, "stuck") and [line.lag["jobs_behind"] for line in lines] == [0, 0])
+        until(lambda: closed(first, "stuck") and [line.lag.jobs_behind for line in lines] == [0, 0])
 
 
 def test_a_sink_that_takes_no_such_job_is_not_behind(tmp_path: Path) -> None:

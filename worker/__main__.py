@@ -52,13 +52,13 @@ def serve(role: str, settings: WorkerSettings) -> int:
     from jobs.redis.connection import connect
     from jobs.redis.store import Store
     from jobs.state import Stage
-    from worker.heartbeat import report, worker_facts
+    from worker.heartbeat import first_heartbeat, report
     from worker.main import serve_publish, serve_stage
 
     if (why := unwritable(settings.writes(role))) is not None:
         log.error("%s takes no work: %s", role, why)
         # For those who ask how the workers are; it is forgotten in a minute.
-        report(Store(connect(settings.redis_url)), worker_facts(role, settings) | {"healthy": False, "why": why})
+        report(Store(connect(settings.redis_url)), first_heartbeat(role, settings).with_health(why))
         return 2
     if role == "publish":
         return serve_publish(settings)
@@ -110,9 +110,9 @@ def tell_health(roles: Sequence[str], settings: WorkerSettings) -> int:
         return 1
     here = platform.node()
     for role in roles:
-        beats = [facts for facts in workers if facts["name"].startswith(f"{role}-{here}-")]
-        if not any(facts["healthy"] for facts in beats):
-            print(printable(f"{role}: {beats[-1]['why'] if beats else 'no heartbeat in the last minute'}"))
+        beats = [worker for worker in workers if worker.name.startswith(f"{role}-{here}-")]
+        if not any(worker.healthy for worker in beats):
+            print(printable(f"{role}: {beats[-1].why if beats else 'no heartbeat in the last minute'}"))
             return 1
     return 0
 

@@ -8,10 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from jobs.heartbeat import Gpu
 from jobs.text.units import format_duration
 
 FIELDS = "index,uuid,name,memory.total,driver_version"
@@ -26,25 +25,11 @@ print(version.value, driver.cuInit(0))
 """
 
 
-@dataclass(frozen=True)
-class UsableGpu:
-    """One GPU."""
-
-    uuid: str
-    name: str
-    memory_bytes: int
-    driver: str
-
-    def facts(self) -> dict[str, Any]:
-        """For heartbeats."""
-        return asdict(self)
-
-
 class NoGpu(Exception):
     """There is no usable GPU; the message says why, in a user's words."""
 
 
-def usable_gpu(wanted: str) -> UsableGpu:
+def usable_gpu(wanted: str) -> Gpu:
     """`find_gpu`; torch and driver fit each other, and CUDA works: after a suspend nvidia-smi may see a GPU that does
     not compute. Raises NoGpu: better no job than all of them, one by one.
     """
@@ -56,7 +41,7 @@ def usable_gpu(wanted: str) -> UsableGpu:
     return gpu
 
 
-def find_gpu(wanted: str) -> UsableGpu:
+def find_gpu(wanted: str) -> Gpu:
     """The GPU that `wanted` names (an index or UUID, as in CUDA_VISIBLE_DEVICES); empty: the first. Raises NoGpu."""
     if shutil.which("nvidia-smi") is None:
         raise NoGpu("no NVIDIA driver was found here (no nvidia-smi; driver 580 or newer is needed)")
@@ -72,11 +57,11 @@ def find_gpu(wanted: str) -> UsableGpu:
         raise NoGpu(f"there is no usable GPU: nvidia-smi says {said!r}")
     for index, uuid, name, mebibytes, driver in gpus:
         if wanted in ("", index, uuid):
-            return UsableGpu(uuid, name, int(mebibytes) * 2**20, driver)
+            return Gpu(uuid=uuid, name=name, memory_bytes=int(mebibytes) * 2**20, driver=driver)
     raise NoGpu(f"CUDA_VISIBLE_DEVICES={wanted}, but the GPUs here are {', '.join(row[1] for row in gpus)}")
 
 
-def refuse_misfit(gpu: UsableGpu, needed: tuple[int, int] | None, has: tuple[int, int] | None) -> None:
+def refuse_misfit(gpu: Gpu, needed: tuple[int, int] | None, has: tuple[int, int] | None) -> None:
     """NoGpu when torch was built for a CUDA that the driver cannot run. Versions are (major, minor).
 
     `needed` None: torch was built without. `has` None: nobody could find out; the trainer looks again.

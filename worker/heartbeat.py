@@ -6,10 +6,10 @@ import importlib.metadata
 import logging
 import os
 import platform
-from typing import Any
 
 from jobs.disk.writable import unwritable
 from jobs.errors import StoreUnavailable
+from jobs.heartbeat import WorkerHeartbeat
 from jobs.redis.queue import queue_name
 from jobs.redis.store import Store
 from jobs.state import Stage
@@ -18,10 +18,10 @@ from worker.settings import WorkerSettings
 log = logging.getLogger("longhaul.worker")
 
 
-def report(store: Store, facts: dict[str, Any]) -> None:
+def report(store: Store, heartbeat: WorkerHeartbeat) -> None:
     """A heartbeat; with Redis away it is left out."""
     try:
-        store.workers.report(facts)
+        store.workers.report(heartbeat)
     except StoreUnavailable as error:
         log.warning("heartbeat left out: %s", error)
 
@@ -32,19 +32,15 @@ class Fitness:
     def __init__(self, role: str, settings: WorkerSettings) -> None:
         first, *rest = settings.writes(role)
         self._folders = (first / ".locks", *rest)  # what changes in the runs folder itself makes publish list it again
-        self._why: str | None = None
+        self.why: str | None = None
+        """Why it cannot, as far as was seen."""
 
     def look(self) -> None:
         """Look again."""
         why = unwritable(self._folders)
-        if why != self._why:
+        if why != self.why:
             log.error("no work can be done: %s", why) if why else log.warning("all folders can be written again")
-            self._why = why
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What was found."""
-        return {"healthy": self._why is None, "why": self._why}
+            self.why = why
 
 
 def forget(store: Store, name: str) -> None:
@@ -55,19 +51,18 @@ def forget(store: Store, name: str) -> None:
         log.warning("worker %s could not sign off: %s", name, error)
 
 
-def worker_facts(stage: str, settings: WorkerSettings) -> dict[str, Any]:
-    """What a heartbeat says of this process."""
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "rq", "redis")}
-    return {
+def first_heartbeat(stage: str, settings: WorkerSettings) -> WorkerHeartbeat:
+    """What this process says of itself as it begins."""
+    return WorkerHeartbeat(
         # A restarted container has the same host name and often the same pid: RQ would take it for a living one.
-        "name": f"{stage}-{platform.node()}-{os.getpid()}-{os.urandom(3).hex()}",
-        "pid": os.getpid(),
-        "stage": stage,
-        "healthy": True,
-        "why": None,
-        "busy": False,
-        "queue": None if stage == "publish" else queue_name(Stage(stage)),
-        "device": settings.device,
-        "gpu": None,
-        "versions": versions,
-    }
+        name=f"{stage}-{platform.node()}-{os.getpid()}-{os.urandom(3).hex()}",
+        pid=os.getpid(),
+        stage=stage,
+        healthy=True,
+        why=None,
+        busy=False,
+        queue=None if stage == "publish" else queue_name(Stage(stage)),
+        device=settings.device,
+        gpu=None,
+        versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "rq", "redis")},
+    )

@@ -7,17 +7,17 @@ import logging
 import signal
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from jobs.errors import StoreUnavailable
+from jobs.heartbeat import Gpu, WorkerHeartbeat
 from jobs.reasons import Reason
 from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.state import Stage
-from worker.gpu import NoGpu, UsableGpu, usable_gpu
+from worker.gpu import NoGpu, usable_gpu
 from worker.gpu_losses import GpuLosses
-from worker.heartbeat import Fitness, forget, report, worker_facts
+from worker.heartbeat import Fitness, first_heartbeat, forget, report
 from worker.publish import SinkThread, publish, sinks_of
 from worker.reconcile import Reconciler
 from worker.runs_lock import RETRY_S, Occupied, RunsLock
@@ -30,28 +30,29 @@ LOOK_FOR_GPU_S = 15.0
 
 def serve_stage(stage: Stage, settings: WorkerSettings) -> None:
     """Work on one queue until SIGTERM; a train worker also until it has lost its GPU, with an exit code of its own."""
-    facts = worker_facts(stage.value, settings)
+    heartbeat = first_heartbeat(stage.value, settings)
     store = Store(connect(settings.redis_url))
     losses = GpuLosses(settings.runs)
     if stage is Stage.TRAIN and settings.device == "cuda":
-        gpu = wait_for_gpu(store, facts, settings.trainer_environment.get("CUDA_VISIBLE_DEVICES", ""), losses)
-        facts |= {"gpu": gpu.facts()}
+        gpu = wait_for_gpu(store, heartbeat, settings.trainer_environment.get("CUDA_VISIBLE_DEVICES", ""), losses)
+        heartbeat = heartbeat.model_copy(update={"gpu": gpu})
         # One train worker a GPU: its trainers see that GPU alone.
         environment = {**settings.trainer_environment, "CUDA_VISIBLE_DEVICES": gpu.uuid}
         settings = dataclasses.replace(settings, trainer_environment=environment)
-    log.info("worker %s waits for work in stage %s (Redis %s)", facts["name"], stage.value, settings.redis_shown)
-    worker = StageWorker(stage, settings, facts)
+    log.info("worker %s waits for work in stage %s (Redis %s)", heartbeat.name, stage.value, settings.redis_shown)
+    worker = StageWorker(stage, settings, heartbeat)
     try:
         worker.work(logging_level="WARNING")
     finally:
         if worker.gpu_lost is None:  # else its last word stands for a minute: reconcile tells the queue why it waits
-            forget(store, facts["name"])
+            forget(store, heartbeat.name)
     if worker.gpu_lost is not None:
-        losses.add(facts["gpu"]["uuid"])
+        assert heartbeat.gpu is not None
+        losses.add(heartbeat.gpu.uuid)
         raise SystemExit(Reason.GPU_LOST.exit_code)
 
 
-def wait_for_gpu(store: Store, facts: dict[str, Any], wanted: str, losses: GpuLosses) -> UsableGpu:
+def wait_for_gpu(store: Store, heartbeat: WorkerHeartbeat, wanted: str, losses: GpuLosses) -> Gpu:
     """The GPU. While there is none, or it was lost again and again: take no job, stay unhealthy, say why; never fall
     back to the CPU.
     """
@@ -70,9 +71,9 @@ def wait_for_gpu(store: Store, facts: dict[str, Any], wanted: str, losses: GpuLo
         if why != said:
             log.error("no job is taken: %s", why)
             said = why
-        report(store, facts | {"healthy": False, "why": why})
+        report(store, heartbeat.with_health(why))
         if stop.wait(LOOK_FOR_GPU_S):
-            forget(store, facts["name"])
+            forget(store, heartbeat.name)
             raise SystemExit(0)
 
 
@@ -82,15 +83,15 @@ def serve_publish(settings: WorkerSettings) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
     store = Store(connect(settings.redis_url))
-    facts = worker_facts("publish", settings)
+    heartbeat = first_heartbeat("publish", settings)
     lines = [SinkThread(sink) for sink in sinks_of(settings)]
     heart = threading.Thread(
-        target=beat, args=(store, facts, lines, Fitness("publish", settings), stop), name="heartbeat"
+        target=beat, args=(store, heartbeat, lines, Fitness("publish", settings), stop), name="heartbeat"
     )
     client = connect(settings.redis_url)
     reconciler = Reconciler(settings.runs, Store(client), Tickets(client))
     thread = threading.Thread(target=reconciler.run, args=(stop,), name="reconcile")
-    lock = RunsLock(settings.runs, store, name=facts["name"], redis=settings.redis_shown)
+    lock = RunsLock(settings.runs, store, name=heartbeat.name, redis=settings.redis_shown)
     heart.start()
     try:
         with lock:
@@ -104,7 +105,7 @@ def serve_publish(settings: WorkerSettings) -> int:
         log.error("%s", error)
         stop.set()
         heart.join()
-        report(store, facts | {"healthy": False, "why": str(error)})
+        report(store, heartbeat.with_health(str(error)))
         return 2
     finally:
         stop.set()
@@ -131,11 +132,12 @@ class Waker:
 
 
 def beat(
-    store: Store, facts: dict[str, Any], lines: Sequence[SinkThread], fitness: Fitness, stop: threading.Event
+    store: Store, heartbeat: WorkerHeartbeat, lines: Sequence[SinkThread], fitness: Fitness, stop: threading.Event
 ) -> None:
     """Heartbeats of publish, with how far each sink is behind."""
     while not stop.is_set():
         fitness.look()
-        report(store, facts | fitness.facts | {"sinks": {line.sink: line.lag for line in lines}})
+        sinks = {line.sink: line.lag for line in lines}
+        report(store, heartbeat.with_health(fitness.why).model_copy(update={"sinks": sinks}))
         stop.wait(5.0)
-    forget(store, facts["name"])
+    forget(store, heartbeat.name)

@@ -24,6 +24,7 @@ from typing import Protocol
 
 from jobs.disk.rundir import RunDir, list_runs
 from jobs.errors import UserError
+from jobs.heartbeat import SinkLag
 from jobs.process.lifeline import tied
 from worker.feed import SinkFeed, events_size
 from worker.sinks.base import Sink
@@ -138,11 +139,12 @@ class SinkThread(threading.Thread):
         self._ended = False
 
     @property
-    def lag(self) -> dict[str, float]:
-        """`jobs_behind`: jobs with events that the sink has not taken; `oldest_s`: age of the oldest of those, or 0."""
+    def lag(self) -> SinkLag:
+        """How far it is behind."""
         feeds = list(self._feeds.values())  # one step: the line's own thread adds and removes meanwhile
         behind = [since for feed in feeds if (since := feed.behind_since) is not None]
-        return {"jobs_behind": len(behind), "oldest_s": max(0.0, time.time() - min(behind)) if behind else 0.0}
+        oldest_s = max(0.0, time.time() - min(behind)) if behind else 0.0
+        return SinkLag(jobs_behind=len(behind), oldest_s=oldest_s)
 
     def poke(self, found: list[RunDir] | None) -> None:
         """There may be news; `found` are all run directories, when they were listed again."""

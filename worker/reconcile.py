@@ -230,10 +230,10 @@ class Reconciler:
         In its events, and so in its record and to every sink. It moves no job: with a GPU the job starts by itself.
         """
         head = self._store.head(Stage.TRAIN)
-        trainers = [worker for worker in self._store.workers.all() if worker["stage"] == Stage.TRAIN] if head else []
-        if head is None or not trainers or any(worker["healthy"] for worker in trainers):
+        trainers = [worker for worker in self._store.workers.all() if worker.stage == Stage.TRAIN] if head else []
+        if head is None or not trainers or any(worker.healthy for worker in trainers):
             return
-        why = "; ".join(sorted({str(worker["why"]) for worker in trainers}))
+        why = "; ".join(sorted({str(worker.why) for worker in trainers}))
 
         def decide(record: JobRecord) -> list[AnyFact]:
             told = record.status is not Status.QUEUED or record.waiting_reason == why

@@ -102,7 +102,7 @@ class RunsLock:
             if holder is not None and holder.name == self._known:
                 return False
             try:
-                if holder is not None and holder.name in {str(each["name"]) for each in self._store.workers.all()}:
+                if holder is not None and holder.name in {each.name for each in self._store.workers.all()}:
                     log.warning("%s tells the sinks of %s; this one waits until it has gone", holder, self._runs)
                     self._known = holder.name
                     return False

@@ -23,6 +23,7 @@ from rq.queue import Queue
 from rq.serializers import JSONSerializer
 from rq.worker import WorkerStatus
 
+from jobs.heartbeat import WorkerHeartbeat
 from jobs.process.lifeline import tie_to_parent
 from jobs.reasons import Reason
 from jobs.redis.connection import connect
@@ -43,12 +44,12 @@ class StageWorker(rq.Worker):
 
     job_class = Ticket
 
-    def __init__(self, stage: Stage, settings: WorkerSettings, facts: dict[str, Any]) -> None:
+    def __init__(self, stage: Stage, settings: WorkerSettings, heartbeat: WorkerHeartbeat) -> None:
         self._stopping = threading.Event()
         self._told_to_stop = False
         super().__init__(
             [queue_name(stage)],
-            name=facts["name"],
+            name=heartbeat.name,
             connection=connect(settings.redis_url, patient_until=self._waits_no_more),
             serializer=JSONSerializer,
             worker_ttl=20,
@@ -58,7 +59,7 @@ class StageWorker(rq.Worker):
         )
         self._stage = stage
         self._settings = settings
-        self._facts = facts
+        self._heartbeat = heartbeat
         self._fitness = Fitness(stage.value, settings)
         self._client = connect(settings.redis_url)
         self._store = Store(self._client)
@@ -84,7 +85,8 @@ class StageWorker(rq.Worker):
         super().heartbeat(timeout, pipeline)
         if not self.horse_pid:  # a disk that a checkpoint is being written to may take its time
             self._fitness.look()
-        report(self._store, self._facts | {"busy": bool(self.horse_pid)} | self._fitness.facts)
+        busy = self._heartbeat.model_copy(update={"busy": bool(self.horse_pid)})
+        report(self._store, busy.with_health(self._fitness.why))
         if self._told_to_stop and self.get_state() == WorkerStatus.IDLE:
             raise StopRequested
 
@@ -147,10 +149,10 @@ class StageWorker(rq.Worker):
 
     def _look_at_gpu(self) -> str | None:
         """Why the GPU that this worker found at its start cannot be used any more; None: it can, or there is none."""
-        if self._facts["gpu"] is None:
+        if self._heartbeat.gpu is None:
             return None
         try:
-            usable_gpu(self._facts["gpu"]["uuid"])
+            usable_gpu(self._heartbeat.gpu.uuid)
         except NoGpu as error:
             return str(error)
         return None
@@ -159,7 +161,7 @@ class StageWorker(rq.Worker):
         """Take no job, and end `work`: Docker makes the container anew, with the GPU if it is back."""
         self.gpu_lost = f"{Reason.GPU_LOST.sentence}: {why}"
         log.error("no job is taken, this worker ends: %s. To find out why, %s", self.gpu_lost, Reason.GPU_LOST.hint)
-        report(self._store, self._facts | {"healthy": False, "why": self.gpu_lost})
+        report(self._store, self._heartbeat.with_health(self.gpu_lost))
         Tickets(self._client).add(self._stage)  # for another worker; without one it stays
         raise StopRequested
 

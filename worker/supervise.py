@@ -282,15 +282,12 @@ def has_budget(run: RunDir) -> bool:
 def best_gpu(store: Store) -> GpuFacts | None:
     """The GPU on which the job can be fastest, as train workers report theirs; None: none has reported one."""
     try:
-        reports = store.workers.all()
+        workers = store.workers.all()
     except StoreUnavailable as error:
         log.warning("time and memory are planned without knowing the GPUs: %s", error)
         return None
-    gpus = [
-        GpuFacts(str(report["gpu"]["name"]), int(report["gpu"]["memory_bytes"]))
-        for report in reports
-        if report["stage"] == Stage.TRAIN and report.get("gpu")
-    ]
+    trainers = [worker.gpu for worker in workers if worker.stage == Stage.TRAIN]
+    gpus = [GpuFacts(gpu.name, gpu.memory_bytes) for gpu in trainers if gpu is not None]
     return max(gpus, key=lambda gpu: (peak_flops(gpu.name) or 0.0, gpu.memory_bytes), default=None)
 
 

@@ -10,12 +10,12 @@ import json
 import logging
 import time
 import uuid
-from typing import Any
 
 import redis
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from pydantic_core import from_json
 
+from jobs.heartbeat import Worker, WorkerHeartbeat
 from jobs.redis.connection import Scripts, reachable
 from jobs.redis.scripts import HELPERS
 
@@ -50,31 +50,6 @@ return {now(), said, held}
 """
 
 
-class _Gpu(BaseModel):
-    model_config = ConfigDict(strict=True)
-    uuid: str
-    name: str
-    memory_bytes: int
-
-
-class _Lag(BaseModel):
-    model_config = ConfigDict(strict=True)
-    jobs_behind: int
-    oldest_s: float
-
-
-class _Heartbeat(BaseModel):
-    """What a worker reports of itself, as far as others rely on it; it may add what it likes."""
-
-    model_config = ConfigDict(strict=True)
-    name: str
-    stage: str
-    healthy: bool
-    why: str | None
-    gpu: _Gpu | None = None
-    sinks: dict[str, _Lag] = {}
-
-
 class Workers:
     """Reports and reads heartbeats. Raises StoreUnavailable when Redis does not answer."""
 
@@ -82,9 +57,10 @@ class Workers:
         self._redis = client
         self._call = Scripts(client, HELPERS)
 
-    def report(self, facts: dict[str, Any]) -> None:
+    def report(self, heartbeat: WorkerHeartbeat) -> None:
         """A worker's heartbeat; forgotten after a minute of silence."""
-        self._call(_REPORT, facts["name"], json.dumps(facts), FORGOTTEN_MS)
+        said = json.dumps(heartbeat.model_dump(exclude_unset=True))
+        self._call(_REPORT, heartbeat.name, said, FORGOTTEN_MS)
 
     def forget(self, name: str) -> None:
         """A worker left in good order."""
@@ -92,12 +68,8 @@ class Workers:
             self._redis.delete(f"longhaul:worker:{name}")
             self._redis.zrem("longhaul:workers", name)
 
-    def all(self) -> list[dict[str, Any]]:
-        """Workers heard of in the last minute, by name, as each described itself; and of each:
-
-        `last_seen_at` (Unix seconds) and `heartbeat_age_s` by the clock of Redis, `job` and `job_since` (Unix seconds),
-        which are None while it holds none. What is no heartbeat is passed over, with a word in the log.
-        """
+    def all(self) -> list[Worker]:
+        """Workers heard of in the last minute, by name. What is no heartbeat is passed over, with a word in the log."""
         now, said, held = self._call(_WORKERS, FORGOTTEN_MS)
         hands = {
             worker: (job.decode(), since)
@@ -106,21 +78,12 @@ class Workers:
         found = []
         for raw_name, heard, raw in sorted(zip(said[::3], said[1::3], said[2::3], strict=True)):
             name = raw_name.decode(errors="replace")
+            job, since = hands.get(name, (None, None))
+            seen, age = float(heard) / 1000, (now - float(heard)) / 1000
             try:
-                facts = _heartbeat(raw)
+                found.append(_worker(raw, job=job, job_since=since, last_seen_at=seen, heartbeat_age_s=age))
             except ValueError as error:
                 log.warning("%r is not a worker's heartbeat and is skipped: %s", name, error)
-                continue
-            job, since = hands.get(name, (None, None))
-            found.append(
-                facts
-                | {
-                    "job": job,
-                    "job_since": since,
-                    "last_seen_at": float(heard) / 1000,
-                    "heartbeat_age_s": (now - float(heard)) / 1000,
-                }
-            )
         return found
 
 
@@ -135,13 +98,12 @@ def _holder(token: bytes) -> tuple[str, int | None]:
     return (worker, int(rest)) if rest.isdecimal() and len(rest) < 16 else ("", None)
 
 
-def _heartbeat(raw: bytes) -> dict[str, Any]:
-    """What a worker reported of itself; ValueError for anything else."""
-    facts: dict[str, Any] = from_json(raw, allow_inf_nan=False)
+def _worker(raw: bytes, **seen: str | float | None) -> Worker:
+    """What a worker reported of itself, and what was seen of it; ValueError for what is no heartbeat."""
+    facts = from_json(raw, allow_inf_nan=False)
+    json.dumps(facts, allow_nan=False)  # ValueError: 1e999 is read as infinity, and no answer can hold that
     try:
-        _Heartbeat.model_validate(facts)
+        return Worker.model_validate({**facts, **seen} if isinstance(facts, dict) else facts)
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    json.dumps(facts, allow_nan=False)  # ValueError: 1e999 is read as infinity, and no answer can hold that
-    return facts

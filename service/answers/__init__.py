@@ -4,13 +4,14 @@ document is made of them. Rows of metrics, thousands in one answer, are only des
 Closed models: an answer with a field that is not described here is a fault. OpenAI's names keep their meaning.
 """
 
+from jobs.heartbeat import Gpu, Worker
 from service.answers.datasets import Dataset, DatasetDetail, DatasetList, DeletedDataset
 from service.answers.events import Event, EventList
 from service.answers.jobs import DeletedJob, Hyperparameters, Job, JobList, Progress, Repaired, ShownStatus
 from service.answers.parts import Error, ErrorResponse, Health
 from service.answers.results import Checkpoint, CheckpointList, CheckpointMetrics, RunFile, RunFileList
 from service.answers.series import MetricList, MetricPoint
-from service.answers.workers import Gpu, Worker, WorkerList
+from service.answers.workers import WorkerList
 
 __all__ = [
     "Checkpoint", "CheckpointList", "CheckpointMetrics", "Dataset", "DatasetDetail", "DatasetList", "DeletedDataset",

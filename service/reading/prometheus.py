@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
@@ -21,6 +20,7 @@ from starlette.types import Scope
 
 from jobs.errors import Recovering, StoreUnavailable
 from jobs.estimate import present
+from jobs.heartbeat import Worker
 from jobs.metrics import MetricRow
 from jobs.record import JobRecord
 from jobs.redis.gauges import Gauges, Standing
@@ -88,7 +88,7 @@ class Standings(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Redis away: that alone, and what needs none. While it recovers: nothing of jobs."""
-        workers: list[dict[str, Any]] | None = None
+        workers: list[Worker] | None = None
         standing: Standing | None = None
         try:
             workers = self._workers.all()
@@ -100,7 +100,7 @@ class Standings(Collector):
         yield from families(workers, standing, self._streams.open)
 
 
-def families(workers: list[dict[str, Any]] | None, standing: Standing | None, open_streams: int) -> Iterator[Metric]:
+def families(workers: list[Worker] | None, standing: Standing | None, open_streams: int) -> Iterator[Metric]:
     """All figures but those of requests. `workers` is None while Redis is away, `standing` also while it recovers."""
     yield _gauge("open_streams", "Event streams and followed logs that are open.", open_streams)
     yield _gauge("redis_up", "Whether Redis answers.", workers is not None)
@@ -156,29 +156,29 @@ def _of_jobs(running: list[tuple[JobRecord, MetricRow | None]]) -> Iterator[Metr
         yield family
 
 
-def _of_workers(workers: list[dict[str, Any]]) -> Iterator[Metric]:
-    stages = sorted({worker["stage"] for worker in workers})
-    by_stage = {stage: [worker for worker in workers if worker["stage"] == stage] for stage in stages}
+def _of_workers(workers: list[Worker]) -> Iterator[Metric]:
+    stages = sorted({worker.stage for worker in workers})
+    by_stage = {stage: [worker for worker in workers if worker.stage == stage] for stage in stages}
     yield _gauges("workers", "Heard of in the last minute.", "stage", {name: len(by_stage[name]) for name in stages})
-    healthy = {name: sum(worker["healthy"] for worker in by_stage[name]) for name in stages}
+    healthy = {name: sum(worker.healthy for worker in by_stage[name]) for name in stages}
     yield _gauges("workers_healthy", "Of those, how many can work.", "stage", healthy)
-    ages = {name: max(worker["heartbeat_age_s"] for worker in by_stage[name]) for name in stages}
+    ages = {name: max(worker.heartbeat_age_s for worker in by_stage[name]) for name in stages}
     yield _gauges("worker_heartbeat_age_seconds", "Of the one that was silent for longest.", "stage", ages)
     gpus = _labelled("gpu_memory_total_bytes", "Of a GPU that a worker has.", "gpu", "name")
     for worker in workers:
-        if gpu := worker.get("gpu"):
-            gpus.add_metric([gpu["uuid"], gpu["name"]], gpu["memory_bytes"])
+        if gpu := worker.gpu:
+            gpus.add_metric([gpu.uuid, gpu.name], gpu.memory_bytes)
     yield gpus
 
 
-def _of_sinks(workers: list[dict[str, Any]]) -> Iterator[Metric]:
+def _of_sinks(workers: list[Worker]) -> Iterator[Metric]:
     """By what publish says of itself; a sink that two of them tell of shows the worse."""
     behind: dict[str, float] = {}
     oldest: dict[str, float] = {}
     for worker in workers:
-        for sink, lag in worker.get("sinks", {}).items() if worker["stage"] == "publish" else ():
-            behind[sink] = max(behind.get(sink, 0), lag["jobs_behind"])
-            oldest[sink] = max(oldest.get(sink, 0.0), lag["oldest_s"])
+        for sink, lag in (worker.sinks or {}).items() if worker.stage == "publish" else ():
+            behind[sink] = max(behind.get(sink, 0), lag.jobs_behind)
+            oldest[sink] = max(oldest.get(sink, 0.0), lag.oldest_s)
     yield _gauges("sink_jobs_behind", "Jobs with events that a sink has not taken.", "sink", behind)
     yield _gauges("sink_oldest_event_age_seconds", "Of the oldest event that a sink has not taken.", "sink", oldest)
 

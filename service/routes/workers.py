@@ -16,7 +16,7 @@ def routes(store: Store) -> APIRouter:
     @router.get("/workers", response_model_exclude_unset=True, responses=documented())
     def list_workers() -> answers.WorkerList:
         """Workers heard of in the last minute, with what each reported of itself; and jobs that none can work on."""
-        workers = [answers.Worker.model_validate(facts) for facts in store.workers.all()]
-        return answers.WorkerList(object="list", data=workers, has_more=False, damaged=store.all_damaged())
+        workers, damaged = store.workers.all(), store.all_damaged()
+        return answers.WorkerList(object="list", data=workers, has_more=False, damaged=damaged)
 
     return router

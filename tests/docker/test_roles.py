@@ -25,7 +25,7 @@ def workers(redis_url: str, runs: Path) -> Iterator[tuple[subprocess.Popen[bytes
 
     def children() -> dict[str, int]:
         here = f"-{platform.node()}-"  # a name is stage, host, pid, and perhaps more
-        return {facts["stage"]: int(facts["name"].split(here)[1].split("-")[0]) for facts in store.workers.all()}
+        return {each.stage: int(each.name.split(here)[1].split("-")[0]) for each in store.workers.all()}
 
     with subprocess.Popen(tied(sys.executable, "-m", "worker", "check", "prepare"), env=environment) as parent:
         try:

@@ -58,7 +58,7 @@ def test_a_worker_whose_runs_go_away_says_so_until_they_are_back(tmp_path: Path,
         away = tmp_path / "away"
 
         def told(healthy: bool) -> str | None:
-            found = [str(facts["why"]) for facts in workers.all() if facts["healthy"] is healthy]
+            found = [str(worker.why) for worker in workers.all() if worker.healthy is healthy]
             return found[0] if found else None
 
         stack.start(role)

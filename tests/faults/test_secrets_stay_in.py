@@ -20,6 +20,7 @@ from jobs.process.keys import new_key
 from jobs.process.secrets import register
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
+from tests.heartbeats import heartbeat
 from tests.processes import of_stack
 from tests.redis_server import compose_rules
 from tests.stack import ROOT, Stack, tiny_job
@@ -82,7 +83,7 @@ def run(stack: Stack, http: requests.Session) -> RunDir:
     register({})
     run.trainer_log.write_text(f"{told()}\n" * 50)
     run.plan_file.write_text('{"why": "' + told() + '"}')
-    store.workers.report({"name": "w", "stage": "train", "healthy": False, "why": told()})
+    store.workers.report(heartbeat("train-0", why=told()))
     return run
 
 

@@ -28,6 +28,7 @@ from jobs.redis.queries import Filter
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
+from tests.heartbeats import heartbeat
 from tests.metric_rows import metric_row
 from tests.states import STARTED
 from tests.summaries import checked, prepared, time_summary
@@ -179,7 +180,7 @@ def test_a_question_costs_the_same_among_many_jobs(store: Store, tmp_path: Path,
 
 def trainers(store: Store, *names: str, **facts: Any) -> None:
     for name in names:
-        store.workers.report({"name": name, "stage": "train", "healthy": True, "why": None, **facts})
+        store.workers.report(heartbeat(name, **{"stage": "train"} | facts))
 
 
 def times(store: Store, job: str) -> tuple[float | None, float | None]:

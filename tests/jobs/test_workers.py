@@ -11,13 +11,8 @@ from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from jobs.redis.workers import Workers, lease_token
 from jobs.state import Stage
+from tests.heartbeats import H200, heartbeat
 from tests.redis_server import RedisServer
-
-H200 = {"uuid": "GPU-1", "name": "NVIDIA H200", "memory_bytes": 2**37, "driver": "580"}
-
-
-def facts(name: str, **more: object) -> dict[str, object]:
-    return {"name": name, "stage": name.partition("-")[0], "healthy": True, "why": None, **more}
 
 
 @pytest.fixture
@@ -30,57 +25,57 @@ def test_whoever_reported_in_the_last_minute_is_there_by_name(client: redis.Redi
     assert workers.all() == []
     before = time.time()
     for name in ("train-b", "check-a"):
-        workers.report(facts(name, gpu=H200))
+        workers.report(heartbeat(name, gpu=H200))
     found = workers.all()
-    assert [each["name"] for each in found] == ["check-a", "train-b"]
-    assert found[1]["gpu"] == H200
-    assert before - 0.001 <= found[1]["last_seen_at"] <= time.time()
-    assert 0 <= found[1]["heartbeat_age_s"] < 60
-    assert (found[1]["job"], found[1]["job_since"]) == (None, None)
+    assert [each.name for each in found] == ["check-a", "train-b"]
+    assert found[1].gpu == H200
+    assert before - 0.001 <= found[1].last_seen_at <= time.time()
+    assert 0 <= found[1].heartbeat_age_s < 60
+    assert (found[1].job, found[1].job_since) == (None, None)
     workers.forget("train-b")
-    assert [each["name"] for each in workers.all()] == ["check-a"]
+    assert [each.name for each in workers.all()] == ["check-a"]
 
 
 def test_the_silent_are_forgotten(client: redis.Redis) -> None:
     workers = Workers(client)
-    workers.report(facts("train-a"))
+    workers.report(heartbeat("train-a"))
     client.zadd("longhaul:workers", {"train-a": time.time() * 1000 - 61_000})
     assert workers.all() == []
-    workers.report(facts("train-b"))
+    workers.report(heartbeat("train-b"))
     assert client.zrange("longhaul:workers", 0, -1) == [b"train-b"], "the next to report takes them out of the index"
 
 
 def test_a_lease_says_who_holds_a_job_and_since_when(client: redis.Redis) -> None:
     store = Store(client)
     for name in ("train-a", "train-b"):
-        store.workers.report(facts(name))
+        store.workers.report(heartbeat(name))
     client.hset("longhaul:job:job-1", mapping={"number": 1, "status": "queued", "stage": "train", "score": 1})
     client.zadd("longhaul:order:train", {"job-1": 1})
     before = int(time.time())
     token = lease_token("train-b")
     assert store.claim(Stage.TRAIN, token) == "job-1"
     idle, busy = store.workers.all()
-    assert idle["job"] is None
-    assert busy["job"] == "job-1"
-    assert before <= busy["job_since"] <= time.time()
+    assert idle.job is None
+    assert busy.job == "job-1"
+    assert busy.job_since is not None and before <= busy.job_since <= time.time()
     store.release("job-1", token)
-    assert [each["job"] for each in store.workers.all()] == [None, None]
+    assert [each.job for each in store.workers.all()] == [None, None]
 
 
 @pytest.mark.parametrize("token", ["", "f00", "/", "train-a/x/y", "/1/2", "train-a/" + "9" * 5000 + "/f00"])
 def test_a_token_that_names_nobody_is_nobodys(client: redis.Redis, token: str) -> None:
     store = Store(client)
-    store.workers.report(facts("train-a"))
+    store.workers.report(heartbeat("train-a"))
     client.hset("longhaul:job:job-1", "lease", token)
     client.zadd("longhaul:leases", {"job-1": 1})
-    assert [each["job"] for each in store.workers.all()] == [None]
+    assert [each.job for each in store.workers.all()] == [None]
 
 
 def test_what_others_keep_in_redis_costs_nothing(redis_server: RedisServer) -> None:
     """Commands that the server runs for a list of workers, whatever else is stored: one script, no walk over keys."""
     client = connect(redis_server.url)
     workers = Workers(client)
-    workers.report(facts("train-a"))
+    workers.report(heartbeat("train-a"))
     workers.all()
 
     def calls() -> dict[str, int]:

@@ -12,6 +12,7 @@ import requests
 from jobs.events import JobCancelled
 from longhaul import ApiError, Longhaul, Unreachable
 from tests.fakes import FakeServer, Reply
+from tests.heartbeats import heartbeat
 from tests.metric_rows import metric_row
 from tests.service.running import TINY, Service
 
@@ -164,5 +165,5 @@ def test_metrics_plan_and_workers(service: Service) -> None:
         with pytest.raises(ApiError) as missing:
             api.plan(job)
         assert missing.value.code == "no_plan"
-        service.store.workers.report({"name": "w", "stage": "train", "healthy": True, "why": None})
-        assert [worker["name"] for worker in api.workers()["data"]] == ["w"]
+        service.store.workers.report(heartbeat("train-0"))
+        assert [worker["name"] for worker in api.workers()["data"]] == ["train-0"]

@@ -24,12 +24,14 @@ from jobs.events import (
     JobQueued,
     JobResumed,
 )
+from jobs.heartbeat import Gpu
 from jobs.process.keys import read_keys
 from jobs.text.units import GIB
 from longhaul import Longhaul
 from longhaul.main import main
 from longhaul.tables import print_jobs
 from tests.facts import facts_of
+from tests.heartbeats import heartbeat
 from tests.metric_rows import metric_row
 from tests.service.running import Service
 from tests.summaries import checked, prepared
@@ -82,7 +84,7 @@ def test_no_text_from_elsewhere_acts_on_the_terminal(service: Service, run: Run)
     service.append(job, AttemptStarted(worker=HOSTILE, device=HOSTILE), AttemptEnded(reason="crash", error=error))
     service.append(job, JobPaused(error=error))
     service.run(job).trainer_log.write_bytes(HOSTILE.encode() + b"\xff\x9b2J\nstep 1\rstep 2\r\n")
-    service.store.workers.report({"name": "train-\x9b2J-1", "stage": "train", "healthy": False, "why": HOSTILE})
+    service.store.workers.report(heartbeat("train-\x9b2J-1", why=HOSTILE))
     service.append(job, JobFailed(error=error))
     for command in (
         ["list"], ["show", job, "--events"], ["events", job], ["events", job, "-f"], ["logs", job],
@@ -255,9 +257,9 @@ def test_data_sets(run: Run) -> None:
 
 def test_workers(run: Run, service: Service) -> None:
     assert "no workers" in run("workers")
-    gpu = {"uuid": "GPU-1", "name": "NVIDIA RTX 5090", "memory_bytes": 32 * 2**30, "driver": "580.1"}
-    facts = {"name": "train/box/7/abc", "stage": "train", "pid": 7, "device": "cuda", "gpu": gpu}
-    service.store.workers.report({**facts, "healthy": False, "why": "no usable GPU: the driver is too old"})
+    gpu = Gpu(uuid="GPU-1", name="NVIDIA RTX 5090", memory_bytes=32 * 2**30, driver="580.1")
+    why = "no usable GPU: the driver is too old"
+    service.store.workers.report(heartbeat("train-box-7-abc", why=why, pid=7, device="cuda", gpu=gpu))
     shown = run("workers")
     assert "NVIDIA RTX 5090, 32.0 GiB, driver 580.1" in shown
     assert "train takes no work: no usable GPU" in shown

@@ -33,6 +33,7 @@ from jobs.events import (
     OomRecovered,
     Sample,
 )
+from jobs.heartbeat import WorkerHeartbeat
 from jobs.memory_plan import PICTURE
 from jobs.metrics import MetricRow
 from jobs.plan import DataPlan, ModelPlan, make_plan
@@ -84,7 +85,7 @@ def seed(service: Service) -> dict[str, str]:
     jobs["uploaded"] = service.submit(data={"train": "dataset:rows.jsonl"})
     (service.run(jobs["uploaded"]).path / "dataset.json").write_text('{"rows_read": 64}')
     for worker in WORKERS:
-        service.store.workers.report(worker)
+        service.store.workers.report(WorkerHeartbeat(**worker))
     jobs["validated"] = service.post("/jobs?dry_run=true", json={"data": {"train": "rows.jsonl"}}).json()["id"]
     crash = AttemptEnded(reason="crash", step=3, exit_code=1, error=Fault(code="crash", message="it is gone"))
     train(service, jobs["prepared"], queued=False)

@@ -6,6 +6,7 @@ from jobs.events import AttemptStarted, JobQueued
 from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
+from tests.heartbeats import heartbeat
 from tests.metric_rows import metric_row
 from tests.service.running import Service
 from tests.service.scraping import figure, scrape
@@ -67,7 +68,7 @@ def test_what_cannot_be_listed_is_refused_by_name(service: Service) -> None:
 
 
 def test_a_waiting_job_says_when_its_turn_comes_and_when_it_is_done(service: Service) -> None:
-    service.store.workers.report({"name": "t", "stage": "train", "healthy": True, "why": None})
+    service.store.workers.report(heartbeat("train-0"))
     queued = (checked(), prepared(9, time=time_summary(hours_expected=0.5)), JobQueued())
     busy, waits = service.submit(), service.submit()
     for job in (busy, waits):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -12,6 +13,7 @@ from jobs.events import AttemptStarted, JobCancelled, JobQueued
 from jobs.redis.connection import connect
 from jobs.redis.gauges import Gauges
 from jobs.state import Stage
+from tests.heartbeats import H200, heartbeat
 from tests.metric_rows import metric_row
 from tests.redis_server import RedisServer
 from tests.service.running import Service, running
@@ -77,15 +79,14 @@ def test_a_running_job(service: Service) -> None:
 
 
 def test_workers_and_sinks(service: Service) -> None:
-    gpu = {"uuid": "GPU-1", "name": "NVIDIA H200", "memory_bytes": 2**37, "driver": "580"}
-    for name, more in (
-        ("train-0", {"gpu": gpu}),
-        ("train-1", {"healthy": False, "why": "no driver", "gpu": None}),
+    cases: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("train-0", {"gpu": H200}),
+        ("train-1", {"why": "no driver", "gpu": None}),
         ("publish-0", {"sinks": {"discord": {"jobs_behind": 2, "oldest_s": 61.5}}}),
         ("publish-1", {"sinks": {"discord": {"jobs_behind": 0, "oldest_s": 0.0}}}),  # waits for the first to go
-    ):
-        facts = {"name": name, "stage": name.partition("-")[0], "healthy": True, "why": None}
-        service.store.workers.report(facts | more)
+    )
+    for name, more in cases:
+        service.store.workers.report(heartbeat(name, **more))
     figures = scrape(service)
     assert figure(figures, "workers", stage="train") == 2
     assert figure(figures, "workers_healthy", stage="train") == 1

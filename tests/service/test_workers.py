@@ -11,6 +11,7 @@ import redis
 import requests
 
 from jobs.events import JobQueued
+from jobs.heartbeat import WorkerHeartbeat
 from jobs.redis.workers import lease_token
 from jobs.state import Stage
 from tests.service.running import Service
@@ -27,7 +28,7 @@ TRAIN_0: dict[str, Any] = {
 def test_a_worker_is_shown_with_its_gpu_and_the_job_in_hand(service: Service) -> None:
     job = service.submit()
     service.append(job, checked(), prepared(9), JobQueued())
-    service.store.workers.report(TRAIN_0)
+    service.store.workers.report(WorkerHeartbeat(**TRAIN_0))
     assert service.store.claim(Stage.TRAIN, lease_token("train-0")) == job
     answer = service.get("/workers").json()
     assert (answer["object"], answer["has_more"]) == ("list", False)
@@ -49,7 +50,7 @@ def test_a_worker_is_shown_with_its_gpu_and_the_job_in_hand(service: Service) ->
 def test_what_is_no_heartbeat_is_passed_over(service: Service, caplog: pytest.LogCaptureFixture, junk: bytes) -> None:
     client = redis.Redis.from_url(service.settings.redis_url)
     for name in ("train-0", "train-1", "train-2"):
-        service.store.workers.report(TRAIN_0 | {"name": name})
+        service.store.workers.report(WorkerHeartbeat(**TRAIN_0 | {"name": name}))
     client.set("longhaul:worker:train-1", junk)
     client.delete("longhaul:worker:train-2")
     client.hset("longhaul:worker:train-2", "not", "a string")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import requests
 
 from jobs.attempt import Finished, PrepareResult
 from jobs.disk.rundir import RunDir
 from jobs.gpus import GpuFacts
+from jobs.heartbeat import Gpu
 from jobs.record import JobRecord
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from jobs.state import Stage
+from tests.heartbeats import heartbeat
 from tests.memory_plans import memory_plan
 from tests.redis_server import RedisServer
 from tests.stack import Stack, tiny_job
@@ -23,10 +24,8 @@ from worker.supervise import best_gpu, verdict
 
 def report(store: Store, name: str, gpu: str | None, stage: Stage = Stage.TRAIN) -> None:
     """As a worker's heartbeat does."""
-    facts: dict[str, Any] = {"name": name, "stage": stage.value, "healthy": gpu is not None, "why": None}
-    if gpu is not None:
-        facts["gpu"] = {"uuid": f"GPU-{name}", "name": gpu, "memory_bytes": 2**35, "driver": "580"}
-    store.workers.report(facts)
+    has = None if gpu is None else Gpu(uuid=f"GPU-{name}", name=gpu, memory_bytes=2**35, driver="580")
+    store.workers.report(heartbeat(name, stage=stage.value, healthy=gpu is not None, gpu=has))
 
 
 def test_the_best_of_the_gpus_that_train_workers_report(redis_url: str) -> None:
@@ -34,7 +33,7 @@ def test_the_best_of_the_gpus_that_train_workers_report(redis_url: str) -> None:
     assert best_gpu(store) is None
     report(store, "check-0", None, Stage.CHECK)
     report(store, "train-0", None)  # waits for a driver
-    store.workers.report({"name": "train-9", "stage": "train", "healthy": True, "why": None})
+    store.workers.report(heartbeat("train-9"))
     assert best_gpu(store) is None
     report(store, "train-1", "NVIDIA T4")
     assert best_gpu(store) == GpuFacts("NVIDIA T4", 2**35), "not in our table, but the truth"

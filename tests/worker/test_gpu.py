@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.gpu import NoGpu, UsableGpu, ask_driver, find_gpu, refuse_misfit, usable_gpu
+from jobs.heartbeat import Gpu
+from worker.gpu import NoGpu, ask_driver, find_gpu, refuse_misfit, usable_gpu
 
 TWO = "0, GPU-aaa, NVIDIA GeForce RTX 5090, 32607, 580.95.05\n1, GPU-bbb, NVIDIA GeForce RTX 5090, 32607, 580.95.05\n"
 
@@ -30,7 +31,8 @@ def answer(folder: Path, text: str, code: int = 0) -> None:
 
 def test_the_first_gpu_or_the_one_that_is_named(smi: Path) -> None:
     answer(smi, TWO)
-    assert find_gpu("") == UsableGpu("GPU-aaa", "NVIDIA GeForce RTX 5090", 32607 * 2**20, "580.95.05")
+    first = Gpu(uuid="GPU-aaa", name="NVIDIA GeForce RTX 5090", memory_bytes=32607 * 2**20, driver="580.95.05")
+    assert find_gpu("") == first
     assert find_gpu("1").uuid == find_gpu("GPU-bbb").uuid == "GPU-bbb"
     with pytest.raises(NoGpu, match="CUDA_VISIBLE_DEVICES=GPU-ccc, but the GPUs here are GPU-aaa, GPU-bbb"):
         find_gpu("GPU-ccc")
@@ -47,7 +49,7 @@ def test_no_driver_no_gpu_and_a_driver_that_is_not_loaded(smi: Path) -> None:
         find_gpu("")
 
 
-GPU = UsableGpu("GPU-aaa", "NVIDIA GeForce RTX 5090", 32607 * 2**20, "570.86.10")
+GPU = Gpu(uuid="GPU-aaa", name="NVIDIA GeForce RTX 5090", memory_bytes=32607 * 2**20, driver="570.86.10")
 
 
 def test_a_driver_that_cannot_run_this_torch_is_named_with_the_one_that_can() -> None:

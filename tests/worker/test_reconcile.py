@@ -33,6 +33,7 @@ from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
 from tests.clock import Clock
+from tests.heartbeats import heartbeat
 from tests.plans import write_plan
 from tests.sinks.driving import until
 from tests.states import QUEUED, STARTED, stumble_over
@@ -190,25 +191,21 @@ def test_only_one_reconciles_at_a_time(house: House) -> None:
     assert house.tickets.count(Stage.CHECK) == 1
 
 
-def heartbeat(house: House, name: str, stage: str = "train", why: str | None = None) -> None:
-    house.store.workers.report({"name": name, "stage": stage, "healthy": why is None, "why": why})
-
-
 def test_the_job_whose_turn_it_is_says_once_why_no_gpu_takes_it(house: House) -> None:
     first, second = house.submit("a", *QUEUED), house.submit("b", *QUEUED)
-    heartbeat(house, "check-0", "check")
+    house.store.workers.report(heartbeat("check-0"))
     house.reconciler.once()
     assert types(first)[-1] == "job.queued", "no train worker was heard of yet: one may just be starting"
 
-    heartbeat(house, "train-0", why="no driver")
-    heartbeat(house, "train-1", why="no driver")
+    house.store.workers.report(heartbeat("train-0", why="no driver"))
+    house.store.workers.report(heartbeat("train-1", why="no driver"))
     for _ in range(3):
         house.reconciler.once()
     assert types(first)[4:] == ["device.waiting"] and types(second)[-1] == "job.queued"
     assert house.store.get("a").record.waiting_reason == first.record().waiting_reason == "no driver"
     assert house.store.get("a").position == 0, "it moves nothing"
 
-    heartbeat(house, "train-1", why="driver too old")
+    house.store.workers.report(heartbeat("train-1", why="driver too old"))
     for _ in range(3):
         house.reconciler.once()
     assert types(first)[4:] == ["device.waiting"] * 2
@@ -221,8 +218,8 @@ def test_the_job_whose_turn_it_is_says_once_why_no_gpu_takes_it(house: House) ->
 
 def test_with_one_usable_gpu_nobody_waits_for_another(house: House) -> None:
     run = house.submit("a", *QUEUED)
-    heartbeat(house, "train-0", why="no driver")
-    heartbeat(house, "train-1")
+    house.store.workers.report(heartbeat("train-0", why="no driver"))
+    house.store.workers.report(heartbeat("train-1"))
     house.reconciler.once()
     assert types(run)[-1] == "job.queued"
 

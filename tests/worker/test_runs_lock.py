@@ -13,12 +13,9 @@ import pytest
 import worker.runs_lock
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
+from tests.heartbeats import heartbeat
 from tests.stack import ROOT, Stack
 from worker.runs_lock import Holder, Occupied, RunsLock
-
-
-def beat(store: Store, name: str) -> None:
-    store.workers.report({"name": name, "stage": "publish", "healthy": True, "why": None})
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +32,7 @@ def test_the_same_control_plane_waits_and_another_is_refused(redis_url: str, tmp
     other = RunsLock(tmp_path, theirs, name="publish-c", redis="redis://…@one:6379/0")
     with first, second, other:
         assert first.wait_or_join(stop)
-        beat(ours, "publish-a")
+        ours.workers.report(heartbeat("publish-a"))
         assert not second.wait_or_join(stop)
         with pytest.raises(Occupied, match=rf"process {os.getpid()} on .* \(Redis redis://…@one:6379/0\) since 20"):
             other.wait_or_join(stop)
@@ -55,7 +52,7 @@ def test_one_that_hung_for_a_minute_is_not_said_to_be_of_another_and_is_known_ag
         store.workers.forget("publish-hung")  # as Redis does after a minute of silence
         with pytest.raises(Occupied, match=r"it belongs to another control plane, or hangs\. End that process"):
             second.wait_or_join(stop)
-        beat(store, "publish-hung")
+        store.workers.report(heartbeat("publish-hung"))
         assert not second.wait_or_join(stop)
         first.__exit__(None, None, None)
         assert second.wait_or_join(stop)

@@ -21,7 +21,7 @@ from jobs.state import Stage
 from tests.processes import alive, children, descendants
 from tests.service.damage import destroyed
 from tests.stack import Stack, tiny_job
-from worker.heartbeat import worker_facts
+from worker.heartbeat import first_heartbeat
 from worker.settings import from_environment
 from worker.stage_worker import StageWorker
 
@@ -100,7 +100,7 @@ def test_a_stop_that_somebody_swallowed_is_obeyed_all_the_same(redis_url: str, t
         {"LONGHAUL_DEVICE": "cpu", "LONGHAUL_REDIS_URL": redis_url, "LONGHAUL_RUNS": str(tmp_path / "runs")}
     )
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
-    worker = Swallows(Stage.CHECK, settings, worker_facts("check", settings))
+    worker = Swallows(Stage.CHECK, settings, first_heartbeat("check", settings))
     try:
         worker.work(logging_level="WARNING")
     finally:

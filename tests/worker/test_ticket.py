@@ -21,7 +21,7 @@ from rq.suspension import is_suspended, suspend
 from jobs.redis.connection import connect
 from jobs.redis.queue import TICKET_FUNCTION, Tickets, queue_name
 from jobs.state import Stage
-from worker.heartbeat import worker_facts
+from worker.heartbeat import first_heartbeat
 from worker.settings import from_environment
 from worker.stage_worker import StageWorker
 from worker.ticket import MOST_BYTES, NotOurs, Ticket
@@ -51,7 +51,7 @@ def worker(redis_url: str, tmp_path: Path) -> StageWorker:
     settings = from_environment(
         {"LONGHAUL_REDIS_URL": redis_url, "LONGHAUL_DEVICE": "cpu", "LONGHAUL_RUNS": str(tmp_path / "runs")}
     )
-    return StageWorker(Stage.CHECK, settings, worker_facts("check", settings))
+    return StageWorker(Stage.CHECK, settings, first_heartbeat("check", settings))
 
 
 def put(client: redis.Redis, name: str = "evil", **changes: Any) -> str:

@@ -1,0 +1,73 @@
+"""What a worker says of itself every few seconds, and what is known of it besides."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from jobs.frozen import Frozen
+
+
+class Gpu(Frozen, strict=True, extra="allow"):
+    """A GPU, as its driver describes it."""
+
+    uuid: str
+    """As the driver names it for good."""
+    name: str
+    """Such as `NVIDIA GeForce RTX 5090`."""
+    memory_bytes: int
+    """Of the whole GPU."""
+    driver: str
+    """Version of the driver."""
+
+
+class SinkLag(Frozen, strict=True, extra="ignore", json_schema_extra={"additionalProperties": False}):
+    """What a sink has not taken yet."""
+
+    jobs_behind: int
+    """Jobs with events that it has not taken."""
+    oldest_s: float
+    """Seconds since the oldest of those; 0 when there is none."""
+
+
+class WorkerHeartbeat(Frozen, strict=True, extra="allow"):
+    """What a worker reports of itself; one of another version may say more, or less."""
+
+    name: str
+    """Stage, host, process and six random digits."""
+    stage: str
+    """`check`, `prepare`, `train` or `publish`."""
+    healthy: bool
+    """Whether it can work."""
+    why: str | None
+    """Why it cannot; null where it can."""
+    pid: int | None = None
+    """Its process, on its machine."""
+    queue: str | None = None
+    """The queue it serves; null for publish."""
+    busy: bool | None = None
+    """Whether it has a ticket in hand."""
+    device: str | None = None
+    """`cpu` or `cuda`."""
+    gpu: Gpu | None = None
+    """Its GPU; null on a CPU."""
+    sinks: dict[str, SinkLag] | None = None
+    """Of publish: how far each sink is behind."""
+    versions: dict[str, object] | None = None
+    """Of torch, transformers, rq and redis."""
+
+    def with_health(self, why: str | None) -> Self:
+        """The same, of a worker that cannot work because of `why`; None: it can."""
+        return self.model_copy(update={"healthy": why is None, "why": why})
+
+
+class Worker(WorkerHeartbeat):
+    """A heartbeat of the last minute. Workers of other versions may say more."""
+
+    job: str | None
+    """Id of the job in its hands."""
+    job_since: int | None
+    """When it took that, Unix seconds."""
+    last_seen_at: float
+    """When it was last heard of, Unix seconds."""
+    heartbeat_age_s: float
+    """Seconds since then, by the clock of Redis."""
