@@ -51,7 +51,7 @@ check: setup ## formatting, lint, types, import rules, OpenAPI document, referen
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m service.openapi.schema --check
+	$(BIN)/python -m service.docs.schema --check
 	$(BIN)/hadolint Dockerfile.training
 	@if docker compose version >/dev/null 2>&1; then \
 		env UID=1000 GID=1000 LONGHAUL_API_KEY=checked LONGHAUL_REDIS_PASSWORD=checked docker compose --env-file .env.example -f $(COMPOSE_FILE) config --quiet \
@@ -62,7 +62,7 @@ check: setup ## formatting, lint, types, import rules, OpenAPI document, referen
 	fi
 
 openapi: setup ## write docs/openapi.json and docs/reference/ from the code
-	$(BIN)/python -m service.openapi.schema
+	$(BIN)/python -m service.docs.schema
 
 bench: setup ## run one measurement: make bench BENCH=name
 	@[ -n "$(BENCH)" ] || { echo "make bench: say which, BENCH=name of a file in benchmarks/" >&2; exit 1; }

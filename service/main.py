@@ -15,8 +15,9 @@ from jobs.redis.gauges import Gauges
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.version import VERSION
-from service import errors, health
-from service.edge.access import AccessLog
+from service import errors
+from service.answers.wording import UNWORDED
+from service.edge.access import AccessLog, RequestMetrics
 from service.edge.auth import BearerKey
 from service.edge.body import BodyInTime
 from service.edge.headers import SecurityHeaders
@@ -27,11 +28,9 @@ from service.errors import ErrorMiddleware
 from service.files.uploads import Uploads
 from service.jobs.actions import Actions
 from service.openapi import document
-from service.reading import prometheus
 from service.reading.metric_series import SeriesCache
 from service.reading.stream import Streams, frame, unread_frame
-from service.reading.wording import UNWORDED
-from service.routes import datasets, events, jobs, plans, results, series, workers
+from service.routes import datasets, events, health, jobs, plans, prometheus, results, series, workers
 from service.settings import ServiceSettings
 
 
@@ -53,7 +52,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     kept = SeriesCache()
     registry = CollectorRegistry()
     registry.register(UNWORDED)
-    registry.register(prometheus.Standings(Gauges(client), store.workers, streams))
+    registry.register(prometheus.ServiceCollector(Gauges(client), store.workers, streams))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -73,9 +72,8 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         generate_unique_id_function=document.operation_id,
         # A request passes from the first to the last, its answer from the last to the first.
         middleware=[
-            Middleware(
-                AccessLog, requests=prometheus.Requests(registry)
-            ),  # sees every answer, and all of the time that it took
+            # Sees every answer, and all of the time that it took.
+            Middleware(AccessLog, requests=RequestMetrics(registry)),
             Middleware(SecurityHeaders),  # on every answer: refusals and faults, too
             Middleware(Redacted),  # nothing that is shown gets round it
             Middleware(ErrorMiddleware),  # whatever breaks further inside is answered in the one shape

@@ -17,7 +17,7 @@ from jobs.state import DAMAGED, Requested, Status
 from service.answers.events import EventEnvelope, model_of
 from service.answers.jobs import Hyperparameters, Job, Progress
 from service.answers.parts import Answer, Page
-from service.reading.wording import level, sentence
+from service.answers.wording import level, sentence
 
 PageType = TypeVar("PageType", bound=Page)
 

@@ -10,21 +10,42 @@ import re
 import time
 import uuid
 
+from prometheus_client import CollectorRegistry, Histogram
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jobs.process.logs import JOB, REQUEST_ID
-from service.reading.prometheus import Requests
 
 log = logging.getLogger("longhaul.service")
 _LEGAL_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _JOB = re.compile(r"/jobs/(job-[a-z0-9_-]{1,60})(?:/|$)")
+_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class RequestMetrics:
+    """Prometheus: how requests were answered."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = Histogram(
+            "longhaul_http_request_duration_seconds",
+            "Time to the beginning of the answer; its count is the number of requests.",
+            ["method", "route", "status"],
+            registry=registry,
+            buckets=_BUCKETS_S,
+        )
+
+    def observe(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count one. `route` is the template, never the path that was asked for."""
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        route = getattr(scope.get("route"), "path", "none")
+        self._seconds.labels(method, route, f"{status // 100}xx").observe(seconds)
 
 
 class AccessLog:
     """ASGI middleware, outermost."""
 
-    def __init__(self, app: ASGIApp, requests: Requests) -> None:
+    def __init__(self, app: ASGIApp, requests: RequestMetrics) -> None:
         self._app = app
         self._requests = requests
 
@@ -46,7 +67,7 @@ class AccessLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
-                self._requests.answered(scope, status, time.perf_counter() - started)
+                self._requests.observe(scope, status, time.perf_counter() - started)
             await send(message)
 
         try:

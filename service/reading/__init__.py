@@ -1,1 +1,1 @@
-"""How a job goes, for readers: events as sentences, live streams, series of metrics, logs, Prometheus."""
+"""How a job proceeds, for readers: live streams, series of metrics, logs."""

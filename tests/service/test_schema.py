@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from jobs.events import EVENT_TYPES
 from jobs.metrics import MetricRow
 from jobs.spec import JobSpec
+from service.docs import reference, schema
 from service.main import create_app
-from service.openapi import reference, schema
 from service.settings import ServiceSettings
 from tests.service.contract import Contract
 

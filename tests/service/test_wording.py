@@ -6,7 +6,7 @@ from typing import Any
 
 from jobs.events import AnyFact, AttemptEnded, Event, Fault, OomRecovered
 from jobs.reasons import Reason
-from service.reading.wording import level, sentence
+from service.answers.wording import level, sentence
 from tests.summaries import prepared
 
 BARE = OomRecovered(step=1234, micro_batch_before=8, micro_batch_after=4, message="no", milliseconds_lost=812.5)

@@ -29,7 +29,7 @@ from jobs.events import (
     ModelLoaded,
 )
 from jobs.state import Stage
-from service.reading.wording import sentence
+from service.answers.wording import sentence
 from tests.disk_room import free_bytes
 from tests.summaries import checked, prepared
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors, trained

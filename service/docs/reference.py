@@ -15,9 +15,10 @@ from jobs.metrics import MetricRow
 from jobs.reasons import Reason
 from jobs.redis.gauges import Standing
 from jobs.spec import JobSpec
+from service.answers.wording import UNWORDED
+from service.edge.access import RequestMetrics
 from service.openapi.error_answers import MEANINGS, error_answer
-from service.reading import prometheus
-from service.reading.wording import UNWORDED
+from service.routes import prometheus
 
 ENVIRONMENT = Path(__file__).resolve().parents[2] / ".env.example"
 _NOTE = "<!-- Written by `make openapi`: edit the source that the page names, not the page. -->\n"
@@ -124,9 +125,9 @@ def _metrics() -> Iterator[str]:
     yield "# Metrics"
     yield f"\n## Rows of `metrics.jsonl`\n\n{_line(MetricRow.__doc__ or '')}\n"
     yield from _fields(MetricRow.model_json_schema()["properties"])
-    yield "\n## Prometheus\n\n`GET /metrics`, from `service/reading/prometheus.py`.\n"
+    yield "\n## Prometheus\n\n`GET /metrics`, from `service/routes/prometheus.py`.\n"
     registry = CollectorRegistry()
-    prometheus.Requests(registry).answered({"method": "GET"}, 200, 0.0)
+    RequestMetrics(registry).observe({"method": "GET"}, 200, 0.0)
     families = [*prometheus.families([], Standing({}, {}, []), 0), *UNWORDED.collect(), *registry.collect()]
     rows = []
     for family in families:

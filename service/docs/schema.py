@@ -1,4 +1,4 @@
-"""`python -m service.openapi.schema` writes docs/openapi.json and docs/reference/; `--check` compares them instead."""
+"""`python -m service.docs.schema` writes docs/openapi.json and docs/reference/; `--check` compares them instead."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+from service.docs import reference
 from service.main import create_app
-from service.openapi import reference
 from service.settings import ServiceSettings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

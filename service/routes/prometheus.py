@@ -1,4 +1,4 @@
-"""`GET /metrics`, for Prometheus: how things stand, and how requests were answered.
+"""`GET /metrics`, for Prometheus: jobs, queues, workers, sinks and streams.
 
 Made anew for each scrape from what Redis can say at once: nothing walks over jobs, and no label is what somebody typed
 into an address.
@@ -12,11 +12,10 @@ from contextlib import suppress
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
-from starlette.types import Scope
 
 from jobs.errors import Recovering, StoreUnavailable
 from jobs.estimate import present
@@ -29,8 +28,6 @@ from service.openapi.documented import documented
 from service.reading.stream import Streams
 
 log = logging.getLogger("longhaul.service")
-BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _Figure = Callable[[JobRecord, MetricRow], float | None]
 _OF_RUNNING: dict[str, tuple[str, _Figure]] = {
@@ -55,26 +52,7 @@ _OF_RUNNING: dict[str, tuple[str, _Figure]] = {
 """`longhaul_job_…` of a running job, from the newest row of metrics of its attempt. None: not known, left out."""
 
 
-class Requests:
-    """How requests were answered."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._seconds = Histogram(
-            "longhaul_http_request_duration_seconds",
-            "Time to the beginning of the answer; its count is the number of requests.",
-            ["method", "route", "status"],
-            registry=registry,
-            buckets=BUCKETS_S,
-        )
-
-    def answered(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count one. `route` is the template, never the path that was asked for."""
-        method = scope["method"] if scope["method"] in METHODS else "other"
-        route = getattr(scope.get("route"), "path", "none")
-        self._seconds.labels(method, route, f"{status // 100}xx").observe(seconds)
-
-
-class Standings(Collector):
+class ServiceCollector(Collector):
     """Jobs, queues, running jobs, workers and sinks, as Redis knows them; and open streams."""
 
     def __init__(self, gauges: Gauges, workers: Workers, streams: Streams) -> None:

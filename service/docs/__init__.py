@@ -1,0 +1,1 @@
+"""`docs/openapi.json` and the pages of `docs/reference/`, written from the code."""
