@@ -9,7 +9,8 @@ with Longhaul("http://127.0.0.1:8000") as longhaul:
         print(event["message"])
     longhaul.download(job["id"], "model", to="my-model")
 
-Answers are the service's own (docs/openapi.json). Raises ApiError when it refuses, Unreachable when nobody answers.
+Answers are the service's own (docs/openapi.json), typed in `longhaul.answers`. Raises ApiError when it refuses,
+Unreachable when nobody answers.
 """
 
 from __future__ import annotations
@@ -18,14 +19,30 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from longhaul import follow, transfer
-from longhaul.connection import DEFAULT_URL, ApiError, Connection, Json, Unreachable, part
+from longhaul.answers import (
+    CheckpointDict,
+    DatasetDetailDict,
+    DatasetDict,
+    DeletedDatasetDict,
+    DeletedJobDict,
+    EventDict,
+    JobDict,
+    JsonObject,
+    MetricDict,
+    PageDict,
+    RepairedDict,
+    RunFileDict,
+    WorkersDict,
+)
+from longhaul.connection import DEFAULT_URL, ApiError, Connection, Unreachable, part
 from longhaul.transfer import Progress
 
 __all__ = ["DEFAULT_URL", "ApiError", "Longhaul", "Unreachable"]
 PAGE = 100
+Item = TypeVar("Item")
 
 
 def _quiet(*_: object) -> None:
@@ -59,7 +76,7 @@ class Longhaul:
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
-    def submit(self, job: Mapping[str, Any], *, idempotency_key: str | None = None, dry_run: bool = False) -> Json:
+    def submit(self, job: Mapping[str, Any], *, idempotency_key: str | None = None, dry_run: bool = False) -> JobDict:
         """A new job. Sent again when the answer is lost: a key of its own sees to it that it stays one job."""
         return self._made("/jobs", job, idempotency_key, dry_run)
 
@@ -70,18 +87,18 @@ class Longhaul:
         *,
         idempotency_key: str | None = None,
         dry_run: bool = False,
-    ) -> Json:
+    ) -> JobDict:
         """A new job with that one's specification, changed by a JSON merge patch (RFC 7396: null removes a key)."""
         return self._made(f"/jobs/{part(job)}/clone", changes, idempotency_key, dry_run)
 
-    def _made(self, path: str, body: Mapping[str, Any], idempotency_key: str | None, dry_run: bool) -> Json:
+    def _made(self, path: str, body: Mapping[str, Any], idempotency_key: str | None, dry_run: bool) -> JobDict:
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         params = {"dry_run": "true"} if dry_run else {}
-        return self._connection.json("POST", path, json=body, headers=headers, params=params, repeatable=True)
+        return self._connection.json(JobDict, "POST", path, json=body, headers=headers, params=params, repeatable=True)
 
-    def get(self, job: str) -> Json:
+    def get(self, job: str) -> JobDict:
         """One job."""
-        return self._connection.json("GET", f"/jobs/{part(job)}")
+        return self._connection.json(JobDict, "GET", f"/jobs/{part(job)}")
 
     def list(
         self,
@@ -90,63 +107,65 @@ class Longhaul:
         limit: int = 20,
         status: str | Sequence[str] | None = None,
         metadata: Mapping[str, str] | None = None,
-    ) -> Json:
+    ) -> PageDict[JobDict]:
         """A page of jobs in one of these states with all these labels, newest first: `data`, `has_more`, `last_id`."""
         labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
         given = {"after": after, "limit": limit, "status": status, **labels}
-        return self._connection.json("GET", "/jobs", params=given)
+        return self._connection.json(PageDict[JobDict], "GET", "/jobs", params=given)
 
     def all(
         self, *, status: str | Sequence[str] | None = None, metadata: Mapping[str, str] | None = None
-    ) -> Iterator[Json]:
+    ) -> Iterator[JobDict]:
         """Every job that `list` would show, page after page."""
         labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
-        return self._walk("/jobs", limit=PAGE, status=status, **labels)
+        return self._walk(JobDict, "/jobs", limit=PAGE, status=status, **labels)
 
-    def _walk(self, path: str, **given: Any) -> Iterator[Json]:
+    def _walk(self, kind: type[Item], path: str, **given: Any) -> Iterator[Item]:
         """The items of a list, page after page."""
         while True:
-            page = self._connection.json("GET", path, params=given)
+            page: PageDict[Item] = self._connection.json(PageDict, "GET", path, params=given)
             yield from page["data"]
             if not page["has_more"]:
                 return
             given["after"] = page["last_id"]
 
-    def set_priority(self, job: str, priority: int) -> Json:
+    def set_priority(self, job: str, priority: int) -> JobDict:
         """Higher runs first; −100 to 100."""
-        return self._connection.json("PATCH", f"/jobs/{part(job)}", json={"priority": priority}, repeatable=True)
+        wanted = {"priority": priority}
+        return self._connection.json(JobDict, "PATCH", f"/jobs/{part(job)}", json=wanted, repeatable=True)
 
-    def cancel(self, job: str) -> Json:
+    def cancel(self, job: str) -> JobDict:
         """Stop for good."""
-        return self._connection.json("POST", f"/jobs/{part(job)}/cancel")
+        return self._connection.json(JobDict, "POST", f"/jobs/{part(job)}/cancel")
 
-    def pause(self, job: str) -> Json:
+    def pause(self, job: str) -> JobDict:
         """Give the GPU back until resumed."""
-        return self._connection.json("POST", f"/jobs/{part(job)}/pause")
+        return self._connection.json(JobDict, "POST", f"/jobs/{part(job)}/pause")
 
-    def resume(self, job: str, *, from_scratch: bool = False) -> Json:
+    def resume(self, job: str, *, from_scratch: bool = False) -> JobDict:
         """Go on from the newest checkpoint; or begin again at step 0, which removes every checkpoint of the job."""
-        return self._connection.json("POST", f"/jobs/{part(job)}/resume", json={"from_scratch": from_scratch})
+        return self._connection.json(JobDict, "POST", f"/jobs/{part(job)}/resume", json={"from_scratch": from_scratch})
 
-    def repair(self, job: str) -> Json:
+    def repair(self, job: str) -> RepairedDict:
         """Cut a damaged job back to its last whole event, after a backup: `message`, `backups`, and the `job`."""
-        return self._connection.json("POST", f"/jobs/{part(job)}/repair")
+        return self._connection.json(RepairedDict, "POST", f"/jobs/{part(job)}/repair")
 
-    def delete(self, job: str) -> Json:
+    def delete(self, job: str) -> DeletedJobDict:
         """Remove an ended or damaged job with its run directory: model, checkpoints and all."""
-        return self._connection.json("DELETE", f"/jobs/{part(job)}")
+        return self._connection.json(DeletedJobDict, "DELETE", f"/jobs/{part(job)}")
 
     # -- what happened -------------------------------------------------------------------------------------------------
 
-    def event_page(self, job: str, *, after: int = 0, limit: int = 1000) -> Json:
+    def event_page(self, job: str, *, after: int = 0, limit: int = 1000) -> PageDict[EventDict]:
         """A page of events above number `after`: `data`, `has_more`, `last_id`."""
-        return self._connection.json("GET", f"/jobs/{part(job)}/events", params={"after": after, "limit": limit})
+        given = {"after": after, "limit": limit}
+        return self._connection.json(PageDict[EventDict], "GET", f"/jobs/{part(job)}/events", params=given)
 
-    def past_events(self, job: str, *, after: int = 0) -> Iterator[Json]:
+    def past_events(self, job: str, *, after: int = 0) -> Iterator[EventDict]:
         """Events above number `after` that have happened until now."""
-        return self._walk(f"/jobs/{part(job)}/events", after=after, limit=1000)
+        return self._walk(EventDict, f"/jobs/{part(job)}/events", after=after, limit=1000)
 
-    def events(self, job: str, *, after: int = 0, on_trouble: Callable[[str], None] = _quiet) -> Iterator[Json]:
+    def events(self, job: str, *, after: int = 0, on_trouble: Callable[[str], None] = _quiet) -> Iterator[EventDict]:
         """Events above number `after`, live, to the job's last. Connects again, for ever, when the service goes away.
 
         `on_trouble` is told once per outage. Raises ApiError when the service refuses (no such job, wrong key).
@@ -161,7 +180,7 @@ class Longhaul:
         fields: Sequence[str] | None = None,
         after_step: int | None = None,
         limit: int | None = None,
-    ) -> Json:
+    ) -> PageDict[MetricDict]:
         """Rows in order of step: a page of those above `after_step`; or at most `points`, each the mean of its stretch.
 
         With points, `fields` says which ones.
@@ -172,7 +191,7 @@ class Longhaul:
             "after_step": after_step,
             "limit": limit,
         }
-        return self._connection.json("GET", f"/jobs/{part(job)}/metrics", params=given)
+        return self._connection.json(PageDict[MetricDict], "GET", f"/jobs/{part(job)}/metrics", params=given)
 
     def logs(self, job: str, *, tail: int = 200, offset: int | None = None) -> tuple[str, int]:
         """The end of the trainer's log, or what follows byte `offset`; and the offset to resume from."""
@@ -184,9 +203,9 @@ class Longhaul:
         """The end of the trainer's log and what is added to it, live, to the job's end; across outages, as `events`."""
         return follow.follow_log(self._connection, job, tail=tail, on_trouble=on_trouble)
 
-    def plan(self, job: str) -> Json:
+    def plan(self, job: str) -> JsonObject:
         """plan.json: what check or prepare found out. ApiError `no_plan` before that."""
-        return self._connection.json("GET", f"/jobs/{part(job)}/plan")
+        return self._connection.json(JsonObject, "GET", f"/jobs/{part(job)}/plan")
 
     def plan_picture(self, job: str) -> bytes:
         """A PNG of the memory plan. ApiError `no_plan` where there is none."""
@@ -194,13 +213,13 @@ class Longhaul:
 
     # -- results -------------------------------------------------------------------------------------------------------
 
-    def checkpoints(self, job: str) -> Iterator[Json]:
+    def checkpoints(self, job: str) -> Iterator[CheckpointDict]:
         """Its complete checkpoints, newest first, with their validation losses."""
-        return self._walk(f"/jobs/{part(job)}/checkpoints")
+        return self._walk(CheckpointDict, f"/jobs/{part(job)}/checkpoints")
 
-    def files(self, job: str) -> Iterator[Json]:
+    def files(self, job: str) -> Iterator[RunFileDict]:
         """The files of its run directory in order of path: `path`, `bytes`, `modified_at`."""
-        return self._walk(f"/jobs/{part(job)}/files")
+        return self._walk(RunFileDict, f"/jobs/{part(job)}/files")
 
     def download(
         self,
@@ -219,7 +238,7 @@ class Longhaul:
 
     # -- data sets -----------------------------------------------------------------------------------------------------
 
-    def upload(self, file: str | Path, name: str | None = None, *, on_progress: Progress = _quiet) -> Json:
+    def upload(self, file: str | Path, name: str | None = None, *, on_progress: Progress = _quiet) -> DatasetDict:
         """Make a file of rows a data set (by its own name, unless another is given): a job names it `dataset:<name>`.
 
         Streamed, with a checksum. `on_progress` is called with (bytes done, bytes in all). ApiError 409 when other
@@ -228,27 +247,27 @@ class Longhaul:
         file = Path(file)
         return transfer.upload(self._connection, name or file.name, file, transfer.sha256_of(file), on_progress)
 
-    def datasets(self) -> Iterator[Json]:
+    def datasets(self) -> Iterator[DatasetDict]:
         """All data sets, in order of name."""
-        return self._walk("/datasets")
+        return self._walk(DatasetDict, "/datasets")
 
-    def dataset(self, name: str) -> Json:
+    def dataset(self, name: str) -> DatasetDetailDict:
         """One, with what the newest job that read it found in it."""
-        return self._connection.json("GET", f"/datasets/{part(name)}")
+        return self._connection.json(DatasetDetailDict, "GET", f"/datasets/{part(name)}")
 
-    def delete_dataset(self, name: str) -> Json:
+    def delete_dataset(self, name: str) -> DeletedDatasetDict:
         """Remove it. ApiError 409 while an open job names it."""
-        return self._connection.json("DELETE", f"/datasets/{part(name)}")
+        return self._connection.json(DeletedDatasetDict, "DELETE", f"/datasets/{part(name)}")
 
     # -- the service ---------------------------------------------------------------------------------------------------
 
-    def workers(self) -> Json:
+    def workers(self) -> WorkersDict:
         """Workers heard of in the last minute."""
-        return self._connection.json("GET", "/workers")
+        return self._connection.json(WorkersDict, "GET", "/workers")
 
     def ready(self) -> bool:
         """Whether the service and its Redis answer now."""
         try:
-            return bool(self._connection.json("GET", "/health/ready", repeatable=False))
+            return bool(self._connection.json(dict, "GET", "/health/ready", repeatable=False))
         except (ApiError, Unreachable):
             return False

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import requests
@@ -29,7 +29,7 @@ PAUSE_S = 0.5
 LATEST_S = 30.0
 """Who says to come back later than this is not waited for."""
 
-Json = dict[str, Any]
+Answer = TypeVar("Answer")
 
 
 class ApiError(Exception):
@@ -63,10 +63,10 @@ class Connection:
         if api_key:
             self.session.headers["Authorization"] = f"Bearer {api_key}"
 
-    def json(self, method: str, path: str, **more: Any) -> Json:
-        """The parsed answer. `more` is that of `answer`."""
+    def json(self, kind: type[Answer], method: str, path: str, **more: Any) -> Answer:
+        """The parsed answer, of which type checkers know what `kind` says. `more` is that of `answer`."""
         try:
-            parsed: Json = self.answer(method, path, **more).json()
+            parsed: Answer = self.answer(method, path, **more).json()
         except requests.JSONDecodeError:
             raise Unreachable(f"the server at {self.url} is not Longhaul") from None
         return parsed

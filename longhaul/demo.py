@@ -14,12 +14,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from jobs.events import EvaluationFinished
 from jobs.text.units import format_duration
+from longhaul.answers import JobDict, JsonObject
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.children import ROOT, ChildProcess, python
 from longhaul.jobfile import BadInput
@@ -46,16 +47,15 @@ def run_demo(environment: Mapping[str, str], console: Console, *, model: str | N
         except KeyboardInterrupt:
             console.print("\nstopping the demo; the next one begins anew", highlight=False)
             return 130
-        evaluations = [
-            event["data"] for event in api.past_events(ended["id"]) if event["type"] == "evaluation.finished"
-        ]
+        happened = [event["data"] for event in api.past_events(ended["id"]) if event["type"] == "evaluation.finished"]
+        evaluations = [EvaluationFinished.model_validate(data) for data in happened]
         return _report(console, ended, evaluations, home)
 
 
-def _job(home: Path, model: str | None) -> dict[str, Any]:
+def _job(home: Path, model: str | None) -> JsonObject:
     """The example job; its data, and a model given as a folder, are put into a data directory of the demo's own."""
     try:
-        job: dict[str, Any] = json.loads((EXAMPLES / "job.json").read_text())
+        job: JsonObject = json.loads((EXAMPLES / "job.json").read_text())
     except OSError as error:
         raise BadInput(f"{EXAMPLES / 'job.json'}: {error.strerror}; run the demo from a clone") from None
     data = home / "data"
@@ -121,28 +121,28 @@ def _cancel_leftovers(api: Longhaul) -> None:
                 raise
 
 
-def _report(console: Console, job: dict[str, Any], evaluations: list[dict[str, Any]], home: Path) -> int:
+def _report(console: Console, job: JobDict, evaluations: list[EvaluationFinished], home: Path) -> int:
     def say(line: str, style: str = "") -> None:
         console.print(Text(line, style=style), soft_wrap=True)
 
     folder = home / job["run_dir"]
     if job["status"] != "succeeded":
-        error = job["error"] or {"message": f"the job was {job['status']}"}
-        say(f"the demo failed: {error['message']}", "bold red")
+        why = job["error"]["message"] if job["error"] else f"the job was {job['status']}"
+        say(f"the demo failed: {why}", "bold red")
         say(f"trainer log  {folder / 'trainer.log'}\nall logs     {home / 'logs'}")
         return 1
-    samples = evaluations[-1]["samples"][:SAMPLES] if evaluations else []
+    samples = evaluations[-1].samples[:SAMPLES] if evaluations else []
     for number, sample in enumerate(samples, start=1):
         say(f"\nsample {number}", "bold")
-        say(f"  input      {_short(sample['input'])}")
-        say(f"  generated  {_short(sample['generated'])}")
-        say(f"  reference  {_short(sample['target'])}", "dim")
+        say(f"  input      {_short(sample.input)}")
+        say(f"  generated  {_short(sample.generated)}")
+        say(f"  reference  {_short(sample.target)}", "dim")
     plot = folder / "loss.png"
     deadline = time.monotonic() + PLOT_WITHIN_S
     while not plot.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     say("")
-    say(f"model        {home / job['fine_tuned_model']}")
+    say(f"model        {home}/{job['fine_tuned_model']}")
     say(
         f"loss plot    {plot}"
         if plot.exists()
@@ -152,7 +152,7 @@ def _report(console: Console, job: dict[str, Any], evaluations: list[dict[str, A
     if not evaluations:
         say("there was no evaluation", "bold red")
         return 1
-    first, last = evaluations[0]["loss"], evaluations[-1]["loss"]
+    first, last = evaluations[0].loss, evaluations[-1].loss
     fallen = 1 - last / first
     enough = fallen >= MUST_FALL_BY
     verdict = "" if enough else f", which is less than the {MUST_FALL_BY:.0%} it should be"

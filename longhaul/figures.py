@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from jobs.text.units import format_bytes, format_duration
+from longhaul.answers import JobDict
 
 
 def duration(seconds: float | None) -> str:
@@ -30,13 +30,13 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S" if today else "%d %b %H:%M", then)
 
 
-def memory_needed(job: dict[str, Any]) -> str | None:
+def memory_needed(job: JobDict) -> str | None:
     """What a job needs of memory, as planned; None before check, and in jobs of earlier versions."""
-    planned: dict[str, Any] = job["plan"].get("memory") or {}
-    return planned.get("text")
+    planned = job["plan"].get("memory")
+    return planned["text"] if planned else None
 
 
-def time_needed(job: dict[str, Any]) -> str | None:
+def time_needed(job: JobDict) -> str | None:
     """What a job needs on its GPU, as planned before anything was measured; None when nothing is known of a GPU."""
-    planned: dict[str, Any] = job["plan"].get("time") or {}
-    return planned.get("text")
+    planned = job["plan"].get("time")
+    return planned["text"] if planned else None

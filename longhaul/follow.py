@@ -5,19 +5,21 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import requests
 
 from jobs.state import Status, is_open
-from longhaul.connection import ApiError, Connection, Json, RetryPolicy, Unreachable, part
+from longhaul.answers import EventDict, JobDict
+from longhaul.connection import ApiError, Connection, RetryPolicy, Unreachable, part
 
 SILENCE_S = 60.0
 """The service sends a comment every 15 s; a stream of events that is silent for longer than this is dead."""
 LAST_EVENTS = frozenset(f"job.{status}" for status in Status if status.terminal)
 
 
-def follow_events(connection: Connection, job: str, *, after: int, on_trouble: Callable[[str], None]) -> Iterator[Json]:
+def follow_events(
+    connection: Connection, job: str, *, after: int, on_trouble: Callable[[str], None]
+) -> Iterator[EventDict]:
     """Events above number `after`, to the job's last."""
     patience = RetryPolicy(on_trouble)
     while True:
@@ -50,7 +52,7 @@ def follow_log(connection: Connection, job: str, *, tail: int, on_trouble: Calla
     while True:
         try:
             # Asked first: what was written until then is read below.
-            ended = not is_open(connection.json("GET", address)["status"])
+            ended = not is_open(connection.json(JobDict, "GET", address)["status"])
             before = None
             while place != before:
                 page = connection.answer("GET", f"{address}/logs", params=place)
@@ -60,7 +62,7 @@ def follow_log(connection: Connection, job: str, *, tail: int, on_trouble: Calla
             if ended:
                 return
             shown = 0
-            follow: dict[str, Any] = {**place, "follow": "true"}
+            follow = {**place, "follow": "true"}
             with connection.stream(f"{address}/logs", silence_s=SILENCE_S, params=follow) as answer:
                 for content in _until_lost(answer):
                     patience.well()
@@ -79,7 +81,7 @@ def _until_lost(answer: requests.Response) -> Iterator[bytes]:
         return
 
 
-def _frames(answer: requests.Response) -> Iterator[Json]:
+def _frames(answer: requests.Response) -> Iterator[EventDict]:
     """Parsed `data` of each event. Lines as bytes: text would be split at every Unicode line separator, too."""
     for line in answer.iter_lines(chunk_size=None):
         if line.startswith(b"data:"):

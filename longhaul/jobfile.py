@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from jobs.data_names import DATA_SUFFIXES
+from longhaul.answers import JsonObject
 
 ROWS = tuple(suffix for suffix in DATA_SUFFIXES if suffix != ".json")
 """What the name of a file of rows ends in here, where .json is a job."""
@@ -18,7 +18,7 @@ class BadInput(ValueError):
     """The command line or a file it names cannot be used; says how it could."""
 
 
-def read_job(file: str, changes: Sequence[str], *, rows: Callable[[str], str]) -> dict[str, Any]:
+def read_job(file: str, changes: Sequence[str], *, rows: Callable[[str], str]) -> JsonObject:
     """The job of a .json file, or the smallest job for a file of rows; then `changes` (`key.dotted=value`) in order.
 
     `rows` is asked what `data.train` has to be for a file of rows.
@@ -29,14 +29,14 @@ def read_job(file: str, changes: Sequence[str], *, rows: Callable[[str], str]) -
     return changed({"name": name or "job", "data": {"train": rows(file)}}, changes)
 
 
-def changed(job: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+def changed(job: JsonObject, changes: Sequence[str]) -> JsonObject:
     """The job with `key.dotted=value` set, one after the other. Raises BadInput."""
     for change in changes:
         _set(job, change)
     return job
 
 
-def _parsed(file: str) -> dict[str, Any]:
+def _parsed(file: str) -> JsonObject:
     try:
         job = json.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
@@ -50,7 +50,7 @@ def _parsed(file: str) -> dict[str, Any]:
     return job
 
 
-def _set(job: dict[str, Any], change: str) -> None:
+def _set(job: JsonObject, change: str) -> None:
     key, equals, text = change.partition("=")
     parts = key.split(".")
     if not equals or not all(parts):

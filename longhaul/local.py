@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 from rich.console import Console
 
@@ -145,17 +145,13 @@ class LocalHome:
             "service": python("service"),
             **{role: python("worker", role) for role in ROLES},
         }
-        redis: dict[str, Any] = {"prepare": self._redis_config, "place": self.home / "redis", "umask": 0o077}
-        return [
-            ChildProcess(
-                name,
-                command,
-                handed(self.environment, NEEDED[name]),
-                logs / f"{name}.log",
-                **redis if name == "redis" else {},
-            )
+        children = [
+            ChildProcess(name, command, handed(self.environment, NEEDED[name]), logs / f"{name}.log")
             for name, command in commands.items()
         ]
+        redis = children[0]
+        redis.prepare, redis.place, redis.umask = self._redis_config, self.home / "redis", 0o077
+        return children
 
     def _redis_config(self) -> None:
         """A file only this user can read: on a command line everybody on the machine could see the password."""
@@ -217,7 +213,7 @@ def _start(children: list[ChildProcess], place: LocalHome, stop: LocalStop, cons
     _say(console, f"In another terminal: {url}longhaul submit FILE --watch. Ctrl-C here stops everything, in order.")
 
 
-def _missing(api: Longhaul, children: list[ChildProcess]) -> tuple[list[str], dict[str, str]]:
+def _missing(api: Longhaul, children: list[ChildProcess]) -> tuple[list[str], dict[str, str | None]]:
     """What has not reported yet; and what has, but is not healthy, with its reason."""
     if not api.ready():
         return ["service"], {}
@@ -227,7 +223,7 @@ def _missing(api: Longhaul, children: list[ChildProcess]) -> tuple[list[str], di
         return ["service"], {}
     # By pid: heartbeats of the last start are remembered for a minute. (Being tied is an exec: the pid stays.)
     pids = {child.process.pid: child.name for child in children if child.process is not None}
-    there = {name: worker for worker in workers if (name := pids.get(worker["pid"]))}
+    there = {name: worker for worker in workers if (name := pids.get(worker.get("pid") or 0))}
     sick = {name: worker["why"] for name, worker in there.items() if not worker["healthy"]}
     return [role for role in ROLES if role not in there], sick
 

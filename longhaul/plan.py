@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,11 +11,12 @@ from rich.text import Text
 from jobs.memory_plan import MemoryPlan, layers
 from jobs.plan import Plan
 from jobs.text.units import bytes_alike
+from longhaul.answers import JobDict, JsonObject
 from longhaul.api import Longhaul
 from longhaul.jobfile import BadInput
 
 
-def dry_run(api: Longhaul, job: dict[str, Any], console: Console) -> tuple[dict[str, Any], Plan | None]:
+def dry_run(api: Longhaul, job: JsonObject, console: Console) -> tuple[JobDict, Plan | None]:
     """The dry run as it ended, and its plan; None where the job was refused. Raises ApiError, Unreachable."""
     made = api.submit(job, dry_run=True)
     with console.status("checking the job"):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from longhaul.answers import CheckpointDict, DatasetDetailDict, DatasetDict, RunFileDict, WorkerDict
 from longhaul.figures import clock, duration, loss, size
 
-Rows = Sequence[Mapping[str, Any]]
 _RIGHT = ("step", "size", "valid. loss")
 
 
-def print_checkpoints(checkpoints: Rows, console: Console) -> None:
+def print_checkpoints(checkpoints: Sequence[CheckpointDict], console: Console) -> None:
     """One line a checkpoint; its id is what `resume_from` takes."""
     if not checkpoints:
         console.print("no checkpoint yet")
@@ -32,7 +31,7 @@ def print_checkpoints(checkpoints: Rows, console: Console) -> None:
     console.print(table)
 
 
-def print_files(files: Rows, console: Console) -> None:
+def print_files(files: Sequence[RunFileDict], console: Console) -> None:
     """One line a file."""
     table = _table("path", "size", "written")
     for each in files:
@@ -40,7 +39,7 @@ def print_files(files: Rows, console: Console) -> None:
     console.print(table)
 
 
-def print_datasets(datasets: Rows, console: Console) -> None:
+def print_datasets(datasets: Sequence[DatasetDict], console: Console) -> None:
     """One line a data set."""
     if not datasets:
         console.print("no data sets yet: longhaul datasets add FILE")
@@ -51,7 +50,7 @@ def print_datasets(datasets: Rows, console: Console) -> None:
     console.print(table)
 
 
-def print_dataset(dataset: Mapping[str, Any], console: Console) -> None:
+def print_dataset(dataset: DatasetDetailDict, console: Console) -> None:
     """One data set; of the report what is a figure by itself."""
     lines = [
         ("data set", dataset["uri"]),
@@ -63,7 +62,7 @@ def print_dataset(dataset: Mapping[str, Any], console: Console) -> None:
     if dataset["report"] is None:
         lines.append(("report", "none: no existing job has read it"))
     else:
-        lines.append(("read by", dataset["report_job"]))
+        lines.append(("read by", dataset["report_job"] or "–"))
         for key, value in dataset["report"].items():
             if isinstance(value, int | float | str) and not isinstance(value, bool):
                 lines.append((key.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)))
@@ -73,7 +72,7 @@ def print_dataset(dataset: Mapping[str, Any], console: Console) -> None:
     console.print(grid)
 
 
-def print_workers(workers: Rows, console: Console, *, damaged: Sequence[str] = ()) -> None:
+def print_workers(workers: Sequence[WorkerDict], console: Console, *, damaged: Sequence[str] = ()) -> None:
     """One line a worker, and why where it takes no work; and the jobs that none takes."""
     for job in damaged:
         console.print(Text(f"{job} is damaged: `longhaul show {job}` says what is wrong", style="red"), soft_wrap=True)
@@ -96,7 +95,7 @@ def print_workers(workers: Rows, console: Console, *, damaged: Sequence[str] = (
             console.print(Text(f"{each['stage']} takes no work: {each['why']}", style="red"), soft_wrap=True)
 
 
-def _place(worker: Mapping[str, Any]) -> str:
+def _place(worker: WorkerDict) -> str:
     gpu = worker.get("gpu")
     if gpu:
         return f"{gpu['name']}, {size(gpu['memory_bytes'])}, driver {gpu['driver']}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from longhaul.answers import MetricDict
 from longhaul.figures import size
 
 WIDTH = 48
@@ -28,7 +28,7 @@ def sparkline(values: Sequence[float | None]) -> str:
     )
 
 
-def print_metrics(rows: Sequence[Mapping[str, Any]], fields: Sequence[str], console: Console) -> None:
+def print_metrics(rows: Sequence[MetricDict], fields: Sequence[str], console: Console) -> None:
     """First, curve, last, lowest and highest of each field."""
     if not rows:
         console.print("no metrics yet: the first steps write them")
@@ -48,8 +48,8 @@ def print_metrics(rows: Sequence[Mapping[str, Any]], fields: Sequence[str], cons
     console.print(table)
 
 
-def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _wording(field: str) -> Callable[[float], str]:

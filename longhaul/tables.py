@@ -12,6 +12,7 @@ from rich.text import Text
 
 from jobs.state import is_open
 from jobs.text.printable import one_line
+from longhaul.answers import CheckpointDict, EventDict, JobDict, PageDict
 from longhaul.figures import clock, duration, loss, memory_needed, size, time_needed
 
 _STATUS_STYLES = {
@@ -26,7 +27,7 @@ _COLUMNS = ("id", "name", "status", "pos.", "prio.", "step", "loss", "submitted"
 NARROW = 100
 
 
-def print_jobs(page: dict[str, Any], console: Console, *, filtered: bool = False) -> None:
+def print_jobs(page: PageDict[JobDict], console: Console, *, filtered: bool = False) -> None:
     """One line a job."""
     if not page["data"]:
         console.print("no such jobs" if filtered else "no jobs yet: longhaul submit FILE")
@@ -46,7 +47,7 @@ def print_jobs(page: dict[str, Any], console: Console, *, filtered: bool = False
         console.print(f"more: longhaul list --after {page['last_id']}", style="dim", highlight=False)
 
 
-def _cells(job: dict[str, Any]) -> dict[str, str | Text]:
+def _cells(job: JobDict) -> dict[str, str | Text]:
     """What stands in each column."""
     why = f": {job['error']['code']}" if job["status"] == "paused" and job["error"] else ""
     left = job["estimated_finish"] - time.time() if _is_open(job) and job["estimated_finish"] else None
@@ -63,7 +64,7 @@ def _cells(job: dict[str, Any]) -> dict[str, str | Text]:
     }
 
 
-def print_job(job: dict[str, Any], console: Console, checkpoints: Sequence[dict[str, Any]] = ()) -> None:
+def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDict] = ()) -> None:
     """What matters about one job now; its checkpoints, newest first, where they were asked for."""
     progress, error = job["progress"], job["error"]
     wanted = "" if job["requested"] == "none" else f" ({job['requested']} requested)"
@@ -73,8 +74,8 @@ def print_job(job: dict[str, Any], console: Console, checkpoints: Sequence[dict[
     ]
     if error:
         lines.append(("cause", Text(f"{error['message']} [{error['code']}]", style="red")))
-        if error.get("hint"):
-            lines.append(("hint", Text(error["hint"])))
+        if hint := error.get("hint"):
+            lines.append(("hint", Text(hint)))
     if job["waiting_reason"]:
         lines.append(("waits because", Text(job["waiting_reason"])))
     if job["queue_position"] is not None:
@@ -118,15 +119,15 @@ def print_job(job: dict[str, Any], console: Console, checkpoints: Sequence[dict[
     console.print(grid)
 
 
-def print_events(events: list[dict[str, Any]], console: Console) -> None:
+def print_events(events: Sequence[EventDict], console: Console) -> None:
     """One line an event."""
     for event in events:
         console.print(Text(f"{event['number']:>5}  {clock(event['at'])}  {one_line(event['message'])}"), soft_wrap=True)
 
 
-def _is_open(job: dict[str, Any]) -> bool:
+def _is_open(job: JobDict) -> bool:
     return is_open(job["status"])
 
 
-def _status(job: dict[str, Any]) -> Text:
+def _status(job: JobDict) -> Text:
     return Text(job["status"], style=_STATUS_STYLES.get(job["status"], ""))

@@ -13,7 +13,8 @@ from urllib.parse import quote, unquote
 
 import requests
 
-from longhaul.connection import TRIES, ApiError, Connection, Json, RetryPolicy, Unreachable, part
+from longhaul.answers import DatasetDict, RunFileDict
+from longhaul.connection import TRIES, ApiError, Connection, RetryPolicy, Unreachable, part
 
 BLOCK = 64 * 1024
 """Written at once; when a download breaks off, less than this is lost."""
@@ -30,7 +31,7 @@ def sha256_of(file: Path) -> bytes:
         return hashlib.file_digest(opened, "sha256").digest()
 
 
-def upload(connection: Connection, name: str, file: Path, digest: bytes, report: Progress) -> Json:
+def upload(connection: Connection, name: str, file: Path, digest: bytes, report: Progress) -> DatasetDict:
     """PUT a file as a data set. Sent once: it can be large. Doing it again does no harm.
 
     Raises OSError when it cannot be read.
@@ -43,6 +44,7 @@ def upload(connection: Connection, name: str, file: Path, digest: bytes, report:
         body = _Upload(opened.fileno(), report)
         try:
             return connection.json(
+                DatasetDict,
                 "PUT",
                 f"/datasets/{part(name)}",
                 data=body,
@@ -79,7 +81,7 @@ def download(
     connection: Connection,
     job: str,
     path: str,
-    files: Iterable[Json],
+    files: Iterable[RunFileDict],
     folder: Path,
     report: Callable[[str, int, int], None],
 ) -> list[Path]:

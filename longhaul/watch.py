@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.text.printable import one_line
+from longhaul.answers import EventDict, JobDict
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.figures import clock, duration, loss, size, time_needed
 
@@ -28,7 +29,7 @@ _STYLES = {"warn": "yellow", "error": "bold red"}
 
 def watch(
     api: Longhaul, job: str, *, console: Console, history: int = HISTORY, tick: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
+) -> JobDict:
     """Show events and progress until the job ends; returns it. `tick` is called about once a second.
 
     Raises ApiError (no such job), Unreachable (nobody there to begin with), KeyboardInterrupt (the user left).
@@ -56,7 +57,7 @@ def watch(
 
 def _states(
     api: Longhaul, job: str, follower: _EventPrinter, console: Console, tick: Callable[[], None]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JobDict]:
     """The job about once a second, after its new events were printed; last, as it ended."""
     ended = False
     while True:
@@ -80,14 +81,16 @@ def _print_new(follower: _EventPrinter, console: Console) -> bool:
     deadline = time.monotonic() + POLL_S
     while (left := deadline - time.monotonic()) > 0:
         match follower.next(left):
-            case dict() as event:
-                _print_event(event, console)
+            case None:
+                pass
             case str() as trouble:
                 console.print(trouble, style="yellow", highlight=False)
             case ApiError() as error:
                 raise error
             case _End():
                 return True
+            case event:
+                _print_event(event, console)
     return False
 
 
@@ -99,11 +102,11 @@ class _EventPrinter:
     """Reads the event stream in a thread of its own, because a quiet stream blocks."""
 
     def __init__(self, api: Longhaul, job: str, after: int) -> None:
-        self._items: queue.Queue[dict[str, Any] | str | ApiError | _End] = queue.Queue()
+        self._items: queue.Queue[EventDict | str | ApiError | _End] = queue.Queue()
         self._api, self._job, self._after = api, job, after
         threading.Thread(target=self._run, name="follow", daemon=True).start()
 
-    def next(self, timeout_s: float) -> dict[str, Any] | str | ApiError | _End | None:
+    def next(self, timeout_s: float) -> EventDict | str | ApiError | _End | None:
         """The next event, a line about trouble, a refusal, END; None: nothing in time."""
         try:
             return self._items.get(timeout=timeout_s)
@@ -120,12 +123,12 @@ class _EventPrinter:
             self._items.put(error)
 
 
-def _print_event(event: dict[str, Any], console: Console) -> None:
+def _print_event(event: EventDict, console: Console) -> None:
     line = Text(f"{clock(event['at'])}  {one_line(event['message'])}", style=_STYLES.get(event["level"], ""))
     console.print(line, soft_wrap=True)
 
 
-def _status(job: dict[str, Any]) -> Table:
+def _status(job: JobDict) -> Table:
     """One line: state, bar, step, loss, speed, memory, time left."""
     progress = job["progress"]
     row: list[Any] = [Text(_state(job), style="bold")]
@@ -137,12 +140,12 @@ def _status(job: dict[str, Any]) -> Table:
     return grid
 
 
-def _line(job: dict[str, Any]) -> str:
+def _line(job: JobDict) -> str:
     return f"{clock(time.time())}  {_state(job)}: {_figures(job)}"
 
 
-def _state(job: dict[str, Any]) -> str:
-    status: str = job["status"]
+def _state(job: JobDict) -> str:
+    status = job["status"]
     if job["requested"] != "none":
         return "pausing" if job["requested"] == "pause" else "cancelling"
     if status == "paused" and job["error"]:
@@ -156,7 +159,7 @@ def _state(job: dict[str, Any]) -> str:
     return status
 
 
-def _figures(job: dict[str, Any]) -> str:
+def _figures(job: JobDict) -> str:
     progress = job["progress"]
     if not progress["at"]:
         step = f"step {progress['step']:,}/{job['steps']:,}" if job["steps"] else "no figures yet"

@@ -79,7 +79,7 @@ class Local:
 
     def workers(self, stage: str) -> set[int]:
         """Pids heard of in the last minute."""
-        return {worker["pid"] for worker in self.api.workers()["data"] if worker["stage"] == stage}
+        return {worker["pid"] or 0 for worker in self.api.workers()["data"] if worker["stage"] == stage}
 
 
 def until(condition: Callable[[], object], say: Callable[[], str], within_s: float = 200) -> None:

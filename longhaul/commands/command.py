@@ -6,11 +6,11 @@ import argparse
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 
 from jobs.text.printable import escaped
+from longhaul.answers import JobDict
 from longhaul.api import DEFAULT_URL, Longhaul
 
 OK, JOB_ENDED_BADLY, BAD_INPUT, UNREACHABLE, LEFT = 0, 1, 2, 3, 130
@@ -96,6 +96,6 @@ def print_json(content: object) -> None:
     print(escaped(json.dumps(content, ensure_ascii=False)), flush=True)
 
 
-def ending(job: Mapping[str, Any]) -> int:
+def ending(job: JobDict) -> int:
     """Exit code for a job that has ended."""
     return OK if job["status"] in ("succeeded", "validated") else JOB_ENDED_BADLY

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from jobs.state import DAMAGED, Status
 from longhaul import tables
+from longhaul.answers import JobDict
 from longhaul.commands.command import Call, Commands
 from longhaul.jobfile import BadInput
 
@@ -103,7 +103,7 @@ def _steer(call: Call) -> int:
     return call.answer(job, lambda: call.say(_standing(job)))
 
 
-def _standing(job: dict[str, Any]) -> str:
+def _standing(job: JobDict) -> str:
     parts = [f"{job['id']} is {job['status']}"]
     if job["requested"] != "none":
         parts.append(f"{job['requested']} requested")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from longhaul.answers import JobDict, JsonObject
 from longhaul.api import Longhaul
 from longhaul.bars import bar
 from longhaul.commands.command import Call, Commands, ending, print_json
@@ -61,7 +61,7 @@ def _clone(call: Call) -> int:
         return _made(call, api, made)
 
 
-def _made(call: Call, api: Longhaul, job: dict[str, Any]) -> int:
+def _made(call: Call, api: Longhaul, job: JobDict) -> int:
     if call.given.watch:
         return watched(call, api, job["id"])
 
@@ -87,7 +87,7 @@ def _plan(call: Call) -> int:
     return ending(ended)
 
 
-def _read(call: Call, api: Longhaul) -> dict[str, Any]:
+def _read(call: Call, api: Longhaul) -> JsonObject:
     """The job to send; its rows are uploaded where that is needed."""
     data = Path(call.environment.get("LONGHAUL_DATA") or "data")
 

@@ -10,23 +10,27 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from jobs.events import EvaluationFinished, Sample
 from longhaul import demo
 from longhaul.jobfile import BadInput
 
-SAMPLE = {"input": "Write the directions.\n" + "x" * 300, "target": "Stir.", "generated": "Bake [bold]it[/bold]."}
+SAMPLE = Sample(input="Write the directions.\n" + "x" * 300, target="Stir.", generated="Bake [bold]it[/bold].")
 
 
 def report(tmp_path: Path, losses: list[float], **changes: Any) -> tuple[int, str]:
     (tmp_path / "runs" / "job-1").mkdir(parents=True)
     (tmp_path / "runs" / "job-1" / "loss.png").touch()
-    job = {
+    job: Any = {
         "status": "succeeded",
         "error": None,
         "run_dir": "runs/job-1",
         "fine_tuned_model": "runs/job-1/model",
         **changes,
     }
-    evaluations = [{"loss": loss, "samples": [SAMPLE] * 5} for loss in losses]
+    evaluations = [
+        EvaluationFinished(step=step, loss=loss, rows=5, seconds=1.0, best=True, samples=[SAMPLE] * 5)
+        for step, loss in enumerate(losses)
+    ]
     out = io.StringIO()
     return demo._report(Console(file=out, width=300), job, evaluations, tmp_path), out.getvalue()
 

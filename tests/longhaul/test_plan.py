@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -83,7 +84,7 @@ def test_the_table_marks_what_was_chosen_and_says_what_does_not_fit() -> None:
 
 def test_show_tells_memory() -> None:
     screen = io.StringIO()
-    job = {
+    job: Any = {
         "id": "job-a", "name": "a", "status": "queued", "requested": "none", "error": None, "waiting_reason": None,
         "queue_position": None, "model": "m", "training_file": "rows.jsonl", "steps": None, "attempt": 0,
         "progress": {"at": None}, "plan": {"memory": memory_plan().summary().model_dump()}, "first_loss": None,

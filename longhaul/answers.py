@@ -1,0 +1,251 @@
+"""What the service answers, for type checkers: plain dictionaries, in which a newer service may have more.
+
+What each field says stands in docs/openapi.json.
+"""
+
+from typing import Any, Generic, NotRequired, TypedDict, TypeVar
+
+JsonObject = dict[str, Any]
+"""A document whose keys are not the client's business: a job file, plan.json, the facts of an event."""
+MetricDict = dict[str, float | None]
+"""A row of metrics, by name."""
+T = TypeVar("T")
+
+
+class PageDict(TypedDict, Generic[T]):
+    """One page of a list."""
+
+    object: str
+    data: list[T]
+    has_more: bool
+    first_id: NotRequired[str | int | None]
+    last_id: NotRequired[str | int | None]
+
+
+class FaultDict(TypedDict):
+    """Why something failed."""
+
+    code: str
+    message: str
+    hint: str | None
+    param: str | None
+
+
+class ProgressDict(TypedDict):
+    """How far training is."""
+
+    step: int
+    steps: int | None
+    fraction: float | None
+    epoch: float | None
+    loss: float | None
+    rows_per_s: float | None
+    tokens_per_s: float | None
+    mfu: float | None
+    memory_bytes: int | None
+    eta_s: float | None
+    eta_from: str | None
+    at: float | None
+
+
+class SummaryDict(TypedDict):
+    """A plan of time or memory, for people; its figures stand beside."""
+
+    text: str | None
+
+
+class PlanSummaryDict(TypedDict, total=False):
+    """The plan in short; empty before check."""
+
+    model: str
+    parameters: int
+    train: str
+    rows_looked_at: int
+    rows_estimated: int
+    invalid_rows: dict[str, int]
+    duplicates: int
+    input: str
+    target: str
+    steps: int
+    resolved: JsonObject
+    time: SummaryDict | None
+    memory: SummaryDict | None
+    resume_from: JsonObject
+
+
+class JobDict(TypedDict):
+    """One job."""
+
+    object: str
+    id: str
+    created_at: int
+    finished_at: int | None
+    estimated_finish: int | None
+    status: str
+    model: str
+    fine_tuned_model: str | None
+    error: FaultDict | None
+    hyperparameters: dict[str, float | None]
+    seed: int | None
+    training_file: str | None
+    validation_file: str | None
+    method: dict[str, str] | None
+    metadata: dict[str, str]
+    organization_id: str
+    result_files: list[str]
+    trained_tokens: int | None
+    name: str
+    stage: str
+    requested: str
+    priority: int
+    queue_position: int | None
+    estimated_start: int | None
+    dry_run: bool
+    cloned_from: str | None
+    attempt: int
+    restarts: int
+    last_reason: str | None
+    not_before: float | None
+    waiting_reason: str | None
+    started_at: int | None
+    training_s: float
+    steps: int | None
+    progress: ProgressDict
+    first_loss: float | None
+    best_loss: float | None
+    final_loss: float | None
+    checkpoint: str | None
+    plan: PlanSummaryDict
+    data: JsonObject
+    run_dir: str
+    event_number: int
+    spec: JsonObject | None
+
+
+class RepairedDict(TypedDict):
+    """What was done to a damaged job."""
+
+    object: str
+    message: str
+    backups: list[str]
+    job: JobDict
+
+
+class DeletedJobDict(TypedDict):
+    """A job that is gone."""
+
+    id: str
+    object: str
+    deleted: bool
+
+
+class EventDict(TypedDict):
+    """Something that happened to a job; `data` are the facts of its `type`."""
+
+    object: str
+    id: str
+    number: int
+    job: str
+    created_at: int
+    at: float
+    attempt: int
+    level: str
+    message: str
+    type: str
+    data: JsonObject
+
+
+class CheckpointMetricsDict(TypedDict):
+    """What is known of the weights of a checkpoint."""
+
+    step: int
+    train_loss: NotRequired[float]
+    valid_loss: NotRequired[float]
+
+
+class CheckpointDict(TypedDict):
+    """A complete checkpoint on disk."""
+
+    object: str
+    id: str
+    created_at: int
+    fine_tuning_job_id: str
+    fine_tuned_model_checkpoint: str
+    step_number: int
+    metrics: CheckpointMetricsDict
+    bytes: int
+    best: bool
+    path: str
+
+
+class RunFileDict(TypedDict):
+    """A file of a run directory."""
+
+    object: str
+    path: str
+    bytes: int
+    modified_at: float
+
+
+class DatasetDict(TypedDict):
+    """An uploaded file of rows."""
+
+    object: str
+    name: str
+    uri: str
+    format: str
+    bytes: int
+    sha256: str
+    created_at: int
+
+
+class DatasetDetailDict(DatasetDict):
+    """A data set, and what became of it."""
+
+    jobs: list[str]
+    in_use: bool
+    report: JsonObject | None
+    report_job: str | None
+
+
+class DeletedDatasetDict(TypedDict):
+    """A data set that is gone."""
+
+    name: str
+    object: str
+    deleted: bool
+
+
+class GpuDict(TypedDict):
+    """A GPU, as its driver describes it."""
+
+    uuid: str
+    name: str
+    memory_bytes: int
+    driver: str
+
+
+class WorkerDict(TypedDict):
+    """A worker heard of in the last minute; one of another version may say less."""
+
+    name: str
+    stage: str
+    healthy: bool
+    why: str | None
+    pid: NotRequired[int | None]
+    queue: NotRequired[str | None]
+    busy: NotRequired[bool | None]
+    device: NotRequired[str | None]
+    gpu: NotRequired[GpuDict | None]
+    sinks: NotRequired[dict[str, dict[str, float]] | None]
+    versions: NotRequired[dict[str, str] | None]
+    job: str | None
+    job_since: int | None
+    last_seen_at: float
+    heartbeat_age_s: float
+
+
+class WorkersDict(PageDict[WorkerDict]):
+    """Workers by name, and the jobs that none takes."""
+
+    damaged: list[str]
