@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes import discord_problems
-from worker.sinks.discord.limits import cut, fit, size
+from worker.sinks.discord.limits import Embed, cut, fit, size
 
 
 @pytest.mark.parametrize("text", ["a" * 50, "ß" * 50, "😀" * 50, "a😀" * 25, "\ud800" * 50, " " * 50])
@@ -18,8 +18,10 @@ def test_cut_keeps_the_limit_in_utf16(text: str, limit: int) -> None:
 
 
 def test_no_text_reorders_a_line_or_commands_a_terminal() -> None:
-    (fitted,) = fit([{"title": "\x1b[2Ja\u202eb", "fields": [{"name": "\x9b\u2066", "value": "\x7f\n"}]}])
-    assert fitted == {"title": "[2Jab", "fields": [{"name": "–", "value": "–"}]}
+    (fitted,) = fit(
+        [{"title": "\x1b[2Ja\u202eb", "fields": [{"name": "\x9b\u2066", "value": "\x7f\n", "inline": True}]}]
+    )
+    assert fitted == {"title": "[2Jab", "fields": [{"name": "–", "value": "–", "inline": True}]}
 
 
 def test_cut_leaves_short_texts_alone_and_closes_code_blocks() -> None:
@@ -31,7 +33,7 @@ def test_cut_leaves_short_texts_alone_and_closes_code_blocks() -> None:
 @pytest.mark.parametrize("count", [0, 1, 30, 5000])
 def test_fit(text: str, count: int) -> None:
     long = text * count
-    embeds = [
+    embeds: list[Embed] = [
         {
             "title": long,
             "description": long,
@@ -48,10 +50,10 @@ def test_fit(text: str, count: int) -> None:
 
 def test_what_matters_most_survives() -> None:
     long = "x" * 3000
-    embed = {
+    embed: Embed = {
         "title": "t",
         "description": long,
-        "fields": [{"name": "n", "value": long}] * 9,
+        "fields": [{"name": "n", "value": long, "inline": True}] * 9,
         "footer": {"text": "job · 7"},
     }
     (first, *_) = fit([embed, embed])

@@ -12,9 +12,10 @@ from tests.clock import Clock
 from tests.fakes import FakeDiscord
 from worker.sinks.base import Disabled, Later
 from worker.sinks.discord.gone import GoneFile
+from worker.sinks.discord.limits import Payload
 from worker.sinks.discord.webhook import Sent, Webhook, WebhookRejected, check_url
 
-HELLO = {"embeds": [{"title": "hello"}]}
+HELLO: Payload = {"embeds": [{"title": "hello"}]}
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from jobs.errors import Damaged
 from jobs.events import (
@@ -28,15 +27,13 @@ from jobs.reasons import Reason
 from jobs.text.units import bytes_alike, format_duration
 from worker.sinks.base import SinkJob
 from worker.sinks.discord.fields import fault_fields, field, figures, memory_needed, row_of, samples_embed, time_needed
-from worker.sinks.discord.limits import Embed, cut, fit
+from worker.sinks.discord.limits import Embed, Payload, cut, fit
 from worker.sinks.shortage import micro_batches, shortage_sizes
 from worker.sinks.wording import SHORTAGES, bar, change, code
 
 RUNNING, GOOD, BAD, WARNING, QUIET = 0x5865F2, 0x2ECC71, 0xE74C3C, 0xF1C40F, 0x95A5A6
 MESSAGE_TEXT = 1500
 """Of an error: hundreds of tensor names would push what helps out of sight. All of it is in the record."""
-
-Payload = dict[str, Any]
 
 
 def progress(job: SinkJob, note: str, event: Event | None = None) -> Payload:
@@ -150,10 +147,11 @@ def failed(job: SinkJob, event: Event, fact: JobFailed, picture: str | None) -> 
     """Why, and what to do about it."""
     what = "failed" if job.attempt else "failed before training"
     embed = _embed(job, f"{job.submitted.name}: {what}", BAD, code(cut(fact.error.message, MESSAGE_TEXT)), event)
-    embed["fields"] = fault_fields(fact.error)
+    fields = fault_fields(fact.error)
     if job.latest is not None:
         of = f" of {job.steps:,}" if job.steps else ""
-        embed["fields"].append(field("Reached", f"step {job.latest.step:,}{of}", inline=True))
+        fields.append(field("Reached", f"step {job.latest.step:,}{of}", inline=True))
+    embed["fields"] = fields
     if picture is not None:
         embed["image"] = {"url": f"attachment://{picture}"}
     return _payload(embed)

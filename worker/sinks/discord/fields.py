@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jobs.events import Fault, JobPrepared, Sample
 from jobs.metrics import MetricRow
 from jobs.text.units import format_bytes, format_duration
 from worker.sinks.base import SinkJob
-from worker.sinks.discord.limits import Embed, cut
+from worker.sinks.discord.limits import Embed, EmbedField, cut
 from worker.sinks.wording import change, plain, sentence
 
 SAMPLES_SHOWN = 3
 SAMPLE_TEXT = 500
 
-Field = dict[str, Any]
 
-
-def fault_fields(error: Fault) -> list[Field]:
+def fault_fields(error: Fault) -> list[EmbedField]:
     """Code, key and hint of an error."""
     fields = [field("Code", f"`{error.code}`", inline=True)]
     if error.param:
@@ -32,7 +28,7 @@ def row_of(job: SinkJob) -> MetricRow | None:
     return job.latest if job.latest and job.latest.attempt == job.attempt else None
 
 
-def figures(job: SinkJob, row: MetricRow | None) -> list[Field]:
+def figures(job: SinkJob, row: MetricRow | None) -> list[EmbedField]:
     """How it goes; before the first row, what was planned."""
     fields = []
     if row is not None:
@@ -54,17 +50,17 @@ def figures(job: SinkJob, row: MetricRow | None) -> list[Field]:
     return fields if job.latest else fields + time_needed(job)
 
 
-def time_needed(job: SinkJob) -> list[Field]:
+def time_needed(job: SinkJob) -> list[EmbedField]:
     """As planned: what counts until something was measured."""
     return [field("Time needed", sentence(job.time))] if job.time else []
 
 
-def memory_needed(fact: JobPrepared) -> list[Field]:
+def memory_needed(fact: JobPrepared) -> list[EmbedField]:
     """As planned for the longest rows that there are."""
     return [field("Memory needed", sentence(fact.memory.text))] if fact.memory else []
 
 
-def _speed(row: MetricRow) -> list[Field]:
+def _speed(row: MetricRow) -> list[EmbedField]:
     """Real tokens, and what that is of what the GPU could do."""
     fields = []
     if row.tokens_per_s is not None:
@@ -101,6 +97,6 @@ def samples_embed(samples: list[Sample], colour: int) -> Embed:
     return {"title": title, "color": colour, "fields": fields}
 
 
-def field(name: str, value: str, inline: bool = False) -> Field:
+def field(name: str, value: str, inline: bool = False) -> EmbedField:
     """One field of an embed."""
     return {"name": name, "value": value, "inline": inline}

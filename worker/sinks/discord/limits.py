@@ -6,11 +6,48 @@ in UTF-16 code units, never fewer than characters, so that the limits hold howev
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict, cast
 
 from jobs.text.printable import printable
 
-Embed = dict[str, Any]
+
+class EmbedField(TypedDict):
+    """A name and a value; `inline`: beside others."""
+
+    name: str
+    value: str
+    inline: bool
+
+
+class EmbedFooter(TypedDict):
+    """Small text below."""
+
+    text: str
+
+
+class EmbedImage(TypedDict):
+    """A picture below the fields."""
+
+    url: str
+
+
+class Embed(TypedDict, total=False):
+    """A part of a message, as Discord takes it."""
+
+    title: str
+    description: str
+    color: int
+    fields: list[EmbedField]
+    image: EmbedImage
+    footer: EmbedFooter
+    timestamp: str
+
+
+class Payload(TypedDict):
+    """A message."""
+
+    embeds: list[Embed]
+
 
 EMBEDS = 10
 TITLE = 256
@@ -60,7 +97,7 @@ def fit(embeds: list[Embed]) -> list[Embed]:
             break
         description = cut(embed.get("description", ""), min(DESCRIPTION, left))
         left -= size(description)
-        fields = []
+        fields: list[EmbedField] = []
         for field in embed.get("fields", [])[:FIELDS]:
             name = cut(_visible(field["name"]), FIELD_NAME)
             room = min(FIELD_VALUE, left - size(name))
@@ -68,15 +105,10 @@ def fit(embeds: list[Embed]) -> list[Embed]:
                 break
             value = cut(_visible(field["value"]), room)
             left -= size(name) + size(value)
-            fields.append({**field, "name": name, "value": value})
-        texts: Embed = {
-            "title": title,
-            "description": description,
-            "fields": fields,
-            "footer": footer and {"text": footer},
-        }
-        rest = {key: value for key, value in embed.items() if key not in texts}
-        fitted.append({key: value for key, value in texts.items() if value} | rest)
+            fields.append({"name": name, "value": value, "inline": field["inline"]})
+        texts = {"title": title, "description": description, "fields": fields, "footer": footer and {"text": footer}}
+        whole = {**embed, **texts}
+        fitted.append(cast("Embed", {key: value for key, value in whole.items() if value or key not in texts}))
     return fitted
 
 

@@ -35,7 +35,7 @@ from jobs.text.units import format_parameters
 from worker.sinks.base import DONE, Disabled, Later, Outcome, SinkJob
 from worker.sinks.curve import FILE_NAME, draw_job
 from worker.sinks.discord import embeds
-from worker.sinks.discord.limits import FILE_BYTES
+from worker.sinks.discord.limits import FILE_BYTES, Payload
 from worker.sinks.discord.webhook import TOO_MANY_EDITS, UNKNOWN_MESSAGE, Answer, Sent, Webhook, WebhookRejected
 from worker.sinks.wording import sentence
 
@@ -168,7 +168,7 @@ class DiscordSink:
             job.state["note"] = note
         return outcome
 
-    def _replace(self, job: SinkJob, payload: embeds.Payload) -> Outcome:
+    def _replace(self, job: SinkJob, payload: Payload) -> Outcome:
         answer: Answer = WebhookRejected(0, None)
         young = self._now() - job.state["posted_at"] < NEW_MESSAGE_AFTER_S
         if young:
@@ -193,7 +193,7 @@ class DiscordSink:
             job.state["oom_at"] = self._now()
         return outcome
 
-    def _alert(self, job: SinkJob, payload: embeds.Payload, counter: str = "alerts") -> Outcome:
+    def _alert(self, job: SinkJob, payload: Payload, counter: str = "alerts") -> Outcome:
         sent = job.state.get(counter, 0)
         outcome = self._post(payload) if sent < ALERTS_PER_ATTEMPT else DONE
         if not isinstance(outcome, Later):
@@ -210,7 +210,7 @@ class DiscordSink:
             job.state["over"] = True
         return outcome
 
-    def _post(self, payload: embeds.Payload, picture: tuple[str, bytes] | None = None) -> Outcome:
+    def _post(self, payload: Payload, picture: tuple[str, bytes] | None = None) -> Outcome:
         answer = self._call().post(payload, picture)
         if isinstance(answer, WebhookRejected) and answer.status == 413 and picture is not None:
             for embed in payload["embeds"]:

@@ -18,6 +18,7 @@ import requests
 from jobs.errors import UserError
 from worker.sinks.base import Disabled, Later
 from worker.sinks.discord.gone import GoneFile
+from worker.sinks.discord.limits import Payload
 
 USER_AGENT = "DiscordBot (https://github.com/longhaul, 0.1) Longhaul"
 TIMEOUT_S = (5.0, 10.0)
@@ -56,6 +57,19 @@ class WebhookRejected:
     """Discord's own error code, such as 30046."""
 
 
+@dataclass(frozen=True)
+class DiscordReply:
+    """What the body of an answer says."""
+
+    id: str = ""
+    """Of the message."""
+    code: int | None = None
+    """Discord's own error code."""
+    retry_after_s: float | None = None
+    detail: str = ""
+    """Code and message, for the log."""
+
+
 Answer = Sent | WebhookRejected | Later | Disabled
 
 
@@ -92,58 +106,76 @@ class Webhook:
     def __repr__(self) -> str:
         return f"Webhook({self._id}, token masked)"
 
-    def post(self, payload: dict[str, Any], picture: tuple[str, bytes] | None = None) -> Answer:
+    def post(self, payload: Payload, picture: tuple[str, bytes] | None = None) -> Answer:
         """A new message, with a PNG of that name attached."""
         return self._call("POST", f"{self._url}?wait=true", payload, picture)
 
-    def edit(self, message: str, payload: dict[str, Any]) -> Answer:
+    def edit(self, message: str, payload: Payload) -> Answer:
         """Replace what an earlier message says."""
         return self._call("PATCH", f"{self._url}/messages/{message}", payload, None)
 
-    def _call(self, method: str, url: str, payload: dict[str, Any], picture: tuple[str, bytes] | None) -> Answer:
+    def _call(self, method: str, url: str, payload: Payload, picture: tuple[str, bytes] | None) -> Answer:
         if self.gone is not None:
             return self.gone
         wait = self._not_before - self._clock()
         if wait > 0:
             return Later(wait, "rate limit or backing off")
-        payload = {"allowed_mentions": {"parse": []}, **payload}
-        body: dict[str, Any] = {"json": payload}
-        if picture is not None:
-            name, content = picture
-            body = {"data": {"payload_json": json.dumps(payload)}, "files": {"files[0]": (name, content, "image/png")}}
+        message = {"allowed_mentions": {"parse": []}, **payload}
         try:
-            answer = self._session.request(method, url, timeout=self._timeout_s, allow_redirects=False, **body)
+            answer = self._session.request(
+                method,
+                url,
+                json=message if picture is None else None,
+                data=picture and {"payload_json": json.dumps(message)},
+                files=picture and {"files[0]": (*picture, "image/png")},
+                timeout=self._timeout_s,
+                allow_redirects=False,
+            )
         except requests.RequestException as error:
             # Its text holds the URL, and so the token.
             return self._back_off(f"{type(error).__name__}: {self._masked(str(error))}")
         return self._understand(method, answer)
 
     def _understand(self, method: str, answer: requests.Response) -> Answer:
-        said = _json(answer)
-        code = said.get("code") if isinstance(said.get("code"), int) else None
+        reply = self._read(answer)
         self._heed(answer)
-        if answer.ok and said.get("id"):
+        if answer.ok and reply.id:
             self._failures = 0
-            return Sent(str(said["id"]))
+            return Sent(reply.id)
         if answer.status_code == 429:
-            wait = _seconds(said.get("retry_after")) or _seconds(answer.headers.get("Retry-After")) or FIRST_BACKOFF_S
+            wait = reply.retry_after_s or _seconds(answer.headers.get("Retry-After")) or FIRST_BACKOFF_S
             self._not_before = max(self._not_before, self._clock() + wait)
             return Later(wait, "Discord says 429")
-        if answer.status_code in (401, 403, 404) and code != UNKNOWN_MESSAGE:
-            return self._give_up(answer.status_code, code, said)
+        if answer.status_code in (401, 403, 404) and reply.code != UNKNOWN_MESSAGE:
+            return self._give_up(answer.status_code, reply)
         if 400 <= answer.status_code < 500:
             self._failures = 0
-            level = logging.INFO if code in (UNKNOWN_MESSAGE, TOO_MANY_EDITS) else logging.ERROR
-            log.log(level, "webhook %s: %s refused: %d%s", self._id, method, answer.status_code, self._detail(said))
-            return WebhookRejected(answer.status_code, code)
-        return self._back_off(f"Discord says {answer.status_code}{self._detail(said)}")
+            level = logging.INFO if reply.code in (UNKNOWN_MESSAGE, TOO_MANY_EDITS) else logging.ERROR
+            log.log(level, "webhook %s: %s refused: %d%s", self._id, method, answer.status_code, reply.detail)
+            return WebhookRejected(answer.status_code, reply.code)
+        return self._back_off(f"Discord says {answer.status_code}{reply.detail}")
 
-    def _give_up(self, status: int, code: int | None, said: dict[str, Any]) -> Disabled:
+    def _read(self, answer: requests.Response) -> DiscordReply:
+        """What it says; a proxy's page says nothing."""
+        try:
+            said = answer.json()
+        except ValueError:
+            said = None
+        if not isinstance(said, dict) or not said:
+            return DiscordReply()
+        return DiscordReply(
+            id=str(said.get("id") or ""),
+            code=said["code"] if isinstance(said.get("code"), int) else None,
+            retry_after_s=_seconds(said.get("retry_after")),
+            detail=self._masked(f" ({said.get('code')}: {said.get('message')})"[:300]),
+        )
+
+    def _give_up(self, status: int, reply: DiscordReply) -> Disabled:
         """Ask nothing more. Over restarts only when Discord itself says that it is gone: a proxy's 403 may pass."""
-        self.gone = Disabled(f"Discord says {status}{self._detail(said)}")
+        self.gone = Disabled(f"Discord says {status}{reply.detail}")
         log.error("webhook %s: %s; nothing more is sent to it. Make a new webhook, set DISCORD_WEBHOOK and restart "
                   "publish", self._id, self.gone.why)  # fmt: skip
-        if self._gone_file is not None and code in (UNKNOWN_WEBHOOK, INVALID_TOKEN):
+        if self._gone_file is not None and reply.code in (UNKNOWN_WEBHOOK, INVALID_TOKEN):
             self._gone_file.remember(self._url, self.gone.why)
         return self.gone
 
@@ -158,9 +190,6 @@ class Webhook:
         self._not_before = max(self._not_before, self._clock() + wait)
         log.warning("webhook %s: %s; again in %.0f s", self._id, why, wait)
         return Later(wait, why)
-
-    def _detail(self, said: dict[str, Any]) -> str:
-        return self._masked(f" ({said.get('code')}: {said.get('message')})"[:300]) if said else ""
 
     def _masked(self, text: str) -> str:
         return text.replace(self._token, "…")
@@ -185,14 +214,6 @@ def check_url(url: str) -> tuple[str, str, str]:
             "channel settings, Integrations, Webhooks, Copy Webhook URL",
         )
     return url.rstrip("/"), match[1], match[2]
-
-
-def _json(answer: requests.Response) -> dict[str, Any]:
-    try:
-        said = answer.json()
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}
 
 
 def _seconds(value: Any) -> float | None:
