@@ -224,13 +224,13 @@ def test_rows_are_never_stored_under_the_name_of_others(
         monkeypatch.setattr(DataFile, "state", lambda file: 1)
     ready_model = prepare.ready_model
 
-    def slow(*given: Any) -> Path:
+    def slow(*given: Any, **named: Any) -> Path:
         if model != "builtin:t5-tiny":
-            made = ready_model(*given)
+            made = ready_model(*given, **named)
             write(500)
             return made
         write(500)
-        return ready_model(*given)
+        return ready_model(*given, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(prepare, "ready_model", slow)

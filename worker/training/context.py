@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from jobs.disk.files import LineWriter
 from jobs.disk.metrics_file import cut_back
 from jobs.disk.rundir import RunDir
-from jobs.errors import NotPrepared
 from jobs.events import ModelLoaded
 from jobs.plan import Plan
 from jobs.spec import JobSpec
@@ -108,25 +106,22 @@ def set_up(
 ) -> TrainingContext:
     """Decide what to train with; load once, allocate every state, go back to the newest checkpoint that verifies."""
     spec, plan = run.spec(), run.plan()
-    folder, prepared = plan.model.folder, plan.data.prepared
-    if folder is None or prepared is None:
-        raise NotPrepared("plan.json names no prepared model and data", hint="run the stage prepare first")
     clean(run)
     record = run.record()
     begun_anew = begin_anew(run, record.scratch_attempt)
     journal.phase("load")
-    plan = start.planned(run, spec, plan, attempt, device, monitor, journal, stop)
-    prepare_numerics(device)
-    seed_step(spec.training.seed, 0)
     expected = None if begun_anew else record.checkpoint
     if expected is None and spec.resume_from is not None and not record.scratch_attempt:
         expected = f"the checkpoint of {spec.resume_from}"  # trained by hand: the events do not know of it
+    folder, data = start.open_stores(run, plan, journal, weights=expected is None)
+    plan = start.planned(run, spec, plan, attempt, device, monitor, journal, stop)
+    prepare_numerics(device)
+    seed_step(spec.training.seed, 0)
     found = checkpoint.newest(run, run.spec_sha256(), journal, expected=expected)
     if found is not None:
         checkpoint.refuse_other_order(found.state)
-    data = PreparedDataset.open(Path(prepared))
     loaded = load(
-        Path(folder),
+        folder,
         device,
         task=task_of(spec),
         dropout=spec.training.dropout,

@@ -61,13 +61,13 @@ log = logging.getLogger("longhaul.trainer")
 
 def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> PrepareResult:
     """What goes into job.prepared; plan.json is completed. Raises StageError."""
-    spec, plan = run.spec(), run.plan()
+    spec, plan, again = run.spec(), run.plan(), run.plan_is_final()
     sources = find_sources(spec.data, plan.data, settings, journal)
     hashes = [str(file.sha256) for source in sources for file in source.files]
     templates = template(plan.data.input, "data.input"), template(plan.data.target, "data.target")
     with full_disk_named(settings.models):
         facts = [hashes[: len(sources[0].files)], templates[0].source, templates[1].source]
-        model = ready_model(plan.model, sources[0], facts, templates, spec, settings, journal)
+        model = ready_model(plan.model, sources[0], facts, templates, spec, settings, journal, thorough=again)
     folder = settings.prepared / key_of(sources, hashes, templates, model, spec.data)
 
     def make(partial: Path) -> None:
@@ -87,11 +87,17 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
                 copy_report(partial, run, REJECTED)
             raise
 
-    again = run.plan_is_final()
-    if again:
+    def opens(folder: Path) -> bool:
+        try:
+            PreparedDataset.open(folder, thorough=again, progress=journal.progress)
+        except BadData:
+            return False
+        return True
+
+    if again:  # what is stored may have been found damaged: it is read whole
         refuse_other_content(run, plan, model, folder)
     with full_disk_named(settings.prepared):
-        make_once(folder, make, _opens, waiting=journal.progress, resumable=True)
+        make_once(folder, make, opens, waiting=journal.progress, resumable=True)
     dataset = PreparedDataset.open(folder)
     copy_report(folder, run, REPORT, PICTURE, REJECTED)
     data = plan.data.model_copy(
@@ -193,15 +199,17 @@ def ready_model(
     spec: JobSpec,
     settings: TrainerSettings,
     journal: Journal,
+    *,
+    thorough: bool,
 ) -> Path:
-    """The folder of config, tokenizer and bf16 safetensors in the model store; made now if it is not there.
+    """The folder of config, tokenizer and bf16 safetensors in the model store; made now unless it is there, undamaged.
 
-    `facts` about the training rows decide what the built-in model is learnt from.
+    `facts` about the training rows decide what the built-in model is learnt from. `thorough`: what is there is read.
     """
     task, data, seed = task_of(spec), spec.data, spec.training.seed
     builtin = task.builtin
     if plan.source != builtin.name:
-        return model_store.stored_model(plan, settings, task, journal)
+        return model_store.stored_model(plan, settings, task, journal, thorough=thorough)
     made_from = [builtin.version, *facts, data.csv_lists, data.csv_quoting, data.normalize, seed]
     folder = settings.models / f"{builtin.name.removeprefix('builtin:')}-{_hash(made_from)}"
 
@@ -211,7 +219,7 @@ def ready_model(
         for file in train.files:  # what the name of the folder says was learnt from
             file.refuse_changed(train.param)
 
-    make_once(folder, build, lambda it: model_store.damage(it, task) is None, waiting=journal.progress)
+    model_store.make_unless_there(folder, build, task, journal, thorough=thorough)
     return folder
 
 
@@ -337,14 +345,6 @@ def _columns(templates: tuple[Template, Template]) -> set[str]:
 
 def _typography(data: DataSpec) -> Rewriter | None:
     return Rewriter() if data.normalize else None
-
-
-def _opens(folder: Path) -> bool:
-    try:
-        PreparedDataset.open(folder)
-    except BadData:
-        return False
-    return True
 
 
 def _hash(facts: list[Any]) -> str:

@@ -28,7 +28,7 @@ from worker.training.dataset.data import PreparedDataset
 from worker.training.journal import Journal
 from worker.training.machine.out_of_memory import KINDS, is_out_of_memory
 from worker.training.machine.process_monitor import OtherProcessesUse, ProcessMonitor
-from worker.training.models.model_store import files_of
+from worker.training.models.model_store import refuse_lost_or_changed
 from worker.training.planning.alternatives import LIGHTER, Alternatives
 from worker.training.planning.budget import on_gpu
 from worker.training.planning.memory_plan import fallbacks
@@ -89,29 +89,24 @@ def loading(run: RunDir) -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def stores(run: RunDir) -> Iterator[None]:
-    """What fails inside because a file of the model is gone, or the data gone or damaged, ends it with NotPrepared.
+def open_stores(run: RunDir, plan: Plan, journal: Journal, *, weights: bool) -> tuple[Path, PreparedDataset]:
+    """The folder of the prepared model, and the prepared data; every byte read (the model's, if `weights` are needed).
 
-    A model that is there and is refused stays refused: nothing is repaired.
+    Raises NotPrepared where a file is gone or its content has changed. *prepare* then makes it again. A model that is
+    as it was made and is refused stays refused: nothing is repaired.
     """
+    model, prepared = plan.model.folder, plan.data.prepared
+    if model is None or prepared is None:
+        raise NotPrepared("plan.json names no prepared model and data", hint="run the stage prepare first")
     try:
-        yield
-    except (Rejected, BadData, OSError) as error:
-        plan = run.plan()
-        if plan.model.folder is None or plan.data.prepared is None:
-            raise
-        try:
-            for name in files_of(Path(plan.model.folder)):
-                (Path(plan.model.folder) / name).stat()
-            PreparedDataset.open(Path(plan.data.prepared))
-        except (BadData, OSError) as missing:
-            raise NotPrepared(
-                f"the prepared model or data is gone or damaged: {missing}",
-                hint="both stores must be the same folders, LONGHAUL_MODELS and LONGHAUL_PREPARED, for all workers; "
-                f"then `longhaul resume {run.id}`",
-            ) from error
-        raise
+        refuse_lost_or_changed(Path(model), journal.progress, weights=weights)
+        return Path(model), PreparedDataset.open(Path(prepared), thorough=True, progress=journal.progress)
+    except BadData as error:
+        raise NotPrepared(
+            f"the prepared model or data is gone or damaged: {error}",
+            hint="both stores must be the same folders, LONGHAUL_MODELS and LONGHAUL_PREPARED, for all workers; "
+            f"then `longhaul resume {run.id}`",
+        ) from error
 
 
 def gpu_now(device: torch.device, monitor: ProcessMonitor) -> GpuNow:

@@ -49,7 +49,6 @@ def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopSi
     limit = hard_limit.limit_of(run.spec().memory, settings.test_memory_limit)
     with contextlib.ExitStack() as held:
         held.enter_context(hold_job(run))
-        held.enter_context(start.stores(run))
         try:
             held.enter_context(hold_device(run, device, journal, stop))
             monitor = ProcessMonitor.of(device)

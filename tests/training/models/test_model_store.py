@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from jobs.attempt import Heartbeat
 from jobs.errors import DiskFull, NotPrepared, Rejected
 from jobs.plan import ModelPlan
-from tests.training.attempts import attempt
+from tests.training.attempts import attempt, same_tensors
 from tests.training.conftest import tiny_model
 from tests.training.workplace import Workplace, pairs
 from worker.training import store
@@ -151,7 +151,7 @@ def test_a_damaged_copy_is_made_anew(workplace: Workplace) -> None:
 
     (folder / "model.safetensors").write_bytes(whole[:-2] + b"xy")
     assert damage(folder, Seq2Seq()) is None  # sizes and header are as they should be
-    assert "its sha256 is another" in str(damage(folder, Seq2Seq(), thorough=True))
+    assert "its sha256 has changed" in str(damage(folder, Seq2Seq(), thorough=True))
     (folder / "manifest.json").unlink()
     assert damage(folder, Seq2Seq()) is not None
     assert prepared(workplace) == folder
@@ -169,6 +169,28 @@ def test_a_copy_that_lacks_a_file_sends_the_job_back_to_prepare(workplace: Workp
     workplace.prepare(run)
     assert damage(folder, Seq2Seq(), thorough=True) is None
     assert attempt(run, 2) == 0
+
+
+@pytest.mark.parametrize("store", ["model", "data"])
+def test_a_flipped_bit_in_a_store_sends_the_job_back_to_prepare(workplace: Workplace, store: str) -> None:
+    undisturbed, run = (workplace.job(training={"epochs": 1}) for _ in range(2))
+    for each in (undisturbed, run):
+        workplace.prepare(each)
+    assert attempt(undisturbed) == 0
+    plan = run.plan()
+    file = {
+        "model": Path(plan.model.folder or "") / "model.safetensors",
+        "data": Path(plan.data.prepared or "") / "target.tokens",
+    }[store]
+    whole = file.read_bytes()
+    file.chmod(0o644)
+    file.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+    with pytest.raises(NotPrepared, match=f"{file.name} has changed"):
+        attempt(run)
+    workplace.prepare(run)
+    assert file.read_bytes() == whole
+    assert attempt(run, 2) == 0
+    assert same_tensors(run.model / "model.safetensors", undisturbed.model / "model.safetensors")
 
 
 def test_a_built_in_model_has_a_manifest_too(workplace: Workplace) -> None:

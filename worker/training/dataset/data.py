@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jobs.errors import BadData
+from worker.training.rows.sources import fingerprint
 
 if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
     from jobs.dataset_report import DatasetSummary
@@ -101,8 +102,13 @@ class PreparedDataset:
         self.validation = Rows(folder, "validation", manifest.dtype)
 
     @classmethod
-    def open(cls, folder: Path) -> PreparedDataset:
-        """Open a folder. Raises BadData (`prepared_damaged`) unless every file is there in its full size."""
+    def open(
+        cls, folder: Path, *, thorough: bool = False, progress: Callable[[], object] = lambda: None
+    ) -> PreparedDataset:
+        """Open a folder. Raises BadData (`prepared_damaged`) unless every file is there in its full size.
+
+        `thorough`: and with the content that was written (`progress` is called at every 8 MiB).
+        """
         from pydantic import ValidationError
 
         from worker.training.dataset.manifest import Manifest
@@ -110,9 +116,14 @@ class PreparedDataset:
         try:
             manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
             wrong = [
-                f"{name} has {size} of {expected} bytes"
+                f"{name} has {size} of {expected.bytes} bytes"
                 for name, expected in manifest.files.items()
-                if (size := (folder / name).stat().st_size) != expected
+                if (size := (folder / name).stat().st_size) != expected.bytes
+            ]
+            wrong += [
+                f"the content of {name} has changed"
+                for name, expected in manifest.files.items()
+                if thorough and not wrong and fingerprint(folder / name, progress) != expected.sha256
             ]
         except ValidationError as error:
             wrong = [f"{MANIFEST}: {error.errors()[0]['msg']}"]
@@ -176,9 +187,13 @@ class Writer:
         for part in PARTS:
             parts[part].astype("<i8").tofile(self._folder / f"{part}.rows")
         lasting = [file for file in sorted(self._folder.iterdir()) if not file.name.startswith(WORK)]
-        files = {file.name: file.stat().st_size for file in lasting if file.name != MANIFEST}
-        from worker.training.dataset.manifest import Manifest
+        from worker.training.dataset.manifest import Manifest, PreparedFile
 
+        files = {
+            file.name: PreparedFile(bytes=file.stat().st_size, sha256=fingerprint(file, lambda: None))
+            for file in lasting
+            if file.name != MANIFEST
+        }
         manifest = Manifest(format=FORMAT, dtype=self._dtype.str, report=report, files=files)
         (self._folder / MANIFEST).write_text(json.dumps(manifest.model_dump(), indent=1, ensure_ascii=False) + "\n")
         for file in [*lasting, self._folder / MANIFEST]:

@@ -6,6 +6,13 @@ from jobs.dataset_report import DatasetSummary
 from jobs.frozen import Frozen
 
 
+class PreparedFile(Frozen):
+    """One file of the folder."""
+
+    bytes: int
+    sha256: str
+
+
 class Manifest(Frozen):
     """manifest.json, written last."""
 
@@ -13,5 +20,4 @@ class Manifest(Frozen):
     dtype: str
     """Of a token, as numpy writes it."""
     report: DatasetSummary
-    files: dict[str, int]
-    """Bytes of each."""
+    files: dict[str, PreparedFile]

@@ -14,12 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jobs.disk.files import write_synced
-from jobs.errors import Rejected
+from jobs.errors import BadData, Rejected
 from jobs.plan import ModelPlan
 from worker.training.journal import Journal
 from worker.training.models import hub
@@ -50,8 +50,10 @@ _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16"}
 _BF16_BYTES = 2
 
 
-def stored_model(plan: ModelPlan, settings: TrainerSettings, task: Task, journal: Journal) -> Path:
-    """The store's folder of a hub id's commit or of a user's folder; made now if it is not there.
+def stored_model(
+    plan: ModelPlan, settings: TrainerSettings, task: Task, journal: Journal, *, thorough: bool = False
+) -> Path:
+    """The store's folder of a hub id's commit or of a user's folder; made now unless it is there and undamaged.
 
     Raises Rejected as `look_at_folder` and `hub.fetch` do, and DiskFull before anything is written that would not fit.
     """
@@ -80,8 +82,19 @@ def stored_model(plan: ModelPlan, settings: TrainerSettings, task: Task, journal
                     hint="submit again when it is complete",
                 )
 
-    make_once(folder, make, lambda it: damage(it, task) is None, waiting=journal.progress)
+    make_unless_there(folder, make, task, journal, thorough=thorough)
     return folder
+
+
+def make_unless_there(
+    folder: Path, make: Callable[[Path], None], task: Task, journal: Journal, *, thorough: bool
+) -> None:
+    """`make` a folder of the store unless it is there and undamaged. `thorough`: what is there is read whole."""
+
+    def usable(folder: Path) -> bool:
+        return damage(folder, task, thorough=thorough, progress=journal.progress) is None
+
+    make_once(folder, make, usable, waiting=journal.progress)
 
 
 def convert(source: Path, target: Path, name: str, task: Task, journal: Journal) -> None:
@@ -112,23 +125,38 @@ def seal(folder: Path, source: str, known: Mapping[str, dict[str, Any]] = {}) ->
     write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
 
 
-def files_of(folder: Path) -> list[str]:
-    """The files that a folder of the store was made with; without its manifest those that every one has."""
+def refuse_lost_or_changed(folder: Path, progress: Callable[[], object], *, weights: bool) -> None:
+    """Raise BadData (`model_damaged`) where a file of the store is gone, or has not the content it was made with.
+
+    Without `weights` those are only looked for, not read. `progress` is called at every 8 MiB.
+    """
     try:
-        return list(json.loads((folder / MANIFEST).read_bytes())["files"])
+        files = json.loads((folder / MANIFEST).read_bytes())["files"]
     except (OSError, ValueError, KeyError, TypeError):
-        return [CONFIG, SINGLE]
+        files = {CONFIG: None, SINGLE: None}  # what every model has
+    for name, entry in files.items():
+        try:
+            (folder / name).stat()
+            if entry and (weights or name != SINGLE) and fingerprint(folder / name, progress) != entry["sha256"]:
+                raise BadData(f"the content of {folder / name} has changed", code="model_damaged")
+        except OSError as error:
+            raise BadData(str(error), code="model_damaged") from error
 
 
-def damage(folder: Path, task: Task, *, thorough: bool = False) -> str | None:
-    """What is wrong with a folder of the store, or None. Sizes and headers; if `thorough`, every byte (sha256)."""
+def damage(
+    folder: Path, task: Task, *, thorough: bool = False, progress: Callable[[], object] = lambda: None
+) -> str | None:
+    """What is wrong with a folder of the store, or None.
+
+    Sizes and headers; if `thorough`, every byte (`progress` is called meanwhile).
+    """
     try:
         files = json.loads((folder / MANIFEST).read_bytes())["files"]
         for name, entry in files.items():
             if (size := (folder / name).stat().st_size) != entry["bytes"]:
                 return f"{name} has {size} bytes, not {entry['bytes']}"
-            if thorough and fingerprint(folder / name, lambda: None) != entry["sha256"]:
-                return f"{name} is damaged: its sha256 is another"
+            if thorough and fingerprint(folder / name, progress) != entry["sha256"]:
+                return f"{name} is damaged: its sha256 has changed"
         look_at_folder(folder, folder.name, task)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, Rejected) as error:
         return str(error)
