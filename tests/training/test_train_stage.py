@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -112,7 +113,7 @@ def test_without_validation_rows_there_are_no_evaluations(
     for file in dataset_folder.iterdir():
         (bare / file.name).write_bytes(b"" if file.name == "validation.rows" else file.read_bytes())
     manifest = json.loads((bare / "manifest.json").read_text())
-    manifest["files"]["validation.rows"] = 0
+    manifest["files"]["validation.rows"] = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
     (bare / "manifest.json").write_text(json.dumps(manifest))
     plan = run.plan()
     run.write_plan(plan.model_copy(update={"data": plan.data.model_copy(update={"prepared": str(bare)})}))
