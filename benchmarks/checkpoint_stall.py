@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
             savers[kind].save(TrainState(spec_sha256="s", micro_batch=ROWS, step=training.step))
             stall = time.perf_counter() - begun
             training.steps(count)
-            savers[kind].settle()
+            savers[kind].wait()
             times[kind].append(time.perf_counter() - begun)
             if kind == "beside":
                 times["stalls"].append(stall)
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
             times["without"].append(training.steps(count))
 
         savers["beside"].save(TrainState(spec_sha256="s", micro_batch=ROWS, step=training.step))  # makes the buffers
-        savers["beside"].settle()
+        savers["beside"].wait()
         for number in range(arguments.saves):
             pair = [lambda: with_save("beside"), without]
             for stretch in pair if number % 2 else reversed(pair):

@@ -4,7 +4,7 @@
     ├── UserError (ValueError)      the request is invalid; names the dotted key and the value
     ├── NotFound                    no such job, dataset or file
     ├── Conflict                    the state of the job (or of the key) does not allow it
-    │   ├── IllegalMove             a job cannot go from one state to the other
+    │   ├── InvalidTransition             a job cannot go from one state to the other
     │   └── Superseded              an attempt wrote after its successor had started
     ├── Damaged                     a run directory that cannot be read
     │   └── NewerFormat             a newer version wrote it
@@ -63,7 +63,7 @@ class Conflict(LonghaulError):
     code = "conflict"
 
 
-class IllegalMove(Conflict):
+class InvalidTransition(Conflict):
     """A job cannot go from state `source` to state `target`."""
 
     code = "illegal_move"

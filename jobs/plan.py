@@ -215,12 +215,12 @@ class CheckSummary(Frozen):
 
 def resolve(spec: JobSpec, memory: MemoryPlan | None, device: str = "cpu") -> Resolved:
     """Memory as planned; without a plan as the job says, and for `auto` the plainest. Compiled on CUDA."""
-    said = spec.memory
+    asked = spec.memory
     if memory is not None:
         chosen = memory.micro_batch, memory.activation_checkpointing, memory.optimizer
     else:
-        rows, every = (8 if said.micro_batch == "auto" else said.micro_batch, said.activation_checkpointing)
-        optimizer: OptimizerName = "adamw" if said.optimizer == "auto" else said.optimizer
+        rows, every = (8 if asked.micro_batch == "auto" else asked.micro_batch, asked.activation_checkpointing)
+        optimizer: OptimizerName = "adamw" if asked.optimizer == "auto" else asked.optimizer
         chosen = min(spec.training.batch_size, rows), 0 if every == "auto" else every, optimizer
     return Resolved(
         micro_batch=chosen[0],

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from jobs.dataset_report import PreparedSummary
-from jobs.errors import Conflict, Damaged, IllegalMove, Superseded
+from jobs.errors import Conflict, Damaged, InvalidTransition, Superseded
 from jobs.events import (
     AttemptEnded,
     AttemptStarted,
@@ -41,7 +41,7 @@ from jobs.events import (
 from jobs.frozen import Empty
 from jobs.plan import CheckSummary
 from jobs.reasons import Reason
-from jobs.state import Requested, Stage, Status, move
+from jobs.state import Requested, Stage, Status, transition
 
 
 class JobRecord(BaseModel):
@@ -193,7 +193,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
         case JobPaused():
             # With an error: one that has trained, as its directory knows where a repair has cut the attempts off.
             if record.status is Status.VALIDATING and not record.attempt and fact.error is None:
-                raise IllegalMove(record.status, Status.PAUSED)
+                raise InvalidTransition(record.status, Status.PAUSED)
             # Prepared once, it waits to train: an attempt finds out again what is still missing.
             change |= _moved(record, Status.PAUSED) | {"error": fact.error, "stage": Stage.TRAIN}
         case JobResumed():
@@ -234,4 +234,9 @@ def _require(condition: bool, record: JobRecord, event: Event) -> None:
 
 
 def _moved(record: JobRecord, target: Status) -> dict[str, Any]:
-    return {"status": move(record.status, target), "requested": Requested.NONE, "waiting_reason": None, "error": None}
+    return {
+        "status": transition(record.status, target),
+        "requested": Requested.NONE,
+        "waiting_reason": None,
+        "error": None,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from jobs.errors import IllegalMove
+from jobs.errors import InvalidTransition
 
 
 class Status(StrEnum):
@@ -22,7 +22,7 @@ class Status(StrEnum):
     @property
     def terminal(self) -> bool:
         """Terminal states never change; a retry is a new job."""
-        return not MOVES[self]
+        return not TRANSITIONS[self]
 
 
 DAMAGED = "damaged"
@@ -50,7 +50,7 @@ class Requested(StrEnum):
     CANCEL = "cancel"
 
 
-MOVES: dict[Status, frozenset[Status]] = {
+TRANSITIONS: dict[Status, frozenset[Status]] = {
     Status.VALIDATING: frozenset({Status.QUEUED, Status.VALIDATED, Status.PAUSED, Status.FAILED, Status.CANCELLED}),
     Status.QUEUED: frozenset({Status.RUNNING, Status.PAUSED, Status.FAILED, Status.CANCELLED}),
     Status.RUNNING: frozenset(
@@ -64,8 +64,8 @@ MOVES: dict[Status, frozenset[Status]] = {
 }
 
 
-def move(source: Status, target: Status) -> Status:
-    """The target, if the table has the move; otherwise IllegalMove naming both."""
-    if target not in MOVES[source]:
-        raise IllegalMove(source, target)
+def transition(source: Status, target: Status) -> Status:
+    """The target, if the table has the move; otherwise InvalidTransition naming both."""
+    if target not in TRANSITIONS[source]:
+        raise InvalidTransition(source, target)
     return target

@@ -28,7 +28,7 @@ BAD_SETTINGS = 2
 """Exit code of a process whose environment is wrong: starting it again would not help."""
 
 
-class GaveUp(Exception):
+class ChildFailed(Exception):
     """A child died more often than it may."""
 
 
@@ -81,7 +81,7 @@ class ChildProcess:
         return self.process is not None and self.process.poll() is None
 
     def tick(self, say: Callable[[str], None]) -> None:
-        """Restart it when it has died, after a while; raises GaveUp at the sixth time."""
+        """Restart it when it has died, after a while; raises ChildFailed at the sixth time."""
         now = time.monotonic()
         if self.restart_at is not None:
             if now >= self.restart_at:
@@ -100,28 +100,28 @@ class ChildProcess:
             self.restarts = 0
         if code == Reason.GPU_LOST.exit_code:  # not its fault: it counts these ends itself, and waits for the GPU
             self.restart_at = now + BACKOFF_S[0]
-            say(f"{self.name} lost its GPU; again in {format_duration(BACKOFF_S[0])}; {self.last_words()}")
+            say(f"{self.name} lost its GPU; again in {format_duration(BACKOFF_S[0])}; {self.last_output()}")
             return
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         if code == BAD_SETTINGS:
-            raise GaveUp(f"{self.name} cannot start with its settings; {self.last_words()}")
+            raise ChildFailed(f"{self.name} cannot start with its settings; {self.last_output()}")
         if self.restarts >= RESTARTS and self.place is not None and not self._moved_away:
             kept = self.place.with_name(f"{self.place.name}.damaged-{int(time.time())}")
             say(
                 f"{self.name} {how} once more; it starts with an empty folder, and {kept} keeps the old one; "
-                f"{self.last_words()}"
+                f"{self.last_output()}"
             )
             os.rename(self.place, kept)
             self._moved_away, self.restarts = True, 0
             self.start()
             return
         if self.restarts >= RESTARTS:
-            raise GaveUp(f"{self.name} {how} once more, after {RESTARTS} restarts; {self.last_words()}")
+            raise ChildFailed(f"{self.name} {how} once more, after {RESTARTS} restarts; {self.last_output()}")
         wait_s = BACKOFF_S[self.restarts]
         self.restarts += 1
         self.restart_at = now + wait_s
         again = f"again in {format_duration(wait_s)} ({self.restarts} of {RESTARTS})"
-        say(f"{self.name} {how}; {again}; {self.last_words()}")
+        say(f"{self.name} {how}; {again}; {self.last_output()}")
 
     def _identity(self) -> tuple[int, int] | None:
         """Which folder its place is, if it is there."""
@@ -153,15 +153,15 @@ class ChildProcess:
             self.process.kill()
             self.process.wait()
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Where its log is, and the last line in it, unless that is no more than something it did."""
         try:
             lines = self.log_file.read_text(errors="replace").strip().splitlines()
         except OSError:
             lines = []
         last = lines[-1] if lines else ""
-        said = last_error("\n".join(lines[-100:])) if is_logged(last) else last
-        return f"see {self.log_file}" + (f": {said[:300]}" if said else "")
+        error = last_error("\n".join(lines[-100:])) if is_logged(last) else last
+        return f"see {self.log_file}" + (f": {error[:300]}" if error else "")
 
 
 def python(*arguments: str) -> list[str]:

@@ -121,8 +121,8 @@ class RetryPolicy:
         if isinstance(error, ApiError) and error.status < 500 and error.status != 429:
             raise error
         if not self._told:
-            said = f"says: {error}" if isinstance(error, ApiError) else f"does not answer ({type(error).__name__})"
-            self._on_trouble(f"the service {said}; trying again")
+            problem = f"says: {error}" if isinstance(error, ApiError) else f"does not answer ({type(error).__name__})"
+            self._on_trouble(f"the service {problem}; trying again")
             self._told = True
 
     def pause(self) -> None:

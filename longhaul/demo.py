@@ -91,7 +91,7 @@ def _local(environment: Mapping[str, str], console: Console, home: Path) -> Iter
             deadline = time.monotonic() + READY_WITHIN_S
             while not _up(api):
                 if not child.running() or time.monotonic() > deadline:
-                    raise BadInput(f"`longhaul local` did not start; {child.last_words()}")
+                    raise BadInput(f"`longhaul local` did not start; {child.last_output()}")
                 time.sleep(0.2)
             yield api
         finally:

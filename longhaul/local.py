@@ -24,7 +24,7 @@ from rich.console import Console
 from jobs.process.secrets import NEEDED, handed
 from jobs.text.units import format_duration
 from longhaul.api import ApiError, Longhaul, Unreachable
-from longhaul.children import ChildProcess, GaveUp, python, redis_binary
+from longhaul.children import ChildFailed, ChildProcess, python, redis_binary
 from longhaul.jobfile import BadInput
 
 ROLES = ("check", "prepare", "train", "publish")
@@ -53,7 +53,7 @@ def run_local(
             while not stop.asked:
                 _tick(children, console)
                 time.sleep(TICK_S)
-        except GaveUp as error:
+        except ChildFailed as error:
             _say(console, f"giving up: {error}")
             return 1
         finally:
@@ -198,7 +198,7 @@ def _start(children: list[ChildProcess], place: LocalHome, stop: LocalStop, cons
             if not missing:
                 break
             if time.monotonic() > deadline:
-                raise GaveUp(
+                raise ChildFailed(
                     f"not ready after {format_duration(READY_WITHIN_S)}: {', '.join(missing)}; logs: {place.home}/logs"
                 )
             time.sleep(TICK_S)

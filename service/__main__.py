@@ -18,7 +18,7 @@ from jobs.disk.writable import unwritable
 from jobs.process import logs, secrets
 from service.edge.connections import LIMITS, make_room
 from service.main import create_app
-from service.memory import settle
+from service.memory import tune_memory
 from service.settings import read_settings
 
 
@@ -38,7 +38,7 @@ def main() -> int:
         log.error("no job could be taken: %s", why)
         return 2
     make_room()
-    settle()
+    tune_memory()
     uvicorn.run(app, host=settings.host, port=settings.port, **LIMITS)
     return 0
 

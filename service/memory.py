@@ -10,7 +10,7 @@ M_ARENA_MAX = -8
 ARENAS = 2
 
 
-def settle() -> None:
+def tune_memory() -> None:
     """Call once, after all imports and before the first thread.
 
     What was imported stays: the garbage collector need not look at it again and again while nobody is answered. And

@@ -49,7 +49,7 @@ def _redis_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def redis_server(_redis_of_the_session: RedisServer) -> RedisServer:
     """A running server without a job. Do not stop it: a test about outages makes its own RedisServer."""
     _redis_of_the_session.flush()
-    _redis_of_the_session.settle()
+    _redis_of_the_session.mark_rebuilt()
     return _redis_of_the_session
 
 

@@ -94,7 +94,7 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
-    def settle(self) -> None:
+    def mark_rebuilt(self) -> None:
         """Say that Redis knows every job, as reconcile does: for tests without a publish process."""
         with redis.Redis.from_url(self.admin_url) as client:
             client.set("longhaul:rebuilt", "yes")
@@ -106,7 +106,7 @@ class RedisServer:
 
     def __enter__(self) -> RedisServer:
         self.start()
-        self.settle()
+        self.mark_rebuilt()
         return self
 
     def __exit__(

@@ -149,7 +149,7 @@ class Stack:
     def __enter__(self) -> Stack:
         self.home.mkdir(parents=True, exist_ok=True)
         self.redis.start()
-        self.redis.settle()
+        self.redis.mark_rebuilt()
         return self
 
     def __exit__(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.disk.metrics_file import cut_back
+from jobs.disk.metrics_file import truncate_metrics
 from jobs.disk.rundir import list_runs
 from jobs.events import Event, JobSubmitted
 from jobs.heartbeat import SinkLag
@@ -88,7 +88,7 @@ def test_each_row_comes_once_when_an_attempt_begins_at_an_earlier_step(
     story.train(run, read_until + 10, 100)
     kept = b"".join(run.metrics_file.read_bytes().splitlines(keepends=True)[:5])
     if replaced:
-        cut_back(run.metrics_file, 50)
+        truncate_metrics(run.metrics_file, 50)
         assert run.metrics_file.read_bytes() == kept
     else:
         os.truncate(run.metrics_file, len(kept))

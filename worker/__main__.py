@@ -41,7 +41,7 @@ def main() -> int:
         return 2
     logs.configure(settings.log)
     if arguments.healthy:
-        return tell_health(arguments.roles, settings)
+        return print_health(arguments.roles, settings)
     if len(arguments.roles) > 1:
         return serve_together(arguments.roles)
     return serve(arguments.roles[0], settings)
@@ -93,7 +93,7 @@ def serve_together(roles: Sequence[str]) -> int:
     return 0 if asked else 1
 
 
-def tell_health(roles: Sequence[str], settings: WorkerSettings) -> int:
+def print_health(roles: Sequence[str], settings: WorkerSettings) -> int:
     """0 when each role has a heartbeat from this machine that calls itself healthy; otherwise 1, the reason printed.
 
     A container's host name is its own, so in one this asks about that container alone.

@@ -34,12 +34,12 @@ def ending(run: RunDir, record: JobRecord, attempt: int, found: Finished) -> lis
     if record.attempt != attempt or record.status is not Status.RUNNING:
         raise Superseded(attempt, record.attempt)
     lines = run.attempt_lines(attempt)
-    said = next((line for line in reversed(lines) if isinstance(line, Finished)), found)
+    last = next((line for line in reversed(lines) if isinstance(line, Finished)), found)
     left: list[AnyFact] = [line.fact for line in lines if isinstance(line, Noted)][record.noted :]
     if not record.attempt_open:  # attempt.ended is in the file, what follows from it was lost
-        return outcome(record, said.model_copy(update={"reason": record.last_reason or said.reason}))
-    ended = AttemptEnded(reason=said.reason, step=max(said.step, found.step), error=said.error)
-    return [*left, ended, *outcome(record, said)]
+        return outcome(record, last.model_copy(update={"reason": record.last_reason or last.reason}))
+    ended = AttemptEnded(reason=last.reason, step=max(last.step, found.step), error=last.error)
+    return [*left, ended, *outcome(record, last)]
 
 
 def outcome(record: JobRecord, end: Finished) -> list[AnyFact]:

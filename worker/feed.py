@@ -23,7 +23,7 @@ from jobs.events import Event, JobRepaired, JobSubmitted
 from jobs.metrics import MetricRow
 from jobs.process.logs import about
 from jobs.state import Status
-from worker.sinks.base import DONE, Disabled, Later, Outcome, Sink, SinkJob, TellsDamage
+from worker.sinks.base import DONE, Disabled, Later, Outcome, ReportsDamage, Sink, SinkJob
 from worker.tail import Tail
 
 TERMINAL = frozenset(f"job.{status}" for status in Status if status.terminal)
@@ -109,8 +109,8 @@ class SinkFeed:
     @property
     def due(self) -> float:
         """When another turn is worth while without any news (the feed's clock); infinity: only on news."""
-        untold = self._waiting or self._damage_untold
-        waits = [at for at, work in ((self._events_at, untold), (self._rows_at, self._batch)) if work]
+        unreported = self._waiting or self._damage_unreported
+        waits = [at for at, work in ((self._events_at, unreported), (self._rows_at, self._batch)) if work]
         return min([*waits, self._events_at] if self._failures else waits, default=float("inf"))
 
     @property
@@ -138,8 +138,8 @@ class SinkFeed:
                 self._check_damage()
                 if self._damage is None:
                     self._turn()
-                elif self._damage_untold and self._clock() >= self._events_at:
-                    self._tell_damage(self._damage)
+                elif self._damage_unreported and self._clock() >= self._events_at:
+                    self._report_damage(self._damage)
                 self._failures = 0
             except Exception:
                 self._failures += 1
@@ -161,12 +161,12 @@ class SinkFeed:
         self._looked = state
 
     @property
-    def _damage_untold(self) -> bool:
-        told = self._damage is None or self._cursor.damaged == str(self._damage)
-        return not told and isinstance(self._sink, TellsDamage)
+    def _damage_unreported(self) -> bool:
+        reported = self._damage is None or self._cursor.damaged == str(self._damage)
+        return not reported and isinstance(self._sink, ReportsDamage)
 
-    def _tell_damage(self, error: Damaged) -> None:
-        assert isinstance(self._sink, TellsDamage)
+    def _report_damage(self, error: Damaged) -> None:
+        assert isinstance(self._sink, ReportsDamage)
         submitted: JobSubmitted | None = None
         with contextlib.suppress(Damaged, OSError), open(self.run.events_file, "rb", opener=regular) as file:
             first = read_event(file.readline()).fact
@@ -175,7 +175,7 @@ class SinkFeed:
         if isinstance(outcome, Later):
             self._events_at = self._clock() + self._postponed("damage", outcome)
         else:
-            self._note(outcome)
+            self._log_outcome(outcome)
             self._cursor.damaged = str(error)
             self._save()
 
@@ -189,7 +189,7 @@ class SinkFeed:
         self._waiting.extend(new)
         if not self._waiting and self._job is None:
             return
-        job = self._job or self._meet()
+        job = self._job or self._open_job()
         # Rows are read after events: when the terminal event is among these, every row is on disk.
         if self._accepted and self._sink.follows_metrics:
             for row in self._rows.read():
@@ -213,7 +213,7 @@ class SinkFeed:
                 self._cursor.repaired_at = event.at
                 self._cursor.closed = None
 
-    def _meet(self) -> SinkJob:
+    def _open_job(self) -> SinkJob:
         first = self._waiting[0].fact
         assert isinstance(first, JobSubmitted), f"{self.run.id}: event 1 is {first.type}"
         self._accepted = self._sink.accepts(first)
@@ -233,7 +233,7 @@ class SinkFeed:
         """Whether the event is done with."""
         last = event.type in TERMINAL
         if event.number <= self._cursor.event:
-            self._see(event, job)
+            self._update_job(event, job)
             return True
         if not self._accepted:
             # Without a cursor until the end: a sink that is configured while the job is still open joins from event 1,
@@ -245,13 +245,13 @@ class SinkFeed:
         if last and self._batch and not self._take_rows(job):
             self._events_at = self._rows_at
             return False
-        self._see(event, job)
+        self._update_job(event, job)
         outcome = self._sink.event(event, job)
         if isinstance(outcome, Later):
             self._events_at = self._clock() + self._postponed(event.type, outcome)
             self._save()
             return False
-        self._note(outcome)
+        self._log_outcome(outcome)
         if last:
             self._close(event, event.type, job)
         else:
@@ -259,9 +259,9 @@ class SinkFeed:
             self._save()
         return True
 
-    def _see(self, event: Event, job: SinkJob) -> None:
+    def _update_job(self, event: Event, job: SinkJob) -> None:
         try:
-            job.see(event)
+            job.update(event)
         except Exception:  # a mistake of ours: what follows is told all the same
             log.exception(
                 "%s: job %s: event %d does not say anything about the job", self._sink.name, job.id, event.number
@@ -273,7 +273,7 @@ class SinkFeed:
         if isinstance(outcome, Later):
             self._rows_at = self._clock() + self._postponed("rows", outcome)
         else:
-            self._note(outcome)
+            self._log_outcome(outcome)
             job.highest_step = max(job.highest_step, max(row.step for row in self._batch))
             self._cursor.rows, self._cursor.newest = self._rows.place, self._newest
             self._batch.clear()
@@ -294,7 +294,7 @@ class SinkFeed:
             log.debug("%s: job %s: %s in %.1f s: %s", self._sink.name, self.run.id, what, later.seconds, later.why)
         return later.seconds
 
-    def _note(self, outcome: Outcome) -> None:
+    def _log_outcome(self, outcome: Outcome) -> None:
         if isinstance(outcome, Disabled):
             log.debug("%s: job %s: not sent, disabled: %s", self._sink.name, self.run.id, outcome.why)
         else:

@@ -53,8 +53,8 @@ def find_gpu(wanted: str) -> Gpu:
     rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
     gpus = [row for row in rows if len(row) == len(FIELDS.split(","))]
     if answer.returncode != 0 or not gpus:
-        said = (answer.stderr or answer.stdout).strip()[:200] or f"exit code {answer.returncode}"
-        raise NoGpu(f"there is no usable GPU: nvidia-smi says {said!r}")
+        output = (answer.stderr or answer.stdout).strip()[:200] or f"exit code {answer.returncode}"
+        raise NoGpu(f"there is no usable GPU: nvidia-smi says {output!r}")
     for index, uuid, name, mebibytes, driver in gpus:
         if wanted in ("", index, uuid):
             return Gpu(uuid=uuid, name=name, memory_bytes=int(mebibytes) * 2**20, driver=driver)

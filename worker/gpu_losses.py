@@ -50,8 +50,8 @@ class GpuLosses:
 
     def _read(self, uuid: str) -> tuple[int, float]:
         try:
-            said = json.loads(self._file(uuid).read_bytes())
-            return int(said["ends"]), float(said["at"])
+            saved = json.loads(self._file(uuid).read_bytes())
+            return int(saved["ends"]), float(saved["at"])
         except FileNotFoundError:
             return 0, 0.0
         except (OSError, ValueError, LookupError, TypeError) as error:

@@ -35,7 +35,7 @@ class Fitness:
         self.why: str | None = None
         """Why it cannot, as far as was seen."""
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Look again."""
         why = unwritable(self._folders)
         if why != self.why:

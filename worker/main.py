@@ -20,7 +20,7 @@ from worker.gpu_losses import GpuLosses
 from worker.heartbeat import Fitness, first_heartbeat, forget, report
 from worker.publish import SinkThread, publish, sinks_of
 from worker.reconcile import Reconciler
-from worker.runs_lock import RETRY_S, Occupied, RunsLock
+from worker.runs_lock import RETRY_S, RunsDirectoryInUse, RunsLock
 from worker.settings import WorkerSettings
 from worker.stage_worker import StageWorker
 
@@ -58,7 +58,7 @@ def wait_for_gpu(store: Store, heartbeat: WorkerHeartbeat, wanted: str, losses: 
     """
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    said = None
+    reported = None
     while True:
         try:
             gpu = usable_gpu(wanted)
@@ -68,9 +68,9 @@ def wait_for_gpu(store: Store, heartbeat: WorkerHeartbeat, wanted: str, losses: 
             if (pause := losses.pause(gpu.uuid)) is None:
                 return gpu
             why = pause
-        if why != said:
+        if why != reported:
             log.error("no job is taken: %s", why)
-            said = why
+            reported = why
         report(store, heartbeat.with_health(why))
         if stop.wait(LOOK_FOR_GPU_S):
             forget(store, heartbeat.name)
@@ -101,7 +101,7 @@ def serve_publish(settings: WorkerSettings) -> int:
                 ours = lock.wait_or_join(stop)
             if ours:
                 publish(settings.runs, lines, Waker(Store(connect(settings.redis_url)), stop), stop)
-    except Occupied as error:
+    except RunsDirectoryInUse as error:
         log.error("%s", error)
         stop.set()
         heart.join()
@@ -132,12 +132,12 @@ class Waker:
 
 
 def beat(
-    store: Store, heartbeat: WorkerHeartbeat, lines: Sequence[SinkThread], fitness: Fitness, stop: threading.Event
+    store: Store, heartbeat: WorkerHeartbeat, threads: Sequence[SinkThread], fitness: Fitness, stop: threading.Event
 ) -> None:
     """Heartbeats of publish, with how far each sink is behind."""
     while not stop.is_set():
-        fitness.look()
-        sinks = {line.sink: line.lag for line in lines}
+        fitness.check()
+        sinks = {thread.sink: thread.lag for thread in threads}
         report(store, heartbeat.with_health(fitness.why).model_copy(update={"sinks": sinks}))
         stop.wait(5.0)
     forget(store, heartbeat.name)

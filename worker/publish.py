@@ -1,14 +1,14 @@
 """The publish process: tails run directories and tells the sinks (architecture.md: Sinks).
 
     run directories ──▶ main loop: which jobs are there?  (at start, when one appears, every 30 s)
-                            │ one line (thread) per sink
+                            │ one thread per sink
                             ├─▶ log      ─▶ a feed per open job ─▶ runs/<id>/sinks/log.json
                             ├─▶ curve    ─▶ …
                             ├─▶ discord  ─▶ …      each feed: new events and rows → sink → cursor
                             └─▶ wandb    ─▶ …
 
-It outlives attempts and workers and needs no Redis: `wake` only makes it quicker. Lines share nothing, so a slow or
-dead sink delays itself alone.
+It outlives attempts and workers and needs no Redis: `wake` only makes it quicker. The threads share nothing, so a
+slow or dead sink delays itself alone.
 """
 
 from __future__ import annotations
@@ -79,23 +79,25 @@ def sinks_of(settings: PublishSettings) -> list[Sink]:
     return [LogSink(), CurveSink(), DiscordSink(webhook), wandb]
 
 
-def publish(runs: Path, lines: Sequence[SinkThread], wake: Wake, stop: threading.Event, poll_s: float = POLL_S) -> None:
+def publish(
+    runs: Path, threads: Sequence[SinkThread], wake: Wake, stop: threading.Event, poll_s: float = POLL_S
+) -> None:
     """Feed each sink on its own thread until `stop` is set."""
-    for line in lines:
-        line.start()
+    for thread in threads:
+        thread.start()
     folder = Folder(runs)
     try:
         while not stop.is_set():
             found = folder.news()
-            for line in lines:
-                line.poke(found)
+            for thread in threads:
+                thread.notify(found)
             wake(poll_s)
     finally:
-        for line in lines:
-            line.end()
+        for thread in threads:
+            thread.end()
         deadline = time.monotonic() + STOP_S
-        for line in lines:
-            line.join(max(0.0, deadline - time.monotonic()))
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class Folder:
@@ -133,7 +135,7 @@ class SinkThread(threading.Thread):
         self.sink = sink.name
         self._sink = sink
         self._feeds: dict[str, SinkFeed] = {}
-        self._settled: dict[str, int | None] = {}
+        self._closed: dict[str, int | None] = {}
         self._found: queue.SimpleQueue[list[RunDir]] = queue.SimpleQueue()
         self._news = threading.Event()
         self._ended = False
@@ -141,12 +143,12 @@ class SinkThread(threading.Thread):
     @property
     def lag(self) -> SinkLag:
         """How far it is behind."""
-        feeds = list(self._feeds.values())  # one step: the line's own thread adds and removes meanwhile
+        feeds = list(self._feeds.values())  # one step: its own thread adds and removes meanwhile
         behind = [since for feed in feeds if (since := feed.behind_since) is not None]
         oldest_s = max(0.0, time.time() - min(behind)) if behind else 0.0
         return SinkLag(jobs_behind=len(behind), oldest_s=oldest_s)
 
-    def poke(self, found: list[RunDir] | None) -> None:
+    def notify(self, found: list[RunDir] | None) -> None:
         """There may be news; `found` are all run directories, when they were listed again."""
         if found is not None:
             self._found.put(found)
@@ -161,20 +163,20 @@ class SinkThread(threading.Thread):
         """Turn by turn, job by job."""
         while not self._ended:
             self._news.clear()
-            self._meet()
+            self._update_feeds()
             for feed in list(self._feeds.values()):
                 if self._ended:
                     break
                 feed.turn()
                 if feed.closed:
                     del self._feeds[feed.run.id]
-                    self._settled[feed.run.id] = feed.size
+                    self._closed[feed.run.id] = feed.size
             due = min((feed.due for feed in self._feeds.values()), default=float("inf"))
             self._news.wait(min(60.0, max(0.0, due - time.monotonic())))
         for feed in self._feeds.values():
             feed.stop()
 
-    def _meet(self) -> None:
+    def _update_feeds(self) -> None:
         while not self._found.empty():
             found = {run_dir.id: run_dir for run_dir in self._found.get()}
             for gone in self._feeds.keys() - found.keys():
@@ -185,7 +187,7 @@ class SinkThread(threading.Thread):
 
     def _adopt(self, run_dir: RunDir) -> None:
         size = events_size(run_dir)
-        if self._settled.get(run_dir.id) == size:
+        if self._closed.get(run_dir.id) == size:
             return
         try:
             feed = SinkFeed(self._sink, run_dir)
@@ -193,6 +195,6 @@ class SinkThread(threading.Thread):
             log.exception("%s: job %s: its cursor cannot be read", self._sink.name, run_dir.id)
             return
         if feed.closed:
-            self._settled[run_dir.id] = size
+            self._closed[run_dir.id] = size
         else:
             self._feeds[run_dir.id] = feed

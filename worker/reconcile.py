@@ -99,11 +99,11 @@ class Reconciler:
             if wiped:
                 self._store.maintenance.end_rebuild(self._token)
             if self._redis_trusted(now):
-                self._judge(open_jobs)
+                self._check_leases(open_jobs)
             for stage in Stage:
                 for _ in range(self._store.waiting(stage) - self._tickets.count(stage)):
                     self._tickets.add(stage)
-            self._say_why_nothing_trains()
+            self._report_missing_gpu()
         except StoreUnavailable as error:
             self._reachable_since = None
             log.warning("reconcile waits for Redis: %s", error)
@@ -132,11 +132,11 @@ class Reconciler:
                 records = list(pool.map(lambda run: self._projected(run, wiped), runs))
         else:
             records = [self._projected(run, wiped) for run in runs]
-        told = zip(runs, records, strict=True)
-        whole = [(run, record) for run, record in told if record is not None]
-        for mended in damaged & {run.id for run, _ in whole}:
-            self._store.mended(mended)
-            log.warning("job %s can be read again", mended)
+        pairs = zip(runs, records, strict=True)
+        whole = [(run, record) for run, record in pairs if record is not None]
+        for repaired in damaged & {run.id for run, _ in whole}:
+            self._store.clear_damage(repaired)
+            log.warning("job %s can be read again", repaired)
         return [(run, record) for run, record in whole if not record.status.terminal]
 
     def _projected(self, run: RunDir, wiped: bool) -> JobRecord | None:
@@ -151,13 +151,13 @@ class Reconciler:
             raise
         except Exception as error:  # whatever it is, it must not keep all other jobs from Redis
             hint = f"to remove it: `longhaul cancel {run.id}`, and `longhaul delete {run.id}` when it has ended"
-            said = f"an unexpected error, {type(error).__name__}: {error}"
-            self._show_damage(run, Damaged(said, hint=hint), error)
+            message = f"an unexpected error, {type(error).__name__}: {error}"
+            self._show_damage(run, Damaged(message, hint=hint), error)
         return None
 
     def _show_damage(self, run: RunDir, damage: Damaged, unforeseen: Exception | None = None) -> None:
         try:
-            if self._store.damaged(run, damage):
+            if self._store.mark_damaged(run, damage):
                 log.error("job %s is damaged and left alone: %s; %s", run.id, damage, damage.hint, exc_info=unforeseen)
         except (StoreUnavailable, redis.RedisError):
             raise
@@ -176,7 +176,7 @@ class Reconciler:
                 record = run.verified()
                 known = 0 if wiped else self._store.number(run.id)
                 if known > record.number:  # the file was repaired, or comes from a backup
-                    self._store.mended(run.id, anew=True)
+                    self._store.clear_damage(run.id, anew=True)
                     known = 0
                 # Also of a job that is known again already: an event of its own has told Redis all but its key.
                 if known == 0 and record.idempotency_key and record.body_sha256:
@@ -185,7 +185,7 @@ class Reconciler:
         self._records[run.id] = (state, record)
         return record
 
-    def _judge(self, open_jobs: list[tuple[RunDir, JobRecord]]) -> None:
+    def _check_leases(self, open_jobs: list[tuple[RunDir, JobRecord]]) -> None:
         for job, token in self._store.maintenance.expired():
             run = RunDir(self._runs / job)
             if not run.held():
@@ -224,7 +224,7 @@ class Reconciler:
         if new:
             log.warning("job %s: taken over, now %s", run.id, record.status.value)
 
-    def _say_why_nothing_trains(self) -> None:
+    def _report_missing_gpu(self) -> None:
         """When no train worker has a usable GPU, the job whose turn it is says so: once, and again if the why changes.
 
         In its events, and so in its record and to every sink. It moves no job: with a GPU the job starts by itself.
@@ -236,8 +236,8 @@ class Reconciler:
         why = "; ".join(sorted({str(worker.why) for worker in trainers}))
 
         def decide(record: JobRecord) -> list[AnyFact]:
-            told = record.status is not Status.QUEUED or record.waiting_reason == why
-            return [] if told else [DeviceWaiting(message=why)]
+            reported = record.status is not Status.QUEUED or record.waiting_reason == why
+            return [] if reported else [DeviceWaiting(message=why)]
 
         try:
             _, new = self._store.append(RunDir(self._runs / head), decide)

@@ -44,7 +44,7 @@ class Holder(BaseModel):
         return f"process {self.pid} on {self.host} (Redis {self.redis}) since {self.since}"
 
 
-class Occupied(LonghaulError):
+class RunsDirectoryInUse(LonghaulError):
     """The runs directory is held by a publish of another control plane, or by one that hangs: nobody can tell which."""
 
 
@@ -92,7 +92,8 @@ class RunsLock:
     def wait_or_join(self, stop: threading.Event) -> bool:
         """True: it is ours. False: its holder is of our control plane, and to be waited for; or we are stopped.
 
-        Raises Occupied: our Redis, which answers, has heard nothing of the holder for longer than it is ever silent.
+        Raises RunsDirectoryInUse: our Redis answers, and has heard nothing of the holder for longer than it is ever
+        silent.
         """
         left = UNKNOWN_S
         while not stop.is_set():
@@ -107,7 +108,7 @@ class RunsLock:
                     self._known = holder.name
                     return False
                 if left <= 0:
-                    raise Occupied(
+                    raise RunsDirectoryInUse(
                         f"{self._runs} is held by {holder or 'an unknown process'}, of which the Redis of "
                         "this one has not heard for a minute: it belongs to another control plane, or hangs. End that "
                         "process, or give this one a runs directory of its own (LONGHAUL_RUNS)"

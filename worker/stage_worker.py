@@ -46,11 +46,11 @@ class StageWorker(rq.Worker):
 
     def __init__(self, stage: Stage, settings: WorkerSettings, heartbeat: WorkerHeartbeat) -> None:
         self._stopping = threading.Event()
-        self._told_to_stop = False
+        self._stop_received = False
         super().__init__(
             [queue_name(stage)],
             name=heartbeat.name,
-            connection=connect(settings.redis_url, patient_until=self._waits_no_more),
+            connection=connect(settings.redis_url, patient_until=self._should_give_up),
             serializer=JSONSerializer,
             worker_ttl=20,
             job_monitoring_interval=5,
@@ -67,7 +67,7 @@ class StageWorker(rq.Worker):
         self.gpu_lost: str | None = None
         """Why this worker's GPU cannot be used any more: `work` has returned because of that."""
 
-    def _waits_no_more(self) -> bool:
+    def _should_give_up(self) -> bool:
         """Asked to stop, and the work in hand is done: what RQ has still to tell a Redis that is away is only its own.
 
         The parent must not leave before its horse, which is tied to it and may be waiting for a checkpoint.
@@ -84,10 +84,10 @@ class StageWorker(rq.Worker):
         """
         super().heartbeat(timeout, pipeline)
         if not self.horse_pid:  # a disk that a checkpoint is being written to may take its time
-            self._fitness.look()
+            self._fitness.check()
         busy = self._heartbeat.model_copy(update={"busy": bool(self.horse_pid)})
         report(self._store, busy.with_health(self._fitness.why))
-        if self._told_to_stop and self.get_state() == WorkerStatus.IDLE:
+        if self._stop_received and self.get_state() == WorkerStatus.IDLE:
             raise StopRequested
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
@@ -95,10 +95,10 @@ class StageWorker(rq.Worker):
 
         A second one changes nothing: the trainer is writing its checkpoint. SIGKILL is the last resort.
         """
-        if self._told_to_stop:
+        if self._stop_received:
             log.warning("already stopping: the trainer finishes its step and writes a checkpoint")
             return
-        self._told_to_stop = True
+        self._stop_received = True
         if self.horse_pid:
             os.kill(self.horse_pid, signal.SIGTERM)
         log.info("worker %s: stopping after the job in hand", self.name)
@@ -133,12 +133,12 @@ class StageWorker(rq.Worker):
     def execute_job(self, job: Job, queue: Queue) -> None:
         """Tickets of this stage; all else that somebody wrote to Redis is none, and was refused when it was read."""
         if isinstance(job, Ticket) and job.args == [self._stage.value]:
-            if (why := self._look_at_gpu()) is not None:
+            if (why := self._check_gpu()) is not None:
                 self._drop(job, queue)
                 self._leave_without_gpu(why)
             super().execute_job(job, queue)
             if self._horse_lost_gpu.is_set():
-                self._leave_without_gpu(self._look_at_gpu() or "the last attempt could not use the GPU")
+                self._leave_without_gpu(self._check_gpu() or "the last attempt could not use the GPU")
             return
         log.error("ticket %r is refused: it is for %.80r, this worker for %s", job.id, job.args, self._stage.value)
         self._drop(job, queue)
@@ -147,7 +147,7 @@ class StageWorker(rq.Worker):
         self.connection.lrem(queue.intermediate_queue_key, 1, job.id)
         job.delete()
 
-    def _look_at_gpu(self) -> str | None:
+    def _check_gpu(self) -> str | None:
         """Why the GPU that this worker found at its start cannot be used any more; None: it can, or there is none."""
         if self._heartbeat.gpu is None:
             return None

@@ -93,7 +93,7 @@ def work(stage_name: str) -> None:
     run = RunDir(context.settings.runs / job)
     try:
         with Lease(context.store, job, token) as lease:
-            record = (train if stage is Stage.TRAIN else examine)(context, run, stage, lease)
+            record = (train if stage is Stage.TRAIN else validate)(context, run, stage, lease)
     except Conflict as error:  # cancelled, paused or taken over meanwhile: the file decided
         log.info("job %s: let go in stage %s: %s", job, stage.value, error)
         context.store.release(job, token)
@@ -102,7 +102,7 @@ def work(stage_name: str) -> None:
         context.store.forget(job)
     except Damaged as error:
         log.error("job %s is left alone until it is repaired: %s", job, error)
-        context.store.damaged(run, error, release=token)
+        context.store.mark_damaged(run, error, release=token)
     else:
         if record.status in (Status.QUEUED, Status.VALIDATING):
             context.tickets.add(record.stage)
@@ -132,13 +132,13 @@ def follow(trainer: Trainer, run: RunDir, lease: Lease) -> Iterator[News]:
     ended = False
     while not ended:
         ended = trainer.wait(LOOK_S)
-        lines, now = trainer.listen(), run.state()
+        lines, now = trainer.read_lines(), run.state()
         yield News(lines, now != before, ended)
         before = now
         if not ended and lease.lost:
             trainer.kill("lease lost")
             raise Conflict(f"job {run.id}: another supervisor holds it")
-        if not ended and trainer.silent:
+        if not ended and trainer.stalled:
             trainer.kill("stalled")
 
 
@@ -149,22 +149,22 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
     attempt = record.attempt
     trainer = Trainer(run, stage, attempt, trainer_environment(context.settings, stage, run))
     rows_seen = 0
-    said: list[AnyFact] = []
-    told = 0
+    facts: list[AnyFact] = []
+    reported = 0
     retry_at = 0.0
-    asked = over = told_why = False
+    asked = over = explained = False
     for news in follow(trainer, run, lease):
-        said.extend(line.fact for line in news.lines if isinstance(line, Noted))
-        told_why = told_why or any(isinstance(line, Finished) for line in news.lines)
-        if not over and told < len(said) and (news.ended or time.monotonic() >= retry_at):
+        facts.extend(line.fact for line in news.lines if isinstance(line, Noted))
+        explained = explained or any(isinstance(line, Finished) for line in news.lines)
+        if not over and reported < len(facts) and (news.ended or time.monotonic() >= retry_at):
             try:
-                context.store.append(run, lambda now: unsaid(said, now, attempt), attempt=attempt)
-                told = len(said)
+                context.store.append(run, lambda now: unreported(facts, now, attempt), attempt=attempt)
+                reported = len(facts)
             except Conflict as error:
                 over = True
                 log.warning("job %s: attempt %d is over: %s", run.id, attempt, error)
             except (OSError, Damaged) as error:  # the facts are in the attempt file, too, and are reported later
-                log.error("job %s: %d events wait: %s", run.id, len(said) - told, error)
+                log.error("job %s: %d events wait: %s", run.id, len(facts) - reported, error)
                 retry_at = time.monotonic() + RETRY_S
         rows_seen = show_latest(context.store, run, rows_seen, record.scratch_attempt)
         if news.events_changed:
@@ -178,7 +178,7 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
             trainer.ask_to_stop()
     if lease.lost:
         raise Conflict(f"job {run.id}: another supervisor holds it")
-    end = trainer.end() if told_why else or_gpu_lost(trainer.end(), context.settings)
+    end = trainer.end() if explained else or_gpu_lost(trainer.end(), context.settings)
     lease.stop_renewing()
     while True:
         try:
@@ -194,9 +194,9 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
                 raise  # reconcile finds it
 
 
-def unsaid(said: list[AnyFact], now: JobRecord, attempt: int) -> list[AnyFact]:
-    """What the trainer has said that is not among the events: also what a repair has cut off them."""
-    return said[now.noted :] if now.attempt == attempt else said
+def unreported(facts: list[AnyFact], now: JobRecord, attempt: int) -> list[AnyFact]:
+    """What the trainer has noted that is not among the events: also what a repair has cut off them."""
+    return facts[now.noted :] if now.attempt == attempt else facts
 
 
 def or_gpu_lost(end: Finished, settings: WorkerSettings) -> Finished:
@@ -211,16 +211,16 @@ def or_gpu_lost(end: Finished, settings: WorkerSettings) -> Finished:
     return end
 
 
-def examine(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
+def validate(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
     """Check or prepare a job that is being validated."""
     run.verified()
     environment = trainer_environment(context.settings, stage, run)
     if (gpu := best_gpu(context.store)) is not None:
         environment[GPU] = gpu.encode()
     trainer = Trainer(run, stage, None, environment)
-    said: list[Noted | Finished] = []
+    lines: list[Noted | Finished] = []
     for news in follow(trainer, run, lease):
-        said += news.lines
+        lines += news.lines
         if news.ended:
             break
         if context.stopping.is_set():
@@ -229,7 +229,7 @@ def examine(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> 
         if news.events_changed and run.record().status is not Status.VALIDATING:
             trainer.kill("cancelled")
             raise Conflict("it is no longer being validated")
-    end = next((line for line in reversed(said) if isinstance(line, Finished)), None)
+    end = next((line for line in reversed(lines) if isinstance(line, Finished)), None)
     if end is None:
         end = trainer.end()
         if trainer.ended_by_signal and trainer.killed_for is None:
@@ -240,11 +240,11 @@ def examine(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> 
             lease.stop_renewing()
             return run.record()
     lease.stop_renewing()
-    record, _ = context.store.append(run, lambda now: verdict(run, now, stage, end), release=lease.token)
+    record, _ = context.store.append(run, lambda now: stage_outcome(run, now, stage, end), release=lease.token)
     return record
 
 
-def verdict(run: RunDir, record: JobRecord, stage: Stage, end: Finished) -> list[AnyFact]:
+def stage_outcome(run: RunDir, record: JobRecord, stage: Stage, end: Finished) -> list[AnyFact]:
     """What a finished check or prepare makes of the job."""
     if end.reason is not Reason.DONE:
         fault = end.error or Fault.of(end.reason, f" (stage {stage.value})")

@@ -60,7 +60,7 @@ class Trainer:
             return False
         return True
 
-    def listen(self) -> list[Noted | Finished]:
+    def read_lines(self) -> list[Noted | Finished]:
         """What it has said since the last call, heartbeats apart."""
         try:
             with open(self._file, "rb", opener=regular) as file:
@@ -70,7 +70,7 @@ class Trainer:
             return []
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
-        lines = [said for line in whole.splitlines() if (said := readable(line, self._file)) is not None]
+        lines = [parsed for line in whole.splitlines() if (parsed := readable(line, self._file)) is not None]
         if lines:
             self._heard = time.monotonic()
         for line in lines:
@@ -84,7 +84,7 @@ class Trainer:
         return self._beat.step if self._beat else 0
 
     @property
-    def silent(self) -> bool:
+    def stalled(self) -> bool:
         """Whether it has been silent for longer than its phase allows."""
         beat = self._beat
         if beat is None or beat.phase in SLOW_PHASES:
@@ -119,7 +119,7 @@ class Trainer:
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
             return self._ended(Reason.HOST_OUT_OF_MEMORY, place)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return self._ended(Reason.CRASH, f" ({how}){self._last_words()}")
+        return self._ended(Reason.CRASH, f" ({how}){self._last_output()}")
 
     @property
     def ended_by_signal(self) -> bool:
@@ -134,7 +134,7 @@ class Trainer:
         error = Fault.of(reason, details, hint=Reason.CRASH.hint)
         return Finished(at=time.time(), reason=reason, step=self.step, error=error)
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         try:
             with open(self.run.trainer_log, "rb") as file:
                 file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - 4096))

@@ -269,6 +269,6 @@ def event_log(file: Path) -> EventLog:
 
 def _clean(event: Event) -> Event:
     """Without secrets, which a library may have put into a message: an event is told to everybody, and kept."""
-    told = event.model_dump_json()
-    clean = redact(told)
-    return event if clean == told else Event.model_validate_json(clean)
+    text = event.model_dump_json()
+    clean = redact(text)
+    return event if clean == text else Event.model_validate_json(clean)

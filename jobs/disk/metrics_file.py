@@ -43,7 +43,7 @@ def last_metrics(file: Path, reach: int = 65_536) -> MetricRow | None:
     return next((row for line in reversed(lines) if (row := readable_row(line, file)) is not None), None)
 
 
-def cut_back(file: Path, step: int) -> None:
+def truncate_metrics(file: Path, step: int) -> None:
     """Remove the rows after `step`, which the attempt that begins there writes again, and damaged lines.
 
     The file is replaced: who reads it has the old rows or the new ones, never half of each. Where the disk has no room

@@ -62,25 +62,25 @@ def repair(run: RunDir) -> Repair:
                     raise _beyond(run, Damaged(f"{plan}, and the job has trained by it", hint=hint)) from None
                 first = whole_lines(run.events_file.read_bytes())[0]
                 record, end = fold(run.id, [read_event(first)]), len(first) + 1
-        backups, said = [], [f"job {run.id} was damaged: {why}"]
+        backups, notes = [], [f"job {run.id} was damaged: {why}"]
         if (size := run.events_file.stat().st_size) > end:
             backups.append(_backup(run.events_file))
             cut = _cut(run, record, end)
-            said.append(
+            notes.append(
                 f"events.jsonl is cut back to event {record.number}: {cut} lines ({size - end:,} bytes) are lost"
             )
         if plan is not None:
             backups.append((copy := _free(run.plan_file)).name)
             os.rename(run.plan_file, copy)  # whatever it is: a folder as well
-            said.append("plan.json is taken away" + ("" if record.status.terminal else ": it is made again"))
+            notes.append("plan.json is taken away" + ("" if record.status.terminal else ": it is made again"))
         sync_folder(run.path)
         status = events.record().status
-    said.append(f"the job is {status} now")
+    notes.append(f"the job is {status} now")
     if status in (Status.VALIDATING, Status.QUEUED):
-        said[-1] += f", and a worker will take it (`longhaul cancel {run.id}` if it is not to continue)"
-    said.append(f"copies of what was damaged: {' and '.join(backups)}")
-    log.warning("%s", "; ".join(said))
-    return Repair("; ".join(said), backups)
+        notes[-1] += f", and a worker will take it (`longhaul cancel {run.id}` if it is not to continue)"
+    notes.append(f"copies of what was damaged: {' and '.join(backups)}")
+    log.warning("%s", "; ".join(notes))
+    return Repair("; ".join(notes), backups)
 
 
 def _beyond(run: RunDir, why: Damaged) -> Damaged:

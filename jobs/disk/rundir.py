@@ -233,7 +233,7 @@ class RunDir:
         """What the trainer of that attempt has written so far."""
         file = self.attempt_file(name)
         lines = whole_lines(read_regular(file)) if file.exists() else []
-        return [said for line in lines if (said := readable(line, file)) is not None]
+        return [parsed for line in lines if (parsed := readable(line, file)) is not None]
 
 
 def create(runs: Path, job: str, spec: JobSpec, first: AnyFact) -> tuple[RunDir, bool]:

@@ -28,7 +28,7 @@ def probe(folder: Path) -> None:
 def unwritable(folders: Iterable[Path]) -> str | None:
     """Make these folders where they are missing. One line on the first that cannot be written; None: all can.
 
-    A full disk is no such case: that is said of what is asked for, and passes.
+    A full disk is no such case: whoever writes reports it, and it passes.
     """
     for folder in folders:
         try:
@@ -51,12 +51,12 @@ def _whose(folder: Path) -> str:
     uid, gid = os.geteuid(), os.getegid()
     here = "it" if place == folder else str(place)
     mode = stat.S_IMODE(found.st_mode)
-    said = f"{here} is owned by {found.st_uid}:{found.st_gid} with mode {mode:o}, and this process runs as {uid}:{gid}"
+    state = f"{here} is owned by {found.st_uid}:{found.st_gid} with mode {mode:o}, and this process runs as {uid}:{gid}"
     if not stat.S_ISDIR(found.st_mode):
-        return f"{said}. It is not a folder: name another place"
+        return f"{state}. It is not a folder: name another place"
     name = shlex.quote(str(place))
     if found.st_uid == uid and mode & 0o700 != 0o700:
-        return f"{said}. What helps: chmod u+rwx {name}"
+        return f"{state}. What helps: chmod u+rwx {name}"
     if uid in (0, found.st_uid):
-        return f"{said}. Its file system takes no writes: mount it writable, or name another place"
-    return f"{said}. What helps: sudo chown -R {uid}:{gid} {name} (in a container: the folder that is mounted there)"
+        return f"{state}. Its file system takes no writes: mount it writable, or name another place"
+    return f"{state}. What helps: sudo chown -R {uid}:{gid} {name} (in a container: the folder that is mounted there)"

@@ -125,8 +125,8 @@ def where_secret(document: object, path: str = "") -> str | None:
     match document:
         case str():
             name = path.rpartition(".")[2]
-            told = json.dumps({name: document}, ensure_ascii=False)
-            return path if redact(told) != told else None
+            text = json.dumps({name: document}, ensure_ascii=False)
+            return path if redact(text) != text else None
         case dict():
             children = [(f"{path}.{key}" if path else str(key), value) for key, value in document.items()]
         case list():

@@ -74,7 +74,7 @@ class Feed:
         self._unread = unread
 
     async def __aenter__(self) -> Feed:
-        self._reader = asyncio.create_task(self._read_for_ever())
+        self._reader = asyncio.create_task(self._read_forever())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -146,7 +146,7 @@ class Feed:
             log.error("job %s: event %d cannot be read by this version: %s", job, number, error.errors()[0]["msg"])
         return Delivered(number, _type(raw) in LAST_EVENTS, self._unread(job, number, raw)) if self._unread else None
 
-    async def _read_for_ever(self) -> None:
+    async def _read_forever(self) -> None:
         """Nothing ends the reader: everybody who follows any job hears from it."""
         while True:
             try:
@@ -161,7 +161,7 @@ class Feed:
         """From the newest event on: what came before may be trimmed, or Redis replaced, so everybody looks first."""
         newest = await _answer(self._redis.xrevrange(ALL_EVENTS, count=1))
         position = newest[0][0].decode() if newest else "0-0"
-        self._all_look_again()
+        self._reread_all()
         while True:
             answer = await _answer(self._redis.xread({ALL_EVENTS: position}, count=1000, block=BLOCK_MS))
             for _, rows in answer or []:
@@ -171,10 +171,10 @@ class Feed:
                     position = row.decode()
                 followers = 0
                 for job, events in news.items():
-                    followers += await self._hand_out(job, events)
+                    followers += await self._dispatch(job, events)
                 await asyncio.sleep(followers * TOGETHER_S)
 
-    async def _hand_out(self, job: str, events: list[bytes]) -> int:
+    async def _dispatch(self, job: str, events: list[bytes]) -> int:
         """Returns how many followers were notified."""
         followers = list(self._followers.get(job, ()))
         if not followers:
@@ -187,18 +187,18 @@ class Feed:
                 # Its followers look where its number stands beside it; the reader is there for those of all the others.
                 log.error("job %s has an event that this version cannot read: %s", job, error.errors()[0]["msg"])
                 for follower in followers:
-                    follower.look_again()
+                    follower.reread()
         # A few at a time: whoever asks something else meanwhile does not wait for hundreds of answers to be sent.
         for count, follower in enumerate(followers, start=1):
-            follower.tell(news)
+            follower.deliver(news)
             if count % AT_ONCE == 0:
                 await asyncio.sleep(PAUSE_S)
         return len(followers)
 
-    def _all_look_again(self) -> None:
+    def _reread_all(self) -> None:
         for followers in self._followers.values():
             for follower in followers:
-                follower.look_again()
+                follower.reread()
 
 
 def _type(raw: bytes) -> object:
@@ -229,14 +229,14 @@ class _Follower:
         self._waiting: list[Delivered] = []
         self._missed = False
 
-    def tell(self, news: list[Delivered]) -> None:
+    def deliver(self, news: list[Delivered]) -> None:
         if len(self._waiting) + len(news) <= MOST_WAITING:
             self._waiting += news
             self.news.set()
         else:
-            self.look_again()
+            self.reread()
 
-    def look_again(self) -> None:
+    def reread(self) -> None:
         """Drop what waits: it is to be read from the job's stream."""
         self._waiting.clear()
         self._missed = True

@@ -58,7 +58,7 @@ class Queue:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Snapshot:
     """The whole of it."""
 
     jobs: dict[str, int]
@@ -77,11 +77,11 @@ class Gauges:
     def __init__(self, client: redis.Redis) -> None:
         self._call = Scripts(client, HELPERS + WHOLE)
 
-    def read(self) -> Standing:
+    def read(self) -> Snapshot:
         """As of now."""
         statuses, stages = [*(status.value for status in Status), DAMAGED], [stage.value for stage in Stage]
         jobs, queues, running = self._call(_STANDING, MOST_RUNNING, *statuses, "", *stages)
-        return Standing(
+        return Snapshot(
             jobs=dict(zip(statuses, jobs, strict=True)),
             queues={
                 stage: Queue(length, waited / 1000)

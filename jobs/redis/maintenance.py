@@ -79,15 +79,15 @@ class Maintenance:
 
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
-        self._move = Scripts(client, HELPERS)
+        self._script = Scripts(client, HELPERS)
 
     def lead(self, token: str, ttl_ms: int) -> bool:
         """Whether this reconciler is the active one."""
-        return bool(self._move(LEAD, token, ttl_ms))
+        return bool(self._script(LEAD, token, ttl_ms))
 
     def resign(self, token: str) -> None:
         """Let another reconciler lead at once."""
-        self._move(RESIGN, token)
+        self._script(RESIGN, token)
 
     def uptime_s(self) -> float:
         """Seconds since Redis started."""
@@ -96,7 +96,7 @@ class Maintenance:
 
     def begin_rebuild(self, token: str) -> bool:
         """Whether Redis was wiped (or is new) and has to be given every run directory; then `end_rebuild` follows."""
-        return bool(self._move(BEGIN_REBUILD, token))
+        return bool(self._script(BEGIN_REBUILD, token))
 
     def wiped(self) -> bool:
         """Whether Redis has to be given every run directory, or is just being filled."""
@@ -105,7 +105,7 @@ class Maintenance:
 
     def end_rebuild(self, token: str) -> bool:
         """Redis knows everything again. False: it was wiped once more meanwhile."""
-        return bool(self._move(END_REBUILD, token))
+        return bool(self._script(END_REBUILD, token))
 
     def known(self) -> set[str]:
         """Ids of all jobs that Redis has heard of."""
@@ -119,9 +119,9 @@ class Maintenance:
 
     def expired(self) -> list[tuple[str, str]]:
         """(id, token) of leases that have run out."""
-        flat = [item.decode() for item in self._move(EXPIRED)]
+        flat = [item.decode() for item in self._script(EXPIRED)]
         return list(zip(flat[::2], flat[1::2], strict=True))
 
     def expire(self, job: str, token: str) -> int:
         """Drop a lease that has run out. Returns how often that happened in this stage; 0: it was renewed meanwhile."""
-        return int(self._move(EXPIRE, job, token))
+        return int(self._script(EXPIRE, job, token))

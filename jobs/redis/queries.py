@@ -70,11 +70,11 @@ end
 #   Start and finish are Unix ms, '' where nobody can tell and for a job that does not wait for a GPU
 # - `needs(id)`: ms that it still needs, as `jobs/estimate.py` says; and, if there is one, the Unix ms of the row of
 #   metrics from which they count
-# - `foresee()`: the same two by id, for the first jobs that wait for a GPU, from what each is expected to need, what
+# - `estimate()`: the same two by id, for the first jobs that wait for a GPU, from what each is expected to need, what
 #   those on a GPU have left, and how many train workers there are. Later jobs are left out from the first on of which
 #   nobody knows how long it takes
 SHOWN = """
-local FORESEEN = 100  -- a job with more before it has no estimate: it would be a guess
+local MAX_ESTIMATED = 100  -- a job with more before it has no estimate: it would be a guess
 local function newest(id)
   local row = redis.call('HGET', lj(id) .. ':latest', 'row')
   return row and cjson.decode(row)
@@ -92,8 +92,8 @@ end
 local function trainers()
   local count = 0
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', 'longhaul:workers', now() - 60000, '+inf')) do
-    local said = redis.pcall('GET', 'longhaul:worker:' .. name)
-    local read, facts = pcall(cjson.decode, type(said) == 'string' and said or '')
+    local raw = redis.pcall('GET', 'longhaul:worker:' .. name)
+    local read, facts = pcall(cjson.decode, type(raw) == 'string' and raw or '')
     if read and type(facts) == 'table' and facts.stage == 'train' and facts.healthy == true then count = count + 1 end
   end
   return count
@@ -105,7 +105,7 @@ local function on_gpus()
   end
   return ids
 end
-local function foresee()
+local function estimate()
   local from, free = now(), {}
   for _, id in ipairs(on_gpus()) do
     local needed, at = needs(id)
@@ -116,7 +116,7 @@ local function foresee()
   for _ = #free + 1, trainers() do table.insert(free, from) end
   if #free == 0 then return {} end
   local expected = {}
-  for _, id in ipairs(redis.call('ZRANGE', 'longhaul:order:train', 0, FORESEEN)) do
+  for _, id in ipairs(redis.call('ZRANGE', 'longhaul:order:train', 0, MAX_ESTIMATED)) do
     local needed, gpu = needs(id), 1
     for i = 2, #free do if free[i] < free[gpu] then gpu = i end end
     local start = math.max(free[gpu], tonumber(redis.call('HGET', lj(id), 'not_before') or '0'))
@@ -132,8 +132,8 @@ local function shown(id)
   if not h[1] then return nil end
   local rank = redis.call('ZRANK', 'longhaul:order:' .. (h[3] or ''), id)
   local times = {'', ''}
-  if rank and h[3] == 'train' and rank <= FORESEEN then
-    expected = expected or foresee()
+  if rank and h[3] == 'train' and rank <= MAX_ESTIMATED then
+    expected = expected or estimate()
     times = expected[id] or times
   end
   local row = redis.call('HGET', lj(id) .. ':latest', 'row')

@@ -131,8 +131,8 @@ return done
 """
 
 # ARGV: id, JSON of what is wrong, record as far as it can be read, submitted (ms), spec ('' if nobody can read it),
-#       token to release ('' for none) → 1. The job is in no order and in no state until MEND.
-DAMAGE = """
+#       token to release ('' for none) → 1. The job is in no order and in no state until CLEAR_DAMAGE.
+MARK_DAMAGED = """
 local id = ARGV[1]
 local job = lj(id)
 if redis.call('HSETNX', job, 'record', ARGV[3]) == 1 then
@@ -148,7 +148,7 @@ return 1
 """
 
 # ARGV: id, 1 if all of it is to be projected anew → 1: its directory can be read again
-MEND = """
+CLEAR_DAMAGE = """
 local id = ARGV[1]
 local job = lj(id)
 redis.call('HDEL', job, 'damaged')

@@ -62,7 +62,7 @@ class Store:
 
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
-        self._move = Scripts(client, scripts.HELPERS)
+        self._script = Scripts(client, scripts.HELPERS)
         self._ask = Scripts(client, scripts.HELPERS + queries.WHOLE + queries.SHOWN)
         self.workers = Workers(client)
         self.maintenance = Maintenance(client)
@@ -81,10 +81,10 @@ class Store:
 
         `on_disk` is asked who came first when Redis was wiped and has not been refilled.
         """
-        found = self._move(scripts.RESERVE, key, job, body_sha256, KEEP_RESERVATION_S, 0)
+        found = self._script(scripts.RESERVE, key, job, body_sha256, KEEP_RESERVATION_S, 0)
         if not found:
             job, body_sha256 = on_disk() or (job, body_sha256)
-            found = self._move(scripts.RESERVE, key, job, body_sha256, KEEP_RESERVATION_S, 1)
+            found = self._script(scripts.RESERVE, key, job, body_sha256, KEEP_RESERVATION_S, 1)
         first, body = found
         return first.decode(), (body or b"").decode()
 
@@ -114,7 +114,7 @@ class Store:
         pairs: list[str | int] = []
         for event in events:
             pairs += [event.number, event.model_dump_json()]
-        have, gap = self._move(
+        have, gap = self._script(
             scripts.PROJECT, run.id, record.number - len(events), record.number, record.model_dump_json(),
             record.status.value, record.stage.value, -record.priority * 10**13 + submitted_ms,
             int(record.not_before * 1000), submitted_ms, spec, indexes, *_effort(record), release or "", *pairs,
@@ -190,19 +190,19 @@ class Store:
 
     def claim(self, stage: Stage, token: str) -> str | None:
         """Take the head of the order whose time has come, and its lease, in one move. None: nothing is due."""
-        job = self._move(scripts.CLAIM, stage.value, token, LEASE_MS)
+        job = self._script(scripts.CLAIM, stage.value, token, LEASE_MS)
         return job.decode() if job else None
 
     def renew(self, job: str, token: str) -> bool:
         """Hold the lease for another 30 s; a lease that nobody holds is taken again. False: somebody else holds it."""
-        return bool(self._move(scripts.RENEW, job, token, LEASE_MS))
+        return bool(self._script(scripts.RENEW, job, token, LEASE_MS))
 
     def release(self, job: str, token: str) -> bool:
         """Let go of the lease; a job that still waits goes back to its old place."""
-        return bool(self._move(scripts.RELEASE, job, token))
+        return bool(self._script(scripts.RELEASE, job, token))
 
-    def damaged(self, run: RunDir, error: Damaged, *, release: str | None = None) -> bool:
-        """Show a job as damaged, in no order, until it is `mended`. True: that is news."""
+    def mark_damaged(self, run: RunDir, error: Damaged, *, release: str | None = None) -> bool:
+        """Show a job as damaged, in no order, until it is `clear_damage` is called. True: that is news."""
         fault = damage(error).model_dump_json()
         with reachable():
             known = cast(bytes | None, self._redis.hget(job_key(run.id), "damaged"))
@@ -211,14 +211,20 @@ class Store:
             record, _ = event_log(run.events_file).whole()
             submitted_s = record.submitted_at or (run.spec_file if run.spec_file.exists() else run.path).stat().st_mtime
             spec = run.spec_text()
-            self._move(
-                scripts.DAMAGE, run.id, fault, record.model_dump_json(), int(submitted_s * 1000), spec, release or ""
+            self._script(
+                scripts.MARK_DAMAGED,
+                run.id,
+                fault,
+                record.model_dump_json(),
+                int(submitted_s * 1000),
+                spec,
+                release or "",
             )
         return news
 
-    def mended(self, job: str, *, anew: bool = False) -> None:
+    def clear_damage(self, job: str, *, anew: bool = False) -> None:
         """The run directory can be read again. `anew`: of the job's events Redis takes back all that it has."""
-        self._move(scripts.MEND, job, int(anew))
+        self._script(scripts.CLEAR_DAMAGE, job, int(anew))
 
     def all_damaged(self) -> list[str]:
         """Ids of jobs that are shown as damaged, oldest first."""
@@ -227,7 +233,7 @@ class Store:
 
     def forget(self, job: str) -> None:
         """Drop everything about a job that has no directory any more."""
-        self._move(scripts.FORGET, job)
+        self._script(scripts.FORGET, job)
 
     def waiting(self, stage: Stage) -> int:
         """Jobs in the order of a stage."""

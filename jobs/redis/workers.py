@@ -34,19 +34,19 @@ return 1
 # ARGV: ms until a worker is forgotten → {now (ms), {name, heard (ms), what it said ('' if nobody said that), …},
 # {id, token of each lease, …}}
 _WORKERS = """
-local said = {}
+local reports = {}
 local names = redis.call('ZRANGEBYSCORE', 'longhaul:workers', now() - ARGV[1], '+inf', 'WITHSCORES')
 for i = 1, #names, 2 do
   local raw = redis.pcall('GET', 'longhaul:worker:' .. names[i])
   if type(raw) ~= 'string' then raw = '' end
-  for _, each in ipairs({names[i], names[i + 1], raw}) do table.insert(said, each) end
+  for _, each in ipairs({names[i], names[i + 1], raw}) do table.insert(reports, each) end
 end
 local held = {}
 for _, id in ipairs(redis.call('ZRANGE', 'longhaul:leases', 0, -1)) do
   table.insert(held, id)
   table.insert(held, redis.call('HGET', lj(id), 'lease') or '')
 end
-return {now(), said, held}
+return {now(), reports, held}
 """
 
 
@@ -59,8 +59,8 @@ class Workers:
 
     def report(self, heartbeat: WorkerHeartbeat) -> None:
         """A worker's heartbeat; forgotten after a minute of silence."""
-        said = json.dumps(heartbeat.model_dump(exclude_unset=True))
-        self._call(_REPORT, heartbeat.name, said, FORGOTTEN_MS)
+        report = json.dumps(heartbeat.model_dump(exclude_unset=True))
+        self._call(_REPORT, heartbeat.name, report, FORGOTTEN_MS)
 
     def forget(self, name: str) -> None:
         """A worker left in good order."""
@@ -70,15 +70,15 @@ class Workers:
 
     def all(self) -> list[Worker]:
         """Workers heard of in the last minute, by name. What is no heartbeat is passed over, with a word in the log."""
-        now, said, held = self._call(_WORKERS, FORGOTTEN_MS)
-        hands = {
+        now, reports, held = self._call(_WORKERS, FORGOTTEN_MS)
+        leases = {
             worker: (job.decode(), since)
             for job, (worker, since) in zip(held[::2], map(_holder, held[1::2]), strict=True)
         }
         found = []
-        for raw_name, heard, raw in sorted(zip(said[::3], said[1::3], said[2::3], strict=True)):
+        for raw_name, heard, raw in sorted(zip(reports[::3], reports[1::3], reports[2::3], strict=True)):
             name = raw_name.decode(errors="replace")
-            job, since = hands.get(name, (None, None))
+            job, since = leases.get(name, (None, None))
             seen, age = float(heard) / 1000, (now - float(heard)) / 1000
             try:
                 found.append(_worker(raw, job=job, job_since=since, last_seen_at=seen, heartbeat_age_s=age))

@@ -12,7 +12,7 @@ from jobs.metrics import MetricRow
 from service.answers.parts import Answer, Page
 
 
-class Stretch(Answer):
+class MetricPointBase(Answer):
     """Some fields of a row (`fields`); or, with `points`, the mean of each over a stretch of rows."""
 
     step: int
@@ -34,14 +34,14 @@ def _figures() -> dict[str, Any]:
     return {
         name: (float | None, Field(default=None, description=field.description))
         for name, field in MetricRow.model_fields.items()
-        if name not in Stretch.model_fields
+        if name not in MetricPointBase.model_fields
     }
 
 
 if TYPE_CHECKING:
-    MetricPoint = Stretch
+    MetricPoint = MetricPointBase
 else:
-    MetricPoint = create_model("MetricPoint", __base__=Stretch, __doc__=Stretch.__doc__, **_figures())
+    MetricPoint = create_model("MetricPoint", __base__=MetricPointBase, __doc__=MetricPointBase.__doc__, **_figures())
 
 
 class MetricList(Page):

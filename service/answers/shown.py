@@ -100,12 +100,12 @@ def shown_event(event: Event) -> EventEnvelope:
 
 def unread_event(job: str, number: int, raw: bytes) -> dict[str, Any]:
     """An event that this version cannot read, as far as it looks like one; `message` is all that Redis holds of it."""
-    said: Any = {}
+    envelope: Any = {}
     with suppress(ValueError):
-        said = json.loads(raw)
-    said = said if isinstance(said, dict) else {}
-    fact = said["fact"] if isinstance(said.get("fact"), dict) else {}
-    at, attempt = said.get("at"), said.get("attempt")
+        envelope = json.loads(raw)
+    envelope = envelope if isinstance(envelope, dict) else {}
+    fact = envelope["fact"] if isinstance(envelope.get("fact"), dict) else {}
+    at, attempt = envelope.get("at"), envelope.get("attempt")
     at = at if isinstance(at, float | int) and math.isfinite(at) else 0.0
     kind = str(fact.get("type"))
     return {

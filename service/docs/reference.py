@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from jobs.events import AnyFact, Event
 from jobs.metrics import MetricRow
 from jobs.reasons import Reason
-from jobs.redis.gauges import Standing
+from jobs.redis.gauges import Snapshot
 from jobs.spec import JobSpec
 from service.answers.wording import UNWORDED
 from service.edge.access import RequestMetrics
@@ -128,7 +128,7 @@ def _metrics() -> Iterator[str]:
     yield "\n## Prometheus\n\n`GET /metrics`, from `service/routes/prometheus.py`.\n"
     registry = CollectorRegistry()
     RequestMetrics(registry).observe({"method": "GET"}, 200, 0.0)
-    families = [*prometheus.families([], Standing({}, {}, []), 0), *UNWORDED.collect(), *registry.collect()]
+    families = [*prometheus.families([], Snapshot({}, {}, []), 0), *UNWORDED.collect(), *registry.collect()]
     rows = []
     for family in families:
         labels = getattr(family, "_labelnames", ()) or (family.samples[0].labels if family.samples else ())
@@ -167,14 +167,14 @@ def _environment(text: str) -> Iterator[str]:
     for block in text.split("\n\n")[1:]:
         title, *lines = block.strip().splitlines()
         yield f"\n## {title.removeprefix('# ')}\n"
-        rows, said = [], ""
+        rows, meaning = [], ""
         for line in lines:
             if line.startswith("#"):
-                said += line.removeprefix("#")
+                meaning += line.removeprefix("#")
             else:
                 name, _, default = line.partition("=")
-                rows.append((f"`{name}`", f"`{default}`" if default else "", said.strip()))
-                said = ""
+                rows.append((f"`{name}`", f"`{default}`" if default else "", meaning.strip()))
+                meaning = ""
         yield from _table(("variable", "default", "meaning"), rows)
 
 

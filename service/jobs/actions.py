@@ -176,7 +176,7 @@ class Actions:
         with run.locked() as events:
             record = run.record()
             try:
-                self.store.mended(job, anew=True)
+                self.store.clear_damage(job, anew=True)
                 self.store.project(run, record, events)
             except StoreUnavailable as error:
                 log.warning("job %s is repaired, and reconcile will tell Redis: %s", job, error)
@@ -202,7 +202,7 @@ class Actions:
 
     def _show_damage(self, run: RunDir, error: Damaged) -> None:
         try:
-            self.store.damaged(run, error)
+            self.store.mark_damaged(run, error)
         except StoreUnavailable as away:
             log.warning("job %s is damaged, and reconcile will tell Redis: %s", run.id, away)
 

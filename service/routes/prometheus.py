@@ -22,7 +22,7 @@ from jobs.estimate import present
 from jobs.heartbeat import Worker
 from jobs.metrics import MetricRow
 from jobs.record import JobRecord
-from jobs.redis.gauges import Gauges, Standing
+from jobs.redis.gauges import Gauges, Snapshot
 from jobs.redis.workers import Workers
 from service.openapi.documented import documented
 from service.reading.stream import Streams
@@ -67,30 +67,30 @@ class ServiceCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Redis away: that alone, and what needs none. While it recovers: nothing of jobs."""
         workers: list[Worker] | None = None
-        standing: Standing | None = None
+        snapshot: Snapshot | None = None
         try:
             workers = self._workers.all()
             with suppress(Recovering):
-                standing = self._gauges.read()
+                snapshot = self._gauges.read()
         except StoreUnavailable as error:
             log.warning("metrics without Redis: %s", error)
             workers = None
-        yield from families(workers, standing, self._streams.open)
+        yield from families(workers, snapshot, self._streams.open)
 
 
-def families(workers: list[Worker] | None, standing: Standing | None, open_streams: int) -> Iterator[Metric]:
-    """All figures but those of requests. `workers` is None while Redis is away, `standing` also while it recovers."""
+def families(workers: list[Worker] | None, snapshot: Snapshot | None, open_streams: int) -> Iterator[Metric]:
+    """All figures but those of requests. `workers` is None while Redis is away, `snapshot` also while it recovers."""
     yield _gauge("open_streams", "Event streams and followed logs that are open.", open_streams)
     yield _gauge("redis_up", "Whether Redis answers.", workers is not None)
     if workers is None:
         return
-    yield _gauge("redis_recovering", "Whether it is being refilled with all jobs.", standing is None)
+    yield _gauge("redis_recovering", "Whether it is being refilled with all jobs.", snapshot is None)
     yield from _of_workers(workers)
     yield from _of_sinks(workers)
-    if standing is None:
+    if snapshot is None:
         return
-    yield _gauges("jobs", "Jobs by state, and damaged ones.", "status", standing.jobs)
-    queues = {stage.value: queue for stage, queue in standing.queues.items()}
+    yield _gauges("jobs", "Jobs by state, and damaged ones.", "status", snapshot.jobs)
+    queues = {stage.value: queue for stage, queue in snapshot.queues.items()}
     yield _gauges("queue_length", "Jobs that wait.", "stage", {name: each.length for name, each in queues.items()})
     yield _gauges(
         "queue_oldest_age_seconds",
@@ -98,7 +98,7 @@ def families(workers: list[Worker] | None, standing: Standing | None, open_strea
         "stage",
         {name: each.oldest_s for name, each in queues.items()},
     )
-    yield from _of_jobs(standing.running)
+    yield from _of_jobs(snapshot.running)
 
 
 def routes(registry: CollectorRegistry) -> APIRouter:

@@ -13,9 +13,9 @@ import pytest
 from jobs.disk import event_log, files
 from jobs.disk.event_log import EventLog, read_event
 from jobs.disk.files import LineWriter, append_line
-from jobs.disk.metrics_file import cut_back, last_metrics
+from jobs.disk.metrics_file import last_metrics, truncate_metrics
 from jobs.disk.rundir import RunDir, create, list_runs
-from jobs.errors import Conflict, Damaged, IllegalMove, Superseded
+from jobs.errors import Conflict, Damaged, InvalidTransition, Superseded
 from jobs.events import (
     EVENT_TYPES,
     AnyFact,
@@ -133,7 +133,7 @@ def numbered(job: str, record: JobRecord, facts: list[AnyFact]) -> list[Event]:
 
 def test_nothing_is_written_when_one_of_several_facts_may_not_follow(run: RunDir) -> None:
     before = run.events_file.read_bytes()
-    with pytest.raises(IllegalMove):
+    with pytest.raises(InvalidTransition):
         run.append([checked(), JobPaused()])
     assert run.events_file.read_bytes() == before
 
@@ -379,15 +379,15 @@ def test_what_a_full_disk_does_not_take_is_written_later_in_order(run: RunDir, m
 def test_rows_beyond_the_step_where_an_attempt_begins_are_removed(
     run: RunDir, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut_back(run.metrics_file, 10)
+    truncate_metrics(run.metrics_file, 10)
     assert not run.metrics_file.exists()
     # As earlier versions left it: step 20 twice. The last line is torn.
     rows = [row(10, 3.0), row(20, 2.0), row(30, 1.5), row(20, 1.9, attempt=2)]
     run.metrics_file.write_text("".join(f"{each.model_dump_json()}\n" for each in rows) + 'no row\n{"step": 40, "lo')
-    cut_back(run.metrics_file, 20)
+    truncate_metrics(run.metrics_file, 20)
     assert read_lines(run.metrics_file, MetricRow) == [rows[0], rows[3]] and "no row of metrics" in caplog.text
     before = run.metrics_file.stat()
-    cut_back(run.metrics_file, 20)
+    truncate_metrics(run.metrics_file, 20)
     assert run.metrics_file.stat() == before, "nothing to do, nothing done"
 
     def full(*arguments: object) -> None:
@@ -395,8 +395,8 @@ def test_rows_beyond_the_step_where_an_attempt_begins_are_removed(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        cut_back(run.metrics_file, 0)
+        truncate_metrics(run.metrics_file, 0)
     assert read_lines(run.metrics_file, MetricRow) == [rows[0], rows[3]] and "no room on the disk" in caplog.text
     assert not list(run.path.glob(".metrics*"))
-    cut_back(run.metrics_file, 0)
+    truncate_metrics(run.metrics_file, 0)
     assert run.metrics_file.read_bytes() == b""

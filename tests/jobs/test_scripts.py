@@ -76,11 +76,11 @@ def scenario(store: Store, runs: Path) -> None:
     assert store.maintenance.expire("job-a", "t4") == 0
     store.append(run, [AttemptEnded(reason="interrupted"), JobQueued()], attempt=1, release="t4")
     assert store.claim(Stage.TRAIN, "t5") == "job-a"
-    store.damaged(run, Damaged("no more", hint="h"), release="t5")
+    store.mark_damaged(run, Damaged("no more", hint="h"), release="t5")
     assert store.waiting(Stage.TRAIN) == 0 and store.all_damaged() == ["job-a"]
-    store.mended("job-a")
+    store.clear_damage("job-a")
     assert store.waiting(Stage.TRAIN) == 1 and store.all_damaged() == []
-    store.damaged(run, Damaged("no more", hint="h"))
+    store.mark_damaged(run, Damaged("no more", hint="h"))
     assert store.page(after=None, limit=1)[1] and store.get("job-a").position is None and store.using("rows") == []
     store.forget("job-b")
     assert store.maintenance.known() == {"job-a"}
@@ -166,7 +166,7 @@ def test_one_ticket_too_many_finds_nothing(redis_url: str, tmp_path: Path) -> No
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(won) == 1 and refused == ["IllegalMove"] * 7
+    assert len(won) == 1 and refused == ["InvalidTransition"] * 7
     assert [event.number for event in run.events()] == [1, 2, 3, 4, 5] == [e.number for e in store.events("job-a")]
 
 

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from jobs.errors import IllegalMove
-from jobs.state import MOVES, Status, move
+from jobs.errors import InvalidTransition
+from jobs.state import TRANSITIONS, Status, transition
 
 DESIGN = {
     ("validating", "queued"), ("queued", "running"), ("running", "succeeded"),
@@ -18,16 +18,16 @@ DESIGN = {
 
 
 def test_the_table_is_the_design() -> None:
-    assert {(source.value, target.value) for source, targets in MOVES.items() for target in targets} == DESIGN
+    assert {(source.value, target.value) for source, targets in TRANSITIONS.items() for target in targets} == DESIGN
 
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(Status, Status)))
 def test_a_move_is_made_or_both_names_are_said(source: Status, target: Status) -> None:
     if (source.value, target.value) in DESIGN:
-        assert move(source, target) is target
+        assert transition(source, target) is target
     else:
-        with pytest.raises(IllegalMove, match=f"{source.value} cannot become {target.value}"):
-            move(source, target)
+        with pytest.raises(InvalidTransition, match=f"{source.value} cannot become {target.value}"):
+            transition(source, target)
 
 
 def test_terminal_states() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.disk.files import append_line
-from jobs.disk.metrics_file import cut_back
+from jobs.disk.metrics_file import truncate_metrics
 from jobs.metrics import MetricRow
 from service.reading import metric_series
 from service.reading.metric_series import FIELDS, Series, SeriesCache, chosen
@@ -155,7 +155,7 @@ def test_redone_steps_are_those_of_the_newest_attempt_however_often_it_began_aga
 
     write(file, [metric_row(step) for step in range(10, 101, 10)])
     assert steps()[-1] == (100, 1)
-    cut_back(file, 50)
+    truncate_metrics(file, 50)
     write(file, [metric_row(step, attempt=2) for step in range(60, 121, 10)])
     assert steps() == [*((step, 1) for step in range(10, 51, 10)), *((step, 2) for step in range(60, 121, 10))]
     # Cut twice between two looks: the file may have the inode again that it had at the first, and be as long or longer.

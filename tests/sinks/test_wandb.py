@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jobs.disk.metrics_file import cut_back
+from jobs.disk.metrics_file import truncate_metrics
 from jobs.disk.repair import repair
 from jobs.events import (
     AttemptEnded,
@@ -58,7 +58,7 @@ def test_online_one_run_per_job_across_restarts_and_attempts(tmp_path: Path) -> 
         crash = Fault(code="crash", message="Segmentation fault")
         run.append([AttemptEnded(reason="crash", step=120, error=crash), JobQueued()])
         run.append([AttemptStarted(worker="b", device="cpu")])
-        cut_back(run.metrics_file, 50)
+        truncate_metrics(run.metrics_file, 50)
         story.train(run, 60, 400, attempt=2)
         story.succeed(run, text="Boil ½ cup of rice.")
         with publishing(tmp_path, WandbSink(child, WANDB_KEY, server.url, flush_s=0.2)):

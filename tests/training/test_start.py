@@ -27,7 +27,7 @@ from worker.training.models.model_files import read_config
 from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.budget import Budget
 from worker.training.planning.memory_plan import plan_memory
-from worker.training.start import GpuNow, lowered, make_room, settle, times_out_of_memory, told
+from worker.training.start import GpuNow, adjust_plan, apply_fallbacks, make_room, planned_event, times_out_of_memory
 
 AUTO = {"memory": {"micro_batch": "auto", "optimizer": "auto"}}
 HOLDER = GpuProcess(pid=4711, name="python3", memory_bytes=12 * GIB)
@@ -49,29 +49,31 @@ def gpu(total: float = 31.4, free: float | None = None, other_processes: OtherPr
 
 
 def test_a_plan_that_fits_the_gpu_stands(plan: Plan) -> None:
-    ways = FakeAlternatives()
-    settled = settle(tiny_spec(**AUTO), plan, gpu(), 0, ways)
-    assert settled == plan and ways.asked == []
-    event = told(plan, settled, gpu())
+    alternatives = FakeAlternatives()
+    adjusted = adjust_plan(tiny_spec(**AUTO), plan, gpu(), 0, alternatives)
+    assert adjusted == plan and alternatives.asked == []
+    event = planned_event(plan, adjusted, gpu())
     assert (event.micro_batch, event.budget_bytes, event.other_processes_bytes, event.changed) == (8, 31 * GIB, 0, None)
 
 
 def test_a_gpu_with_less_than_planned_but_enough_only_lowers_the_budget(plan: Plan) -> None:
-    ways = FakeAlternatives()
-    settled = settle(tiny_spec(**AUTO), plan, gpu(28), 0, ways)
-    assert settled.memory is not None and plan.memory is not None and ways.asked == []
-    assert settled.memory.budget_bytes == 28 * GIB and settled.memory.peak_bytes == plan.memory.peak_bytes
-    assert told(plan, settled, gpu(28)).changed is None
+    alternatives = FakeAlternatives()
+    adjusted = adjust_plan(tiny_spec(**AUTO), plan, gpu(28), 0, alternatives)
+    assert adjusted.memory is not None and plan.memory is not None and alternatives.asked == []
+    assert adjusted.memory.budget_bytes == 28 * GIB and adjusted.memory.peak_bytes == plan.memory.peak_bytes
+    assert planned_event(plan, adjusted, gpu(28)).changed is None
 
 
 def test_on_a_smaller_gpu_the_ladder_is_walked_again(plan: Plan) -> None:
-    ways, small = FakeAlternatives(), gpu(23.5)
-    settled = settle(tiny_spec(**AUTO), plan, small, 0, ways)
-    assert [(budget.bytes, budget.source, budget.gpu) for budget in ways.asked] == [
+    alternatives, small = FakeAlternatives(), gpu(23.5)
+    adjusted = adjust_plan(tiny_spec(**AUTO), plan, small, 0, alternatives)
+    assert [(budget.bytes, budget.source, budget.gpu) for budget in alternatives.asked] == [
         (int(23.5 * GIB), "gpu", "NVIDIA GeForce RTX 4090")
     ]
-    assert settled.resolved == Resolved(micro_batch=4, activation_checkpointing=2, optimizer="adamw_8bit", compile=True)
-    event = told(plan, settled, small)
+    assert adjusted.resolved == Resolved(
+        micro_batch=4, activation_checkpointing=2, optimizer="adamw_8bit", compile=True
+    )
+    event = planned_event(plan, adjusted, small)
     assert event.changed == "NVIDIA GeForce RTX 4090 has 23.5 GiB, and the plan was made for 31.0 GiB"
     assert (event.micro_batch, event.activation_checkpointing) == (4, 2)
 
@@ -96,15 +98,15 @@ def test_a_real_ladder_is_walked_again_with_the_optimizer_that_checkpoints_hold(
     )
     between = memory.peak_bytes - sum(memory.parts[name] for name in ("activations", "temporaries")) // 2
     small = GpuNow("small", between, between, OtherProcessesUse(0))
-    settled = settle(spec, before, small, 0, Alternatives(spec, before, torch.device("cpu")))
-    assert settled.memory is not None
-    assert settled.memory.optimizer == memory.optimizer and settled.memory.peak_bytes <= between
-    assert (settled.memory.activation_checkpointing, settled.memory.micro_batch) != (
+    adjusted = adjust_plan(spec, before, small, 0, Alternatives(spec, before, torch.device("cpu")))
+    assert adjusted.memory is not None
+    assert adjusted.memory.optimizer == memory.optimizer and adjusted.memory.peak_bytes <= between
+    assert (adjusted.memory.activation_checkpointing, adjusted.memory.micro_batch) != (
         memory.activation_checkpointing, memory.micro_batch,
     )  # fmt: skip
     tiny = GpuNow("tiny", 2**20, 2**20, OtherProcessesUse(0))
     with pytest.raises(Rejected) as caught:
-        settle(spec, before, tiny, 0, Alternatives(spec, before, torch.device("cpu")))
+        adjust_plan(spec, before, tiny, 0, Alternatives(spec, before, torch.device("cpu")))
     assert caught.value.detail_code == "does_not_fit"
 
 
@@ -126,18 +128,18 @@ def test_rungs_are_counted_from_the_attempts_before(make_run: MakeRun) -> None:
 
 
 def test_each_time_one_rung_lower_until_there_is_none(plan: Plan) -> None:
-    spec, ways = tiny_spec(**AUTO), FakeAlternatives()
+    spec, alternatives = tiny_spec(**AUTO), FakeAlternatives()
     seen = []
     for lower in range(1, 6):
-        settled = settle(spec, plan, None, lower, ways)
-        assert settled.memory is not None
-        assert settled.resolved.optimizer == "adamw_8bit" and settled.resolved.compile
-        assert settled.memory.peak_bytes == sum(settled.memory.parts.values())
-        seen.append((settled.resolved.micro_batch, settled.resolved.activation_checkpointing))
-        assert told(plan, settled, None).changed == "memory ran out in the optimizer"
+        adjusted = adjust_plan(spec, plan, None, lower, alternatives)
+        assert adjusted.memory is not None
+        assert adjusted.resolved.optimizer == "adamw_8bit" and adjusted.resolved.compile
+        assert adjusted.memory.peak_bytes == sum(adjusted.memory.parts.values())
+        seen.append((adjusted.resolved.micro_batch, adjusted.resolved.activation_checkpointing))
+        assert planned_event(plan, adjusted, None).changed == "memory ran out in the optimizer"
     assert seen == [(4, 0), (2, 0), (1, 0), (1, 2), (1, 1)]
     with pytest.raises(OutOfMemory, match="micro-batch 1 with activation_checkpointing 1 and adamw_8bit") as caught:
-        settle(spec, plan, None, 6, ways)
+        adjust_plan(spec, plan, None, 6, alternatives)
     assert caught.value.hint is not None
     assert caught.value.hint.endswith("or set memory.optimizer: adafactor, which needs 11.2 GiB")
 
@@ -145,15 +147,18 @@ def test_each_time_one_rung_lower_until_there_is_none(plan: Plan) -> None:
 def test_what_the_job_says_of_recomputation_is_not_changed(plan: Plan) -> None:
     spec = tiny_spec(memory={"micro_batch": 8, "activation_checkpointing": 0})
     with pytest.raises(OutOfMemory, match="micro-batch 1 with activation_checkpointing 0"):
-        settle(spec, plan, None, 4, FakeAlternatives())
+        adjust_plan(spec, plan, None, 4, FakeAlternatives())
 
 
 def test_real_predictions_of_rungs_fall(make_run: MakeRun, model_folder: Path) -> None:
     spec = tiny_spec(**AUTO)
     budget = Budget(GIB, "host", None, margin=0)
     memory = plan_memory(spec, read_config(model_folder, "model"), (16, 16), device="cpu", budget=budget)
-    ways = Alternatives(spec, make_run("a").plan(), torch.device("cpu"))
-    peaks = [memory.peak_bytes, *(lowered(spec, memory, lower, ways.parts).peak_bytes for lower in (1, 2, 3))]
+    alternatives = Alternatives(spec, make_run("a").plan(), torch.device("cpu"))
+    peaks = [
+        memory.peak_bytes,
+        *(apply_fallbacks(spec, memory, lower, alternatives.parts).peak_bytes for lower in (1, 2, 3)),
+    ]
     assert peaks == sorted(peaks, reverse=True)
 
 
@@ -192,7 +197,7 @@ def test_with_others_in_the_way_the_job_waits_or_is_refused_as_it_says() -> None
 
 
 def test_the_event_names_who_else_is_on_the_gpu(plan: Plan) -> None:
-    event = told(plan, plan, gpu(31.4, 18.4, OtherProcessesUse(12 * GIB, (HOLDER,))))
+    event = planned_event(plan, plan, gpu(31.4, 18.4, OtherProcessesUse(12 * GIB, (HOLDER,))))
     assert (event.other_processes_bytes, event.other_processes) == (12 * GIB, [HOLDER])
 
 
@@ -252,7 +257,7 @@ def test_a_plan_of_an_earlier_version_stands_and_its_optimizer_gets_no_second_ch
     assert facts(run, MemoryPlanned) == []
     assert "plan.json is of a version that did not plan memory" in caplog.text
     with pytest.raises(OutOfMemory, match="did not plan memory"):
-        settle(run.spec(), plan, None, 1, FakeAlternatives())
+        adjust_plan(run.spec(), plan, None, 1, FakeAlternatives())
 
 
 def test_a_wait_is_a_phase_of_its_own(run_journal: tuple[RunDir, Journal], monkeypatch: pytest.MonkeyPatch) -> None:

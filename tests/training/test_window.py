@@ -16,7 +16,7 @@ from tests.training.stepping import step_result
 from worker.training.machine.nvml import open_gpu
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.machine.usage import Cache, MemoryUse
-from worker.training.pace import STEPS, Asides, Pace
+from worker.training.pace import STEPS, Durations, Pace
 from worker.training.window import Meter, Window, fragmentation, fragmented
 
 STEP_S, EVALUATION_S, SAVE_S, WARM_UP_S = 2.0, 30.0, 100.0, 77.0
@@ -25,7 +25,7 @@ STEP_S, EVALUATION_S, SAVE_S, WARM_UP_S = 2.0, 30.0, 100.0, 77.0
 class SimulatedRun:
     """A run as train.py drives one: steps, then the row, then what is due. Its clock says how long all of it took."""
 
-    def __init__(self, steps: int, *, validation_rows: int = 10, asides: Asides | None = None, **parts: Any) -> None:
+    def __init__(self, steps: int, *, validation_rows: int = 10, asides: Durations | None = None, **parts: Any) -> None:
         training = {"epochs": 1, "batch_size": 8}
         self.spec = parse_spec({"data": {"train": "rows.jsonl"}, "training": training, **parts})
         data = DataPlan(train="x", input="x", target="x", rows=steps * 8, validation_rows=validation_rows)
@@ -33,7 +33,7 @@ class SimulatedRun:
         assert self.plan.steps == steps
         self.validated = validation_rows > 0
         self.clock = Clock()
-        self.pace = Pace(self.spec, self.plan, asides or Asides(), self.clock)
+        self.pace = Pace(self.spec, self.plan, asides or Durations(), self.clock)
         self.foretold: dict[int, tuple[float, float]] = {}
         """Step → (the clock when it was done, seconds left as foretold then)."""
 

@@ -19,7 +19,7 @@ from tests.memory_plans import memory_plan
 from tests.redis_server import RedisServer
 from tests.stack import Stack, tiny_job
 from tests.summaries import prepared, time_summary
-from worker.supervise import best_gpu, verdict
+from worker.supervise import best_gpu, stage_outcome
 
 
 def report(store: Store, name: str, gpu: str | None, stage: Stage = Stage.TRAIN) -> None:
@@ -53,7 +53,7 @@ def test_with_redis_away_no_gpu_is_known(tmp_path: Path) -> None:
 def test_time_and_memory_go_from_the_preparer_into_the_event(tmp_path: Path) -> None:
     fact = prepared(4, time=time_summary(text="≥ 131 h"), memory=memory_plan().summary())
     result = PrepareResult.model_validate(fact.model_dump(exclude={"type"}))
-    found, _ = verdict(
+    found, _ = stage_outcome(
         RunDir(tmp_path), JobRecord(id="a"), Stage.PREPARE, Finished(at=1.0, reason="done", result=result)
     )
     assert found == fact

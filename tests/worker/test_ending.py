@@ -34,7 +34,7 @@ from tests.facts import facts_of
 from tests.states import STARTED
 from tests.summaries import checked, prepared
 from worker.ending import ending
-from worker.supervise import verdict
+from worker.supervise import stage_outcome
 
 SPEC = parse_spec({"data": {"train": "rows.jsonl"}})
 
@@ -106,7 +106,7 @@ def test_a_job_that_has_trained_is_paused_when_it_cannot_be_prepared_again(run: 
     end(run, "not_prepared")
     fault = Fault(code="dataset_missing", message="there is no uploaded data set", hint="upload it")
     finished = Finished(at=1.0, reason="bad_data", error=fault)
-    record, _ = run.append(lambda now: verdict(run, now, Stage.PREPARE, finished))
+    record, _ = run.append(lambda now: stage_outcome(run, now, Stage.PREPARE, finished))
     assert (record.status.value, record.stage.value) == ("paused", "train")
     assert record.error == fault.model_copy(update={"hint": "upload it; then `longhaul resume job-1`"})
     assert run.append([JobResumed()])[0].status.value == "queued"
@@ -119,7 +119,7 @@ def test_a_job_whose_attempts_a_repair_has_cut_off_has_trained(run: RunDir, stag
     run.events_file.write_bytes(b"".join(lines[: 1 if stage is Stage.CHECK else 2]))
     finished = Finished(at=2.0, reason="bad_data", error=Fault(code="no_such_file", message="it is gone"))
     assert run.record().stage is stage
-    record, _ = run.append(lambda now: verdict(run, now, stage, finished))
+    record, _ = run.append(lambda now: stage_outcome(run, now, stage, finished))
     assert (record.status.value, record.stage.value) == ("paused", "train")
     assert run.append([JobResumed(), STARTED])[0].status.value == "running"
 

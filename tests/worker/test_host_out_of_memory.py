@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from worker.trainer import oom_kills
-from worker.training.__main__ import OOM_SCORE_ADDED, be_ended_first
+from worker.training.__main__ import OOM_SCORE_ADDED, prefer_for_oom_kill
 
 EVENTS = "low 0\nhigh 0\nmax 812\noom 5\noom_kill {}\noom_group_kill 0\n"
 CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
@@ -50,5 +50,5 @@ def test_where_nobody_counts_there_are_none(tmp_path: Path, files: dict[str, str
 def test_the_trainer_goes_before_its_supervisor(tmp_path: Path, before: int, after: int) -> None:
     score = tmp_path / "oom_score_adj"
     score.write_text(f"{before}\n")
-    be_ended_first(score)
+    prefer_for_oom_kill(score)
     assert int(score.read_text()) == after

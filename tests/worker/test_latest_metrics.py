@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobs.disk.metrics_file import cut_back
+from jobs.disk.metrics_file import truncate_metrics
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from tests.sinks import story
@@ -23,10 +23,10 @@ def test_progress_follows_an_attempt_back_to_the_step_where_it_begins(redis_url:
     story.train(run, 10, 100)
     seen, step = shown(0)
     assert step == 100
-    cut_back(run.metrics_file, 50)
+    truncate_metrics(run.metrics_file, 50)
     seen, step = shown(seen)
     assert step == 50
-    cut_back(run.metrics_file, 0)
+    truncate_metrics(run.metrics_file, 0)
     assert shown(seen) == (0, None)
 
 

@@ -29,7 +29,7 @@ from tests.states import STARTED
 from worker import publish as publish_module
 from worker.ending import ending
 from worker.feed import SinkFeed, read_cursor
-from worker.training.checkpoints.pruning import begin_anew
+from worker.training.checkpoints.pruning import start_from_scratch
 
 AGAIN: list[AnyFact] = [AttemptEnded(reason="interrupted"), JobQueued(), STARTED]
 LOST = Finished(at=9.0, reason="worker_lost")
@@ -81,12 +81,12 @@ def test_from_scratch_after_a_repair_begins_anew_once_more(tmp_path: Path) -> No
     run.append([AttemptEnded(reason="interrupted"), JobPaused()])
     resumed = run.record().number + 1
     record, _ = run.append([JobResumed(from_scratch=True), STARTED])
-    assert begin_anew(run, record.scratch_attempt)
+    assert start_from_scratch(run, record.scratch_attempt)
     attempts(run, LOST, LOST)
     repaired(run, resumed)
     record, _ = run.append([JobResumed(from_scratch=True), STARTED])
     (run.checkpoints / "step-00000004").mkdir()
-    assert begin_anew(run, record.scratch_attempt) and not list(run.checkpoints.glob("step-*"))
+    assert start_from_scratch(run, record.scratch_attempt) and not list(run.checkpoints.glob("step-*"))
 
 
 def test_what_a_job_had_before_it_began_from_scratch_is_gone_though_that_start_was_cut_off(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from tests.heartbeats import heartbeat
 from tests.stack import ROOT, Stack
-from worker.runs_lock import Holder, Occupied, RunsLock
+from worker.runs_lock import Holder, RunsDirectoryInUse, RunsLock
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,9 @@ def test_the_same_control_plane_waits_and_another_is_refused(redis_url: str, tmp
         assert first.wait_or_join(stop)
         ours.workers.report(heartbeat("publish-a"))
         assert not second.wait_or_join(stop)
-        with pytest.raises(Occupied, match=rf"process {os.getpid()} on .* \(Redis redis://…@one:6379/0\) since 20"):
+        with pytest.raises(
+            RunsDirectoryInUse, match=rf"process {os.getpid()} on .* \(Redis redis://…@one:6379/0\) since 20"
+        ):
             other.wait_or_join(stop)
         first.__exit__(None, None, None)
         assert second.wait_or_join(stop)
@@ -50,7 +52,9 @@ def test_one_that_hung_for_a_minute_is_not_said_to_be_of_another_and_is_known_ag
     ):
         assert first.wait_or_join(stop)
         store.workers.forget("publish-hung")  # as Redis does after a minute of silence
-        with pytest.raises(Occupied, match=r"it belongs to another control plane, or hangs\. End that process"):
+        with pytest.raises(
+            RunsDirectoryInUse, match=r"it belongs to another control plane, or hangs\. End that process"
+        ):
             second.wait_or_join(stop)
         store.workers.report(heartbeat("publish-hung"))
         assert not second.wait_or_join(stop)

@@ -88,7 +88,7 @@ class SinkJob:
     from_scratch: bool = False
     """The next attempt begins at step 0: what was evaluated so far will count no more."""
 
-    def see(self, event: Event) -> None:
+    def update(self, event: Event) -> None:
         """Take in what an event says about the job (also those that the sink was given before a restart)."""
         self.attempt = max(self.attempt, event.attempt)
         match event.fact:
@@ -140,7 +140,7 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class TellsDamage(Protocol):
+class ReportsDamage(Protocol):
     """A sink that also says, once, that the run directory of a job cannot be read any more."""
 
     def damaged(self, job: str, submitted: JobSubmitted | None, error: Damaged) -> Outcome:

@@ -62,12 +62,12 @@ class SinkChild:
             self._read += more
         line, _, self._read = self._read.partition(b"\n")
         try:
-            said = json.loads(line)
+            answer = json.loads(line)
         except ValueError:
-            said = None
-        if not isinstance(said, dict):
+            answer = None
+        if not isinstance(answer, dict):
             raise ChildGone("said something that is no answer")
-        return said
+        return answer
 
     def end(self, timeout_s: float) -> None:
         """Close the conversation; whoever does not leave is killed."""

@@ -38,18 +38,18 @@ def main(argv: list[str]) -> int:
     """Run one stage; returns the exit code."""
     if PARENT_PID in os.environ:
         tie_to_parent(int(os.environ[PARENT_PID]))
-        be_ended_first(OOM_SCORE)
+        prefer_for_oom_kill(OOM_SCORE)
     arguments = parse(argv)
     set_library_switches(arguments.stage)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = from_environment(os.environ)
     run = RunDir(arguments.run_dir.resolve())
-    said = run.attempt_file(arguments.attempt if arguments.stage == "train" else arguments.stage)
-    if arguments.stage == "train" and PARENT_PID not in os.environ and said.exists() and run.held():
+    attempt_file = run.attempt_file(arguments.attempt if arguments.stage == "train" else arguments.stage)
+    if arguments.stage == "train" and PARENT_PID not in os.environ and attempt_file.exists() and run.held():
         # Started by hand: what is in that file is the word of the trainer that holds the job; nothing is added to it.
-        log.error("device_busy (job_busy): another trainer is at work on job %s, with %s", run.id, said.name)
+        log.error("device_busy (job_busy): another trainer is at work on job %s, with %s", run.id, attempt_file.name)
         return Reason.DEVICE_BUSY.exit_code
-    journal = Journal(said)
+    journal = Journal(attempt_file)
     limit = limit_memory(settings.prepare_memory) if arguments.stage != "train" else 0
     try:
         match arguments.stage:
@@ -91,7 +91,7 @@ def too_much_memory(stage: str, limit: int) -> Rejected:
     )
 
 
-def be_ended_first(score: Path) -> None:
+def prefer_for_oom_kill(score: Path) -> None:
     """When memory runs out, have the kernel end this process and not its supervisor, which can tell why and continue.
 
     It picks by size, with so much added to ours: wherever training has room at all, more than supervisor and worker

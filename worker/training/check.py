@@ -21,7 +21,7 @@ from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.split import split
 from worker.training.journal import Journal
 from worker.training.models import hub
-from worker.training.models.model_files import find_folder, look_at_folder, read_config
+from worker.training.models.model_files import find_folder, read_config, validate_folder
 from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
 from worker.training.rows.characters import Rewriter
@@ -63,10 +63,10 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     validation = find_head(own, "data.validation", spec.data.format, settings, commit) if own else None
     journal.progress(0.1)
     task = task_of(spec)
-    model, config = look_at_model(spec, settings, task, before.plan.model.revision if before else None)
+    model, config = inspect_model(spec, settings, task, before.plan.model.revision if before else None)
     journal.progress(0.3)
     templates = task.templates(spec.data.input, spec.data.target, columns_of(train, CsvFormat.of(spec.data)))
-    rows = look_at_rows(train, spec.data, templates)
+    rows = preview_rows(train, spec.data, templates)
     journal.progress(0.5)
     held_out = 0
     if isinstance(spec.data.validation, float):
@@ -74,7 +74,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         if rows.split_keys is not None:
             held_out = len(split(rows.split_keys, [len(rows.split_keys)], spec.data.validation)["validation"])
     if validation:
-        held_out = look_at_rows(validation, spec.data, templates).estimated
+        held_out = preview_rows(validation, spec.data, templates).estimated
     data = DataPlan(
         train=train.place,
         train_revision=train.revision,
@@ -134,7 +134,7 @@ def find_predecessor(run: RunDir, spec: JobSpec) -> SourceJob | None:
     return find(run, spec)
 
 
-def look_at_model(
+def inspect_model(
     spec: JobSpec, settings: TrainerSettings, task: Task, commit: str | None = None
 ) -> tuple[ModelPlan, Config]:
     """Which weights, and how many, and their config.json; nothing is loaded.
@@ -148,7 +148,7 @@ def look_at_model(
         return ModelPlan(source=source, parameters=task.layout(config).parameters), config
     if source.startswith(("./", "/")):
         folder = find_folder(settings.data, source)
-        parameters = sum(stored.elements for stored in look_at_folder(folder, source, task).values())
+        parameters = sum(stored.elements for stored in validate_folder(folder, source, task).values())
         return ModelPlan(source=source, folder=str(folder), parameters=parameters), read_config(folder, source)
     found = hub.look_up(f"{source.partition('@')[0]}@{commit}" if commit else source, settings, task)
     parameters = task.layout(found.config).parameters
@@ -212,25 +212,25 @@ class Preview:
     """Of every usable row, as a split takes them; None: not all rows were looked at."""
 
 
-def look_at_rows(head: Head, data: DataSpec, templates: tuple[Template, Template]) -> Preview:
+def preview_rows(head: Head, data: DataSpec, templates: tuple[Template, Template]) -> Preview:
     """Check the first rows. Raises BadData (`no_rows`, `too_many_invalid_rows`)."""
     rows = FirstRows(head, {column for one in templates for column in one.columns}, CsvFormat.of(data))
-    sieve = RowFilter(rows, RowReader(*templates, Rewriter() if data.normalize else None))
+    row_filter = RowFilter(rows, RowReader(*templates, Rewriter() if data.normalize else None))
     characters: list[tuple[int, int]] = []
     keys: list[int] = []
-    for texts in sieve.good_rows():
+    for texts in row_filter.good_rows():
         characters.append((len(texts.input), len(texts.target)))
         keys.append(texts.split_key)
-    tally = sieve.tally
-    total = tally.read if rows.all_of_them else max(tally.read, round(tally.read / max(rows.fraction, 1e-9)))
+    counts = row_filter.counts
+    total = counts.read if rows.all_of_them else max(counts.read, round(counts.read / max(rows.fraction, 1e-9)))
     if rows.all_of_them or rows.counted:  # an estimate refuses nothing: *prepare* reads all rows
-        tally.refuse_too_many(data.max_invalid_fraction, head.name, total)
-    if not tally.kept:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in tally.rejected.most_common(3))
+        counts.refuse_too_many(data.max_invalid_fraction, head.name, total)
+    if not counts.kept:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in counts.rejected.most_common(3))
         raise BadData(f"{head.param}: no row of {head.name} can be used ({reasons})", code="no_rows", param=head.param)
-    estimated = max(1, round(tally.kept / tally.read * total))
+    estimated = max(1, round(counts.kept / counts.read * total))
     split_keys = np.array(keys, np.uint64) if rows.all_of_them else None
-    return Preview(tally.read, estimated, dict(tally.rejected), tally.duplicates, characters, split_keys)
+    return Preview(counts.read, estimated, dict(counts.rejected), counts.duplicates, characters, split_keys)
 
 
 class FirstRows:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from jobs.disk.files import LineWriter
-from jobs.disk.metrics_file import cut_back
+from jobs.disk.metrics_file import truncate_metrics
 from jobs.disk.rundir import RunDir
 from jobs.events import ModelLoaded
 from jobs.plan import Plan
@@ -16,7 +16,7 @@ from jobs.spec import JobSpec
 from worker.training import start
 from worker.training.checkpoints import checkpoint
 from worker.training.checkpoints.checkpoint import TrainState
-from worker.training.checkpoints.pruning import begin_anew, clean
+from worker.training.checkpoints.pruning import clean, start_from_scratch
 from worker.training.checkpoints.saving import Saver
 from worker.training.dataset.data import PreparedDataset
 from worker.training.due import Due
@@ -108,13 +108,13 @@ def set_up(
     spec, plan = run.spec(), run.plan()
     clean(run)
     record = run.record()
-    begun_anew = begin_anew(run, record.scratch_attempt)
+    from_scratch = start_from_scratch(run, record.scratch_attempt)
     journal.phase("load")
-    expected = None if begun_anew else record.checkpoint
+    expected = None if from_scratch else record.checkpoint
     if expected is None and spec.resume_from is not None and not record.scratch_attempt:
         expected = f"the checkpoint of {spec.resume_from}"  # trained by hand: the events do not know of it
     folder, data = start.open_stores(run, plan, journal, weights=expected is None)
-    plan = start.planned(run, spec, plan, attempt, device, monitor, journal, stop)
+    plan = start.plan_attempt(run, spec, plan, attempt, device, monitor, journal, stop)
     prepare_numerics(device)
     seed_step(spec.training.seed, 0)
     found = checkpoint.newest(run, run.spec_sha256(), journal, expected=expected)
@@ -139,7 +139,7 @@ def set_up(
         state.micro_batch = min(state.micro_batch, plan.resolved.micro_batch)
     else:
         state = TrainState(spec_sha256=run.spec_sha256(), order=order.VERSION, micro_batch=plan.resolved.micro_batch)
-    cut_back(run.metrics_file, state.step)
+    truncate_metrics(run.metrics_file, state.step)
     guards.refuse_copied(loaded.model, loaded.pointers)
     journal.progress(step=state.step)
     journal.note(

@@ -17,7 +17,7 @@ from jobs.events import Sample
 from worker.training.context import TrainingContext
 from worker.training.dataset.data import Int64
 from worker.training.machine.out_of_memory import KINDS, MemoryShortage
-from worker.training.memory.recovery import Pass, give_back
+from worker.training.memory.recovery import Pass, release_memory
 from worker.training.tasks.task import Limit
 
 MAX_NEW_TOKENS = 64
@@ -78,7 +78,7 @@ def _fitting(
             shortage = MemoryShortage.of(error, cache.device)
             if shortage is None:
                 raise
-        give_back(cache)
+        release_memory(cache)
         shape = going.shape(rows, limit)
         bucket = shape.bucket
         smaller = limit.lowered(rows, groups, shape, passing=True)

@@ -23,7 +23,7 @@ from jobs.spec import JobSpec
 STEPS = 50
 
 
-class Asides(BaseModel):
+class Durations(BaseModel):
     """Seconds that the newest evaluation and checkpoint took; None: there was none yet. It goes into checkpoints."""
 
     model_config = ConfigDict(extra="forbid")
@@ -36,7 +36,7 @@ class Pace:
     """Watches the clock while steps, evaluations and checkpoints go by."""
 
     def __init__(
-        self, spec: JobSpec, plan: Plan, asides: Asides, clock: Callable[[], float] = time.perf_counter
+        self, spec: JobSpec, plan: Plan, asides: Durations, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.asides = asides
         self._evaluate_every = spec.evaluation.every_steps if plan.data.validation_rows else None
@@ -45,19 +45,19 @@ class Pace:
         self._steps = plan.steps
         self._clock = clock
         self._since = clock()
-        self._aside_s = 0.0
+        self._excluded_s = 0.0
         self._first_s: float | None = None
         self._times: deque[float] = deque(maxlen=STEPS)
 
     def begin(self) -> None:
         """The first step begins now."""
-        self._since, self._aside_s = self._clock(), 0.0
+        self._since, self._excluded_s = self._clock(), 0.0
 
     def step(self) -> float:
         """A step has ended: its seconds, without what was done aside since the one before."""
         now = self._clock()
-        seconds = max(0.0, now - self._since - self._aside_s)
-        self._since, self._aside_s = now, 0.0
+        seconds = max(0.0, now - self._since - self._excluded_s)
+        self._since, self._excluded_s = now, 0.0
         if self._first_s is None:
             self._first_s = seconds
         else:
@@ -67,12 +67,12 @@ class Pace:
     def evaluated(self, seconds: float) -> None:
         """An evaluation took so long."""
         self.asides.evaluation_s = seconds
-        self._aside_s += seconds
+        self._excluded_s += seconds
 
     def saved(self, seconds: float) -> None:
         """A checkpoint took so long."""
         self.asides.checkpoint_s = seconds
-        self._aside_s += seconds
+        self._excluded_s += seconds
 
     def left_s(self, step: int) -> float:
         """Seconds left once step `step` is done, before what is due after it. Only after a first step."""

@@ -225,10 +225,10 @@ def ready_model(
 
 def texts_of(train: Source, templates: tuple[Template, Template], data: DataSpec, most: int) -> list[str]:
     """Inputs and targets of the first rows, at least one and at most so many: what the tokenizer is learnt from."""
-    sieve = _sieve(train, templates, data, _typography(data))
-    rows = list(islice(sieve.good_rows(), most))
+    row_filter = _row_filter(train, templates, data, _typography(data))
+    rows = list(islice(row_filter.good_rows(), most))
     if not rows:
-        refuse_unusable(sieve.tally, train, data)
+        refuse_unusable(row_filter.counts, train, data)
     return [text for texts in rows for text in (texts.input, texts.target)]
 
 
@@ -275,7 +275,7 @@ def write(
     tokenizer.refuse_above(embeddings)
     rewrites = tokenizer.rewrites() if data.normalize else None
     rewriter = None if rewrites is None else Rewriter(rewrites)
-    first = islice(_sieve(sources[0], templates, data, rewriter).good_rows(), BLOCK_ROWS)
+    first = islice(_row_filter(sources[0], templates, data, rewriter).good_rows(), BLOCK_ROWS)
     tokenizer = tokenizer.tried([text for texts in first for text in (texts.input, texts.target)])
     tokenizer.refuse_without_room(limits)
     recipe = Recipe(*templates, tokenizer, data.max_input_tokens, data.max_target_tokens, rewrites)
@@ -287,7 +287,7 @@ def write(
                 if number == len(assembly.ends):
                     reader = open_source(source, _columns(templates), CsvFormat.of(data))
                     _add_source(assembly, pool, reader, len(sources), journal)
-                refuse_unusable(assembly.tallies[number], source, data)
+                refuse_unusable(assembly.source_counts[number], source, data)
         assembly.finish([source.name for source in sources], limits, data.validation)
     folder.chmod(0o755)
     for file in folder.iterdir():
@@ -310,11 +310,13 @@ def _add_source(assembly: Assembly, pool: EncoderPool, reader: Reader, sources: 
     assembly.end_source()
 
 
-def refuse_unusable(tally: RowCounts, source: Source, data: DataSpec) -> None:
+def refuse_unusable(counts: RowCounts, source: Source, data: DataSpec) -> None:
     """Raise BadData (`too_many_invalid_rows`, `no_rows`) for a source whose rows do not do."""
-    tally.refuse_too_many(data.max_invalid_fraction, source.name, tally.read)
-    if not tally.kept:
-        why = f"{tally.read} read, {tally.invalid} unusable, {tally.duplicates} duplicates of earlier or training rows"
+    counts.refuse_too_many(data.max_invalid_fraction, source.name, counts.read)
+    if not counts.kept:
+        why = (
+            f"{counts.read} read, {counts.invalid} unusable, {counts.duplicates} duplicates of earlier or training rows"
+        )
         raise BadData(
             f"{source.param}: no row of {source.name} is left to use ({why})", code="no_rows", param=source.param
         )
@@ -334,7 +336,9 @@ def _beginning(file: Path) -> bytes:
     return first[: first.rfind(b"\n") + 1]
 
 
-def _sieve(source: Source, templates: tuple[Template, Template], data: DataSpec, rewrite: Rewriter | None) -> RowFilter:
+def _row_filter(
+    source: Source, templates: tuple[Template, Template], data: DataSpec, rewrite: Rewriter | None
+) -> RowFilter:
     blocks = open_source(source, _columns(templates), CsvFormat.of(data)).blocks(BLOCK_ROWS)
     return RowFilter(chain.from_iterable(block.rows() for block in blocks), RowReader(*templates, rewrite))
 

@@ -50,7 +50,7 @@ class GpuNow:
     """What others hold."""
 
 
-def planned(
+def plan_attempt(
     run: RunDir, spec: JobSpec, plan: Plan, attempt: int, device: torch.device, monitor: ProcessMonitor,
     journal: Journal, stop: StopSignal,
 ) -> Plan:  # fmt: skip
@@ -58,16 +58,16 @@ def planned(
 
     Raises Rejected (`does_not_fit`, `gpu_memory_in_use`), DeviceBusy, OutOfMemory (no fallback is left), StopAsked.
     """
-    ways = Alternatives(spec, plan, device)
+    alternatives = Alternatives(spec, plan, device)
     gpu = gpu_now(device, monitor) if device.type == "cuda" else None
-    settled = settle(spec, plan, gpu, times_out_of_memory(run, attempt), ways)
-    if settled.memory is None:
+    adjusted = adjust_plan(spec, plan, gpu, times_out_of_memory(run, attempt), alternatives)
+    if adjusted.memory is None:
         log.warning("plan.json is of a version that did not plan memory: what the peak will be, nobody knows")
-        return settled
+        return adjusted
     if gpu is not None:
-        make_room(spec, settled.memory, gpu, lambda needed: wait(monitor, needed, journal, stop))
-    journal.note(told(plan, settled, gpu))
-    return settled
+        make_room(spec, adjusted.memory, gpu, lambda needed: wait(monitor, needed, journal, stop))
+    journal.note(planned_event(plan, adjusted, gpu))
+    return adjusted
 
 
 @contextlib.contextmanager
@@ -123,7 +123,7 @@ def times_out_of_memory(run: RunDir, attempt: int) -> int:
     return sum(isinstance(end, Finished) and end.reason is Reason.OOM_IN_OPTIMIZER for end in ends)
 
 
-def settle(spec: JobSpec, plan: Plan, gpu: GpuNow | None, lower: int, ways: Alternatives) -> Plan:
+def adjust_plan(spec: JobSpec, plan: Plan, gpu: GpuNow | None, lower: int, alternatives: Alternatives) -> Plan:
     """The plan for this GPU (None: CPU), `lower` fallbacks below the one that fits it.
 
     Raises Rejected (`does_not_fit`), OutOfMemory where there are not so many fallbacks.
@@ -140,14 +140,14 @@ def settle(spec: JobSpec, plan: Plan, gpu: GpuNow | None, lower: int, ways: Alte
         if memory.peak_bytes <= gpu.total:
             memory = memory.model_copy(update={"budget_bytes": gpu.total})
         else:
-            memory = ways.replan(on_gpu(gpu.total, "gpu", gpu.name))
+            memory = alternatives.replan(on_gpu(gpu.total, "gpu", gpu.name))
     if lower:
-        memory = lowered(spec, memory, lower, ways.parts)
+        memory = apply_fallbacks(spec, memory, lower, alternatives.parts)
     chosen = {name: getattr(memory, name) for name in ("micro_batch", "activation_checkpointing", "optimizer")}
     return plan.model_copy(update={"memory": memory, "resolved": plan.resolved.model_copy(update=chosen)})
 
 
-def lowered(
+def apply_fallbacks(
     spec: JobSpec, memory: MemoryPlan, lower: int, parts_of: Callable[[MicroBatchShape, Setting], dict[str, int]]
 ) -> MemoryPlan:
     """The plan `lower` fallbacks below. Raises OutOfMemory, saying what would fit, where there are not so many."""
@@ -165,14 +165,14 @@ def lowered(
             }
         )
     needs = sum(parts.values())
-    ways_out = [f"give it more than the {format_bytes(memory.budget_bytes)} that it was to have"]
+    hints = [f"give it more than the {format_bytes(memory.budget_bytes)} that it was to have"]
     for name in LIGHTER:
         if name != memory.optimizer and (size := sum(parts_of(shape, Setting(every, name)).values())) < needs:
-            ways_out.append(f"set memory.optimizer: {name}, which needs {format_bytes(size)}")
+            hints.append(f"set memory.optimizer: {name}, which needs {format_bytes(size)}")
     raise OutOfMemory(
         f"memory ran out in the optimizer in {lower} attempts, and nothing is smaller than micro-batch {rows} with "
         f"activation_checkpointing {every} and {memory.optimizer}, for which {format_bytes(needs)} were predicted",
-        hint=" or ".join(ways_out),
+        hint=" or ".join(hints),
     )
 
 
@@ -209,7 +209,7 @@ def wait(monitor: ProcessMonitor, needed: int, journal: Journal, stop: StopSigna
         journal.phase("load")
 
 
-def told(before: Plan, after: Plan, gpu: GpuNow | None) -> MemoryPlanned:
+def planned_event(before: Plan, after: Plan, gpu: GpuNow | None) -> MemoryPlanned:
     """The event: what the attempt trains with, and why that is not what plan.json says, if so."""
     old, new = before.memory, after.memory
     assert old is not None and new is not None, "memory was planned"

@@ -58,30 +58,30 @@ def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopSi
             held.enter_context(hard_limit.on_host(device, limit, context.loaded, context.optimizer, context.data.train))
             stop.raise_if_asked()
         except StopAsked:
-            return interrupted(journal)
+            return report_interrupted(journal)
         try:
-            learn(context)
+            training_loop(context)
             finish(context)
         except StopAsked:  # between two steps or within an evaluation: the last step is whole either way
-            save_for_the_next(context)
-            return interrupted(journal)
+            save_on_stop(context)
+            return report_interrupted(journal)
         finally:  # a good checkpoint of before is worth waiting for, whatever ends the attempt
-            context.saver.settle()
+            context.saver.wait()
     return 0
 
 
-def learn(context: TrainingContext) -> None:
+def training_loop(context: TrainingContext) -> None:
     """All steps that are left, and after each, in this order: log, stop if asked, evaluate, save, clear the cache.
 
     Where the attempt begins, an evaluation and a checkpoint may be due as well.
     """
     spec, state, meter, memory = context.spec, context.state, context.meter, context.plan.memory
     device, first = context.cache.device, state.step + 1
-    rows, order, ways = context.data.train, context.order, Alternatives(spec, context.plan, device)
+    rows, order, alternatives = context.data.train, context.order, Alternatives(spec, context.plan, device)
     if first <= order.steps:
         limit = context.loaded.task.limit(rows, state.micro_batch, state.safe)
-        first_step.foresee(device, memory, rows, order.groups_of(state.step), limit, ways)
-    do_what_is_due(context)
+        first_step.predict(device, memory, rows, order.groups_of(state.step), limit, alternatives)
+    maybe_evaluate_and_save(context)
     meter.pace.begin()
     context.journal.phase("step", step=state.step)
     first_step.begin(device)
@@ -89,7 +89,7 @@ def learn(context: TrainingContext) -> None:
         state.step, state.safe = result.step, dict(result.safe)
         state.evaluated, state.validation_loss = False, None
         if result.step == first:
-            first_step.tell(context.journal, device, memory, result, ways)
+            first_step.report(context.journal, device, memory, result, alternatives)
         meter.add(result)
         if result.step % spec.log.every_steps == 0 or result.step == context.plan.steps:
             context.optimizer.raise_if_nonfinite()
@@ -97,15 +97,15 @@ def learn(context: TrainingContext) -> None:
             if memory is not None and fragmented(row, memory.budget_bytes):
                 context.cache.clear()
         context.stop.raise_if_asked()
-        do_what_is_due(context)
+        maybe_evaluate_and_save(context)
         if spec.memory.empty_cache_steps and result.step % spec.memory.empty_cache_steps == 0:
             context.cache.clear()
 
 
-def do_what_is_due(context: TrainingContext) -> None:
+def maybe_evaluate_and_save(context: TrainingContext) -> None:
     """Evaluate, then save, if that is due at this step. Raises StopAsked in an evaluation, which then is due still."""
     if context.due.evaluation:
-        evaluate_now(context)
+        evaluate_and_record(context)
     context.saver.poll()
     if context.due.checkpoint:
         context.due.saved()
@@ -113,7 +113,7 @@ def do_what_is_due(context: TrainingContext) -> None:
             save(context)
 
 
-def evaluate_now(context: TrainingContext) -> None:
+def evaluate_and_record(context: TrainingContext) -> None:
     """Evaluate the weights as they are. Raises StopAsked, leaving everything as it was."""
     state = context.state
     context.optimizer.raise_if_nonfinite()
@@ -138,7 +138,7 @@ def save(context: TrainingContext) -> None:
     """Begin to save the weights as they are: what the training waits for is the time of a copy, where one is made."""
     state = context.state
     context.optimizer.raise_if_nonfinite()
-    state.window, state.unsaved_s = context.meter.settled(), context.due.unsaved_s
+    state.window, state.unsaved_s = context.meter.synchronize(), context.due.unsaved_s
     context.metrics.sync()  # who resumes from this checkpoint does not write those rows again
     began = time.perf_counter()
     context.saver.save(state)
@@ -146,9 +146,9 @@ def save(context: TrainingContext) -> None:
     context.journal.phase("step", step=state.step)
 
 
-def save_for_the_next(context: TrainingContext) -> None:
+def save_on_stop(context: TrainingContext) -> None:
     """Save the weights as they are, unless that very checkpoint is there, and have it on disk."""
-    context.saver.settle()
+    context.saver.wait()
     state = context.state
     if state.step and not is_saved(context.run, state):
         if (
@@ -156,14 +156,14 @@ def save_for_the_next(context: TrainingContext) -> None:
         ):  # it is there because of the stop alone: without a loss it never becomes the model
             state.validation_loss = None
         save(context)
-        context.saver.settle()
+        context.saver.wait()
 
 
 def finish(context: TrainingContext) -> None:
     """Leave the best model (or the last) in `model/`, and say that it is done."""
     run, state, loaded = context.run, context.state, context.loaded
     context.metrics.close()
-    context.saver.settle()
+    context.saver.wait()
     kept = checkpoint.best(run, context.journal) if context.spec.checkpoint.best else None
     here = state.validation_loss
     if kept is not None and here is not None and here < (kept.state.validation_loss or math.inf):
@@ -188,7 +188,7 @@ def finish(context: TrainingContext) -> None:
     context.journal.finish(Reason.DONE, result=result)
 
 
-def interrupted(journal: Journal) -> int:
+def report_interrupted(journal: Journal) -> int:
     """Say so; returns the exit code."""
     journal.finish(Reason.INTERRUPTED)
     log.info("stopped because asked to")

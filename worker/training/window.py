@@ -14,7 +14,7 @@ from worker.training.machine.host import host_memory
 from worker.training.machine.nvml import GpuUse, NvmlGpu, open_gpu
 from worker.training.machine.out_of_memory import MemoryProbe
 from worker.training.machine.usage import Cache, MemoryUse, memory_use, process_bytes
-from worker.training.pace import Asides, Pace
+from worker.training.pace import Durations, Pace
 from worker.training.steps.result import StepResult
 
 FRAGMENTED, FULL = 0.25, 0.9
@@ -35,7 +35,7 @@ class Window(BaseModel):
     flops: float = 0.0
     seconds: float = 0.0
     data_wait_s: float = 0.0
-    asides: Asides = Field(default_factory=Asides)
+    asides: Durations = Field(default_factory=Durations)
     """Outlives the window: what the time left is reckoned with."""
 
 
@@ -74,7 +74,7 @@ class Meter:
         self.window.seconds += self.pace.step()
         self.window.data_wait_s += result.data_wait_s
 
-    def settled(self) -> Window:
+    def synchronize(self) -> Window:
         """The window with every number on the host. Waits for the device."""
         if self._pending:
             for loss, norm in torch.stack(self._pending).tolist():
@@ -88,7 +88,7 @@ class Meter:
 
         What it says about GPU and host is as of now, and is read here only: once a row, not once a step.
         """
-        window = self.settled()
+        window = self.synchronize()
         count, seconds = len(window.losses), max(window.seconds, 1e-9)
         memory, host = memory_use(self.cache.device), host_memory()
         gpu = self.gpu.use() if self.gpu is not None else GpuUse()

@@ -37,7 +37,7 @@ from tests.training.checkpoints.damage import cut_short, flip_a_bit
 from tests.training.conftest import OVERFIT, WORDS
 from tests.training.hub_server import COMMIT, running_hub
 from tests.training.workplace import Workplace
-from worker.supervise import verdict
+from worker.supervise import stage_outcome
 from worker.training.checkpoints.checkpoint import verify
 from worker.training.checkpoints.tensorfile import write_bytes
 from worker.training.steps import order
@@ -236,7 +236,7 @@ def test_events_and_record_say_from_where_it_goes_on(place: StagesWorkplace) -> 
     place.prepare_only(run)
     end = run.attempt_lines("prepare")[-1]
     assert isinstance(end, Finished)
-    record, events = run.append(verdict(run, run.record(), Stage.PREPARE, end))
+    record, events = run.append(stage_outcome(run, run.record(), Stage.PREPARE, end))
     assert (record.checkpoint, record.progress_step, record.steps) == ("checkpoints/step-00000005", 5, 21)
     text = sentence(events[0])
     assert f"21 steps to train (from {source.id}/step-00000005 on)" in text

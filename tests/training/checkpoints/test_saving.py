@@ -84,7 +84,7 @@ def test_what_changes_while_it_is_written_is_not_in_it(
         for parameter in model.parameters():
             parameter.fill_(9.0)
     gate.open()
-    beside.settle()
+    beside.wait()
     one, two = run.checkpoints / "step-00000001", run.checkpoints / "step-00000002"
     assert verify(two).validation_loss is None
     for file in FILES[:2]:
@@ -106,7 +106,7 @@ def test_the_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_wa
     gate.open()
     second.join(60)
     assert [fact.step for fact in facts(run, CheckpointSaved)] == [1]
-    beside.settle()
+    beside.wait()
     assert [fact.step for fact in facts(run, CheckpointSaved)] == [1, 2]
     assert checkpoints(run) == ["step-00000002"]
 
@@ -122,10 +122,10 @@ def test_an_error_of_the_writer_is_raised_in_the_training(
         patch.setattr(saving, "write_bytes", broken)
         beside.save(state(1))
         with pytest.raises(PermissionError):
-            beside.settle()
+            beside.wait()
     assert checkpoints(run) == []
     beside.save(state(2))
-    beside.settle()
+    beside.wait()
     assert checkpoints(run) == ["step-00000002"]
 
 
@@ -138,7 +138,7 @@ def test_a_disk_that_fills_up_beside_the_training_is_noted(
     monkeypatch.setattr(saving, "write_bytes", full)
     beside = saver(run, model, copies=True)
     beside.save(state(1))
-    beside.settle()
+    beside.wait()
     (low,) = facts(run, DiskLow)
     assert low.step == 1 and low.needed_bytes > sum(each.nbytes for each in model.parameters())
     assert checkpoints(run) == []

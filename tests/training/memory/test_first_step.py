@@ -20,7 +20,7 @@ from worker.training.dataset.data import PreparedDataset
 from worker.training.journal import Journal
 from worker.training.loop import steps
 from worker.training.memory import first_step
-from worker.training.memory.first_step import compared, corrected, foresee, tell
+from worker.training.memory.first_step import compare, correct, predict, report
 from worker.training.optimizers.adamw import AdamW
 from worker.training.planning.prediction import Setting
 from worker.training.steps.shape import MicroBatchShape
@@ -42,16 +42,16 @@ class Recorded(FakeAlternatives):
 
 
 def test_what_does_not_grow_stays_and_the_rest_is_scaled() -> None:
-    assert corrected(measured=30, predicted=30, worst=50, static=20) == 50
-    assert corrected(measured=25, predicted=30, worst=50, static=20) == 35, "half of what was predicted beside 20"
-    assert corrected(measured=32, predicted=30, worst=50, static=20) == 56, "more than predicted"
-    assert corrected(measured=19, predicted=30, worst=50, static=20) == 20
+    assert correct(measured=30, predicted=30, worst=50, static=20) == 50
+    assert correct(measured=25, predicted=30, worst=50, static=20) == 35, "half of what was predicted beside 20"
+    assert correct(measured=32, predicted=30, worst=50, static=20) == 56, "more than predicted"
+    assert correct(measured=19, predicted=30, worst=50, static=20) == 20
 
 
 def test_the_step_is_compared_with_the_prediction_for_its_own_largest_micro_batch() -> None:
-    ways, memory = Recorded(), planned()
-    event = compared(memory, 41, MicroBatchShape(4, 200, 128), 18 * GIB, ways)
-    assert ways.shapes == [(MicroBatchShape(4, 200, 128), Setting(0, "adamw_8bit"))]
+    alternatives, memory = Recorded(), planned()
+    event = compare(memory, 41, MicroBatchShape(4, 200, 128), 18 * GIB, alternatives)
+    assert alternatives.shapes == [(MicroBatchShape(4, 200, 128), Setting(0, "adamw_8bit"))]
     assert event == MemoryMeasured(
         step=41,
         measured_bytes=19 * GIB,  # with the context
@@ -67,11 +67,11 @@ def test_the_step_that_comes_is_foreseen_before_it_begins(dataset: PreparedDatas
     context = training_context(noting.folder, as_loaded(model, spec), dataset, spec, optimizer, noting)
     rows = dataset.train
     for done in steps(context):
-        ways, groups, limit = Recorded(), context.order.groups_of(done.step - 1), MicroBatchLimit.of(rows, 4)
-        foresee(torch.device("cpu"), planned(), rows, groups, limit, ways)
-        assert ways.shapes == []
-        foresee(torch.device("cuda"), planned(), rows, groups, limit, ways)
-        assert ways.shapes == [(done.largest, Setting(0, "adamw_8bit"))]
+        alternatives, groups, limit = Recorded(), context.order.groups_of(done.step - 1), MicroBatchLimit.of(rows, 4)
+        predict(torch.device("cpu"), planned(), rows, groups, limit, alternatives)
+        assert alternatives.shapes == []
+        predict(torch.device("cuda"), planned(), rows, groups, limit, alternatives)
+        assert alternatives.shapes == [(done.largest, Setting(0, "adamw_8bit"))]
     assert done.step == 21
 
 
@@ -80,10 +80,10 @@ def test_on_a_gpu_it_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     run, step = RunDir(tmp_path / "run"), dataclasses.replace(step_result(7), largest=MicroBatchShape(4, 200, 128))
     journal, gpu = Journal(run.attempt_file(1)), torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 18 * GIB)
-    tell(journal, gpu, None, step, Recorded())
-    tell(journal, torch.device("cpu"), planned(), step, Recorded())
+    report(journal, gpu, None, step, Recorded())
+    report(journal, torch.device("cpu"), planned(), step, Recorded())
     assert facts(run, MemoryMeasured) == []
-    tell(journal, gpu, planned(), step, Recorded())
+    report(journal, gpu, planned(), step, Recorded())
     assert [(fact.step, fact.measured_bytes) for fact in facts(run, MemoryMeasured)] == [(7, 19 * GIB)]
 
 

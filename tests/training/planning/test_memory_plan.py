@@ -24,7 +24,7 @@ from tests.training.workplace import Workplace, pairs
 from worker.training.planning.budget import Budget, find_budget
 from worker.training.planning.memory_plan import fallbacks, plan_memory
 from worker.training.planning.picture import draw
-from worker.training.planning.stages import still_right
+from worker.training.planning.stages import is_current
 from worker.training.tasks.seq2seq import builtin
 
 NAME = "cooks/t5-xl"
@@ -183,13 +183,13 @@ def test_prepare_takes_the_plan_of_check_where_nothing_differs(
 def test_a_plan_is_as_good_as_new_only_for_the_same_rows_and_the_same_gpu(
     longest: tuple[int, int], budget: Budget, right: bool
 ) -> None:
-    assert still_right(memory_plan(), longest, budget) is right
+    assert is_current(memory_plan(), longest, budget) is right
 
 
 @pytest.mark.parametrize(("free_gib", "right"), [(40, True), (27, True), (25, False)])
 def test_on_a_cpu_a_plan_stays_right_while_it_fits(free_gib: int, right: bool) -> None:
     plan = memory_plan(device="cpu", gpu=None, budget_source="host")
-    assert still_right(plan, (256, 256), Budget(free_gib * GIB, "host", None, 0)) is right
+    assert is_current(plan, (256, 256), Budget(free_gib * GIB, "host", None, 0)) is right
 
 
 def test_the_picture_grows_with_what_was_tried_and_is_the_same_for_the_same_plan() -> None:

@@ -134,11 +134,11 @@ class Webhook:
         except requests.RequestException as error:
             # Its text holds the URL, and so the token.
             return self._back_off(f"{type(error).__name__}: {self._masked(str(error))}")
-        return self._understand(method, answer)
+        return self._classify(method, answer)
 
-    def _understand(self, method: str, answer: requests.Response) -> Answer:
+    def _classify(self, method: str, answer: requests.Response) -> Answer:
         reply = self._read(answer)
-        self._heed(answer)
+        self._apply_rate_limit(answer)
         if answer.ok and reply.id:
             self._failures = 0
             return Sent(reply.id)
@@ -158,16 +158,16 @@ class Webhook:
     def _read(self, answer: requests.Response) -> DiscordReply:
         """What it says; a proxy's page says nothing."""
         try:
-            said = answer.json()
+            body = answer.json()
         except ValueError:
-            said = None
-        if not isinstance(said, dict) or not said:
+            body = None
+        if not isinstance(body, dict) or not body:
             return DiscordReply()
         return DiscordReply(
-            id=str(said.get("id") or ""),
-            code=said["code"] if isinstance(said.get("code"), int) else None,
-            retry_after_s=_seconds(said.get("retry_after")),
-            detail=self._masked(f" ({said.get('code')}: {said.get('message')})"[:300]),
+            id=str(body.get("id") or ""),
+            code=body["code"] if isinstance(body.get("code"), int) else None,
+            retry_after_s=_seconds(body.get("retry_after")),
+            detail=self._masked(f" ({body.get('code')}: {body.get('message')})"[:300]),
         )
 
     def _give_up(self, status: int, reply: DiscordReply) -> Disabled:
@@ -179,7 +179,7 @@ class Webhook:
             self._gone_file.remember(self._url, self.gone.why)
         return self.gone
 
-    def _heed(self, answer: requests.Response) -> None:
+    def _apply_rate_limit(self, answer: requests.Response) -> None:
         if answer.headers.get("X-RateLimit-Remaining") == "0":
             reset = _seconds(answer.headers.get("X-RateLimit-Reset-After")) or 0.0
             self._not_before = max(self._not_before, self._clock() + reset)

@@ -78,7 +78,7 @@ def _alert(job: SinkJob, what: str, text: str, level: str) -> dict[str, Any]:
     return {"do": "alert", "title": title[:ALERT_TITLE], "text": text[:ALERT_TEXT], "level": level}
 
 
-def farewell(event: Event, job: SinkJob) -> dict[str, Any]:
+def finish_request(event: Event, job: SinkJob) -> dict[str, Any]:
     """Exit state and summary."""
     summary: dict[str, Any] = {"status": event.type.removeprefix("job."), "attempts": job.attempt}
     match event.fact:

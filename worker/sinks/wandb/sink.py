@@ -36,10 +36,10 @@ from jobs.text.units import format_duration
 from worker.sinks.base import DONE, Later, Outcome, SinkJob
 from worker.sinks.child import ChildGone, SinkChild
 from worker.sinks.wandb.access import child_environment, why_offline
-from worker.sinks.wandb.rows import alert, evaluation, farewell, fresh_rows, metric_row
+from worker.sinks.wandb.rows import alert, evaluation, finish_request, fresh_rows, metric_row
 
 ROWS_AT_ONCE = 60
-"""Of about 1,000 bytes as JSON: a question fits into the pipe."""
+"""Of about 1,000 bytes as JSON: a request fits into the pipe."""
 LISTEN_S = 0.05
 ASK_AGAIN_S = 0.2
 LIMIT_S = {"init": 75.0, "log": 30.0, "alert": 30.0, "finish": 45.0}
@@ -53,11 +53,11 @@ log = logging.getLogger("longhaul.wandb")
 
 
 @dataclass
-class Talk:
+class Session:
     """A conversation with the child of one job."""
 
     child: SinkChild
-    asked: str | None = None
+    pending: str | None = None
     """What is being waited for."""
     since: float = 0.0
     step: int = -1
@@ -90,7 +90,7 @@ class WandbSink:
         self._why_offline = why_offline(api_key, mode)
         inherited = os.environ if environ is None else environ
         self._environment = child_environment(inherited, api_key, base_url, online=self._why_offline is None)
-        self._talks: dict[str, Talk] = {}
+        self._sessions: dict[str, Session] = {}
         self._failures: dict[str, int] = {}
 
     def __repr__(self) -> str:
@@ -108,19 +108,19 @@ class WandbSink:
                 return late if isinstance(late, Later) else DONE
             case JobRepaired():  # the numbers from here on may have been sent events of others
                 job.state["reported"] = min(job.state.get("reported", 0), event.number)
-                if job.id in self._talks:
-                    self._talks[job.id].number = 0
+                if job.id in self._sessions:
+                    self._sessions[job.id].number = 0
                 return DONE
             case EvaluationFinished() as fact:
-                return self._tell(job, event, evaluation(event, fact))
+                return self._send_once(job, event, evaluation(event, fact))
             case OomRecovered() | JobQueued():
-                question = alert(event, job)
-                return self._tell(job, event, question) if question and job.state.get("opened") else DONE
+                request = alert(event, job)
+                return self._send_once(job, event, request) if request and job.state.get("opened") else DONE
             case JobSucceeded() | JobFailed() | JobCancelled() | JobPaused():
-                rests = event.fact == JobPaused() and job.id not in self._talks
+                rests = event.fact == JobPaused() and job.id not in self._sessions
                 if rests or not job.state.get("opened"):
                     return DONE
-                outcome = self._tell(job, event, farewell(event, job))
+                outcome = self._send_once(job, event, finish_request(event, job))
                 if outcome == DONE:
                     self._end(job, CLOSE_S)
                 return outcome
@@ -131,40 +131,40 @@ class WandbSink:
         """Rows above the highest step sent. An attempt that repeats steps after a crash does not repeat them here."""
         if not fresh_rows(rows, job.highest_step):
             return DONE
-        talk = self._ready(job)
-        if isinstance(talk, Later):
-            return talk
+        session = self._ready(job)
+        if isinstance(session, Later):
+            return session
         fresh = fresh_rows(rows, job.highest_step)[:ROWS_AT_ONCE]
         if fresh:
-            talk.step = fresh[-1].step
-            late = self._ask(job, talk, {"do": "log", "rows": [metric_row(row) for row in fresh]})
+            session.step = fresh[-1].step
+            late = self._send(job, session, {"do": "log", "rows": [metric_row(row) for row in fresh]})
             if late is not None:
                 return late
         return Later(0.0, "more rows") if fresh_rows(rows, job.highest_step) else DONE
 
     def close(self, job: SinkJob) -> None:
         """Publish stops, or the job has ended: the run is finished in good order, within bounds."""
-        talk = self._talks.get(job.id)
-        if talk is None:
+        session = self._sessions.get(job.id)
+        if session is None:
             return
         deadline = time.monotonic() + CLOSE_S
-        goodbye = {"do": "finish", "exit_code": 0, "summary": {}}
-        while job.id in self._talks and not talk.finished and time.monotonic() < deadline:
-            if self._settle(job, talk, listen_s=0.2) is None and not talk.finished:
-                self._ask(job, talk, goodbye)
+        finish = {"do": "finish", "exit_code": 0, "summary": {}}
+        while job.id in self._sessions and not session.finished and time.monotonic() < deadline:
+            if self._receive(job, session, listen_s=0.2) is None and not session.finished:
+                self._send(job, session, finish)
         self._end(job, max(0.5, deadline - time.monotonic()))
 
     # -- conversation --------------------------------------------------------------------------------------------------
 
-    def _ready(self, job: SinkJob) -> Talk | Later:
+    def _ready(self, job: SinkJob) -> Session | Later:
         """The conversation, with nothing open in it and the run begun."""
-        talk = self._talks.get(job.id)
-        if talk is not None:
-            return self._settle(job, talk) or talk
-        talk = self._talks[job.id] = Talk(SinkChild(self._command(), self._environment))
+        session = self._sessions.get(job.id)
+        if session is not None:
+            return self._receive(job, session) or session
+        session = self._sessions[job.id] = Session(SinkChild(self._command(), self._environment))
         job.state["opened"] = True
         wandb = job.config.get("integrations", {}).get("wandb") or {}
-        question = {
+        request = {
             "do": "init",
             "online": self._why_offline is None,
             "why_offline": self._why_offline,
@@ -176,43 +176,45 @@ class WandbSink:
             "config": job.config,
             **self._bounds,
         }
-        return self._ask(job, talk, question) or talk
+        return self._send(job, session, request) or session
 
-    def _tell(self, job: SinkJob, event: Event, question: dict[str, Any]) -> Outcome:
+    def _send_once(self, job: SinkJob, event: Event, request: dict[str, Any]) -> Outcome:
         """Ask once, however often the event comes again meanwhile."""
         if job.state.get("reported", 0) >= event.number:
             return DONE
-        talk = self._ready(job)
-        if isinstance(talk, Later):
-            return talk
+        session = self._ready(job)
+        if isinstance(session, Later):
+            return session
         if job.state.get("reported", 0) < event.number:  # what was being waited for was not this event
-            late = self._ask(job, talk, question, event.number)
+            late = self._send(job, session, request, event.number)
             if late is not None:
                 return late
         return DONE
 
-    def _ask(self, job: SinkJob, talk: Talk, question: dict[str, Any], number: int = 0) -> Later | None:
-        assert talk.asked is None, f"{job.id}: asked {question['do']} while waiting for {talk.asked}"
+    def _send(self, job: SinkJob, session: Session, request: dict[str, Any], number: int = 0) -> Later | None:
+        assert session.pending is None, f"{job.id}: asked {request['do']} while waiting for {session.pending}"
         try:
-            talk.child.ask(printable_document(question))
+            session.child.ask(printable_document(request))
         except ChildGone as error:
             return self._lost(job, str(error))
-        talk.asked, talk.since, talk.number = question["do"], time.monotonic(), number
-        return self._settle(job, talk)
+        session.pending, session.since, session.number = request["do"], time.monotonic(), number
+        return self._receive(job, session)
 
-    def _settle(self, job: SinkJob, talk: Talk, listen_s: float = LISTEN_S) -> Later | None:
+    def _receive(self, job: SinkJob, session: Session, listen_s: float = LISTEN_S) -> Later | None:
         """None once nothing is open any more."""
-        if talk.asked is None:
+        if session.pending is None:
             return None
         try:
-            answer = talk.child.answer(listen_s)
+            answer = session.child.answer(listen_s)
         except ChildGone as error:
             return self._lost(job, str(error))
         if answer is None:
-            if time.monotonic() - talk.since > LIMIT_S[talk.asked]:
-                return self._lost(job, f"no answer to {talk.asked} within {format_duration(LIMIT_S[talk.asked])}")
-            return Later(ASK_AGAIN_S, f"waiting for {talk.asked}")
-        if talk.asked == "init" and answer.get("mode") == "offline":
+            if time.monotonic() - session.since > LIMIT_S[session.pending]:
+                return self._lost(
+                    job, f"no answer to {session.pending} within {format_duration(LIMIT_S[session.pending])}"
+                )
+            return Later(ASK_AGAIN_S, f"waiting for {session.pending}")
+        if session.pending == "init" and answer.get("mode") == "offline":
             log.warning(
                 "job %s: W&B run is offline: %s; later: wandb sync %s",
                 job.id,
@@ -222,15 +224,15 @@ class WandbSink:
         if answer.get("unsent"):
             log.warning("job %s: W&B has not taken everything; later: wandb sync --include-online %s",
                         job.id, answer["unsent"])  # fmt: skip
-        if talk.number:
+        if session.number:
             # Kept with the cursor: an answer that comes while publish stops counts after the restart.
-            job.state["reported"], talk.number = talk.number, 0
-        elif talk.asked == "log":
-            job.highest_step = max(job.highest_step, talk.step)
-        talk.finished = talk.asked == "finish"
-        if talk.asked != "init":
+            job.state["reported"], session.number = session.number, 0
+        elif session.pending == "log":
+            job.highest_step = max(job.highest_step, session.step)
+        session.finished = session.pending == "finish"
+        if session.pending != "init":
             self._failures.pop(job.id, None)
-        talk.asked = None
+        session.pending = None
         return None
 
     def _lost(self, job: SinkJob, why: str) -> Later:
@@ -241,6 +243,6 @@ class WandbSink:
         return Later(wait, why)
 
     def _end(self, job: SinkJob, timeout_s: float) -> None:
-        talk = self._talks.pop(job.id, None)
-        if talk is not None:
-            talk.child.end(timeout_s)
+        session = self._sessions.pop(job.id, None)
+        if session is not None:
+            session.child.end(timeout_s)

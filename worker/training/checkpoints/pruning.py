@@ -44,7 +44,7 @@ def clean(run: RunDir) -> None:
 
 def remove(folder: Path) -> None:
     """Remove a checkpoint, if it is there."""
-    if (doomed := out_of_the_way(folder)) is not None:
+    if (doomed := move_away(folder)) is not None:
         _delete(doomed)
 
 
@@ -56,7 +56,7 @@ def _delete(path: Path) -> None:
         path.unlink()
 
 
-def out_of_the_way(folder: Path, prefix: str = "tmp-removed-") -> Path | None:
+def move_away(folder: Path, prefix: str = "tmp-removed-") -> Path | None:
     """Take a checkpoint's name, if it is there: a removal cut short leaves no half under it. What is to be removed."""
     if not folder.exists():
         return None
@@ -66,13 +66,13 @@ def out_of_the_way(folder: Path, prefix: str = "tmp-removed-") -> Path | None:
     return doomed
 
 
-def begin_anew(run: RunDir, attempt: int) -> bool:
+def start_from_scratch(run: RunDir, attempt: int) -> bool:
     """Remove what was saved before that attempt (0: there is none), and say whether that was still to be done.
 
     It is done once: after a crash the run resumes from what it has saved since. Only the holder of the run's lock may
     call this.
     """
-    if not attempt or _begun_anew(run, attempt):
+    if not attempt or _started_from_scratch(run, attempt):
         return False
     doomed = [*newest_first(run), *run.checkpoints.glob("rejected-*")]
     for folder in doomed:
@@ -82,7 +82,7 @@ def begin_anew(run: RunDir, attempt: int) -> bool:
     return True
 
 
-def _begun_anew(run: RunDir, attempt: int) -> bool:
+def _started_from_scratch(run: RunDir, attempt: int) -> bool:
     """By the file, or, where that is lost, by the events of whoever continued after it."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         if json.loads((run.path / FROM_SCRATCH).read_bytes())["attempt"] == attempt:

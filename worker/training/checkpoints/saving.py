@@ -25,7 +25,7 @@ from jobs.disk.files import sync_folder
 from jobs.disk.rundir import RunDir
 from jobs.events import CheckpointSaved, DiskLow
 from worker.training.checkpoints.checkpoint import MANIFEST, OPTIMIZER, STATE, TrainState, folder_of, loss_in
-from worker.training.checkpoints.pruning import REPLACED, out_of_the_way, prune
+from worker.training.checkpoints.pruning import REPLACED, move_away, prune
 from worker.training.checkpoints.tensorfile import WriteProgress, write_bytes, write_tensors
 from worker.training.journal import Journal
 from worker.training.machine.host import host_memory
@@ -65,7 +65,7 @@ class Saver:
 
     def save(self, state: TrainState) -> None:
         """Save the weights and states as they are now. Waits for the save before, if that is still being written."""
-        self.settle()
+        self.wait()
         self._journal.phase("save", step=state.step)
         state = state.model_copy(update={"rng": rng_states()}, deep=True)
         live = {WEIGHTS: weights_of(self._model), OPTIMIZER: self._optimizer.state_dict()}
@@ -88,7 +88,7 @@ class Saver:
             assert writer.outcome is not None, "it ended one way or the other"
             self._journal.note(writer.outcome)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for the save that is being written, if there is one."""
         if self._writer is None:
             return
@@ -159,7 +159,7 @@ def write(
             raise
         free = shutil.disk_usage(run.checkpoints).free
         return DiskLow(step=state.step, free_bytes=free, needed_bytes=bytes_needed(tensors))
-    replaced = out_of_the_way(final, REPLACED)  # saved because of a stop, before its evaluation
+    replaced = move_away(final, REPLACED)  # saved because of a stop, before its evaluation
     os.rename(temporary, final)
     sync_folder(run.checkpoints)
     if replaced is not None:

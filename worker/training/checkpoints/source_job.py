@@ -104,9 +104,9 @@ def refuse_other_settings(ours: JobSpec, theirs: JobSpec, job: str) -> None:
     mine, other = (_flat(spec.model_dump(include=SAME)) for spec in (ours, theirs))
     wrong = [key for key in mine | other if mine.get(key) != other.get(key)]
     if wrong:
-        told = "; ".join(f"{key} is {mine.get(key)!r} here and {other.get(key)!r} there" for key in wrong)
+        differences = "; ".join(f"{key} is {mine.get(key)!r} here and {other.get(key)!r} there" for key in wrong)
         raise _refused(
-            f"this is not the run that job {job} began: {told}",
+            f"this is not the run that job {job} began: {differences}",
             "other_run",
             "set what is the same there, or leave resume_from out to begin anew",
             wrong[0],

@@ -1,7 +1,7 @@
 """A prepared dataset in the making: grows by encoded blocks, in order; resumes where a killed process stopped.
 
 Duplicates are found here, because only here all rows come by. What has been added is committed every few blocks: flat
-token files, lengths, keys of the rows, what was rejected, and the tallies. A restart cuts the files back to the last
+token files, lengths, keys of the rows, what was rejected, and the counts. A restart cuts the files back to the last
 commit and asks for the blocks behind it.
 """
 
@@ -35,7 +35,7 @@ class Assembly:
         also = (REJECTED, _KEYS, _SPLIT_KEYS, *(_full_lengths(side) for side in SIDES))
         self._folder = folder
         self._writer = Writer(folder, vocabulary, also)
-        self.tallies = [RowCounts() for _ in range(sources)]
+        self.source_counts = [RowCounts() for _ in range(sources)]
         self.blocks = [0] * sources
         """Blocks of each source that were added."""
         self.ends: list[int] = []
@@ -43,7 +43,7 @@ class Assembly:
         self._new, self._new_blocks = RowCounts(), 0
         self._seen = Seen()
         for note in self._writer.ledger.notes:
-            self.tallies[note["source"]].add(RowCounts.from_json(note["tally"]))
+            self.source_counts[note["source"]].add(RowCounts.from_json(note["tally"]))
             self.blocks[note["source"]] += note["blocks"]
             if note["ended"]:
                 self.ends.append(note["rows"])
@@ -67,29 +67,29 @@ class Assembly:
     def add(self, block: EncodedBlock) -> None:
         """The next block of the source that is not complete."""
         kept = self._seen.first_times(block.keys)
-        tally, ledger = block.tally, self._writer.ledger
+        counts, ledger = block.counts, self._writer.ledger
         duplicates = [
             Rejection(block.numbers[row], DUPLICATE, block.excerpts[row]) for row in np.flatnonzero(~kept).tolist()
         ]
-        tally.kept, tally.duplicates = int(kept.sum()), len(duplicates)
+        counts.kept, counts.duplicates = int(kept.sum()), len(duplicates)
         for side in SIDES:
             texts = block.texts[side].only(kept)
-            tally.tokens[side] = len(texts.tokens)
-            tally.truncated[side] = int((texts.full_lengths > texts.lengths).sum())
-            tally.unknown_texts[side] = int((texts.unknown_tokens > 0).sum())
-            tally.unknown_tokens += int(texts.unknown_tokens.sum())
+            counts.tokens[side] = len(texts.tokens)
+            counts.truncated[side] = int((texts.full_lengths > texts.lengths).sum())
+            counts.unknown_texts[side] = int((texts.unknown_tokens > 0).sum())
+            counts.unknown_tokens += int(texts.unknown_tokens.sum())
             for found in texts.unknown.values():
-                tally.unknown.update(found)
+                counts.unknown.update(found)
             self._writer.append(side, texts.tokens, texts.lengths)
             ledger.append(_full_lengths(side), texts.full_lengths.astype("<i4").tobytes())
-        self._writer.rows += tally.kept
+        self._writer.rows += counts.kept
         ledger.append(_KEYS, block.keys[kept].astype("<u8").tobytes())
         ledger.append(_SPLIT_KEYS, block.split_keys[kept].astype("<u8").tobytes())
         for one in sorted([*block.rejected, *duplicates], key=lambda one: one.number):
             entry = {"file": block.file, "line": one.number, "reason": one.reason, "excerpt": one.excerpt}
             # ASCII: excerpts hold what many readers take for the end of a line.
             ledger.append(REJECTED, json.dumps(entry).encode() + b"\n")
-        self._new.add(tally)
+        self._new.add(counts)
         self._new_blocks += 1
         if self._new_blocks == BLOCKS_PER_COMMIT:
             self._commit(ended=False)
@@ -102,7 +102,7 @@ class Assembly:
         source = len(self.ends)
         note = {"source": source, "blocks": self._new_blocks, "ended": ended, "rows": self.rows}
         self._writer.ledger.commit(note | {"tally": self._new.as_json()})
-        self.tallies[source].add(self._new)
+        self.source_counts[source].add(self._new)
         self.blocks[source] += self._new_blocks
         if ended:
             self.ends.append(self.rows)
@@ -119,8 +119,8 @@ class Assembly:
             side: Lengths.of(np.fromfile(self._folder / _full_lengths(side), "<i4"), limits[side]) for side in SIDES
         }
         rows = {part: len(numbers) for part, numbers in parts.items()}
-        short = summary(self.tallies, lengths, rows, validation, shared_inputs(split_keys, parts))
-        full = full_report(names, self.tallies, short)
+        short = summary(self.source_counts, lengths, rows, validation, shared_inputs(split_keys, parts))
+        full = full_report(names, self.source_counts, short)
         (self._folder / REPORT).write_text(json.dumps(full.model_dump(), indent=1, ensure_ascii=False) + "\n")
         (self._folder / PICTURE).write_bytes(histogram.draw(lengths))
         self._writer.finish(parts, short)

@@ -32,7 +32,7 @@ class EncodedBlock:
     """The rows of a block. Those that can be used are numbered from 0; duplicates are still among them."""
 
     file: str
-    tally: RowCounts
+    counts: RowCounts
     """What is known of it before duplicates are: read, rejected, first, normalized, noticed, rewritten, examples."""
     rejected: list[Rejection]
     numbers: list[int]
@@ -59,15 +59,15 @@ class BlockEncoder:
         """Parse, check and tokenize all rows of a block."""
         recipe = self._recipe
         reader = RowReader(recipe.input, recipe.target, self._rewrite)
-        tally = reader.tally()
+        counts = reader.counts()
         rejected: list[Rejection] = []
         numbers: list[int] = []
         excerpts: list[str] = []
         texts: list[Texts] = []
         for row, found in sift(block.rows(), reader):
-            tally.read += 1
+            counts.read += 1
             if isinstance(found, Rejection):
-                tally.reject(row.number, found.reason)
+                counts.reject(row.number, found.reason)
                 rejected.append(found)
             else:
                 numbers.append(row.number)
@@ -75,7 +75,7 @@ class BlockEncoder:
                 texts.append(found)
         return EncodedBlock(
             file=block.file,
-            tally=tally,
+            counts=counts,
             rejected=rejected,
             numbers=numbers,
             excerpts=excerpts,

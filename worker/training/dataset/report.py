@@ -60,16 +60,16 @@ class Lengths:
 
 
 def summary(
-    tallies: Sequence[RowCounts],
+    source_counts: Sequence[RowCounts],
     lengths: Mapping[str, Lengths],
     rows: Mapping[str, int],
     validation: float | str,
     shared_inputs: int,
 ) -> DatasetSummary:
-    """A few KB at most. `tallies` are of the sources, `rows` of train and validation; `validation` as in the job."""
+    """A few KB at most. `source_counts`: one a source; `rows`: of train and validation; `validation`: as in the job."""
     total = RowCounts()
-    for tally in tallies:
-        total.add(tally)
+    for counts in source_counts:
+        total.add(counts)
     return DatasetSummary(
         rows_read=total.read,
         kept=total.kept,
@@ -96,30 +96,30 @@ def summary(
     )
 
 
-def full_report(names: Sequence[str], tallies: Sequence[RowCounts], short: DatasetSummary) -> DatasetReport:
+def full_report(names: Sequence[str], source_counts: Sequence[RowCounts], short: DatasetSummary) -> DatasetReport:
     """The summary, then what is known of each source by itself, in full."""
-    sources = [source_report(name, tally) for name, tally in zip(names, tallies, strict=True)]
+    sources = [source_report(name, counts) for name, counts in zip(names, source_counts, strict=True)]
     return DatasetReport(**dict(short), sources=sources)
 
 
-def source_report(name: str, tally: RowCounts) -> SourceReport:
+def source_report(name: str, counts: RowCounts) -> SourceReport:
     """What is known of the rows of one source."""
     rewritten = {}
-    for what, count in tally.rewritten.most_common():
-        before, after = tally.examples[what]
+    for what, count in counts.rewritten.most_common():
+        before, after = counts.examples[what]
         rewritten[what] = RewrittenTexts(texts=count, example=Rewriting(before=before, after=after))
     return SourceReport(
         name=name,
-        rows_read=tally.read,
-        kept=tally.kept,
-        duplicates=tally.duplicates,
+        rows_read=counts.read,
+        kept=counts.kept,
+        duplicates=counts.duplicates,
         rejected={
-            reason: RejectedRows(rows=count, first=tally.first.get(reason, []))
-            for reason, count in commonest(tally.rejected, _MOST).items()
+            reason: RejectedRows(rows=count, first=counts.first.get(reason, []))
+            for reason, count in commonest(counts.rejected, _MOST).items()
         },
-        unknown_characters=commonest(tally.unknown, _MOST),
-        normalized=commonest(tally.normalized, _MOST),
-        noticed=commonest(tally.noticed, _MOST),
+        unknown_characters=commonest(counts.unknown, _MOST),
+        normalized=commonest(counts.normalized, _MOST),
+        noticed=commonest(counts.noticed, _MOST),
         rewritten=rewritten,
     )
 

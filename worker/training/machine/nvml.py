@@ -108,17 +108,17 @@ class NvmlGpu:
         In a container the driver shows few, or none, and pids may be those of the host.
         """
         found: dict[int, GpuProcess] = {}
-        told = False
+        answered = False
         for kind in ("Compute", "Graphics"):
             count = ctypes.c_uint(MOST_PROCESSES)
             entries = (_Process * MOST_PROCESSES)()
             if not self._ask(f"nvmlDeviceGet{kind}RunningProcesses_v3", ctypes.byref(count), entries):
                 continue
-            told = True
+            answered = True
             for entry in entries[: count.value]:
                 size = None if entry.used == UNKNOWN_BYTES else entry.used
                 found.setdefault(entry.pid, GpuProcess(pid=entry.pid, name=self._name(entry.pid), memory_bytes=size))
-        return list(found.values()) if told else None
+        return list(found.values()) if answered else None
 
     def _name(self, pid: int) -> str | None:
         text = ctypes.create_string_buffer(LONGEST_NAME)

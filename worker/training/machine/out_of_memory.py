@@ -58,8 +58,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     text = str(error)
-    said = _FORMS.search(text) or (_SAID.search(text) and _WHOSE.search(text))
-    return isinstance(error, RuntimeError) and said is not None
+    found = _FORMS.search(text) or (_SAID.search(text) and _WHOSE.search(text))
+    return isinstance(error, RuntimeError) and found is not None
 
 
 class OtherProcesses(Protocol):
@@ -177,13 +177,13 @@ class MemoryShortage:
             "reserved" if self.device == "cuda" else "data": self.figures.reserved,
             "free": self.figures.free,
         }
-        told = ", ".join(bytes_by_name(known))
+        known_sizes = ", ".join(bytes_by_name(known))
         others = (
             f"; others hold {self.other_processes.text}"
             if self.other_processes is not None and self.other_processes.bytes
             else ""
         )
-        return f"{self.message} ({told or 'figures unknown'}{others})"
+        return f"{self.message} ({known_sizes or 'figures unknown'}{others})"
 
     def beside(self, other_processes: OtherProcesses | None) -> MemoryShortage:
         """The same, classified, when others hold so much of the GPU.
@@ -205,8 +205,8 @@ class MemoryShortage:
 
 def requested_bytes(text: str) -> int | None:
     """How much was asked for, by the words of an error."""
-    said = _REQUESTED.search(text)
-    return None if said is None else round(float(said[1]) * _UNITS[said[2].lower()])
+    found = _REQUESTED.search(text)
+    return None if found is None else round(float(found[1]) * _UNITS[found[2].lower()])
 
 
 def _telling(text: str) -> str:

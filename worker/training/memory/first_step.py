@@ -26,21 +26,21 @@ STATIC = ("weights", "gradients", "optimizer", "context")
 """Categories that do not depend on the micro-batch."""
 
 
-def foresee(
+def predict(
     device: torch.device,
     memory: MemoryPlan | None,
     rows: Rows,
     groups: Sequence[Int64],
     limit: Limit,
-    ways: Alternatives,
+    alternatives: Alternatives,
 ) -> None:
     """Predict the step that comes, of these groups, before it begins: the seconds that takes are then not a step's.
 
-    `tell` asks for the same; only what is cut otherwise, since memory ran out, is predicted then.
+    `report` asks for the same; only what is cut otherwise, since memory ran out, is predicted then.
     """
     if device.type == "cuda" and memory is not None:
         largest = max(limit.shapes(rows, groups), key=lambda shape: shape.tokens)
-        ways.parts(largest, Setting(memory.activation_checkpointing, memory.optimizer))
+        alternatives.parts(largest, Setting(memory.activation_checkpointing, memory.optimizer))
 
 
 def begin(device: torch.device) -> None:
@@ -49,32 +49,32 @@ def begin(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def tell(
-    journal: Journal, device: torch.device, memory: MemoryPlan | None, result: StepResult, ways: Alternatives
+def report(
+    journal: Journal, device: torch.device, memory: MemoryPlan | None, result: StepResult, alternatives: Alternatives
 ) -> None:
     """Note the event of the first step, `result`; nothing on a CPU, and where no memory was planned."""
     if device.type == "cuda" and memory is not None:
         allocated = torch.cuda.max_memory_allocated(device)
-        journal.note(compared(memory, result.step, result.largest, allocated, ways))
+        journal.note(compare(memory, result.step, result.largest, allocated, alternatives))
 
 
-def compared(
-    memory: MemoryPlan, step: int, largest: MicroBatchShape, allocated: int, ways: Alternatives
+def compare(
+    memory: MemoryPlan, step: int, largest: MicroBatchShape, allocated: int, alternatives: Alternatives
 ) -> MemoryMeasured:
     """The event for a step with this largest micro-batch and so many bytes of torch's allocator in use at once."""
     whole = allocated + memory.parts.get("context", 0)
-    predicted = sum(ways.parts(largest, Setting(memory.activation_checkpointing, memory.optimizer)).values())
+    predicted = sum(alternatives.parts(largest, Setting(memory.activation_checkpointing, memory.optimizer)).values())
     static = sum(memory.parts.get(name, 0) for name in STATIC)
     return MemoryMeasured(
         step=step,
         measured_bytes=whole,
         predicted_bytes=predicted,
-        peak_bytes=corrected(whole, predicted, memory.peak_bytes, static),
+        peak_bytes=correct(whole, predicted, memory.peak_bytes, static),
         budget_bytes=memory.budget_bytes,
     )
 
 
-def corrected(measured: int, predicted: int, worst: int, static: int) -> int:
+def correct(measured: int, predicted: int, worst: int, static: int) -> int:
     """The largest peak that can come, predicted as `worst`: what does not grow with the batch stays, the rest scales.
 
     All in bytes; `static` is what does not grow.

@@ -87,11 +87,13 @@ class Recovery:
         shape = failed.shape(self._rows, limit)
         bucket = shape.bucket
         self._model.zero_grad(set_to_none=True)  # of all its micro-batches: every one of them is done again
-        give_back(self._cache)
+        release_memory(self._cache)
         kept = self._keep(shortage, failed, limit, bucket)
         smaller = limit.lowered(self._rows, failed.groups, shape, passing=shortage.cause != "exhausted")
         if self._spec.memory.on_oom == "fail":
-            raise self._as_told(shortage, failed, limit.size(bucket), None if smaller is None else smaller.size(bucket))
+            raise self._fail_as_configured(
+                shortage, failed, limit.size(bucket), None if smaller is None else smaller.size(bucket)
+            )
         same = self._same_will_do(shortage, failed.step, limit.safe.get(bucket))
         chosen = limit if same else smaller
         if chosen is None:
@@ -151,7 +153,9 @@ class Recovery:
         }
         return self.oom_reports.keep(failed.step, shortage, about)
 
-    def _as_told(self, shortage: MemoryShortage, failed: Pass, size: int, smaller: int | None) -> OutOfMemory:
+    def _fail_as_configured(
+        self, shortage: MemoryShortage, failed: Pass, size: int, smaller: int | None
+    ) -> OutOfMemory:
         """The job says `on_oom: fail`."""
         way = "memory.on_oom: recover redoes such a step in smaller micro-batches"
         if smaller is not None:
@@ -168,7 +172,7 @@ class Recovery:
         )
 
 
-def give_back(cache: Cache) -> None:
+def release_memory(cache: Cache) -> None:
     """Clear the cache of what a failed pass has left, cycles of objects included."""
     try:
         if cache.device.type == "cuda":  # elsewhere clearing does it

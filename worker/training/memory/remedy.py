@@ -27,16 +27,16 @@ def what_would_fit(spec: JobSpec, plan: Plan, shortage: MemoryShortage) -> str:
     What the process could have had is, on a GPU, what it held when it was refused more; on a CPU what it still gets.
     """
     try:
-        ways = [_ways(spec, plan, shortage)]
+        hints = [_hint(spec, plan, shortage)]
     except Exception as error:  # a prediction that fails must not take the place of the error that it is to explain
         log.warning("what would have fitted cannot be predicted: %r", error)
-        ways = [f"set memory.activation_checkpointing: 1, {LESS}"]
+        hints = [f"set memory.activation_checkpointing: 1, {LESS}"]
     if shortage.other_processes is not None and shortage.other_processes.bytes:
-        ways.append(f"or give it the whole GPU: others hold {shortage.other_processes.text}")
-    return "; ".join(ways)
+        hints.append(f"or give it the whole GPU: others hold {shortage.other_processes.text}")
+    return "; ".join(hints)
 
 
-def _ways(spec: JobSpec, plan: Plan, shortage: MemoryShortage) -> str:
+def _hint(spec: JobSpec, plan: Plan, shortage: MemoryShortage) -> str:
     memory, got = plan.memory, _got(plan.memory, shortage)
     if memory is None or got is None:
         return f"set memory.activation_checkpointing: 1, {LESS}"
@@ -65,7 +65,7 @@ def _one_row(spec: JobSpec, plan: Plan, memory: MemoryPlan, got: int) -> tuple[s
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))  # a budget is for training, which is over
     try:
-        ways = Alternatives(spec, plan, torch.device(memory.device))
+        alternatives = Alternatives(spec, plan, torch.device(memory.device))
         shape, now = MicroBatchShape(1, memory.input_tokens, memory.target_tokens), plan.resolved
         for optimizer in (now.optimizer, *LIGHTER):
             for every in (0, 2, 1):
@@ -73,7 +73,7 @@ def _one_row(spec: JobSpec, plan: Plan, memory: MemoryPlan, got: int) -> tuple[s
                     optimizer=optimizer,
                     activation_checkpointing=every,
                     micro_batch=1,
-                    peak_bytes=sum(ways.parts(shape, Setting(every, optimizer)).values()),
+                    peak_bytes=sum(alternatives.parts(shape, Setting(every, optimizer)).values()),
                     slowdown=1.0,
                     score=0.0,
                 )

@@ -99,7 +99,7 @@ def find_folder(data: Path, source: str) -> Path:
     return folder
 
 
-def look_at_folder(folder: Path, source: str, task: Task) -> dict[str, Stored]:
+def validate_folder(folder: Path, source: str, task: Task) -> dict[str, Stored]:
     """The tensors of the model in a folder, by their headers: each once, and exactly those of its config.json.
 
     Raises Rejected: `no_config`, `bad_config`, `file_unreadable`, and those of `refuse_unusable`, `weight_files` and

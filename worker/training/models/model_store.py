@@ -29,8 +29,8 @@ from worker.training.models.model_files import (
     SINGLE,
     SMALL,
     find_folder,
-    look_at_folder,
     read_config,
+    validate_folder,
     weight_files,
 )
 from worker.training.rows.sources import fingerprint
@@ -55,7 +55,7 @@ def stored_model(
 ) -> Path:
     """The store's folder of a hub id's commit or of a user's folder; made now unless it is there and undamaged.
 
-    Raises Rejected as `look_at_folder` and `hub.fetch` do, and DiskFull before anything is written that would not fit.
+    Raises Rejected as `validate_folder` and `hub.fetch` do, and DiskFull before anything is written that would not fit.
     """
     if plan.revision is not None:
         repository = plan.source.partition("@")[0]
@@ -67,7 +67,7 @@ def stored_model(
             convert(source, target, f"{repository}@{plan.revision}", task, journal)
     else:
         source = find_folder(settings.data, plan.source)
-        look_at_folder(source, plan.source, task)
+        validate_folder(source, plan.source, task)
         before = _state_of(source, plan.source)
         content = {name: fingerprint(source / name, journal.progress) for name in before}
         folder = settings.models / _hash(["folder", VERSION, content])
@@ -102,7 +102,7 @@ def convert(source: Path, target: Path, name: str, task: Task, journal: Journal)
 
     `config.json` gets the dtype, and in `tie_word_embeddings` the truth about the head.
     """
-    tensors = look_at_folder(source, name, task)
+    tensors = validate_folder(source, name, task)
     config = read_config(source, name)
     config.pop("torch_dtype", None)  # the old name of dtype
     config |= {"dtype": "bfloat16", "tie_word_embeddings": task.layout(config).tied}
@@ -157,7 +157,7 @@ def damage(
                 return f"{name} has {size} bytes, not {entry['bytes']}"
             if thorough and fingerprint(folder / name, progress) != entry["sha256"]:
                 return f"{name} is damaged: its sha256 has changed"
-        look_at_folder(folder, folder.name, task)
+        validate_folder(folder, folder.name, task)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, Rejected) as error:
         return str(error)
     return None

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from jobs.disk.files import write_synced
 from worker.training.machine.usage import process_bytes
-from worker.training.models.model_files import CONFIG, SINGLE, SMALL, look_at_folder, read_config
+from worker.training.models.model_files import CONFIG, SINGLE, SMALL, read_config, validate_folder
 from worker.training.network import guards
 from worker.training.tasks.task import Config, Task
 
@@ -64,7 +64,7 @@ def load(
     transformers_logging.disable_progress_bar()
     # Before anything is loaded, and because not all of it can be seen afterwards: int8 weights, for one, become bf16
     # without a word, and a torn file raises whatever it likes.
-    look_at_folder(folder, folder.name, task)
+    validate_folder(folder, folder.name, task)
     with _loading:
         # Imports of the architecture, lazily made by transformers, are not the model's memory.
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -33,7 +33,7 @@ def plan_stage(
     with; None: there is no run yet. Raises Rejected, DiskFull.
     """
     budget = find_budget(spec.memory, settings.device, settings.gpu)
-    if earlier is not None and still_right(earlier, longest, budget):
+    if earlier is not None and is_current(earlier, longest, budget):
         kept = earlier.parts["weights"] + earlier.parts["optimizer"]
         disk = plan_disk(run.path, spec, kept, earlier.parts["weights"])
         plan = earlier.model_copy(update={"host": plan_host(kept), "disk": disk})
@@ -55,7 +55,7 @@ def plan_stage(
     return plan
 
 
-def still_right(plan: MemoryPlan, longest: tuple[int, int], budget: Budget) -> bool:
+def is_current(plan: MemoryPlan, longest: tuple[int, int], budget: Budget) -> bool:
     """Whether a plan made now would be the same. What a host has free changes by itself: there, whether it fits."""
     same = (plan.input_tokens, plan.target_tokens, plan.budget_source, plan.gpu) == (
         *longest, budget.source, budget.gpu,

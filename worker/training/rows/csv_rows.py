@@ -129,8 +129,8 @@ class CsvReader:
             if (first_line := self._first_line(feed)) is None:
                 return
             delimiter = self._delimiter or _sniff(first_line, self._quoting)
-            if (said := _SEP.fullmatch(first_line)) is not None:  # as Excel does
-                delimiter = said.group(1)
+            if (found := _SEP.fullmatch(first_line)) is not None:  # as Excel does
+                delimiter = found.group(1)
                 next(feed)
                 feed.begin_record()
                 if (first_line := self._first_line(feed)) is None:

@@ -21,7 +21,7 @@ MAX_LINE_BYTES = 4 << 20
 BLOCK_BYTES = 1 << 20
 """A block of rows ends with the row that makes it as large as this."""
 _PIECE = 1 << 16
-_SIP = 1 << 12
+_SMALL_READ = 1 << 12
 """Bytes of a zstd archive unpacked at a time: the less is read ahead, the better is the guess of the rows to come."""
 _EXCERPT = 1000
 _GZIP = b"\x1f\x8b"
@@ -120,7 +120,7 @@ class _Damaged(Exception):
     """A zstd archive that cannot be unpacked."""
 
 
-class _Sips:
+class _SmallReads:
     """A file that is read in little pieces, however much is asked for."""
 
     closed = False
@@ -129,7 +129,7 @@ class _Sips:
         self._file = file
 
     def read(self, size: int) -> bytes:
-        return self._file.read(min(size, _SIP))
+        return self._file.read(min(size, _SMALL_READ))
 
     def close(self) -> None:
         """Whoever opened the file closes it."""
@@ -141,7 +141,7 @@ class _Zstd(io.RawIOBase):
     def __init__(self, packed: IO[bytes]) -> None:
         import pyarrow
 
-        self._stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(_Sips(packed), mode="r"), "zstd")
+        self._stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(_SmallReads(packed), mode="r"), "zstd")
 
     def readable(self) -> bool:
         return True

@@ -72,8 +72,8 @@ class ParquetReader:
             except (pa.ArrowException, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise
-                said = str(error).splitlines()[0]
-                self._refuse("damaged_file", f"is damaged (after row {done}): {said}", "copy or write it again")
+                reason = str(error).splitlines()[0]
+                self._refuse("damaged_file", f"is damaged (after row {done}): {reason}", "copy or write it again")
             if self._file.state() != before:
                 raise changed(self._file.name, self._param)
         self.fraction = 1.0

@@ -42,24 +42,24 @@ def sift(rows: Iterable[Row], reader: RowReader) -> Iterator[tuple[Row, Texts | 
 
 
 class RowFilter:
-    """The usable rows of a source or of its beginning, each once; counts into `tally` as it goes."""
+    """The usable rows of a source or of its beginning, each once; counts into `counts` as it goes."""
 
     def __init__(self, rows: Iterable[Row], reader: RowReader) -> None:
         self._rows, self._reader = rows, reader
         self._keys: set[int] = set()
-        self.tally = reader.tally()
+        self.counts = reader.counts()
 
     def good_rows(self) -> Iterator[Texts]:
         """In the order of the source."""
         for row, found in sift(self._rows, self._reader):
-            self.tally.read += 1
+            self.counts.read += 1
             if isinstance(found, Rejection):
-                self.tally.reject(row.number, found.reason)
+                self.counts.reject(row.number, found.reason)
             elif (key := found.key) in self._keys:
-                self.tally.duplicates += 1
+                self.counts.duplicates += 1
             else:
                 self._keys.add(key)
-                self.tally.kept += 1
+                self.counts.kept += 1
                 yield found
 
 

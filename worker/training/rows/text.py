@@ -103,7 +103,7 @@ class RowReader:
         self.examples: dict[str, list[str]] = {}
         """Of each of these the first: before and after."""
 
-    def tally(self) -> RowCounts:
+    def counts(self) -> RowCounts:
         """What it counts, as part of the account of the rows; grows as it reads."""
         return RowCounts(
             normalized=self.normalized, noticed=self.noticed, rewritten=self.rewritten, examples=self.examples

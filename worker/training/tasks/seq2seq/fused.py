@@ -21,7 +21,7 @@ from transformers.models.t5.modeling_t5 import T5Attention, T5Block, T5LayerNorm
 from worker.training.kernels.dropout import FusedDropout
 from worker.training.kernels.rms_norm import rms_norm
 from worker.training.tasks.seq2seq.attention import FusedT5Attention, FusedT5Block
-from worker.training.tasks.seq2seq.layout import said_untied
+from worker.training.tasks.seq2seq.layout import declares_untied_head
 from worker.training.tasks.seq2seq.loss import FusedHead
 from worker.training.tasks.seq2seq.stack import FusedT5Stack
 
@@ -74,7 +74,7 @@ def bare(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(kind.from_dict(dict(config)), dtype=dtype)
     if getattr(model.config, "decoder_start_token_id", None) is None:
         raise ValueError("it has no decoder_start_token_id, with which every target begins")
-    if isinstance(model, T5ForConditionalGeneration) and said_untied(config):
+    if isinstance(model, T5ForConditionalGeneration) and declares_untied_head(config):
         model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight))
     return model
 

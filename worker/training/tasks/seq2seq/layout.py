@@ -17,7 +17,7 @@ _LAYERS = ("num_layers", "num_decoder_layers")
 _MOST_LAYERS = 1000
 
 
-def said_untied(config: Mapping[str, Any]) -> bool:
+def declares_untied_head(config: Mapping[str, Any]) -> bool:
     """Whether config.json says that the head is a tensor of its own.
 
     transformers 5 saves `tie_word_embeddings` as true for every T5 and leaves the truth in `scale_decoder_outputs`.
@@ -73,6 +73,6 @@ def _t5_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
             shapes[f"{last}.layer_norm.weight"] = (width,)
         shapes[f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] = (buckets, heads)
         shapes[f"{stack}.final_layer_norm.weight"] = (width,)
-    if said_untied(config):
+    if declares_untied_head(config):
         shapes[HEAD] = (vocabulary, width)
     return shapes
