@@ -83,7 +83,7 @@ def main() -> None:
         client.flushall()
         store = Store(client)
         start = time.monotonic()
-        Reconciler(runs, store, Tickets(client)).once()
+        Reconciler(runs, store, Tickets(client)).run_once()
         seconds = time.monotonic() - start
         complete = len(store.maintenance.known()) == arguments.jobs
         complete = complete and client.zcard(f"longhaul:status:{Status.QUEUED.value}") == arguments.jobs // 10

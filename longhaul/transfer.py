@@ -109,12 +109,12 @@ def _fetch(connection: Connection, path: str, target: Path, report: Progress) ->
     patience = RetryPolicy(lambda _: None)
     failures = 0
     while True:
-        before = _bytes_begun(target)
+        before = _bytes_fetched(target)
         try:
-            whole = _go_on(connection, path, target, report)
+            whole = _resume(connection, path, target, report)
         except (requests.RequestException, Unreachable, ApiError) as error:
             patience.trouble(error)
-            failures = 1 if _bytes_begun(target) > before else failures + 1
+            failures = 1 if _bytes_fetched(target) > before else failures + 1
             if failures == TRIES:
                 why = f"broke off ({type(error).__name__}); run it again to continue"
                 raise Unreachable(f"the download of {path} {why}") from error
@@ -124,22 +124,22 @@ def _fetch(connection: Connection, path: str, target: Path, report: Progress) ->
         return
 
 
-def _go_on(connection: Connection, path: str, target: Path, report: Progress) -> Path:
+def _resume(connection: Connection, path: str, target: Path, report: Progress) -> Path:
     """Fetch what is missing. Returns the file that now has everything."""
-    begun = _begun(target)
+    parts = _parts(target)
     headers, here = {}, 0
-    if begun:
+    if parts:
         # One byte again, so that a file of which all is here can be asked for, too.
-        here = begun[0].stat().st_size - 1
-        headers = {"Range": f"bytes={here}-", "If-Range": unquote(begun[0].name.rpartition(".part-")[2])}
+        here = parts[0].stat().st_size - 1
+        headers = {"Range": f"bytes={here}-", "If-Range": unquote(parts[0].name.rpartition(".part-")[2])}
     with connection.stream(path, silence_s=SILENCE_S, headers=headers) as answer:
         if answer.status_code == 206:
-            [kept] = begun
+            [kept] = parts
             start, size = _range(answer)
             if start != here:
                 raise Unreachable(f"{answer.url} was asked for what follows byte {here} and sent what follows {start}")
         else:
-            for each in begun:
+            for each in parts:
                 each.unlink()
             kept = target.with_name(f"{target.name}.part-{quote(answer.headers.get('ETag', ''), safe='')}")
             start, size = 0, int(answer.headers["Content-Length"])
@@ -154,7 +154,7 @@ def _go_on(connection: Connection, path: str, target: Path, report: Progress) ->
     return kept
 
 
-def _begun(target: Path) -> list[Path]:
+def _parts(target: Path) -> list[Path]:
     """What an earlier download left, if it can be gone on with: at most one file, and it knows its ETag."""
     mark = f"{target.name}.part-"
     found = sorted(each for each in target.parent.iterdir() if each.name.startswith(mark))
@@ -165,8 +165,8 @@ def _begun(target: Path) -> list[Path]:
     return usable
 
 
-def _bytes_begun(target: Path) -> int:
-    return sum(each.stat().st_size for each in _begun(target))
+def _bytes_fetched(target: Path) -> int:
+    return sum(each.stat().st_size for each in _parts(target))
 
 
 def _range(answer: requests.Response) -> tuple[int, int]:

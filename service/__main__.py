@@ -16,7 +16,7 @@ import uvicorn
 
 from jobs.disk.writable import unwritable
 from jobs.process import logs, secrets
-from service.edge.connections import LIMITS, make_room
+from service.edge.connections import LIMITS, raise_file_limit
 from service.main import create_app
 from service.memory import tune_memory
 from service.settings import read_settings
@@ -37,7 +37,7 @@ def main() -> int:
     if (why := unwritable((settings.runs, settings.uploads))) is not None:
         log.error("no job could be taken: %s", why)
         return 2
-    make_room()
+    raise_file_limit()
     tune_memory()
     uvicorn.run(app, host=settings.host, port=settings.port, **LIMITS)
     return 0

@@ -19,11 +19,11 @@ from service import errors
 from service.answers.wording import UNWORDED
 from service.edge.access import AccessLog, RequestMetrics
 from service.edge.auth import BearerKey
-from service.edge.body import BodyInTime
+from service.edge.body import BodyTimeout
 from service.edge.headers import SecurityHeaders
 from service.edge.keys import Keys
 from service.edge.limits import REFUSALS_PER_S, Buckets, RateLimit
-from service.edge.redaction import Redacted
+from service.edge.redaction import RedactSecrets
 from service.errors import ErrorMiddleware
 from service.files.uploads import Uploads
 from service.jobs.actions import Actions
@@ -75,13 +75,13 @@ def create_app(settings: ServiceSettings) -> FastAPI:
             # Sees every answer, and all of the time that it took.
             Middleware(AccessLog, requests=RequestMetrics(registry)),
             Middleware(SecurityHeaders),  # on every answer: refusals and faults, too
-            Middleware(Redacted),  # nothing that is shown gets round it
+            Middleware(RedactSecrets),  # nothing that is shown gets round it
             Middleware(ErrorMiddleware),  # whatever breaks further inside is answered in the one shape
             Middleware(
                 BearerKey, keys=keys, refusals=refusals
             ),  # before anything is done for anybody; says whose key it is
             Middleware(RateLimit, per_s=settings.rate_limit),  # counts by that name
-            Middleware(BodyInTime),  # only now somebody may wait for a body
+            Middleware(BodyTimeout),  # only now somebody may wait for a body
         ],
     )
     errors.install(app)

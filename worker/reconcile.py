@@ -65,7 +65,7 @@ class Reconciler:
         while not stop.is_set():
             leads = True
             try:
-                leads = self.once()
+                leads = self.run_once()
             except Exception:  # the thread that mends everything must not die of one thing; the log says what it was
                 log.exception("reconcile failed; next try in %.0f s", EVERY_S)
             self._rest(stop, EVERY_S if leads else STANDBY_S)
@@ -80,7 +80,7 @@ class Reconciler:
                 if self._store.maintenance.wiped():
                     return
 
-    def once(self) -> bool:
+    def run_once(self) -> bool:
         """One pass: projections, leases, tickets; then a word to the job that no GPU is there for.
 
         False: another reconciler leads, which may have been killed a moment ago: its key runs out after 45 s.

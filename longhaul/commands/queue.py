@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
     show = commands.add("show", _show, "show a job: state, figures, error, checkpoints", shown="ID")
     show.add_argument("id", metavar="ID")
     show.add_argument("--events", action="store_true", help="show its events, too")
-    priority = commands.add("priority", _steer, "change the priority of a job, −100 to 100", shown="ID N")
+    priority = commands.add("priority", _control, "change the priority of a job, −100 to 100", shown="ID N")
     priority.add_argument("id", metavar="ID")
     priority.add_argument("priority", type=int, metavar="N", help="higher runs first; the default is 0")
     for name, tells in (
@@ -40,10 +40,10 @@ def add(commands: Commands) -> None:
         ("resume", "resume a paused job"),
         ("cancel", "stop a job for good"),
     ):
-        steer = commands.add(name, _steer, tells, shown="ID")
-        steer.add_argument("id", metavar="ID")
+        command = commands.add(name, _control, tells, shown="ID")
+        command.add_argument("id", metavar="ID")
         if name == "resume":
-            steer.add_argument(
+            command.add_argument(
                 "--from-scratch",
                 action="store_true",
                 help="start again at step 0, from the model's original weights; deletes all checkpoints",
@@ -88,7 +88,7 @@ def _show(call: Call) -> int:
     return call.answer({**job, "events": events} if call.given.events else job, people)
 
 
-def _steer(call: Call) -> int:
+def _control(call: Call) -> int:
     given = call.given
     with call.connect() as api:
         match given.command:

@@ -75,7 +75,7 @@ def _no_constant(name: str) -> NoReturn:
     raise InvalidJson(f"{name} is not JSON", hint="give a finite number or null")
 
 
-class BodyInTime:
+class BodyTimeout:
     """ASGI middleware: BodyTooSlow (408) when no more of a body comes for a while. Uploads may be long, not silent."""
 
     def __init__(self, app: ASGIApp) -> None:

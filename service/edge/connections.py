@@ -20,7 +20,7 @@ MOST = 2000
 """Connections; streams have a bound of their own (`Settings.max_streams`)."""
 
 
-class InTime(H11Protocol):
+class RequestTimeouts(H11Protocol):
     """HTTP/1.1; closes a connection whose head does not come in time, or whose answer is not taken."""
 
     _deadline: asyncio.TimerHandle | None = None
@@ -71,7 +71,7 @@ class InTime(H11Protocol):
             self._taken_by = None
 
 
-def make_room() -> None:
+def raise_file_limit() -> None:
     """Let this process open as many files as connections and downloads need, as far as that is its own to decide."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * MOST if hard == resource.RLIM_INFINITY else min(2 * MOST, hard)
@@ -80,7 +80,7 @@ def make_room() -> None:
 
 
 LIMITS: dict[str, Any] = {
-    "http": InTime,
+    "http": RequestTimeouts,
     "ws": "none",
     "h11_max_incomplete_event_size": 64 * 1024,  # of a head; more is 400
     "limit_concurrency": MOST,  # connections, followers of streams included; more are answered 503

@@ -19,7 +19,7 @@ JSON = ("application/json", "text/event-stream")
 TEXT = (*JSON, "text/plain")
 
 
-class Redacted:
+class RedactSecrets:
     """ASGI middleware. A streamed text is searched piece by piece: whoever streams sends whole lines."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -76,7 +76,7 @@ def test_reconcile_passes_over_a_job_whose_events_do_not_add_up(redis_url: str, 
     first, second = waiting(tmp_path, store, "job-a"), waiting(tmp_path, store, "job-b")
     doubled(first)
     client.flushall()
-    Reconciler(tmp_path, store, Tickets(client), lease_s=0.0).once()
+    Reconciler(tmp_path, store, Tickets(client), lease_s=0.0).run_once()
     assert store.number(second.id) == second.record().number
 
 
@@ -90,7 +90,7 @@ def test_reconcile_takes_over_a_job_whose_attempt_file_is_damaged(redis_url: str
     append_line(run.attempt_file(1), Heartbeat(at=1.0, phase="step", step=3))
     with open(run.attempt_file(1), "ab") as file:
         file.write(b"\0\0\0\n")
-    Reconciler(tmp_path, store, Tickets(client), lease_s=0.0).once()
+    Reconciler(tmp_path, store, Tickets(client), lease_s=0.0).run_once()
     assert [event.type for event in run.events()][-2:] == ["attempt.ended", "job.queued"]
 
 
@@ -100,7 +100,7 @@ def test_a_copy_of_a_run_directory_is_no_second_job(redis_url: str, tmp_path: Pa
     store = Store(client)
     run = waiting(tmp_path, store, "job-a")
     shutil.copytree(run.path, tmp_path / "job-a-backup")
-    Reconciler(tmp_path, store, Tickets(client), lease_s=0.0).once()
+    Reconciler(tmp_path, store, Tickets(client), lease_s=0.0).run_once()
     assert store.waiting(Stage.TRAIN) == 1
 
 

@@ -249,7 +249,7 @@ def test_a_deletion_against_a_rebuilding_of_redis(rounds: Rounds) -> None:
         run = rounds.job(FAILED, key=key)
         rounds.client.flushall()
         reconciler = Reconciler(rounds.actions.runs, rounds.store, rounds.tickets)
-        deleted, _ = rounds.at_once(partial(rounds.actions.delete, run.id), reconciler.once)
+        deleted, _ = rounds.at_once(partial(rounds.actions.delete, run.id), reconciler.run_once)
         assert deleted is None
         assert rounds.client.keys(f"*{run.id}*") == []
         assert rounds.store.reserve(key, "job-new", "b", on_disk=lambda: None) == ("job-new", "b")

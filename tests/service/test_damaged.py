@@ -60,7 +60,7 @@ def test_a_damaged_job_is_shown_as_that_and_can_be_deleted(
     harm(service.run(job))
     if wiped:
         connect(service.settings.redis_url).flushall()
-    reconciler(service).once()
+    reconciler(service).run_once()
     shown = service.get(f"/jobs/{job}").json()
     assert (shown["status"], shown["queue_position"], shown["error"]["code"]) == ("damaged", None, "damaged")
     assert shown["error"]["message"].startswith(DAMAGE[harm]) and shown["error"]["hint"]
@@ -100,10 +100,10 @@ def test_a_job_that_is_whole_again_waits_again(service: Service) -> None:
     spec = service.run(job).spec_file.read_bytes()
     half_a_spec(service.run(job))
     mine = reconciler(service)
-    mine.once()
+    mine.run_once()
     assert service.get(f"/jobs/{other}").json()["queue_position"] == 1
     service.run(job).spec_file.write_bytes(spec)
-    mine.once()
+    mine.run_once()
     shown = service.get(f"/jobs/{job}").json()
     assert (shown["status"], shown["queue_position"], shown["error"]) == ("queued", 1, None)
     assert service.get("/workers").json()["damaged"] == []
@@ -115,7 +115,7 @@ def test_a_job_with_an_error_that_nobody_foresaw_is_shown_and_can_be_removed(
     job = service.submit()
     stumble_over(monkeypatch, job)
     service.append(job, *QUEUED)
-    reconciler(service).once()
+    reconciler(service).run_once()
     shown = service.get(f"/jobs/{job}").json()
     assert shown["status"] == "damaged" and f"`longhaul cancel {job}`" in shown["error"]["hint"]
     assert [each["id"] for each in service.get("/jobs").json()["data"]] == [job]
@@ -128,7 +128,7 @@ def test_a_running_job_can_be_cancelled_though_its_plan_is_damaged(service: Serv
     job = queued(service)
     service.append(job, AttemptStarted(worker="w", device="cpu"))
     half_a_plan(service.run(job))
-    reconciler(service).once()
+    reconciler(service).run_once()
     assert service.get(f"/jobs/{job}").json()["status"] == "damaged"
     answer = service.post(f"/jobs/{job}/cancel")
     assert (answer.status_code, answer.json()["requested"]) == (200, "cancel"), answer.text
@@ -190,7 +190,7 @@ def test_what_is_no_file_gets_a_typed_answer_everywhere_and_holds_up_nobody(
         place.unlink(missing_ok=True)
         harm(place)
         if told:
-            reconciler(service).once()
+            reconciler(service).run_once()
         for method, path in [*routes, ("PATCH", ""), ("DELETE", "")]:
             answer = service.request(
                 method, f"/jobs/{job}{path}", **({"json": {"priority": 3}} if method == "PATCH" else {})
@@ -226,5 +226,5 @@ def test_one_lock_that_is_no_file_keeps_reconcile_from_nothing(service: Service)
         lease_s=0.0,
         clock=lambda: next(clock),
     )
-    mine.once()
+    mine.run_once()
     assert service.get(f"/jobs/{other}").json()["status"] == "queued"

@@ -42,7 +42,7 @@ def test_filters_can_be_combined_and_repeated_and_outlive_a_wiped_redis(service:
     assert {query: ids(service, query) for query in table} == table
     client = connect(service.settings.redis_url)
     client.flushall()
-    Reconciler(service.settings.runs, Store(client), Tickets(client)).once()
+    Reconciler(service.settings.runs, Store(client), Tickets(client)).run_once()
     assert {query: ids(service, query) for query in table} == table
     page = service.get("/jobs?limit=2").json()
     assert (page["first_id"], page["last_id"], page["has_more"]) == (other, bread, True)
@@ -109,6 +109,6 @@ def test_while_redis_is_rebuilt_lists_say_so_and_a_job_is_read_from_its_director
     assert service.get(f"/jobs/{job}/events").json() == before[1]
     assert len(service.get(f"/jobs/{job}/metrics").json()["data"]) == 10
     assert service.get(f"/jobs/{other}").json()["queue_position"] is None
-    Reconciler(service.settings.runs, service.store, Tickets(client)).once()
+    Reconciler(service.settings.runs, service.store, Tickets(client)).run_once()
     assert {each["id"] for each in service.get("/jobs").json()["data"]} == {job, other}
     assert figure(scrape(service), "redis_recovering") == 0

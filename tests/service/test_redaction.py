@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from service.edge.redaction import Redacted
+from service.edge.redaction import RedactSecrets
 
 SECRET = b"hf_" + b"aB3d" * 9
 
@@ -31,7 +31,7 @@ def told(headers: dict[str, str], *pieces: bytes) -> tuple[dict[bytes, bytes], l
     async def send(message: Message) -> None:
         sent.append(message)
 
-    asyncio.run(Redacted(application)({"type": "http"}, receive, send))
+    asyncio.run(RedactSecrets(application)({"type": "http"}, receive, send))
     order = [each if isinstance(each, str) else each["type"].rpartition(".")[2] for each in sent]
     start, *bodies = [each for each in sent if not isinstance(each, str)]
     return dict(start["headers"]), [each["body"] for each in bodies], order

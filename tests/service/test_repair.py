@@ -40,7 +40,7 @@ def test_a_repair_cuts_back_to_the_last_whole_event(service: Service, known: boo
     before = run.events()
     damaged = destroyed(run, 5)
     if known:
-        reconciler(service).once()
+        reconciler(service).run_once()
         assert service.get(f"/jobs/{job}").json()["status"] == "damaged"
     tickets = Tickets(connect(service.settings.redis_url))
     waiting = tickets.count(Stage.TRAIN)
@@ -139,7 +139,7 @@ def test_a_job_that_has_trained_waits_for_its_plan_to_be_put_back(service: Servi
     append_line(run.attempt_file(1), Finished(at=1.0, reason="interrupted"))
     aside = run.plan_file.rename(run.path / "aside")
     mine = reconciler(service)
-    mine.once()
+    mine.run_once()
     assert service.get(f"/jobs/{job}").json()["status"] == "damaged"
     for wish in ("resume", "repair"):
         refused = service.post(f"/jobs/{job}/{wish}")
@@ -147,7 +147,7 @@ def test_a_job_that_has_trained_waits_for_its_plan_to_be_put_back(service: Servi
         assert "plan.json is gone" in refused.json()["error"]["message"]
         assert refused.json()["error"]["hint"].startswith("put plan.json back from a backup")
     aside.rename(run.plan_file)
-    mine.once()
+    mine.run_once()
     assert service.post(f"/jobs/{job}/resume").json()["status"] == "queued"
 
 
@@ -156,12 +156,12 @@ def test_damage_before_what_was_read_last_is_found(service: Service) -> None:
     job = queued(service)
     run = service.run(job)
     mine = reconciler(service)
-    mine.once()
+    mine.run_once()
     by_another = EventLog(run.events_file).append([JobPaused()], None, None)[0]
     damaged = destroyed(run, 3)
     assert service.post(f"/jobs/{job}/resume").json()["error"]["code"] == "damaged"
     assert run.events_file.read_bytes() == damaged, "nothing is appended behind the damage"
-    mine.once()
+    mine.run_once()
     assert service.get(f"/jobs/{job}").json()["status"] == "damaged"
     run.events_file.write_bytes(damaged)
     answer = service.post(f"/jobs/{job}/repair").json()
@@ -198,7 +198,7 @@ def test_redis_learns_of_a_file_that_comes_from_a_backup(service: Service) -> No
     old = service.run(job).events_file.read_bytes()
     service.append(job, *RUNNING)
     service.run(job).events_file.write_bytes(old)
-    reconciler(service).once()
+    reconciler(service).run_once()
     shown = service.get(f"/jobs/{job}").json()
     assert (shown["status"], shown["event_number"], shown["queue_position"]) == ("queued", 4, 1)
     assert service.store.events(job) == service.run(job).events()

@@ -153,7 +153,7 @@ def test_a_wish_on_disk_is_granted_whatever_becomes_of_redis(service: Service) -
     assert service.run(job).record().requested == "cancel"
     client.delete(f"longhaul:job:{job}")
     tickets = Tickets(client)
-    Reconciler(service.settings.runs, service.store, tickets).once()
+    Reconciler(service.settings.runs, service.store, tickets).run_once()
     assert service.get(f"/jobs/{job}").json()["requested"] == "cancel"
 
 

@@ -95,7 +95,7 @@ def test_lost_tickets_are_added_and_not_more(house: House) -> None:
     house.submit("b", *QUEUED)
     house.submit("c", *QUEUED)
     for _ in range(3):
-        house.reconciler.once()
+        house.reconciler.run_once()
     assert [house.tickets.count(stage) for stage in Stage] == [1, 0, 2]
 
 
@@ -104,7 +104,7 @@ def test_an_expired_lease_in_check_puts_the_job_back_at_most_five_times(house: H
     for count in range(1, MOST_EXPIRIES + 1):
         assert house.store.claim(Stage.CHECK, f"t{count}") == "a"
         house.run_out("a")
-        house.reconciler.once()
+        house.reconciler.run_once()
     record = run.record()
     assert record.status is Status.FAILED and record.error is not None
     assert (record.error.code, types(run)) == ("worker_lost", ["job.submitted", "job.failed"])
@@ -126,7 +126,7 @@ def test_a_running_job_whose_worker_is_gone_is_queued_again_in_its_place(house: 
     append_line(run.attempt_file(1), Noted(at=1.0, fact=fact))
     write_plan(run)
     house.run_out("a")
-    house.reconciler.once()
+    house.reconciler.run_once()
     assert types(run)[-4:] == ["attempt.started", "checkpoint.saved", "attempt.ended", "job.queued"]
     stored = house.store.get("a")
     assert (stored.record.last_reason, stored.record.restarts, stored.position) == ("worker_lost", 0, 0)
@@ -138,10 +138,10 @@ def test_a_lease_is_not_judged_while_a_trainer_holds_the_run(house: House) -> No
     house.run_out("a")
     with open(run.lock_file, "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        house.reconciler.once()
+        house.reconciler.run_once()
         assert run.record().status is Status.RUNNING
         assert house.store.renew("a", "t"), "its supervisor takes the lease again"
-    house.reconciler.once()
+    house.reconciler.run_once()
     assert run.record().status is Status.RUNNING
 
 
@@ -153,12 +153,12 @@ def test_leases_are_judged_only_after_redis_was_there_for_a_whole_lease(
     # Redis' own uptime counts too: make it count as long enough, and the reconciler's memory decide
     monkeypatch.setattr(house.store.maintenance, "uptime_s", lambda: 1e9)
     patient = Reconciler(house.runs, house.store, house.tickets, lease_s=30.0, clock=house.clock)
-    patient.once()
+    patient.run_once()
     house.clock.now = 29.0
-    patient.once()
+    patient.run_once()
     assert run.record().status is Status.RUNNING
     house.clock.now = 30.0
-    patient.once()
+    patient.run_once()
     assert run.record().status is Status.QUEUED
 
 
@@ -168,7 +168,7 @@ def test_a_wiped_redis_is_rebuilt_from_the_directories(house: House) -> None:
     house.submit("c", *QUEUED)
     before = {name: house.store.get(name) for name in "abc"}
     house.client.flushall()
-    house.reconciler.once()
+    house.reconciler.run_once()
     assert {name: house.store.get(name) for name in "abc"} == before
     assert [event.number for event in house.store.events("a")] == [1, 2, 3, 4]
     assert house.store.reserve("key-a", "new", "b") == ("a", "b")
@@ -178,41 +178,41 @@ def test_a_wiped_redis_is_rebuilt_from_the_directories(house: House) -> None:
 def test_a_running_job_without_any_lease_is_taken_over(house: House) -> None:
     run = house.submit("a", *QUEUED, STARTED)
     house.client.flushall()
-    house.reconciler.once()
+    house.reconciler.run_once()
     assert (run.record().status, run.record().last_reason) == (Status.QUEUED, "worker_lost")
 
 
 def test_only_one_reconciles_at_a_time(house: House) -> None:
-    house.reconciler.once()
+    house.reconciler.run_once()
     house.submit("a")
-    Reconciler(house.runs, house.store, house.tickets, lease_s=0.0).once()
+    Reconciler(house.runs, house.store, house.tickets, lease_s=0.0).run_once()
     assert house.tickets.count(Stage.CHECK) == 0
-    house.reconciler.once()
+    house.reconciler.run_once()
     assert house.tickets.count(Stage.CHECK) == 1
 
 
 def test_the_job_whose_turn_it_is_says_once_why_no_gpu_takes_it(house: House) -> None:
     first, second = house.submit("a", *QUEUED), house.submit("b", *QUEUED)
     house.store.workers.report(heartbeat("check-0"))
-    house.reconciler.once()
+    house.reconciler.run_once()
     assert types(first)[-1] == "job.queued", "no train worker was heard of yet: one may just be starting"
 
     house.store.workers.report(heartbeat("train-0", why="no driver"))
     house.store.workers.report(heartbeat("train-1", why="no driver"))
     for _ in range(3):
-        house.reconciler.once()
+        house.reconciler.run_once()
     assert types(first)[4:] == ["device.waiting"] and types(second)[-1] == "job.queued"
     assert house.store.get("a").record.waiting_reason == first.record().waiting_reason == "no driver"
     assert house.store.get("a").position == 0, "it moves nothing"
 
     house.store.workers.report(heartbeat("train-1", why="driver too old"))
     for _ in range(3):
-        house.reconciler.once()
+        house.reconciler.run_once()
     assert types(first)[4:] == ["device.waiting"] * 2
     assert first.record().waiting_reason == "driver too old; no driver"
 
     house.store.append(first, [JobPaused()])
-    house.reconciler.once()
+    house.reconciler.run_once()
     assert first.record().waiting_reason is None and types(second)[-1] == "device.waiting", "the next in the order"
 
 
@@ -220,7 +220,7 @@ def test_with_one_usable_gpu_nobody_waits_for_another(house: House) -> None:
     run = house.submit("a", *QUEUED)
     house.store.workers.report(heartbeat("train-0", why="no driver"))
     house.store.workers.report(heartbeat("train-1"))
-    house.reconciler.once()
+    house.reconciler.run_once()
     assert types(run)[-1] == "job.queued"
 
 
@@ -237,7 +237,7 @@ def test_a_specification_that_cannot_be_read_stops_nobody_else(house: House, dam
     house.submit("a").spec_file.write_bytes(damage)
     house.submit("b", *QUEUED)
     house.client.flushall()
-    house.reconciler.once()
+    house.reconciler.run_once()
     assert house.store.all_damaged() == ["a"] and house.tickets.count(Stage.TRAIN) == 1
 
 
@@ -248,7 +248,7 @@ def test_a_directory_that_cannot_be_read_stops_nobody_else(house: House) -> None
     lost = house.submit("b", *QUEUED, STARTED)
     for job in "ab":
         house.client.zadd("longhaul:leases", {job: 1})
-    house.reconciler.once()
+    house.reconciler.run_once()
     assert lost.record().status is Status.QUEUED
 
 
@@ -263,7 +263,7 @@ def test_a_job_with_an_error_that_nobody_foresaw_stops_nobody_else(
     if emptied:
         house.client.flushall()
     for _ in range(2):
-        house.reconciler.once()
+        house.reconciler.run_once()
     assert {job.record.id for job in house.store.page(limit=10)[0]} == {"odd", "well"}
     damage = house.store.get("odd").damage
     assert damage is not None and damage.hint is not None
@@ -282,7 +282,7 @@ def test_a_job_that_cannot_be_taken_over_stops_nobody_else(house: House, monkeyp
         return ending(run, *more)
 
     monkeypatch.setattr("worker.reconcile.ending", stumbling)
-    house.reconciler.once()
+    house.reconciler.run_once()
     assert (odd.record().status, well.record().status) == (Status.RUNNING, Status.QUEUED)
 
 
@@ -296,18 +296,18 @@ def test_who_takes_over_from_a_reconciler_that_was_killed_judges_at_once(
     killed, heir = (
         Reconciler(house.runs, house.store, house.tickets, lease_s=30.0, clock=house.clock) for _ in range(2)
     )
-    assert killed.once() and not heir.once()
+    assert killed.run_once() and not heir.run_once()
     house.clock.now = 45.0
     house.client.delete("longhaul:reconcile")  # its time has run out
-    assert heir.once() and run.record().status is Status.QUEUED
+    assert heir.run_once() and run.record().status is Status.QUEUED
 
 
 def test_who_stops_in_good_order_leaves_the_lead_to_the_next_at_once(house: House) -> None:
     stop = threading.Event()
     stop.set()
-    assert house.reconciler.once()
+    assert house.reconciler.run_once()
     house.reconciler.run(stop)
-    assert Reconciler(house.runs, house.store, house.tickets).once()
+    assert Reconciler(house.runs, house.store, house.tickets).run_once()
 
 
 def test_after_a_wipe_holders_have_a_whole_lease_to_come_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,24 +316,24 @@ def test_after_a_wipe_holders_have_a_whole_lease_to_come_back(house: House, monk
     monkeypatch.setattr(house.store.maintenance, "uptime_s", lambda: 1e9)
     patient = Reconciler(house.runs, house.store, house.tickets, lease_s=30.0, clock=house.clock)
     for house.clock.now in (0.0, 100.0):
-        patient.once()
+        patient.run_once()
     house.client.flushall()
     house.clock.now = 115.0
-    patient.once()
+    patient.run_once()
     assert run.record().status is Status.RUNNING
     assert house.store.renew("a", "t")
     house.clock.now = 145.0
-    patient.once()
+    patient.run_once()
     assert run.record().status is Status.RUNNING
 
 
 def test_a_key_is_given_back_though_an_event_has_told_redis_of_the_job_again(house: House) -> None:
     run = house.submit("a")
-    house.reconciler.once()
+    house.reconciler.run_once()
     house.client.flushall()
     house.store.append(run, QUEUED)
     assert house.store.number("a") == run.record().number
-    house.reconciler.once()
+    house.reconciler.run_once()
     assert house.store.reserve("key-a", "new", "b") == ("a", "b")
 
 
@@ -346,7 +346,7 @@ def test_until_a_wiped_redis_is_rebuilt_the_directories_say_whose_key_it_is(wipe
 
     assert house.store.reserve("key-a", "new", "b", on_disk=on_disk) == ("a", "b")
     assert house.store.reserve("key-z", "z", "b", on_disk=lambda: submitted_under(house.runs, "key-z")) == ("z", "b")
-    house.reconciler.once()
+    house.reconciler.run_once()
 
     def never() -> tuple[str, str] | None:
         raise AssertionError("Redis knows everything: nobody looks on disk")
@@ -389,7 +389,7 @@ def test_until_redis_knows_all_jobs_none_is_claimed_or_listed(house: House, monk
     monkeypatch.setattr(house.store, "project", asked_half_way)
     house.store.append(low, [JobPriorityChanged(priority=1)])  # an event of its own tells Redis of it
     assert told == ["low"]
-    house.reconciler.once()
+    house.reconciler.run_once()
     assert [house.store.claim(Stage.TRAIN, token) for token in "ab"] == [high.id, low.id]
     assert [job.record.id for job in house.store.page(limit=10)[0]] == ["high", "low"]
 
@@ -421,7 +421,7 @@ def test_two_thousand_jobs_are_all_there_before_one_can_be_claimed(
         write(RunDir(house.runs / f"job-{number:06}"), waiting if number % 10 else waiting + trained)
     house.client.flushall()
     start = time.monotonic()
-    house.reconciler.once()
+    house.reconciler.run_once()
     seconds = time.monotonic() - start
     with capsys.disabled():
         print(f" [2,000 jobs rebuilt in {seconds:.1f} s]", end="")

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class HubRequest:
     """What the hub is asked for, for errors."""
 
     kind: str
@@ -42,18 +42,18 @@ class Wanted:
         return Rejected(f"{self.param}: {what}", code=code, param=self.param, hint=hint)
 
 
-def within(seconds: float, call: Callable[[], T], wanted: Wanted) -> T:
+def call_with_timeout(seconds: float, call: Callable[[], T], wanted: HubRequest) -> T:
     """The call's result, or its error in our words; `hub_unreachable` if it takes longer."""
-    done = _Outcome(call)
+    done = _BackgroundCall(call)
     done.thread.join(seconds)
     if done.thread.is_alive():
         raise wanted.unreachable(f"no answer within {format_duration(seconds)}")
     return done.result(wanted)
 
 
-def watched(call: Callable[[], Path], growing: Path, total: int, journal: Journal, wanted: Wanted) -> Path:
-    """A download's result. Progress is told when bytes have come in, and only then."""
-    done, before = _Outcome(call), -1
+def watch_download(call: Callable[[], Path], growing: Path, total: int, journal: Journal, wanted: HubRequest) -> Path:
+    """A download's result. Progress is reported when bytes have come in, and only then."""
+    done, before = _BackgroundCall(call), -1
     while done.thread.is_alive():
         done.thread.join(_POLL_S)
         now = sum(file.stat().st_size for file in growing.glob("*")) if growing.exists() else 0
@@ -63,7 +63,7 @@ def watched(call: Callable[[], Path], growing: Path, total: int, journal: Journa
     return done.result(wanted)
 
 
-class _Outcome(Generic[T]):
+class _BackgroundCall(Generic[T]):
     """Runs a call in a daemon thread: the hub's client has no deadline over all its retries."""
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -79,7 +79,7 @@ class _Outcome(Generic[T]):
         except Exception as error:
             self._error = error
 
-    def result(self, wanted: Wanted) -> T:
+    def result(self, wanted: HubRequest) -> T:
         from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
         from huggingface_hub.errors import RevisionNotFoundError as NoRevision
 

@@ -62,7 +62,7 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
                 if shortage is None:
                     raise
             # Outside the `except`: inside, the traceback would keep the activations of the failed pass alive.
-            limit = recovery.again(shortage, going, limit)
+            limit = recovery.retry(shortage, going, limit)
             del shortage  # its snapshot can be large
         rate = learning_rate(
             number,

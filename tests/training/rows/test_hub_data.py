@@ -21,7 +21,7 @@ from tests.training.hub_server import COMMIT, Hub, at, running_hub
 from tests.training.workplace import Workplace, pairs
 from worker.training import store
 from worker.training.dataset.data import PreparedDataset
-from worker.training.hub_calls import Wanted
+from worker.training.hub_calls import HubRequest
 from worker.training.journal import Journal
 from worker.training.prepare import prepare
 from worker.training.rows import hub_data as hub_data_module
@@ -226,7 +226,7 @@ def split(name: str, *files: str, configs: tuple[dict[str, Any], ...] = ()) -> l
     named = hub_data(name, "auto")
     assert isinstance(named, HubData)
     listing = Listing(COMMIT, dict.fromkeys(files, 1), configs)
-    return files_of_split(listing, named, Wanted("dataset", name, "data.train", "a file"))
+    return files_of_split(listing, named, HubRequest("dataset", name, "data.train", "a file"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from worker.training.dataset.tokens import EncodedTexts, Encoder, TokenizerState
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.row import Block
 from worker.training.rows.row_counts import RowCounts
-from worker.training.rows.row_filter import EXCERPT, Rejection, UInt64, sift
+from worker.training.rows.row_filter import EXCERPT, Rejection, UInt64, parse_rows
 from worker.training.rows.text import RowReader, Template, Texts
 
 
@@ -64,7 +64,7 @@ class BlockEncoder:
         numbers: list[int] = []
         excerpts: list[str] = []
         texts: list[Texts] = []
-        for row, found in sift(block.rows(), reader):
+        for row, found in parse_rows(block.rows(), reader):
             counts.read += 1
             if isinstance(found, Rejection):
                 counts.reject(row.number, found.reason)

@@ -52,7 +52,7 @@ class Pass:
 
 
 class Recovery:
-    """One for an attempt. `again` may come any number of times for a step."""
+    """One for an attempt. `retry` may come any number of times for a step."""
 
     def __init__(self, context: TrainingContext) -> None:
         self.oom_reports = OomReports(context.run.path)
@@ -61,17 +61,17 @@ class Recovery:
         self._model, self._rows = context.loaded.model, context.data.train
         self._retried: set[tuple[int, str]] = set()
         """Step and cause of what was done again at the same size."""
-        self._in_vain = 0
+        self._waited_for_bytes = 0
         """Bytes of others that were waited for in vain: only more than that is worth another wait."""
 
-    def again(self, shortage: MemoryShortage, failed: Pass, limit: Limit) -> Limit:
+    def retry(self, shortage: MemoryShortage, failed: Pass, limit: Limit) -> Limit:
         """Make room; the limit with which the step is to be done again. To be called outside the `except`.
 
         Raises OutOfMemory at one row, where the job says `on_oom: fail`, and if memory runs out here, too.
         Raises StopAsked while waiting for others.
         """
         try:
-            return self._again(shortage, failed, limit)
+            return self._retry(shortage, failed, limit)
         except KINDS as error:
             if not is_out_of_memory(error):
                 raise
@@ -81,7 +81,7 @@ class Recovery:
             hint="the checkpoints are intact; look at what else uses the memory of this machine or GPU",
         )
 
-    def _again(self, shortage: MemoryShortage, failed: Pass, limit: Limit) -> Limit:
+    def _retry(self, shortage: MemoryShortage, failed: Pass, limit: Limit) -> Limit:
         other_processes = self._context.monitor.use()
         shortage = shortage.beside(other_processes)
         shape = failed.shape(self._rows, limit)
@@ -94,10 +94,10 @@ class Recovery:
             raise self._fail_as_configured(
                 shortage, failed, limit.size(bucket), None if smaller is None else smaller.size(bucket)
             )
-        same = self._same_will_do(shortage, failed.step, limit.safe.get(bucket))
+        same = self._retry_same_size(shortage, failed.step, limit.safe.get(bucket))
         chosen = limit if same else smaller
         if chosen is None:
-            raise self._at_the_floor(shortage, failed.step, bucket)
+            raise self._one_row_too_many(shortage, failed.step, bucket)
         self._context.journal.note(
             OomRecovered(
                 step=failed.step,
@@ -116,7 +116,7 @@ class Recovery:
         )
         return chosen
 
-    def _same_will_do(self, shortage: MemoryShortage, step: int, known: SafeSize | None) -> bool:
+    def _retry_same_size(self, shortage: MemoryShortage, step: int, known: SafeSize | None) -> bool:
         """Whether the same size is tried again, once in a step; not where the bucket failed in an earlier epoch, too.
 
         Where memory was in pieces, the cache is clear by now. Where others have it, this waits for them.
@@ -133,14 +133,14 @@ class Recovery:
     def _others_left(self, shortage: MemoryShortage) -> bool:
         other_processes = shortage.other_processes
         assert other_processes is not None
-        if self._spec.memory.other_processes != "wait" or other_processes.bytes <= self._in_vain:
+        if self._spec.memory.other_processes != "wait" or other_processes.bytes <= self._waited_for_bytes:
             return False
         # What the pass held and wanted, less what is still held now that its gradients and activations are gone.
         held, holds = shortage.figures.reserved or 0, figures(self._cache.device).reserved or 0
         context, wanted = self._context, max(0, held - holds) + shortage.asked
         left = context.monitor.wait(wanted, context.journal, context.stop)
         if not left:
-            self._in_vain = other_processes.bytes
+            self._waited_for_bytes = other_processes.bytes
         return left
 
     def _keep(self, shortage: MemoryShortage, failed: Pass, limit: Limit, bucket: str) -> str | None:
@@ -165,7 +165,7 @@ class Recovery:
             hint=way,
         )
 
-    def _at_the_floor(self, shortage: MemoryShortage, step: int, bucket: str) -> OutOfMemory:
+    def _one_row_too_many(self, shortage: MemoryShortage, step: int, bucket: str) -> OutOfMemory:
         return OutOfMemory(
             f"memory ran out in step {step} at micro-batch 1, one row of {bucket}: {shortage.text}",
             hint=what_would_fit(self._spec, self._context.plan, shortage),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import Rejected
-from worker.training.hub_calls import Wanted, watched, within
+from worker.training.hub_calls import HubRequest, call_with_timeout, watch_download
 from worker.training.journal import Journal
 from worker.training.models.model_files import SINGLE, SMALL, read_config, refuse_unusable
 from worker.training.settings import TrainerSettings
@@ -45,7 +45,7 @@ def look_up(model: str, settings: TrainerSettings, task: Task) -> HubModel:
     try:
         if settings.offline:
             raise _wanted(model).unreachable("HF_HUB_OFFLINE is set")
-        return within(LOOKUP_S, lambda: _ask(repository, revision or None, settings, task), _wanted(model))
+        return call_with_timeout(LOOKUP_S, lambda: _ask(repository, revision or None, settings, task), _wanted(model))
     except Rejected as refusal:
         stored = _stored(repository, revision, settings, task) if refusal.detail_code == "hub_unreachable" else None
         if stored is None:
@@ -75,7 +75,7 @@ def fetch(
         return Path(snapshot_download(repository, revision=commit, cache_dir=store, allow_patterns=files))
 
     blobs = store / f"models--{repository.replace('/', '--')}" / "blobs"
-    return watched(download, blobs, needed, journal, _wanted(name))
+    return watch_download(download, blobs, needed, journal, _wanted(name))
 
 
 def _ask(repository: str, revision: str | None, settings: TrainerSettings, task: Task) -> HubModel:
@@ -139,5 +139,5 @@ def _store(settings: TrainerSettings) -> Path:
     return settings.models / "hub"
 
 
-def _wanted(model: str) -> Wanted:
-    return Wanted("model", model, "model", "a folder in the data directory (./my-model) or builtin:t5-tiny")
+def _wanted(model: str) -> HubRequest:
+    return HubRequest("model", model, "model", "a folder in the data directory (./my-model) or builtin:t5-tiny")

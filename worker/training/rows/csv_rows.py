@@ -155,7 +155,7 @@ class CsvReader:
         try:
             for line in feed:
                 if not line.isspace():
-                    feed.give_again(0)
+                    feed.push_back(0)
                     return line
                 self.blank_lines += 1
                 feed.begin_record()
@@ -184,7 +184,7 @@ class CsvReader:
                 lines = [_text(line) for line in feed.record]
                 kind = table.kind(lines, record.fields)
                 if auto and kind == "doubtful" and feed.number > surveyed:
-                    ahead = feed.ahead()
+                    ahead = feed.peek()
                     surveyed = feed.number + len(ahead)
                     counts = so_far + _survey([*feed.record, *ahead], table)
                 so_far.count(kind, feed.record_bytes)
@@ -251,7 +251,7 @@ class _Feed:
 
     def __init__(self, source: Iterator[bytes]) -> None:
         self._source = source
-        self._again: deque[bytes] = deque()
+        self._pushed_back: deque[bytes] = deque()
         self.number = 0
         """Of the line that was given last."""
         self._given = 0
@@ -266,20 +266,20 @@ class _Feed:
     @property
     def given(self) -> float:
         """Share of the bytes that were read which have been given."""
-        return self._given / max(1, self._given + sum(map(len, self._again)))
+        return self._given / max(1, self._given + sum(map(len, self._pushed_back)))
 
     def __iter__(self) -> _Feed:
         return self
 
     def __next__(self) -> str:
-        line = self._again.popleft() if self._again else next(self._source, b"")
+        line = self._pushed_back.popleft() if self._pushed_back else next(self._source, b"")
         if not line:
             self.ended = True
             raise StopIteration
         self.record_bytes += len(line)
         if isinstance(line, OverLong) or self.record_bytes > MAX_LINE_BYTES:
             if self.record:
-                self._again.appendleft(line)
+                self._pushed_back.appendleft(line)
                 raise _NotClosed
             self.number += 1
             raise _LineTooLong(line.decode("utf-8", "replace"))
@@ -292,22 +292,22 @@ class _Feed:
             self.damaged = True
             return _text(line)
 
-    def give_again(self, place: int) -> None:
+    def push_back(self, place: int) -> None:
         """The lines of the present record from `place` on come next."""
         again = self.record[place:]
-        self._again.extendleft(reversed(again))
+        self._pushed_back.extendleft(reversed(again))
         self.number -= len(again)
         self._given -= sum(map(len, again))
         del self.record[place:]
         self.record_bytes = sum(map(len, self.record))
 
-    def ahead(self) -> list[bytes]:
+    def peek(self) -> list[bytes]:
         """The lines of the next BLOCK_BYTES, which are given all the same."""
-        held = sum(map(len, self._again))
+        held = sum(map(len, self._pushed_back))
         while held < BLOCK_BYTES and (line := next(self._source, b"")):
-            self._again.append(line)
+            self._pushed_back.append(line)
             held += len(line)
-        return list(self._again)
+        return list(self._pushed_back)
 
 
 def _next(reader: Iterator[list[str]], feed: _Feed) -> Record | None:
@@ -341,7 +341,7 @@ def _begin_again(record: Record, feed: _Feed, place: int | None) -> Record:
     if place is None:
         return record
     readings, first = _readings(record.number, feed.number, place), _text(feed.record[0]).rstrip()
-    feed.give_again(place)
+    feed.push_back(place)
     return Record(record.number, (), STRAY_QUOTE, f"{first[:_SHOWN]} {readings}")
 
 
@@ -374,7 +374,7 @@ def _survey(lines: list[bytes], table: TableLines) -> QuoteCounts:
         text = [_text(line) for line in feed.record]
         found.count(table.kind(text, record.fields), feed.record_bytes)
         if not record.fields and (place := table.where_rows_go_on(text)) is not None:
-            feed.give_again(place)
+            feed.push_back(place)
     return found
 
 

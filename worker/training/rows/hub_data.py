@@ -18,7 +18,7 @@ from typing import Any
 from jobs.data_names import HubData
 from jobs.disk.files import write_synced
 from jobs.errors import Rejected
-from worker.training.hub_calls import Wanted, watched, within
+from worker.training.hub_calls import HubRequest, call_with_timeout, watch_download
 from worker.training.journal import Journal
 from worker.training.rows.hub_splits import Listing, files_of_split
 from worker.training.rows.sources import DataFile
@@ -39,7 +39,7 @@ class HubDataset:
     """Of the split's files in the repository, in order."""
     repository: str
     cache: Path
-    wanted: Wanted
+    wanted: HubRequest
 
     def head(self) -> list[DataFile] | list[RemoteFile]:
         """The split's files to read the first rows of: at hand if all of them are, else on the hub."""
@@ -71,7 +71,7 @@ class HubDataset:
                     )
                 )
 
-            watched(download, _folder(self.cache, self.repository) / "blobs", needed, journal, self.wanted)
+            watch_download(download, _folder(self.cache, self.repository) / "blobs", needed, journal, self.wanted)
             if missing := self.missing():
                 raise self.wanted.unreachable(f"{missing[0]} did not arrive in full")
         return self._at_hand()
@@ -98,7 +98,7 @@ def look_up(named: HubData, name: str, param: str, settings: TrainerSettings, co
     `name` and `param` are what errors call it. Without a network it must be here in full, or its listing be that of a
     commit. Raises Rejected: `dataset_not_found`, `hub_unreachable`, and those of `files_of_split`.
     """
-    wanted = Wanted("dataset", name, param, "a file in the data directory")
+    wanted = HubRequest("dataset", name, param, "a file in the data directory")
     cache = settings.prepared / "hub"
     folder, revision = _folder(cache, named.repository), commit or named.revision
 
@@ -114,7 +114,7 @@ def look_up(named: HubData, name: str, param: str, settings: TrainerSettings, co
     try:
         if settings.offline:
             raise wanted.unreachable("HF_HUB_OFFLINE is set")
-        listing = within(LOOKUP_S, lambda: _ask(named.repository, revision), wanted)
+        listing = call_with_timeout(LOOKUP_S, lambda: _ask(named.repository, revision), wanted)
     except Rejected as refusal:
         if refusal.detail_code != "hub_unreachable" or kept is None or (stored := dataset(kept)).missing():
             raise
@@ -165,7 +165,7 @@ class RemoteFile:
 
     sha256 = None
 
-    def __init__(self, name: str, size: int, url: str, wanted: Wanted) -> None:
+    def __init__(self, name: str, size: int, url: str, wanted: HubRequest) -> None:
         self.name, self.bytes = name, size
         self._url, self._wanted = url, wanted
         self._pieces: dict[int, bytes] = {}
@@ -186,7 +186,7 @@ class RemoteFile:
     def piece(self, number: int) -> bytes:
         """Bytes from `number` × 1 MiB on, at most 1 MiB. Raises Rejected (`hub_unreachable`)."""
         if number not in self._pieces:
-            self._pieces[number] = within(LOOKUP_S, lambda: self._fetch(number * _PIECE), self._wanted)
+            self._pieces[number] = call_with_timeout(LOOKUP_S, lambda: self._fetch(number * _PIECE), self._wanted)
         return self._pieces[number]
 
     def _fetch(self, start: int) -> bytes:

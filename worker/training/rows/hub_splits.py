@@ -1,4 +1,4 @@
-"""Which files of a hub data set are a split: by its GPU, else by the hub's own naming conventions."""
+"""Which files of a hub data set are a split: by the `configs` of its README, else by the hub's naming conventions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from jobs.data_names import HubData, data_format
 from jobs.errors import Rejected
-from worker.training.hub_calls import Wanted
+from worker.training.hub_calls import HubRequest
 
 _SYNONYMS = {
     "train": ("train", "training"),
@@ -31,10 +31,10 @@ class Listing:
     files: Mapping[str, int]
     """Path → bytes."""
     configurations: tuple[Mapping[str, Any], ...] = ()
-    """`configs` of its GPU."""
+    """`configs` of its README."""
 
 
-def files_of_split(listing: Listing, named: HubData, wanted: Wanted) -> list[str]:
+def files_of_split(listing: Listing, named: HubData, wanted: HubRequest) -> list[str]:
     """Paths of the split's files, in order. Raises Rejected.
 
     Codes: `needs_script`, `no_data_files`, `several_configurations`, `unknown_configuration`, `unknown_split`,
@@ -58,11 +58,11 @@ def files_of_split(listing: Listing, named: HubData, wanted: Wanted) -> list[str
     if declared:
         configuration = _configuration(declared, named, wanted)
         try:
-            found = _by_gpu(configuration, data)
+            found = _by_configs(configuration, data)
         except (KeyError, TypeError) as error:
             raise wanted.refused(
                 "bad_gpu",
-                f"{wanted.name}: its GPU says {dict(configuration)}, which names no files ({error!r})",
+                f"{wanted.name}: its README says {dict(configuration)}, which names no files ({error!r})",
                 "download the files that you want into the data directory",
             ) from None
     else:
@@ -89,7 +89,7 @@ def _holds_rows(path: str) -> bool:
     return data_format(path) is not None and parts[-1] not in _ABOUT and not any(part[0] in "._/" for part in parts)
 
 
-def _configuration(declared: list[Mapping[str, Any]], named: HubData, wanted: Wanted) -> Mapping[str, Any]:
+def _configuration(declared: list[Mapping[str, Any]], named: HubData, wanted: HubRequest) -> Mapping[str, Any]:
     by_name = {str(one.get("config_name", "default")): one for one in declared}
     if named.configuration is not None:
         if named.configuration not in by_name:
@@ -101,8 +101,8 @@ def _configuration(declared: list[Mapping[str, Any]], named: HubData, wanted: Wa
     return default[0]
 
 
-def _of_folder(data: list[str], named: HubData, wanted: Wanted) -> list[str]:
-    """Without a GPU, a configuration is the folder of that name; without a name, it is everything."""
+def _of_folder(data: list[str], named: HubData, wanted: HubRequest) -> list[str]:
+    """Without `configs`, a configuration is the folder of that name; without a name, it is everything."""
     folders = sorted({path.partition("/")[0] for path in data if "/" in path})
     if named.configuration is not None:
         inside = [path for path in data if path.startswith(named.configuration + "/")]
@@ -114,8 +114,8 @@ def _of_folder(data: list[str], named: HubData, wanted: Wanted) -> list[str]:
     return data
 
 
-def _by_gpu(configuration: Mapping[str, Any], data: list[str]) -> dict[str, list[str]]:
-    """Split → paths, as a configuration of the GPU says."""
+def _by_configs(configuration: Mapping[str, Any], data: list[str]) -> dict[str, list[str]]:
+    """Split → paths, as one of the `configs` says."""
     folder = PurePosixPath(configuration.get("data_dir") or ".")
     inside = [path for path in data if PurePosixPath(path).is_relative_to(folder)]
     entries = configuration.get("data_files")
@@ -155,7 +155,7 @@ def _glob(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(meaning.get(part) or re.escape(part) for part in parts))
 
 
-def _several_configurations(names: Iterable[str], named: HubData, wanted: Wanted) -> Rejected:
+def _several_configurations(names: Iterable[str], named: HubData, wanted: HubRequest) -> Rejected:
     return wanted.refused(
         "several_configurations",
         f"{wanted.name} has several configurations, and none is the default: {_some(names)}",
@@ -163,7 +163,7 @@ def _several_configurations(names: Iterable[str], named: HubData, wanted: Wanted
     )
 
 
-def _unknown_configuration(names: Iterable[str], named: HubData, wanted: Wanted) -> Rejected:
+def _unknown_configuration(names: Iterable[str], named: HubData, wanted: HubRequest) -> Rejected:
     return wanted.refused(
         "unknown_configuration",
         f"{wanted.name}: there is no configuration {named.configuration!r}; there are: {_some(names) or 'none'}",

@@ -26,7 +26,7 @@ class Rejection:
     excerpt: str
 
 
-def sift(rows: Iterable[Row], reader: RowReader) -> Iterator[tuple[Row, Texts | Rejection]]:
+def parse_rows(rows: Iterable[Row], reader: RowReader) -> Iterator[tuple[Row, Texts | Rejection]]:
     """Every row: its texts, or why it cannot be used."""
     for row in rows:
         try:
@@ -51,7 +51,7 @@ class RowFilter:
 
     def good_rows(self) -> Iterator[Texts]:
         """In the order of the source."""
-        for row, found in sift(self._rows, self._reader):
+        for row, found in parse_rows(self._rows, self._reader):
             self.counts.read += 1
             if isinstance(found, Rejection):
                 self.counts.reject(row.number, found.reason)
