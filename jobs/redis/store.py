@@ -202,7 +202,7 @@ class Store:
         return bool(self._script(scripts.RELEASE, job, token))
 
     def mark_damaged(self, run: RunDir, error: Damaged, *, release: str | None = None) -> bool:
-        """Show a job as damaged, in no order, until it is `clear_damage` is called. True: that is news."""
+        """Show a job as damaged, in no order, until `clear_damage` is called. True: that is news."""
         fault = damage(error).model_dump_json()
         with reachable():
             known = cast(bytes | None, self._redis.hget(job_key(run.id), "damaged"))

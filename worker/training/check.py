@@ -55,7 +55,7 @@ _NEEDED = {
 def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResult:
     """What goes into job.checked; plan.json is written. Raises StageError."""
     spec = run.spec()
-    before = find_predecessor(run, spec)
+    before = find_source_job(run, spec)
     commit = before.plan.data.train_revision if before else None
     train = find_head(spec.data.train, "data.train", spec.data.format, settings, commit)
     own = spec.data.validation if isinstance(spec.data.validation, str) else None
@@ -124,8 +124,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     return CheckResult(plan=summary)
 
 
-def find_predecessor(run: RunDir, spec: JobSpec) -> SourceJob | None:
-    """The job to resume from, if the specification names one. Raises Rejected as `predecessor.find`."""
+def find_source_job(run: RunDir, spec: JobSpec) -> SourceJob | None:
+    """The job to resume from, if the specification names one. Raises Rejected as `source_job.find`."""
     if spec.resume_from is None:
         return None
     # Imported here: torch takes seconds, which others need not wait for.

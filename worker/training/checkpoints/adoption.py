@@ -57,7 +57,7 @@ log = logging.getLogger("longhaul.trainer")
 def adopt(run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> Adopted:
     """Take over what `spec.resume_from` names; `plan` is of this job, with model and data in their place.
 
-    Does nothing where an earlier call has done it. Raises Rejected as `predecessor.find` and `refuse_other_content`,
+    Does nothing where an earlier call has done it. Raises Rejected as `source_job.find` and `refuse_other_content`,
     DiskFull where a copy is needed and would not fit.
     """
     done = run.path / ADOPTED
