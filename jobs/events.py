@@ -25,9 +25,9 @@ class Fault(Frozen):
     message: str
     """For people: what, the value, and what to do."""
     hint: str | None = None
-    """What to do alone; null where nobody knows."""
+    """Only what to do; null if unknown."""
     param: str | None = None
-    """Dotted key of the job file that is wrong; null where it is none."""
+    """Dotted key of the job file that is wrong; null if it is none of them."""
 
     @classmethod
     def of(cls, reason: Reason, details: str = "", hint: str | None = None) -> Fault:
@@ -226,7 +226,7 @@ class MemoryPlanned(Fact):
     budget_bytes: int
     """What the attempt may use."""
     other_processes_bytes: int | None = None
-    """What other processes hold of the GPU; null where nobody can tell."""
+    """What other processes hold of the GPU; null if unknown."""
     other_processes: list[GpuProcess] = Field([])
     """Those of them that the driver shows."""
     changed: str | None = None

@@ -43,7 +43,7 @@ class GpuFacts:
 
 
 REFERENCE = GpuFacts("NVIDIA GeForce RTX 5090", 32_607 * 2**20)
-"""The GPU that is assumed as long as no train worker has said which one it has."""
+"""The GPU that is assumed until a train worker has reported its own."""
 
 _TERA = {
     "NVIDIA GeForce RTX 3090": 71.0,

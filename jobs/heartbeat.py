@@ -1,4 +1,4 @@
-"""What a worker says of itself every few seconds, and what is known of it besides."""
+"""What a worker reports every few seconds, and what else is known of it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Worker(WorkerHeartbeat):
     """A heartbeat of the last minute. Workers of other versions may say more."""
 
     job: str | None
-    """Id of the job in its hands."""
+    """Id of the job that it works on."""
     job_since: int | None
     """When it took that, Unix seconds."""
     last_seen_at: float

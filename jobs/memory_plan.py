@@ -130,7 +130,7 @@ class MemoryFigures(Frozen):
 
 
 class MemorySummary(MemoryFigures):
-    """The plan of a job's memory for events and lists: of ways that were not chosen without their parts."""
+    """The plan of a job's memory for events and lists: settings that were not chosen come without their parts."""
 
     text: str
     """For people, in one line."""

@@ -47,7 +47,7 @@ class MetricRow(Frozen):
     memory_fragmentation: float | None = None
     """Share of the reserved memory that was not allocated at the peak, 0 to 1. None on CPU."""
     gpu_memory_other_processes_bytes: int | None = None
-    """What other processes hold of the GPU. None where nobody can tell."""
+    """What other processes hold of the GPU. None if unknown."""
     cache_clears: int
     """Cache clearings so far in this attempt."""
     cache_clear_s: float

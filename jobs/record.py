@@ -75,7 +75,7 @@ class JobRecord(BaseModel):
     """It went back to *prepare*, and no attempt has loaded a model since: a second time would not help."""
     not_before: float = 0.0
     waiting_reason: str | None = None
-    """Why the queued job cannot start though its turn has come: what was said of the GPU."""
+    """Why the queued job cannot start though its turn has come: the reason, from `device.waiting`."""
     name: str = "job"
     model: str = ""
     spec_sha256: str = ""
@@ -181,7 +181,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= {"best_loss": min(losses)}
             if record.first_loss is None:
                 change |= {"first_loss": fact.loss}
-        case DeviceWaiting() if record.status is Status.QUEUED:  # said by who lost the GPU, or by reconcile
+        case DeviceWaiting() if record.status is Status.QUEUED:  # from the attempt that lost the GPU, or from reconcile
             return record.model_copy(update=change | {"waiting_reason": fact.message})
         case ModelLoaded(resumed_step=None):
             change |= {"unprepared": False}

@@ -1,4 +1,4 @@
-"""The publish process: tails run directories and tells the sinks (architecture.md: Sinks).
+"""The publish process: tails run directories and feeds the sinks (architecture.md: Sinks).
 
     run directories ──▶ main loop: which jobs are there?  (at start, when one appears, every 30 s)
                             │ one thread per sink

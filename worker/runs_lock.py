@@ -45,7 +45,7 @@ class Holder(BaseModel):
 
 
 class RunsDirectoryInUse(LonghaulError):
-    """The runs directory is held by a publish of another control plane, or by one that hangs: nobody can tell which."""
+    """The runs directory is held by a publish of another control plane, or by one that hangs."""
 
 
 class RunsLock:

@@ -1,7 +1,7 @@
 """events.jsonl: an event a line, each with its CRC; read once, appended to under a lock.
 
-A process keeps what the lines that it has read add up to (`EventLog`), so an append costs what was appended since the
-last one, by whomever, and not what is in the file.
+A process keeps the sum of the lines that it has read (`EventLog`), so the cost of an append depends on what any process
+has appended since the last one, not on the size of the file.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read_event(line: bytes) -> Event:
 
 
 def _version(line: bytes) -> str:
-    """Of the Longhaul that wrote this event 1; '' where it is another event."""
+    """The version of Longhaul that wrote this first event; '' for any other event."""
     fact = json.loads(line).get("fact")
     return str(fact.get("version", "")) if isinstance(fact, dict) else ""
 
@@ -78,13 +78,13 @@ class _Read:
     """The lines of a file up to a place, and what they add up to."""
 
     state: tuple[int, int, int]
-    """inode, bytes and mtime (ns) of the file then: who finds them so again need not read it."""
+    """inode, bytes and mtime (ns) of the file then: while they are the same, nothing needs to be read."""
     place: FilePosition
     record: JobRecord
 
 
 class EventLog:
-    """The events of one job. For any thread. Raises NotFound where there is no such file, and Damaged."""
+    """The events of one job, for any thread. Raises NotFound when the file is missing, and Damaged."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -102,7 +102,7 @@ class EventLog:
             raise
 
     def forget(self) -> None:
-        """Let the next reading begin at the first line: one that continues sees no damage before its place."""
+        """The next read begins at the first line: one that continues sees no damage before its position."""
         self._read = None
 
     def record(self) -> JobRecord:
@@ -123,7 +123,7 @@ class EventLog:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """While nobody else can append, nor take the directory away."""
+        """While nobody else can append, or remove the directory."""
         try:
             lock = open(self.file.with_name("events.lock"), "ab", opener=regular)  # noqa: SIM115 - its own errors alone are ours
         except FileNotFoundError:
@@ -242,7 +242,7 @@ def lost(job: str, name: str) -> str:
 
 
 OF_ALL_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""What a disk, or a process, has that is full: no file of it is damaged."""
+"""Errors of a full or read-only disk, or of a process at its limits: no file is damaged."""
 
 
 def unreadable(file: Path, error: OSError) -> Damaged | OSError:
@@ -263,12 +263,12 @@ def _state(file: FileIO) -> tuple[int, int, int]:
 
 @functools.lru_cache(MOST_KEPT)
 def event_log(file: Path) -> EventLog:
-    """The log of this file, which is one and the same as long as it is in use."""
+    """The log of this file: the same object as long as it is in use."""
     return EventLog(file)
 
 
 def _clean(event: Event) -> Event:
-    """Without secrets, which a library may have put into a message: an event is told to everybody, and kept."""
+    """Without secrets, which a library may have put into a message: events are kept, and sent to every sink."""
     text = event.model_dump_json()
     clean = redact(text)
     return event if clean == text else Event.model_validate_json(clean)

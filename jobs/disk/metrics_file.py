@@ -46,7 +46,7 @@ def last_metrics(file: Path, reach: int = 65_536) -> MetricRow | None:
 def truncate_metrics(file: Path, step: int) -> None:
     """Remove the rows after `step`, which the attempt that begins there writes again, and damaged lines.
 
-    The file is replaced: who reads it has the old rows or the new ones, never half of each. Where the disk has no room
+    The file is replaced: a reader gets the old rows or the new ones, never a mixture. Where the disk has no room
     for that the rows stay, and the later row of a step counts.
     """
     try:

@@ -75,15 +75,15 @@ class RunDir:
         return self.path / "attempts" / f"{name}.jsonl"
 
     def exists(self) -> bool:
-        """Whether there is such a job, whole or damaged."""
+        """Whether the job exists, intact or damaged."""
         return self.events_file.exists() or self.spec_file.exists()
 
     def has_trained(self, record: JobRecord) -> bool:
-        """Whether an attempt has begun: by the events, or by what it left behind where a repair has cut them off."""
+        """Whether an attempt has begun: by the events, or by the files it left if a repair has cut the events off."""
         return max(record.attempt, self.newest_attempt()) > 0
 
     def newest_attempt(self) -> int:
-        """The newest attempt that left a file, also where a repair has cut it off the events; 0: there is none."""
+        """The newest attempt that left a file, even if a repair has cut it off the events; 0: none."""
         names = [file.stem for file in self.path.glob("attempts/*.jsonl")]
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
@@ -117,7 +117,7 @@ class RunDir:
         return self._parsed(self.plan_file, Plan.model_validate_json)
 
     def plan_is_final(self) -> bool:
-        """Whether an attempt has begun by plan.json: its checkpoints continue, and nothing is decided anew."""
+        """Whether an attempt has used plan.json: its checkpoints continue, and nothing is decided again."""
         return self.plan_file.exists() and self.plan().data.complete and self.has_trained(self.record())
 
     def write_plan(self, plan: Plan) -> None:
@@ -152,14 +152,14 @@ class RunDir:
             raise Damaged(f"{file.name} cannot be read: {why}", hint=lost(self.id, file.name)) from error
 
     def _version(self) -> str:
-        """Of the Longhaul that made the directory; '' where its first event does not say."""
+        """The version of Longhaul that made the directory; '' if its first event does not say."""
         try:
             first = read_event(read_regular(self.events_file).partition(b"\n")[0]).fact
         except (Damaged, OSError):
             return ""
         return first.version if isinstance(first, JobSubmitted) else ""
 
-    # -- whether it is whole -----------------------------------------------------------------------------------
+    # -- whether it is intact -----------------------------------------------------------------------------------
 
     def verified(self) -> JobRecord:
         """The sum of the events. Raises Damaged where any of the three files that a job needs cannot be read."""
@@ -168,9 +168,9 @@ class RunDir:
         return record
 
     def verify_files(self, record: JobRecord) -> None:
-        """Raise Damaged where spec.json or plan.json cannot be read. Of a job that is over they need only be JSON.
+        """Raise Damaged if spec.json or plan.json cannot be read. Once a job is over they only have to be JSON.
 
-        A plan.json that is gone is damage where an attempt was made by it; else check and prepare write it.
+        A missing plan.json is damage once an attempt has used it; before that, check and prepare write it.
         """
         over = record.status.terminal
         self._parsed(self.spec_file, from_json if over else JobSpec.model_validate_json)
@@ -180,7 +180,7 @@ class RunDir:
             raise Damaged("plan.json is gone", hint=lost(self.id, "plan.json"))
 
     def state(self) -> object:
-        """What changes when one of these three files does, at the cost of three stats."""
+        """A value that changes when one of the three files does; costs three stats."""
         found = []
         for file in (self.events_file, self.spec_file, self.plan_file):
             with contextlib.suppress(FileNotFoundError):
@@ -217,7 +217,7 @@ class RunDir:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[list[Event]]:
-        """The events, while nobody can append to them, nor take the directory away."""
+        """The events, while nobody can append to them or remove the directory."""
         with event_log(self.events_file).locked():
             yield self.events()
 
@@ -275,7 +275,7 @@ def submitted_under(runs: Path, key: str) -> tuple[str, str] | None:
 
 
 def list_runs(runs: Path) -> list[RunDir]:
-    """All run directories, oldest id first. A folder that may not be entered is none of ours."""
+    """All run directories, oldest id first. Folders that cannot be entered are left out."""
     found = [RunDir(entry.path) for entry in os.scandir(runs) if not entry.name.startswith((".", "tmp-"))]
     return sorted(
         (run for run in found if os.access(run.events_file, os.R_OK) or os.access(run.spec_file, os.R_OK)),

@@ -1,4 +1,4 @@
-"""Whether a process can write where it must; and if not, one line that says whose the folder is and what helps."""
+"""Whether a process can write where it must; if not, one line with the owner of the folder and what helps."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def is_logged(line: str) -> bool:
 def last_error(text: str) -> str:
     """The error that a log (as text) ends with: a line of level ERROR, or the last line of a traceback.
 
-    Empty when what was logged last is none: whatever ended the process, that line says nothing of it.
+    Empty if the last line is not an error: then it does not say what ended the process.
     """
     found, inside = "", False
     for line in text.splitlines():

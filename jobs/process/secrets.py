@@ -2,7 +2,7 @@
 
 Known by their form: Discord webhooks, `Bearer …`, user and password of a URL, tokens of the Hugging Face hub, keys of
 W&B and Longhaul, and what is assigned to a name such as `api_key` or `PASSWORD`. Known by their value: the secrets of
-this process's own environment, once `register` was told of them.
+this process's own environment, once passed to `register`.
 
 A rule looks only where one of its words stands, and from there on reads a character a bounded number of times, so that
 a long log costs little. What a rule takes out holds neither quote nor backslash: JSON text stays the JSON text it was.

@@ -32,10 +32,10 @@ PAGE = 500
 CONNECTIONS = 8
 """To Redis, for followers that look into the stream of their job: all may come at once when the service starts."""
 TOGETHER_S = 0.001
-"""For each follower that was told something the next news are collected for so long: all then get them with one write.
+"""After a delivery, news for a follower are collected for so long, and then sent in one write.
 The first news go at once; one follower waits for 1 ms after them, 500 for half a second, and cost little more."""
 AT_ONCE = 20
-"""Followers that are told in one turn of the event loop, then others have PAUSE_S of it."""
+"""Followers served in one turn of the event loop; then it is free for PAUSE_S."""
 PAUSE_S = 0.002
 BLOCK_MS = 1000
 RETRY_S = 1.0
@@ -188,7 +188,7 @@ class Feed:
                 log.error("job %s has an event that this version cannot read: %s", job, error.errors()[0]["msg"])
                 for follower in followers:
                     follower.reread()
-        # A few at a time: whoever asks something else meanwhile does not wait for hundreds of answers to be sent.
+        # A few at a time: other requests do not wait until hundreds of answers are sent.
         for count, follower in enumerate(followers, start=1):
             follower.deliver(news)
             if count % AT_ONCE == 0:
@@ -211,7 +211,7 @@ def _type(raw: bytes) -> object:
 
 async def _answer(asked: Awaitable[Any]) -> Any:
     """What Redis answers. redis-py looks at its connection under a timeout of 0, and a cancellation that comes at that
-    moment is taken for that timeout: without this, whoever is stopped then continues for ever.
+    moment is taken for that timeout: without this, a task that is stopped then would run forever.
     """
     try:
         return await asked

@@ -43,7 +43,7 @@ place(id)
 return count
 """
 
-# ARGV: token → 1 Redis was wiped and knows only what it was told since: tell it everything, then END_REBUILD
+# ARGV: token → 1 Redis was wiped and knows only what it was sent since: send it everything, then END_REBUILD
 BEGIN_REBUILD = """
 if rebuilt() then return 0 end
 redis.call('SET', 'longhaul:rebuilt', ARGV[1])

@@ -67,7 +67,7 @@ end
 # Before the scripts below, after these:
 #
 # - `shown(id)`: {record, spec, newest row of metrics, jobs before it or -1, start, finish, damage}; nothing: no job.
-#   Start and finish are Unix ms, '' where nobody can tell and for a job that does not wait for a GPU
+#   Start and finish are Unix ms, '' if unknown and for a job that does not wait for a GPU
 # - `needs(id)`: ms that it still needs, as `jobs/estimate.py` says; and, if there is one, the Unix ms of the row of
 #   metrics from which they count
 # - `estimate()`: the same two by id, for the first jobs that wait for a GPU, from what each is expected to need, what
@@ -148,7 +148,7 @@ return shown(ARGV[1])
 """
 
 # ARGV: id that the page follows ('' for the first page), limit, JSON of the groups of indexes → {1 if there is more,
-# jobs}; nothing: the page follows a job that there is not. The smallest group is walked, newest first, and what is not
+# jobs}; nothing: no job has that id. The smallest group is walked, newest first, and what is not
 # in the others is passed over. The order is that of longhaul:jobs, so it does not matter where the job that the page
 # follows has gone meanwhile.
 LIST = """

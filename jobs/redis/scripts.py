@@ -33,7 +33,7 @@ local function drop_lease(id, token)
 end
 """
 
-# ARGV: key, id, body hash, seconds to keep, 1 if the caller has looked on disk → {id, body hash} of whoever came first;
+# ARGV: key, id, body hash, seconds to keep, 1 if the caller has looked on disk → {id, body hash} of the first caller;
 # or nothing: the key is unknown, but Redis may have forgotten it (see BEGIN_REBUILD)
 RESERVE = """
 local key = 'longhaul:idempotency:' .. ARGV[1]
@@ -51,7 +51,7 @@ return redis.call('HMGET', key, 'job', 'body')
 # ARGV: id, number before, number after, record, status, stage, score, not before (ms), submitted (ms), spec,
 #       JSON of its lasting indexes (with a spec), needs (ms), began (ms), token to release ('' for none), then pairs
 #       number, event → {number that Redis has, 1 if there was a gap}
-# Of a job that Redis has not heard of all are told the newest event alone: who follows it looks for those before it.
+# For a job that is new to Redis, only its newest event is published: followers read the earlier ones themselves.
 PROJECT = """
 local id = ARGV[1]
 local job = lj(id)
@@ -160,7 +160,7 @@ place(id)
 return 1
 """
 
-# ARGV: id → everything about it gone, the Idempotency-Key that stands for it too: there is no such directory any more
+# ARGV: id → everything about it gone, the Idempotency-Key that stands for it too: the directory no longer exists
 FORGET = """
 local id = ARGV[1]
 local h = redis.call('HMGET', lj(id), 'status', 'indexes', 'record')

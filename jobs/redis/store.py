@@ -46,19 +46,19 @@ class StoredJob:
 
     record: JobRecord
     spec: JobSpec | None
-    """None: nobody can read it."""
+    """None: it cannot be read."""
     position: int | None
     """Jobs before it in the order of its stage; None when it does not wait."""
     latest: MetricRow | None
     estimated_start: float | None = None
-    """Unix seconds, of a job that waits for a GPU; None where nobody can tell. So is the next."""
+    """Unix seconds, of a job that waits for a GPU; None if unknown, like the next field."""
     estimated_finish: float | None = None
     damage: Fault | None = None
     """What is wrong with its run directory; the record then is what Redis knew, or what is left of it."""
 
 
 class Store:
-    """Moves and reads. Raises StoreUnavailable when Redis does not answer."""
+    """Reads and writes Redis. Raises StoreUnavailable when Redis does not answer."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
@@ -140,7 +140,7 @@ class Store:
         return run.append(decide, attempt=attempt, project=project)
 
     def get(self, job: str) -> StoredJob:
-        """One job, or NotFound. Raises Recovering: its place would be one among some jobs."""
+        """One job, or NotFound. Raises Recovering while Redis does not know all jobs, and so not its place."""
         found = self._ask(queries.SHOW, job)
         if found is None:
             raise NotFound(f"there is no job {job}")
@@ -154,8 +154,7 @@ class Store:
     def page(self, wanted: Filter = EVERY_JOB, *, after: str | None = None, limit: int) -> tuple[list[StoredJob], bool]:
         """Newest first; `after` is the id that the page follows. Returns the page and whether there is more.
 
-        Raises NotFound when there is no job `after`, Recovering as long as Redis does not know all. What state that one
-        is in by now does not matter.
+        Raises NotFound when there is no job `after` (whatever its state), Recovering while Redis does not know all.
         """
         answer = self._ask(queries.LIST, after or "", limit, json.dumps(wanted.groups()))
         if answer is None:
@@ -166,7 +165,7 @@ class Store:
     def using(self, dataset: str) -> list[tuple[str, Status]]:
         """Jobs whose rows are in this uploaded data set (or were, when they began) and their states, newest first.
 
-        Raises Recovering as long as Redis does not know all.
+        Raises Recovering while Redis does not know all jobs.
         """
         flat = [item.decode() for item in self._ask(queries.MEMBERS, queries.dataset_index(dataset))]
         return [(job, Status(status)) for job, status in zip(flat[::2], flat[1::2], strict=True)]
@@ -189,16 +188,16 @@ class Store:
     # -- order and leases ------------------------------------------------------------------------------------
 
     def claim(self, stage: Stage, token: str) -> str | None:
-        """Take the head of the order whose time has come, and its lease, in one move. None: nothing is due."""
+        """Take the head of the order whose time has come, and its lease, in one script. None: nothing is due."""
         job = self._script(scripts.CLAIM, stage.value, token, LEASE_MS)
         return job.decode() if job else None
 
     def renew(self, job: str, token: str) -> bool:
-        """Hold the lease for another 30 s; a lease that nobody holds is taken again. False: somebody else holds it."""
+        """Hold the lease for another 30 s; a free lease is taken again. False: another worker holds it."""
         return bool(self._script(scripts.RENEW, job, token, LEASE_MS))
 
     def release(self, job: str, token: str) -> bool:
-        """Let go of the lease; a job that still waits goes back to its old place."""
+        """Release the lease; a job that still waits returns to its old place."""
         return bool(self._script(scripts.RELEASE, job, token))
 
     def mark_damaged(self, run: RunDir, error: Damaged, *, release: str | None = None) -> bool:
@@ -223,7 +222,7 @@ class Store:
         return news
 
     def clear_damage(self, job: str, *, anew: bool = False) -> None:
-        """The run directory can be read again. `anew`: of the job's events Redis takes back all that it has."""
+        """The run directory can be read again. `anew`: all of the job's events are projected again."""
         self._script(scripts.CLEAR_DAMAGE, job, int(anew))
 
     def all_damaged(self) -> list[str]:
@@ -241,7 +240,7 @@ class Store:
             return int(cast(Any, self._redis.zcard(f"longhaul:order:{stage.value}")))
 
     def head(self, stage: Stage) -> str | None:
-        """The job whose turn comes next, due or not; None: nobody waits."""
+        """The next job, due or not; None: no job waits."""
         with reachable():
             first = cast(list[bytes], self._redis.zrange(f"longhaul:order:{stage.value}", 0, 0))
         return first[0].decode() if first else None
@@ -264,7 +263,7 @@ class Store:
 
 
 def read_spec(text: bytes | str) -> JobSpec | None:
-    """The specification in this JSON; None: it is none, as of a job that is damaged."""
+    """The specification in this JSON; None if it is not valid, as in a damaged job."""
     try:
         return JobSpec.model_validate_json(text)
     except ValidationError:
@@ -277,7 +276,7 @@ def damage(error: Damaged) -> Fault:
 
 
 def new_token() -> str:
-    """A token that marks one holder or one move."""
+    """A token that identifies one holder or one call."""
     return uuid.uuid4().hex
 
 

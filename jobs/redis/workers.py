@@ -1,7 +1,7 @@
 """Who works here: heartbeats of worker processes by name, and the job that each has in hand.
 
-`longhaul:workers` has the names by the time each was last heard of, `longhaul:worker:<name>` what it said. A lease's
-token begins with its holder's name, so the job in hand needs no word of its own, and is right for as long as the lease.
+`longhaul:workers` has the names by the time of the last heartbeat, `longhaul:worker:<name>` that heartbeat. The token
+of a lease begins with its holder's name, so who works on which job is known, and as current as the lease.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ redis.call('ZREMRANGEBYSCORE', 'longhaul:workers', '-inf', now() - ARGV[3])
 return 1
 """
 
-# ARGV: ms until a worker is forgotten → {now (ms), {name, heard (ms), what it said ('' if nobody said that), …},
+# ARGV: ms until a worker is forgotten → {now (ms), {name, heard (ms), its heartbeat ('' if it sent none), …},
 # {id, token of each lease, …}}
 _WORKERS = """
 local reports = {}
@@ -63,13 +63,13 @@ class Workers:
         self._call(_REPORT, heartbeat.name, report, FORGOTTEN_MS)
 
     def forget(self, name: str) -> None:
-        """A worker left in good order."""
+        """A worker has signed off."""
         with reachable():
             self._redis.delete(f"longhaul:worker:{name}")
             self._redis.zrem("longhaul:workers", name)
 
     def all(self) -> list[Worker]:
-        """Workers heard of in the last minute, by name. What is no heartbeat is passed over, with a word in the log."""
+        """Workers heard of in the last minute, by name. An invalid heartbeat is logged and skipped."""
         now, reports, held = self._call(_WORKERS, FORGOTTEN_MS)
         leases = {
             worker: (job.decode(), since)
@@ -93,7 +93,7 @@ def lease_token(worker: str) -> str:
 
 
 def _holder(token: bytes) -> tuple[str, int | None]:
-    """(name of the worker, since when) of a lease's token; ("", None): it does not say."""
+    """(name of the worker, since when) from a lease's token; ("", None): it has neither."""
     worker, _, rest = token.decode(errors="replace").rpartition("/")[0].rpartition("/")
     return (worker, int(rest)) if rest.isdecimal() and len(rest) < 16 else ("", None)
 

@@ -88,7 +88,7 @@ def routes(actions: Actions) -> APIRouter:
         openapi_extra=RESUME_BODY,
     )
     def resume_job(job: JobId, body: Annotated[Any, Depends(read_if_any)]) -> answers.Job:
-        """Go on from the newest checkpoint when a GPU is free; or, if the body says so, begin again at step 0."""
+        """Resume from the newest checkpoint when a GPU is free; or, if the body says so, begin again at step 0."""
         return shown(actions.resume(job, body))
 
     @router.patch("/{job}", responses=documented(404, 408, 409, 413, 422), openapi_extra=PRIORITY_BODY)

@@ -1,7 +1,7 @@
 """What a sink is: a listener to one job's events and metric rows (architecture.md: Sinks).
 
-Sinks never steer a run. They log and do not raise; what they could not do now they say as a typed outcome, and the feed
-(`worker.feed`) keeps order, cursor and retries for them.
+Sinks never steer a run. They log and do not raise; they return what they could not do now as a typed outcome, and the
+feed (`worker.feed`) keeps order, cursor and retries for them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Later:
 
 @dataclass(frozen=True)
 class Disabled:
-    """Never again in this process: the other side is gone for good. The cursor moves, there is nobody to tell."""
+    """Never again in this process: the receiver is gone for good. The cursor moves all the same."""
 
     why: str
 
@@ -79,7 +79,7 @@ class SinkJob:
     """Step of the newest checkpoint; None: there is none."""
     attempt: int = 0
     ending: bool = False
-    """The next event is the terminal one: nothing is worth holding back any more."""
+    """The next event is the terminal one: nothing is held back any more."""
     evaluations: dict[int, float] = field(default_factory=dict)
     """Validation loss by step."""
     last_evaluation: EvaluationFinished | None = None
@@ -89,7 +89,7 @@ class SinkJob:
     """The next attempt begins at step 0: what was evaluated so far will count no more."""
 
     def update(self, event: Event) -> None:
-        """Take in what an event says about the job (also those that the sink was given before a restart)."""
+        """Update from an event (also from those that the sink got before a restart)."""
         self.attempt = max(self.attempt, event.attempt)
         match event.fact:
             case JobChecked(plan=plan):
@@ -136,12 +136,12 @@ class Sink(Protocol):
         """Take rows, oldest first. After `Later` the same rows come again, with newer ones behind them."""
 
     def close(self, job: SinkJob) -> None:
-        """The job has ended, or publish stops: let go of what is held for it."""
+        """The job has ended, or publish stops: release what is held for it."""
 
 
 @runtime_checkable
 class ReportsDamage(Protocol):
-    """A sink that also says, once, that the run directory of a job cannot be read any more."""
+    """A sink that also reports, once, that the run directory of a job can no longer be read."""
 
     def damaged(self, job: str, submitted: JobSubmitted | None, error: Damaged) -> Outcome:
         """Take it, also for a job of which not even the first event is left (`submitted` is None)."""

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     run = RunDir(arguments.run_dir.resolve())
     attempt_file = run.attempt_file(arguments.attempt if arguments.stage == "train" else arguments.stage)
     if arguments.stage == "train" and PARENT_PID not in os.environ and attempt_file.exists() and run.held():
-        # Started by hand: what is in that file is the word of the trainer that holds the job; nothing is added to it.
+        # Started by hand: that file belongs to the trainer that holds the job; nothing is added to it.
         log.error("device_busy (job_busy): another trainer is at work on job %s, with %s", run.id, attempt_file.name)
         return Reason.DEVICE_BUSY.exit_code
     journal = Journal(attempt_file)
@@ -116,7 +116,7 @@ def set_library_switches(stage: str) -> None:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if stage == "prepare" else "false")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    # Threads that spin while they wait take the cores from whoever shares them: with 7 runnable processes on 2 cores,
+    # Threads that spin while they wait take the cores from other processes: with 7 runnable processes on 2 cores,
     # steps on the CPU took 6 to 10 times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")  # none of its CUDA extensions is used

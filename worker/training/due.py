@@ -15,7 +15,7 @@ from worker.training.checkpoints.checkpoint import TrainState
 
 
 class Due:
-    """Of a run of so many `steps` and `validation_rows`; `state` says where it stands."""
+    """For a run of so many `steps` and `validation_rows`; `state` is where it stands."""
 
     def __init__(
         self,

@@ -106,7 +106,7 @@ def accumulate(
     """Forward and backward over the micro-batches of one step: adds to `.grad`, returns the loss (0-dim, detached).
 
     The loss is the sum over target tokens / all target tokens of the step: the same however its rows are cut.
-    `going` is told which of them is in the model.
+    `going` records which of them is in the model.
     """
     tokens = sum(batch.target_tokens for batch in batches)
     loss: torch.Tensor | None = None

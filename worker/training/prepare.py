@@ -173,7 +173,7 @@ def take_over(run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> Adopt
     """Make the checkpoint that the specification names, if it does, the job's own. Raises as `adoption.adopt`."""
     if spec.resume_from is None:
         return None
-    # Imported here: it needs torch, and whoever encodes rows does not.
+    # Imported here: it needs torch, which encoding rows does not.
     from worker.training.checkpoints.adoption import adopt
 
     return adopt(run, spec, plan, journal)
@@ -323,7 +323,7 @@ def refuse_unusable(counts: RowCounts, source: Source, data: DataSpec) -> None:
 
 
 def copy_report(folder: Path, run: RunDir, *names: str) -> None:
-    """Put the report where the run is looked at; of a long list of rejected rows its beginning."""
+    """Copy the report into the run directory; of a long list of rejected rows only the beginning."""
     for name in names:
         content = (folder / name).read_bytes() if name != REJECTED else _beginning(folder / name)
         write_atomically(run.path / name, content)

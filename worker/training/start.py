@@ -1,7 +1,7 @@
 """What an attempt trains with: the plan, given the GPU, other processes and earlier attempts (ADR 0003).
 
-Before anything is loaded. The plan stands where it fits. On a smaller GPU than it was made for, the ladder is walked
-again; where others hold the memory it needs, the job waits or is refused, as it says; after attempts that ran out of
+Before anything is loaded. The plan stays if it fits. On a smaller GPU than it was made for, the ladder is walked
+again; if others hold the memory it needs, the job waits or is refused, as it says; after attempts that ran out of
 memory in the optimizer, it is that many fallbacks further down.
 """
 
@@ -126,7 +126,7 @@ def times_out_of_memory(run: RunDir, attempt: int) -> int:
 def adjust_plan(spec: JobSpec, plan: Plan, gpu: GpuNow | None, lower: int, alternatives: Alternatives) -> Plan:
     """The plan for this GPU (None: CPU), `lower` fallbacks below the one that fits it.
 
-    Raises Rejected (`does_not_fit`), OutOfMemory where there are not so many fallbacks.
+    Raises Rejected (`does_not_fit`), or OutOfMemory if there are fewer fallbacks.
     """
     memory = plan.memory
     if memory is None:
@@ -150,7 +150,7 @@ def adjust_plan(spec: JobSpec, plan: Plan, gpu: GpuNow | None, lower: int, alter
 def apply_fallbacks(
     spec: JobSpec, memory: MemoryPlan, lower: int, parts_of: Callable[[MicroBatchShape, Setting], dict[str, int]]
 ) -> MemoryPlan:
-    """The plan `lower` fallbacks below. Raises OutOfMemory, saying what would fit, where there are not so many."""
+    """The plan `lower` fallbacks below. Raises OutOfMemory, with what would fit, if there are fewer."""
     below = fallbacks(memory, spec)
     rows, every = below[min(lower, len(below)) - 1] if below else (memory.micro_batch, memory.activation_checkpointing)
     shape = MicroBatchShape(rows, memory.input_tokens, memory.target_tokens)
@@ -177,9 +177,9 @@ def apply_fallbacks(
 
 
 def make_room(spec: JobSpec, memory: MemoryPlan, gpu: GpuNow, wait: Callable[[int], bool]) -> None:
-    """Return once the peak fits into what is free of the GPU. `wait` says whether so many bytes have become free.
+    """Return once the peak fits into what is free of the GPU. `wait` returns whether so many bytes have become free.
 
-    Raises Rejected (`gpu_memory_in_use`), or DeviceBusy after waiting, where others hold too much of it.
+    Raises Rejected (`gpu_memory_in_use`), or DeviceBusy after waiting, if others hold too much of it.
     """
     needed = memory.peak_bytes - memory.parts.get("context", 0)  # the context is there already
     if needed <= gpu.free or not gpu.other_processes.bytes:
@@ -210,7 +210,7 @@ def wait(monitor: ProcessMonitor, needed: int, journal: Journal, stop: StopSigna
 
 
 def planned_event(before: Plan, after: Plan, gpu: GpuNow | None) -> MemoryPlanned:
-    """The event: what the attempt trains with, and why that is not what plan.json says, if so."""
+    """The event: what the attempt trains with, and why, if that differs from plan.json."""
     old, new = before.memory, after.memory
     assert old is not None and new is not None, "memory was planned"
     why = []

@@ -98,7 +98,7 @@ def require_room(folder: Path, needed: int, what: str, variable: str = "LONGHAUL
 
 
 def _sweep(store: Path) -> None:
-    """Remove what was begun, was not gone on with for a week, and is in nobody's hands."""
+    """Remove unfinished folders that were not touched for a week and that nobody holds."""
     for partial in store.glob(f"{_PARTIAL}*"):
         lock = store / ".locks" / f"{partial.name.removeprefix(_PARTIAL)}.lock"
         with contextlib.suppress(FileNotFoundError, BlockingIOError), open(lock, "ab") as handle:

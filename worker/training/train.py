@@ -103,7 +103,7 @@ def training_loop(context: TrainingContext) -> None:
 
 
 def maybe_evaluate_and_save(context: TrainingContext) -> None:
-    """Evaluate, then save, if that is due at this step. Raises StopAsked in an evaluation, which then is due still."""
+    """Evaluate, then save, if due at this step. Raises StopAsked in an evaluation, which then is still due."""
     if context.due.evaluation:
         evaluate_and_record(context)
     context.saver.poll()
@@ -135,11 +135,11 @@ def evaluate_and_record(context: TrainingContext) -> None:
 
 
 def save(context: TrainingContext) -> None:
-    """Begin to save the weights as they are: what the training waits for is the time of a copy, where one is made."""
+    """Begin to save the weights as they are: training waits only while they are copied, if they are."""
     state = context.state
     context.optimizer.raise_if_nonfinite()
     state.window, state.unsaved_s = context.meter.synchronize(), context.due.unsaved_s
-    context.metrics.sync()  # who resumes from this checkpoint does not write those rows again
+    context.metrics.sync()  # a run that resumes from this checkpoint does not write those rows again
     began = time.perf_counter()
     context.saver.save(state)
     context.meter.pace.saved(time.perf_counter() - began)
@@ -147,7 +147,7 @@ def save(context: TrainingContext) -> None:
 
 
 def save_on_stop(context: TrainingContext) -> None:
-    """Save the weights as they are, unless that very checkpoint is there, and have it on disk."""
+    """Save the weights as they are, unless that checkpoint exists, and wait until it is on disk."""
     context.saver.wait()
     state = context.state
     if state.step and not is_saved(context.run, state):
@@ -189,7 +189,7 @@ def finish(context: TrainingContext) -> None:
 
 
 def report_interrupted(journal: Journal) -> int:
-    """Say so; returns the exit code."""
+    """Record it; returns the exit code."""
     journal.finish(Reason.INTERRUPTED)
     log.info("stopped because asked to")
     return INTERRUPTED

@@ -36,7 +36,7 @@ class Window(BaseModel):
     seconds: float = 0.0
     data_wait_s: float = 0.0
     asides: Durations = Field(default_factory=Durations)
-    """Outlives the window: what the time left is reckoned with."""
+    """Outlives the window: used to estimate the time left."""
 
 
 @dataclass
@@ -50,9 +50,9 @@ class Meter:
     planned_bytes: int | None = None
     """Peak as predicted for the largest micro-batch; None where it was not planned."""
     monitor: MemoryProbe | None = None
-    """Who else is on the GPU; None where nobody is asked."""
+    """The other processes on the GPU; None if not monitored."""
     gpu: NvmlGpu | None = field(init=False, repr=False)
-    """None on CPU, and where the driver tells nothing."""
+    """None on CPU, and if the driver reports nothing."""
     peak: float | None = field(init=False)
     """FLOP/s of the GPU at most; None on CPU, and for a GPU that is not in our table."""
     _pending: list[torch.Tensor] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Meter:
     def row(self, result: StepResult, now: float) -> MetricRow:
         """The row that ends with `result` at Unix time `now`; a new window begins.
 
-        What it says about GPU and host is as of now, and is read here only: once a row, not once a step.
+        GPU and host are read here only: once a row, not once a step.
         """
         window = self.synchronize()
         count, seconds = len(window.losses), max(window.seconds, 1e-9)
@@ -129,7 +129,7 @@ class Meter:
             host_memory_available_bytes=host.available,
             trainer_rss_bytes=process_bytes("VmRSS"),
         )
-        self.window = Window(asides=self.pace.asides)  # the very object: what is measured later is in it, too
+        self.window = Window(asides=self.pace.asides)  # the same object: later measurements are in it, too
         return row
 
 

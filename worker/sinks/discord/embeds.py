@@ -70,7 +70,7 @@ def ended(job: SinkJob, event: Event, fact: AttemptEnded, remarks: Sequence[str]
 
 
 def planned(job: SinkJob, event: Event, fact: JobPrepared) -> Payload:
-    """All rows are counted: what the run will need, told while nobody has waited for it yet."""
+    """All rows are counted: what the run will need, before anyone has waited for it."""
     text = f"Ready to train: {fact.steps:,} steps. The job waits for its GPU."
     embed = _embed(job, f"{job.submitted.name}: planned", QUIET, text, event)
     embed["fields"] = time_needed(job) + memory_needed(fact)

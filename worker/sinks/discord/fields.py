@@ -71,7 +71,7 @@ def _speed(row: MetricRow) -> list[EmbedField]:
 
 
 def _gpu(row: MetricRow) -> str:
-    """How the GPU is, as far as its driver tells."""
+    """The state of the GPU, as far as its driver reports it."""
     parts = [
         f"{row.gpu_utilization:.0%} busy" if row.gpu_utilization is not None else "",
         f"{format_bytes(row.gpu_memory_used_bytes)} in use" if row.gpu_memory_used_bytes is not None else "",

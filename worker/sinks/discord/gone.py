@@ -1,7 +1,7 @@
 """What is remembered of a webhook that is gone, so that a restart does not ask Discord again (architecture.md: Sinks).
 
-Discord bans addresses that keep asking for what is not there. The file holds a hash, never the URL: who may read the
-runs directory may not post to the channel. A token is long and random, so the hash cannot be guessed back.
+Discord bans addresses that keep asking for what is not there. The file holds a hash, never the URL: reading
+the runs directory must not allow posting to the channel. A token is long and random, so a hash does not reveal it.
 """
 
 from __future__ import annotations

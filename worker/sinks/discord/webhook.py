@@ -156,7 +156,7 @@ class Webhook:
         return self._back_off(f"Discord says {answer.status_code}{reply.detail}")
 
     def _read(self, answer: requests.Response) -> DiscordReply:
-        """What it says; a proxy's page says nothing."""
+        """The reply in the body; a proxy's page has none."""
         try:
             body = answer.json()
         except ValueError:
@@ -171,7 +171,7 @@ class Webhook:
         )
 
     def _give_up(self, status: int, reply: DiscordReply) -> Disabled:
-        """Ask nothing more. Over restarts only when Discord itself says that it is gone: a proxy's 403 may pass."""
+        """Stop calling. Also after restarts, if Discord itself says that it is gone: a proxy's 403 may pass."""
         self.gone = Disabled(f"Discord says {status}{reply.detail}")
         log.error("webhook %s: %s; nothing more is sent to it. Make a new webhook, set DISCORD_WEBHOOK and restart "
                   "publish", self._id, self.gone.why)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The process that holds one W&B run: told what to do in JSON lines on stdin, answers each on stdout.
+"""The process that holds one W&B run: reads requests as JSON lines on stdin, answers each on stdout.
 
     {"do": "init", "project": …, "id": …, "online": true}    → {"mode": "online"}   or offline, with "why"
     {"do": "log", "rows": [{"train/step": 10, …}]}           → {"logged": 1}        once they are in the run's file
@@ -35,7 +35,7 @@ ALERT_AGAIN_S = 3600
 
 
 def main() -> None:
-    """Converse until told to finish, or until stdin ends (publish is stopping)."""
+    """Answer until asked to finish, or until stdin ends (publish is stopping)."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # whatever the library prints is not an answer
     run: wandb.Run | None = None

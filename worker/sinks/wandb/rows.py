@@ -1,4 +1,4 @@
-"""What W&B receives: rows of history, keyed by our own step, tables of samples, alerts, the last words of a run."""
+"""What W&B receives: rows of history, keyed by our own step, tables of samples, alerts, the end of a run."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ log = logging.getLogger("longhaul.wandb")
 
 @dataclass
 class Session:
-    """A conversation with the child of one job."""
+    """The requests to the child of one job."""
 
     child: SinkChild
     pending: str | None = None
@@ -143,7 +143,7 @@ class WandbSink:
         return Later(0.0, "more rows") if fresh_rows(rows, job.highest_step) else DONE
 
     def close(self, job: SinkJob) -> None:
-        """Publish stops, or the job has ended: the run is finished in good order, within bounds."""
+        """Publish stops, or the job has ended: finish the run cleanly, within bounds."""
         session = self._sessions.get(job.id)
         if session is None:
             return
@@ -154,10 +154,10 @@ class WandbSink:
                 self._send(job, session, finish)
         self._end(job, max(0.5, deadline - time.monotonic()))
 
-    # -- conversation --------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def _ready(self, job: SinkJob) -> Session | Later:
-        """The conversation, with nothing open in it and the run begun."""
+        """The session, with no request pending and the run opened."""
         session = self._sessions.get(job.id)
         if session is not None:
             return self._receive(job, session) or session
@@ -179,7 +179,7 @@ class WandbSink:
         return self._send(job, session, request) or session
 
     def _send_once(self, job: SinkJob, event: Event, request: dict[str, Any]) -> Outcome:
-        """Ask once, however often the event comes again meanwhile."""
+        """Send once, however often the event is delivered meanwhile."""
         if job.state.get("reported", 0) >= event.number:
             return DONE
         session = self._ready(job)
@@ -201,7 +201,7 @@ class WandbSink:
         return self._receive(job, session)
 
     def _receive(self, job: SinkJob, session: Session, listen_s: float = LISTEN_S) -> Later | None:
-        """None once nothing is open any more."""
+        """None once nothing is pending."""
         if session.pending is None:
             return None
         try:

@@ -1,5 +1,5 @@
 """Checkpoints: complete and verified, or absent.
 
-Read checkpoint (what one is), saving (how it is written) and pruning (when it goes), then predecessor and adoption
+Read checkpoint (what one is), saving (how it is written) and pruning (when it goes), then source_job and adoption
 (another job's, taken over).
 """

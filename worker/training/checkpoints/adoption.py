@@ -5,8 +5,8 @@
 
 Weights and states are hard links: they take no room, and stay when the other job is deleted. What is verified is what
 was taken, so that another trainer may save and prune meanwhile. The best checkpoint before that one is taken, too: the
-final model is the best of the whole run. Last comes `adopted.json`: where that is, a preparation that is repeated asks
-the other job nothing more; where it is not, it begins anew.
+final model is the best of the whole run. Last comes `adopted.json`: once it exists, a repeated preparation no longer
+reads the other job; until then it starts again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ log = logging.getLogger("longhaul.trainer")
 def adopt(run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> Adopted:
     """Take over what `spec.resume_from` names; `plan` is of this job, with model and data in their place.
 
-    Does nothing where an earlier call has done it. Raises Rejected as `source_job.find` and `refuse_other_content`,
+    Does nothing if an earlier call has done it. Raises Rejected as `source_job.find` and `refuse_other_content`,
     DiskFull where a copy is needed and would not fit.
     """
     done = run.path / ADOPTED

@@ -80,7 +80,7 @@ def newest(
 ) -> VerifiedCheckpoint | None:
     """The newest checkpoint that verifies; CheckpointRejected is noted for each newer one, which is renamed.
 
-    None where there is no checkpoint. Where none verifies, or the `expected` one is gone and no other is there, raises
+    None if there is no checkpoint. If none verifies, or the `expected` one is gone and there is no other, raises
     NoValidCheckpoint and leaves them as they are: a person may repair them. Refuses `other_spec`: a checkpoint of
     another specification is no place to resume from.
     """

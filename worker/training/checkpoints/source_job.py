@@ -1,6 +1,6 @@
-"""The job that `resume_from` names, and whether this one may resume from it (ADR 0005). Nothing of it is changed.
+"""The job that `resume_from` names, and whether this one may resume from it (ADR 0005). It is not changed.
 
-What is read here takes seconds: of the checkpoints, sizes and state, not the tensors (adoption.py reads those).
+This takes seconds: it reads sizes and state of the checkpoints, not the tensors (adoption.py reads those).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from worker.training.dataset.data import PARTS, SIDES
 SAME: dict[str, Any] = {
     "model": True, "task": True, "method": True, "data": True, "training": {"batch_size": True, "seed": True},
 }  # fmt: skip
-"""Parts of a job that decide what a step is: they must be those of the run that began."""
+"""Parts of a job that decide what a step is: they must equal those of the original run."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SourceJob:
         return self.plan.resolved.optimizer
 
     def folders(self) -> list[Path]:
-        """The checkpoints to resume from, as there are now: the first that verifies is meant."""
+        """The checkpoints that exist now: the first one that verifies is used."""
         if self.checkpoint is not None:
             return [self.run.checkpoints / self.checkpoint]
         return newest_first(self.run)
@@ -100,7 +100,7 @@ def find(run: RunDir, spec: JobSpec) -> SourceJob:
 
 
 def refuse_other_settings(ours: JobSpec, theirs: JobSpec, job: str) -> None:
-    """Raise Rejected (`other_run`) where a step would not be what it was in the run that began."""
+    """Raise Rejected (`other_run`) if a step would differ from one of the original run."""
     mine, other = (_flat(spec.model_dump(include=SAME)) for spec in (ours, theirs))
     wrong = [key for key in mine | other if mine.get(key) != other.get(key)]
     if wrong:
@@ -114,7 +114,7 @@ def refuse_other_settings(ours: JobSpec, theirs: JobSpec, job: str) -> None:
 
 
 def refuse_other_optimizer(spec: JobSpec, began: OptimizerName, job: str) -> None:
-    """Raise Rejected (`other_optimizer`) where the job sets one whose states are not in the checkpoints."""
+    """Raise Rejected (`other_optimizer`) if the checkpoints do not hold states of the optimizer that the job sets."""
     if spec.memory.optimizer not in ("auto", began):
         raise _refused(
             f"memory.optimizer is {spec.memory.optimizer}, and the checkpoints of job {job} hold states of {began}",
@@ -125,7 +125,7 @@ def refuse_other_optimizer(spec: JobSpec, began: OptimizerName, job: str) -> Non
 
 
 def refuse_nothing_left(spec: JobSpec, steps: int, source: str, done: int) -> None:
-    """Raise Rejected (`nothing_left`) where the whole run has no more steps than are done."""
+    """Raise Rejected (`nothing_left`) if all steps of the run are already done."""
     if done >= steps:
         raise _refused(
             f"nothing is left to do: {source} is at step {done}, and {spec.training.epochs} epochs are {steps} steps",
@@ -156,7 +156,7 @@ def refuse_other_content(before: SourceJob, plan: Plan) -> None:
 
 
 def none_verifies(spec: JobSpec, defects: list[str]) -> Rejected:
-    """No checkpoint that was asked for is whole."""
+    """None of the requested checkpoints is intact."""
     advice = "leave resume_from out to begin anew"
     job, _, named = str(spec.resume_from).partition("/")
     if named:
@@ -165,7 +165,7 @@ def none_verifies(spec: JobSpec, defects: list[str]) -> Rejected:
 
 
 def _same_rows(ours: Path, theirs: Path) -> bool:
-    """Also of rows that another version has prepared."""
+    """Also if another version prepared them."""
     if ours.name == theirs.name:
         return True
     names = [f"{side}.{kind}" for side in SIDES for kind in ("tokens", "offsets")] + [f"{part}.rows" for part in PARTS]

@@ -26,7 +26,7 @@ PIECE = 2**26
 
 
 class WriteProgress(Protocol):
-    """Who is told that something was achieved."""
+    """What is notified of progress."""
 
     def progress(self) -> None:
         """Something was."""
@@ -35,7 +35,7 @@ class WriteProgress(Protocol):
 def write_tensors(
     file: Path, named: Mapping[str, torch.Tensor], progress: WriteProgress | None = None
 ) -> dict[str, int | str]:
-    """Write a safetensors file and fsync it; returns its `bytes` and `sha256`. WriteProgress is told per tensor."""
+    """Write a safetensors file and fsync it; returns its `bytes` and `sha256`. WriteProgress is notified per tensor."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in named.items():

@@ -149,7 +149,7 @@ class Writer:
         self._folder = folder
         self._dtype = token_dtype(vocabulary)
         names = [f"{side}.tokens" for side in SIDES] + [f"{WORK}{side}.lengths" for side in SIDES]
-        # Imported here: who only reads needs nothing of `jobs` (benchmarks/gpu_throughput.py: no pydantic).
+        # Imported here: reading alone needs nothing of `jobs` (benchmarks/gpu_throughput.py: no pydantic).
         from worker.training.dataset.ledger import Ledger
 
         self.ledger = Ledger(folder, WORK + "log", [*names, *also])

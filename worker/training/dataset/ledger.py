@@ -1,6 +1,6 @@
 """Files that grow together, by appending; what was committed survives a kill, and nothing else does.
 
-The log has one line per commit: how large each file was then, and a note. Whoever comes after a kill cuts the files
+The log has one line per commit: how large each file was then, and a note. After a kill, the next process cuts the files
 back to the last line, and continues. A file that is smaller than its last line says means that the disk lost something:
 then everything begins anew.
 """

@@ -57,7 +57,7 @@ class TokenizerState:
         if None in (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id):
             raise _refused(f"the tokenizer in {folder} lacks an end-of-sequence, padding or unknown token")
         fast = tokenizer.backend_tokenizer
-        # Some tokenizer.json come with the limits of whoever saved them.
+        # Some tokenizer.json files contain the limits set when they were saved.
         fast.no_truncation()
         fast.no_padding()
         ids = (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)

@@ -52,7 +52,7 @@ class _Process(ctypes.Structure):
 
 @dataclass(frozen=True)
 class GpuUse:
-    """What NVML says now; None for what this GPU, or its present mode (MIG), does not tell."""
+    """What NVML reports now; None for what this GPU, or its current mode (MIG), does not report."""
 
     utilization: float | None = None
     """Share of the last sampling period (1/6 s to 1 s) in which a kernel ran, 0 to 1."""
@@ -93,7 +93,7 @@ class NvmlGpu:
         )
 
     def memory(self) -> GpuMemory | None:
-        """How full the GPU is; None when the driver does not tell. One without the newer function counts its own."""
+        """How full the GPU is; None if the driver does not report it. One without the newer function counts its own."""
         newer = _Memory2(version=ctypes.sizeof(_Memory2) | 2 << 24)
         if self._ask("nvmlDeviceGetMemoryInfo_v2", ctypes.byref(newer)):
             return GpuMemory(newer.total, newer.free, newer.used)
@@ -103,7 +103,7 @@ class NvmlGpu:
         return None
 
     def processes(self) -> list[GpuProcess] | None:
-        """Who computes or draws on the GPU, as far as the driver shows it here; None when it does not tell.
+        """Who computes or draws on the GPU, as far as the driver shows it here; None if it does not.
 
         In a container the driver shows few, or none, and pids may be those of the host.
         """

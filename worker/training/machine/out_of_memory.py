@@ -31,7 +31,7 @@ KINDS = (RuntimeError, MemoryError, OSError)
 LIBRARY_BYTES = 64 * 2**20
 """Taken for what was asked for where the error does not say: cuBLAS wants 32 MiB for its workspace on recent GPUs."""
 ABOUT = 0.9
-"""Of what is missing, in the hands of others: then they are why. The two figures are not read at the same moment."""
+"""Share of the missing memory that others must hold to be the cause. The two figures are read at different times."""
 LONGEST_MESSAGE = 500
 
 _FORMS = re.compile(
@@ -82,7 +82,7 @@ class MemoryProbe(Protocol):
     """Who knows about the other processes on the GPU (`monitor.MemoryProbe`)."""
 
     def use(self) -> OtherProcesses | None:
-        """What they hold now; None where nobody can tell."""
+        """What they hold now; None if unknown."""
 
     def wait(self, needed: int, journal: Journal, stop: StopSignal) -> bool:
         """Whether so many bytes of the GPU are free, at once or before long. Raises StopAsked."""
@@ -119,7 +119,7 @@ def figures(device: torch.device) -> Figures:
 
 @dataclass(frozen=True)
 class MemoryShortage:
-    """One error, told without the error itself: its traceback would keep the tensors of the failed pass alive."""
+    """One error, described without the error itself: its traceback would keep the tensors of the failed pass alive."""
 
     message: str
     """The line of the error that says it."""
@@ -135,7 +135,7 @@ class MemoryShortage:
     snapshot: Any = field(default=None, repr=False)
     """CUDA: every segment and block of the allocator at that moment, as pytorch.org/memory_viz reads it."""
     other_processes: OtherProcesses | None = None
-    """What others held of the GPU; None where nobody can tell."""
+    """What others held of the GPU; None if unknown."""
     cause: Cause = "exhausted"
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Who else holds memory of the GPU. Nothing here is known on a CPU, where the host's free memory says it all."""
+"""Which other processes hold memory of the GPU. On a CPU nothing is monitored: the host's free memory is enough."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from worker.training.stop import StopSignal
 WAIT_S = 60.0
 POLL_S = 0.2
 NOISE_BYTES = 256 * 2**20
-"""A rest that no process is shown for is ours up to here: kernels that our libraries load as they come to need them."""
+"""Memory that belongs to no visible process is ours up to this size: kernels that our libraries load on demand."""
 INITIAL_NAMESPACE = "pid:[4026531836]"
 """The machine's own namespace of pids (source: Linux, proc_ns.h: PROC_PID_INIT_INO); a container has another."""
 
@@ -52,10 +52,10 @@ class OtherProcessesUse:
 
 
 class ProcessMonitor:
-    """The other processes on a GPU. Make it before anything is put onto the GPU: that is how it learns what we hold.
+    """The other processes on a GPU. Create it before anything is on the GPU: that is how it learns what we hold.
 
     A pid that NVML shows in a container may be the host's. So our own is the one that appears when our CUDA context is
-    made, and the context is as large as what the GPU then has less.
+    made, and its size is the drop in free memory.
     """
 
     def __init__(self, gpu: NvmlGpu | None, device: torch.device) -> None:
@@ -68,11 +68,11 @@ class ProcessMonitor:
 
     @classmethod
     def of(cls, device: torch.device) -> ProcessMonitor:
-        """Those on this device; on a CPU nobody."""
+        """For this device; on a CPU there are none."""
         return cls(open_gpu(gpu_id(device)) if device.type == "cuda" else None, device)
 
     def use(self) -> OtherProcessesUse | None:
-        """What others hold now; None where nobody can tell."""
+        """What others hold now; None if unknown."""
         memory = None if self._gpu is None else self._gpu.memory()
         if self._gpu is None or memory is None:
             return None
@@ -84,16 +84,16 @@ class ProcessMonitor:
         return OtherProcessesUse(0 if rest < NOISE_BYTES and not others else rest, others)
 
     def free(self) -> int | None:
-        """Bytes of the GPU that nobody holds; None on a CPU."""
+        """Free bytes of the GPU; None on a CPU."""
         memory = None if self._gpu is None else self._gpu.memory()
         if memory is not None:
             return memory.free
         return torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else None
 
     def wait(self, needed: int, journal: Journal, stop: StopSignal) -> bool:
-        """Whether `needed` bytes of the GPU are free, at once or within `WAIT_S`. True where nobody can tell.
+        """Whether `needed` bytes of the GPU are free, at once or within `WAIT_S`. True if unknown.
 
-        Who is in the way is told once. Raises StopAsked.
+        Notes once which processes hold it. Raises StopAsked.
         """
         until = time.monotonic() + WAIT_S
         noted = False

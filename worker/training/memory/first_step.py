@@ -34,9 +34,9 @@ def predict(
     limit: Limit,
     alternatives: Alternatives,
 ) -> None:
-    """Predict the step that comes, of these groups, before it begins: the seconds that takes are then not a step's.
+    """Predict the peak of the first step before it begins, so that the time this takes is not counted as the step's.
 
-    `report` asks for the same; only what is cut otherwise, since memory ran out, is predicted then.
+    `report` asks for the same prediction; it makes another only if memory ran out and the step was cut otherwise.
     """
     if device.type == "cuda" and memory is not None:
         largest = max(limit.shapes(rows, groups), key=lambda shape: shape.tokens)

@@ -52,7 +52,7 @@ class Pass:
 
 
 class Recovery:
-    """One for an attempt. `retry` may come any number of times for a step."""
+    """One per attempt. `retry` may be called any number of times for a step."""
 
     def __init__(self, context: TrainingContext) -> None:
         self.oom_reports = OomReports(context.run.path)
@@ -60,12 +60,12 @@ class Recovery:
         self._spec, self._cache = context.spec, context.cache
         self._model, self._rows = context.loaded.model, context.data.train
         self._retried: set[tuple[int, str]] = set()
-        """Step and cause of what was done again at the same size."""
+        """Step and cause of each retry at the same size."""
         self._waited_for_bytes = 0
         """Bytes of others that were waited for in vain: only more than that is worth another wait."""
 
     def retry(self, shortage: MemoryShortage, failed: Pass, limit: Limit) -> Limit:
-        """Make room; the limit with which the step is to be done again. To be called outside the `except`.
+        """Free memory; returns the limit with which to redo the step. Call it outside the `except`.
 
         Raises OutOfMemory at one row, where the job says `on_oom: fail`, and if memory runs out here, too.
         Raises StopAsked while waiting for others.
@@ -117,9 +117,9 @@ class Recovery:
         return chosen
 
     def _retry_same_size(self, shortage: MemoryShortage, step: int, known: SafeSize | None) -> bool:
-        """Whether the same size is tried again, once in a step; not where the bucket failed in an earlier epoch, too.
+        """Whether to try the same size again, once per step; not if the bucket has failed in an earlier epoch, too.
 
-        Where memory was in pieces, the cache is clear by now. Where others have it, this waits for them.
+        After fragmentation the cache is clear by now. If other processes hold the memory, this waits for them.
         """
         if shortage.cause == "exhausted" or (step, shortage.cause) in self._retried:
             return False

@@ -1,4 +1,4 @@
-"""What would have fitted, when not even one row did: by the plan's predictions, and said as such."""
+"""What would have fitted when not even one row did, by the plan's predictions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LESS = "lower data.max_input_tokens and data.max_target_tokens, or take a smalle
 
 
 def what_would_fit(spec: JobSpec, plan: Plan, shortage: MemoryShortage) -> str:
-    """What to do, for people, once what the failed pass held is given back. It may take some seconds: the end is near.
+    """What to do, for people, once the memory of the failed pass is free. May take seconds: the attempt is over anyway.
 
-    What the process could have had is, on a GPU, what it held when it was refused more; on a CPU what it still gets.
+    What was available is, on a GPU, what the process held when it was refused more; on a CPU, what it can still get.
     """
     try:
         hints = [_hint(spec, plan, shortage)]

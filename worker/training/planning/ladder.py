@@ -22,7 +22,7 @@ from worker.training.steps.shape import MicroBatchShape
 
 WORTH: dict[OptimizerName, float] = {"adamw": 1.0, "adamw_8bit": 0.95, "adafactor": 0.6}
 """What an optimizer's quality is worth in speed. In docs/bf16.md `adamw_8bit` ends 0.3 % above `adamw` in loss;
-Adafactor was no worse there, but has no momentum, and is known to need other learning rates than those people bring."""
+Adafactor was no worse there, but has no momentum, and is known to need other learning rates than people usually set."""
 STATE_BYTES: dict[OptimizerName, int] = {"adamw": 12, "adamw_8bit": 2, "adafactor": 0}
 """A weight, at the least."""
 RECOMPUTE = (0, 4, 3, 2, 1)
@@ -105,7 +105,7 @@ class Ladder:
         self._seen: dict[tuple[OptimizerName, int, int | None], Candidate] = {}
 
     def walk(self, fixed: Fixed) -> list[Candidate]:
-        """What was looked at, the best first. The first that fits is the choice; if none fits, there is no choice."""
+        """What was examined, the best first. The first that fits is chosen; if none fits, there is no choice."""
         looked_at: list[Candidate] = []
         best = 0.0
         for bound, optimizer, activation_checkpointing in self._ways(fixed):

@@ -22,7 +22,7 @@ class RowTime:
 
     Arithmetic: FLOPs of the longest shape at `EXPECTED_SHARE` of the GPU's peak, recomputation counted as work. Each
     micro-batch besides: its weights are read twice and its gradients read and written once, at the bandwidth of the
-    GPU's memory, and its kernels are launched. An unknown GPU, and a CPU, are reckoned as the reference GPU: it is
+    GPU's memory, and its kernels are launched. An unknown GPU, and a CPU, count as the reference GPU: it is
     only the ratios that count.
     """
 

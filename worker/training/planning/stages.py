@@ -38,7 +38,7 @@ def plan_stage(
         disk = plan_disk(run.path, spec, kept, earlier.parts["weights"])
         plan = earlier.model_copy(update={"host": plan_host(kept), "disk": disk})
     else:
-        # Imported here: torch takes seconds, and a job that is wrong is refused before, and at once.
+        # Imported here: torch takes seconds, and a wrong job is refused before that, at once.
         from worker.training.planning.memory_plan import plan_memory
 
         plan = plan_memory(

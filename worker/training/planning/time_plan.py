@@ -1,4 +1,4 @@
-"""The time that a job needs, foretold from the lengths of its rows (jobs/plan.py says what is made of the FLOPs)."""
+"""The time that a job needs, predicted from the lengths of its rows (jobs/plan.py turns FLOPs into time)."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class _Entry:
 
 
 class Tracker(TorchDispatchMode):
-    """Counts what operations allocate while it is entered, and what it was told of with `add`."""
+    """Counts what operations allocate while it is entered, and what is passed to `add`."""
 
     def __init__(self, device: torch.device, *, granularity: int = 1, inside: Inside | None = None) -> None:
         """Only storages on `device` count, each rounded up to `granularity` bytes."""

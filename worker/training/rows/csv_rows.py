@@ -247,13 +247,13 @@ class _NotClosed(Exception):
 
 
 class _Feed:
-    """The lines as text, one by one, for csv.reader; remembers those of the present record, and can give them again."""
+    """The lines as text, one by one, for csv.reader; keeps those of the current record, and can hand them out again."""
 
     def __init__(self, source: Iterator[bytes]) -> None:
         self._source = source
         self._pushed_back: deque[bytes] = deque()
         self.number = 0
-        """Of the line that was given last."""
+        """Of the line that was handed out last."""
         self._given = 0
         self.begin_record()
 
@@ -265,7 +265,7 @@ class _Feed:
 
     @property
     def given(self) -> float:
-        """Share of the bytes that were read which have been given."""
+        """Share of the bytes read that were handed out."""
         return self._given / max(1, self._given + sum(map(len, self._pushed_back)))
 
     def __iter__(self) -> _Feed:
@@ -293,7 +293,7 @@ class _Feed:
             return _text(line)
 
     def push_back(self, place: int) -> None:
-        """The lines of the present record from `place` on come next."""
+        """The lines of the current record from `place` on come next."""
         again = self.record[place:]
         self._pushed_back.extendleft(reversed(again))
         self.number -= len(again)
@@ -302,7 +302,7 @@ class _Feed:
         self.record_bytes = sum(map(len, self.record))
 
     def peek(self) -> list[bytes]:
-        """The lines of the next BLOCK_BYTES, which are given all the same."""
+        """The lines of the next BLOCK_BYTES, without consuming them."""
         held = sum(map(len, self._pushed_back))
         while held < BLOCK_BYTES and (line := next(self._source, b"")):
             self._pushed_back.append(line)

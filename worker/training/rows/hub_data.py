@@ -1,7 +1,7 @@
 """Data sets on the Hugging Face hub: *check* reads their first rows over HTTP, *prepare* fetches the files of a split.
 
 They are kept in a hub cache of their own (`prepared/hub`): downloads resume, files are shared between revisions, and
-what is complete is found without a network. What the hub said about a revision is kept beside them.
+what is complete is found without a network. The hub's answer about a revision is kept beside them.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _listing_file(folder: Path, revision: str | None) -> Path:
 
 
 def _keep(folder: Path, revision: str | None, listing: Listing) -> None:
-    """Write down what the hub said of a revision."""
+    """Save the hub's answer about a revision."""
     folder.mkdir(parents=True, exist_ok=True)
     file = _listing_file(folder, revision)
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
@@ -152,7 +152,7 @@ def _keep(folder: Path, revision: str | None, listing: Listing) -> None:
 
 
 def _kept(folder: Path, revision: str | None) -> Listing | None:
-    """What the hub said of a revision when it was last asked."""
+    """The hub's last answer about a revision."""
     try:
         commit, files, configurations = json.loads(_listing_file(folder, revision).read_bytes())
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Lines of a text file, whatever it is packed in: decompressed, as UTF-8, bounded, never the whole file in memory.
 
-Compression and encoding are told by content, not by name: gzip and zstd (also several of them one after the other);
-UTF-8, or UTF-16 or UTF-32 with a byte order mark. Other encodings cannot be told from one another, and are not guessed.
+Compression and encoding are recognized by content, not name: gzip and zstd (also several of them one after the other);
+UTF-8, or UTF-16 or UTF-32 with a byte order mark. Other encodings cannot be distinguished, and are not guessed.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class _SmallReads:
         return self._file.read(min(size, _SMALL_READ))
 
     def close(self) -> None:
-        """Whoever opened the file closes it."""
+        """The caller closes the file that it opened."""
 
 
 class _Zstd(io.RawIOBase):

@@ -55,7 +55,7 @@ class ParquetReader:
         """
         with self._file.open(self._param) as raw:
             before, known = self._file.state(), self._file.sha256
-            if known is not None and known != Hashing(raw).hexdigest():  # of what is open, for it is not read in order
+            if known is not None and known != Hashing(raw).hexdigest():  # of the open file: it is not read in order
                 raise changed(self._file.name, self._param)
             raw.seek(0)
             magic = raw.read(len(_MAGIC))

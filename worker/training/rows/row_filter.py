@@ -1,4 +1,4 @@
-"""Rows that can be used, and an account of those that cannot: nothing is dropped silently."""
+"""Usable rows, and a count of the others: nothing is dropped silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an optimizer step was, as the loop tells it."""
+"""What an optimizer step did, as the loop reports it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What the trainer asks of a task: how its models and rows look, how rows go through a model, and what is learnt.
 
-Whoever checks, prepares, plans or trains is handed a `Task` and knows nothing else of what is learnt. Importing this
+Code that checks, prepares, plans or trains gets a `Task` and knows nothing else about what is learned. Importing this
 imports no torch, which *check* has no need of.
 """
 

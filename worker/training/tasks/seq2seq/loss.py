@@ -20,7 +20,7 @@ IGNORED = -100
 
 
 class FusedHead(nn.Linear):
-    """A model's `lm_head` that can tell its loss."""
+    """A model's `lm_head` that computes its loss."""
 
     def loss_sum(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """[N, d_model], [N] -> negative log likelihood summed over labels other than -100 (0-dim, fp32 or better)."""
