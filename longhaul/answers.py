@@ -1,7 +1,4 @@
-"""What the service answers, for type checkers: plain dictionaries, in which a newer service may have more.
-
-What each field says stands in docs/openapi.json.
-"""
+"""What the service answers: plain dictionaries, in which a newer service may have more (docs/openapi.json)."""
 
 from typing import Any, Generic, NotRequired, TypedDict, TypeVar
 

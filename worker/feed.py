@@ -10,9 +10,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 
 from jobs.disk.event_log import read_event
 from jobs.disk.files import START, FilePosition, regular, write_atomically
@@ -51,7 +50,7 @@ class Cursor(BaseModel):
     """Bytes of events.jsonl then; None in cursors of earlier versions."""
     repaired_at: float = 0.0
     """Time of the newest `job.repaired` that was read: numbers before it may have been those of other events."""
-    state: dict[str, Any] = {}
+    state: dict[str, JsonValue] = {}
     """The sink's own notes."""
 
 
@@ -221,7 +220,7 @@ class SinkFeed:
             id=self.run.id,
             folder=self.run.path,
             submitted=first,
-            config=self.run.spec().model_dump(mode="json"),
+            spec=self.run.spec(),
             state=self._cursor.state,
             rows=self.run.metrics,
             write=lambda name, content: write_atomically(self.run.path / name, content),

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
+
+from pydantic import JsonValue
 
 from jobs.errors import Damaged
 from jobs.events import (
@@ -25,6 +27,7 @@ from jobs.events import (
     ModelLoaded,
 )
 from jobs.metrics import MetricRow
+from jobs.spec import JobSpec
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,8 @@ class SinkJob:
     folder: Path
     """The run directory."""
     submitted: JobSubmitted
-    config: dict[str, Any]
-    """spec.json as a dictionary."""
-    state: dict[str, Any]
+    spec: JobSpec
+    state: dict[str, JsonValue]
     """The sink's own notes, JSON-able: saved with the cursor, so they survive a restart of publish."""
     rows: Callable[[], list[MetricRow]]
     """Reads all metric rows, in order of step. Costs a file: for the end of a run."""

@@ -8,7 +8,6 @@ import select
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 READ_WITHIN_S = 5.0
 
@@ -36,7 +35,7 @@ class SinkChild:
         self._read = b""
         os.set_blocking(self._stdin.fileno(), False)
 
-    def ask(self, question: Mapping[str, Any]) -> None:
+    def ask(self, question: Mapping[str, object]) -> None:
         """Send one line. At most one question is open, so the child reads; ChildGone if it does not within 5 s."""
         line = json.dumps(question, ensure_ascii=False).encode() + b"\n"
         deadline = time.monotonic() + READ_WITHIN_S
@@ -49,7 +48,7 @@ class SinkChild:
         except OSError as error:
             raise ChildGone(f"cannot be written to: {error}") from error
 
-    def answer(self, timeout_s: float) -> dict[str, Any] | None:
+    def answer(self, timeout_s: float) -> dict[str, object] | None:
         """The answer; None if there is none in time."""
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._read:

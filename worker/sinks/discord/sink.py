@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal, TypedDict, cast
 
 from jobs.errors import Damaged
 from jobs.events import (
@@ -50,13 +51,29 @@ OOM_EVERY_S = 10 * 60.0
 log = logging.getLogger("longhaul.discord")
 
 
-class DiscordSink:
-    """Accepts the jobs that want Discord, if there is a webhook.
+class DiscordNotes(TypedDict, total=False):
+    """What is kept with the cursor. Times are Unix seconds."""
 
-    Notes kept with the cursor: `message`, `posted_at`, `edited_at` (Unix seconds) of the attempt's message, its `note`,
-    `over`; `alerts` sent in this attempt; `hidden`, those only counted; `oom_at` (Unix seconds), when memory had its
-    last message; `waits` for a GPU told since the last one began.
-    """
+    message: str
+    """Id of the attempt's message."""
+    posted_at: float
+    edited_at: float
+    note: str
+    """What it says below the figures."""
+    over: bool
+    """It is edited no more."""
+    alerts: int
+    """Sent in this attempt."""
+    hidden: int
+    """Only counted in this attempt."""
+    oom_at: float
+    """When memory had its last message."""
+    waits: int
+    """For a GPU, told since the last attempt began."""
+
+
+class DiscordSink:
+    """Accepts the jobs that want Discord, if there is a webhook."""
 
     name = "discord"
     follows_metrics = True
@@ -97,7 +114,7 @@ class DiscordSink:
                 )
                 note = f"{format_parameters(fact.parameters)} parameters in {fact.dtype} on {fact.device}; {where}."
                 return self._edit(job, note, event)
-            case DeviceWaiting() as fact if job.state.get("over", True):  # no attempt has begun: nobody has a GPU
+            case DeviceWaiting() as fact if _notes(job).get("over", True):  # no attempt has begun: nobody has a GPU
                 return self._alert(job, embeds.no_gpu(job, event, fact), "waits")
             case DeviceWaiting() as fact:
                 return self._edit(job, sentence(fact.message), event)
@@ -128,13 +145,13 @@ class DiscordSink:
 
     def metrics(self, rows: Sequence[MetricRow], job: SinkJob) -> Outcome:
         """Show the newest row, at most every `edit_every_s`. Rows held back are covered by later ones."""
-        state = job.state
-        if job.ending or state.get("over", True) or rows[-1].attempt != job.attempt:
+        notes = _notes(job)
+        if job.ending or notes.get("over", True) or rows[-1].attempt != job.attempt:
             return DONE  # the next message says more, or there is no message to edit
-        wait = state["edited_at"] + self._edit_every_s - self._now()
+        wait = notes["edited_at"] + self._edit_every_s - self._now()
         if wait > 0:
             return Later(min(wait, self._edit_every_s), "coalescing progress")
-        return self._edit(job, state["note"], None)
+        return self._edit(job, notes["note"], None)
 
     def damaged(self, job: str, submitted: JobSubmitted | None, error: Damaged) -> Outcome:
         """A message of its own, unless the job wants no Discord."""
@@ -161,53 +178,53 @@ class DiscordSink:
 
     def _edit(self, job: SinkJob, note: str, event: Event | None) -> Outcome:
         """Put the attempt's message up to date; in place of one that can no longer be edited comes a new one."""
-        if job.state.get("over", True):
+        if _notes(job).get("over", True):
             return DONE
         outcome = self._replace(job, embeds.progress(job, "\n".join([note, *_hidden(job)]), event))
         if not isinstance(outcome, Later):
-            job.state["note"] = note
+            _notes(job)["note"] = note
         return outcome
 
     def _replace(self, job: SinkJob, payload: Payload) -> Outcome:
         answer: Answer = WebhookRejected(0, None)
-        young = self._now() - job.state["posted_at"] < NEW_MESSAGE_AFTER_S
+        young = self._now() - _notes(job)["posted_at"] < NEW_MESSAGE_AFTER_S
         if young:
-            answer = self._call().edit(job.state["message"], payload)
+            answer = self._call().edit(_notes(job)["message"], payload)
         if not young or (isinstance(answer, WebhookRejected) and answer.code in (TOO_MANY_EDITS, UNKNOWN_MESSAGE)):
             answer = self._call().post(payload)
             if isinstance(answer, Sent):
                 self._new_message(job, answer)
             elif isinstance(answer, Later) and young:
-                job.state["posted_at"] = 0.0  # the old message is not tried again
+                _notes(job)["posted_at"] = 0.0  # the old message is not tried again
         if isinstance(answer, Later | Disabled):
             return answer
-        job.state["edited_at"] = self._now()
+        _notes(job)["edited_at"] = self._now()
         return DONE
 
     def _out_of_memory(self, job: SinkJob, event: Event, fact: OomRecovered) -> Outcome:
-        if self._now() - job.state.get("oom_at", 0.0) < OOM_EVERY_S:
+        if self._now() - _notes(job).get("oom_at", 0.0) < OOM_EVERY_S:
             _hide(job)
             return DONE
         outcome = self._alert(job, embeds.out_of_memory(job, event, fact))
         if not isinstance(outcome, Later):
-            job.state["oom_at"] = self._now()
+            _notes(job)["oom_at"] = self._now()
         return outcome
 
-    def _alert(self, job: SinkJob, payload: Payload, counter: str = "alerts") -> Outcome:
-        sent = job.state.get(counter, 0)
+    def _alert(self, job: SinkJob, payload: Payload, counter: Literal["alerts", "waits"] = "alerts") -> Outcome:
+        sent = _notes(job).get(counter, 0)
         outcome = self._post(payload) if sent < ALERTS_PER_ATTEMPT else DONE
         if not isinstance(outcome, Later):
-            job.state[counter] = sent + 1
+            _notes(job)[counter] = sent + 1
             if counter == "alerts" and sent >= ALERTS_PER_ATTEMPT:
                 _hide(job)
         return outcome
 
     def _end_attempt(self, event: Event, fact: AttemptEnded, job: SinkJob) -> Outcome:
         outcome: Outcome = DONE
-        if not job.state.get("over", True):
+        if not _notes(job).get("over", True):
             outcome = self._replace(job, embeds.ended(job, event, fact, _hidden(job)))
         if not isinstance(outcome, Later):
-            job.state["over"] = True
+            _notes(job)["over"] = True
         return outcome
 
     def _post(self, payload: Payload, picture: tuple[str, bytes] | None = None) -> Outcome:
@@ -233,11 +250,15 @@ class DiscordSink:
         return self._webhook
 
 
+def _notes(job: SinkJob) -> DiscordNotes:
+    return cast("DiscordNotes", job.state)
+
+
 def _hide(job: SinkJob) -> None:
-    job.state["hidden"] = job.state.get("hidden", 0) + 1
+    _notes(job)["hidden"] = _notes(job).get("hidden", 0) + 1
 
 
 def _hidden(job: SinkJob) -> list[str]:
     """The line about warnings that have no message, if there were any."""
-    hidden = job.state.get("hidden", 0)
+    hidden = _notes(job).get("hidden", 0)
     return [f"{hidden} more warning{'s' * (hidden > 1)} in this attempt, not shown."] if hidden else []

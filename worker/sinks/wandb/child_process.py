@@ -26,6 +26,9 @@ from typing import Any
 
 import wandb
 
+from worker.sinks.wandb.protocol import AlertRequest, FinishRequest, InitRequest, LogRequest, Request
+
+Answer = dict[str, str | int | None]
 INIT_TIMEOUT_S = 5.0
 SYNC_TIMEOUT_S = 30.0
 WRITTEN_WITHIN_S = 0.2
@@ -41,27 +44,24 @@ def main() -> None:
     run: wandb.Run | None = None
     flush_s = 0.0
     for line in sys.stdin.buffer:
-        message = json.loads(line)
+        message: Request = json.loads(line)
         if message["do"] == "init":
             flush_s = message["flush_s"]
             run, answer = begin(message)
         else:
             assert run is not None
-            match message["do"]:
-                case "log":
-                    answer = write(run, message, flush_s + WRITTEN_WITHIN_S)
-                case "alert":
-                    answer = alert(run, message)
-                case "finish":
-                    answer = finish(run, message)
-                case unknown:
-                    raise ValueError(f"unknown: {unknown}")
+            if message["do"] == "log":
+                answer = write(run, message, flush_s + WRITTEN_WITHIN_S)
+            elif message["do"] == "alert":
+                answer = alert(run, message)
+            else:
+                answer = finish(run, message)
         answers.write(json.dumps(answer) + "\n")
         if message["do"] == "finish":
             return
 
 
-def begin(message: dict[str, Any]) -> tuple[wandb.Run, dict[str, Any]]:
+def begin(message: InitRequest) -> tuple[wandb.Run, Answer]:
     """Online one run per job; offline one run per start of publish, in the job's group (offline runs cannot resume)."""
     job = message["id"]
     why = message["why_offline"]
@@ -105,7 +105,7 @@ def synced(folder: Path) -> Path:
     return folder / f"run-{job}.wandb.synced"
 
 
-def init(message: dict[str, Any], **how: Any) -> wandb.Run:
+def init(message: InitRequest, **how: Any) -> wandb.Run:
     """A run with its own step axis and bounded waits."""
     run = wandb.init(
         project=message["project"],
@@ -135,14 +135,15 @@ def init(message: dict[str, Any], **how: Any) -> wandb.Run:
     return run
 
 
-def write(run: wandb.Run, message: dict[str, Any], written_after_s: float) -> dict[str, Any]:
+def write(run: wandb.Run, message: LogRequest, written_after_s: float) -> Answer:
     """Hand over rows, and answer once they would survive a kill. A table goes with the last row."""
-    rows, table = message["rows"], message.get("table")
+    rows: list[dict[str, object]] = [{**row} for row in message["rows"]]
+    table = message.get("table")
     if table and table["data"]:
         samples = wandb.Table(columns=table["columns"], data=table["data"])
         # Bound here, it is a file of the run with a row that points to it. Left to `log`, it would be an artifact too,
         # for which `log` asks the server: it would wait, or raise, when that is away.
-        samples.bind_to_run(run, table["key"], rows[-1]["train/step"])
+        samples.bind_to_run(run, table["key"], message["rows"][-1]["train/step"])
         rows[-1][table["key"]] = samples
     for row in rows:
         run.log(row)
@@ -150,15 +151,15 @@ def write(run: wandb.Run, message: dict[str, Any], written_after_s: float) -> di
     return {"logged": len(rows)}
 
 
-def alert(run: wandb.Run, message: dict[str, Any]) -> dict[str, Any]:
+def alert(run: wandb.Run, message: AlertRequest) -> Answer:
     """Offline it is kept in the run's file, and sent with it."""
     run.alert(message["title"], message["text"], level=message["level"], wait_duration=ALERT_AGAIN_S)
     return {"alerted": True}
 
 
-def finish(run: wandb.Run, message: dict[str, Any]) -> dict[str, Any]:
+def finish(run: wandb.Run, message: FinishRequest) -> Answer:
     """End the run within bounds. `unsent` is the folder to sync later, if the server did not take everything."""
-    if message.get("alert"):
+    if message["alert"]:
         alert(run, message["alert"])
     run.summary.update(message["summary"])
     folder = Path(run.dir).parent

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from jobs.events import EvaluationFinished, Event, Fault, JobFailed, JobPaused, JobQueued, JobSucceeded, OomRecovered
 from jobs.metrics import MetricRow
 from worker.sinks.base import SinkJob
 from worker.sinks.shortage import shortage
+from worker.sinks.wandb.protocol import AlertRequest, FinishRequest, LogRequest, WandbRow
 
 EXIT_CODES = {"job.succeeded": 0, "job.paused": 0, "job.failed": 1, "job.cancelled": 255}
 SAMPLES = "eval/samples"
-SAMPLE_COLUMNS = ["step", "input", "target", "generated"]
+SAMPLE_COLUMNS: list[str | int] = ["step", "input", "target", "generated"]
 ALERT_TITLE = 63
 ALERT_TEXT = 2000
 
@@ -20,7 +20,7 @@ _GROUPS = {"gpu_": "gpu/", "host_": "host/", "trainer_": "host/trainer_"}
 """How the names of our metrics begin, and where they go; all others are `train/`."""
 
 
-def metric_row(row: MetricRow) -> dict[str, Any]:
+def metric_row(row: MetricRow) -> WandbRow:
     """One row of metrics, without what this machine does not have. W&B has its own clock."""
     return {_key(name): value for name, value in row.model_dump(exclude={"at"}, exclude_none=True).items()}
 
@@ -32,17 +32,17 @@ def _key(name: str) -> str:
     return f"train/{name}"
 
 
-def evaluation(event: Event, fact: EvaluationFinished) -> dict[str, Any]:
+def evaluation(event: Event, fact: EvaluationFinished) -> LogRequest:
     """One evaluation with its table of samples; the event's number makes a repeat recognizable."""
-    row: dict[str, Any] = {
+    row: WandbRow = {
         "train/step": fact.step,
         "eval/loss": fact.loss,
         "eval/rows": fact.rows,
         "eval/seconds": fact.seconds,
         "eval/event": event.number,
     }
-    table = [[fact.step, sample.input, sample.target, sample.generated] for sample in fact.samples]
-    return {"do": "log", "rows": [row], "table": {"key": SAMPLES, "columns": SAMPLE_COLUMNS, "data": table}}
+    samples: list[list[int | str]] = [[fact.step, each.input, each.target, each.generated] for each in fact.samples]
+    return {"do": "log", "rows": [row], "table": {"key": SAMPLES, "columns": SAMPLE_COLUMNS, "data": samples}}
 
 
 def fresh_rows(rows: Sequence[MetricRow], highest: int) -> list[MetricRow]:
@@ -55,7 +55,7 @@ def fresh_rows(rows: Sequence[MetricRow], highest: int) -> list[MetricRow]:
     return fresh
 
 
-def alert(event: Event, job: SinkJob) -> dict[str, Any] | None:
+def alert(event: Event, job: SinkJob) -> AlertRequest | None:
     """What W&B should call a person for: a job that cannot continue, an attempt that failed, memory that ran out."""
     match event.fact:
         case JobFailed(error=error) | JobPaused(error=Fault() as error):
@@ -73,14 +73,14 @@ def alert(event: Event, job: SinkJob) -> dict[str, Any] | None:
             return None
 
 
-def _alert(job: SinkJob, what: str, text: str, level: str) -> dict[str, Any]:
+def _alert(job: SinkJob, what: str, text: str, level: str) -> AlertRequest:
     title = f"{job.submitted.name}: {what}"
     return {"do": "alert", "title": title[:ALERT_TITLE], "text": text[:ALERT_TEXT], "level": level}
 
 
-def finish_request(event: Event, job: SinkJob) -> dict[str, Any]:
+def finish_request(event: Event, job: SinkJob) -> FinishRequest:
     """Exit state and summary."""
-    summary: dict[str, Any] = {"status": event.type.removeprefix("job."), "attempts": job.attempt}
+    summary: dict[str, str | float | None] = {"status": event.type.removeprefix("job."), "attempts": job.attempt}
     match event.fact:
         case JobSucceeded() as fact:
             summary |= {"model": fact.model, "model_step": fact.step, "model_loss": fact.loss}

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict, cast
 
 from jobs.events import (
     AttemptStarted,
@@ -31,11 +31,13 @@ from jobs.events import (
     OomRecovered,
 )
 from jobs.metrics import MetricRow
+from jobs.spec import WandbSpec
 from jobs.text.printable import printable_document
 from jobs.text.units import format_duration
 from worker.sinks.base import DONE, Later, Outcome, SinkJob
 from worker.sinks.child import ChildGone, SinkChild
 from worker.sinks.wandb.access import child_environment, why_offline
+from worker.sinks.wandb.protocol import FinishRequest, InitRequest, Request
 from worker.sinks.wandb.rows import alert, evaluation, finish_request, fresh_rows, metric_row
 
 ROWS_AT_ONCE = 60
@@ -50,6 +52,15 @@ CLOSE_S = 12.0
 LONGEST_BACKOFF_S = 300.0
 
 log = logging.getLogger("longhaul.wandb")
+
+
+class WandbNotes(TypedDict, total=False):
+    """What is kept with the cursor."""
+
+    opened: bool
+    """The run was begun."""
+    reported: int
+    """Number of the last event that the child has taken."""
 
 
 @dataclass
@@ -84,7 +95,7 @@ class WandbSink:
         finish_s: float = FINISH_S,
     ) -> None:
         """`command` makes a child's command line, tied to this process; a run's file is written every `flush_s`."""
-        self._bounds = {"flush_s": flush_s, "finish_s": finish_s}
+        self._flush_s, self._finish_s = flush_s, finish_s
         self._command = command
         self._wanted = mode != "disabled"
         self._why_offline = why_offline(api_key, mode)
@@ -107,7 +118,7 @@ class WandbSink:
                 late = self._ready(job)
                 return late if isinstance(late, Later) else DONE
             case JobRepaired():  # the numbers from here on may have been sent events of others
-                job.state["reported"] = min(job.state.get("reported", 0), event.number)
+                _notes(job)["reported"] = min(_notes(job).get("reported", 0), event.number)
                 if job.id in self._sessions:
                     self._sessions[job.id].number = 0
                 return DONE
@@ -115,10 +126,10 @@ class WandbSink:
                 return self._send_once(job, event, evaluation(event, fact))
             case OomRecovered() | JobQueued():
                 request = alert(event, job)
-                return self._send_once(job, event, request) if request and job.state.get("opened") else DONE
+                return self._send_once(job, event, request) if request and _notes(job).get("opened") else DONE
             case JobSucceeded() | JobFailed() | JobCancelled() | JobPaused():
                 rests = event.fact == JobPaused() and job.id not in self._sessions
-                if rests or not job.state.get("opened"):
+                if rests or not _notes(job).get("opened"):
                     return DONE
                 outcome = self._send_once(job, event, finish_request(event, job))
                 if outcome == DONE:
@@ -148,7 +159,7 @@ class WandbSink:
         if session is None:
             return
         deadline = time.monotonic() + CLOSE_S
-        finish = {"do": "finish", "exit_code": 0, "summary": {}}
+        finish: FinishRequest = {"do": "finish", "exit_code": 0, "summary": {}, "alert": None}
         while job.id in self._sessions and not session.finished and time.monotonic() < deadline:
             if self._receive(job, session, listen_s=0.2) is None and not session.finished:
                 self._send(job, session, finish)
@@ -162,36 +173,37 @@ class WandbSink:
         if session is not None:
             return self._receive(job, session) or session
         session = self._sessions[job.id] = Session(SinkChild(self._command(), self._environment))
-        job.state["opened"] = True
-        wandb = job.config.get("integrations", {}).get("wandb") or {}
-        request = {
+        _notes(job)["opened"] = True
+        wandb = job.spec.integrations.wandb or WandbSpec()
+        request: InitRequest = {
             "do": "init",
             "online": self._why_offline is None,
             "why_offline": self._why_offline,
-            "project": wandb.get("project", "longhaul"),
-            "entity": wandb.get("entity"),
+            "project": wandb.project,
+            "entity": wandb.entity,
             "id": job.id,
             "name": job.submitted.name,
             "folder": os.fspath(job.folder),
-            "config": job.config,
-            **self._bounds,
+            "config": job.spec.model_dump(mode="json"),
+            "flush_s": self._flush_s,
+            "finish_s": self._finish_s,
         }
         return self._send(job, session, request) or session
 
-    def _send_once(self, job: SinkJob, event: Event, request: dict[str, Any]) -> Outcome:
+    def _send_once(self, job: SinkJob, event: Event, request: Request) -> Outcome:
         """Send once, however often the event is delivered meanwhile."""
-        if job.state.get("reported", 0) >= event.number:
+        if _notes(job).get("reported", 0) >= event.number:
             return DONE
         session = self._ready(job)
         if isinstance(session, Later):
             return session
-        if job.state.get("reported", 0) < event.number:  # what was being waited for was not this event
+        if _notes(job).get("reported", 0) < event.number:  # what was being waited for was not this event
             late = self._send(job, session, request, event.number)
             if late is not None:
                 return late
         return DONE
 
-    def _send(self, job: SinkJob, session: Session, request: dict[str, Any], number: int = 0) -> Later | None:
+    def _send(self, job: SinkJob, session: Session, request: Request, number: int = 0) -> Later | None:
         assert session.pending is None, f"{job.id}: asked {request['do']} while waiting for {session.pending}"
         try:
             session.child.ask(printable_document(request))
@@ -226,7 +238,7 @@ class WandbSink:
                         job.id, answer["unsent"])  # fmt: skip
         if session.number:
             # Kept with the cursor: an answer that comes while publish stops counts after the restart.
-            job.state["reported"], session.number = session.number, 0
+            _notes(job)["reported"], session.number = session.number, 0
         elif session.pending == "log":
             job.highest_step = max(job.highest_step, session.step)
         session.finished = session.pending == "finish"
@@ -246,3 +258,7 @@ class WandbSink:
         session = self._sessions.pop(job.id, None)
         if session is not None:
             session.child.end(timeout_s)
+
+
+def _notes(job: SinkJob) -> WandbNotes:
+    return cast("WandbNotes", job.state)

@@ -1,0 +1,63 @@
+"""What the sink asks its child process, as JSON lines. Answers are only logged and compared."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypedDict
+
+from pydantic import JsonValue
+
+WandbRow = dict[str, float]
+"""Figures by W&B's names."""
+
+
+class InitRequest(TypedDict):
+    """Open the run of a job."""
+
+    do: Literal["init"]
+    online: bool
+    why_offline: str | None
+    project: str
+    entity: str | None
+    id: str
+    name: str
+    folder: str
+    config: dict[str, JsonValue]
+    flush_s: float
+    finish_s: float
+
+
+class SampleTable(TypedDict):
+    """Samples of an evaluation."""
+
+    key: str
+    columns: list[str | int]
+    data: list[list[int | str]]
+
+
+class LogRequest(TypedDict):
+    """Take rows; the table goes with the last."""
+
+    do: Literal["log"]
+    rows: list[WandbRow]
+    table: NotRequired[SampleTable]
+
+
+class AlertRequest(TypedDict):
+    """Call a person."""
+
+    do: Literal["alert"]
+    title: str
+    text: str
+    level: str
+
+
+class FinishRequest(TypedDict):
+    """End the run."""
+
+    do: Literal["finish"]
+    exit_code: int
+    summary: dict[str, str | float | None]
+    alert: AlertRequest | None
+
+
+Request = InitRequest | LogRequest | AlertRequest | FinishRequest
