@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 
 class Frozen(BaseModel):
@@ -22,5 +23,5 @@ def left_out() -> Any:
     return Field(default=None, exclude_if=lambda value: value is None, json_schema_extra=_without_default)
 
 
-def _without_default(schema: dict[str, Any]) -> None:
+def _without_default(schema: JsonDict) -> None:
     del schema["default"]

@@ -98,7 +98,7 @@ def shown_event(event: Event) -> EventEnvelope:
     )
 
 
-def unread_event(job: str, number: int, raw: bytes) -> dict[str, Any]:
+def unread_event(job: str, number: int, raw: bytes) -> dict[str, object]:
     """An event that this version cannot read, as far as it looks like one; `message` is all that Redis holds of it."""
     envelope: Any = {}
     with suppress(ValueError):

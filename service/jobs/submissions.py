@@ -59,7 +59,7 @@ class Submissions:
         return self._make(spec, asked=asked, key=key, dry_run=dry_run, cloned_from=source.id)
 
     def _make(
-        self, spec: JobSpec, *, asked: dict[str, Any], key: str | None, dry_run: bool, cloned_from: str | None = None
+        self, spec: JobSpec, *, asked: object, key: str | None, dry_run: bool, cloned_from: str | None = None
     ) -> tuple[RunDir, JobRecord]:
         _refuse_secrets(spec)
         self._refuse_outside_data(spec)

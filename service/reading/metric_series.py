@@ -14,7 +14,6 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jobs.disk.files import START, regular
 from jobs.disk.metrics_file import readable_row
@@ -30,6 +29,10 @@ _WHOLE = frozenset(name for name, field in MetricRow.model_fields.items() if fie
 ALWAYS = ("step", "at", "attempt")
 """Fields that every point has, from the last row of its stretch."""
 FIELDS = tuple(name for name in MetricRow.model_fields if name not in ALWAYS)
+
+
+Figures = dict[str, float | None]
+"""Fields of a row or point, by name."""
 
 
 class Series:
@@ -62,7 +65,7 @@ class Series:
         except FileNotFoundError:
             self._begin()
 
-    def rows(self, *, after_step: int, limit: int, fields: Sequence[str] | None) -> tuple[list[dict[str, Any]], bool]:
+    def rows(self, *, after_step: int, limit: int, fields: Sequence[str] | None) -> tuple[list[Figures], bool]:
         """At most `limit` rows above a step, with all fields or these, and whether there are more."""
         first = bisect.bisect_right(self._columns["step"], after_step)
         last = min(first + limit, len(self))
@@ -70,7 +73,7 @@ class Series:
         columns = [[_shown(name, value) for value in self._columns[name][first:last]] for name in names]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)], last < len(self)
 
-    def points(self, *, after_step: int, points: int, fields: Sequence[str] | None) -> list[dict[str, Any]]:
+    def points(self, *, after_step: int, points: int, fields: Sequence[str] | None) -> list[Figures]:
         """At most `points` means over stretches of equally many rows above a step.
 
         `first_step` to `step` is the stretch; a loss comes with `loss_min` and `loss_max`, so that no spike is lost.
@@ -122,7 +125,7 @@ class SeriesCache:
 
     def rows(
         self, file: Path, *, after_step: int, limit: int, fields: Sequence[str] | None
-    ) -> tuple[list[dict[str, Any]], bool]:
+    ) -> tuple[list[Figures], bool]:
         """`Series.rows` of the file as it is now."""
         series, lock = self._of(file)
         with lock:
@@ -131,7 +134,7 @@ class SeriesCache:
         self._forget_oldest()
         return answer
 
-    def points(self, file: Path, *, after_step: int, points: int, fields: Sequence[str] | None) -> list[dict[str, Any]]:
+    def points(self, file: Path, *, after_step: int, points: int, fields: Sequence[str] | None) -> list[Figures]:
         """`Series.points` of the file as it is now."""
         series, lock = self._of(file)
         with lock:

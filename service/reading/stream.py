@@ -64,7 +64,7 @@ def frame(event: Event) -> bytes:
 def unread_frame(job: str, number: int, raw: bytes) -> bytes:
     """The same of an event that this version cannot read."""
     shown = unread_event(job, number, raw)
-    return _frame(number, shown["type"], json.dumps(shown, ensure_ascii=False))
+    return _frame(number, str(shown["type"]), json.dumps(shown, ensure_ascii=False))
 
 
 def _frame(number: int, kind: str, data: str) -> bytes:

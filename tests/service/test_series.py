@@ -130,7 +130,7 @@ def test_another_file_of_that_name_is_read_from_its_beginning(tmp_path: Path) ->
     file = tmp_path / "metrics.jsonl"
     cache = SeriesCache()
 
-    def steps() -> list[int]:
+    def steps() -> list[float | None]:
         return [each["step"] for each in cache.rows(file, after_step=-1, limit=99, fields=None)[0]]
 
     write(file, [metric_row(10), metric_row(20)])
@@ -149,7 +149,7 @@ def test_redone_steps_are_those_of_the_newest_attempt_however_often_it_began_aga
     file = tmp_path / "metrics.jsonl"
     cache = SeriesCache()
 
-    def steps(after: int = -1) -> list[tuple[int, int]]:
+    def steps(after: int = -1) -> list[tuple[float | None, float | None]]:
         rows, _ = cache.rows(file, after_step=after, limit=99, fields=None)
         return [(each["step"], each["attempt"]) for each in rows]
 

@@ -19,7 +19,7 @@ from jobs.spec import JobSpec
 from worker.training.checkpoints.checkpoint import newest_first, refuse_other_order, verify
 from worker.training.dataset.data import PARTS, SIDES
 
-SAME: dict[str, Any] = {
+SAME: dict[str, bool | dict[str, bool]] = {
     "model": True, "task": True, "method": True, "data": True, "training": {"batch_size": True, "seed": True},
 }  # fmt: skip
 """Parts of a job that decide what a step is: they must equal those of the original run."""
@@ -172,9 +172,9 @@ def _same_rows(ours: Path, theirs: Path) -> bool:
     return theirs.is_dir() and all(filecmp.cmp(ours / name, theirs / name, shallow=False) for name in names)
 
 
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
     """Values by their dotted keys."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in nested.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat

@@ -84,8 +84,8 @@ def _write(folder: Path, step: int, shortage: MemoryShortage, about: Mapping[str
             pickle.dump(shortage.snapshot, file)
 
 
-def _versions(device: str) -> dict[str, Any]:
-    versions: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda}
+def _versions(device: str) -> dict[str, str | None]:
+    versions: dict[str, str | None] = {"torch": torch.__version__, "cuda": torch.version.cuda}
     if device == "cuda":
         versions["gpu"] = torch.cuda.get_device_name()
         versions["driver"] = DRIVER.read_text().splitlines()[0] if DRIVER.exists() else None

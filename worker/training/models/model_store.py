@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from jobs.disk.files import write_synced
 from jobs.errors import BadData, Rejected
@@ -115,7 +115,14 @@ def convert(source: Path, target: Path, name: str, task: Task, journal: Journal)
     seal(target, name, {SINGLE: weights})
 
 
-def seal(folder: Path, source: str, known: Mapping[str, dict[str, Any]] = {}) -> None:
+class SealedFile(TypedDict):
+    """What a manifest says of a file."""
+
+    bytes: int
+    sha256: str
+
+
+def seal(folder: Path, source: str, known: Mapping[str, SealedFile] = {}) -> None:
     """Write the manifest of all files in `folder`: bytes and sha256, computed unless `known`."""
     files = {
         file.name: known.get(file.name) or {"bytes": file.stat().st_size, "sha256": fingerprint(file, lambda: None)}
@@ -171,11 +178,11 @@ def _state_of(folder: Path, source: str) -> dict[str, tuple[int, ...]]:
     return {name: (status.st_size, status.st_mtime_ns, status.st_ctime_ns) for name, status in found.items()}
 
 
-def _write_weights(file: Path, tensors: Mapping[str, Stored], source: str, journal: Journal) -> dict[str, Any]:
+def _write_weights(file: Path, tensors: Mapping[str, Stored], source: str, journal: Journal) -> SealedFile:
     """A safetensors file of these tensors, synced; returns its bytes and sha256."""
     # In the order of the source, so that a disk reads on and on.
     ordered = sorted(tensors.items(), key=lambda entry: (entry[1].file.name, entry[1].begin))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     size = 0
     for name, stored in ordered:
         dtype = "BF16" if stored.dtype in _FLOATS else stored.dtype

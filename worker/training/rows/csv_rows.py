@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from jobs.spec import CsvQuoting, DataSpec
 from jobs.text.units import format_bytes
@@ -90,7 +90,7 @@ class CsvBlock:
             if not named <= len(record.fields) <= len(self.header) or any(record.fields[named:]):
                 yield Row(record.number, None, "wrong number of fields", text)
             else:
-                columns: dict[str, Any] = {
+                columns: dict[str, object] = {
                     name: field for name, field in zip(self.header[:named], record.fields[:named], strict=True) if name
                 }
                 if self.lists:

@@ -125,7 +125,7 @@ def rows_of(batch: pa.RecordBatch, first: int) -> Iterator[Row]:
         yield Row(number, columns if defect is None else None, defect, text)
 
 
-def _one_by_one(batch: pa.RecordBatch, place: int) -> tuple[dict[str, Any], str | None]:
+def _one_by_one(batch: pa.RecordBatch, place: int) -> tuple[dict[str, object], str | None]:
     columns, defect = {}, None
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:

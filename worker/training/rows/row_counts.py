@@ -53,7 +53,7 @@ class RowCounts:
         fields: dict[str, Any] = {name: Counter(it) if name in _COUNTERS else it for name, it in counts.items()}
         return cls(**fields)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """As plain dictionaries and numbers."""
         return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
 
