@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 import redis
 
+from jobs.heartbeat import SinkLag
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from jobs.redis.workers import Workers, lease_token
@@ -92,3 +94,17 @@ def test_what_others_keep_in_redis_costs_nothing(redis_server: RedisServer) -> N
     assert counts[0] == counts[1]
     assert counts[0].keys() <= {"evalsha", "time", "zrangebyscore", "zrange", "get", "info"}
     assert "scan" not in counts[0]
+
+
+def test_a_worker_of_another_version_may_say_more_or_less(client: redis.Redis) -> None:
+    workers = Workers(client)
+    more = {"gpu": H200.model_dump() | {"slots": 2}, "sinks": {"log": {"jobs_behind": 1, "oldest_s": 2, "rows": 3}}}
+    for name, said in (("train-a", {"mood": "good", **more}), ("train-b", {})):
+        workers.report(heartbeat(name))
+        facts = {"name": name, "stage": "train", "healthy": True, "why": None, **said}
+        client.set(f"longhaul:worker:{name}", json.dumps(facts))
+    newer, older = workers.all()
+    assert newer.gpu is not None and newer.sinks is not None
+    assert newer.model_extra == {"mood": "good"} and newer.gpu.model_extra == {"slots": 2}
+    assert newer.sinks["log"] == SinkLag(jobs_behind=1, oldest_s=2.0)
+    assert (older.gpu, older.sinks, older.pid) == (None, None, None)
