@@ -7,7 +7,7 @@ micro-batches. `bf16`: gradients are added up in bf16, as `.grad` of bf16 weight
 added up in fp32. Each is compared with the gradient of the same weights computed in fp32 throughout: L2 norm of the
 difference, as a share of the norm. `summation` is the share that the addition alone is answerable for.
 
-*Loss*: a model that has learnt one task is fine-tuned on another (`benchmarks.bf16_quality`) for `--steps` steps of 128
+*Loss*: a model trained on one task is fine-tuned on another (`benchmarks.bf16_quality`) for `--steps` steps of 128
 rows with the trainer's `adamw`, from the same weights on the same rows: in fp32 and in bf16 at once, and in bf16 in 128
 micro-batches of one row with both additions. The gradients of the 128 rows come from one call of `torch.func.vmap`,
 which is five times as fast as 128 passes, and are then added up row by row. Another seed is other weights and other
@@ -145,7 +145,7 @@ def accumulate_rows(model: T5ForConditionalGeneration, rows: PairBatch, dtype: S
 
 
 def pretrained(seed: int, *, d_model: int, layers: int) -> T5ForConditionalGeneration:
-    """A tiny T5 that has learnt the first task a little, in fp32."""
+    """A tiny T5 that has learned the first task a little, in fp32."""
     model = tiny_t5(seed, d_model=d_model, layers=layers)
     model.set_attn_implementation("eager")  # the other one looks at its mask, which vmap does not allow
     train(model, 1000, torch_adamw(model, 1e-3), swapped=False, first=10**6 * seed)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.bf16_quality [--steps 2500] [--learning-rate 1e-5] [--pretrain-steps 3000]
 
-Task A: write the input backwards. Task B: the same with half of the vocabulary swapped. A model that has learnt A in
+Task A: write the input backwards. Task B: the same with half of the vocabulary swapped. A model that has learned A in
 fp32 is fine-tuned on B from the same weights and rows with: torch's AdamW in fp32 (the reference), our three optimizers
 on bf16 weights, and torch's AdamW on bf16 weights (the control: rounding to the nearest). 38 minutes on
 a shared core.

@@ -28,7 +28,7 @@ def prepared_job(
 ) -> RunDir:
     """A run directory that check and prepare have been through, below `scratch`, which is new or from a call before.
 
-    Without `tokenizer` (a folder) and `config` the model is the built-in one, with a tokenizer learnt from the rows;
+    Without `tokenizer` (a folder) and `config` the model is the built-in one, with a tokenizer learned from the rows;
     else one of random weights of that config, with that tokenizer.
     """
     folder = scratch / "data"

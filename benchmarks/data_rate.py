@@ -2,7 +2,7 @@
 
     python -m benchmarks.data_rate --data FILE [--tokenizer FOLDER] [--rounds 3]
 
-The file is prepared as a job would have it (one worker a core); without a tokenizer one is learnt from the rows.
+The file is prepared as a job would have it (one worker a core); without a tokenizer one is learned from the rows.
 
 - `tokenize_ratio`: rows/s of the whole pipeline (read, parse, check, normalize, tokenize, deduplicate, commit, report)
   over rows/s of the tokenizer's bare `encode_batch_fast` on the same texts, in memory already, with as many threads; in

@@ -2,7 +2,7 @@
 
     python -m benchmarks.padding --data FILE [--tokenizer FOLDER] [--batch-size 128] [--quality-rows 4000] [--seeds 3]
 
-The file is prepared as a job would have it; without a tokenizer one is learnt from the rows. Then, without training:
+The file is prepared as a job would have it; without a tokenizer one is learned from the rows. Then, without training:
 `waste_fraction` is the share of FLOPs (FLAN-T5-XL's) that one epoch of our order spends on padding, rounding to
 multiples of 8 included; the same for random micro-batches of 8 rows padded to their longest (`random_waste_fraction`).
 `step_std_ratio` is the standard deviation of the target tokens of a step over that of randomly drawn steps.

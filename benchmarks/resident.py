@@ -31,7 +31,7 @@ def begin_use(device: torch.device) -> int:
 
 
 def peak_use(device: torch.device) -> int:
-    """Bytes, since `begin_use` (or since `load`, which begins anew)."""
+    """Bytes, since `begin_use` (or since `load`, which starts over)."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else process_bytes("VmHWM")
 
 

@@ -22,7 +22,7 @@ runs out on a CPU can be recovered from; with them ours takes twice the CPU time
 transformers 5.23 multiplies T5's loss and gradients by the number of accumulation steps, which would clip every
 gradient; `loss_is_scaled_for_ga = False` repairs that here. Before the rounds all get the same rows, in steps of a
 micro-batch: the losses of held-out rows after them must agree to within three standard deviations of the peers', who
-differ in dropout and attention, or a hundredth of what they have learnt. JSON on the last line. Exit code 1 when a
+differ in dropout and attention, or a hundredth of what they have learned. JSON on the last line. Exit code 1 when a
 limit is broken.
 """
 
@@ -57,7 +57,7 @@ LIMITS = {"vs_seed": 2.5, "vs_best": 1.3, "vs_expert": 1.0}
 STRETCH = {"vs_best": 1.45, "vs_expert": 1.15}
 LEAST_ROWS = 2000
 SAME_LOSS = 0.01
-"""Of what was learnt."""
+"""Of what was learned."""
 SHAPES: dict[str, dict[str, Any]] = {
     "small": builtin.CONFIG
     | {"vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 1024, "num_heads": 6}
@@ -132,7 +132,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description="Ours against transformers.")
     parser.add_argument("--data", type=Path, required=True, help="a file of rows")
     parser.add_argument(
-        "--tokenizer", type=Path, help="a folder with a tokenizer.json; else one is learnt from the rows"
+        "--tokenizer", type=Path, help="a folder with a tokenizer.json; else one is learned from the rows"
     )
     parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
     parser.add_argument("--rounds", type=int, default=4)
@@ -260,10 +260,10 @@ def same_loss(table: dict[str, Figures]) -> dict[str, Any]:
     """Our loss after the same rows against the mean of the peers', and how far apart they may be. Nats."""
     peers = [table[name]["same_loss"] for name in NAMES[1:]]
     mean = statistics.fmean(peers)
-    learnt = statistics.fmean(table[name]["start_loss"] for name in NAMES[1:]) - mean
+    learned = statistics.fmean(table[name]["start_loss"] for name in NAMES[1:]) - mean
     return {
         "same_loss_difference": table["ours"]["same_loss"] - mean,
-        "same_loss_allowed": max(SAME_LOSS * learnt, 3 * statistics.stdev(peers)),
+        "same_loss_allowed": max(SAME_LOSS * learned, 3 * statistics.stdev(peers)),
     }
 
 

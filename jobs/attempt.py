@@ -88,7 +88,7 @@ attempt_line: TypeAdapter[Heartbeat | Noted | Finished] = TypeAdapter(AttemptLin
 
 
 def readable(line: bytes, file: Path) -> Heartbeat | Noted | Finished | None:
-    """A line of an attempt file, or None (and a word in the log) for one that nobody could have written."""
+    """A line of an attempt file, or None, with a warning, for one that is not valid."""
     try:
         return attempt_line.validate_json(line)
     except ValidationError as error:

@@ -45,7 +45,7 @@ class WorkerHeartbeat(Frozen, strict=True, extra="allow"):
     queue: str | None = None
     """The queue it serves; null for publish."""
     busy: bool | None = None
-    """Whether it has a ticket in hand."""
+    """Whether it is processing a ticket."""
     device: str | None = None
     """`cpu` or `cuda`."""
     gpu: Gpu | None = None

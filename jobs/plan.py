@@ -130,7 +130,7 @@ class TimePlan(TimeFigures):
 def make_time_plan(
     *, model_flops: float, recomputed_flops: float, estimated: bool, device: str, gpu: str | None
 ) -> TimePlan:
-    """The time on this GPU (None: the reference GPU is assumed); on `cpu` without a GPU no time is foretold."""
+    """The time on this GPU (None: the reference GPU is assumed); on `cpu` without a GPU no time is predicted."""
     assumed = gpu is None and device != "cpu"
     name = REFERENCE.name if assumed else gpu
     peak = None if name is None else peak_flops(name)

@@ -107,7 +107,7 @@ class JobRecord(BaseModel):
     result_step: int | None = None
     result_loss: float | None = None
     error: Fault | None = None
-    """Why it failed, or why it is paused though nobody asked for that."""
+    """Why it failed, or why it is paused although no user asked for that."""
 
 
 def fold(job: str, events: Iterable[Event]) -> JobRecord:

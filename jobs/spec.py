@@ -230,7 +230,7 @@ class JobSpec(Part):
     model: Annotated[str, Field(min_length=1, max_length=512)] = DEFAULT_MODEL
     """Hub id (`org/name`, `org/name@revision`), folder in the data directory (`./my-model`), or `builtin:t5-tiny`."""
     task: Seq2SeqTask = Seq2SeqTask()
-    """What is learnt; today `{"type": "seq2seq"}`."""
+    """What the model learns; today `{"type": "seq2seq"}`."""
     method: FullMethod = FullMethod()
     """Which weights are trained; today `{"type": "full"}`."""
     data: DataSpec

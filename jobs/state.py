@@ -43,7 +43,7 @@ class Stage(StrEnum):
 
 
 class Requested(StrEnum):
-    """What a user wants of a running job. Not a state: whoever ends the attempt obeys it."""
+    """What a user wants of a running job. Not a state: it takes effect when the attempt ends."""
 
     NONE = "none"
     PAUSE = "pause"

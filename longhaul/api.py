@@ -10,7 +10,7 @@ with Longhaul("http://127.0.0.1:8000") as longhaul:
     longhaul.download(job["id"], "model", to="my-model")
 
 Answers are the service's own (docs/openapi.json), typed in `longhaul.answers`. Raises ApiError when it refuses,
-Unreachable when nobody answers.
+Unreachable when there is no answer.
 """
 
 from __future__ import annotations

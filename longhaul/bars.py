@@ -1,4 +1,4 @@
-"""A bar for bytes on their way. Where nobody looks at a terminal there is none."""
+"""A progress bar for transfers; none if the output is not a terminal."""
 
 from __future__ import annotations
 

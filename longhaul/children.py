@@ -43,7 +43,7 @@ class ChildProcess:
     prepare: Callable[[], object] = lambda: None
     """Called before each start."""
     place: Path | None = None
-    """A folder that it must not lose: it is started anew when that is gone, or another one.
+    """A folder that it must not lose: it is restarted when that is gone, or another one.
 
     What is in it can be made again: when the process has died too often, it is moved away, once.
     """

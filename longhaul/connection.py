@@ -46,7 +46,7 @@ class ApiError(Exception):
 
 
 class Unreachable(Exception):
-    """Nobody answers at the address, or somebody else does, or the connection was lost."""
+    """Nothing answers at the address, or another program does, or the connection was lost."""
 
 
 class Connection:

@@ -45,7 +45,7 @@ def run_demo(environment: Mapping[str, str], console: Console, *, model: str | N
         try:
             ended = watch(api, made["id"], console=console, history=100)
         except KeyboardInterrupt:
-            console.print("\nstopping the demo; the next one begins anew", highlight=False)
+            console.print("\nstopping the demo; the next one starts over", highlight=False)
             return 130
         happened = [event["data"] for event in api.past_events(ended["id"]) if event["type"] == "evaluation.finished"]
         evaluations = [EvaluationFinished.model_validate(data) for data in happened]

@@ -174,7 +174,7 @@ class LocalHome:
 
 
 def _own(*paths: Path) -> None:
-    """Nobody but this user may read them, whoever could when they were made."""
+    """Only this user may read them, whatever their mode was before."""
     for path in paths:
         if path.is_symlink():
             continue
@@ -272,7 +272,7 @@ def _port(given: int | str) -> int:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
+    """A loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The service's own memory, over months: nobody waits for it to be tidied, and it does not creep."""
+"""The service's own memory, over months: no request waits for the garbage collector, and memory does not grow."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ARENAS = 2
 def tune_memory() -> None:
     """Call once, after all imports and before the first thread.
 
-    What was imported stays: the garbage collector need not look at it again and again while nobody is answered. And
-    glibc would give each of forty threads a heap of its own, in which freed memory stays; a few do as well.
+    What was imported stays: the garbage collector need not scan it again and again while requests wait. And
+    glibc would give each of forty threads a heap of its own, in which freed memory stays; a few are enough.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # else not glibc: its malloc has other habits

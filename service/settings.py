@@ -1,4 +1,4 @@
-"""What the service is told by its environment: read once, in `__main__`, and passed down."""
+"""The settings of the service, from its environment: read once, in `__main__`, and passed down."""
 
 from __future__ import annotations
 

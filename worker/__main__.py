@@ -67,7 +67,7 @@ def serve(role: str, settings: WorkerSettings) -> int:
 
 
 def serve_together(roles: Sequence[str]) -> int:
-    """One child per role until SIGTERM or SIGINT. When one ends by itself all end: Docker then starts them all anew."""
+    """One child per role until SIGTERM or SIGINT. When one ends by itself all end: Docker then restarts them all."""
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())

@@ -43,7 +43,7 @@ class Cursor(BaseModel):
     step: int = -1
     """Highest step handed over."""
     damaged: str | None = None
-    """What the sink was told to be wrong with the run directory."""
+    """The damage of the run directory that was reported to the sink."""
     closed: str | None = None
     """Set at the terminal event: the directory is skipped from then on, unless a repair opens the job again."""
     size: int | None = None
@@ -62,7 +62,7 @@ def read_cursor(run: RunDir, sink: str) -> Cursor:
     except FileNotFoundError:
         return Cursor()
     except ValidationError as error:
-        log.error("%s is damaged (%s): %s is told everything again", file, error.errors()[0]["msg"], sink)
+        log.error("%s is damaged (%s): %s gets everything again", file, error.errors()[0]["msg"], sink)
         return Cursor()
 
 
@@ -116,7 +116,7 @@ class SinkFeed:
     def behind_since(self) -> float | None:
         """Unix time of the oldest event that the sink has not taken; None: it has all. For any thread.
 
-        By the files, not by what was read of them: whoever hangs in a sink reads nothing.
+        By the files, not by what was read of them: a thread that hangs in a sink reads nothing.
         """
         if self.closed or not self._accepted:
             return None
@@ -261,7 +261,7 @@ class SinkFeed:
     def _update_job(self, event: Event, job: SinkJob) -> None:
         try:
             job.update(event)
-        except Exception:  # a mistake of ours: what follows is told all the same
+        except Exception:  # a mistake of ours: later events are still delivered
             log.exception(
                 "%s: job %s: event %d does not say anything about the job", self._sink.name, job.id, event.number
             )

@@ -30,7 +30,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Somebody else holds the job now."""
+        """Another worker holds the job now."""
         return self._lost.is_set()
 
     def __enter__(self) -> Self:
@@ -51,7 +51,7 @@ class Lease:
         while not self._done.wait(RENEW_S):
             try:
                 if not self._store.renew(self.job, self.token):
-                    log.error("job %s: somebody else holds its lease", self.job)
+                    log.error("job %s: another worker holds its lease", self.job)
                     self._lost.set()
                     return
             except StoreUnavailable as error:

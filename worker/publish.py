@@ -155,7 +155,7 @@ class SinkThread(threading.Thread):
         self._news.set()
 
     def end(self) -> None:
-        """Finish the call in hand, let go of everything, end the thread."""
+        """Finish the current call, release everything, end the thread."""
         self._ended = True
         self._news.set()
 

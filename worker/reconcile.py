@@ -1,4 +1,4 @@
-"""Reconcile: makes Redis agree with the run directories, and ends what nobody is left to end (architecture.md: Truth).
+"""Reconcile: makes Redis agree with the run directories, and ends what nothing else ends (architecture.md: Truth).
 
 A thread of publish with its own client; one is active at a time. RQ's own registries decide nothing.
 """
@@ -35,7 +35,7 @@ LOOK_S = 1.0
 STANDBY_S = 5.0
 """Between two looks whether the one that leads has gone."""
 REBUILDING = 8
-"""Jobs that a Redis that was emptied is told of at the same time."""
+"""Jobs that are projected to an emptied Redis at the same time."""
 MOST_EXPIRIES = 5
 
 
@@ -61,12 +61,12 @@ class Reconciler:
         self._records: dict[str, tuple[object, JobRecord]] = {}
 
     def run(self, stop: threading.Event) -> None:
-        """Once at start, then every 15 s until told to stop."""
+        """Once at start, then every 15 s until asked to stop."""
         while not stop.is_set():
             leads = True
             try:
                 leads = self.run_once()
-            except Exception:  # the thread that mends everything must not die of one thing; the log says what it was
+            except Exception:  # the thread that repairs everything must not die of one error; the log has it
                 log.exception("reconcile failed; next try in %.0f s", EVERY_S)
             self._rest(stop, EVERY_S if leads else STANDBY_S)
         with contextlib.suppress(StoreUnavailable):
@@ -176,7 +176,7 @@ class Reconciler:
                 record = run.verified()
                 known = 0 if wiped else self._store.number(run.id)
                 if known > record.number:  # the file was repaired, or comes from a backup
-                    self._store.clear_damage(run.id, anew=True)
+                    self._store.clear_damage(run.id, reproject=True)
                     known = 0
                 # Also of a job that is known again already: an event of its own has told Redis all but its key.
                 if known == 0 and record.idempotency_key and record.body_sha256:

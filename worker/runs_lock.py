@@ -30,7 +30,7 @@ UNKNOWN_S = 15.0
 
 
 class Holder(BaseModel):
-    """What the file says of whoever holds the lock."""
+    """The holder of the lock, as in the file."""
 
     name: str
     """Under which it reports to its Redis."""

@@ -80,7 +80,7 @@ class StageWorker(rq.Worker):
         """RQ's heartbeat and ours.
 
         Raises StopRequested when an idle worker was told to stop. RQ raises it once, in its signal handler, wherever
-        the main thread is: also where somebody takes every exception for his own. A worker that missed it would stay.
+        the main thread is: also in code that catches every exception. A worker that missed it would stay.
         """
         super().heartbeat(timeout, pipeline)
         if not self.horse_pid:  # a disk that a checkpoint is being written to may take its time
@@ -158,7 +158,7 @@ class StageWorker(rq.Worker):
         return None
 
     def _leave_without_gpu(self, why: str) -> NoReturn:
-        """Take no job, and end `work`: Docker makes the container anew, with the GPU if it is back."""
+        """Take no job, and end `work`: Docker recreates the container, with the GPU if it is back."""
         self.gpu_lost = f"{Reason.GPU_LOST.sentence}: {why}"
         log.error("no job is taken, this worker ends: %s. To find out why, %s", self.gpu_lost, Reason.GPU_LOST.hint)
         report(self._store, self._heartbeat.with_health(self.gpu_lost))
@@ -174,7 +174,7 @@ class StageWorker(rq.Worker):
                 raise
             except Exception as error:
                 job = getattr(error, "job_id", None)  # RQ notes it there
-                # Somebody else's words, on one line; a traceback for what nobody foresaw.
+                # Foreign text, on one line; a traceback for what is unexpected.
                 why, known = ascii(str(error))[1:-1][:300], isinstance(error, NotOurs)
                 log.error("ticket %.80r is refused: %s", job, why, exc_info=None if known else error)
                 self.connection.delete(*(queue.intermediate_queue_key for queue in self.queues))
@@ -193,10 +193,10 @@ class StageWorker(rq.Worker):
                 self.connection.delete(queue.started_job_registry.key, queue.intermediate_queue_key)
 
     def check_for_suspension(self, burst: bool) -> None:
-        """`rq suspend` is not used: nobody stops a worker by a key in Redis."""
+        """`rq suspend` is not used: no key in Redis stops a worker."""
 
     def subscribe(self) -> None:
-        """RQ's remote commands (stop a job, kill a horse) are not used, so nobody listens for them."""
+        """RQ's remote commands (stop a job, kill a horse) are not used, so nothing listens for them."""
 
     def teardown(self) -> None:
         """Sign off; with Redis away for a moment only, not for ever."""

@@ -172,7 +172,7 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
                 current = run.record()
                 asked = current.requested is not Requested.NONE
                 over = current.attempt != attempt or current.status is not Status.RUNNING  # a repair cut it off
-            except Damaged as error:  # what is being trained is none the worse for it
+            except Damaged as error:  # training itself is not affected
                 log.error("job %s continues, but its requests cannot be read: %s", run.id, error)
         if asked or over or context.stopping.is_set():
             trainer.ask_to_stop()

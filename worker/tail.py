@@ -26,7 +26,7 @@ class Tail(Generic[Row]):
     def read(self) -> list[Row]:
         """Rows of the whole lines written since, without those that `parse` takes for none; none without a file.
 
-        All rows, where those that were read are not all there any more: whoever asks knows which of them are new.
+        All rows, where those that were read are not all there any more: the caller knows which of them are new.
         """
         try:
             found = self._file.stat()

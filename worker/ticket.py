@@ -1,4 +1,4 @@
-"""RQ's jobs as workers take them: tickets of ours and nothing else, whoever could write to Redis.
+"""RQ's jobs as workers take them: our tickets and nothing else, whatever was written to Redis.
 
 Arguments are JSON, never pickle (a pickle is a program). What is read is bounded before it is unpacked: RQ compresses a
 job's data, and a kilobyte can be made to hold a gigabyte. All is looked at when it is read, for RQ reads tickets on

@@ -139,7 +139,7 @@ class Trainer:
             with open(self.run.trainer_log, "rb") as file:
                 file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - 4096))
                 error = last_error(file.read().decode(errors="replace"))
-        except OSError:  # somebody has removed the log
+        except OSError:  # the log was removed
             return ""
         return f": {error[:300]}" if error else ""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
 log = logging.getLogger("longhaul.files")
 
 NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL})
-"""There is none under this name, or what is there is something else."""
+"""There is no file of this name, or it is something else."""
 
 
 def regular(path: str, flags: int) -> int:

@@ -42,7 +42,7 @@ def move_away(run: RunDir) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove what was moved away. What somebody still writes to, or may not be removed, is left to the next `sweep`."""
+    """Remove what was moved away. What is still in use, or cannot be removed, is left to the next `sweep`."""
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
         log.warning("%s could not be removed completely; reconcile tries again", folder)

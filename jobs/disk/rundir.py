@@ -125,7 +125,7 @@ class RunDir:
         write_atomically(self.plan_file, plan.model_dump_json(indent=1).encode() + b"\n")
 
     def spec_text(self) -> str:
-        """spec.json as it is; '' where nobody can read it."""
+        """spec.json as it is; '' if it cannot be read."""
         try:
             self.spec()
             return read_regular(self.spec_file).decode()

@@ -13,7 +13,7 @@ from pathlib import Path
 from jobs.disk.files import write_synced
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Work continues once somebody makes room; whatever else keeps a process from writing lasts until it is restarted."""
+"""Work continues once there is room; any other obstacle to writing lasts until the process is restarted."""
 FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 PROBE_BYTES = 32 * 1024
 """As much as a new run directory takes, its folders included."""
@@ -28,7 +28,7 @@ def probe(folder: Path) -> None:
 def unwritable(folders: Iterable[Path]) -> str | None:
     """Make these folders where they are missing. One line on the first that cannot be written; None: all can.
 
-    A full disk is no such case: whoever writes reports it, and it passes.
+    A full disk does not count: the write that fails reports it, and it passes.
     """
     for folder in folders:
         try:

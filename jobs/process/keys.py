@@ -1,7 +1,7 @@
 """API keys: how one is made, and the file of those who may come in, which holds hashes only.
 
 A line of the file is `name sha256-hex`; empty lines and those that begin with # are passed over. A key is 256 random
-bits behind `lh_` (so that it is recognized wherever it should not stand): nobody guesses it, so one SHA-256 is enough.
+bits behind `lh_` (so that it is recognized where it should not be): it cannot be guessed, so one SHA-256 is enough.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def digest_of(key: bytes) -> bytes:
 
 
 def read_keys(text: str) -> dict[str, bytes]:
-    """Name and digest of every line. ValueError names the first line that is none; what stands there may be a key."""
+    """Name and digest of every line. ValueError names the first invalid line, not its text: that may be a key."""
     found: dict[str, bytes] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split()

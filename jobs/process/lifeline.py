@@ -1,4 +1,4 @@
-"""Nobody outlives its parent: a child asks the kernel to be killed with the thread that spawned it (Linux).
+"""No process outlives its parent: a child asks the kernel to be killed with the thread that spawned it (Linux).
 
     python -m jobs.process.lifeline PARENT_PID command …     tie any program (the tie survives exec)
 
@@ -21,7 +21,7 @@ def tie_to_parent(parent_pid: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent_pid:  # the parent died before the call: nobody would ever send the signal
+    if os.getppid() != parent_pid:  # the parent died before the call: the signal would never come
         os._exit(1)
 
 

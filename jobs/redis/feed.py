@@ -1,8 +1,8 @@
 """Events as they happen: one reader of Redis per process, fanned out to any number of followers.
 
 What a follower receives of an event is made once for all of them. What waits for a follower is bounded: one that is too
-slow, or that the reader may have missed something for, reads on from the job's own stream, by number. Nobody misses an
-event and nobody slows another down.
+slow, or for which the reader may have missed something, reads on from the job's own stream, by number. No follower
+misses an event or slows another down.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ place(id)
 return 1
 """
 
-# ARGV: id, 1 if all of it is to be projected anew → 1: its directory can be read again
+# ARGV: id, 1 if all of it is to be projected again → 1: its directory can be read again
 CLEAR_DAMAGE = """
 local id = ARGV[1]
 local job = lj(id)

@@ -221,9 +221,9 @@ class Store:
             )
         return news
 
-    def clear_damage(self, job: str, *, anew: bool = False) -> None:
-        """The run directory can be read again. `anew`: all of the job's events are projected again."""
-        self._script(scripts.CLEAR_DAMAGE, job, int(anew))
+    def clear_damage(self, job: str, *, reproject: bool = False) -> None:
+        """The run directory can be read again. `reproject`: all of the job's events are projected again."""
+        self._script(scripts.CLEAR_DAMAGE, job, int(reproject))
 
     def all_damaged(self) -> list[str]:
         """Ids of jobs that are shown as damaged, oldest first."""

@@ -1,4 +1,4 @@
-"""Who works here: heartbeats of worker processes by name, and the job that each has in hand.
+"""The workers: heartbeats of worker processes by name, and the job that each works on.
 
 `longhaul:workers` has the names by the time of the last heartbeat, `longhaul:worker:<name>` that heartbeat. The token
 of a lease begins with its holder's name, so who works on which job is known, and as current as the lease.

@@ -81,7 +81,7 @@ class Job(Answer):
     fine_tuned_model: str | None
     """Folder of the result; download it from `/jobs/{job}/files/model`."""
     error: Fault | None
-    """Why it failed, why it is paused though nobody asked for that, or what of it is damaged; and what to do."""
+    """Why it failed, why it is paused although no user asked for that, or what is damaged; and what to do."""
     hyperparameters: Hyperparameters
     seed: int | None
     """Order of rows and dropout follow from it."""
@@ -111,7 +111,7 @@ class Job(Answer):
     queue_position: int | None
     """Place in the queue of its stage, from 1; null unless it waits."""
     estimated_start: int | None
-    """When a waiting job's turn is expected to come; null where nobody can tell."""
+    """When a waiting job's turn is expected to come; null if unknown."""
     dry_run: bool
     """Only checked, never trained."""
     cloned_from: str | None
@@ -150,7 +150,7 @@ class Job(Answer):
     event_number: int
     """Number of its newest event: the version of this answer."""
     spec: JobSpec | None
-    """What was asked for, every default written out; null where it is damaged and nobody knows."""
+    """The specification, with every default; null if it is damaged and unknown."""
 
 
 class JobList(Page):

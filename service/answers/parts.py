@@ -40,7 +40,7 @@ class Error(Answer):
     param: str | None
     """The parameter, header, or dotted key of the body that is wrong; null where it is none of them."""
     hint: str | SkipJsonSchema[None] = left_out()
-    """What to do alone; left out where there is none."""
+    """Only what to do; left out if there is no hint."""
 
 
 class ErrorResponse(Answer):

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_WITHIN_S = 15.0
 TAKEN_WITHIN_S = 120.0
-"""What is sent fills all buffers on the way, and then for so long nothing of it is taken: nobody is there."""
+"""Seconds in which the client takes nothing although all buffers are full: then it is gone."""
 MOST = 2000
 """Connections; streams have a bound of their own (`Settings.max_streams`)."""
 
@@ -48,7 +48,7 @@ class RequestTimeouts(H11Protocol):
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody waits any more."""
+        """Cancel the timers."""
         self._stop_waiting()
         self._forget_answer()
         super().connection_lost(exc)
@@ -85,7 +85,7 @@ LIMITS: dict[str, Any] = {
     "h11_max_incomplete_event_size": 64 * 1024,  # of a head; more is 400
     "limit_concurrency": MOST,  # connections, followers of streams included; more are answered 503
     "server_header": False,
-    # Nobody may say of himself where he comes from. Behind a proxy all have one address; limits are by key there.
+    # A client must not name its own address. Behind a proxy all share one address; limits are by key there.
     "proxy_headers": False,
     # uvicorn's 5 s would close a connection just as a client that asks every 5 s sends its next question.
     "timeout_keep_alive": 75,

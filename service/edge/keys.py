@@ -49,7 +49,7 @@ class Keys:
         return found
 
     def _follow_file(self) -> None:
-        """Take over what was changed. A file that has become unreadable changes nothing: a slip locks nobody out."""
+        """Apply changes of the file. An unreadable file changes nothing: a mistake locks nobody out."""
         if self._file is None:
             return
         try:

@@ -1,7 +1,7 @@
-"""How often one may ask: a token bucket for each key, or for each address where no key is needed.
+"""Rate limits: a token bucket for each key, or for each address where no key is needed.
 
-A smaller one, for each address, is for who is refused. It is asked after the key: who has a right one is never kept out
-by who guesses from the same address (behind a proxy all have one), and guessing 256 bits is hopeless at any rate.
+Refusals have a smaller bucket for each address. It is checked after the key: guesses from the same address never lock
+out a valid key (behind a proxy all share one address), and guessing 256 bits is hopeless at any rate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Buckets:
         self._levels: dict[str, tuple[float, float]] = {}
 
     def take(self, name: str) -> float:
-        """Take a token: 0.0. There is none: seconds until there will be."""
+        """Take a token and return 0.0; if there is none, return the seconds until the next one."""
         if not self._per_s:
             return 0.0
         now = self._now()
@@ -43,7 +43,7 @@ class Buckets:
         level = min(self._room, level + (now - since) * self._per_s)
         wait_s = 0.0 if level >= 1 else (1 - level) / self._per_s
         self._levels[name] = (level if wait_s else level - 1, now)
-        if len(self._levels) > MOST:  # forget who has not come for the longest time: his bucket is the fullest
+        if len(self._levels) > MOST:  # forget the one unused for longest: its bucket is the fullest
             del self._levels[next(iter(self._levels))]
         return wait_s
 
@@ -77,6 +77,6 @@ def too_many(message: str, wait_s: float) -> JSONResponse:
 
 
 def address(scope: Scope) -> str:
-    """Whom an unnamed request is counted for: its address; of IPv6 the first half, for a household has all the rest."""
+    """What a request without a key counts for: its address; of IPv6 the first half: one site has all the rest."""
     host = str((scope.get("client") or ("unknown", 0))[0])
     return ":".join(host.split(":")[:4]) if ":" in host else host

@@ -20,7 +20,7 @@ TEXT = (*JSON, "text/plain")
 
 
 class RedactSecrets:
-    """ASGI middleware. A streamed text is searched piece by piece: whoever streams sends whole lines."""
+    """ASGI middleware. A streamed text is searched piece by piece: streams send whole lines."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -96,7 +96,7 @@ class Uploads:
     ) -> tuple[Uploaded, bool]:
         """Take in a data set, and say whether it is new. `length` (of the body) and `sha256` are what is known before.
 
-        Whatever goes wrong, nothing of it stays. Raises UserError (a name that is none), ChecksumMismatch,
+        On any error nothing of it stays. Raises UserError (a name that is none), ChecksumMismatch,
         DatasetExists, BodyTooLarge, OSError (ENOSPC), and what reading the body raises.
         """
         incoming = await run_in_threadpool(self._begin, name, length)
@@ -172,7 +172,7 @@ class Uploads:
         doomed = self._root / f"tmp-{uuid.uuid4().hex}"
         try:
             os.rename(self._root / name, doomed)
-        except FileNotFoundError:  # somebody else was faster
+        except FileNotFoundError:  # another request was faster
             raise _none(name) from None
         shutil.rmtree(doomed)
 

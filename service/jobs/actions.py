@@ -148,7 +148,7 @@ class Actions:
     def delete(self, job: str) -> None:
         """Remove an ended or damaged job: its run directory, and all that Redis has of it, the Idempotency-Key too.
 
-        The directory loses its name first: whoever dies in between leaves something that reconcile sweeps.
+        The directory is renamed first: after a crash in between, reconcile removes it.
         """
         run = self.run(job)
         if self.store.maintenance.leased(job):
@@ -176,7 +176,7 @@ class Actions:
         with run.locked() as events:
             record = run.record()
             try:
-                self.store.clear_damage(job, anew=True)
+                self.store.clear_damage(job, reproject=True)
                 self.store.project(run, record, events)
             except StoreUnavailable as error:
                 log.warning("job %s is repaired, and reconcile will tell Redis: %s", job, error)

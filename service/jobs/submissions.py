@@ -90,7 +90,7 @@ class Submissions:
             wandb=spec.integrations.wandb is not None,
             cloned_from=cloned_from,
         )
-        # A key whose first submission died half-way: whoever comes again completes it under the same id.
+        # A key whose first submission died half-way: a repeated request completes it under the same id.
         run, made = rundir.create(self._runs, job, spec, submitted)
         with run.locked() as events:  # nobody deletes it before Redis has heard of it
             record = fold(job, events)
@@ -146,7 +146,7 @@ def merged(target: object, patch: object) -> Any:
 
 
 def _refuse_secrets(spec: JobSpec) -> None:
-    """A specification is shown to everybody who may ask, and told to Discord and W&B."""
+    """A specification is shown to everyone with a key, and sent to Discord and W&B."""
     if (param := where_secret(spec.model_dump(mode="json"))) is not None:
         raise UserError(
             f"{param} looks like a secret, and everyone who can read this job could read it",

@@ -1,6 +1,6 @@
 """`GET /metrics`, for Prometheus: jobs, queues, workers, sinks and streams.
 
-Made anew for each scrape from what Redis can say at once: nothing walks over jobs, and no label is what somebody typed
+Made again for each scrape from what Redis can say at once: nothing walks over jobs, and no label is what somebody typed
 into an address.
 """
 

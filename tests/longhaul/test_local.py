@@ -70,7 +70,7 @@ def test_up_a_dead_part_comes_back_an_orderly_end_and_a_violent_one(tmp_path: Pa
     with Local(tmp_path) as again:  # what was in Redis is still there
         assert again.api.get(job)["id"] == job
         children = again.children()
-        shutil.rmtree(redis)  # Redis alone begins anew, and is told of all jobs
+        shutil.rmtree(redis)  # Redis alone starts over, and is told of all jobs
         until(lambda: "redis has lost" in again.output() and (redis / "redis.conf").exists(), again.output)
         until(lambda: len(again.children()) == 6 and again.api.ready(), again.output)
         assert [each["id"] for each in again.api.all()] == [job]

@@ -1,4 +1,4 @@
-"""A tiny real T5 (untied head), a tokenizer learnt here, a prepared dataset of word reversals, run directories."""
+"""A tiny real T5 (untied head), a tokenizer learned here, a prepared dataset of word reversals, run directories."""
 
 from __future__ import annotations
 

@@ -364,12 +364,12 @@ def test_rows_that_differ_in_spelling_alone_are_on_one_side(workplace: Workplace
     data = workplace.prepare(run)["data"]
     assert (data["kept"], data["duplicates"], data["validation_inputs_in_training"]) == (120, 0, 0)
     tokenizer, dataset = AutoTokenizer.from_pretrained(run.plan().model.folder), dataset_of(run)
-    held_out, learnt = (
+    held_out, learned = (
         {int(re.findall(r"\d+$", str(tokenizer.decode(part.target(n)[:-1])))[0]) for n in range(len(part))}
         for part in (dataset.validation, dataset.train)
     )
-    assert held_out and learnt
-    assert not held_out & learnt
+    assert held_out and learned
+    assert not held_out & learned
     assert len(dataset.validation) == 3 * len(held_out)
 
 
@@ -392,7 +392,7 @@ def test_the_report_says_what_there_is(workplace: Workplace) -> None:
     data = workplace.prepare(run)["data"]
     lengths = data["lengths"]["input"]
     assert lengths["limit"] == 64
-    pieces = (lengths["before"]["max"] - 1) // 100  # of a word, in the tokenizer learnt from these
+    pieces = (lengths["before"]["max"] - 1) // 100  # of a word, in the tokenizer learned from these
     expected = {name: pieces * words + 1 for name, words in
                 (("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99), ("max", 100))}  # fmt: skip
     assert lengths["before"] == expected

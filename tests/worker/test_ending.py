@@ -84,7 +84,7 @@ def test_a_lost_gpu_is_not_counted_and_the_queued_job_says_why_it_waits(run: Run
 
 
 def test_what_is_not_prepared_any_more_is_prepared_again_once(run: RunDir) -> None:
-    """What an attempt has loaded since begins anew, and so does whoever resumes it."""
+    """What an attempt has loaded since starts over, and so does whoever resumes it."""
     fault = Fault(code="not_prepared", message="model: the prepared model /models/1 has no readable config.json")
     again: list[AnyFact] = [prepared(9), JobQueued()]
     loaded = ModelLoaded(parameters=1, parameter_bytes=2, dtype="bfloat16", device="cpu", seconds=1.0, peak_ratio=1.0)

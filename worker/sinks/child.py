@@ -69,7 +69,7 @@ class SinkChild:
         return answer
 
     def end(self, timeout_s: float) -> None:
-        """Close the conversation; whoever does not leave is killed."""
+        """Close stdin; kill the child if it does not exit."""
         self._stdin.close()
         try:
             self._process.wait(timeout_s)

@@ -54,7 +54,7 @@ class TrainingContext:
     optimizer: Optimizer
     cache: Cache
     monitor: MemoryProbe
-    """Who else is on the GPU; on a CPU it knows of nobody."""
+    """The other processes on the GPU; on a CPU none."""
     state: TrainState
     due: Due
     meter: Meter

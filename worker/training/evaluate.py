@@ -42,7 +42,7 @@ def evaluate(context: TrainingContext) -> Evaluation:
     """Evaluate on the first rows, and generate for the first of them: as many of each as the job says.
 
     Training is not disturbed: no gradients, the RNG is put back, the model is left in the mode it was in. Micro-batches
-    are those of training at most; when memory runs out all the same, this is done again in smaller ones of that length
+    are those of training at most; when memory runs out anyway, this is done again in smaller ones of that length
     bucket, which training does not hear of. Raises StopAsked between two batches, OutOfMemory at one row.
     """
     start = time.perf_counter()

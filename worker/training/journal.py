@@ -71,7 +71,7 @@ class Journal:
         self.finish(error.reason, error=fault)
 
     def _write(self, line: Heartbeat | Noted | Finished) -> None:
-        # A full disk stops nobody: facts wait for room, heartbeats are left out; only the last line must be written.
+        # A full disk stops nothing: facts wait for room, heartbeats are left out; only the last line must be written.
         self._lines.write(line, keep=not isinstance(line, Heartbeat))
         if isinstance(line, Finished):
             self._lines.close()

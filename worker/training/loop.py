@@ -1,7 +1,7 @@
 """The training loop: a generator that yields one `StepResult` per optimizer step (architecture.md: Trainer, Memory).
 
 Its caller reacts to each: logs, evaluates, saves, stops. Nothing here waits for the device (of the optimizers, `adamw`
-does not either), so that on CUDA the host runs ahead; losses stay tensors until somebody needs the number.
+does not either), so that on CUDA the host runs ahead; losses stay tensors until their value is needed.
 """
 
 from __future__ import annotations

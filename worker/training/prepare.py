@@ -110,7 +110,7 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
             "complete": True,
         }
     )
-    if again:  # its checkpoints continue: nothing is decided anew
+    if again:  # its checkpoints continue: nothing is decided again
         placed = plan.model.model_copy(update={"folder": str(model)})
         complete = plan.model_copy(update={"model": placed, "data": data})
         run.write_plan(complete)
@@ -204,7 +204,7 @@ def ready_model(
 ) -> Path:
     """The folder of config, tokenizer and bf16 safetensors in the model store; made now unless it is there, undamaged.
 
-    `facts` about the training rows decide what the built-in model is learnt from. `thorough`: what is there is read.
+    `facts` about the training rows decide what the built-in model is learned from. `thorough`: what is there is read.
     """
     task, data, seed = task_of(spec), spec.data, spec.training.seed
     builtin = task.builtin
@@ -216,7 +216,7 @@ def ready_model(
     def build(empty: Path) -> None:
         builtin.build(empty, texts_of(train, templates, data, builtin.tokenizer_rows), seed)
         model_store.seal(empty, builtin.name)
-        for file in train.files:  # what the name of the folder says was learnt from
+        for file in train.files:  # what the name of the folder says was learned from
             file.refuse_changed(train.param)
 
     model_store.make_unless_there(folder, build, task, journal, thorough=thorough)
@@ -224,7 +224,7 @@ def ready_model(
 
 
 def texts_of(train: Source, templates: tuple[Template, Template], data: DataSpec, most: int) -> list[str]:
-    """Inputs and targets of the first rows, at least one and at most so many: what the tokenizer is learnt from."""
+    """Inputs and targets of the first rows, at least one and at most so many: what the tokenizer is learned from."""
     row_filter = _row_filter(train, templates, data, _typography(data))
     rows = list(islice(row_filter.good_rows(), most))
     if not rows:

@@ -1,4 +1,4 @@
-"""How a trainer is asked to stop: SIGTERM, from its supervisor or from whoever started it."""
+"""How a trainer is asked to stop: SIGTERM, from its supervisor, or from the user who started it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Content-addressed folders that are made once, whoever comes first, and complete or not there at all."""
+"""Content-addressed folders that are made once, by the first process that needs them, and complete or absent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_once(
             if usable(folder):
                 return False
             shutil.rmtree(folder)
-        # Nobody else makes this folder while the lock is held: what lies about is from a process that was killed.
+        # No other process makes this folder while the lock is held: leftovers are from a process that was killed.
         for remains in folder.parent.glob(f"tmp-{folder.name}-*"):
             shutil.rmtree(remains, ignore_errors=True)
         started = folder.with_name(

@@ -184,15 +184,15 @@ def test_a_finished_job_is_given_more_epochs(place: StagesWorkplace) -> None:
 
 def test_what_memory_taught_goes_along_only_where_it_is_planned_alike(place: StagesWorkplace) -> None:
     source = place.begun()
-    learnt = verify(source.checkpoints / "step-00000007")
+    learned = verify(source.checkpoints / "step-00000007")
     taught = {"input ≤ 64, target ≤ 64": SafeSize(1)}
     edit_state(source.checkpoints / "step-00000007", micro_batch=2, safe=taught)
     same, _ = place.goes_on(source)
     state = verify(same.checkpoints / "step-00000007")
-    assert (state.micro_batch, state.safe, state.window, state.rng) == (2, taught, learnt.window, learnt.rng)
+    assert (state.micro_batch, state.safe, state.window, state.rng) == (2, taught, learned.window, learned.rng)
     other, _ = place.goes_on(source, memory={"micro_batch": 8})
     state = verify(other.checkpoints / "step-00000007")
-    assert (state.micro_batch, state.safe, state.window, state.rng) == (8, {}, learnt.window, learnt.rng)
+    assert (state.micro_batch, state.safe, state.window, state.rng) == (8, {}, learned.window, learned.rng)
     assert attempt(other) == 0
     assert other.metrics()[0].micro_batch == 8
 

@@ -43,18 +43,18 @@ def differences(tokenizer: Tokenizer, texts: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def learnt() -> Tokenizer:
+def learned() -> Tokenizer:
     return learn_tokenizer(recipe_texts()).backend_tokenizer
 
 
-def test_the_built_in_tokenizer(learnt: Tokenizer) -> None:
-    assert differences(learnt, ODD + recipe_texts()) == []
+def test_the_built_in_tokenizer(learned: Tokenizer) -> None:
+    assert differences(learned, ODD + recipe_texts()) == []
 
 
-def test_when_memory_is_full_it_begins_anew(learnt: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_memory_is_full_it_begins_anew(learned: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "_REMEMBERED_BYTES", 2000)
-    assert differences(learnt, recipe_texts()[:300]) == []
-    memory = WordTokens.of(learnt, np.dtype("<u2"))
+    assert differences(learned, recipe_texts()[:300]) == []
+    memory = WordTokens.of(learned, np.dtype("<u2"))
     assert memory is not None
     memory.tokens(" ".join(map(str, range(25))))
     assert 0 < len(memory) < 15
@@ -74,15 +74,15 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_the_tokenizer_remembers_no_words_besides(learnt: Tokenizer) -> None:
+def test_the_tokenizer_remembers_no_words_besides(learned: Tokenizer) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], input=learnt.to_str(), check=True, capture_output=True, text=True
+        [sys.executable, "-c", PROGRAM], input=learned.to_str(), check=True, capture_output=True, text=True
     )
     assert int(done.stdout) < 60_000  # KiB
 
 
-def test_long_words_take_no_more_memory(learnt: Tokenizer) -> None:
-    memory = WordTokens.of(learnt, np.dtype("<u2"))
+def test_long_words_take_no_more_memory(learned: Tokenizer) -> None:
+    memory = WordTokens.of(learned, np.dtype("<u2"))
     assert memory is not None
     for length in (1000, 5000):
         memory.tokens(" ".join(f"{n:0{length}d}" for n in range(3000)))
@@ -115,14 +115,14 @@ CHANGES: dict[str, Callable[[Tokenizer], None]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_other_tokenizers_are_not_taken(learnt: Tokenizer, change: Callable[[Tokenizer], None]) -> None:
-    other = Tokenizer.from_str(learnt.to_str())
+def test_other_tokenizers_are_not_taken(learned: Tokenizer, change: Callable[[Tokenizer], None]) -> None:
+    other = Tokenizer.from_str(learned.to_str())
     assert WordTokens.of(other, np.dtype("<u2")) is not None
     change(other)
     assert WordTokens.of(other, np.dtype("<u2")) is None
 
 
-def test_a_normalizer_of_whole_texts_sees_whole_texts(learnt: Tokenizer) -> None:
-    other = Tokenizer.from_str(learnt.to_str())
+def test_a_normalizer_of_whole_texts_sees_whole_texts(learned: Tokenizer) -> None:
+    other = Tokenizer.from_str(learned.to_str())
     other.normalizer = normalizers.Sequence([normalizers.Replace("a b", "ab"), normalizers.Lowercase()])
     assert differences(other, ["Mix a b well", "a b a b"]) == []

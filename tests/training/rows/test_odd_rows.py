@@ -85,7 +85,7 @@ ODD: list[tuple[str, Any, str, str]] = [
 
 
 def test_each_defect_by_itself(workplace: Workplace) -> None:
-    """With the built-in tokenizer, learnt from text in which all these letters occur."""
+    """With the built-in tokenizer, learned from text in which all these letters occur."""
     known = [
         {"input": "crème; 0123456789 / ' \" mbutersgand, xyz", "target": f"{n} {row['target']}"}
         for n, row in enumerate(pairs(300))

@@ -140,7 +140,7 @@ class Adoption:
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
         try:
-            for name in (STATE, MANIFEST):  # written anew later, so never links
+            for name in (STATE, MANIFEST):  # rewritten later, so never links
                 shutil.copyfile(folder / name, target / name)
             self._link(folder, target)
             return Taken(target, verify(target, progress=self._journal.progress))

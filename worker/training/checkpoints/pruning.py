@@ -49,7 +49,7 @@ def remove(folder: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Remove a folder, or whatever somebody has put under such a name."""
+    """Remove a folder, or whatever else has its name."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -83,7 +83,7 @@ def start_from_scratch(run: RunDir, attempt: int) -> bool:
 
 
 def _started_from_scratch(run: RunDir, attempt: int) -> bool:
-    """By the file, or, where that is lost, by the events of whoever continued after it."""
+    """By the file, or, if it is lost, by the events of a later attempt."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         if json.loads((run.path / FROM_SCRATCH).read_bytes())["attempt"] == attempt:
             return True

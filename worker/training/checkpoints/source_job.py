@@ -65,7 +65,7 @@ def find(run: RunDir, spec: JobSpec) -> SourceJob:
         raise _refused(
             f"resume_from = {spec.resume_from!r}: there is no job {job}",
             "no_such_job",
-            "is the id right, and was the job deleted? Leave resume_from out to begin anew",
+            "is the id right, and was the job deleted? Leave resume_from out to start over",
         )
     folders = newest_first(other)
     chosen = [folder for folder in folders if not named or folder.name == named]
@@ -74,7 +74,7 @@ def find(run: RunDir, spec: JobSpec) -> SourceJob:
         raise _refused(
             f"resume_from = {spec.resume_from!r}: job {job} has no {named or 'checkpoint'}",
             "no_checkpoint",
-            f"{there}; leave resume_from out to begin anew",
+            f"{there}; leave resume_from out to start over",
         )
     theirs = other.spec()
     refuse_other_settings(spec, theirs, job)
@@ -108,7 +108,7 @@ def refuse_other_settings(ours: JobSpec, theirs: JobSpec, job: str) -> None:
         raise _refused(
             f"this is not the run that job {job} began: {differences}",
             "other_run",
-            "set what is the same there, or leave resume_from out to begin anew",
+            "set what is the same there, or leave resume_from out to start over",
             wrong[0],
         )
 
@@ -119,7 +119,7 @@ def refuse_other_optimizer(spec: JobSpec, began: OptimizerName, job: str) -> Non
         raise _refused(
             f"memory.optimizer is {spec.memory.optimizer}, and the checkpoints of job {job} hold states of {began}",
             "other_optimizer",
-            f"set memory.optimizer: {began}, or auto, which is the same here; or leave resume_from out to begin anew",
+            f"set memory.optimizer: {began}, or auto, which is the same here; or leave resume_from out to start over",
             "memory.optimizer",
         )
 
@@ -142,7 +142,7 @@ def refuse_other_content(before: SourceJob, plan: Plan) -> None:
         raise _refused(
             f"the files of model {plan.model.source} are not those that job {before.run.id} began with",
             "other_run",
-            "bring them back, or leave resume_from out to begin anew",
+            "bring them back, or leave resume_from out to start over",
             "model",
         )
     if not _same_rows(Path(str(plan.data.prepared)), Path(str(before.plan.data.prepared))):
@@ -150,14 +150,14 @@ def refuse_other_content(before: SourceJob, plan: Plan) -> None:
             f"the rows of {plan.data.train} are not those that job {before.run.id} began with "
             f"({plan.data.rows} to learn from, {before.plan.data.rows} there)",
             "other_run",
-            "bring the files back as they were, or leave resume_from out to begin anew",
+            "bring the files back as they were, or leave resume_from out to start over",
             "data.train",
         )
 
 
 def none_verifies(spec: JobSpec, defects: list[str]) -> Rejected:
     """None of the requested checkpoints is intact."""
-    advice = "leave resume_from out to begin anew"
+    advice = "leave resume_from out to start over"
     job, _, named = str(spec.resume_from).partition("/")
     if named:
         advice = f"set resume_from: {job}, which resumes from the newest one that verifies; or {advice}"

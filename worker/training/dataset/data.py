@@ -133,7 +133,7 @@ class PreparedDataset:
             raise BadData(
                 f"the prepared dataset {folder} is damaged: {wrong[0]}",
                 code="prepared_damaged",
-                hint="submit the job again: it is then prepared anew",
+                hint="submit the job again: it is then prepared again",
             )
         return cls(folder, manifest)
 

@@ -2,7 +2,7 @@
 
 The log has one line per commit: how large each file was then, and a note. After a kill, the next process cuts the files
 back to the last line, and continues. A file that is smaller than its last line says means that the disk lost something:
-then everything begins anew.
+then everything starts over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which rows are learnt from, and which are held out."""
+"""Which rows are trained on, and which are held out."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class EncodedTexts:
     """The characters behind those, by number of the text."""
 
     def only(self, kept: npt.NDArray[np.bool_]) -> EncodedTexts:
-        """The texts for which `kept` [texts] is true, numbered anew."""
+        """The texts for which `kept` [texts] is true, renumbered."""
         if kept.all():
             return self
         number = np.cumsum(kept) - 1

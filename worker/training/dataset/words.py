@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _REMEMBERED_BYTES = 16 << 20
-"""Of words and their tokens, at most: then all are forgotten, and the common ones soon learnt again."""
+"""Of words and their tokens, at most: then all are forgotten, and the common ones soon learned again."""
 _LONG = 1 << 10
 """Characters of a word that is not worth remembering."""
 _ENTRY_BYTES = 100

@@ -122,7 +122,7 @@ class ProcessMonitor:
         if before is not None and after is not None:
             self._context_bytes = max(0, after.used - before.used - reserved_bytes(self._device))
         if os.getpid() not in now:
-            # None when it is not shown, or somebody else came at this very moment.
+            # None when it is not shown, or another process came at the same moment.
             self._own_pid = next(iter(now - was)) if len(now - was) == 1 else None
 
 

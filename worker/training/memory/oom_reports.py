@@ -1,4 +1,4 @@
-"""What is kept about an out-of-memory error, for whoever looks into it later: a folder in the run directory.
+"""What is kept about an out-of-memory error, for later diagnosis: a folder in the run directory.
 
     oom_reports/step-00000123-1/  report.json; on CUDA memory_summary.txt, snapshot.pickle (pytorch.org/memory_viz)
 

@@ -65,7 +65,7 @@ def read_headers(files: Iterable[Path], source: str) -> dict[str, Stored]:
 
 
 def damaged(source: str, what: str) -> Rejected:
-    """The error for weight files that cannot be what somebody saved."""
+    """The error for weight files that cannot be what was saved."""
     return Rejected(f"model: {source}: {what}", code="bad_safetensors", param="model", hint="copy it again, completely")
 
 

@@ -30,7 +30,7 @@ def without_data(name: OptimizerName) -> Iterator[None]:
     real = torch.compile, torch.Generator
     torch.compile, torch.Generator = _compiled, _Generator  # type: ignore[assignment,misc]  # stand-ins
     try:
-        # Not a reason to wake a GPU that nobody uses.
+        # Not a reason to wake an idle GPU.
         gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         with torch.random.fork_rng(devices=gpus):
             yield

@@ -1,7 +1,7 @@
 """Characters that tokenizers commonly cannot represent, written with others: ½ becomes 1/2, 1½ becomes 1 1/2.
 
 What is rewritten depends on the tokenizer (`needed`): only what it does not know, or knows as something else (T5 reads
-180ºF as 180oF). What it cannot represent and nobody can write differently (`<` in T5) stays, and is reported.
+180ºF as 180oF). What it cannot represent and cannot be written differently (`<` in T5) stays, and is reported.
 """
 
 from __future__ import annotations

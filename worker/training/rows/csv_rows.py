@@ -326,7 +326,7 @@ def _next(reader: Iterator[list[str]], feed: _Feed) -> Record | None:
         return Record(number, (), "over-long line", str(error))
     except _NotClosed:
         defect = UNCLOSED_QUOTE
-    except csv.Error:  # the reader begins anew with the next line
+    except csv.Error:  # the reader starts over with the next line
         defect = UNCLOSED_QUOTE if feed.ended else BAD_CSV
     text = ""
     for line in feed.record:

@@ -18,7 +18,7 @@ from worker.training.rows.sources import RowFile, Source
 
 
 def open_source(source: Source, columns: Collection[str] | None = None, csv: CsvFormat | None = None) -> Reader:
-    """A reader for all files of a source, one after the other; row numbers begin anew in each. Raises BadData."""
+    """A reader for all files of a source, one after the other; row numbers start over in each. Raises BadData."""
     return open_files(source.files, source.param, source.format, columns, csv)
 
 

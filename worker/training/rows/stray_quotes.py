@@ -1,6 +1,6 @@
 """A quote that opens a field of a table by mistake makes the lines behind it part of that field, up to the next quote.
 
-Whether that happened to a row of several lines cannot be told from the row alone. A text with line breaks has
+Whether that happened to a row of several lines cannot be seen in the row alone. A text with line breaks has
 delimiters here and there; lines that are rows have one less than the table has columns, and so do the row's first line
 and its last: those of a table *inside* a field mostly have not. A row that could be several is decided by the table
 (`QuoteCounts`): by all records before it and by those of the next MiB. Where fields of several lines are the rule it is

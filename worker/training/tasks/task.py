@@ -1,4 +1,4 @@
-"""What the trainer asks of a task: how its models and rows look, how rows go through a model, and what is learnt.
+"""What the trainer asks of a task: how its models and rows look, how rows go through a model, and what it learns.
 
 Code that checks, prepares, plans or trains gets a `Task` and knows nothing else about what is learned. Importing this
 imports no torch, which *check* has no need of.
@@ -30,7 +30,7 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class BuiltinModel:
-    """A small model that *prepare* makes by itself, with a tokenizer learnt from the data."""
+    """A small model that *prepare* makes by itself, with a tokenizer learned from the data."""
 
     name: str
     """As a job writes it."""
@@ -38,7 +38,7 @@ class BuiltinModel:
     """Goes up whenever the same data and seed would give another model."""
     config: Config
     tokenizer_rows: int
-    """Rows that the tokenizer is learnt from, at most."""
+    """Rows that the tokenizer is learned from, at most."""
     build: Callable[[Path, Iterable[str], int], None]
     """Writes tokenizer, config and weights: empty folder, texts, seed."""
 

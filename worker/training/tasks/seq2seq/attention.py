@@ -1,4 +1,4 @@
-"""Attention and layers of T5 that are told by their stack what to add to the scores, once for all layers."""
+"""Attention and layers of T5 that get from their stack what to add to the scores, once for all layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The built-in model `builtin:t5-tiny`: FLAN-T5's shape in miniature, random weights, a tokenizer learnt from the data.
+"""The built-in model `builtin:t5-tiny`: FLAN-T5's shape in miniature, random weights, a tokenizer trained on the data.
 
 Made by *prepare*, once per (data, seed), in the model store; needs no hub. The same data and seed give the same bytes.
 """
@@ -19,7 +19,7 @@ VERSION = 2
 VOCABULARY = 2048
 """Rows of the embedding; the tokenizer has at most as many pieces, and fewer on very little text."""
 TOKENIZER_ROWS = 20_000
-"""Rows that the tokenizer is learnt from, at most."""
+"""Rows that the tokenizer is learned from, at most."""
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 CONFIG: dict[str, Any] = {
     "model_type": "t5",
@@ -79,15 +79,16 @@ def learn_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 def _reproducible(tokenizer: str) -> str:
     """The tokenizer (JSON) with scores and order that are the same every time.
 
-    The trainer iterates over hash maps seeded at random: learnt scores differ in their last digits, and characters that
-    it adds because they occur, without having learnt them, get scores 0.0001 apart above the lowest in random order.
+    The trainer iterates over hash maps seeded at random: learned scores differ in their last digits, and characters
+    that it adds because they occur, without having learned them, get scores 0.0001 apart above the lowest, in random
+    order.
     """
     content: dict[str, Any] = json.loads(tokenizer)
     pieces: list[tuple[str, float]] = [(piece, score) for piece, score in content["model"]["vocab"]]
-    special, learnt = pieces[:3], pieces[3:]
-    lowest = min((score for _, score in learnt), default=0.0)
-    added = lowest + 0.0001 * (1 + sum(len(piece) == 1 for piece, _ in learnt))
-    fixed = [(piece, round(lowest if len(piece) == 1 and score < added else score, 6)) for piece, score in learnt]
+    special, learned = pieces[:3], pieces[3:]
+    lowest = min((score for _, score in learned), default=0.0)
+    added = lowest + 0.0001 * (1 + sum(len(piece) == 1 for piece, _ in learned))
+    fixed = [(piece, round(lowest if len(piece) == 1 and score < added else score, 6)) for piece, score in learned]
     content["model"]["vocab"] = special + sorted(fixed, key=lambda entry: (-entry[1], entry[0]))
     return json.dumps(content, ensure_ascii=False)
 

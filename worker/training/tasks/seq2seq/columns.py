@@ -1,4 +1,4 @@
-"""Which columns of the data are learnt from: an input and a target."""
+"""Which columns of the data are learned from: an input and a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T5's stacks as training needs them: what is added to attention scores is made once a pass, and nobody is waited for.
+"""T5's stacks as training needs them: what is added to attention scores is made once a pass, and the host never waits.
 
 The stock code makes a [B, H, Q, K] tensor of bias and mask again in every layer (of zeros, where cross-attention has no
 bias) and keeps each for the backward pass; and it asks the device whether anything is masked, up to three times a pass.
