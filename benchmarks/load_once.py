@@ -165,7 +165,7 @@ def load_child(small: Path, folder: Path, name: str) -> dict[str, Any]:
         "load_peak_ratio": peak / loaded.parameter_bytes,
         "load_event_ratio": loaded.peak_ratio,
         "loads": len(loads),
-        "copies": len(guards.moved(loaded.model, loaded.pointers)),
+        "copies": len(guards.moved_parameters(loaded.model, loaded.pointers)),
         "seconds": seconds,
         **pages,
         "step_seconds": time.perf_counter() - start,
@@ -188,7 +188,7 @@ def control_child(small: Path, folder: Path, name: str) -> dict[str, Any]:
         "parameter_bytes": size,
         "load_peak_ratio": (peak_use(device) - before) / size,
         "loads": len(loads),
-        "copies": len(guards.moved(model, pointers)),
+        "copies": len(guards.moved_parameters(model, pointers)),
         "seconds": time.perf_counter() - start,
     }
 

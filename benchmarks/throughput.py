@@ -49,7 +49,7 @@ import transformers
 
 from benchmarks.corpus import dataset_of, prepared_job
 from benchmarks.peers import DTYPES, NAMES, Race
-from jobs.process.lifeline import tied
+from jobs.process.lifeline import tied_to_parent
 from worker.training.tasks.seq2seq import builtin
 from worker.training.tasks.seq2seq.flops import PairFlops
 
@@ -174,7 +174,7 @@ Turn = Callable[[], Figures]
 @contextmanager
 def contender(name: str, race: Race, scratch: Path) -> Iterator[Turn]:
     """A process; every call of the result gives it a turn and returns what it says at its end."""
-    command = tied(sys.executable, "-m", "benchmarks.peers", name, json.dumps(asdict(race)))
+    command = tied_to_parent(sys.executable, "-m", "benchmarks.peers", name, json.dumps(asdict(race)))
     # Threads that spin while they wait would take the cores from whoever's turn it is.
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     log = scratch / f"{name}.log"

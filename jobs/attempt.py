@@ -87,7 +87,7 @@ AttemptLine = Annotated[Heartbeat | Noted | Finished, Field(discriminator="kind"
 attempt_line: TypeAdapter[Heartbeat | Noted | Finished] = TypeAdapter(AttemptLine)
 
 
-def readable(line: bytes, file: Path) -> Heartbeat | Noted | Finished | None:
+def parse_line(line: bytes, file: Path) -> Heartbeat | Noted | Finished | None:
     """A line of an attempt file, or None, with a warning, for one that is not valid."""
     try:
         return attempt_line.validate_json(line)

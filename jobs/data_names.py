@@ -42,7 +42,7 @@ def is_dataset_name(name: str) -> bool:
     return plain and data_format(name) is not None and name != ABOUT
 
 
-def uploaded(name: str) -> str | None:
+def uploaded_name(name: str) -> str | None:
     """The uploaded data set that `data.train` or `data.validation` names; None: something else.
 
     The answer need not be a legal name: is_dataset_name says that, before it becomes part of a path.

@@ -142,9 +142,9 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             if isinstance(record.plan, CheckSummary):
                 change |= {"plan": record.plan.prepared(fact.time, fact.memory)}
         case JobUnprepared():
-            change |= _moved(record, Status.VALIDATING) | {"stage": Stage.PREPARE, "unprepared": True}
+            change |= _transition(record, Status.VALIDATING) | {"stage": Stage.PREPARE, "unprepared": True}
         case JobQueued():
-            change |= _moved(record, Status.QUEUED)
+            change |= _transition(record, Status.QUEUED)
             change |= {
                 "stage": Stage.TRAIN,  # not before: a stage whose last event was lost is done again
                 "not_before": event.at + fact.not_before_s if fact.not_before_s else 0.0,
@@ -165,7 +165,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
         case AttemptStarted():
             if event.attempt != record.attempt + 1:
                 raise Superseded(event.attempt, record.attempt)
-            change |= _moved(record, Status.RUNNING)
+            change |= _transition(record, Status.RUNNING)
             change |= {"attempt": event.attempt, "attempt_open": True, "noted": 0, "last_reason": None}
             change |= {"attempt_started_at": event.at, "started_at": record.started_at or event.at}
         case AttemptEnded():
@@ -195,9 +195,9 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             if record.status is Status.VALIDATING and not record.attempt and fact.error is None:
                 raise InvalidTransition(record.status, Status.PAUSED)
             # Prepared once, it waits to train: an attempt finds out again what is still missing.
-            change |= _moved(record, Status.PAUSED) | {"error": fact.error, "stage": Stage.TRAIN}
+            change |= _transition(record, Status.PAUSED) | {"error": fact.error, "stage": Stage.TRAIN}
         case JobResumed():
-            change |= _moved(record, Status.QUEUED) | {"not_before": 0.0, "queued_at": event.at}
+            change |= _transition(record, Status.QUEUED) | {"not_before": 0.0, "queued_at": event.at}
             change |= {"unprepared": False}
             if fact.from_scratch:
                 change |= {"scratch_attempt": record.attempt + 1}
@@ -209,14 +209,14 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
                 change |= {"attempt": event.attempt, "attempt_open": record.status is Status.RUNNING}
                 change |= {"noted": 0, "last_reason": None}
         case JobValidated():
-            change |= _moved(record, Status.VALIDATED) | {"finished_at": event.at}
+            change |= _transition(record, Status.VALIDATED) | {"finished_at": event.at}
         case JobSucceeded():
-            change |= _moved(record, Status.SUCCEEDED) | {"finished_at": event.at}
+            change |= _transition(record, Status.SUCCEEDED) | {"finished_at": event.at}
             change |= {"result_model": fact.model, "result_step": fact.step, "result_loss": fact.loss}
         case JobFailed():
-            change |= _moved(record, Status.FAILED) | {"finished_at": event.at, "error": fact.error}
+            change |= _transition(record, Status.FAILED) | {"finished_at": event.at, "error": fact.error}
         case JobCancelled():
-            change |= _moved(record, Status.CANCELLED) | {"finished_at": event.at}
+            change |= _transition(record, Status.CANCELLED) | {"finished_at": event.at}
         case _:
             assert fact.by_trainer, f"{fact.type} has no case"
     if record.attempt < record.scratch_attempt <= change.get("attempt", 0):
@@ -233,7 +233,7 @@ def _require(condition: bool, record: JobRecord, event: Event) -> None:
         raise Conflict(f"{event.type} cannot follow: job {record.id} is {record.status}, attempt {record.attempt}")
 
 
-def _moved(record: JobRecord, target: Status) -> dict[str, Any]:
+def _transition(record: JobRecord, target: Status) -> dict[str, Any]:
     return {
         "status": transition(record.status, target),
         "requested": Requested.NONE,

@@ -25,7 +25,7 @@ from pydantic import (
 from jobs.data_names import DATA_SUFFIXES, DataFormat, data_format, hub_data
 from jobs.errors import UserError
 from jobs.memory_plan import OptimizerName
-from jobs.wrong_spec import explain, shortened
+from jobs.wrong_spec import explain, shorten
 
 Auto = Literal["auto"]
 LrScheduler = Literal["linear", "cosine", "constant"]
@@ -299,7 +299,7 @@ class JobSpec(Part):
     def _known_tag(cls, value: Any, info: ValidationInfo) -> Any:
         known = {"task": "seq2seq", "method": "full"}[str(info.field_name)]
         if isinstance(value, Mapping) and value.get("type", known) != known:
-            raise ValueError(f"type {shortened(value['type'])} is not supported yet; today: {known!r}")
+            raise ValueError(f"type {shorten(value['type'])} is not supported yet; today: {known!r}")
         return value
 
     def sha256(self) -> str:

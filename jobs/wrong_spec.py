@@ -32,7 +32,7 @@ def explain(error: ValidationError, *, keys: str = KEYS_OF_A_JOB) -> UserError:
         }
         message = "; or: ".join([message, *sorted(alternatives - {message})])
         if not isinstance(first["input"], Mapping):
-            message += f" (got {shortened(first['input'])})"
+            message += f" (got {shorten(first['input'])})"
     return UserError(f"{param}: {message}" if param else message, param=param, hint=hint)
 
 
@@ -48,7 +48,7 @@ def _is_union_tag(part: int | str) -> bool:
     }
 
 
-def shortened(value: object) -> str:
+def shorten(value: object) -> str:
     """Its repr, in 80 characters at most."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

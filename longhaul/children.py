@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.process.lifeline import PARENT_PID, tied
+from jobs.process.lifeline import PARENT_PID, tied_to_parent
 from jobs.process.logs import is_logged, last_error
 from jobs.reasons import Reason
 from jobs.text.units import format_duration
@@ -65,7 +65,7 @@ class ChildProcess:
         clean = {key: value for key, value in self.environment.items() if key != PARENT_PID}
         with open(self.log_file, "ab") as log:
             self.process = subprocess.Popen(
-                tied(*self.command),
+                tied_to_parent(*self.command),
                 env={**clean, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

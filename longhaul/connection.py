@@ -114,16 +114,16 @@ class RetryPolicy:
 
     def well(self) -> None:
         """Something came."""
-        self._wait_s, self._told = PAUSE_S, False
+        self._wait_s, self._reported = PAUSE_S, False
 
     def trouble(self, error: Exception) -> None:
         """Say it, unless it was said since something last came. Refusals that time does not heal are raised."""
         if isinstance(error, ApiError) and error.status < 500 and error.status != 429:
             raise error
-        if not self._told:
+        if not self._reported:
             problem = f"says: {error}" if isinstance(error, ApiError) else f"does not answer ({type(error).__name__})"
             self._on_trouble(f"the service {problem}; trying again")
-            self._told = True
+            self._reported = True
 
     def pause(self) -> None:
         """Before the next try."""

@@ -24,12 +24,12 @@ def read_job(file: str, changes: Sequence[str], *, rows: Callable[[str], str]) -
     `rows` is asked what `data.train` has to be for a file of rows.
     """
     if not file.endswith(ROWS):
-        return changed(_parsed(file), changes)
+        return apply_changes(_parsed(file), changes)
     name = re.sub(r"[^A-Za-z0-9_.\-]", "-", Path(file).name.split(".")[0]).lstrip("-_.")[:64]
-    return changed({"name": name or "job", "data": {"train": rows(file)}}, changes)
+    return apply_changes({"name": name or "job", "data": {"train": rows(file)}}, changes)
 
 
-def changed(job: JsonObject, changes: Sequence[str]) -> JsonObject:
+def apply_changes(job: JsonObject, changes: Sequence[str]) -> JsonObject:
     """The job with `key.dotted=value` set, one after the other. Raises BadInput."""
     for change in changes:
         _set(job, change)

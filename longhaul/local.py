@@ -21,7 +21,7 @@ from typing import IO
 
 from rich.console import Console
 
-from jobs.process.secrets import NEEDED, handed
+from jobs.process.secrets import NEEDED, minimal_environment
 from jobs.text.units import format_duration
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.children import ChildFailed, ChildProcess, python, redis_binary
@@ -146,7 +146,7 @@ class LocalHome:
             **{role: python("worker", role) for role in ROLES},
         }
         children = [
-            ChildProcess(name, command, handed(self.environment, NEEDED[name]), logs / f"{name}.log")
+            ChildProcess(name, command, minimal_environment(self.environment, NEEDED[name]), logs / f"{name}.log")
             for name, command in commands.items()
         ]
         redis = children[0]

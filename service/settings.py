@@ -47,7 +47,7 @@ class ServiceSettings:
 
     def __repr__(self) -> str:
         return (
-            f"ServiceSettings(redis={masked(self.redis_url)}, runs={self.runs}, data={self.data}, "
+            f"ServiceSettings(redis={mask_password(self.redis_url)}, runs={self.runs}, data={self.data}, "
             f"uploads={self.uploads}, listen={self.host}:{self.port}, api_key={'set' if self.api_key else 'none'}, "
             f"api_keys_file={self.api_keys_file or 'none'}, rate_limit={self.rate_limit:g}/s)"
         )
@@ -61,7 +61,9 @@ def read_settings(environment: Mapping[str, str]) -> ServiceSettings:
         raise ValueError(f"LONGHAUL_PORT={port!r} is not a port: give a number from 1 to 65535")
     redis_url = given.get("LONGHAUL_REDIS_URL", DEFAULT_REDIS_URL)
     if not redis_url.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError(f"LONGHAUL_REDIS_URL={masked(redis_url)} is not a Redis URL such as {DEFAULT_REDIS_URL}")
+        raise ValueError(
+            f"LONGHAUL_REDIS_URL={mask_password(redis_url)} is not a Redis URL such as {DEFAULT_REDIS_URL}"
+        )
     return ServiceSettings(
         redis_url=redis_url,
         runs=Path(given.get("LONGHAUL_RUNS", "runs")),
@@ -101,6 +103,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def masked(url: str) -> str:
+def mask_password(url: str) -> str:
     """The URL without its user and password."""
     return re.sub(r"//[^@/]*@", "//***@", url)

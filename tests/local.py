@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from jobs.process.lifeline import tied
+from jobs.process.lifeline import tied_to_parent
 from longhaul import Longhaul
 from tests.processes import children
 from tests.redis_server import free_port
@@ -38,7 +38,7 @@ class Local:
         }
         with open(folder / "local.out", "wb") as out:
             self.process = subprocess.Popen(
-                tied(*(command or (sys.executable, "-m", "longhaul.main", "local"))),
+                tied_to_parent(*(command or (sys.executable, "-m", "longhaul.main", "local"))),
                 cwd=folder,
                 env=self.environment,
                 stdout=out,

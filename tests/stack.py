@@ -19,7 +19,7 @@ import requests
 
 from jobs.disk.rundir import RunDir
 from jobs.events import Event
-from jobs.process.lifeline import tied
+from jobs.process.lifeline import tied_to_parent
 from jobs.text.units import format_duration
 from tests.redis_server import RedisServer, free_port
 
@@ -75,7 +75,7 @@ class Stack:
             module = ["-m", "service"] if role == "service" else ["-m", "worker", role.partition("-")[0]]
             with open(self.home / f"{role}.log", "ab") as log:
                 self.processes[role] = subprocess.Popen(
-                    tied(sys.executable, *module), cwd=self.root, env=self.environment, stdout=log, stderr=log
+                    tied_to_parent(sys.executable, *module), cwd=self.root, env=self.environment, stdout=log, stderr=log
                 )
         if "service" in roles:
             self.wait_for(lambda: self._ready() or None, "the service", 90)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from jobs.disk.writable import unwritable
 from jobs.process import logs, secrets
-from jobs.process.lifeline import PARENT_PID, tie_to_parent, tied
+from jobs.process.lifeline import PARENT_PID, tie_to_parent, tied_to_parent
 from worker.settings import WorkerSettings, from_environment
 
 log = logging.getLogger("longhaul.worker")
@@ -74,8 +74,8 @@ def serve_together(roles: Sequence[str]) -> int:
     # Sessions of their own: a terminal's Ctrl+C reaches the parent alone, which passes it on once.
     children = {
         role: subprocess.Popen(
-            tied(sys.executable, "-m", "worker", role),
-            env=secrets.handed(os.environ, secrets.NEEDED[role]),
+            tied_to_parent(sys.executable, "-m", "worker", role),
+            env=secrets.minimal_environment(os.environ, secrets.NEEDED[role]),
             start_new_session=True,
         )
         for role in roles

@@ -15,7 +15,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 
 from jobs.disk.event_log import read_event
 from jobs.disk.files import START, FilePosition, regular, write_atomically
-from jobs.disk.metrics_file import readable_row
+from jobs.disk.metrics_file import parse_row
 from jobs.disk.rundir import RunDir
 from jobs.errors import Damaged, NotFound
 from jobs.events import Event, JobRepaired, JobSubmitted
@@ -84,7 +84,7 @@ class SinkFeed:
         self._cursor = read_cursor(run, sink.name)
         self._saved = self._cursor.model_dump_json()
         self._events = Tail(run.events_file, read_event)
-        self._rows = Tail(run.metrics_file, lambda line: readable_row(line, run.metrics_file), self._cursor.rows)
+        self._rows = Tail(run.metrics_file, lambda line: parse_row(line, run.metrics_file), self._cursor.rows)
         self._newest = self._cursor.newest
         self._waiting: deque[Event] = deque()
         self._batch: list[MetricRow] = []

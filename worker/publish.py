@@ -25,7 +25,7 @@ from typing import Protocol
 from jobs.disk.rundir import RunDir, list_runs
 from jobs.errors import UserError
 from jobs.heartbeat import SinkLag
-from jobs.process.lifeline import tied
+from jobs.process.lifeline import tied_to_parent
 from worker.feed import SinkFeed, events_size
 from worker.sinks.base import Sink
 from worker.sinks.curve import CurveSink
@@ -71,7 +71,7 @@ def sinks_of(settings: PublishSettings) -> list[Sink]:
             # Reconcile lives in this process too: a wrong address must not take it down.
             log.error("nothing is sent to Discord: %s; %s", error, error.hint)
     wandb = WandbSink(
-        command=lambda: tied(sys.executable, "-m", "worker.sinks.wandb.child_process"),
+        command=lambda: tied_to_parent(sys.executable, "-m", "worker.sinks.wandb.child_process"),
         api_key=settings.wandb_api_key,
         base_url=settings.wandb_base_url,
         mode=settings.wandb_mode,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.process.logs import log_format
-from jobs.process.secrets import HUB, handed
+from jobs.process.secrets import HUB, minimal_environment
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
         name: Path(environ.get(f"LONGHAUL_{name.upper()}") or name).resolve()
         for name in ("runs", "data", "uploads", "prepared", "models")
     }
-    clean = handed(environ, HUB)
+    clean = minimal_environment(environ, HUB)
     clean |= {f"LONGHAUL_{name.upper()}": os.fspath(path) for name, path in places.items()}
     return WorkerSettings(
         redis_url=redis_url,

@@ -34,7 +34,7 @@ from jobs.events import (
 from jobs.gpus import GPU, GpuFacts, peak_flops
 from jobs.memory_plan import TEST_LIMIT
 from jobs.process.logs import JOB
-from jobs.process.secrets import HUB, handed
+from jobs.process.secrets import HUB, minimal_environment
 from jobs.reasons import Reason
 from jobs.record import JobRecord
 from jobs.redis.queue import Tickets
@@ -260,7 +260,7 @@ def stage_outcome(run: RunDir, record: JobRecord, stage: Stage, end: Finished) -
 
 def trainer_environment(settings: WorkerSettings, stage: Stage, run: RunDir) -> dict[str, str]:
     """No secret reaches a trainer; the hub's reaches check and prepare."""
-    environment = handed(settings.trainer_environment, () if stage is Stage.TRAIN else HUB)
+    environment = minimal_environment(settings.trainer_environment, () if stage is Stage.TRAIN else HUB)
     environment["PYTHONUNBUFFERED"] = "1"
     if stage is Stage.TRAIN:
         environment["HF_HUB_OFFLINE"] = "1"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from jobs.attempt import Finished, Heartbeat, Noted, Phase, readable
+from jobs.attempt import Finished, Heartbeat, Noted, Phase, parse_line
 from jobs.disk.files import regular
 from jobs.disk.rundir import RunDir
 from jobs.events import Fault
@@ -70,7 +70,7 @@ class Trainer:
             return []
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
-        lines = [parsed for line in whole.splitlines() if (parsed := readable(line, self._file)) is not None]
+        lines = [parsed for line in whole.splitlines() if (parsed := parse_line(line, self._file)) is not None]
         if lines:
             self._heard = time.monotonic()
         for line in lines:

@@ -225,16 +225,16 @@ class EventLog:
     def _hint(self, number: int) -> str:
         """What to do when this line is damaged."""
         if number == 1:
-            return f"nothing before it is left to resume from: {lost(self.job, 'events.jsonl')}"
+            return f"nothing before it is left to resume from: {restore_hint(self.job, 'events.jsonl')}"
         return f"`longhaul repair {self.job}` keeps the {number - 1} events before it, after a backup"
 
     def _missing(self) -> NotFound | Damaged:
         if self.file.with_name("spec.json").exists():
-            return Damaged("events.jsonl is gone", hint=lost(self.job, "events.jsonl"))
+            return Damaged("events.jsonl is gone", hint=restore_hint(self.job, "events.jsonl"))
         return NotFound(f"there is no job {self.job}")
 
 
-def lost(job: str, name: str) -> str:
+def restore_hint(job: str, name: str) -> str:
     """What to do when a file cannot be repaired."""
     return (
         f"put {name} back from a backup, or remove the job: `longhaul delete {job}` (stop first the worker that has it)"
@@ -252,7 +252,7 @@ def unreadable(file: Path, error: OSError) -> Damaged | OSError:
     job = file.parent.name
     return Damaged(
         f"{file.name} cannot be opened or read: {error.strerror}",
-        hint=f"give it back to the user that Longhaul runs as, or {lost(job, file.name)}",
+        hint=f"give it back to the user that Longhaul runs as, or {restore_hint(job, file.name)}",
     )
 
 

@@ -15,7 +15,7 @@ from jobs.metrics import MetricRow
 log = logging.getLogger("longhaul.metrics")
 
 
-def readable_row(line: bytes, file: Path) -> MetricRow | None:
+def parse_row(line: bytes, file: Path) -> MetricRow | None:
     """The row in a line of `file`; None, with a warning in the log, where the line is damaged: readers pass it over."""
     try:
         return MetricRow.model_validate_json(line)
@@ -30,7 +30,7 @@ def read_metrics(file: Path) -> list[MetricRow]:
         lines = whole_lines(read_regular(file))
     except FileNotFoundError:
         return []
-    by_step = {row.step: row for line in lines if (row := readable_row(line, file)) is not None}
+    by_step = {row.step: row for line in lines if (row := parse_row(line, file)) is not None}
     return [by_step[step] for step in sorted(by_step)]
 
 
@@ -40,7 +40,7 @@ def last_metrics(file: Path, reach: int = 65_536) -> MetricRow | None:
         size = handle.seek(0, os.SEEK_END)
         handle.seek(max(0, size - reach))
         lines = whole_lines(handle.read())
-    return next((row for line in reversed(lines) if (row := readable_row(line, file)) is not None), None)
+    return next((row for line in reversed(lines) if (row := parse_row(line, file)) is not None), None)
 
 
 def truncate_metrics(file: Path, step: int) -> None:
@@ -55,7 +55,7 @@ def truncate_metrics(file: Path, step: int) -> None:
         return
     kept: dict[int, bytes] = {}
     for line in whole_lines(raw):
-        row = readable_row(line, file)
+        row = parse_row(line, file)
         if row is not None and row.step <= step:
             kept[row.step] = line + b"\n"
     content = b"".join(kept[each] for each in sorted(kept))

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.disk.event_log import event_line, event_log, lost, read_event
+from jobs.disk.event_log import event_line, event_log, read_event, restore_hint
 from jobs.disk.files import sync_folder, whole_lines, write_atomically
 from jobs.disk.rundir import RunDir
 from jobs.errors import Damaged, NewerFormat
@@ -58,7 +58,7 @@ def repair(run: RunDir) -> Repair:
             plan = error
             if not record.status.terminal:
                 if run.has_trained(record):
-                    hint = lost(run.id, "plan.json")
+                    hint = restore_hint(run.id, "plan.json")
                     raise _beyond(run, Damaged(f"{plan}, and the job has trained by it", hint=hint)) from None
                 first = whole_lines(run.events_file.read_bytes())[0]
                 record, end = fold(run.id, [read_event(first)]), len(first) + 1

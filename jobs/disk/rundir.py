@@ -19,8 +19,8 @@ from typing import TypeVar
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from jobs.attempt import Finished, Heartbeat, Noted, readable
-from jobs.disk.event_log import Decision, event_line, event_log, lost, read_event, unreadable
+from jobs.attempt import Finished, Heartbeat, Noted, parse_line
+from jobs.disk.event_log import Decision, event_line, event_log, read_event, restore_hint, unreadable
 from jobs.disk.files import (
     NO_FILE,
     read_regular,
@@ -138,7 +138,7 @@ class RunDir:
         except FileNotFoundError:
             if file == self.plan_file or not self.exists():
                 raise NotFound(f"there is no {file.name} of job {self.id}") from None
-            raise Damaged(f"{file.name} is gone", hint=lost(self.id, file.name)) from None
+            raise Damaged(f"{file.name} is gone", hint=restore_hint(self.id, file.name)) from None
         except OSError as error:
             raise unreadable(file, error) from None
         except ValueError as error:
@@ -149,7 +149,7 @@ class RunDir:
                     f"{file.name} cannot be read: {why}; Longhaul {version} made the job, this is {VERSION}",
                     hint=f"run Longhaul {version}, or put {file.name} back from a backup",
                 ) from error
-            raise Damaged(f"{file.name} cannot be read: {why}", hint=lost(self.id, file.name)) from error
+            raise Damaged(f"{file.name} cannot be read: {why}", hint=restore_hint(self.id, file.name)) from error
 
     def _version(self) -> str:
         """The version of Longhaul that made the directory; '' if its first event does not say."""
@@ -177,7 +177,7 @@ class RunDir:
         if self.plan_file.exists():
             self._parsed(self.plan_file, from_json if over else Plan.model_validate_json)
         elif not over and self.newest_attempt():
-            raise Damaged("plan.json is gone", hint=lost(self.id, "plan.json"))
+            raise Damaged("plan.json is gone", hint=restore_hint(self.id, "plan.json"))
 
     def state(self) -> object:
         """A value that changes when one of the three files does; costs three stats."""
@@ -233,7 +233,7 @@ class RunDir:
         """What the trainer of that attempt has written so far."""
         file = self.attempt_file(name)
         lines = whole_lines(read_regular(file)) if file.exists() else []
-        return [parsed for line in lines if (parsed := readable(line, file)) is not None]
+        return [parsed for line in lines if (parsed := parse_line(line, file)) is not None]
 
 
 def create(runs: Path, job: str, spec: JobSpec, first: AnyFact) -> tuple[RunDir, bool]:

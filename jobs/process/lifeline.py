@@ -25,7 +25,7 @@ def tie_to_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def tied(*command: str) -> list[str]:
+def tied_to_parent(*command: str) -> list[str]:
     """The command line that runs `command` tied to the calling process."""
     return [sys.executable, "-m", "jobs.process.lifeline", str(os.getpid()), *command]
 

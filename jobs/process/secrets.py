@@ -104,7 +104,7 @@ def register(environment: Mapping[str, str]) -> None:
     _registered = tuple(sorted(found, key=len, reverse=True))
 
 
-def handed(environment: Mapping[str, str], needed: Collection[str]) -> dict[str, str]:
+def minimal_environment(environment: Mapping[str, str], needed: Collection[str]) -> dict[str, str]:
     """The environment with these secrets and no others."""
     return {key: value for key, value in environment.items() if key in needed or key not in VARIABLES}
 

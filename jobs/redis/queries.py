@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.data_names import uploaded
+from jobs.data_names import uploaded_name
 from jobs.redis.connection import RECOVERING
 
 
@@ -51,7 +51,7 @@ def dataset_index(name: str) -> str:
 
 def lasting_indexes(metadata: Mapping[str, str], data: Mapping[str, Any]) -> list[str]:
     """Indexes that a job is in whatever its state. `data`: that part of its specification."""
-    named = [uploaded(each) for each in (data["train"], data["validation"]) if isinstance(each, str)]
+    named = [uploaded_name(each) for each in (data["train"], data["validation"]) if isinstance(each, str)]
     datasets = sorted({name for name in named if name is not None})
     return [metadata_index(*label) for label in metadata.items()] + [dataset_index(name) for name in datasets]
 

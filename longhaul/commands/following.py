@@ -32,10 +32,10 @@ def add(commands: Commands) -> None:
 
 def _watch(call: Call) -> int:
     with call.connect() as api:
-        return watched(call, api, call.given.id)
+        return watch_to_end(call, api, call.given.id)
 
 
-def watched(call: Call, api: Longhaul, job: str) -> int:
+def watch_to_end(call: Call, api: Longhaul, job: str) -> int:
     """Follow it to its end; the exit code is the job's. With --json: a line an event."""
     if call.given.json:
         for event in api.events(job, on_trouble=call.note):

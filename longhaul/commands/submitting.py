@@ -10,8 +10,8 @@ from longhaul.answers import JobDict, JsonObject
 from longhaul.api import Longhaul
 from longhaul.bars import bar
 from longhaul.commands.command import Call, Commands, ending, print_json
-from longhaul.commands.following import watched
-from longhaul.jobfile import BadInput, changed, read_job
+from longhaul.commands.following import watch_to_end
+from longhaul.jobfile import BadInput, apply_changes, read_job
 from longhaul.plan import dry_run, print_plan, write_picture
 from longhaul.rows import at_the_service
 from longhaul.tables import print_job
@@ -55,7 +55,7 @@ def _submit(call: Call) -> int:
 
 def _clone(call: Call) -> int:
     given = call.given
-    changes = changed({"resume_from": given.id} if given.resume else {}, given.set)
+    changes = apply_changes({"resume_from": given.id} if given.resume else {}, given.set)
     with call.connect() as api:
         made = api.clone(given.id, changes, idempotency_key=given.idempotency_key, dry_run=given.dry_run)
         return _made(call, api, made)
@@ -63,7 +63,7 @@ def _clone(call: Call) -> int:
 
 def _made(call: Call, api: Longhaul, job: JobDict) -> int:
     if call.given.watch:
-        return watched(call, api, job["id"])
+        return watch_to_end(call, api, job["id"])
 
     def people() -> None:
         call.say(f"{job['id']} is {job['status']}")

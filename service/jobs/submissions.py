@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jobs.data_names import dataset_file, is_dataset_name, uploaded
+from jobs.data_names import dataset_file, is_dataset_name, uploaded_name
 from jobs.disk import rundir
 from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, StoreUnavailable, UserError
@@ -52,7 +52,7 @@ class Submissions:
     def clone(self, source: RunDir, patch: object, *, key: str | None, dry_run: bool) -> tuple[RunDir, JobRecord]:
         """A new job with the specification of another, changed by a JSON merge patch (RFC 7396)."""
         try:
-            spec = parse_spec(merged(source.spec_json(), patch))
+            spec = parse_spec(merge_patch(source.spec_json(), patch))
         except RecursionError:
             raise UserError("the patch is nested too deeply: a specification has three levels") from None
         asked = {"clone": source.id, "body": patch, "dry_run": dry_run}
@@ -116,7 +116,7 @@ class Submissions:
         for param, path in paths.items():
             if any(ord(character) < 32 for character in path):
                 raise UserError(f"{param} = {path!r} holds a control character", param=param)
-            if (dataset := uploaded(path)) is not None:
+            if (dataset := uploaded_name(path)) is not None:
                 if not is_dataset_name(dataset) or not dataset_file(self._uploads, dataset).is_file():
                     raise UserError(
                         f"{param} = {path!r}: there is no uploaded data set {dataset!r}",
@@ -132,7 +132,7 @@ class Submissions:
                 )
 
 
-def merged(target: object, patch: object) -> Any:
+def merge_patch(target: object, patch: object) -> Any:
     """The target after a JSON merge patch (RFC 7396): objects are merged key by key, null takes a key away."""
     if not isinstance(patch, dict):
         return patch
@@ -141,7 +141,7 @@ def merged(target: object, patch: object) -> Any:
         if value is None:
             result.pop(key, None)
         else:
-            result[key] = merged(result.get(key), value)
+            result[key] = merge_patch(result.get(key), value)
     return result
 
 

@@ -120,8 +120,8 @@ _HEADERS: dict[int, dict[str, Any]] = {
 def error_answer(status: int) -> dict[str, Any]:
     """An error as the OpenAPI document describes it. Its examples are made as real answers are."""
     examples = {
-        code: {"value": json.loads(bytes(error_response(status, code, **said).body))}
-        for code, said in _EXAMPLES[status].items()
+        code: {"value": json.loads(bytes(error_response(status, code, **arguments).body))}
+        for code, arguments in _EXAMPLES[status].items()
     }
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}, "examples": examples}}
     return {"description": MEANINGS[status], "content": content, "headers": _HEADERS.get(status, {})}

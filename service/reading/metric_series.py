@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobs.disk.files import START, regular
-from jobs.disk.metrics_file import readable_row
+from jobs.disk.metrics_file import parse_row
 from jobs.errors import UserError
 from jobs.metrics import MetricRow
 
@@ -101,7 +101,7 @@ class Series:
         return [_shown("loss", self._columns["loss"][place - 1]) if place else None for place in places]
 
     def _take(self, line: bytes, file: Path) -> None:
-        if (row := readable_row(line, file)) is None:
+        if (row := parse_row(line, file)) is None:
             return
         steps = self._columns["step"]
         place = len(steps) if not steps or row.step > steps[-1] else bisect.bisect_left(steps, row.step)

@@ -89,7 +89,7 @@ class TrainerLog:
         return state.st_ino, state.st_size
 
 
-async def followed(log: TrainerLog, feed: Feed, job: str, *, after: int | None) -> AsyncIterator[bytes]:
+async def follow_log(log: TrainerLog, feed: Feed, job: str, *, after: int | None) -> AsyncIterator[bytes]:
     """What is there, then what is added, until the job has ended and all is sent.
 
     `after`: number of the event at which the job had not ended yet; None: it has. Looked for twice a second without a

@@ -47,7 +47,7 @@ _OF_RUNNING: dict[str, tuple[str, _Figure]] = {
     "gpu_power_watts": ("Of the GPU.", lambda _, row: row.gpu_power_w),
     "gpu_utilization_ratio": ("Share of time in which the GPU was busy.", lambda _, row: row.gpu_utilization),
     "host_memory_available_bytes": ("Of the machine or container.", lambda _, row: row.host_memory_available_bytes),
-    "reported_timestamp_seconds": ("When the trainer said all this.", lambda _, row: row.at),
+    "reported_timestamp_seconds": ("When the trainer reported all this.", lambda _, row: row.at),
 }
 """`longhaul_job_…` of a running job, from the newest row of metrics of its attempt. None: not known, left out."""
 

@@ -17,7 +17,7 @@ from service.jobs.actions import Actions
 from service.openapi.documented import METRIC_FIELDS, NEXT_OFFSET, JobId, documented
 from service.reading.metric_series import SeriesCache, chosen
 from service.reading.stream import Stream, Streams
-from service.reading.trainer_log import TAIL_BYTES, TrainerLog, followed
+from service.reading.trainer_log import TAIL_BYTES, TrainerLog, follow_log
 
 
 def routes(actions: Actions, kept: SeriesCache, feed: Feed, streams: Streams) -> APIRouter:
@@ -84,7 +84,7 @@ def routes(actions: Actions, kept: SeriesCache, feed: Feed, streams: Streams) ->
         if not follow:
             return await run_in_threadpool(page, job, tail, offset)
         log, after = await run_in_threadpool(start, job, tail, offset)
-        return Stream(streams, followed(log, feed, job, after=after), "text/plain")
+        return Stream(streams, follow_log(log, feed, job, after=after), "text/plain")
 
     return router
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jobs.process.lifeline import tied
+from jobs.process.lifeline import tied_to_parent
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
 
@@ -27,7 +27,9 @@ def workers(redis_url: str, runs: Path) -> Iterator[tuple[subprocess.Popen[bytes
         here = f"-{platform.node()}-"  # a name is stage, host, pid, and perhaps more
         return {each.stage: int(each.name.split(here)[1].split("-")[0]) for each in store.workers.all()}
 
-    with subprocess.Popen(tied(sys.executable, "-m", "worker", "check", "prepare"), env=environment) as parent:
+    with subprocess.Popen(
+        tied_to_parent(sys.executable, "-m", "worker", "check", "prepare"), env=environment
+    ) as parent:
         try:
             wait_for(lambda: set(children()) == {"check", "prepare"})
             yield parent, children(), environment

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import requests
 
-from jobs.process.lifeline import tied
+from jobs.process.lifeline import tied_to_parent
 from jobs.state import Status
 from tests.fakes import FakeDiscord
 from tests.stack import Stack, tiny_job
@@ -35,7 +35,7 @@ def test_a_job_without_a_gpu_waits_says_why_and_starts_when_there_is_one(tmp_pat
         stack.wait_for(lambda: (SAID in (stack.home / "train.log").read_text()) or None, "the worker's complaint")
         printed = tmp_path / "watch.txt"
         with printed.open("wb") as file:
-            command = tied(sys.executable, "-m", "longhaul.main", "watch", run.id)
+            command = tied_to_parent(sys.executable, "-m", "longhaul.main", "watch", run.id)
             environment = {**stack.environment, "LONGHAUL_URL": stack.url}
             stack.processes["watch"] = subprocess.Popen(command, env=environment, stdout=file)
         stack.start("publish")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.data_names import DATA_SUFFIXES, dataset_file, hub_data, is_dataset_name, uploaded
+from jobs.data_names import DATA_SUFFIXES, dataset_file, hub_data, is_dataset_name, uploaded_name
 
 
 @pytest.mark.parametrize("suffix", DATA_SUFFIXES)
@@ -24,10 +24,10 @@ def test_no_name_leads_anywhere_else(name: str) -> None:
 
 
 def test_a_job_says_dataset_in_front() -> None:
-    assert uploaded("dataset:recipes.jsonl") == "recipes.jsonl"
-    assert uploaded("dataset:../x") == "../x"
-    assert uploaded("./dataset:recipes.jsonl") is None
-    assert uploaded("recipes.jsonl") is None
+    assert uploaded_name("dataset:recipes.jsonl") == "recipes.jsonl"
+    assert uploaded_name("dataset:../x") == "../x"
+    assert uploaded_name("./dataset:recipes.jsonl") is None
+    assert uploaded_name("recipes.jsonl") is None
     assert hub_data("dataset:recipes.jsonl", "auto") is None
     assert hub_data("dataset:org/recipes", "auto") is None
     assert dataset_file(Path("/uploads"), "r.csv") == Path("/uploads/r.csv/r.csv")

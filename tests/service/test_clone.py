@@ -9,7 +9,7 @@ import pytest
 from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets
 from jobs.state import Stage
-from service.jobs.submissions import merged
+from service.jobs.submissions import merge_patch
 from tests.service.running import Service
 from tests.states import STATES
 
@@ -127,4 +127,4 @@ RFC_7396: list[tuple[Any, Any, Any]] = [
 
 @pytest.mark.parametrize(("target", "patch", "result"), RFC_7396)
 def test_patches_are_merged_as_the_standard_says(target: Any, patch: Any, result: Any) -> None:
-    assert merged(target, patch) == result
+    assert merge_patch(target, patch) == result

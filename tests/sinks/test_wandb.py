@@ -143,11 +143,12 @@ def test_unreachable_becomes_offline_and_complete_and_no_one_waits(tmp_path: Pat
 PUBLISH = """
 import sys, threading
 from pathlib import Path
-from jobs.process.lifeline import tied
+from jobs.process.lifeline import tied_to_parent
 from worker.publish import SinkThread, publish
 from worker.sinks.wandb.sink import WandbSink
 stop = threading.Event()
-sink = WandbSink(lambda: tied(sys.executable, "-m", "worker.sinks.wandb.child_process"), mode="offline", flush_s=0.2)
+command = tied_to_parent(sys.executable, "-m", "worker.sinks.wandb.child_process")
+sink = WandbSink(lambda: command, mode="offline", flush_s=0.2)
 publish(Path(sys.argv[1]), [SinkThread(sink)], lambda _: stop.wait(0.02), stop)
 """
 

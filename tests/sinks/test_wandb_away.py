@@ -98,11 +98,12 @@ def test_away_from_mid_run_to_the_end_is_bounded_and_complete_after_sync(
 PUBLISH = """
 import sys, threading
 from pathlib import Path
-from jobs.process.lifeline import tied
+from jobs.process.lifeline import tied_to_parent
 from worker.publish import SinkThread, publish
 from worker.sinks.wandb.sink import WandbSink
 stop = threading.Event()
-sink = WandbSink(lambda: tied(sys.executable, "-m", "worker.sinks.wandb.child_process"), *sys.argv[2:], flush_s=0.2)
+command = tied_to_parent(sys.executable, "-m", "worker.sinks.wandb.child_process")
+sink = WandbSink(lambda: command, *sys.argv[2:], flush_s=0.2)
 publish(Path(sys.argv[1]), [SinkThread(sink)], lambda _: stop.wait(0.02), stop)
 """
 

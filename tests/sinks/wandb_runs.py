@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.disk.rundir import RunDir
-from jobs.process.lifeline import tied
+from jobs.process.lifeline import tied_to_parent
 from tests.processes import children
 from tests.sinks import story
 
@@ -20,7 +20,7 @@ LEET = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json
 
 
 def child() -> list[str]:
-    return tied(sys.executable, "-m", "worker.sinks.wandb.child_process")
+    return tied_to_parent(sys.executable, "-m", "worker.sinks.wandb.child_process")
 
 
 def offline_files(run: RunDir) -> list[Path]:

@@ -17,7 +17,7 @@ from worker.training.machine.nvml import open_gpu
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.machine.usage import Cache, MemoryUse
 from worker.training.pace import STEPS, Durations, Pace
-from worker.training.window import Meter, Window, fragmentation, fragmented
+from worker.training.window import Meter, Window, fragmentation, is_fragmented
 
 STEP_S, EVALUATION_S, SAVE_S, WARM_UP_S = 2.0, 30.0, 100.0, 77.0
 
@@ -196,7 +196,7 @@ def test_a_budget_nearly_used_up_by_what_is_not_in_use_clears_the_cache(
         update={"memory_reserved_bytes": reserved, "memory_fragmentation": fragmentation(use)}
     )
     assert row.memory_fragmentation == pytest.approx(share)
-    assert fragmented(row, budget=100) is clears
+    assert is_fragmented(row, budget=100) is clears
 
 
 def test_on_a_cpu_fragmentation_is_not_known_and_clears_nothing() -> None:
@@ -206,7 +206,7 @@ def test_on_a_cpu_fragmentation_is_not_known_and_clears_nothing() -> None:
     meter.add(step_result(1))
     row = meter.row(step_result(1), now=1.0)
     assert row.memory_fragmentation is None
-    assert not fragmented(row, budget=1)
+    assert not is_fragmented(row, budget=1)
 
 
 def test_a_row_says_what_was_planned_what_others_hold_and_what_clearing_gave_back(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class SinkChild:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise ChildGone("said something that is no answer")
+            raise ChildGone("sent something that is not an answer")
         return answer
 
     def end(self, timeout_s: float) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.attempt import PrepareResult
-from jobs.data_names import uploaded
+from jobs.data_names import uploaded_name
 from jobs.dataset_report import PreparedSummary
 from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
@@ -158,7 +158,7 @@ def refuse_other_content(run: RunDir, plan: Plan, model: Path, dataset: Path) ->
             if param != "model":
                 rows = [each for each in (run.spec().data.train, run.spec().data.validation) if isinstance(each, str)]
                 what = " with ".join(rows)
-                for name in filter(None, map(uploaded, rows)):
+                for name in filter(None, map(uploaded_name, rows)):
                     hint += f"; `longhaul datasets rm {name}` and `longhaul datasets add FILE --name {name}` do it"
             raise Rejected(
                 f"{param}: {what} is not what this job has trained on so far ({now.name}, not {Path(before).name}); it "

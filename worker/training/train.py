@@ -34,7 +34,7 @@ from worker.training.network.model import WEIGHTS, weights_of, write_model
 from worker.training.planning.alternatives import Alternatives
 from worker.training.settings import TrainerSettings
 from worker.training.stop import StopAsked, StopSignal
-from worker.training.window import fragmented
+from worker.training.window import is_fragmented
 
 INTERRUPTED = 75
 log = logging.getLogger("longhaul.trainer")
@@ -94,7 +94,7 @@ def training_loop(context: TrainingContext) -> None:
         if result.step % spec.log.every_steps == 0 or result.step == context.plan.steps:
             context.optimizer.raise_if_nonfinite()
             context.metrics.write(row := meter.row(result, time.time()))
-            if memory is not None and fragmented(row, memory.budget_bytes):
+            if memory is not None and is_fragmented(row, memory.budget_bytes):
                 context.cache.clear()
         context.stop.raise_if_asked()
         maybe_evaluate_and_save(context)

@@ -138,7 +138,7 @@ def fragmentation(use: MemoryUse) -> float:
     return max(0.0, 1 - use.allocated / use.reserved) if use.reserved else 0.0
 
 
-def fragmented(row: MetricRow, budget: int) -> bool:
+def is_fragmented(row: MetricRow, budget: int) -> bool:
     """Whether to clear the cache at once: the budget is nearly used up, and much of that by memory not in use."""
     lost = row.memory_fragmentation
     return lost is not None and lost > FRAGMENTED and row.memory_reserved_bytes > FULL * budget

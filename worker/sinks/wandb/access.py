@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jobs.process.secrets import handed
+from jobs.process.secrets import minimal_environment
 
 KEPT_VARIABLES = frozenset({"WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "WANDB_HTTP_TIMEOUT"})
 
@@ -29,7 +29,7 @@ def child_environment(
     """
     environment = {
         key: value
-        for key, value in handed(inherited, ()).items()
+        for key, value in minimal_environment(inherited, ()).items()
         if key in KEPT_VARIABLES or not key.startswith("WANDB_")
     } | {"WANDB_X_DISABLE_VIEWER": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
     environment |= {"WANDB_API_KEY": api_key} if api_key and online else {}

@@ -161,7 +161,7 @@ class MemoryShortage:
         try:
             return replace(self, summary=torch.cuda.memory_summary(device), snapshot=torch.cuda.memory._snapshot())
         except Exception as error:  # whatever it is: no reason to end a run that can continue
-            log.warning("the allocator does not tell how it stands: %s", error)
+            log.warning("the state of the allocator cannot be read: %s", error)
         return self
 
     @property

@@ -87,7 +87,7 @@ def refuse_wrong_tie(model: nn.Module, layout: Layout, folder: Path) -> None:
 
 def refuse_copied(model: nn.Module, pointers: Mapping[str, int]) -> None:
     """Refuse `copied_weights`: every parameter must still lie where `from_pretrained` put it."""
-    refuse_tensors("copied_weights", moved(model, pointers), "no longer at the address they were loaded to")
+    refuse_tensors("copied_weights", moved_parameters(model, pointers), "no longer at the address they were loaded to")
 
 
 def pointers_of(model: nn.Module) -> dict[str, int]:
@@ -95,7 +95,7 @@ def pointers_of(model: nn.Module) -> dict[str, int]:
     return {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
 
 
-def moved(model: nn.Module, pointers: Mapping[str, int]) -> list[str]:
+def moved_parameters(model: nn.Module, pointers: Mapping[str, int]) -> list[str]:
     """Names of the parameters that are not (or no longer) at the given address."""
     now = pointers_of(model)
     return sorted(name for name in now.keys() | pointers.keys() if now.get(name) != pointers.get(name))

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 from typing import IO, NoReturn, cast
 
 from jobs.errors import BadData
-from worker.training.rows.sources import Hashing, RowFile, changed
+from worker.training.rows.sources import Hashing, RowFile, changed_error
 
 MAX_LINE_BYTES = 4 << 20
 """A longer line is no training row: 4 MiB is a million tokens, and it bounds the memory of a reader."""
@@ -92,7 +92,7 @@ class Lines:
             finally:
                 self._read = self._raw.tell()
             if self._file.state() != before or (known is not None and known != hashing.hexdigest()):
-                raise changed(self._file.name, self._param)
+                raise changed_error(self._file.name, self._param)
 
     def _decoded(self, raw: io.BufferedReader) -> io.BufferedReader:
         plain = self._unpacked(raw)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.data_names import dataset_file, hub_data, is_dataset_name, uploaded
+from jobs.data_names import dataset_file, hub_data, is_dataset_name, uploaded_name
 from jobs.errors import BadData
 from worker.training.journal import Journal
 from worker.training.rows.sources import DataFile, RowFile, Source, find_file
@@ -77,7 +77,7 @@ def _find(name: str, param: str, settings: TrainerSettings) -> Path:
 
     Raises as `find_file`; BadData (`dataset_missing`) where nothing of that name was uploaded, or it was deleted since.
     """
-    if (dataset := uploaded(name)) is None:
+    if (dataset := uploaded_name(name)) is None:
         return find_file(settings.data, name, param)
     missing = BadData(
         f"{param}: there is no uploaded data set {dataset!r}",

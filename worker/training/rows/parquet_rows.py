@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from jobs.errors import BadData
 from worker.training.rows.lines import BLOCK_BYTES, MAX_LINE_BYTES
 from worker.training.rows.row import NOT_UTF8, Row
-from worker.training.rows.sources import Hashing, RowFile, changed
+from worker.training.rows.sources import Hashing, RowFile, changed_error
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
 _PAGES_BYTES = 1 << 20
@@ -56,7 +56,7 @@ class ParquetReader:
         with self._file.open(self._param) as raw:
             before, known = self._file.state(), self._file.sha256
             if known is not None and known != Hashing(raw).hexdigest():  # of the open file: it is not read in order
-                raise changed(self._file.name, self._param)
+                raise changed_error(self._file.name, self._param)
             raw.seek(0)
             magic = raw.read(len(_MAGIC))
             if magic != _MAGIC:
@@ -75,7 +75,7 @@ class ParquetReader:
                 reason = str(error).splitlines()[0]
                 self._refuse("damaged_file", f"is damaged (after row {done}): {reason}", "copy or write it again")
             if self._file.state() != before:
-                raise changed(self._file.name, self._param)
+                raise changed_error(self._file.name, self._param)
         self.fraction = 1.0
 
     def _batches(self, raw: BufferedReader, size: int) -> Iterator[pa.RecordBatch]:

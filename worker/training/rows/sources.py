@@ -68,7 +68,7 @@ class DataFile:
     def refuse_changed(self, param: str) -> None:
         """Raise BadData (`file_changed`) if it is another file than when it was hashed; for those who read a part."""
         if self.state() != self.known_state:
-            raise changed(self.name, param)
+            raise changed_error(self.name, param)
 
     def open(self, param: str) -> BufferedReader:
         """Raises BadData (`file_missing`, `file_unreadable`)."""
@@ -160,7 +160,7 @@ class Hashing(io.RawIOBase):
         return self._digest.hexdigest()
 
 
-def changed(name: str, param: str) -> BadData:
+def changed_error(name: str, param: str) -> BadData:
     """The error for a file that is not what it was."""
     return BadData(
         f"{param}: {name} changed while it was read", code="file_changed", param=param,
