@@ -152,7 +152,7 @@ class DiskFull(StageError):
 
 
 class DeviceBusy(StageError):
-    """Another trainer holds the GPU (or the job) and did not let go in time."""
+    """Another trainer holds the GPU (or the job) and did not release it in time."""
 
     reason = Reason.DEVICE_BUSY
 

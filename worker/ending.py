@@ -1,4 +1,4 @@
-"""How an attempt ends: what its trainer still had to say, `attempt.ended`, and what policy makes of it.
+"""How an attempt ends: the last facts of its trainer, `attempt.ended`, and what follows by policy.
 
 One function for the supervisor that saw the end and for reconcile that found it.
 """
@@ -28,8 +28,8 @@ from jobs.state import Requested, Status
 def ending(run: RunDir, record: JobRecord, attempt: int, found: Finished) -> list[AnyFact]:
     """The facts that close `attempt`, decided on the record as it stands under the lock.
 
-    `found` is what the caller knows of the end; the last line of the attempt file, if the trainer wrote one, is
-    believed before it. Raises Superseded when the attempt is no longer the open one.
+    `found` is what the caller knows of the end; the last line of the attempt file, if the trainer wrote one, takes
+    precedence. Raises Superseded when the attempt is no longer the open one.
     """
     if record.attempt != attempt or record.status is not Status.RUNNING:
         raise Superseded(attempt, record.attempt)

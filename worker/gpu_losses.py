@@ -21,7 +21,7 @@ WAITS_S = (0.0, 0.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class GpuLosses:
-    """What one train worker knows of the workers before it, and tells the next."""
+    """What one train worker knows of the workers before it, and passes on to the next."""
 
     def __init__(self, runs: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder = runs / ".locks"

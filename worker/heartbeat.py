@@ -1,4 +1,4 @@
-"""What a worker process says of itself, to Redis; with Redis away it keeps working."""
+"""A worker process reports its state to Redis; with Redis away it keeps working."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def report(store: Store, heartbeat: WorkerHeartbeat) -> None:
 
 
 class Fitness:
-    """Whether a worker can still write where it must, as a part of its heartbeats. It says each change once."""
+    """Whether a worker can still write where it must, as a part of its heartbeats. Each change is logged once."""
 
     def __init__(self, role: str, settings: WorkerSettings) -> None:
         first, *rest = settings.writes(role)
@@ -52,7 +52,7 @@ def forget(store: Store, name: str) -> None:
 
 
 def first_heartbeat(stage: str, settings: WorkerSettings) -> WorkerHeartbeat:
-    """What this process says of itself as it begins."""
+    """The heartbeat of this process when it starts."""
     return WorkerHeartbeat(
         # A restarted container has the same host name and often the same pid: RQ would take it for a living one.
         name=f"{stage}-{platform.node()}-{os.getpid()}-{os.urandom(3).hex()}",

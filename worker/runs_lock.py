@@ -1,6 +1,6 @@
 """Who tells the sinks of a runs directory, and reconciles it: one publish, which holds `.locks/publish.lock` in it.
 
-The lock is the kernel's (flock): it is free as soon as its holder has ended, however that came. The file says who holds
+The lock is the kernel's (flock): it is free as soon as its holder has ended, in any way. The file says who holds
 it. Another publish of the same control plane waits for it; one whose Redis does not hear of the holder is refused: of
 two control planes each would declare the attempts of the other's workers lost.
 """
@@ -49,7 +49,7 @@ class RunsDirectoryInUse(LonghaulError):
 
 
 class RunsLock:
-    """Use as a context manager: leaving it lets go."""
+    """Use as a context manager: leaving it releases the lock."""
 
     def __init__(self, runs: Path, store: Store, *, name: str, redis: str) -> None:
         """`name` is that of this process' own heartbeats in `store`."""

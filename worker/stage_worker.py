@@ -68,7 +68,7 @@ class StageWorker(rq.Worker):
         """Why this worker's GPU cannot be used any more: `work` has returned because of that."""
 
     def _should_give_up(self) -> bool:
-        """Asked to stop, and the work in hand is done: what RQ has still to tell a Redis that is away is only its own.
+        """Asked to stop, and the current work is done: what RQ still has for an unreachable Redis is only its own.
 
         The parent must not leave before its horse, which is tied to it and may be waiting for a checkpoint.
         """
@@ -91,9 +91,9 @@ class StageWorker(rq.Worker):
             raise StopRequested
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """SIGTERM or Ctrl+C. The horse is told, which tells the trainer; nothing is asked of Redis, which may be away.
+        """SIGTERM or Ctrl+C. Forwarded to the horse, and by it to the trainer; Redis is not used: it may be away.
 
-        A second one changes nothing: the trainer is writing its checkpoint. SIGKILL is the last resort.
+        A second one changes nothing: the trainer is already writing its checkpoint. SIGKILL is the last resort.
         """
         if self._stop_received:
             log.warning("already stopping: the trainer finishes its step and writes a checkpoint")
@@ -131,7 +131,7 @@ class StageWorker(rq.Worker):
         )
 
     def execute_job(self, job: Job, queue: Queue) -> None:
-        """Tickets of this stage; all else that somebody wrote to Redis is none, and was refused when it was read."""
+        """Only tickets of this stage; anything else in Redis was refused when it was read."""
         if isinstance(job, Ticket) and job.args == [self._stage.value]:
             if (why := self._check_gpu()) is not None:
                 self._drop(job, queue)
@@ -182,7 +182,7 @@ class StageWorker(rq.Worker):
                     self.connection.delete(Ticket.key_for(job))
 
     def run_maintenance_tasks(self) -> None:
-        """RQ's registries decide nothing here: when it stumbles over what somebody put in there, they are emptied."""
+        """RQ's registries decide nothing here: when it fails on foreign content in them, they are emptied."""
         try:
             super().run_maintenance_tasks()  # type: ignore[no-untyped-call]  # RQ's
         except (StopRequested, redis.RedisError):
@@ -206,7 +206,7 @@ class StageWorker(rq.Worker):
 
 
 def has_ended(child: int) -> bool:
-    """Whether a child process has ended. One that was not waited for yet is left to be."""
+    """Whether a child process has ended; it is not reaped."""
     try:
         return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

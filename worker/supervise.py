@@ -200,7 +200,7 @@ def unreported(facts: list[AnyFact], now: JobRecord, attempt: int) -> list[AnyFa
 
 
 def or_gpu_lost(end: Finished, settings: WorkerSettings) -> Finished:
-    """What the end of a trainer that could not say why means: the GPU was lost, where it cannot be used any more."""
+    """The end of a trainer that did not report a reason: `gpu_lost` if its GPU can no longer be used."""
     if settings.device != "cuda" or end.reason not in (Reason.CRASH, Reason.STALLED):
         return end
     try:
@@ -224,7 +224,7 @@ def validate(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) ->
         if news.ended:
             break
         if context.stopping.is_set():
-            trainer.kill("stopping")  # check and prepare hold nothing that is not written atomically
+            trainer.kill("stopping")  # check and prepare write everything atomically
             raise Conflict("this worker is stopping")
         if news.events_changed and run.record().status is not Status.VALIDATING:
             trainer.kill("cancelled")
@@ -245,7 +245,7 @@ def validate(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) ->
 
 
 def stage_outcome(run: RunDir, record: JobRecord, stage: Stage, end: Finished) -> list[AnyFact]:
-    """What a finished check or prepare makes of the job."""
+    """The facts that follow from a finished check or prepare."""
     if end.reason is not Reason.DONE:
         fault = end.error or Fault.of(end.reason, f" (stage {stage.value})")
         return [unfinished(run, record, fault)]
@@ -259,7 +259,7 @@ def stage_outcome(run: RunDir, record: JobRecord, stage: Stage, end: Finished) -
 
 
 def trainer_environment(settings: WorkerSettings, stage: Stage, run: RunDir) -> dict[str, str]:
-    """No secret reaches a trainer; the hub's reaches check and prepare."""
+    """No secret reaches a trainer; check and prepare get the hub's."""
     environment = minimal_environment(settings.trainer_environment, () if stage is Stage.TRAIN else HUB)
     environment["PYTHONUNBUFFERED"] = "1"
     if stage is Stage.TRAIN:

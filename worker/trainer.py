@@ -61,7 +61,7 @@ class Trainer:
         return True
 
     def read_lines(self) -> list[Noted | Finished]:
-        """What it has said since the last call, heartbeats apart."""
+        """The lines it has written since the last call, without heartbeats."""
         try:
             with open(self._file, "rb", opener=regular) as file:
                 file.seek(self._offset)
@@ -80,7 +80,7 @@ class Trainer:
 
     @property
     def step(self) -> int:
-        """The step it last spoke of."""
+        """The step of its last heartbeat."""
         return self._beat.step if self._beat else 0
 
     @property
@@ -107,7 +107,7 @@ class Trainer:
         self._process.wait()
 
     def end(self) -> Finished:
-        """What the process's end means when it could not say so itself."""
+        """The reason of its end, if it could not write one itself."""
         code = self._process.wait()
         place = f" (phase {self._phase}, step {self.step})"
         if self.killed_for == "stalled":

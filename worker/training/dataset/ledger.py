@@ -1,4 +1,4 @@
-"""Files that grow together, by appending; what was committed survives a kill, and nothing else does.
+"""Files that grow together, by appending; only what was committed survives a kill.
 
 The log has one line per commit: how large each file was then, and a note. After a kill, the next process cuts the files
 back to the last line, and continues. A file that is smaller than its last line says means that the disk lost something:
@@ -40,7 +40,7 @@ class Ledger:
         self.sizes[name] += len(content)
 
     def commit(self, note: Mapping[str, Any]) -> None:
-        """All that was appended is to stay. Files first, then the line that says so."""
+        """Make everything appended so far permanent: files first, then the line of the log."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())

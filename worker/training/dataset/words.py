@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _REMEMBERED_BYTES = 16 << 20
-"""Of words and their tokens, at most: then all are forgotten, and the common ones soon learned again."""
+"""Size limit of the cache of words: at the limit it is cleared, and common words are soon back."""
 _LONG = 1 << 10
-"""Characters of a word that is not worth remembering."""
+"""Longer words are not cached."""
 _ENTRY_BYTES = 100
 """Of a dictionary, for each word."""
 _NOT_SPACES = "\x1c\x1d\x1e\x1f"

@@ -44,7 +44,7 @@ def hold_job(run: RunDir) -> BinaryIO:
 def hold_device(
     run: RunDir, device: torch.device, journal: Journal, stop: StopSignal
 ) -> contextlib.AbstractContextManager[object]:
-    """Take the GPU's lock, waiting up to `WAIT_S` for another trainer to let go. The CPU has no lock.
+    """Take the GPU's lock, waiting up to `WAIT_S` for another trainer to release it. The CPU has no lock.
 
     Raises DeviceBusy, or StopAsked when asked to stop while waiting.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path("/")
 LEAST = 1 << 30
-"""Bytes without which no stage begins: libraries take a third of it."""
+"""Bytes that every stage needs to start: libraries take a third of it."""
 
 
 @dataclass(frozen=True)

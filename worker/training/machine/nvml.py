@@ -72,7 +72,7 @@ class GpuMemory:
 
 
 class NvmlGpu:
-    """One GPU. Every look asks the driver again, which takes well under a millisecond a figure."""
+    """One GPU. Every call asks the driver, which takes well under a millisecond per figure."""
 
     def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
         self._library = library

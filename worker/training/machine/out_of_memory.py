@@ -29,7 +29,7 @@ Cause = Literal["fragmentation", "other_processes", "exhausted"]
 KINDS = (RuntimeError, MemoryError, OSError)
 """What to catch, and to raise again unless `is_out_of_memory`."""
 LIBRARY_BYTES = 64 * 2**20
-"""Taken for what was asked for where the error does not say: cuBLAS wants 32 MiB for its workspace on recent GPUs."""
+"""Assumed request if the error does not name one: cuBLAS wants 32 MiB for its workspace on recent GPUs."""
 ABOUT = 0.9
 """Share of the missing memory that others must hold to be the cause. The two figures are read at different times."""
 LONGEST_MESSAGE = 500
@@ -102,7 +102,7 @@ class Figures:
 
 
 def figures(device: torch.device) -> Figures:
-    """Those of now. Never raises for want of memory: it is read when that has run out."""
+    """The current figures. Never raises for lack of memory: it is called when memory has run out."""
     try:
         if device.type == "cuda":
             allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
@@ -140,7 +140,7 @@ class MemoryShortage:
 
     @classmethod
     def of(cls, error: BaseException, device: torch.device, *, details: bool = False) -> MemoryShortage | None:
-        """To be made inside the `except`, while everything is still held. None: memory is not what this is about."""
+        """Call it inside the `except`, while everything is still held. None: it is not a memory error."""
         if not is_out_of_memory(error):
             return None
         now = figures(device)

@@ -1,4 +1,4 @@
-"""A folder with a model in it, looked at without loading a weight: config.json, tokenizer, safetensors headers."""
+"""A folder with a model, inspected without loading a weight: config.json, tokenizer, safetensors headers."""
 
 from __future__ import annotations
 

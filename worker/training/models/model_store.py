@@ -42,11 +42,11 @@ VERSION = 1
 """Goes up whenever the same source would give other files."""
 MANIFEST = "manifest.json"
 PIECE = 1 << 26
-"""Bytes of a tensor in hand at a time."""
+"""Bytes of a tensor in memory at a time."""
 _SYNC_EVERY = 1 << 30
 """Written this far ahead of the disk at most, so that progress is real and other writers are not stalled."""
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16"}
-"""What is converted; BF16, and whatever is no float, passes as it is."""
+"""What is converted; bf16, and everything that is not a float, stays as it is."""
 _BF16_BYTES = 2
 
 
@@ -133,7 +133,7 @@ def seal(folder: Path, source: str, known: Mapping[str, SealedFile] = {}) -> Non
 
 
 def refuse_lost_or_changed(folder: Path, progress: Callable[[], object], *, weights: bool) -> None:
-    """Raise BadData (`model_damaged`) where a file of the store is gone, or has not the content it was made with.
+    """Raise BadData (`model_damaged`) if a file of the store is gone, or its content has changed.
 
     Without `weights` those are only looked for, not read. `progress` is called at every 8 MiB.
     """

@@ -48,7 +48,7 @@ class LoadedModel:
 
     @property
     def pad_id(self) -> int:
-        """Token that fills inputs up."""
+        """Token that pads inputs."""
         return int(self.model.config.pad_token_id or 0)
 
 

@@ -32,7 +32,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
 
 
 def clipping(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
-    """What the gradients are to be multiplied by (0-dim, on the device): 1, or less where `norm` is above its limit."""
+    """The factor for the gradients (0-dim, on the device): 1, or less where `norm` is above its limit."""
     return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
 

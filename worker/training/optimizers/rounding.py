@@ -1,4 +1,4 @@
-"""Rounding to bf16 up or down by chance, so that what is lost on one step is won on another.
+"""Stochastic rounding to bf16: what one step loses, another gains.
 
 Rounding to the nearest loses an update smaller than half the distance between two bf16 numbers, every time. Rounded
 away from zero with the probability of the part cut off, the mean is exact, and small updates add up.

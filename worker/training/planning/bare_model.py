@@ -34,7 +34,7 @@ def bare_model(
 
 
 def give_device(model: nn.Module, device: torch.device) -> None:
-    """Put parameters and buffers on another device, without values; what is shared stays shared."""
+    """Put parameters and buffers on another device, without values; shared ones stay shared."""
     moved: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):

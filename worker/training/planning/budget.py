@@ -12,7 +12,7 @@ from jobs.text.units import GIB, bytes_alike
 from worker.training.machine.host import host_memory
 
 DRIVER_BYTES = GIB // 2
-"""Of what nvidia-smi calls the GPU's memory, what the driver keeps: torch finds 31.4 GiB of an RTX 5090's 31.84."""
+"""The part of the GPU's memory, by nvidia-smi, that the driver keeps: torch finds 31.4 GiB of an RTX 5090's 31.84."""
 MARGIN = 0.03
 """Share of the budget on a GPU that stays free, for free memory in pieces too small to use."""
 
@@ -46,7 +46,7 @@ class Budget:
 
 
 def find_budget(memory: MemorySpec, device: Device, gpu: GpuFacts | None) -> Budget:
-    """What `memory.budget` says; else what the GPU has that was reported, or the reference GPU; else the host.
+    """`memory.budget`; else the memory of the reported GPU, or of the reference GPU; else that of the host.
 
     Raises Rejected (`budget_too_large`) for more than the reported GPU has.
     """

@@ -1,4 +1,4 @@
-"""What runs on tensors without data in place of what CUDA runs, and the questions that such tensors cannot answer.
+"""What runs on tensors without data in place of CUDA kernels, and answers to questions that they cannot answer.
 
 Tensors on the device "meta" take every branch of our code that is not the CPU's. But some functions of torch choose
 their kernel by the device, and give "meta" the plain one: dropout, attention and RMS norm of CUDA are asked for by name
@@ -159,7 +159,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Flash attention where it can be had (half precision, no mask), else the memory-efficient kernel."""
+    """Flash attention if available (half precision, no mask), else the memory-efficient kernel."""
     if enable_gqa and (repeats := query.shape[1] // key.shape[1]) > 1 and (attn_mask is not None or not _flash(query)):
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     attended: torch.Tensor

@@ -1,4 +1,4 @@
-"""The ladder: of all ways to train, the one that is best by speed and quality among those that fit.
+"""The ladder: of all settings that fit, the best by speed and quality.
 
 A way is an optimizer, how many layers are recomputed, and the largest micro-batch that fits then (`Candidate`). Its
 score is its speed, in that of the fastest way of all, times the worth of its optimizer (`WORTH`). Explicit settings of
@@ -29,7 +29,7 @@ RECOMPUTE = (0, 4, 3, 2, 1)
 """Every n-th layer; from the fastest to the smallest."""
 _SMALLEST: OptimizerName = "adafactor"
 _FEW = 8
-"""So few rows are likely to fit all together: that is looked at first."""
+"""So few rows are likely to fit together: that is tried first."""
 
 
 class Predicts(Protocol):
@@ -60,7 +60,7 @@ class Fixed:
     activation_checkpointing: int | None = None
     micro_batch: int | None = None
     begun: bool = False
-    """The run began with that optimizer: the job cannot set another one any more."""
+    """The run began with that optimizer: it can no longer change."""
 
     @property
     def keys(self) -> list[str]:
