@@ -304,7 +304,7 @@ def test_the_best_weights_become_the_model_though_there_was_no_room_for_their_ch
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Before: the model was that of the last checkpoint, however much worse.
-    slow = {"epochs": 4, "batch_size": 8, "learning_rate": 0.001}
+    slow = {"epochs": 4, "batch_size": 8, "learning_rate": 0.002, "lr_scheduler": "constant"}
     whole, run = make_run("whole", training=slow), make_run(training=slow)
     attempt(whole)
     losses = [fact.loss for fact in facts(whole, EvaluationFinished)]
