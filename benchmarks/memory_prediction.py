@@ -141,7 +141,7 @@ def main(argv: list[str]) -> int:
     for configuration in CONFIGURATIONS:
         if arguments.only is None or arguments.only in configuration.name:
             figures.append(compared(configuration))
-            print(told(figures[-1]), flush=True)
+            print(describe(figures[-1]), flush=True)
     result: dict[str, Any] = {
         "configurations": figures,
         "max_error": max(abs(one["error"]) for one in figures),
@@ -201,7 +201,7 @@ def compared(configuration: Configuration) -> dict[str, Any]:
     }
 
 
-def told(figures: dict[str, Any]) -> str:
+def describe(figures: dict[str, Any]) -> str:
     """For people."""
     return (
         f"{figures['name']:38} {figures['optimizer']:10} passes {format_bytes(figures['real_pass_peak']):>8} "

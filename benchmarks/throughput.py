@@ -197,8 +197,8 @@ def contender(name: str, race: Race, scratch: Path) -> Iterator[Turn]:
             line = from_it.readline()
             if not line:
                 raise RuntimeError(f"{name} has ended with {process.wait()}:\n{log.read_text()[-3000:]}")
-            said: Figures = json.loads(line)
-            return said
+            figures: Figures = json.loads(line)
+            return figures
 
         try:
             yield turn
@@ -207,38 +207,38 @@ def contender(name: str, race: Race, scratch: Path) -> Iterator[Turn]:
 
 
 def take_turns(contenders: dict[str, Turn], race: Race, mean_flops: float) -> dict[str, Figures]:
-    """All turns of all; what each has said, and its rounds with rows/s (`mean_flops`: of a row of the file)."""
+    """All turns of all; what each has reported, and its rounds with rows/s (`mean_flops`: of a row of the file)."""
     table: dict[str, Figures] = {}
     for name, turn in contenders.items():
         table[name] = turn() | {"rounds": []}
         assert table[name].pop("event") == "ready"
     for name, turn in contenders.items():
-        said = turn()
-        assert said["event"] == "same"
-        table[name] |= {"start_loss": said["start_loss"], "same_loss": said["loss"]}
-        print(f"the same {race.same_steps * race.micro_batch} rows, {name:7} loss {said['loss']:.4f}", flush=True)
+        figures = turn()
+        assert figures["event"] == "same"
+        table[name] |= {"start_loss": figures["start_loss"], "same_loss": figures["loss"]}
+        print(f"the same {race.same_steps * race.micro_batch} rows, {name:7} loss {figures['loss']:.4f}", flush=True)
     for number in range(race.rounds + 1):
         # Another one begins every time.
         for name in np.roll(list(contenders), -number):
-            said = contenders[name]()
-            assert said["event"] == "round"
-            table[name]["peak_bytes"] = said.pop("peak_bytes")
+            figures = contenders[name]()
+            assert figures["event"] == "round"
+            table[name]["peak_bytes"] = figures.pop("peak_bytes")
             if number:  # 0 is the warm-up
-                table[name]["rounds"].append(rated(said, mean_flops))
+                table[name]["rounds"].append(rated(figures, mean_flops))
                 print(f"round {number}, {name:7} {table[name]['rounds'][-1]['rows_per_s']:.3f} rows/s", flush=True)
     for name, turn in contenders.items():
         table[name]["end_loss"] = turn()["loss"]
     return table
 
 
-def rated(said: Figures, mean_flops: float) -> Figures:
+def rated(figures: Figures, mean_flops: float) -> Figures:
     """A round with its rates; `rows_per_s` counts rows of the file's mean FLOPs."""
-    mean_rows = said["flops"] / mean_flops
-    return said | {
-        "raw_rows_per_s": said["rows"] / said["seconds"],
-        "rows_per_s": mean_rows / said["seconds"],
-        "rows_per_cpu_s": mean_rows / said["cpu_seconds"],
-        "tokens_per_s": said["tokens"] / said["seconds"],
+    mean_rows = figures["flops"] / mean_flops
+    return figures | {
+        "raw_rows_per_s": figures["rows"] / figures["seconds"],
+        "rows_per_s": mean_rows / figures["seconds"],
+        "rows_per_cpu_s": mean_rows / figures["cpu_seconds"],
+        "tokens_per_s": figures["tokens"] / figures["seconds"],
     }
 
 

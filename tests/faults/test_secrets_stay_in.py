@@ -38,7 +38,7 @@ HUB = "hf_plantedPlantedPlanted"
 TOLD = f"401 for redis://u:planted-url@h/0, Authorization: Bearer planted-bearer, {HUB}, password=planted-word, {KEY}"
 
 
-def told() -> str:
+def text_with_secrets() -> str:
     """A message with all of them, as a library might say it."""
     return f"{TOLD}, {' '.join(PLANTED.values())}"
 
@@ -76,14 +76,14 @@ def run(stack: Stack, http: requests.Session) -> RunDir:
     job = http.post(f"{stack.url}/jobs", json=tiny_job(integrations={"discord": True})).json()["id"]
     run, store = RunDir(stack.runs / job), Store(connect(stack.redis.url))
     register(PLANTED)  # as a worker does when it starts: its own are not written down, either
-    fault = Fault(code="crash", message=told(), hint=told())
-    store.append(run, [checked(train=told()), prepared(1, noticed={told(): 1}), JobQueued()])
+    fault = Fault(code="crash", message=text_with_secrets(), hint=text_with_secrets())
+    store.append(run, [checked(train=text_with_secrets()), prepared(1, noticed={text_with_secrets(): 1}), JobQueued()])
     store.append(run, [AttemptStarted(worker="w", device="cpu")])
     store.append(run, [AttemptEnded(reason="crash", error=fault), JobFailed(error=fault)])
     register({})
-    run.trainer_log.write_text(f"{told()}\n" * 50)
-    run.plan_file.write_text('{"why": "' + told() + '"}')
-    store.workers.report(heartbeat("train-0", why=told()))
+    run.trainer_log.write_text(f"{text_with_secrets()}\n" * 50)
+    run.plan_file.write_text('{"why": "' + text_with_secrets() + '"}')
+    store.workers.report(heartbeat("train-0", why=text_with_secrets()))
     return run
 
 

@@ -191,20 +191,20 @@ def test_ctrl_c_says_how_the_job_stands(
     job = service.submit()
     monkeypatch.setattr("longhaul.commands.following.watch", ctrl_c)
 
-    def said() -> str:
+    def output() -> str:
         assert main(["watch", job]) == 130
         return capsys.readouterr().out
 
     service.append(job, checked(), prepared(9), JobQueued())
-    assert "the job is queued and continues without you" in said()
+    assert "the job is queued and continues without you" in output()
     service.append(job, AttemptStarted(worker="w", device="cpu"))
-    assert "the job continues;" in said()
+    assert "the job continues;" in output()
     service.post(f"/jobs/{job}/pause")
-    assert "the job is running, and a pause is requested" in said()
+    assert "the job is running, and a pause is requested" in output()
     service.append(job, AttemptEnded(reason="interrupted"), JobPaused())
-    assert f"the job is paused until somebody resumes it (longhaul resume {job})" in said()
+    assert f"the job is paused until somebody resumes it (longhaul resume {job})" in output()
     service.post(f"/jobs/{job}/cancel")
-    assert "the job has ended: cancelled" in said()
+    assert "the job has ended: cancelled" in output()
 
 
 def test_logs_follow_to_the_end(service: Service, capsys: pytest.CaptureFixture[str]) -> None:

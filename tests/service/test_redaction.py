@@ -14,7 +14,7 @@ from service.edge.redaction import RedactSecrets
 SECRET = b"hf_" + b"aB3d" * 9
 
 
-def told(headers: dict[str, str], *pieces: bytes) -> tuple[dict[bytes, bytes], list[bytes], list[str]]:
+def redacted(headers: dict[str, str], *pieces: bytes) -> tuple[dict[bytes, bytes], list[bytes], list[str]]:
     """Headers, pieces and order of messages of an answer that an application gives in these pieces."""
     sent: list[Any] = []
 
@@ -41,7 +41,7 @@ def told(headers: dict[str, str], *pieces: bytes) -> tuple[dict[bytes, bytes], l
 @pytest.mark.parametrize("size", [10, 10_000])
 def test_a_text_is_shown_without_secrets_and_is_as_long_as_it_says(kind: str, size: int) -> None:
     body = b'{"a": "' + SECRET + b'", "b": "' + b"x" * size + b'\xc3\xa9\xff"}'
-    headers, [shown], _ = told({"content-type": kind, "content-length": str(len(body))}, body)
+    headers, [shown], _ = redacted({"content-type": kind, "content-length": str(len(body))}, body)
     assert (
         shown == body.replace(SECRET, b"hf_***").replace(b"\xff", "\ufffd".encode())
         and headers[b"content-length"] == str(len(shown)).encode()
@@ -51,21 +51,21 @@ def test_a_text_is_shown_without_secrets_and_is_as_long_as_it_says(kind: str, si
 def test_a_text_holds_nothing_that_a_terminal_obeys_and_json_means_the_same() -> None:
     hostile = "a\x9b31m\u202e\x7f\té\r\n"
     body = b'"' + hostile.encode() + b'"'
-    _, [shown], _ = told({"content-type": "application/json"}, body)
+    _, [shown], _ = redacted({"content-type": "application/json"}, body)
     assert json.loads(shown, strict=False) == hostile and b"\\u009b31m\\u202e\\u007f" in shown
-    _, [shown], _ = told({"content-type": "text/plain"}, b"\x1b" + body)
+    _, [shown], _ = redacted({"content-type": "text/plain"}, b"\x1b" + body)
     assert shown.decode() == '"a31m\té\r\n"'
 
 
 def test_a_stream_begins_at_once_and_each_piece_is_searched() -> None:
     pieces = [b": following\n\n", b"data: " + SECRET + b"\n\n", b"data: x\n\n"]
-    _, shown, order = told({"content-type": "text/event-stream"}, *pieces)
+    _, shown, order = redacted({"content-type": "text/event-stream"}, *pieces)
     assert shown == [pieces[0], b"data: hf_***\n\n", pieces[2]]
     assert order == ["start"] + ["made", "body"] * 3
 
 
 def test_a_text_in_pieces_does_not_say_a_wrong_length() -> None:
-    headers, shown, _ = told({"content-type": "application/json", "content-length": "90"}, b'"' + SECRET, b'"')
+    headers, shown, _ = redacted({"content-type": "application/json", "content-length": "90"}, b'"' + SECRET, b'"')
     assert shown == [b'"hf_***', b'"'] and b"content-length" not in headers
 
 
@@ -79,5 +79,5 @@ def test_a_text_in_pieces_does_not_say_a_wrong_length() -> None:
     ],
 )
 def test_what_is_no_text_or_a_download_is_left_as_it_is(headers: dict[str, str]) -> None:
-    given, shown, _ = told(headers, SECRET)
+    given, shown, _ = redacted(headers, SECRET)
     assert shown == [SECRET] and {name.decode(): value.decode() for name, value in given.items()} == headers

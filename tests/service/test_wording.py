@@ -12,17 +12,17 @@ from tests.summaries import prepared
 BARE = OomRecovered(step=1234, micro_batch_before=8, micro_batch_after=4, message="no", milliseconds_lost=812.5)
 
 
-def told(fact: AnyFact) -> str:
+def worded(fact: AnyFact) -> str:
     return sentence(Event(number=9, job="j", at=1.0, attempt=1, fact=fact))
 
 
 def test_memory_that_ran_out_is_told_with_cause_bucket_and_figures() -> None:
-    assert told(BARE) == (
+    assert worded(BARE) == (
         "step 1,234: memory ran out; the step was redone with micro-batches of 4 instead of 8, at a cost of 0.8 s"
     )
     known = {"cause": "other_processes", "bucket": "input ≤ 256, target ≤ 512", "requested_bytes": 2 * 2**30}
     known |= {"allocated_bytes": 27 * 2**30, "other_processes_bytes": 6 * 2**30, "micro_batch_after": 8}
-    assert told(BARE.model_copy(update=known)) == (
+    assert worded(BARE.model_copy(update=known)) == (
         "step 1,234: memory ran out: other processes hold memory of the GPU (2.0 GiB requested, 27.0 GiB allocated, "
         "6.0 GiB held by other processes); the step was redone with the same micro-batches of 8 "
         "(input ≤ 256, target ≤ 512), at a cost of 0.8 s"
@@ -32,19 +32,19 @@ def test_memory_that_ran_out_is_told_with_cause_bucket_and_figures() -> None:
 
 def test_how_an_attempt_ended_is_said_once() -> None:
     crashed = AttemptEnded(reason=Reason.CRASH, step=9)
-    assert told(crashed) == "attempt 1 ended at step 9: the trainer crashed"
+    assert worded(crashed) == "attempt 1 ended at step 9: the trainer crashed"
     known = crashed.model_copy(update={"error": Fault.of(Reason.CRASH, " (signal SIGKILL)")})
-    assert told(known) == "attempt 1 ended at step 9: the trainer crashed (signal SIGKILL)"
+    assert worded(known) == "attempt 1 ended at step 9: the trainer crashed (signal SIGKILL)"
     other = crashed.model_copy(update={"error": Fault(code="crash", message="Segmentation fault")})
-    assert told(other) == "attempt 1 ended at step 9: the trainer crashed: Segmentation fault"
+    assert worded(other) == "attempt 1 ended at step 9: the trainer crashed: Segmentation fault"
 
 
 def test_texts_that_the_tokenizer_does_not_know_in_full_are_said_where_they_are_many() -> None:
     data: dict[str, Any] = {"train_rows": 100, "kept": 100, "unknown_inputs": 3}
     rewritten = {"characters rewritten": 7, "list in target joined": 100}
-    assert told(prepared(4, **data, unknown_targets=98, rewritten=rewritten)) == (
+    assert worded(prepared(4, **data, unknown_targets=98, rewritten=rewritten)) == (
         "prepared: 100 training rows, 98 targets have characters that the tokenizer does not know, "
         "7 texts have characters that were rewritten, 4 steps to train"
     )
     few = prepared(4, **data, unknown_targets=3, rewritten={"characters rewritten": 6})
-    assert told(few) == "prepared: 100 training rows, 4 steps to train"
+    assert worded(few) == "prepared: 100 training rows, 4 steps to train"

@@ -147,7 +147,7 @@ def running(
     return loop.steps(training_context(journal.folder, loaded, rows, spec, optimizer, journal, plan=plan, **options))
 
 
-def told(journal: Noting) -> list[tuple[int, str | None, int, int, str | None]]:
+def recoveries(journal: Noting) -> list[tuple[int, str | None, int, int, str | None]]:
     return [
         (fact.step, fact.bucket, fact.micro_batch_before, fact.micro_batch_after, fact.cause) for fact in journal.facts
     ]
@@ -164,7 +164,7 @@ def test_each_bucket_finds_its_own_size_in_one_step_and_keeps_it(
     assert noting.facts == [] and [result.micro_batch for result in expected] == [4] * 9
     gpu.allowed = {LONG: 1, SHORT: 2}
     found = list(running(rows, noting, model=model))
-    assert told(noting) == [
+    assert recoveries(noting) == [
         (1, LONG, 4, 2, "exhausted"),
         (1, LONG, 2, 1, "exhausted"),
         (1, SHORT, 4, 2, "exhausted"),
@@ -256,7 +256,7 @@ def test_memory_in_pieces_is_cleared_and_the_same_size_does(
     monkeypatch.setattr(Cache, "clear", cleared)
     gpu.allowed = {LONG: 1}
     result = next(running(rows, noting))
-    assert told(noting) == [(1, LONG, 4, 4, "fragmentation")]
+    assert recoveries(noting) == [(1, LONG, 4, 4, "fragmentation")]
     assert (result.micro_batch, dict(result.safe), len(clears)) == (4, {}, 1)
 
 
@@ -268,14 +268,14 @@ def test_once_a_step_then_smaller_and_with_the_next_epoch_one_error_a_bucket_at_
     results = list(running(rows, noting))
     assert [result.step for result in results] == list(range(1, 10))
     cause = "fragmentation"
-    assert told(noting)[:4] == [
+    assert recoveries(noting)[:4] == [
         (1, LONG, 4, 4, cause),  # the cache is cleared, once in this step
         (1, LONG, 4, 2, cause),
         (1, LONG, 2, 1, cause),
         (1, SHORT, 4, 2, cause),
     ]
     # Three steps make an epoch. The old size is tried, and what is known to do comes next.
-    later = [((step - 1) // 3, *rest) for step, *rest in told(noting)[4:]]
+    later = [((step - 1) // 3, *rest) for step, *rest in recoveries(noting)[4:]]
     assert sorted(later) == [
         (1, LONG, 4, 1, cause),
         (1, SHORT, 4, 2, cause),
@@ -320,7 +320,7 @@ def test_others_are_waited_for_and_the_same_size_does(
     on_a_gpu(monkeypatch, FULL, later=Figures(allocated=8 * GIB, reserved=9 * GIB, free=13 * GIB))
     gpu.allowed, others = {LONG: 1}, Others(gpu, leave=True)
     result = next(running(rows, noting, monitor=others))
-    assert told(noting) == [(1, LONG, 4, 4, "other_processes")]
+    assert recoveries(noting) == [(1, LONG, 4, 4, "other_processes")]
     assert others.waits == [(21 - 9 + 2) * GIB], "all that the pass held and wanted, not only the last piece"
     assert dict(result.safe) == {}
     assert noting.facts[0].other_processes_bytes == 6 * GIB
@@ -334,7 +334,7 @@ def test_others_that_stay_cost_half_until_the_next_epoch_and_are_waited_for_once
     on_a_gpu(monkeypatch, FULL)
     gpu.allowed, others = {LONG: 1}, Others(gpu, leave=False)
     results = list(running(rows, noting, memory={"other_processes": policy}, monitor=others))
-    assert told(noting) == [
+    assert recoveries(noting) == [
         (1, LONG, 4, 2, "other_processes"),
         (1, LONG, 2, 1, "other_processes"),
         (4, LONG, 4, 1, "other_processes"),
@@ -456,7 +456,7 @@ def test_memory_that_runs_out_before_the_first_micro_batch_is_recovered(
 
     monkeypatch.setattr(*where, failing_once)
     assert [result.step for result in running(rows, noting)] == list(range(1, 10))
-    assert told(noting) == [(1, LONG, 4, 2, "exhausted")]
+    assert recoveries(noting) == [(1, LONG, 4, 2, "exhausted")]
 
 
 def test_memory_that_runs_out_while_the_cache_is_cleared_stops_nothing(
@@ -472,7 +472,7 @@ def test_memory_that_runs_out_while_the_cache_is_cleared_stops_nothing(
     monkeypatch.setattr(Cache, "clear", failing)
     gpu.allowed = {LONG: 2}
     next(running(rows, noting))
-    assert told(noting) == [(1, LONG, 4, 2, "exhausted")]
+    assert recoveries(noting) == [(1, LONG, 4, 2, "exhausted")]
     assert "while it was given back" in caplog.text
 
 
