@@ -11,6 +11,7 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import redis
@@ -262,8 +263,9 @@ class Store:
         return cast(str, answer[0][1][-1][0].decode()) if answer else last
 
 
+@lru_cache(maxsize=256)
 def read_spec(text: bytes | str) -> JobSpec | None:
-    """The specification in this JSON; None if it is not valid, as in a damaged job."""
+    """The specification in this JSON; None if it is not valid, as in a damaged job. Of a job it is always the same."""
     try:
         return JobSpec.model_validate_json(text)
     except ValidationError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 
 from jobs.errors import UserError
 from jobs.redis.queries import Filter
@@ -68,9 +69,10 @@ def routes(actions: Actions) -> APIRouter:
         return page(answers.JobList, [shown(job) for job in found], has_more=has_more)
 
     @router.get("/{job}", responses=documented(404))
-    def get_job(job: JobId) -> answers.Job:
+    async def get_job(job: JobId) -> answers.Job:
         """One job, with progress, place in the queue and, when it failed, the cause."""
-        return shown(actions.find(job))
+        # Of a plain function FastAPI hands the answer to another thread once more, to validate it.
+        return shown(await run_in_threadpool(actions.find, job))
 
     @router.post("/{job}/cancel", responses=documented(404, 409))
     def cancel_job(job: JobId) -> answers.Job:
