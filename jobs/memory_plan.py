@@ -149,7 +149,7 @@ class MemoryPlan(MemoryFigures):
         setting = describe(self.optimizer, self.activation_checkpointing, self.micro_batch)
         peak, budget, free = bytes_alike(self.peak_bytes, self.budget_bytes, self.budget_bytes - self.peak_bytes)
         return (
-            f"{peak} at the peak of {budget} ({source[self.budget_source]}; {free} free): "
+            f"{peak} at its peak, of {budget} ({source[self.budget_source]}; {free} free): "
             f"{setting} of {self.input_tokens}/{self.target_tokens} tokens"
             + (f"; {self.disk.text}" if self.disk and self.disk.text else "")
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 
 from pydantic import ValidationError
 
@@ -13,15 +14,23 @@ KEYS_OF_A_JOB = "docs/reference/job.md lists the keys of a job"
 
 
 def explain(error: ValidationError, *, keys: str = KEYS_OF_A_JOB) -> UserError:
-    """The first error: its dotted key, the value, and what it may be. `keys` says which there are."""
-    first, *others = error.errors(include_url=False)
+    """The first error, an unknown key before all others: its dotted key, the value, and what it may be.
+
+    `keys` says which keys there are.
+    """
+    found = error.errors(include_url=False)
+    # What a misspelt key leaves missing is not the user's mistake: the misspelt one is.
+    first = next((entry for entry in found if entry["type"] == "extra_forbidden"), found[0])
+    others = [entry for entry in found if entry is not first]
     # Tags of union members ("literal['auto']", "constrained-float") are not part of the key the user wrote.
     names = [str(part) for part in first["loc"] if re.fullmatch(r"[\w.\- ]+", str(part)) and not _is_union_tag(part)]
     param = ".".join(names) or None
     message = first["msg"].removeprefix("Value error, ")
     hint = None
     if first["type"] == "extra_forbidden":
-        message, hint = "unknown key", keys
+        missing = [str(entry["loc"][-1]) for entry in others if entry["type"] == "missing"]
+        near = get_close_matches(names[-1], missing, n=1)
+        message, hint = "unknown key", f"did you mean {near[0]}? {keys}" if near else keys
     elif first["type"] == "missing":
         message = "is required"
     else:

@@ -104,7 +104,7 @@ class ChildProcess:
             return
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         if code == BAD_SETTINGS:
-            raise ChildFailed(f"{self.name} cannot start with its settings; {self.last_output()}")
+            raise ChildFailed(f"{self.name} cannot start; {self.last_output()}")
         if self.restarts >= RESTARTS and self.place is not None and not self._moved_away:
             kept = self.place.with_name(f"{self.place.name}.damaged-{int(time.time())}")
             say(

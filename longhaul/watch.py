@@ -38,7 +38,11 @@ def watch(
     after = max(0, shown["event_number"] - history)
     console.print(Text(f"{shown['name']} · {job} · {shown['model']}", style="bold"))
     if after:
-        console.print(f"… {after} earlier events: longhaul show {job} --events", style="dim", highlight=False)
+        console.print(
+            f"… {after} earlier {'event' if after == 1 else 'events'}: longhaul show {job} --events",
+            style="dim",
+            highlight=False,
+        )
     follower = _EventPrinter(api.another(), job, after)
     states = _states(api, job, follower, console, tick)
     if console.is_terminal:

@@ -236,9 +236,8 @@ class EventLog:
 
 def restore_hint(job: str, name: str) -> str:
     """What to do when a file cannot be repaired."""
-    return (
-        f"put {name} back from a backup, or remove the job: `longhaul delete {job}` (stop first the worker that has it)"
-    )
+    delete = f"`longhaul delete {job}` (first stop the worker that holds it)"
+    return f"put {name} back from a backup, or remove the job: {delete}"
 
 
 OF_ALL_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)

@@ -48,7 +48,7 @@ def add(commands: Commands) -> None:
                 action="store_true",
                 help="start again at step 0, from the model's original weights; deletes all checkpoints",
             )
-    repair = commands.add("repair", _repair, "cut damaged events off a job, after a backup", shown="ID")
+    repair = commands.add("repair", _repair, "cut off damaged events and all later ones; a copy is kept", shown="ID")
     repair.add_argument("id", metavar="ID")
     delete = commands.add("delete", _delete, "delete an ended or damaged job and all its files; asks first", shown="ID")
     delete.add_argument("id", metavar="ID")
@@ -127,7 +127,7 @@ def _delete(call: Call) -> int:
     with call.connect() as api:
         if not call.given.yes:
             job = api.get(call.given.id)
-            _confirm(call, f"remove {job['name']} ({job['id']}, {job['status']}) with its model, checkpoints and log?")
+            _confirm(call, f"delete {job['name']} ({job['id']}, {job['status']}) with its model, checkpoints and log?")
         gone = api.delete(call.given.id)
     return call.answer(gone, lambda: call.say(f"{gone['id']} is deleted"))
 

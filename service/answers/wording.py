@@ -98,7 +98,7 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
                 if fact.not_before_s
                 else ""
             )
-            return f"waits for a GPU{wait}"
+            return f"waits for its turn{wait}"
         case JobPauseRequested():
             return "pause requested: the trainer saves a checkpoint and stops"
         case JobCancelRequested():
@@ -123,7 +123,7 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             others = f", {by_others} held by other processes" if held else ""
             changed = f"; not as planned: {fact.changed}" if fact.changed else ""
             return (
-                f"memory: {peak} at the peak of {budget}{others}; "
+                f"memory: {peak} at its peak, of {budget}{others}; "
                 f"{describe(fact.optimizer, fact.activation_checkpointing, fact.micro_batch)}{changed}"
             )
         case MemoryMeasured():
@@ -156,12 +156,14 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
         case JobPaused():
             return "paused until you resume it" if fact.error is None else f"paused: {_cause(fact.error)}"
         case JobResumed(from_scratch=True):
-            return "resumed from scratch: waits for a GPU, then starts at step 0 without the earlier checkpoints"
+            return "resumed from scratch: waits for its turn, then starts at step 0 without the earlier checkpoints"
         case JobResumed():
-            return "resumed: waits for a GPU again"
+            return "resumed: waits for its turn again"
         case JobRepaired():
-            lines = f"the last {fact.lines_lost:,} lines" if fact.lines_lost > 1 else "the last line"
-            return f"repaired: {lines} of its events could not be read; the job is in the state before"
+            lines = f"its last {fact.lines_lost:,} events were" if fact.lines_lost > 1 else "its last event was"
+            return (
+                f"repaired: {lines} cut off, from the damaged one on, after a backup; the job is as it was before them"
+            )
         case JobValidated():
             return "dry run: the job is valid"
         case JobSucceeded():

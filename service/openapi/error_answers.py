@@ -58,7 +58,7 @@ _EXAMPLES: dict[int, dict[str, dict[str, Any]]] = {
             "take another name, or delete it first"
         },
         "dataset_in_use": {
-            "message": f"data set recipes.jsonl is needed by 1 open jobs ({_JOB}): cancel them first, or wait"
+            "message": f"data set recipes.jsonl is needed by 1 open job ({_JOB}): cancel them first, or wait"
         },
     },
     413: {"body_too_large": {"message": "the body is larger than 1,048,576 bytes; a job is a few kilobytes"}},

@@ -175,7 +175,7 @@ def chosen(fields: str | None) -> list[str] | None:
     for name in names:
         if name not in MetricRow.model_fields:
             raise UserError(
-                f"fields: {name[:80]!r} is no field of a row of metrics",
+                f"fields: {name[:80]!r} is not a metric",
                 param="fields",
                 hint=f"known are {', '.join(FIELDS)}; each point has {', '.join(ALWAYS)} in any case",
             )

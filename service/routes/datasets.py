@@ -126,8 +126,9 @@ def routes(actions: Actions, uploads: Uploads) -> APIRouter:
         open_jobs = needed_by(actions.store.using(dataset.name))
         if open_jobs:
             named = ", ".join(open_jobs[:_SHOWN_JOBS]) + (" …" if len(open_jobs) > _SHOWN_JOBS else "")
+            jobs = "job" if len(open_jobs) == 1 else "jobs"
             raise DatasetInUse(
-                f"data set {name} is needed by {len(open_jobs)} open jobs ({named}): cancel them first, or wait"
+                f"data set {name} is needed by {len(open_jobs)} open {jobs} ({named}): cancel them first, or wait"
             )
         uploads.remove(name)
         return answers.DeletedDataset(name=name, object="dataset", deleted=True)

@@ -80,6 +80,18 @@ def test_a_wrong_value_is_named(dotted: str, value: object, said: str) -> None:
     assert dotted.startswith(caught.value.param) or caught.value.param.startswith(dotted)
 
 
+@pytest.mark.parametrize(
+    ("spec", "param", "meant"),
+    [({"data": {"trian": "x"}}, "data.trian", "train"), ({"dta": {"train": "x"}}, "dta", "data")],
+)
+def test_a_misspelt_key_is_named_before_the_one_that_is_missing_for_it(
+    spec: dict[str, object], param: str, meant: str
+) -> None:
+    with pytest.raises(UserError, match=f"^{param}: unknown key") as caught:
+        parse_spec(spec)
+    assert caught.value.hint is not None and caught.value.hint.startswith(f"did you mean {meant}? ")
+
+
 @pytest.mark.parametrize("value", ["bf16", "adamw_bf16", "sgd_bf16", "AdamW-BF16", "bfloat16_adamw"])
 def test_rounding_to_the_nearest_bf16_is_refused_with_the_reason_and_the_way_out(value: str) -> None:
     with pytest.raises(UserError, match=r"^memory\.optimizer: ") as caught:

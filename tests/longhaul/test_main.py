@@ -135,7 +135,8 @@ def test_watch_tells_the_story_and_its_exit_code_is_the_jobs(
     thread.join()
     out = capsys.readouterr().out
     story = [
-        "submitted as 'tiny'", "checked:", "prepared: 400 training rows", "waits for a GPU", "attempt 1 started on cpu",
+        "submitted as 'tiny'", "checked:", "prepared: 400 training rows", "waits for its turn",
+        "attempt 1 started on cpu",
         "1,000 parameters", "validation loss 6.0000", "micro-batches of 4 instead of 8",
         "checkpoint saved (954 MiB", "the trainer has finished", "succeeded: the model of step 20", "model is in",
     ]  # fmt: skip

@@ -151,7 +151,7 @@ def test_a_job_that_trains_without_its_events_says_how_it_can_be_removed(service
     no_events(service.run(job))
     for wish in ("cancel", "pause", "repair"):
         hint = service.post(f"/jobs/{job}/{wish}").json()["error"]["hint"]
-        assert f"`longhaul delete {job}` (stop first the worker that has it)" in hint
+        assert f"`longhaul delete {job}` (first stop the worker that holds it)" in hint
     refused = service.request("DELETE", f"/jobs/{job}")
     assert refused.status_code == 409
     assert refused.json()["error"]["message"] == (

@@ -115,7 +115,7 @@ def test_a_job_begins_again_only_when_that_is_asked_for(service: Service) -> Non
     assert (answer.json()["status"], answer.json()["progress"]["loss"]) == ("queued", ROW.loss)
     assert [resumed.from_scratch for resumed in facts_of(service.run(job), JobResumed)] == [False, False, False, True]
     last = service.get(f"/jobs/{job}/events").json()["data"][-1]["message"]
-    assert last == "resumed from scratch: waits for a GPU, then starts at step 0 without the earlier checkpoints"
+    assert last == "resumed from scratch: waits for its turn, then starts at step 0 without the earlier checkpoints"
     service.append(job, RUNNING[-1])
     assert service.get(f"/jobs/{job}").json()["progress"]["loss"] is None
 

@@ -414,11 +414,14 @@ def test_the_report_says_what_there_is(workplace: Workplace) -> None:
 
 
 def test_the_histogram_shows_both_sides_and_where_they_are_cut() -> None:
-    lengths = Lengths.of(np.array([3, 3, 90, 1000], np.int32), limit=64)
+    lengths = Lengths.of(np.array([3] * 200 + [90, 1000], np.int32), limit=64)
     edges, counts = bins(lengths)
-    assert counts.sum() == 4
-    assert (counts[np.searchsorted(edges, 3, side="right") - 1], counts[-1]) == (2, 2)
-    assert edges[-1] > 64
+    assert counts.sum() == 202
+    assert (counts[np.searchsorted(edges, 3, side="right") - 1], counts[-1]) == (200, 2)
+    assert 64 < edges[-1] < 90
+    # Where most texts are longer than the limit, how much longer they are is to be seen.
+    edges, counts = bins(Lengths.of(np.arange(36, 61, dtype=np.int32), limit=16))
+    assert edges[-1] > 59 and counts.max() < 3
     picture = draw({"input": lengths, "target": Lengths.of(np.array([1], np.int32), limit=8)})
     assert picture.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", picture[16:24])

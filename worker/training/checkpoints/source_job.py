@@ -104,11 +104,12 @@ def refuse_other_settings(ours: JobSpec, theirs: JobSpec, job: str) -> None:
     mine, other = (_flat(spec.model_dump(include=SAME)) for spec in (ours, theirs))
     wrong = [key for key in mine | other if mine.get(key) != other.get(key)]
     if wrong:
+        as_there = ", ".join(f"{key}={other.get(key)}" for key in wrong)
         differences = "; ".join(f"{key} is {mine.get(key)!r} here and {other.get(key)!r} there" for key in wrong)
         raise _refused(
             f"this is not the run that job {job} began: {differences}",
             "other_run",
-            "set what is the same there, or leave resume_from out to start over",
+            f"set {as_there}, or leave resume_from out (`longhaul clone` without --resume) to start over",
             wrong[0],
         )
 
@@ -130,7 +131,7 @@ def refuse_nothing_left(spec: JobSpec, steps: int, source: str, done: int) -> No
         raise _refused(
             f"nothing is left to do: {source} is at step {done}, and {spec.training.epochs} epochs are {steps} steps",
             "nothing_left",
-            "set more training.epochs (they are those of the whole run), or resume from an earlier checkpoint",
+            "raise training.epochs, which counts from step 0, or resume from an earlier checkpoint",
         )
 
 

@@ -45,11 +45,12 @@ def draw(lengths: Mapping[str, Lengths]) -> bytes:
 
 
 def bins(lengths: Lengths) -> tuple[Int64, Int64]:
-    """Edges of equal bins up to a little above the limit (or the longest text, if that is shorter), and texts in each.
+    """Edges of equal bins up to a little above the limit or the 99th percentile, and texts in each.
 
-    The last bin holds what is longer, too.
+    The last bin also holds the longer ones.
     """
-    end = min(int(lengths.values[-1]), 5 * lengths.limit // 4) + 1
+    usual = int(lengths.values[np.searchsorted(np.cumsum(lengths.counts), 0.99 * lengths.counts.sum())])
+    end = min(int(lengths.values[-1]), max(5 * lengths.limit // 4, usual)) + 1
     width = -(-end // _BINS)
     edges = np.arange(0, end + width, width)
     places = np.minimum(lengths.values // width, len(edges) - 2)

@@ -113,7 +113,11 @@ def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed) -> str:
     if fixed.keys:
         parts.append(f"the job sets {', '.join(f'memory.{key}' for key in fixed.keys)}")
     setting = describe(chosen.optimizer, chosen.activation_checkpointing, chosen.micro_batch)
-    cost = "no way is faster" if chosen.slowdown < 1.005 else f"{chosen.slowdown:.2f} times the time of the fastest way"
+    cost = (
+        "no other setting is faster"
+        if chosen.slowdown < 1.005
+        else f"{chosen.slowdown:.2f} times the time of the fastest way"
+    )
     return "; ".join([*parts, f"{setting}: {cost}"])
 
 

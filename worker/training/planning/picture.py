@@ -59,7 +59,7 @@ def draw(plan: MemoryPlan) -> bytes:
     axes.set_xlim(0, max(1.35 * widest, 1.6 * max(plan.peak_bytes / unit.size, budget if on_scale else 0.0)))
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_yticks(range(len(shown)), [_name(each) for each in shown])
-    where = "memory.budget" if plan.budget_source == "job" else short_name(plan.gpu) if plan.gpu else "free memory"
+    where = "memory.budget" if plan.budget_source == "job" else short_name(plan.gpu) if plan.gpu else "budget"
     shape = f"{plan.input_tokens}/{plan.target_tokens} tokens"
     title = f"Memory at the peak, {shape} · {where}: {format_bytes(plan.budget_bytes)}"
     axes.set_title(title, color=INK, fontsize=14, loc="left")
