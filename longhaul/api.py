@@ -168,7 +168,8 @@ class Longhaul:
     def events(self, job: str, *, after: int = 0, on_trouble: Callable[[str], None] = _quiet) -> Iterator[EventDict]:
         """Events above number `after`, live, to the job's last. Connects again, for ever, when the service goes away.
 
-        `on_trouble` is told once per outage. Raises ApiError when the service refuses (no such job, wrong key).
+        `on_trouble` is told once per outage. Raises ApiError when the service refuses (no such job, wrong key),
+        Unreachable when nobody answers to begin with.
         """
         return follow.follow_events(self._connection, job, after=after, on_trouble=on_trouble)
 

@@ -20,12 +20,13 @@ LAST_EVENTS = frozenset(f"job.{status}" for status in Status if status.terminal)
 def follow_events(
     connection: Connection, job: str, *, after: int, on_trouble: Callable[[str], None]
 ) -> Iterator[EventDict]:
-    """Events above number `after`, to the job's last."""
-    patience = RetryPolicy(on_trouble)
+    """Events above number `after`, to the job's last. Raises Unreachable when nobody answers to begin with."""
+    address, patience = f"/jobs/{part(job)}", RetryPolicy(on_trouble)
+    connection.answer("GET", address)
     while True:
         try:
             headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
-            with connection.stream(f"/jobs/{part(job)}/events", silence_s=SILENCE_S, headers=headers) as answer:
+            with connection.stream(f"{address}/events", silence_s=SILENCE_S, headers=headers) as answer:
                 if answer.status_code == 204:
                     return
                 for event in _frames(answer):
@@ -44,11 +45,13 @@ def follow_log(connection: Connection, job: str, *, tail: int, on_trouble: Calla
     """The last `tail` lines of the trainer's log, then what is added to it, to the end of the job.
 
     Pages say where in the file they end; a log that is followed does not, and secrets are left out of both. So after a
-    break it is read again from the last place that is known, and what was shown is passed over.
+    break it is read again from the last place that is known, and what was shown is passed over. Raises Unreachable when
+    nobody answers to begin with.
     """
     patience = RetryPolicy(on_trouble)
     text = codecs.getincrementaldecoder("utf-8")("replace")  # a character may be cut in two
     address, place, shown = f"/jobs/{part(job)}", {"tail": tail}, 0
+    connection.answer("GET", address)
     while True:
         try:
             # Asked first: what was written until then is read below.

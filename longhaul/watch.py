@@ -89,7 +89,7 @@ def _print_new(follower: _EventPrinter, console: Console) -> bool:
                 pass
             case str() as trouble:
                 console.print(trouble, style="yellow", highlight=False)
-            case ApiError() as error:
+            case ApiError() | Unreachable() as error:
                 raise error
             case _End():
                 return True
@@ -106,11 +106,11 @@ class _EventPrinter:
     """Reads the event stream in a thread of its own, because a quiet stream blocks."""
 
     def __init__(self, api: Longhaul, job: str, after: int) -> None:
-        self._items: queue.Queue[EventDict | str | ApiError | _End] = queue.Queue()
+        self._items: queue.Queue[EventDict | str | ApiError | Unreachable | _End] = queue.Queue()
         self._api, self._job, self._after = api, job, after
         threading.Thread(target=self._run, name="follow", daemon=True).start()
 
-    def next(self, timeout_s: float) -> EventDict | str | ApiError | _End | None:
+    def next(self, timeout_s: float) -> EventDict | str | ApiError | Unreachable | _End | None:
         """The next event, a line about trouble, a refusal, END; None: nothing in time."""
         try:
             return self._items.get(timeout=timeout_s)
@@ -123,7 +123,7 @@ class _EventPrinter:
                 for event in api.events(self._job, after=self._after, on_trouble=self._items.put):
                     self._items.put(event)
             self._items.put(_End())
-        except ApiError as error:
+        except (ApiError, Unreachable) as error:
             self._items.put(error)
 
 

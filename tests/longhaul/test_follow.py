@@ -8,6 +8,8 @@ import pytest
 
 from jobs.events import JobCancelled
 from longhaul import Longhaul
+from longhaul.main import main
+from tests.redis_server import free_port
 from tests.service.running import running
 from tests.summaries import checked
 
@@ -59,3 +61,15 @@ def test_the_log_is_followed_across_a_restart_of_the_service(redis_url: str, tmp
         "five, without an end",
     ]
     assert len(got.splitlines()) == 5
+
+
+@pytest.mark.parametrize("command", [["events", "-f"], ["logs", "-f"], ["watch"], ["watch", "--json"]])
+def test_a_service_that_never_answered_is_not_waited_for(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("LONGHAUL_URL", url)
+    monkeypatch.setattr("longhaul.connection.PAUSE_S", 0.01)
+    assert main([*command, "job-1"]) == 3
+    error = capsys.readouterr().err
+    assert f"no answer from {url}" in error and "longhaul local" in error
