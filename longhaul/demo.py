@@ -24,7 +24,7 @@ from longhaul.answers import JobDict, JsonObject
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.children import ROOT, ChildProcess, python
 from longhaul.jobfile import BadInput
-from longhaul.local import READY_WITHIN_S, ROLES, free_port
+from longhaul.local import READY_WITHIN_S, ROLES, cannot_write, free_port
 from longhaul.watch import watch
 
 EXAMPLES = ROOT / "examples"
@@ -59,9 +59,12 @@ def _job(home: Path, model: str | None) -> JsonObject:
     except OSError as error:
         raise BadInput(f"{EXAMPLES / 'job.json'}: {error.strerror}; run the demo from a clone") from None
     data = home / "data"
-    data.mkdir(parents=True, exist_ok=True)
-    for source in EXAMPLES.glob("*.jsonl*"):
-        shutil.copyfile(source, data / source.name)
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        for source in EXAMPLES.glob("*.jsonl*"):
+            shutil.copyfile(source, data / source.name)
+    except OSError as error:
+        raise cannot_write(error, "--home DIR") from None
     if model is not None:
         job["model"] = model
         if os.path.isdir(model):

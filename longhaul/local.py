@@ -121,15 +121,21 @@ class LocalHome:
 
     def lock(self) -> IO[bytes]:
         """The lock that keeps a second `longhaul local` out of this home; held until the file is closed."""
-        # A folder that holds other things as well stays open to those who use them: what is ours in it is not.
-        ours = not self.home.exists() or (self.home / "redis").exists() or not any(self.home.iterdir())
-        self.home.mkdir(parents=True, exist_ok=True)
-        if ours:
-            _own(self.home)
-        for folder in (self.home / "logs", self.home / "redis"):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        self.runs.mkdir(parents=True, exist_ok=True)
-        file = open(self.home / "lock", "ab")  # noqa: SIM115 - the caller closes it
+        try:
+            self.runs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(error, "--runs DIR") from None
+        try:
+            # A folder that holds other things as well stays open to those who use them: what is ours in it is not.
+            ours = not self.home.exists() or (self.home / "redis").exists() or not any(self.home.iterdir())
+            self.home.mkdir(parents=True, exist_ok=True)
+            if ours:
+                _own(self.home)
+            for folder in (self.home / "logs", self.home / "redis"):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            file = open(self.home / "lock", "ab")  # noqa: SIM115 - the caller closes it
+        except OSError as error:
+            raise cannot_write(error, "--home DIR") from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -171,6 +177,11 @@ class LocalHome:
             "maxmemory-policy": "noeviction",
         }
         file.write_text("".join(f"{key} {value}\n" for key, value in lines.items()))
+
+
+def cannot_write(error: OSError, option: str) -> BadInput:
+    """A folder that cannot be created or written: `option` names another."""
+    return BadInput(f"{error.filename} cannot be written ({error.strerror}): give another folder with {option}")
 
 
 def _own(*paths: Path) -> None:

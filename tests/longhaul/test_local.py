@@ -128,3 +128,23 @@ def test_it_says_what_is_wrong_before_it_starts_anything(
     assert main(["local", "--port", "99999"]) == 2
     assert "not a port" in capsys.readouterr().err
     assert not (tmp_path / ".longhaul").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "path", "option"),
+    [
+        (["demo", "--home", "file/demo"], "file/demo/data", "--home"),
+        (["local", "--home", "file/home"], "file/home", "--home"),
+        (["local", "--runs", "file/runs"], "file/runs", "--runs"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_named_with_its_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str], path: str,
+    option: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()  # root may write anywhere else
+    (tmp_path / "data").mkdir()
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path / path} cannot be written (Not a directory): give another folder with {option} DIR" in error
