@@ -82,6 +82,6 @@ def test_the_service_needs_no_more_than_its_extra(tmp_path: Path, wheel: Path) -
 
 
 def test_importing_the_library_loads_no_heavy_package_even_where_all_are_installed() -> None:
-    code = f"import sys, longhaul, longhaul.main; print([n for n in {HEAVY} if n in sys.modules])"
+    code = f"import sys, longhaul, longhaul.command_line; print([n for n in {HEAVY} if n in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert shown.stdout == "[]\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -32,6 +34,7 @@ from longhaul.watch import watch
 from tests.metric_rows import metric_row
 from tests.redis_server import free_port
 from tests.service.running import TINY, Service
+from tests.stack import ROOT
 from tests.summaries import checked, prepared, time_summary
 
 NEEDED = "≥ 2.0 h at the limit of an RTX 5090 (about 5.0 h expected)"
@@ -254,3 +257,19 @@ def test_a_terminal_sees_bar_figures_and_time_left(service: Service) -> None:
     assert f"step 0/20 · {NEEDED}" in shown, "until there are figures"
     assert "step 10/20 · loss 3.2500 · 12.5 rows/s · 4,321 tokens/s · MFU 42% · 3.0 GiB · 1 h left" in shown
     assert "━" in screen.getvalue()
+
+
+@pytest.mark.parametrize("module", ["requests", "rich", "longhaul.api"])
+def test_ctrl_c_while_it_is_still_imported_is_quiet(module: str) -> None:
+    code = f"""
+import sys
+class CtrlC:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, CtrlC())
+from longhaul.main import main
+sys.exit(main(["list"]))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "")

@@ -1,0 +1,77 @@
+"""Submit, follow and control long fine-tuning jobs, and download their models.
+
+LONGHAUL_URL names the service (default http://127.0.0.1:8000), LONGHAUL_API_KEY the key, if the service needs one.
+To begin: `longhaul local` in one terminal, `longhaul submit recipes.jsonl --watch` in another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from longhaul.api import ApiError, Unreachable
+from longhaul.commands import datasets, following, machine, queue, results, submitting
+from longhaul.commands.command import BAD_INPUT, OK, UNREACHABLE, Call, Commands
+from longhaul.jobfile import BadInput
+from longhaul.terminal import Terminal
+
+WIDE = 200
+SUBJECTS = {
+    "new jobs": submitting,
+    "what a job does": following,
+    "the queue": queue,
+    "results": results,
+    "rows": datasets,
+    "the machine": machine,
+}
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code (longhaul/commands/command.py says which there are)."""
+    errors = Terminal(stderr=True, highlight=False, soft_wrap=True)
+    # What is read by programs is not cut to a width of 80.
+    console = Terminal(width=None if sys.stdout.isatty() else WIDE)
+    call = Call(_parser().parse_args(argv), os.environ, console, errors)
+    try:
+        code: int = call.given.run(call)
+        return code
+    except BadInput as error:
+        errors.print(f"longhaul: {error}")
+        return BAD_INPUT
+    except ApiError as error:
+        where = f"{error.param}: " if error.param and error.param not in str(error) else ""
+        errors.print(f"longhaul: {where}{error}")
+        if hint := _hint(error):
+            errors.print(f"  hint: {hint}")
+        return UNREACHABLE if error.status >= 500 else BAD_INPUT
+    except Unreachable as error:
+        errors.print(f"longhaul: {error}")
+        errors.print("  hint: start it with `longhaul local`, or set LONGHAUL_URL")
+        return UNREACHABLE
+    except BrokenPipeError:  # `longhaul list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+
+
+def _hint(error: ApiError) -> str | None:
+    if error.status != 401:
+        return error.hint
+    # A file of secrets that happens to lie here is not read unasked.
+    return "set LONGHAUL_API_KEY; after `make env`: export $(grep ^LONGHAUL_API_KEY= .env)"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="longhaul",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="longhaul [-h] COMMAND …",
+    )
+    commands = Commands(parser)
+    for title, subject in SUBJECTS.items():
+        commands.group(title)
+        subject.add(commands)
+    commands.finish()
+    return parser
