@@ -9,9 +9,26 @@ from rich.table import Table
 from rich.text import Text
 
 from longhaul.answers import CheckpointDict, DatasetDetailDict, DatasetDict, RunFileDict, WorkerDict
+from longhaul.columns import Column, Row, print_table
 from longhaul.figures import clock, duration, loss, size
 
-_RIGHT = ("step", "size", "valid. loss")
+_CHECKPOINTS = (
+    Column("id"),
+    Column("step", right=True, goes=3),
+    Column("valid. loss", right=True),
+    Column("size", right=True, goes=2),
+    Column("written", goes=1),
+)
+_FILES = (Column("path", folds=24), Column("size", right=True), Column("written", goes=1))
+_DATASETS = (Column("a job names it"), Column("size", right=True), Column("uploaded", goes=1))
+_WORKERS = (
+    Column("stage"),
+    Column("process", goes=1),
+    Column("job"),
+    Column("since", goes=2),
+    Column("on", folds=16, goes=4),
+    Column("heard", goes=3),
+)
 
 
 def print_checkpoints(checkpoints: Sequence[CheckpointDict], console: Console) -> None:
@@ -19,24 +36,26 @@ def print_checkpoints(checkpoints: Sequence[CheckpointDict], console: Console) -
     if not checkpoints:
         console.print("no checkpoint yet")
         return
-    table = _table("id", "step", "valid. loss", "size", "written")
-    for each in checkpoints:
-        table.add_row(
-            each["id"],
-            f"{each['step_number']:,}",
-            loss(each["metrics"].get("valid_loss")),
-            size(each["bytes"]),
-            clock(each["created_at"]),
-        )
-    console.print(table)
+    rows = [
+        {
+            "id": each["id"],
+            "step": f"{each['step_number']:,}",
+            "valid. loss": loss(each["metrics"].get("valid_loss")),
+            "size": size(each["bytes"]),
+            "written": clock(each["created_at"]),
+        }
+        for each in checkpoints
+    ]
+    print_table(_CHECKPOINTS, rows, console)
 
 
 def print_files(files: Sequence[RunFileDict], console: Console) -> None:
     """One line a file."""
-    table = _table("path", "size", "written")
-    for each in files:
-        table.add_row(Text(each["path"]), size(each["bytes"]), clock(each["modified_at"]))
-    console.print(table)
+    rows: list[Row] = [
+        {"path": Text(each["path"]), "size": size(each["bytes"]), "written": clock(each["modified_at"])}
+        for each in files
+    ]
+    print_table(_FILES, rows, console)
 
 
 def print_datasets(datasets: Sequence[DatasetDict], console: Console) -> None:
@@ -44,10 +63,11 @@ def print_datasets(datasets: Sequence[DatasetDict], console: Console) -> None:
     if not datasets:
         console.print("no data sets yet: longhaul datasets add FILE")
         return
-    table = _table("a job names it", "size", "uploaded")
-    for each in datasets:
-        table.add_row(Text(each["uri"]), size(each["bytes"]), clock(each["created_at"]))
-    console.print(table)
+    rows: list[Row] = [
+        {"a job names it": Text(each["uri"]), "size": size(each["bytes"]), "uploaded": clock(each["created_at"])}
+        for each in datasets
+    ]
+    print_table(_DATASETS, rows, console)
 
 
 def print_dataset(dataset: DatasetDetailDict, console: Console) -> None:
@@ -79,17 +99,18 @@ def print_workers(workers: Sequence[WorkerDict], console: Console, *, damaged: S
     if not workers:
         console.print("no workers: `longhaul local` (or `make up`) starts them")
         return
-    table = _table("stage", "process", "job", "since", "on", "heard")
-    for each in workers:
-        table.add_row(
-            Text(each["stage"], style="" if each["healthy"] else "red"),
-            f"{each.get('pid', '–')}",
-            each["job"] or "–",
-            clock(each["job_since"]) if each["job_since"] else "–",
-            Text(_place(each)),
-            f"{duration(each['heartbeat_age_s'])} ago",
-        )
-    console.print(table)
+    rows: list[Row] = [
+        {
+            "stage": Text(each["stage"], style="" if each["healthy"] else "red"),
+            "process": f"{each.get('pid', '–')}",
+            "job": each["job"] or "–",
+            "since": clock(each["job_since"]) if each["job_since"] else "–",
+            "on": Text(_place(each)),
+            "heard": f"{duration(each['heartbeat_age_s'])} ago",
+        }
+        for each in workers
+    ]
+    print_table(_WORKERS, rows, console)
     for each in workers:
         if not each["healthy"]:
             console.print(Text(f"{each['stage']} takes no work: {each['why']}", style="red"), soft_wrap=True)
@@ -100,10 +121,3 @@ def _place(worker: WorkerDict) -> str:
     if gpu:
         return f"{gpu['name']}, {size(gpu['memory_bytes'])}, driver {gpu['driver']}"
     return worker.get("device") or "–"
-
-
-def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for title in titles:
-        table.add_column(title, no_wrap=True, justify="right" if title in _RIGHT else "left")
-    return table

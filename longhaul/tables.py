@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from rich.text import Text
 from jobs.state import is_open
 from jobs.text.printable import one_line
 from longhaul.answers import CheckpointDict, EventDict, JobDict, PageDict
+from longhaul.columns import Column, print_table
 from longhaul.figures import clock, duration, loss, memory_needed, size, time_needed
 
 _STATUS_STYLES = {
@@ -23,28 +25,30 @@ _STATUS_STYLES = {
     "cancelled": "dim",
     "damaged": "red",
 }
-_COLUMNS = ("id", "name", "status", "pos.", "prio.", "step", "loss", "submitted", "left")
-NARROW = 100
+_COLUMNS = (
+    Column("id"),
+    Column("name", folds=10),
+    Column("status", folds=19),
+    Column("pos.", right=True, goes=5),
+    Column("prio.", right=True, goes=3),
+    Column("step", right=True, goes=6),
+    Column("loss", right=True, goes=2),
+    Column("submitted", right=True, goes=1),
+    Column("left", right=True, goes=4),
+)
 
 
-def print_jobs(page: PageDict[JobDict], console: Console, *, filtered: bool = False) -> None:
-    """One line a job."""
+def print_jobs(
+    page: PageDict[JobDict], console: Console, *, filtered: bool = False, options: Sequence[str] = ()
+) -> None:
+    """One line a job. `options` are those of the command that lists the page after this one."""
     if not page["data"]:
         console.print("no such jobs" if filtered else "no jobs yet: longhaul submit FILE")
         return
-    # A narrow terminal shows less, and names give way: a part of an id is of no use.
-    narrow = console.width < NARROW
-    titles = [each for each in _COLUMNS if not narrow or each not in ("loss", "submitted")]
-    table = Table(box=None, pad_edge=False)
-    for title in titles:
-        left = title in ("id", "name", "status")
-        table.add_column(title, no_wrap=title != "name", justify="left" if left else "right")
-    for job in page["data"]:
-        cells = _cells(job)
-        table.add_row(*(cells[title] for title in titles))
-    console.print(table)
+    print_table(_COLUMNS, [_cells(job) for job in page["data"]], console)
     if page["has_more"]:
-        console.print(f"more: longhaul list --after {page['last_id']}", style="dim", highlight=False)
+        more = shlex.join(["longhaul", "list", *options, "--after", str(page["last_id"])])
+        console.print(f"more: {more}", style="dim", highlight=False, soft_wrap=True)
 
 
 def _cells(job: JobDict) -> dict[str, str | Text]:

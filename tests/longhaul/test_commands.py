@@ -29,6 +29,7 @@ from jobs.process.keys import read_keys
 from jobs.text.units import GIB
 from longhaul import Longhaul
 from longhaul.main import main
+from longhaul.result_tables import print_checkpoints, print_workers
 from longhaul.tables import print_jobs
 from tests.facts import facts_of
 from tests.heartbeats import heartbeat
@@ -164,12 +165,43 @@ def test_the_queue_is_read_filtered_and_reordered(run: Run, service: Service) ->
     assert "priority" in refused and "100" in refused
 
 
-def test_a_narrow_terminal_shows_ids_whole(service: Service) -> None:
-    job = service.submit(name="a-name-that-is-far-too-long-for-this")
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_a_narrow_terminal_shows_ids_and_names_whole(service: Service, width: int) -> None:
+    name = "a-name-that-is-far-too-long-for-this"
+    job = service.submit(name=name)
+    error = Fault(code="no_valid_checkpoint", message="m", hint=None)
+    service.append(job, checked(), prepared(9), JobQueued(), AttemptStarted(worker="w", device="cpu"))
+    service.append(job, AttemptEnded(reason="no_valid_checkpoint", error=error), JobPaused(error=error))
+    other = service.submit(name="recipes")
+    shown = printed(width, lambda console, api: print_jobs(api.list(), console), service)
+    lines = shown.splitlines()
+    [at] = [at for at, line in enumerate(lines) if line.startswith(job)]
+    assert lines[1].split()[:2] == [other, "recipes"] and "…" not in shown
+    start, end = lines[0].index("name"), lines[0].index("status")
+    assert "".join(line[start:end].strip() for line in lines[at:]) == name
+    assert max(map(len, lines)) <= max(width, 24 + 2 + 8 + 2 + 8)
+
+
+def test_narrow_tables_of_workers_and_checkpoints_show_ids_whole() -> None:
+    job = "job-01m830fe2at3h8g66z00"
+    gpu = Gpu(uuid="GPU-1", name="NVIDIA RTX 5090", memory_bytes=32 * 2**30, driver="580.1")
+    worker: Any = {**heartbeat("train-1", pid=7, gpu=gpu).model_dump(), "healthy": True, "why": None, "job": job}
+    worker |= {"job_since": 0, "heartbeat_age_s": 3.0}
+    checkpoint: Any = {"id": f"{job}:step-00000040", "step_number": 40, "metrics": {"valid_loss": 1.5}, "bytes": 1}
+    checkpoint["created_at"] = 0
+    for width in (40, 60, 80):
+        shown = printed(width, lambda console, _: print_workers([worker], console))
+        shown += printed(width, lambda console, _: print_checkpoints([checkpoint], console))
+        assert job in shown and checkpoint["id"] in shown and "1.5000" in shown and "…" not in shown
+    assert "580.1" in shown and "40" in shown
+
+
+def printed(width: int, show: Callable[[Console, Any], None], service: Service | None = None) -> str:
+    """What a terminal of this width shows."""
     screen = io.StringIO()
-    with Longhaul(service.url, service.settings.api_key) as api:
-        print_jobs(api.list(), Console(file=screen, width=80))
-    assert screen.getvalue().splitlines()[1].split()[0] == job and "validating" in screen.getvalue()
+    with Longhaul(*(service.url, service.settings.api_key) if service else ()) as api:
+        show(Console(file=screen, width=width), api)
+    return screen.getvalue()
 
 
 def test_what_is_removed_is_asked_about(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

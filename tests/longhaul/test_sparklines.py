@@ -24,3 +24,17 @@ def test_what_is_not_known_is_a_dash() -> None:
     assert "steps 10 to 1,200" in title
     assert loss.split() == ["loss", "4", "█▁", "2", "2", "4"]
     assert mfu.split() == ["mfu", "–", "–", "–", "–"]
+
+
+def test_a_narrow_terminal_has_shorter_curves_of_the_same_fields() -> None:
+    fields = ["loss", "learning_rate", "memory_bytes"]
+    rows: list[dict[str, float | None]] = [
+        {"step": step, "loss": 10 / step, "learning_rate": 0.0001234, "memory_bytes": 2.0**31} for step in range(1, 49)
+    ]
+    for width in (40, 60, 80, 90, 120):
+        screen = io.StringIO()
+        print_metrics(rows, fields, Console(file=screen, width=width))
+        title, *lines = screen.getvalue().splitlines()
+        assert [line.split()[0] for line in lines] == fields and "…" not in screen.getvalue()
+        assert "steps 1 to 48" in title and "last" in title and len(title) <= width
+        assert "█" in lines[0] and lines[0].count("▁") + 1 >= 8
