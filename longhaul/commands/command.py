@@ -12,8 +12,11 @@ from rich.console import Console
 from jobs.text.printable import escaped
 from longhaul.answers import JobDict
 from longhaul.api import DEFAULT_URL, Longhaul
+from longhaul.jobfile import BadInput
 
 OK, JOB_ENDED_BADLY, BAD_INPUT, UNREACHABLE, LEFT = 0, 1, 2, 3, 130
+ID_LENGTH = len("job-") + 20
+CANDIDATES = 5
 EXIT_CODES = """\
 exit codes:
   0    done
@@ -35,10 +38,13 @@ class Call:
     """Standard error: progress and what is said beside the answer."""
 
     def connect(self) -> Longhaul:
-        """The service that LONGHAUL_URL names."""
+        """The service that LONGHAUL_URL names. Makes the id of the job whole where only its beginning was given."""
         url = self.environment.get("LONGHAUL_URL") or DEFAULT_URL
         key = self.environment.get("LONGHAUL_API_KEY") or None
-        return Longhaul(url, key, on_wait=self.note)
+        api = Longhaul(url, key, on_wait=self.note)
+        if "id" in self.given:
+            self.given.id = _whole_id(api, self.given.id)
+        return api
 
     def answer(self, content: object, people: Callable[[], None]) -> int:
         """`content` as a line of JSON with --json, else what is for people. Returns OK."""
@@ -55,6 +61,18 @@ class Call:
     def note(self, line: str) -> None:
         """A line beside the answer."""
         self.errors.print(line, style="dim", highlight=False, soft_wrap=True)
+
+
+def _whole_id(api: Longhaul, given: str) -> str:
+    """The id of the one job that begins so; `given` where none does. Raises BadInput where several do."""
+    if len(given) >= ID_LENGTH or not given.startswith("job-"):
+        return given
+    found = [job for job in api.all() if job["id"].startswith(given)]
+    if len(found) > 1:
+        shown = ", ".join(f"{job['id']} ({job['name']})" for job in found[:CANDIDATES])
+        more = f" and {len(found) - CANDIDATES:,} more" if len(found) > CANDIDATES else ""
+        raise BadInput(f"{given} can be {shown}{more}: write more of the id")
+    return found[0]["id"] if found else given
 
 
 Run = Callable[[Call], int]

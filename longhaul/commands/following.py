@@ -72,8 +72,8 @@ def _left(api: Longhaul, job: str) -> str:
 
 
 def _events(call: Call) -> int:
-    job, after = call.given.id, call.given.after
     with call.connect() as api:
+        job, after = call.given.id, call.given.after
         events = (
             api.events(job, after=after, on_trouble=call.note)
             if call.given.follow
@@ -85,8 +85,8 @@ def _events(call: Call) -> int:
 
 
 def _logs(call: Call) -> int:
-    job, tail = call.given.id, call.given.tail
     with call.connect() as api:
+        job, tail = call.given.id, call.given.tail
         if not call.given.follow:
             sys.stdout.write(printable(api.logs(job, tail=tail)[0]))
             return OK

@@ -39,8 +39,8 @@ def _files(call: Call) -> int:
 
 
 def _download(call: Call) -> int:
-    folder = call.given.to if call.given.to is not None else Path(call.given.id)
     with call.connect() as api:
+        folder = call.given.to if call.given.to is not None else Path(call.given.id)
         written = [file for path in call.given.paths for file in _fetched(call, api, path, folder)]
     if call.given.json:
         print_json([{"path": str(file), "bytes": os.path.getsize(file)} for file in written])

@@ -204,6 +204,18 @@ def printed(width: int, show: Callable[[Console, Any], None], service: Service |
     return screen.getvalue()
 
 
+def test_the_beginning_of_an_id_is_enough(run: Run, service: Service) -> None:
+    first, second = service.submit(), service.submit(name="other")
+    differ = next(at for at in range(len(first)) if first[at] != second[at])
+    common, unique = first[:differ], first[: differ + 1]
+    assert run("show", unique, "--json")["id"] == first
+    assert "submitted as 'tiny'" in run("events", unique)
+    assert f"{first} is" in run("cancel", unique)
+    ambiguous = run("cancel", common, code=2)
+    assert f"{common} can be {second} (other), {first} (tiny): write more of the id" in ambiguous
+    assert f"there is no job {unique}x" in run("show", f"{unique}x", code=2)
+
+
 def test_what_is_removed_is_asked_about(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     job = service.submit()
     assert "add --yes" in run("delete", job, code=2)
