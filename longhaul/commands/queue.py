@@ -10,6 +10,8 @@ from longhaul.answers import JobDict
 from longhaul.commands.command import Call, Commands
 from longhaul.jobfile import BadInput
 
+PAGE = 20
+
 
 def add(commands: Commands) -> None:
     """list, show, priority, pause, resume, cancel, repair, delete."""
@@ -17,6 +19,7 @@ def add(commands: Commands) -> None:
     listing.add_argument(
         "--status",
         action="append",
+        default=[],
         choices=[*(status.value for status in Status), DAMAGED],
         help="only jobs in this state; repeat for more states",
     )
@@ -28,7 +31,7 @@ def add(commands: Commands) -> None:
         help="only jobs with this metadata; may be repeated",
     )
     listing.add_argument("--after", metavar="ID", help="start after this job: last of the page before")
-    listing.add_argument("--limit", type=int, default=20, help="jobs to show (default: 20)")
+    listing.add_argument("--limit", type=int, default=PAGE, help=f"jobs to show (default: {PAGE})")
     show = commands.add("show", _show, "show a job: state, figures, error, checkpoints", shown="ID")
     show.add_argument("id", metavar="ID")
     show.add_argument("--events", action="store_true", help="show its events, too")
@@ -59,9 +62,11 @@ def _list(call: Call) -> int:
     given = call.given
     with call.connect() as api:
         page = api.list(after=given.after, limit=given.limit, status=given.status, metadata=_labels(given.where))
-    return call.answer(
-        page, lambda: tables.print_jobs(page, call.console, filtered=bool(given.status or given.where or given.after))
-    )
+    options = [f"--status={each}" for each in given.status] + [f"--where={each}" for each in given.where]
+    filtered = bool(options or given.after)
+    if given.limit != PAGE:
+        options.append(f"--limit={given.limit}")
+    return call.answer(page, lambda: tables.print_jobs(page, call.console, filtered=filtered, options=options))
 
 
 def _labels(where: list[str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -214,6 +215,15 @@ def test_the_beginning_of_an_id_is_enough(run: Run, service: Service) -> None:
     ambiguous = run("cancel", common, code=2)
     assert f"{common} can be {second} (other), {first} (tiny): write more of the id" in ambiguous
     assert f"there is no job {unique}x" in run("show", f"{unique}x", code=2)
+
+
+def test_the_next_page_has_the_same_filters(run: Run, service: Service) -> None:
+    jobs = [service.submit(metadata={"team": "big kitchen"}) for _ in range(3)]
+    options = ["--status=validating", "--where=team=big kitchen", "--limit=1"]
+    more = f"longhaul list --status=validating '--where=team=big kitchen' --limit=1 --after {jobs[-1]}"
+    assert f"more: {more}\n" in run("list", *options)
+    following = shlex.split(more)[1:]
+    assert jobs[1] in run(*following) and jobs[0] in run(*following[:-1], jobs[1])
 
 
 def test_what_is_removed_is_asked_about(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
