@@ -55,7 +55,10 @@ class Longhaul:
     def __init__(
         self, url: str = DEFAULT_URL, api_key: str | None = None, *, on_wait: Callable[[str], object] = _quiet
     ) -> None:
-        """`on_wait` is called with the reason why an answer takes longer: the service is recovering."""
+        """`on_wait` is called with the reason why an answer takes longer: the service is recovering.
+
+        Raises ValueError for what is no http or https URL.
+        """
         self.url = url.rstrip("/")
         self._connection = Connection(url, api_key, on_wait)
 

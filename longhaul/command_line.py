@@ -48,7 +48,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         return UNREACHABLE if error.status >= 500 else BAD_INPUT
     except Unreachable as error:
         errors.print(f"longhaul: {error}")
-        errors.print("  hint: start it with `longhaul local`, or set LONGHAUL_URL")
+        errors.print(f"  hint: {error.hint}")
         return UNREACHABLE
     except BrokenPipeError:  # `longhaul list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import requests
 
@@ -28,6 +28,7 @@ TRIES = 3
 PAUSE_S = 0.5
 LATEST_S = 30.0
 """Who says to come back later than this is not waited for."""
+PLAIN_HTTP = "the URL of a service without TLS begins with http://: set LONGHAUL_URL"
 
 Answer = TypeVar("Answer")
 
@@ -46,15 +47,19 @@ class ApiError(Exception):
 
 
 class Unreachable(Exception):
-    """Nothing answers at the address, or another program does, or the connection was lost."""
+    """Nothing answers at the address, or another program does, or the connection was lost. `hint` says what to do."""
+
+    def __init__(self, message: str, *, hint: str = "start it with `longhaul local`, or set LONGHAUL_URL") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class Connection:
     """A session with one service. For one thread."""
 
     def __init__(self, url: str, api_key: str | None, on_wait: Callable[[str], object]) -> None:
-        """`on_wait` is called with what the service says while it recovers."""
-        self.url = url.rstrip("/")
+        """`on_wait` is called with what the service says while it recovers. Raises ValueError for what is no URL."""
+        self.url = _checked(url).rstrip("/")
         self.key = api_key
         self.on_wait = on_wait
         self.session = requests.Session()
@@ -82,6 +87,8 @@ class Connection:
                 if may_repeat and tried < TRIES:
                     time.sleep(PAUSE_S)
                     continue
+                if isinstance(error, requests.exceptions.SSLError):
+                    raise Unreachable(f"no TLS connection to {self.url}: {_root(error)}", hint=PLAIN_HTTP) from error
                 raise Unreachable(f"no answer from {self.url} ({type(error).__name__})") from error
             later = None if "data" in more else _retry_after(answer)
             recovering = _recovering(answer)
@@ -129,6 +136,21 @@ class RetryPolicy:
         """Before the next try."""
         time.sleep(self._wait_s)
         self._wait_s = min(5.0, self._wait_s * 2)
+
+
+def _checked(url: str) -> str:
+    """The URL. Raises ValueError where requests could send nothing there."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} must begin with http:// or https:// and name a host, like {DEFAULT_URL}")
+    return url
+
+
+def _root(error: BaseException) -> BaseException:
+    """The exception that began it."""
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    return error
 
 
 def part(text: str) -> str:

@@ -41,7 +41,10 @@ class Call:
         """The service that LONGHAUL_URL names. Makes the id of the job whole where only its beginning was given."""
         url = self.environment.get("LONGHAUL_URL") or DEFAULT_URL
         key = self.environment.get("LONGHAUL_API_KEY") or None
-        api = Longhaul(url, key, on_wait=self.note)
+        try:
+            api = Longhaul(url, key, on_wait=self.note)
+        except ValueError as error:
+            raise BadInput(f"LONGHAUL_URL: {error}") from None
         if "id" in self.given:
             self.given.id = _whole_id(api, self.given.id)
         return api

@@ -122,6 +122,22 @@ def test_a_wrong_key_and_nobody_there(
     assert "Traceback" not in error
 
 
+def test_a_url_that_cannot_be_one_is_told_from_a_service_that_is_down(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for url in ("localhost:8000", "htp://x", "http://", "127.0.0.1", "http://[::1"):
+        monkeypatch.setenv("LONGHAUL_URL", url)
+        assert main(["list"]) == 2
+        error = capsys.readouterr().err
+        assert "LONGHAUL_URL: " in error and "longhaul local" not in error
+        with pytest.raises(ValueError, match=r"http://|IPv6"):
+            Longhaul(url)
+    monkeypatch.setenv("LONGHAUL_URL", service.url.replace("http:", "https:"))
+    assert main(["list"]) == 3
+    error = capsys.readouterr().err
+    assert "no TLS connection to https://" in error and "begins with http://" in error and "local`" not in error
+
+
 def test_watch_tells_the_story_and_its_exit_code_is_the_jobs(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
