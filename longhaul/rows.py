@@ -16,12 +16,20 @@ from longhaul.transfer import Progress, sha256_of
 
 
 def at_the_service(
-    api: Longhaul, file: str, *, data: Path, upload: bool, say: Callable[[str], None], on_progress: Progress
+    api: Longhaul,
+    file: str,
+    *,
+    data: Path,
+    upload: bool,
+    before_upload: Callable[[], None],
+    say: Callable[[str], None],
+    on_progress: Progress,
 ) -> str:
     """What `data.train` has to be for the service to read this file; `say` is called with the reason why.
 
     One in the data directory is read where it lies when the service is on this machine (unless `upload`); any other
-    is uploaded, if the service does not have it yet. A file that is not here may be there: it goes as it is written.
+    is uploaded, if the service does not have it yet; `before_upload` may raise a reason not to. A file that is not here
+    may be there: it goes as it is written.
     """
     if not os.path.exists(file):
         say(f"{file} is not here: the service looks for it in its data directory")
@@ -41,6 +49,7 @@ def at_the_service(
     if there == digest:
         say(f"the service already has {file} as dataset:{name}")
     else:
+        before_upload()
         api.upload(file, name, on_progress=on_progress)
         say(f"uploaded {file} ({size(os.path.getsize(file))}) as dataset:{name}")
     return f"dataset:{name}"

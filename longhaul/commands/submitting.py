@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import uuid
 from functools import partial
 from pathlib import Path
 
 from longhaul.answers import JobDict, JsonObject
-from longhaul.api import Longhaul
+from longhaul.api import ApiError, Longhaul
 from longhaul.bars import bar
 from longhaul.commands.command import Call, Commands, ending, print_json
 from longhaul.commands.following import watch_to_end
@@ -95,9 +96,26 @@ def _read(call: Call, api: Longhaul) -> JsonObject:
         try:
             with bar(call.errors) as report:
                 return at_the_service(
-                    api, file, data=data, upload=call.given.upload, say=call.note, on_progress=partial(report, file)
+                    api,
+                    file,
+                    data=data,
+                    upload=call.given.upload,
+                    before_upload=partial(_check_all_but_rows, call, api),
+                    say=call.note,
+                    on_progress=partial(report, file),
                 )
         except OSError as error:
             raise BadInput(f"{file}: {error.strerror}") from None
 
     return read_job(call.given.file, call.given.set, rows=rows)
+
+
+def _check_all_but_rows(call: Call, api: Longhaul) -> None:
+    """Raise what is wrong with the job besides its rows. No job is made: the data set that it names is nowhere."""
+    nowhere = f"dataset:{uuid.uuid4().hex}.jsonl"
+    job = read_job(call.given.file, [*call.given.set, f"data.train={nowhere}"], rows=lambda _: nowhere)
+    try:
+        api.submit(job, dry_run=True)
+    except ApiError as error:
+        if error.param != "data.train":
+            raise

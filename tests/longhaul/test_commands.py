@@ -132,6 +132,18 @@ def test_rows_that_lie_anywhere_are_enough_for_a_job(run: Run) -> None:
     assert run("submit", "data/recipes.jsonl", "--json", "--upload")["training_file"] == "dataset:recipes.jsonl"
 
 
+@pytest.mark.parametrize("command", ["submit", "plan"])
+def test_a_job_that_is_wrong_besides_its_rows_uploads_nothing(run: Run, command: str) -> None:
+    Path("recipes.jsonl").write_text('{"input": "a", "target": "b"}\n')
+    for change, refusal in [
+        ("training.epochs", "write key.dotted=value"),
+        ("training.epoch=3", "training.epoch: unknown key"),
+        ("training.epochs=-1", "training.epochs"),
+    ]:
+        assert refusal in run(command, "recipes.jsonl", "--set", change, code=2)
+    assert run("datasets", "--json") == [] and run("list", "--json")["data"] == []
+
+
 def test_a_clone_with_changes_and_one_that_goes_on(run: Run, service: Service) -> None:
     first = service.submit(metadata={"team": "kitchen"})
     clone = run("clone", first, "--set", "name=again", "--set", "metadata=null", "--json")

@@ -25,7 +25,13 @@ def placed(service: Service, file: str, *, upload: bool = False, url: str | None
     said: list[str] = []
     with Longhaul(url or service.url, service.settings.api_key) as api:
         train = at_the_service(
-            api, file, data=Path("data"), upload=upload, say=said.append, on_progress=lambda *_: None
+            api,
+            file,
+            data=Path("data"),
+            upload=upload,
+            before_upload=lambda: None,
+            say=said.append,
+            on_progress=lambda *_: None,
         )
     [line] = said
     return train, line
