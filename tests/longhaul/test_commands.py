@@ -243,7 +243,7 @@ def test_what_is_removed_is_asked_about(run: Run, service: Service, monkeypatch:
     assert "add --yes" in run("delete", job, code=2)
     monkeypatch.setattr(sys, "stdin", FakeTerminal("n\n"))
     refused = run("delete", job, code=2)
-    assert f"remove tiny ({job}, validating)" in refused and "nothing was deleted" in refused
+    assert f"delete tiny ({job}, validating)" in refused and "nothing was deleted" in refused
     assert "validating" in run("delete", job, "--yes", code=2), "only of an ended job"
     service.append(job, JobCancelled())
     monkeypatch.setattr(sys, "stdin", FakeTerminal("y\n"))
