@@ -71,7 +71,7 @@ def print_datasets(datasets: Sequence[DatasetDict], console: Console) -> None:
 
 
 def print_dataset(dataset: DatasetDetailDict, console: Console) -> None:
-    """One data set; of the report what is a figure by itself."""
+    """One data set; of the report the figures, and the counts by reason or character."""
     lines = [
         ("data set", dataset["uri"]),
         ("size", f"{size(dataset['bytes'])} ({dataset['bytes']:,} bytes)"),
@@ -80,16 +80,32 @@ def print_dataset(dataset: DatasetDetailDict, console: Console) -> None:
         ("jobs", (", ".join(dataset["jobs"]) or "none") + (" (in use)" if dataset["in_use"] else "")),
     ]
     if dataset["report"] is None:
-        lines.append(("report", "none: no existing job has read it"))
+        lines.append(("report", "none: no existing job has prepared it"))
     else:
-        lines.append(("read by", dataset["report_job"] or "–"))
+        lines.append(("prepared by", dataset["report_job"] or "–"))
         for key, value in dataset["report"].items():
-            if isinstance(value, int | float | str) and not isinstance(value, bool):
-                lines.append((key.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)))
+            if (text := _reported(value)) is not None:
+                lines.append((key.replace("_", " "), text))
     grid = Table.grid(padding=(0, 2))
     for name, text in lines:
         grid.add_row(Text(name, style="dim"), Text(text))
     console.print(grid)
+
+
+def _reported(value: object) -> str | None:
+    """A figure, or counts with their sum; None for what has parts of its own."""
+    match value:
+        case bool() | None:
+            return None
+        case int():
+            return f"{value:,}"
+        case float() | str():
+            return str(value)
+        case dict() if all(isinstance(each, int) for each in value.values()):
+            counts = ", ".join(f"{name}: {count:,}" for name, count in value.items())
+            return f"{sum(value.values()):,}" + (f" ({counts})" if counts else "")
+        case _:
+            return None
 
 
 def print_workers(workers: Sequence[WorkerDict], console: Console, *, damaged: Sequence[str] = ()) -> None:

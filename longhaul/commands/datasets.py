@@ -6,6 +6,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+from jobs.data_names import UPLOADED
 from longhaul import result_tables
 from longhaul.bars import bar
 from longhaul.commands.command import Call, Commands
@@ -49,11 +50,17 @@ def _add(call: Call) -> int:
 
 def _show(call: Call) -> int:
     with call.connect() as api:
-        found = api.dataset(call.given.name)
+        found = api.dataset(_name(call))
     return call.answer(found, lambda: result_tables.print_dataset(found, call.console))
 
 
 def _remove(call: Call) -> int:
     with call.connect() as api:
-        gone = api.delete_dataset(call.given.name)
+        gone = api.delete_dataset(_name(call))
     return call.answer(gone, lambda: call.say(f"{gone['name']} is deleted"))
+
+
+def _name(call: Call) -> str:
+    """As it was given, or as the list and a job name it."""
+    name: str = call.given.name
+    return name.removeprefix(UPLOADED)

@@ -244,7 +244,7 @@ def _leave_room(folder: Path, wanted: int) -> None:
 
 
 def _none(name: str) -> NotFound:
-    return NotFound(f"there is no data set {name[:200]!r}: GET /datasets lists them")
+    return NotFound(f"there is no data set {name[:200]!r}: `longhaul datasets` (GET /datasets) lists them")
 
 
 def _exists(there: Uploaded) -> DatasetExists:

@@ -36,7 +36,7 @@ from tests.facts import facts_of
 from tests.heartbeats import heartbeat
 from tests.metric_rows import metric_row
 from tests.service.running import Service
-from tests.summaries import checked, prepared
+from tests.summaries import checked, dataset_report, prepared
 
 Run = Callable[..., Any]
 
@@ -312,13 +312,24 @@ def test_data_sets(run: Run) -> None:
     assert (made["name"], made["bytes"]) == ("other.jsonl", 30)
     assert [each["name"] for each in run("datasets", "--json")] == ["other.jsonl", "rows.jsonl"]
     assert run("datasets", "--json", "show", "rows.jsonl")["name"] == "rows.jsonl"
-    assert "none: no existing job has read it" in run("datasets", "show", "rows.jsonl")
+    assert "none: no existing job has prepared it" in run("datasets", "show", "dataset:rows.jsonl")
+    assert "`longhaul datasets`" in run("datasets", "show", "dataset:other.csv", code=2)
     assert "dataset:rows.jsonl" in run("datasets")
     Path("rows.jsonl").write_text("{}\n")
     assert "rows.jsonl" in run("datasets", "add", "rows.jsonl", code=2)
     assert "No such file" in run("datasets", "add", "nothing.jsonl", code=2)
-    assert "rows.jsonl is deleted" in run("datasets", "rm", "rows.jsonl")
+    assert "rows.jsonl is deleted" in run("datasets", "rm", "dataset:rows.jsonl")
     assert "rows.jsonl" in run("datasets", "rm", "rows.jsonl", code=2)
+
+
+def test_a_data_set_accounts_for_every_row(run: Run, service: Service) -> None:
+    Path("rows.jsonl").write_text('{"input": "a", "target": "b"}\n')
+    job = run("submit", "rows.jsonl", "--json")["id"]
+    report = dataset_report(rows_read=1300, kept=295, duplicates=1, rejected={"not JSON": 1001, "empty target": 3})
+    (service.run(job).path / "dataset.json").write_text(report.model_dump_json())
+    lines = {" ".join(line.split()) for line in run("datasets", "show", "rows.jsonl").splitlines()}
+    assert {"rows read 1,300", "kept 295", "duplicates 1", f"prepared by {job}", "noticed 0"} <= lines
+    assert "rejected 1,004 (not JSON: 1,001, empty target: 3)" in lines
 
 
 def test_workers(run: Run, service: Service) -> None:
