@@ -11,7 +11,7 @@ from jobs.data_names import DATA_SUFFIXES
 from longhaul.answers import JsonObject
 
 ROWS = tuple(suffix for suffix in DATA_SUFFIXES if suffix != ".json")
-"""What the name of a file of rows ends in here, where .json is a job."""
+"""What the name of a file of rows ends in here. One in .json is a job, unless it holds a JSON object a line."""
 
 
 class BadInput(ValueError):
@@ -23,8 +23,8 @@ def read_job(file: str, changes: Sequence[str], *, rows: Callable[[str], str]) -
 
     `rows` is asked what `data.train` has to be for a file of rows.
     """
-    if not file.endswith(ROWS):
-        return apply_changes(_parsed(file), changes)
+    if not file.endswith(ROWS) and (job := _job_in(file)) is not None:
+        return apply_changes(job, changes)
     name = re.sub(r"[^A-Za-z0-9_.\-]", "-", Path(file).name.split(".")[0]).lstrip("-_.")[:64]
     return apply_changes({"name": name or "job", "data": {"train": rows(file)}}, changes)
 
@@ -36,18 +36,28 @@ def apply_changes(job: JsonObject, changes: Sequence[str]) -> JsonObject:
     return job
 
 
-def _parsed(file: str) -> JsonObject:
+def _job_in(file: str) -> JsonObject | None:
+    """The job in a .json file; None: it holds rows."""
     try:
         job = json.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{file}: {error.strerror}; give a job file (.json) or a file of rows (.jsonl)") from None
     except json.JSONDecodeError as error:
+        if _is_json_lines(error):
+            return None
         raise BadInput(f"{file} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except UnicodeDecodeError:
         raise BadInput(f"{file} is not UTF-8 text; a job file is JSON") from None
     if not isinstance(job, dict):
         raise BadInput(f'{file}: a job is a JSON object; the minimum is {{"data": {{"train": "rows.jsonl"}}}}')
     return job
+
+
+def _is_json_lines(error: json.JSONDecodeError) -> bool:
+    """Whether an object on a line of its own was read, and the next line begins another."""
+    first = error.doc[: error.pos].strip()
+    another = error.msg == "Extra data" and error.colno == 1 and error.doc[error.pos] == "{"
+    return another and first.startswith("{") and "\n" not in first
 
 
 def _set(job: JsonObject, change: str) -> None:

@@ -39,12 +39,21 @@ def test_a_file_of_rows_is_a_job() -> None:
     assert job == {"name": "my-recipes", "data": {"train": train}, "training": {"epochs": 1}}
 
 
+def test_a_json_file_with_an_object_a_line_holds_rows(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text('{"input": "a", "target": "b"}\n{"input": "c", "target": "d"}\n')
+    assert read_job(str(file), [], rows=lambda file: "there") == {"name": "rows", "data": {"train": "there"}}
+
+
 @pytest.mark.parametrize(
     ("content", "changes", "part"),
     [
         (None, [], "No such file"),
         (b'{"name": ', [], "line 1, column 10"),
         (b"\xff", [], "not UTF-8"),
+        (b"{}\n}", [], "line 2, column 1"),
+        (b'{"name":\n"x"}\n{}', [], "line 3, column 1"),
+        (b"{} {}", [], "line 1, column 4"),
         (b"[]", [], "a job is a JSON object"),
         (b"{}", ["epochs"], "write key.dotted=value"),
         (b"{}", ["a..b=1"], "write key.dotted=value"),
