@@ -24,6 +24,7 @@ RESTARTS = 5
 BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 HEALTHY_AFTER_S = 120.0
 """A child that has run this long begins a new count of restarts."""
+LONGEST_ERROR = 1000
 BAD_SETTINGS = 2
 """Exit code of a process whose environment is wrong: starting it again would not help."""
 
@@ -161,7 +162,8 @@ class ChildProcess:
             lines = []
         last = lines[-1] if lines else ""
         error = last_error("\n".join(lines[-100:])) if is_logged(last) else last
-        return f"see {self.log_file}" + (f": {error[:300]}" if error else "")
+        error = error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR]}…"
+        return f"see {self.log_file}" + (f": {error}" if error else "")
 
 
 def python(*arguments: str) -> list[str]:

@@ -148,3 +148,12 @@ def test_a_folder_that_cannot_be_made_is_named_with_its_option(
     assert main(command) == 2
     error = capsys.readouterr().err
     assert f"{tmp_path / path} cannot be written (Not a directory): give another folder with {option} DIR" in error
+
+
+def test_the_last_line_of_a_log_is_shown_whole_or_as_cut(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    child = ChildProcess("train", [], {}, log)
+    log.write_text("the first\n" + "x" * 999 + "y\n")
+    assert child.last_output() == f"see {log}: " + "x" * 999 + "y"
+    log.write_text("x" * 1001)
+    assert child.last_output() == f"see {log}: " + "x" * 1000 + "…"
