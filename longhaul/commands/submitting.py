@@ -56,8 +56,8 @@ def _submit(call: Call) -> int:
 
 def _clone(call: Call) -> int:
     given = call.given
-    changes = apply_changes({"resume_from": given.id} if given.resume else {}, given.set)
     with call.connect() as api:
+        changes = apply_changes({"resume_from": given.id} if given.resume else {}, given.set)
         made = api.clone(given.id, changes, idempotency_key=given.idempotency_key, dry_run=given.dry_run)
         return _made(call, api, made)
 

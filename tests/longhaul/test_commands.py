@@ -226,7 +226,8 @@ def test_the_beginning_of_an_id_is_enough(run: Run, service: Service) -> None:
     assert f"{first} is" in run("cancel", unique)
     ambiguous = run("cancel", common, code=2)
     assert f"{common} can be {second} (other), {first} (tiny): write more of the id" in ambiguous
-    assert f"there is no job {unique}x" in run("show", f"{unique}x", code=2)
+    assert f"there is no job {unique}u" in run("show", f"{unique}u", code=2), "no id has a u"
+    assert run("clone", unique, "--resume", "--json")["spec"]["resume_from"] == first
 
 
 def test_the_next_page_has_the_same_filters(run: Run, service: Service) -> None:
