@@ -105,15 +105,17 @@ def _control(call: Call) -> int:
                 job = api.resume(given.id, from_scratch=given.from_scratch)
             case _:
                 job = api.cancel(given.id)
-    return call.answer(job, lambda: call.say(_standing(job)))
+    return call.answer(job, lambda: call.say(_standing(job, priority=given.command == "priority")))
 
 
-def _standing(job: JobDict) -> str:
+def _standing(job: JobDict, *, priority: bool = False) -> str:
     parts = [f"{job['id']} is {job['status']}"]
     if job["requested"] != "none":
         parts.append(f"{job['requested']} requested")
     if job["queue_position"] is not None:
         parts.append(f"number {job['queue_position']} in the queue (priority {job['priority']})")
+    elif priority:
+        parts.append(f"priority {job['priority']}")
     return ", ".join(parts)
 
 

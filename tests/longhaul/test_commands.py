@@ -160,16 +160,20 @@ def test_the_queue_is_read_filtered_and_reordered(run: Run, service: Service) ->
     second = service.submit(metadata={"team": "garden"})
     moved = run("priority", second, "7")
     assert f"{second} is validating, number 1 in the queue (priority 7)" in moved
-    lines = run("list").splitlines()
+    running = service.submit()
+    service.append(running, checked(), prepared(9), JobQueued(), AttemptStarted(worker="w", device="cpu"))
+    assert run("priority", running, "10") == f"{running} is running, priority 10\n"
+    service.append(running, JobCancelled())
+    lines = run("list", "--status", "validating").splitlines()
     assert lines[0].split() == ["id", "name", "status", "pos.", "prio.", "step", "loss", "submitted", "left"]
     assert [line.split()[:5] for line in lines[1:]] == [
         [second, "tiny", "validating", "1", "7"],
         [first, "tiny", "validating", "2", "0"],
     ]
     service.append(first, JobCancelled())
-    assert [job["id"] for job in run("list", "--status", "cancelled", "--json")["data"]] == [first]
+    assert [job["id"] for job in run("list", "--status", "cancelled", "--json")["data"]] == [running, first]
     both = run("list", "--status", "cancelled", "--status", "validating", "--json")["data"]
-    assert [job["id"] for job in both] == [second, first]
+    assert [job["id"] for job in both] == [running, second, first]
     assert [job["id"] for job in run("list", "--where", "team=garden", "--json")["data"]] == [second]
     assert "no such jobs" in run("list", "--where", "team=garden", "--status", "failed")
     assert "write KEY=VALUE" in run("list", "--where", "team", code=2)
