@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from jobs.version import VERSION
 from longhaul.api import ApiError, Unreachable
 from longhaul.commands import datasets, following, machine, queue, results, submitting
 from longhaul.commands.command import BAD_INPUT, OK, UNREACHABLE, Call, Commands
@@ -67,8 +68,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="longhaul",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="longhaul [-h] COMMAND …",
+        usage="longhaul [-h] [--version] COMMAND …",
     )
+    parser.add_argument("--version", action="version", version=f"longhaul {VERSION}", help="print the version and exit")
     commands = Commands(parser)
     for title, subject in SUBJECTS.items():
         commands.group(title)
