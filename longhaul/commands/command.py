@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 
@@ -81,13 +82,31 @@ def _whole_id(api: Longhaul, given: str) -> str:
 Run = Callable[[Call], int]
 
 
+class _CommandParser(argparse.ArgumentParser):
+    """The parser of one command: it refuses what it does not know with its own usage, not with that of `longhaul`."""
+
+    def parse_known_args(  # type: ignore[override]  # typeshed: overloads
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """What was given, and nothing unknown."""
+        given, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return given, unknown
+
+
 class Commands:
     """The parser as it grows: groups of commands, each with its one line in `longhaul --help`."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._parser = parser
         self._commands = parser.add_subparsers(
-            dest="command", required=True, metavar="COMMAND", prog=parser.prog, help=argparse.SUPPRESS
+            dest="command",
+            required=True,
+            metavar="COMMAND",
+            prog=parser.prog,
+            help=argparse.SUPPRESS,
+            parser_class=_CommandParser,
         )
         self._lines: list[str] = []
 

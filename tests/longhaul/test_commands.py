@@ -28,6 +28,7 @@ from jobs.events import (
 from jobs.heartbeat import Gpu
 from jobs.process.keys import read_keys
 from jobs.text.units import GIB
+from jobs.version import VERSION
 from longhaul import Longhaul
 from longhaul.main import main
 from longhaul.result_tables import print_checkpoints, print_workers
@@ -116,6 +117,26 @@ def test_help_names_every_command_once_and_the_exit_codes(capsys: pytest.Capture
         assert asked.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: longhaul {name}")
     assert len(listed) == len(set(listed)) == 23
+
+
+@pytest.mark.parametrize(
+    ("command", "more"), [("list", "--staus failed"), ("show", "job-1 --jsn"), ("datasets show", "rows.jsonl --jsn")]
+)
+def test_a_mistyped_option_shows_the_usage_of_its_command(
+    capsys: pytest.CaptureFixture[str], command: str, more: str
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main([*command.split(), *more.split()])
+    assert refused.value.code == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"usage: longhaul {command} [-h]")
+    assert "unrecognized arguments: --" in shown
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0 and capsys.readouterr().out == f"longhaul {VERSION}\n"
 
 
 def test_rows_that_lie_anywhere_are_enough_for_a_job(run: Run) -> None:
