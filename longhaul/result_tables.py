@@ -33,9 +33,6 @@ _WORKERS = (
 
 def print_checkpoints(checkpoints: Sequence[CheckpointDict], console: Console) -> None:
     """One line a checkpoint; its id is what `resume_from` takes."""
-    if not checkpoints:
-        console.print("no checkpoint yet")
-        return
     rows = [
         {
             "id": each["id"],

@@ -38,10 +38,7 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 
 def print_metrics(rows: Sequence[MetricDict], fields: Sequence[str], console: Console) -> None:
-    """First, curve, last, lowest and highest of each field."""
-    if not rows:
-        console.print("no metrics yet: the first steps write them")
-        return
+    """First, curve, last, lowest and highest of each field, from one row or more."""
     title = f"steps {rows[0]['step']:,} to {rows[-1]['step']:,}"
     curves = [[_finite(row.get(field)) for row in rows] for field in fields]
     lines = [_figures(field, values) for field, values in zip(fields, curves, strict=True)]

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from jobs.state import is_open
 from jobs.text.printable import escaped
 from longhaul.answers import JobDict
 from longhaul.api import DEFAULT_URL, Longhaul
@@ -134,6 +135,11 @@ class Commands:
 def print_json(content: object) -> None:
     """One line on standard output."""
     print(escaped(json.dumps(content, ensure_ascii=False)), flush=True)
+
+
+def nothing_yet(job: JobDict, what: str) -> str:
+    """Said where there is none: not yet, or never."""
+    return f"no {what} yet" if is_open(job["status"]) else f"no {what}: the job is {job['status']}"
 
 
 def ending(job: JobDict) -> int:

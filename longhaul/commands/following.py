@@ -7,7 +7,7 @@ from functools import partial
 
 from jobs.text.printable import printable
 from longhaul.api import ApiError, Longhaul, Unreachable
-from longhaul.commands.command import LEFT, OK, Call, Commands, ending, print_json
+from longhaul.commands.command import LEFT, OK, Call, Commands, ending, nothing_yet, print_json
 from longhaul.sparklines import FIELDS, WIDTH, print_metrics
 from longhaul.tables import print_events, print_job
 from longhaul.watch import watch
@@ -100,4 +100,7 @@ def _metrics(call: Call) -> int:
     fields = call.given.fields.split(",")
     with call.connect() as api:
         found = api.metrics(call.given.id, points=call.given.points, fields=fields)
+        if not (found["data"] or call.given.json):
+            call.say(nothing_yet(api.get(call.given.id), "metrics"))
+            return OK
     return call.answer(found, lambda: print_metrics(found["data"], fields, call.console))

@@ -8,7 +8,7 @@ from pathlib import Path
 from longhaul import result_tables
 from longhaul.api import Longhaul
 from longhaul.bars import bar
-from longhaul.commands.command import OK, Call, Commands, print_json
+from longhaul.commands.command import OK, Call, Commands, nothing_yet, print_json
 from longhaul.figures import size
 from longhaul.jobfile import BadInput
 
@@ -29,6 +29,9 @@ def add(commands: Commands) -> None:
 def _checkpoints(call: Call) -> int:
     with call.connect() as api:
         found = list(api.checkpoints(call.given.id))
+        if not (found or call.given.json):
+            call.say(nothing_yet(api.get(call.given.id), "checkpoint"))
+            return OK
     return call.answer(found, lambda: result_tables.print_checkpoints(found, call.console))
 
 

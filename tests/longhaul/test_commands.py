@@ -301,7 +301,8 @@ def test_events_are_listed_and_followed_to_the_last(run: Run, service: Service) 
 
 def test_metrics_are_small_curves(run: Run, service: Service) -> None:
     job = service.submit()
-    assert "no metrics yet" in run("metrics", job)
+    assert run("metrics", job) == "no metrics yet\n"
+    assert run("metrics", job, "--json")["data"] == []
     rows = [metric_row(step, loss=10 / step, memory_bytes=3 * GIB).model_dump_json() for step in range(1, 201)]
     service.run(job).metrics_file.write_text("\n".join(rows) + "\n")
     shown = run("metrics", job)
@@ -316,7 +317,7 @@ def test_metrics_are_small_curves(run: Run, service: Service) -> None:
 def test_checkpoints_files_and_download(run: Run, service: Service) -> None:
     job = service.submit()
     folder = service.run(job)
-    assert "no checkpoint yet" in run("checkpoints", job)
+    assert run("checkpoints", job) == "no checkpoint yet\n"
     folder.model.mkdir()
     (folder.model / "config.json").write_text("{}")
     (folder.model / "model.safetensors").write_bytes(b"x" * 3000)
@@ -391,3 +392,5 @@ def test_show_tells_why_it_failed(run: Run, service: Service) -> None:
     )
     shown = run("show", job)
     assert "no row can be used [bad_data]" in shown and "look at the report" in shown
+    assert run("metrics", job) == "no metrics: the job is failed\n", "none will come"
+    assert run("checkpoints", job) == "no checkpoint: the job is failed\n"
