@@ -96,8 +96,14 @@ class LocalHome:
         self.runs = Path(runs or environment.get("LONGHAUL_RUNS") or "runs").absolute()
         self.port = _port(port if port is not None else environment.get("LONGHAUL_PORT") or 8000)
         self.api_key = environment.get("LONGHAUL_API_KEY") or None
-        if not self.data.is_dir():
-            raise BadInput(f"the data directory {self.data} does not exist: create it, or give --data DIR")
+        try:
+            os.scandir(f"{self.data}/.").close()  # needs the right to list it and the right to open what is in it
+        except FileNotFoundError:
+            raise BadInput(f"the data directory {self.data} does not exist: create it, or give --data DIR") from None
+        except OSError as error:
+            raise BadInput(
+                f"the data directory {self.data} cannot be read ({error.strerror}): give another with --data DIR"
+            ) from None
         self._redis_port = free_port()
         self._password = secrets.token_hex(16)
         device = "cuda" if os.path.exists("/dev/nvidia0") else "cpu"

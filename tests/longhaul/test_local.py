@@ -13,7 +13,8 @@ import pytest
 from jobs.process.secrets import NEEDED, VARIABLES
 from jobs.reasons import Reason
 from longhaul.children import RESTARTS, ChildProcess
-from longhaul.local import ROLES, LocalHome
+from longhaul.jobfile import BadInput
+from longhaul.local import ROLES, LocalHome, free_port
 from longhaul.main import main
 from tests.local import Local, until
 from tests.processes import alive, descendants
@@ -123,7 +124,10 @@ def test_it_says_what_is_wrong_before_it_starts_anything(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["local"]) == 2
-    assert "--data DIR" in capsys.readouterr().err
+    assert f"{tmp_path / 'data'} does not exist: create it, or give --data DIR" in capsys.readouterr().err
+    (tmp_path / "rows.csv").touch()
+    assert main(["local", "--data", "rows.csv"]) == 2
+    assert "rows.csv cannot be read (Not a directory): give another with --data DIR" in capsys.readouterr().err
     (tmp_path / "data").mkdir()
     assert main(["local", "--port", "99999"]) == 2
     assert "not a port" in capsys.readouterr().err
@@ -157,3 +161,12 @@ def test_the_last_line_of_a_log_is_shown_whole_or_as_cut(tmp_path: Path) -> None
     assert child.last_output() == f"see {log}: " + "x" * 999 + "y"
     log.write_text("x" * 1001)
     assert child.last_output() == f"see {log}: " + "x" * 1000 + "…"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("mode", [0o000, 0o400, 0o100])
+def test_a_data_directory_that_cannot_be_read_is_refused(tmp_path: Path, mode: int) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=mode)
+    with pytest.raises(BadInput, match=r"cannot be read \(Permission denied\)"):
+        LocalHome({}, data=data, home=tmp_path / "home", runs=None, port=free_port())
