@@ -89,8 +89,10 @@ def download(
     wanted = path.rstrip("/")
     names = [file["path"] for file in files if file["path"] == wanted or file["path"].startswith(f"{wanted}/")]
     if not names:
-        hint = f"list them with: longhaul files {job}"
-        raise ApiError(f"job {job} has no file or folder {path!r}", status=404, code="not_found", hint=hint)
+        problem, hint = f"job {job} has no file or folder {path!r}", f"list them with: longhaul files {job}"
+        if wanted == "trainer.log":  # logs leave out what looks like a secret
+            problem, hint = f"{wanted} of job {job} cannot be downloaded", f"show it with: longhaul logs {job}"
+        raise ApiError(problem, status=404, code="not_found", hint=hint)
     for name in names:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise Unreachable(f"the server at {connection.url} is not Longhaul: a job of it has a file {name!r}")

@@ -57,4 +57,5 @@ def _fetched(call: Call, api: Longhaul, path: str, folder: Path) -> list[Path]:
         with bar(call.errors) as report:
             return list(api.download(call.given.id, path, folder, on_progress=report))
     except OSError as error:
-        raise BadInput(f"--to {folder}: {error.strerror} ({error.filename})") from None
+        where = f" ({error.filename})" if error.filename else ""  # a full disk names no file
+        raise BadInput(f"--to {folder}: {error.strerror}{where}") from None

@@ -33,6 +33,7 @@ from longhaul import Longhaul
 from longhaul.main import main
 from longhaul.result_tables import print_checkpoints, print_workers
 from longhaul.tables import print_jobs
+from tests.disk_room import longest_file
 from tests.facts import facts_of
 from tests.heartbeats import heartbeat
 from tests.metric_rows import metric_row
@@ -329,6 +330,11 @@ def test_checkpoints_files_and_download(run: Run, service: Service) -> None:
     assert f"list them with: longhaul files {job}" in run("download", job, "model", "modell", code=2)
     Path("taken").write_text("")
     assert "--to taken" in run("download", job, "--to", "taken", code=2)
+    with longest_file(1000):
+        full = run("download", job, "--to", "full", code=2)
+    assert "--to full: File too large" in full and "None" not in full
+    refused = run("download", job, "trainer.log", code=2)
+    assert "trainer.log of job" in refused and f"show it with: longhaul logs {job}" in refused
 
 
 def test_data_sets(run: Run) -> None:
