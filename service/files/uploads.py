@@ -220,7 +220,7 @@ class _Incoming:
                 hint="it changed in transit or while it was read: send it again",
             )
         if not self.bytes:
-            raise UserError(f"{self._name} is empty", param="body", hint="send the file as the body: curl -T FILE …")
+            raise UserError(f"{self._name} is empty", param="body", hint="send a file with at least one row")
         self._file.flush()
         os.fsync(self._file.fileno())
         about = Uploaded(

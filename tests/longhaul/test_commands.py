@@ -351,6 +351,9 @@ def test_data_sets(run: Run) -> None:
     Path("rows.jsonl").write_text("{}\n")
     assert "rows.jsonl" in run("datasets", "add", "rows.jsonl", code=2)
     assert "No such file" in run("datasets", "add", "nothing.jsonl", code=2)
+    Path("empty.jsonl").touch()
+    refused = run("datasets", "add", "empty.jsonl", code=2)
+    assert "empty.jsonl is empty" in refused and "hint: send a file with at least one row" in refused
     assert "rows.jsonl is deleted" in run("datasets", "rm", "dataset:rows.jsonl")
     assert "rows.jsonl" in run("datasets", "rm", "rows.jsonl", code=2)
 
