@@ -36,9 +36,15 @@ def print_table(columns: Sequence[Column], rows: Sequence[Row], console: Console
             break
     least = _total(min(width, FOLDED) if each.folds else width for each, width in _widths(shown, rows))
     table = Table(box=None, pad_edge=False, width=least if least > console.width else None)
-    for each in shown:
+    spare = console.width - _total(min(width, each.folds or width) for each, width in _widths(shown, rows))
+    for each, width in _widths(shown, rows):
         side: Literal["left", "right"] = "right" if each.right else "left"
-        table.add_column(each.title, no_wrap=each.folds is None, overflow="fold", justify=side)
+        if each.folds:  # the first of them gets what is left, or gives what is missing
+            folded = min(width, max(FOLDED, each.folds + spare))
+            spare -= folded - min(width, each.folds)
+            table.add_column(each.title, overflow="fold", justify=side, width=folded)
+        else:
+            table.add_column(each.title, no_wrap=True, justify=side)
     for row in rows:
         table.add_row(*(row[each.title] for each in shown))
     console.print(table, crop=False)

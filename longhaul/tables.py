@@ -27,7 +27,7 @@ _STATUS_STYLES = {
 }
 _COLUMNS = (
     Column("id"),
-    Column("name", folds=10),
+    Column("name", folds=16),
     Column("status", folds=19),
     Column("pos.", right=True, goes=5),
     Column("prio.", right=True, goes=3),

@@ -219,6 +219,7 @@ def test_a_narrow_terminal_shows_ids_and_names_whole(service: Service, width: in
     start, end = lines[0].index("name"), lines[0].index("status")
     assert "".join(line[start:end].strip() for line in lines[at:]) == name
     assert max(map(len, lines)) <= max(width, 24 + 2 + 8 + 2 + 8)
+    assert "no_valid_checkpoint" in shown or width == 40
 
 
 def test_narrow_tables_of_workers_and_checkpoints_show_ids_whole() -> None:
