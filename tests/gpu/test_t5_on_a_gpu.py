@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,22 @@ def on_device(batch: Tensors) -> Tensors:
     return {name: tensor.to(DEVICE) for name, tensor in batch.items()}
 
 
+@pytest.fixture
+def refuse_waits() -> Iterator[Callable[[], None]]:
+    """Call it: from then to the end of the test, what waits for the GPU raises RuntimeError."""
+
+    def refuse() -> None:
+        with warnings.catch_warnings():  # torch warns once in a process that this mode is a prototype
+            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
+            torch.cuda.set_sync_debug_mode("error")
+
+    if DEVICE.type != "cuda":
+        yield lambda: None
+        return
+    yield refuse
+    torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize("padded", [True, False])
 def test_the_fused_model_is_as_near_to_the_truth_as_the_stock_one(padded: bool) -> None:
     """Shows that the kernels of a GPU (attention with a bias, norm, GELU) give the same gradients."""
@@ -59,7 +77,7 @@ def test_the_fused_model_is_as_near_to_the_truth_as_the_stock_one(padded: bool) 
 
 
 @pytest.mark.parametrize("padded", [True, False])
-def test_the_host_never_waits_for_the_gpu(padded: bool) -> None:
+def test_the_host_never_waits_for_the_gpu(padded: bool, refuse_waits: Callable[[], None]) -> None:
     """Shows by CUDA's own count of synchronizations that forward and backward only queue work."""
     model = model_on_device()
     batch = on_device(make_batch(padded))
@@ -70,13 +88,8 @@ def test_the_host_never_waits_for_the_gpu(padded: bool) -> None:
         token_loss_sum(model, batch["input_ids"], batch.get("attention_mask"), batch["labels"]).backward()
 
     forward_and_backward()
-    if DEVICE.type == "cuda":
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        forward_and_backward()
-    finally:
-        if DEVICE.type == "cuda":
-            torch.cuda.set_sync_debug_mode("default")
+    refuse_waits()
+    forward_and_backward()
 
 
 def test_compiled_layers_serve_every_shape(tmp_path: Path) -> None:
