@@ -265,7 +265,7 @@ class Bench:
         if self.device.type == "cuda" and self._budget is not None:
             total = torch.cuda.get_device_properties(self.device).total_memory
             share = min(1.0, self._budget / total) if limited else 1.0
-            torch.cuda.set_per_process_memory_fraction(share, self.device)
+            torch.cuda.set_per_process_memory_fraction(share)
 
     def _check_time(self) -> None:
         if self._left() <= 0:

@@ -49,11 +49,11 @@ def on_gpu(device: torch.device, limit: int | None) -> Iterator[None]:
         yield
         return
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(gpu_fraction(limit, total), device)
+    torch.cuda.set_per_process_memory_fraction(gpu_fraction(limit, total))  # `cuda` without an index is refused here
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def gpu_fraction(limit: int, total: int) -> float:

@@ -1,0 +1,47 @@
+"""Attempts with torch's CUDA build: a budget, and what fails besides kernels. Each is a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.disk.rundir import RunDir
+from jobs.reasons import Reason
+from jobs.text.units import GIB
+from tests.local import ROOT
+from tests.training.attempts import finished
+from tests.training.conftest import MakeRun
+from worker.training.memory.hard_limit import gpu_fraction, on_gpu
+
+pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(300)]
+JOB: dict[str, Any] = {
+    "evaluation": {"every_steps": 1000, "samples": 0},  # a simulated GPU computes nothing: no text would ever end
+    "speed": {"compile": False},
+}
+
+
+def train(run: RunDir, *, until: Reason = Reason.DONE, **environment: str) -> str:
+    """One attempt, which ends for that reason; returns its log."""
+    command = [sys.executable, "-m", "worker.training", "train", str(run.path)]
+    variables = os.environ | {"LONGHAUL_DEVICE": "cuda"} | environment
+    done = subprocess.run(command, cwd=ROOT, env=variables, stderr=subprocess.PIPE, text=True, timeout=240, check=False)
+    assert done.returncode == until.exit_code and finished(run).reason == until, done.stderr
+    return done.stderr
+
+
+def test_a_budget_is_the_limit_of_torchs_allocator_for_as_long_as_the_attempt() -> None:
+    total = torch.cuda.get_device_properties().total_memory
+    with on_gpu(torch.device("cuda"), 8 * GIB):
+        assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(gpu_fraction(8 * GIB, total))
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(8 * GIB, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.get_per_process_memory_fraction() == 1.0
+
+
+def test_a_job_with_a_budget_trains(make_run: MakeRun) -> None:
+    train(make_run(memory={"budget": 8}, **JOB))
