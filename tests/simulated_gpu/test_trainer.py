@@ -45,3 +45,14 @@ def test_a_budget_is_the_limit_of_torchs_allocator_for_as_long_as_the_attempt() 
 
 def test_a_job_with_a_budget_trains(make_run: MakeRun) -> None:
     train(make_run(memory={"budget": 8}, **JOB))
+
+
+def test_no_room_for_the_context_of_cublas_is_out_of_memory(make_run: MakeRun) -> None:
+    log = train(make_run(**JOB), until=Reason.OUT_OF_MEMORY, SIMGPU_FAIL="cublasCreate_v2=1")
+    assert "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`" in log
+
+
+def test_memory_that_runs_out_where_nvml_names_no_processes_is_out_of_memory(make_run: MakeRun) -> None:
+    run = make_run(memory={"budget": 0.1}, **JOB)
+    log = train(run, until=Reason.OUT_OF_MEMORY, SIMGPU_FAIL="nvmlDeviceGetComputeRunningProcesses=3")
+    assert "NVML_SUCCESS == r INTERNAL ASSERT FAILED" in log

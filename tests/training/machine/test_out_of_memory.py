@@ -36,6 +36,11 @@ CPU = (
         RuntimeError("CUDA driver error: out of memory"),
         RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("cusolver error: CUSOLVER_STATUS_NOT_INITIALIZED, when calling `cusolverDnCreate(handle)`"),
+        RuntimeError(
+            'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "c10/cuda/CUDACachingAllocator.cpp":1407, please report'
+        ),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
         RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:94, unhandled cuda error\nCuda failure 2 'out of memory'"),
@@ -69,6 +74,8 @@ def test_every_form_is_known(error: BaseException) -> None:
         RuntimeError("CUDA error: device-side assert triggered"),
         RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
         RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasGemmEx(handle)`"),
+        RuntimeError('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "c10/cuda/PeerToPeerAccess.cpp":83, please report'),
         RuntimeError("could not create a primitive descriptor for a matmul primitive"),
         RuntimeError("out of resource: shared memory, Required: 147456, Hardware limit: 101376"),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x3 and 4x4)"),

@@ -36,6 +36,10 @@ LONGEST_MESSAGE = 500
 
 _FORMS = re.compile(
     r"CU(?:BLAS|SOLVER|SPARSE)_STATUS_ALLOC_FAILED|CUDNN_STATUS_\w*ALLOC\w*_FAILED|cudaErrorMemoryAllocation"
+    # A handle that cannot be made: so these libraries say that there is no room for their context.
+    r"|CU(?:BLAS|SOLVER|SPARSE)_STATUS_NOT_INITIALIZED,? when calling `\w+Create\w*\("
+    # Before it raises its own error torch asks NVML who is on the GPU; where that fails, this is all it says.
+    r"|NVML_SUCCESS == .*CUDACachingAllocator\.cpp"
     r"|NCCL\b.*\bFailed to (?:CUDA )?(?:host )?[cm]?alloc"
     r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory|std::bad_alloc|Cannot allocate memory"
     # Of a primitive's *descriptor* it says so when an operation does not exist.
