@@ -44,6 +44,7 @@ from benchmarks.gpu_report import COLUMNS, Report
 from benchmarks.random_rows import LENGTHS, random_rows, read_lengths, synthetic_lengths, write_lengths
 from benchmarks.random_t5 import SHAPES as CHECKPOINTS
 from jobs.text.units import format_duration
+from worker.training.machine import expandable_segments
 from worker.training.tasks.seq2seq.flops import PairFlops
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -65,6 +66,7 @@ def main(argv: list[str]) -> int:
     # As the trainer does it; read when the first memory of the GPU is taken.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     device = torch.device(arguments.device)
+    expandable_segments.leave_off_where_broken(device)
     report = Report(arguments, device)
     # Compiling cannot be interrupted, and whoever lends the machine ends the process without asking.
     bell = threading.Timer(60 * arguments.minutes + GRACE_S, report.leave)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,3 +57,27 @@ def test_memory_that_runs_out_where_nvml_names_no_processes_is_out_of_memory(mak
     run = make_run(memory={"budget": 0.1}, **JOB)
     log = train(run, until=Reason.OUT_OF_MEMORY, SIMGPU_FAIL="nvmlDeviceGetComputeRunningProcesses=3")
     assert "NVML_SUCCESS == r INTERNAL ASSERT FAILED" in log
+
+
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [("nvmlInit_v2", 9), ("nvmlDeviceGetHandleByPciBusId_v2", 6), ("nvmlDeviceGetGpuFabricInfoV", 3)],
+)
+def test_a_job_trains_without_expandable_segments_where_nvml_cannot_tell_of_a_fabric(
+    make_run: MakeRun, function: str, code: int
+) -> None:
+    log = train(make_run(**JOB), SIMGPU_FAIL=f"{function}={code}")
+    assert (
+        f"expandable segments are off, so free GPU memory may fragment: NVML's {function} fails with code {code}" in log
+    )
+
+
+def test_a_job_trains_without_nvml(make_run: MakeRun) -> None:
+    folders = os.environ["LD_LIBRARY_PATH"].split(os.pathsep)
+    without = os.pathsep.join(folder for folder in folders if not (Path(folder) / "libnvidia-ml.so.1").exists())
+    log = train(make_run(**JOB), LD_LIBRARY_PATH=without)
+    assert "expandable segments are off" in log and "libnvidia-ml.so.1: cannot open shared object file" in log
+
+
+def test_segments_expand_where_they_can(make_run: MakeRun) -> None:
+    assert "expandable segments" not in train(make_run(**JOB))

@@ -26,6 +26,7 @@ from worker.training.evaluate import evaluate
 from worker.training.journal import Journal
 from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
 from worker.training.loop import steps
+from worker.training.machine import expandable_segments
 from worker.training.machine.device import hold_device, hold_job
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.memory import first_step, hard_limit
@@ -44,6 +45,7 @@ def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopSi
     """Train until done (exit code 0) or asked to stop (75). Every other typed end is a StageError."""
     device = torch.device(settings.device)
     guards.refuse_poor_device(device)
+    expandable_segments.leave_off_where_broken(device)
     if device.type == "cpu":
         use_fp32_where_bf16_is_slow()
     limit = hard_limit.limit_of(run.spec().memory, settings.test_memory_limit)
