@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from jobs.disk.rundir import RunDir
 from jobs.reasons import Reason
 from jobs.text.units import GIB
 from tests.local import ROOT
-from tests.training.attempts import finished
-from tests.training.conftest import MakeRun
+from tests.training.attempts import checkpoints, finished
+from tests.training.conftest import CONFIG, MakeRun, tiny_model
 from worker.training.memory.hard_limit import gpu_fraction, on_gpu
 
 pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(300)]
@@ -81,3 +83,22 @@ def test_a_job_trains_without_nvml(make_run: MakeRun) -> None:
 
 def test_segments_expand_where_they_can(make_run: MakeRun) -> None:
     assert "expandable segments" not in train(make_run(**JOB))
+
+
+def test_a_checkpoint_is_streamed_where_no_memory_can_be_pinned_for_its_copy(
+    make_run: MakeRun, model_folder: Path
+) -> None:
+    """Batches still can: the driver limits what a process pins, as on WSL2."""
+    shape = {"d_model": 128, "d_ff": 1024}
+    tensors = {name: tensor.bfloat16() for name, tensor in tiny_model(**shape).state_dict().items()}
+    aliases = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if name not in aliases},
+        model_folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    (model_folder / "config.json").write_text(json.dumps(CONFIG | shape))
+    run = make_run(checkpoint={"every_steps": 5}, **JOB)
+    log = train(run, SIMGPU_HOST_MIB="2")
+    assert log.count("checkpoints are streamed: there is no memory for copies: CUDA error: out of memory") == 1
+    assert checkpoints(run) == ["step-00000020", "step-00000021"]

@@ -73,7 +73,11 @@ class Saver:
             self._copies = has_room_for_copies(live)
         if (low := too_little_room(self._run, state.step, live)) is not None:
             self._journal.note(low)
-        elif self._copies:
+            return
+        if self._copies and self._buffers is None:
+            self._buffers = make_buffers(live)
+            self._copies = self._buffers is not None
+        if self._copies:
             self._writer = _Writer(self._run, state, self._copy(live), self._keep)
             self._writer.start()
         else:
@@ -102,10 +106,7 @@ class Saver:
         self.poll()
 
     def _copy(self, live: Tensors) -> Tensors:
-        if self._buffers is None:
-            self._buffers = {
-                file: {name: _buffer(tensor) for name, tensor in named.items()} for file, named in live.items()
-            }
+        assert self._buffers is not None, "they are made first"
         for file, named in live.items():
             for name, tensor in named.items():
                 # Ordered after the update and before the next step, by the GPU's own queue: the host continues.
@@ -202,6 +203,17 @@ def is_saved(run: RunDir, state: TrainState) -> bool:
     """Whether the checkpoint of this step is there, with the validation loss if that is known by now."""
     folder = folder_of(run, state.step)
     return folder.exists() and loss_in(folder) == state.validation_loss
+
+
+def make_buffers(tensors: Tensors) -> dict[str, dict[str, torch.Tensor]] | None:
+    """Host memory for a copy of each, pinned if it is on a GPU. None, and a warning, where that cannot be had."""
+    try:
+        return {file: {name: _buffer(tensor) for name, tensor in named.items()} for file, named in tensors.items()}
+    except RuntimeError as error:
+        log.warning("checkpoints are streamed: there is no memory for copies: %s", str(error).splitlines()[0])
+    if torch.cuda.is_initialized():
+        torch.accelerator.empty_host_cache()  # what was pinned before it failed
+    return None
 
 
 def _buffer(tensor: torch.Tensor) -> torch.Tensor:
