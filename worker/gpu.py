@@ -23,6 +23,14 @@ driver, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
 assert driver.cuDriverGetVersion(ctypes.byref(version)) == 0
 print(version.value, driver.cuInit(0))
 """
+_ASK_SLICE = """
+import ctypes, sys
+nvml, handle, name = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), ctypes.create_string_buffer(96)
+total_free_used = (ctypes.c_ulonglong * 3)()
+assert nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByUUID(sys.argv[1].encode(), ctypes.byref(handle)) == 0
+assert nvml.nvmlDeviceGetName(handle, name, 96) == 0 and nvml.nvmlDeviceGetMemoryInfo(handle, total_free_used) == 0
+print(total_free_used[0], name.value.decode())
+"""
 
 
 class NoGpu(Exception):
@@ -42,7 +50,10 @@ def usable_gpu(wanted: str) -> Gpu:
 
 
 def find_gpu(wanted: str) -> Gpu:
-    """The GPU that `wanted` names (an index or UUID, as in CUDA_VISIBLE_DEVICES); empty: the first. Raises NoGpu."""
+    """The GPU, or MIG slice, that `wanted` names (an index or UUID, as in CUDA_VISIBLE_DEVICES); empty: the first GPU.
+
+    Raises NoGpu.
+    """
     if shutil.which("nvidia-smi") is None:
         raise NoGpu("no NVIDIA driver was found here (no nvidia-smi; driver 580 or newer is needed)")
     query = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
@@ -55,10 +66,28 @@ def find_gpu(wanted: str) -> Gpu:
     if answer.returncode != 0 or not gpus:
         output = (answer.stderr or answer.stdout).strip()[:200] or f"exit code {answer.returncode}"
         raise NoGpu(f"there is no usable GPU: nvidia-smi says {output!r}")
+    if wanted.startswith("MIG-"):
+        name, size = ask_slice(wanted)
+        return Gpu(uuid=wanted, name=name, memory_bytes=size, driver=gpus[0][-1])
     for index, uuid, name, mebibytes, driver in gpus:
         if wanted in ("", index, uuid):
+            if not mebibytes.isdecimal():  # such as [N/A] or [Insufficient Permissions]
+                raise NoGpu(f"nvidia-smi does not say how much memory {name} has (memory.total is {mebibytes!r})")
             return Gpu(uuid=uuid, name=name, memory_bytes=int(mebibytes) * 2**20, driver=driver)
     raise NoGpu(f"CUDA_VISIBLE_DEVICES={wanted}, but the GPUs here are {', '.join(row[1] for row in gpus)}")
+
+
+def ask_slice(uuid: str) -> tuple[str, int]:
+    """(name, bytes) of a MIG slice: nvidia-smi has only its GPU in a table. Raises NoGpu."""
+    ask = [sys.executable, "-c", _ASK_SLICE, uuid]
+    try:
+        answer = subprocess.run(ask, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise NoGpu(f"NVML did not answer within {format_duration(TIMEOUT_S)}") from None
+    if answer.returncode != 0:
+        raise NoGpu(f"CUDA_VISIBLE_DEVICES={uuid}, but NVML knows no such slice here; `nvidia-smi -L` lists them")
+    size, _, name = answer.stdout.strip().partition(" ")
+    return name, int(size)
 
 
 def refuse_misfit(gpu: Gpu, needed: tuple[int, int] | None, has: tuple[int, int] | None) -> None:

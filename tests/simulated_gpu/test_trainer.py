@@ -102,3 +102,8 @@ def test_a_checkpoint_is_streamed_where_no_memory_can_be_pinned_for_its_copy(
     log = train(run, SIMGPU_HOST_MIB="2")
     assert log.count("checkpoints are streamed: there is no memory for copies: CUDA error: out of memory") == 1
     assert checkpoints(run) == ["step-00000020", "step-00000021"]
+
+
+def test_a_job_trains_on_a_slice(make_run: MakeRun) -> None:
+    uuid = "MIG-51a00000-0000-4000-8000-00000000000f"
+    train(make_run(**JOB), SIMGPU_UUID=uuid, CUDA_VISIBLE_DEVICES=uuid)

@@ -49,6 +49,21 @@ def test_no_driver_no_gpu_and_a_driver_that_is_not_loaded(smi: Path) -> None:
         find_gpu("")
 
 
+def test_a_gpu_whose_memory_is_not_told_is_refused_and_its_neighbour_is_not(smi: Path) -> None:
+    answer(smi, TWO.replace("32607", "[N/A]", 1))
+    with pytest.raises(
+        NoGpu, match=r"does not say how much memory NVIDIA GeForce RTX 5090 has \(memory.total is '\[N/A\]"
+    ):
+        find_gpu("")
+    assert find_gpu("1").uuid == "GPU-bbb"
+
+
+def test_a_slice_that_is_not_there_is_refused(smi: Path) -> None:
+    answer(smi, TWO)
+    with pytest.raises(NoGpu, match="CUDA_VISIBLE_DEVICES=MIG-aaa, but NVML knows no such slice here; `nvidia-smi -L`"):
+        find_gpu("MIG-aaa")
+
+
 GPU = Gpu(uuid="GPU-aaa", name="NVIDIA GeForce RTX 5090", memory_bytes=32607 * 2**20, driver="570.86.10")
 
 
