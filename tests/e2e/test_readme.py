@@ -88,6 +88,7 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     "curl -X POST localhost:8000/jobs/$ID/pause": Here(r'"status":"paused"|"requested":"pause"', queued),
     "curl localhost:8000/jobs/$ID/plan": Here(r'"resolved"', ended),
     "curl localhost:8000/jobs": Here(r'"has_more"'),
+    "curl -g 'localhost:8000/jobs?limit=20&status=running&metadata[team]=kitchen'": Here(r'"has_more"'),
     "curl -T recipes.jsonl localhost:8000/datasets/": Here(r'"uri":"dataset:recipes.jsonl"'),
     "curl -C - -o model.tar localhost:8000/jobs/$ID/files/model": Here("", ended),
     "longhaul submit recipes.jsonl --set model=builtin:t5-tiny --watch": Here(r"succeeded: the model of step"),
