@@ -29,7 +29,7 @@ def explain(error: ValidationError, *, keys: str = KEYS_OF_A_JOB) -> UserError:
     hint = None
     if first["type"] == "extra_forbidden":
         missing = [str(entry["loc"][-1]) for entry in others if entry["type"] == "missing"]
-        near = get_close_matches(names[-1], missing, n=1)
+        near = get_close_matches(str(first["loc"][-1]), missing, n=1)
         message, hint = "unknown key", f"did you mean {near[0]}? {keys}" if near else keys
     elif first["type"] == "missing":
         message = "is required"

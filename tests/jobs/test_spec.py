@@ -92,6 +92,12 @@ def test_a_misspelt_key_is_named_before_the_one_that_is_missing_for_it(
     assert caught.value.hint is not None and caught.value.hint.startswith(f"did you mean {meant}? ")
 
 
+@pytest.mark.parametrize("key", ["", "a\nERROR forged", "½ 🍕", "<b>"])
+def test_a_key_that_is_no_word_is_refused_without_being_repeated(key: str) -> None:
+    with pytest.raises(UserError, match=r"^unknown key$"):
+        parse_spec({key: "x"})
+
+
 @pytest.mark.parametrize("value", ["bf16", "adamw_bf16", "sgd_bf16", "AdamW-BF16", "bfloat16_adamw"])
 def test_rounding_to_the_nearest_bf16_is_refused_with_the_reason_and_the_way_out(value: str) -> None:
     with pytest.raises(UserError, match=r"^memory\.optimizer: ") as caught:
