@@ -41,7 +41,7 @@ def test_an_idle_worker_ends_on_sigterm_while_redis_is_away(tmp_path: Path, data
         worker = stack.processes["check"]
         worker.send_signal(signal.SIGTERM)
         try:
-            assert worker.wait(10) == 0
+            assert worker.wait(120) == 0
         except subprocess.TimeoutExpired:
             worker.kill()
             raise
