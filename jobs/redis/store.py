@@ -272,6 +272,12 @@ def read_spec(text: bytes | str) -> JobSpec | None:
         return None
 
 
+@lru_cache(maxsize=512)
+def _read_record(text: bytes) -> JobRecord:
+    """The record in this JSON. Lists are read again and again, and a job is the same until its next event."""
+    return JobRecord.model_validate_json(text)
+
+
 def damage(error: Damaged) -> Fault:
     """How a damaged job is shown to fail."""
     return Fault(code=error.code, message=str(error), hint=error.hint)
@@ -291,7 +297,7 @@ def _stored(found: list[Any]) -> StoredJob:
     """What `queries.SHOWN` says of a job."""
     record, spec, latest, rank, start, finish, damaged = found
     return StoredJob(
-        record=JobRecord.model_validate_json(record),
+        record=_read_record(record),
         spec=read_spec(spec),
         position=None if rank < 0 else rank,
         latest=MetricRow.model_validate_json(latest) if latest else None,

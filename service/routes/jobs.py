@@ -56,7 +56,7 @@ def routes(actions: Actions) -> APIRouter:
         responses=documented(404, 422),
         openapi_extra={"parameters": [METADATA_FILTER]},
     )
-    def list_jobs(
+    async def list_jobs(
         labels: Annotated[dict[str, list[str]], Depends(read_labels)],
         after: Annotated[str | None, Query(description="Last id of the page before.")] = None,
         limit: Annotated[int, Query(ge=1, le=100, description="Jobs at most.")] = 20,
@@ -65,14 +65,15 @@ def routes(actions: Actions) -> APIRouter:
         ] = (),
     ) -> answers.JobList:
         """Newest first; `after` is the last id of the page before, whatever has become of that job meanwhile."""
-        found, has_more = actions.store.page(Filter(status, labels), after=after, limit=limit)
+        # Of a plain function FastAPI hands the answer to another thread once more, to validate it.
+        wanted = Filter(status, labels)
+        found, has_more = await run_in_threadpool(actions.store.page, wanted, after=after, limit=limit)
         return page(answers.JobList, [shown(job) for job in found], has_more=has_more)
 
     @router.get("/{job}", responses=documented(404))
     async def get_job(job: JobId) -> answers.Job:
         """One job, with progress, place in the queue and, when it failed, the cause."""
-        # Of a plain function FastAPI hands the answer to another thread once more, to validate it.
-        return shown(await run_in_threadpool(actions.find, job))
+        return shown(await run_in_threadpool(actions.find, job))  # async: as above
 
     @router.post("/{job}/cancel", responses=documented(404, 409))
     def cancel_job(job: JobId) -> answers.Job:
