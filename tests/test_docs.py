@@ -64,3 +64,23 @@ def test_troubleshooting_has_every_reason() -> None:
     reasons = re.findall(r"^\| (`\w+`) \|", ends, re.MULTILINE)
     assert "`crash`" in reasons
     assert [reason for reason in reasons if reason not in TEXTS[ROOT / "docs" / "troubleshooting.md"]] == []
+
+
+def unknown_lines(diff: str) -> list[str]:
+    """Lines that a diff keeps or removes, and headings of its parts, which are not in its files, in this order."""
+    found, rest = [], ""
+    for line in diff.splitlines():
+        if line.startswith("--- "):
+            rest = (ROOT / line[4:]).read_text()
+        elif not line.startswith("+") and line != "@@":
+            _, there, after = rest.partition(line.removeprefix("@@")[1:] + "\n")
+            rest = after if there else rest
+            found += [] if there else [line]
+    return found
+
+
+def test_the_examples_of_contributing_apply_to_the_code() -> None:
+    diffs = re.findall(r"^```diff\n(.*?)^```", TEXTS[ROOT / "CONTRIBUTING.md"], re.MULTILINE | re.DOTALL)
+    assert len(diffs) == 4
+    assert [line for diff in diffs for line in unknown_lines(diff)] == []
+    assert unknown_lines("--- README.md\n-no such line\n+a line\n") == ["-no such line"]
