@@ -19,8 +19,9 @@ from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
-WORKSPACE = 32 * 2**20
-"""Bytes that cuBLAS takes from torch's allocator on Hopper and Blackwell, for as long as the process runs."""
+WORKSPACES = 2 * 32 * 2**20
+"""Bytes that cuBLAS takes from torch's allocator on Hopper and Blackwell, for as long as the process runs: 32 MiB for
+the thread of the forward pass, and as many for that of the backward pass."""
 _HALF = (torch.bfloat16, torch.float16)
 
 

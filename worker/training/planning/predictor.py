@@ -22,7 +22,7 @@ from jobs.spec import TrainingSpec
 from worker.training.optimizers.optimizer import make_optimizer
 from worker.training.planning import tracker as counted
 from worker.training.planning.bare_model import bare_model, give_device
-from worker.training.planning.kernels import WORKSPACE, WithoutData, inside_cpu, inside_cuda, run_backward
+from worker.training.planning.kernels import WORKSPACES, WithoutData, inside_cpu, inside_cuda, run_backward
 from worker.training.planning.prediction import Prediction, Setting
 from worker.training.planning.row_search import next_rows
 from worker.training.planning.tracker import CATEGORIES, Tracker
@@ -147,7 +147,7 @@ class Predictor:
                 tracker.begin()
                 optimizer.step(1, 1e-4, loss)
                 parts, _ = tracker.at_peak()
-            self._updates[name] = states, self._with_workspace(parts)
+            self._updates[name] = states, self._with_workspaces(parts)
         return self._updates[name]
 
     def _trace_passes(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool) -> _Trace:
@@ -167,7 +167,7 @@ class Predictor:
             tracker.begin()
             run_backward(loss)
             backward, _ = tracker.at_peak()
-        return self._with_workspace(max(forward, backward, key=sum), kept)
+        return self._with_workspaces(max(forward, backward, key=sum), kept)
 
     def _loss(self, shape: MicroBatchShape, padded: bool) -> torch.Tensor:
         """Of one micro-batch, ready for the backward pass."""
@@ -188,8 +188,8 @@ class Predictor:
         with self._fake or contextlib.nullcontext(), WithoutData(cuda=self._cuda), tracker:
             yield tracker
 
-    def _with_workspace(self, parts: list[int], kept: int = 0) -> _Trace:
-        parts[counted.TEMPORARIES] += WORKSPACE if self._cuda else 0
+    def _with_workspaces(self, parts: list[int], kept: int = 0) -> _Trace:
+        parts[counted.TEMPORARIES] += WORKSPACES if self._cuda else 0
         return _Trace(tuple(parts), kept)
 
     # -- the model -------------------------------------------------------------------------------------------
