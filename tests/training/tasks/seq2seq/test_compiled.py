@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
+from torch._functorch.compilers import nop
 
 from jobs.attempt import Heartbeat
 from jobs.disk.rundir import RunDir
@@ -113,6 +115,39 @@ def test_an_error_in_the_middle_of_a_run_costs_nothing_but_speed(caplog: pytest.
     tried = backend.graphs
     assert max(distances(by_us(model, batch), expected).values()) == 0
     assert backend.graphs == tried, "it is not tried again"
+
+
+def no_backward(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    raise RuntimeError("no code for the backward pass")
+
+
+def no_launch(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    """Compiles to what Triton refuses to launch."""
+
+    def launch(*arguments: Any) -> Any:
+        raise type("OutOfResources", (Exception,), {"__module__": "triton.runtime.errors"})("shared memory")
+
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("backend", "failure"),
+    [
+        (aot_autograd(fw_compiler=nop, bw_compiler=no_backward), "RuntimeError: no code for the backward pass"),
+        (no_launch, "OutOfResources: shared memory"),
+    ],
+)
+def test_errors_of_the_backward_pass_and_of_triton_leave_eager_layers(
+    backend: Callable[..., Any], failure: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, batch = fused_model(0.0), draw_batch(3, 16, 24)
+    expected = by_us(model, batch)
+    blocks = CompiledBlocks(backend)
+    run_by(model, blocks)
+    assert max(distances(by_us(model, batch), expected).values()) == 0
+    assert blocks.failure == failure
+    logged = [record.message for record in caplog.records if record.name == "longhaul.trainer"]
+    assert logged == [f"layers are not compiled from here on: {failure}"]
 
 
 def test_memory_that_runs_out_while_compiling_is_not_an_error_of_the_compiler(tmp_path: Path) -> None:

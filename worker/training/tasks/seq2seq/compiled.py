@@ -3,8 +3,8 @@
 A layer, not the model, is the unit: all layers of a stack share the same few graphs, however many layers there are, and
 recomputing layers stays outside. Sizes are symbols in a graph, so neither a new shape nor a smaller micro-batch after
 an out-of-memory error compiles anything; what does tell graphs apart is whether a row is alone (a size of 1 is never
-a symbol) and whether inputs are padded. `warm_up` goes through those four cases before the first step. Evaluation and
-generation are not compiled.
+a symbol), whether inputs are padded and, on CUDA, which widths are multiples of 16: attention lays the others out anew.
+`warm_up` goes through all those cases before the first step. Evaluation and generation are not compiled.
 
 Dropout is drawn by the compiled code, from seeds taken of torch's generators: reproducible like the stock one, with
 other masks.
@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch._dynamo.exc import TorchDynamoException
+from torch._functorch import config as functorch_config
 from transformers import PreTrainedModel
 
 from worker.training.machine.out_of_memory import is_out_of_memory
@@ -27,11 +29,15 @@ from worker.training.tasks.seq2seq.loss import token_loss_sum
 if TYPE_CHECKING:
     from worker.training.journal import Journal
 
-# Graphs of one function, of which `warm_up` makes eight at most: reached only if something is wrong, and then refused
+# Graphs of one function, of which `warm_up` makes 14 at most: reached only if something is wrong, and then refused
 # by torch, since without graph breaks it may not continue uncompiled by itself.
 _MOST_GRAPHS = 32
 # Of the tiny batches of `warm_up`. All different and unlike any size of a model: equal sizes would become one symbol.
-_ROWS, _INPUT, _TARGET = 3, 88, 104
+# The second of two widths is a multiple of 16.
+_ROWS, _INPUTS, _TARGETS = 3, (88, 80), (104, 96)
+# Compile the backward pass with the forward pass: an error that came only while going back could not be made good.
+_BACKWARD_AT_ONCE = functorch_config.patch(force_non_lazy_backward_lowering=True)
+_COMPILERS = ("torch._dynamo.", "torch._inductor.", "triton.")
 
 log = logging.getLogger("longhaul.trainer")
 
@@ -61,8 +67,11 @@ class CompiledBlocks:
         # A layer that is recomputed comes here again even after a failure, as it must: its second forward pass has to
         # do what its first one did.
         try:
-            return self._compiled(*arguments)
-        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            with _BACKWARD_AT_ONCE:
+                return self._compiled(*arguments)
+        except Exception as error:
+            if not _is_of_compiler(error):
+                raise
             cause = getattr(error, "inner_exception", error)
             if is_out_of_memory(cause):
                 raise
@@ -98,10 +107,15 @@ def warm_up(model: PreTrainedModel, journal: Journal) -> None:
     device = model.device
     model.train()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        for rows in (_ROWS, 1):
-            for padded in (True, False):
-                ids = torch.ones(rows, _INPUT, dtype=torch.int64, device=device)
-                mask = (torch.arange(_INPUT, device=device) < _INPUT - 1).long().expand(rows, -1) if padded else None
-                labels = torch.ones(rows, _TARGET, dtype=torch.int64, device=device)
-                token_loss_sum(model, ids, mask, labels).backward()
-                journal.progress()
+        widths = product(_INPUTS, _TARGETS) if device.type == "cuda" else [(_INPUTS[0], _TARGETS[0])]
+        for (input_width, target_width), rows, padded in product(widths, (_ROWS, 1), (True, False)):
+            ids = torch.ones(rows, input_width, dtype=torch.int64, device=device)
+            mask = (torch.arange(input_width, device=device) < input_width - 1).long().expand(rows, -1)
+            labels = torch.ones(rows, target_width, dtype=torch.int64, device=device)
+            token_loss_sum(model, ids, mask if padded else None, labels).backward()
+            journal.progress()
+
+
+def _is_of_compiler(error: Exception) -> bool:
+    # By name: Triton is not installed everywhere, and Inductor takes seconds to import.
+    return isinstance(error, TorchDynamoException) or type(error).__module__.startswith(_COMPILERS)
