@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from benchmarks.random_t5 import write_checkpoint
 from jobs.disk.rundir import RunDir, create
 from jobs.events import JobSubmitted
 from jobs.spec import parse_spec
 from worker.training.check import check
 from worker.training.dataset.data import PreparedDataset
+from worker.training.doctor.random_t5 import write_checkpoint
 from worker.training.journal import Journal
 from worker.training.prepare import prepare
 from worker.training.settings import TrainerSettings

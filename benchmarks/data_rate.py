@@ -159,7 +159,7 @@ def first(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def write(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Prepare the file (or, once it is there, the tenfold one) into an empty folder."""
-    from worker.training import prepare as stage
+    from worker.training.dataset import writing
     from worker.training.dataset.pool import cores
     from worker.training.journal import Journal
 
@@ -173,11 +173,11 @@ def write(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     options = _preparation(scratch, arguments, journal)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         start = time.perf_counter()
-        stage.write(Path(folder), **options, journal=journal)
+        writing.write_dataset(Path(folder), **options, journal=journal)
         end = time.perf_counter()
         report = json.loads((Path(folder) / "dataset.json").read_bytes())
     rows = report["rows_read"]
-    behind = rows - cores() * stage.BLOCK_ROWS  # those of the first blocks fall into the start
+    behind = rows - cores() * writing.BLOCK_ROWS  # those of the first blocks fall into the start
     return {
         "rows": rows,
         "start_up_s": heard[0] - start,
@@ -201,12 +201,12 @@ def raw(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The tokenizer alone."""
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     from worker.training.dataset.tokens import TokenizerState
+    from worker.training.dataset.writing import first_texts
     from worker.training.journal import Journal
-    from worker.training.prepare import texts_of
 
     options = _preparation(scratch, arguments, Journal(scratch / "journal.jsonl"))
     tokenizer = TokenizerState.read(options["model"]).open()
-    texts = texts_of(options["sources"][0], options["templates"], options["data"], 1 << 40)  # all of them
+    texts = first_texts(options["sources"][0], options["templates"], options["data"], 1 << 40)  # all of them
     start = time.perf_counter()
     for begin in range(0, len(texts), _CHUNK):
         tokenizer.encode_batch_fast(texts[begin : begin + _CHUNK], add_special_tokens=False)
@@ -256,18 +256,23 @@ def _rows(source: Any) -> Iterator[dict[str, Any]]:
 
 
 def _preparation(scratch: Path, arguments: argparse.Namespace, journal: Any) -> dict[str, Any]:
-    """Arguments of prepare.write for the run's file, or for the tenfold one."""
+    """Arguments of `write_dataset` for the run's file, or for the tenfold one."""
+    from worker.training.models.model_files import read_config
     from worker.training.rows.origin import find_source
     from worker.training.rows.text import template
+    from worker.training.tasks.registry import task_of
 
     run = RunDir((scratch / "run").read_text())
-    plan, data = run.plan(), run.spec().data
+    plan, spec = run.plan(), run.spec()
+    model = Path(str(plan.model.folder))
+    layout = task_of(spec).layout(read_config(model, plan.model.source))
     name = "tenfold.jsonl.gz" if (scratch / "data" / "tenfold.jsonl.gz").exists() else arguments.data.name
     return {
         "sources": [find_source(name, "data.train", "auto", None, _settings(scratch), journal)],
         "templates": (template(plan.data.input, "data.input"), template(plan.data.target, "data.target")),
-        "model": Path(str(plan.model.folder)),
-        "data": data,
+        "model": model,
+        "embeddings": layout.shapes[layout.embedding][0],
+        "data": spec.data,
     }
 
 

@@ -42,8 +42,8 @@ from benchmarks.gpu_epoch import Epoch
 from benchmarks.gpu_ladder import LADDER, LadderConfiguration, make_model
 from benchmarks.gpu_report import COLUMNS, Report
 from benchmarks.random_rows import LENGTHS, random_rows, read_lengths, synthetic_lengths, write_lengths
-from benchmarks.random_t5 import SHAPES as CHECKPOINTS
 from jobs.text.units import format_duration
+from worker.training.doctor.random_t5 import SHAPES as CHECKPOINTS
 from worker.training.machine import expandable_segments
 from worker.training.tasks.seq2seq.flops import PairFlops
 

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from benchmarks.random_t5 import SHAPES, write_checkpoint
 from benchmarks.resident import begin_use, in_use, mapped_bytes, peak_use, read_all
 from jobs.text.units import GIB, bytes_alike
+from worker.training.doctor.random_t5 import SHAPES, write_checkpoint
 from worker.training.journal import Journal
 from worker.training.machine.usage import process_bytes
 from worker.training.models import model_store

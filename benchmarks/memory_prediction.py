@@ -37,11 +37,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel
 
-from benchmarks.random_t5 import SHAPES
 from benchmarks.stock_tasks import Causal, Classification
 from jobs.memory_plan import OptimizerName
 from jobs.spec import TrainingSpec
 from jobs.text.units import GIB, format_bytes, format_duration
+from worker.training.doctor.random_t5 import SHAPES
 from worker.training.journal import Journal
 from worker.training.machine.usage import process_bytes
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer

@@ -12,10 +12,17 @@ Edition) is left out. Names are compared whole: a laptop's 5090, a 5090 D or a s
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 
 GPU = "LONGHAUL_GPU"
 """Environment variable by which a supervisor tells check and prepare which GPU will train (`GpuFacts`)."""
+
+
+DRIVER_BYTES = 2**29
+"""The part of the GPU's memory, by nvidia-smi, that the driver keeps: torch finds 31.4 GiB of an RTX 5090's 31.84."""
+MARGIN = 0.03
+"""Share of the budget on a GPU that stays free, for free memory in pieces too small to use."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,28 @@ class GpuFacts:
     name: str
     memory_bytes: int
     """All of it, as nvidia-smi says: the driver keeps some hundred MiB for itself."""
+    measured_flops: float | None = None
+    """FLOP/s of bf16 products, as `longhaul doctor` measured them; None: it never did."""
+
+    @property
+    def peak_flops(self) -> float | None:
+        """As measured, else by the data sheet; None for a GPU of which neither is known."""
+        return self.measured_flops or peak_flops(self.name)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What a job can have of it."""
+        return self.memory_bytes - DRIVER_BYTES
+
+    @property
+    def limit_bytes(self) -> int:
+        """What the peak of a job may reach: the usable memory less the margin."""
+        return self.usable_bytes - int(MARGIN * self.usable_bytes)
+
+    @property
+    def whole_gib(self) -> int:
+        """All of its memory, rounded up as `resources.gpu_memory_gib` has it: 32 for an RTX 5090."""
+        return math.ceil(self.memory_bytes / 2**30)
 
     def encode(self) -> str:
         """One line of JSON."""
@@ -35,8 +64,9 @@ class GpuFacts:
         """What `encode` made. Raises ValueError."""
         try:
             facts = json.loads(text)
-            return cls(str(facts["name"]), int(facts["memory_bytes"]))
-        except (ValueError, KeyError, TypeError) as error:
+            measured = facts.get("measured_flops")
+            return cls(str(facts["name"]), int(facts["memory_bytes"]), None if measured is None else float(measured))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f'{GPU} is {text!r}; it is JSON such as {{"name": "…", "memory_bytes": 34190917632}}'
             ) from error

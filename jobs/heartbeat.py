@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
+
+from pydantic import Field
 
 from jobs.frozen import Frozen
+from jobs.gpus import GpuFacts
+from jobs.measured import MeasuredGpu
 
 
 class Gpu(Frozen, strict=True, extra="allow"):
@@ -14,10 +18,17 @@ class Gpu(Frozen, strict=True, extra="allow"):
     """As the driver names it for good."""
     name: str
     """Such as `NVIDIA GeForce RTX 5090`."""
-    memory_bytes: int
+    memory_bytes: Annotated[int, Field(gt=0, lt=2**50)]
     """Of the whole GPU."""
     driver: str
     """Version of the driver."""
+    measured: MeasuredGpu | None = None
+    """What `longhaul doctor` measured of it with this driver; null: it was never examined."""
+
+    @property
+    def facts(self) -> GpuFacts:
+        """What decides which jobs it can take, and how they are planned."""
+        return GpuFacts(self.name, self.memory_bytes, None if self.measured is None else self.measured.gemm_flops)
 
 
 class SinkLag(Frozen, strict=True, extra="ignore", json_schema_extra={"additionalProperties": False}):
@@ -42,6 +53,8 @@ class WorkerHeartbeat(Frozen, strict=True, extra="allow"):
     """Why it cannot; null where it can."""
     pid: int | None = None
     """Its process, on its machine."""
+    parent_pid: int | None = None
+    """The process that started it."""
     queue: str | None = None
     """The queue it serves; null for publish."""
     busy: bool | None = None

@@ -100,7 +100,7 @@ class MemoryFigures(Frozen):
     budget_bytes: int
     """What the job may use, CUDA context included."""
     budget_source: BudgetSource
-    """`memory.budget`; what the worker reported; the reference GPU; what the host has free."""
+    """`memory.budget`; what the worker reported; an assumed GPU; what the host has free."""
     margin_bytes: int
     """Of the budget, kept free for fragmentation: `peak_bytes` is at most budget - margin."""
     input_tokens: int
@@ -117,6 +117,9 @@ class MemoryFigures(Frozen):
     """At the peak: weights, gradients, optimizer, activations, temporaries, context."""
     peak_bytes: int
     """Their sum."""
+    least_bytes: int | None = None
+    """Peak of the smallest setting with the same optimizer that the job allows: a GPU with room for less cannot take
+    the job. Null on a CPU, and in plans of earlier versions."""
     candidates: Sequence[CandidateSummary]
     """In order of score; the first that fits and agrees with what the job sets was chosen."""
     why: str

@@ -83,11 +83,14 @@ class TimeFigures(Frozen):
     estimated: bool
     """Lengths were guessed from the characters of the first rows; false: the tokens of all rows were counted."""
     gpu: str | None
-    """The best of those that train workers report, as its driver names it; null: the job trains on a CPU."""
+    """The one that the job is planned for, as its driver names it: of those that train workers report and that meet
+    `resources`, the largest. Null: the job trains on a CPU."""
     assumed: bool = False
-    """No worker has reported a GPU yet: this is the reference GPU."""
+    """No worker has reported a GPU that can take the job: this is the reference GPU."""
+    measured: bool = False
+    """The GPU's peak is what `longhaul doctor` measured; false: what its data sheet says."""
     hours_at_limit: float | None
-    """`model_flops` at the GPU's peak; null without a GPU whose peak is known. No job is faster on one GPU."""
+    """`model_flops` at the GPU's peak; null without a GPU whose peak is known."""
     hours_expected: float | None
     """All FLOPs at `EXPECTED_SHARE` of the peak. An expectation: the measured pace replaces it."""
 
@@ -105,7 +108,10 @@ class TimePlan(TimeFigures):
 
     @property
     def text(self) -> str | None:
-        """For people, such as `≥ 5 d 11 h at the limit of an RTX 5090 (about 18 d 2 h expected)`; None on a CPU."""
+        """For people, such as `about 5 d 11 h at the measured peak of an RTX 5090 (about 18 d 2 h expected)`.
+
+        None on a CPU.
+        """
         if self.gpu is None:
             return None
         if self.hours_at_limit is None or self.hours_expected is None:
@@ -113,14 +119,13 @@ class TimePlan(TimeFigures):
         name = short_name(self.gpu)
         article = "an" if name[0] in "AEFHILMNORSX" else "a"
         doubts = [
-            *(["no worker has reported a GPU yet"] if self.assumed else []),
+            *(["no worker has reported a GPU for it yet"] if self.assumed else []),
             *(["estimated from the first rows"] if self.estimated else []),
         ]
         limit, expected = durations_alike(3600 * self.hours_at_limit, 3600 * self.hours_expected)
         remarks = "; ".join([f"about {expected} expected", *doubts])
-        # A guess is no bound.
-        least = "about" if self.estimated else "≥"
-        return f"{least} {limit} at the limit of {article} {name} ({remarks})"
+        kind = "measured" if self.measured else "nominal"
+        return f"about {limit} at the {kind} peak of {article} {name} ({remarks})"
 
     def summary(self) -> TimeSummary:
         """Every figure, and the text."""
@@ -128,18 +133,28 @@ class TimePlan(TimeFigures):
 
 
 def make_time_plan(
-    *, model_flops: float, recomputed_flops: float, estimated: bool, device: str, gpu: str | None
+    *,
+    model_flops: float,
+    recomputed_flops: float,
+    estimated: bool,
+    device: str,
+    gpu: str | None,
+    measured_flops: float | None = None,
 ) -> TimePlan:
-    """The time on this GPU (None: the reference GPU is assumed); on `cpu` without a GPU no time is predicted."""
+    """The time on this GPU (None: the reference GPU is assumed); on `cpu` without a GPU no time is predicted.
+
+    `measured_flops` FLOP/s: the GPU's peak as it was measured; None: that of its data sheet.
+    """
     assumed = gpu is None and device != "cpu"
     name = REFERENCE.name if assumed else gpu
-    peak = None if name is None else peak_flops(name)
+    peak = measured_flops or (None if name is None else peak_flops(name))
     return TimePlan(
         model_flops=model_flops,
         recomputed_flops=recomputed_flops,
         estimated=estimated,
         gpu=name,
         assumed=assumed,
+        measured=measured_flops is not None,
         hours_at_limit=None if peak is None else model_flops / peak / 3600,
         hours_expected=None if peak is None else (model_flops + recomputed_flops) / (EXPECTED_SHARE * peak) / 3600,
     )

@@ -158,6 +158,16 @@ class MemorySpec(Part):
         return value
 
 
+class ResourcesSpec(Part):
+    """Which GPUs may train the job. Where no worker has such a GPU, it waits for one."""
+
+    gpu_memory_gib: Annotated[float, Field(gt=0.0, le=1024.0)] | None = None
+    """GiB of memory that the GPU must have in all: what nvidia-smi reports, rounded up to whole GiB (32 for an
+    RTX 5090). Null: as much as the job needs."""
+    gpu_name: Annotated[str, StringConstraints(pattern=r"^[ -~]{1,128}$")] | None = None
+    """Words of the GPU's name, in upper or lower case, such as `h100`. Null: any."""
+
+
 class SpeedSpec(Part):
     """Switches that change the speed and never the result."""
 
@@ -185,7 +195,7 @@ class CheckpointSpec(Part):
 
     every_minutes: Annotated[float, Field(gt=0.0, le=10_000.0)] | None = 30
     """A checkpoint is due at the first evaluation after this long."""
-    every_steps: Annotated[int, Field(ge=1)] | None = None
+    every_steps: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """A checkpoint is due at every n-th step as well."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
     """Newest checkpoints kept; the best one is kept besides."""
@@ -196,7 +206,7 @@ class CheckpointSpec(Part):
 class EvaluationSpec(Part):
     """Looking at the model on rows it does not learn from."""
 
-    every_steps: Annotated[int, Field(ge=1)] = 500
+    every_steps: Annotated[int, Field(ge=1, le=1_000_000_000)] = 500
     """Steps between two evaluations; there is one before the first step and one after the last, too."""
     max_rows: Annotated[int, Field(ge=1, le=1_000_000)] = 2000
     """Validation rows used at most, the same ones every time."""
@@ -236,6 +246,7 @@ class JobSpec(Part):
     data: DataSpec
     training: TrainingSpec = TrainingSpec()
     memory: MemorySpec = MemorySpec()
+    resources: ResourcesSpec = ResourcesSpec()
     speed: SpeedSpec = SpeedSpec()
     log: LogSpec = LogSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -277,7 +288,8 @@ class JobSpec(Part):
     def _known_model_form(cls, value: str) -> str:
         if value == "builtin:t5-tiny" or value.startswith(("./", "/")):
             return value
-        if not re.fullmatch(r"[A-Za-z0-9][\w.\-]*(/[\w.\-]+)?(@[\w.\-/]+)?", value):
+        # A revision names a file in the hub's cache: `..` would lead out of it.
+        if ".." in value or not re.fullmatch(r"[A-Za-z0-9][\w.\-]*(/[\w.\-]+)?(@[\w.\-/]+)?", value):
             raise ValueError(
                 f"{value!r} is not a hub id such as google/flan-t5-xl (with @revision if you like), "
                 "nor a folder such as ./my-model inside the data directory, nor builtin:t5-tiny"
@@ -323,13 +335,13 @@ def parse_spec(raw: object) -> JobSpec:
         spec = JobSpec.model_validate(raw)
     except ValidationError as error:
         raise explain(error) from None
-    _refuse_unknown_format("data.train", spec.data.train, spec.data.format)
+    _check_format("data.train", spec.data.train, spec.data.format)
     if isinstance(spec.data.validation, str):
-        _refuse_unknown_format("data.validation", spec.data.validation, spec.data.format)
+        _check_format("data.validation", spec.data.validation, spec.data.format)
     return spec
 
 
-def _refuse_unknown_format(param: str, name: str, format: str) -> None:
+def _check_format(param: str, name: str, format: str) -> None:
     if format == "auto" and data_format(name) is None and hub_data(name, format) is None:
         raise UserError(
             f"{param} = {name!r} is neither a hub data set (org/name) nor a file whose name says what it is: "

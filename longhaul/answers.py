@@ -70,6 +70,16 @@ class PlanSummaryDict(TypedDict, total=False):
     resume_from: JsonObject
 
 
+class JobGpuDict(TypedDict):
+    """A GPU that a train worker reports, and whether it can take the job."""
+
+    uuid: str
+    name: str
+    memory_bytes: int
+    can_take: bool
+    why: str | None
+
+
 class JobDict(TypedDict):
     """One job."""
 
@@ -104,6 +114,7 @@ class JobDict(TypedDict):
     last_reason: str | None
     not_before: float | None
     waiting_reason: str | None
+    gpus: list[JobGpuDict]
     started_at: int | None
     training_s: float
     steps: int | None
@@ -220,6 +231,7 @@ class GpuDict(TypedDict):
     name: str
     memory_bytes: int
     driver: str
+    measured: NotRequired[JsonObject | None]
 
 
 class WorkerDict(TypedDict):
@@ -230,6 +242,7 @@ class WorkerDict(TypedDict):
     healthy: bool
     why: str | None
     pid: NotRequired[int | None]
+    parent_pid: NotRequired[int | None]
     queue: NotRequired[str | None]
     busy: NotRequired[bool | None]
     device: NotRequired[str | None]

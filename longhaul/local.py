@@ -240,7 +240,12 @@ def _missing(api: Longhaul, children: list[ChildProcess]) -> tuple[list[str], di
         return ["service"], {}
     # By pid: heartbeats of the last start are remembered for a minute. (Being tied is an exec: the pid stays.)
     pids = {child.process.pid: child.name for child in children if child.process is not None}
-    there = {name: worker for worker in workers if (name := pids.get(worker.get("pid") or 0))}
+    # Of several GPUs each has a child of the train worker.
+    there = {
+        name: worker
+        for worker in workers
+        if (name := pids.get(worker.get("pid") or 0) or pids.get(worker.get("parent_pid") or 0))
+    }
     sick = {name: worker["why"] for name, worker in there.items() if not worker["healthy"]}
     return [role for role in ROLES if role not in there], sick
 

@@ -14,6 +14,7 @@ from jobs.text.units import bytes_alike
 from longhaul.answers import JobDict, JsonObject
 from longhaul.api import Longhaul
 from longhaul.jobfile import BadInput
+from longhaul.tables import gpu_lines
 
 
 def dry_run(api: Longhaul, job: JsonObject, console: Console) -> tuple[JobDict, Plan | None]:
@@ -35,8 +36,8 @@ def write_picture(api: Longhaul, job: str, file: Path) -> None:
         raise BadInput(f"--png {file}: {error.strerror}") from None
 
 
-def print_plan(plan: Plan, console: Console) -> None:
-    """Parts of the peak, what was tried, and in words: memory, time, host, disk."""
+def print_plan(plan: Plan, job: JobDict, console: Console) -> None:
+    """Parts of the peak, what was tried, and in words: memory, time, GPUs, host, disk. `job`: the dry run."""
     memory = plan.memory
     assert memory is not None, "check has planned it"
     console.print(_parts(memory))
@@ -53,6 +54,8 @@ def print_plan(plan: Plan, console: Console) -> None:
     for name, text in lines:
         if text:
             grid.add_row(Text(name, style="dim"), Text(text))
+    for name, line in gpu_lines(job):
+        grid.add_row(Text(name, style="dim"), line)
     console.print(grid)
 
 

@@ -125,6 +125,11 @@ def print_workers(workers: Sequence[WorkerDict], console: Console, *, damaged: S
     ]
     print_table(_WORKERS, rows, console)
     for each in workers:
+        gpu = each.get("gpu")
+        if gpu and not gpu.get("measured"):
+            console.print(
+                Text(f"{gpu['name']} was never examined: `longhaul doctor` does it", style="dim"), soft_wrap=True
+            )
         if not each["healthy"]:
             console.print(Text(f"{each['stage']} takes no work: {each['why']}", style="red"), soft_wrap=True)
 

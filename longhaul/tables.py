@@ -82,6 +82,7 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
             lines.append(("hint", Text(hint)))
     if job["waiting_reason"]:
         lines.append(("waits because", Text(job["waiting_reason"])))
+    lines += gpu_lines(job)
     if job["queue_position"] is not None:
         place = f"{job['queue_position']}, stage {job['stage']}"
         lines.append(("in the queue", f"{place} (priority {job['priority']})" if job["priority"] else place))
@@ -121,6 +122,15 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
     for name, value in lines:
         grid.add_row(Text(name, style="dim"), value)
     console.print(grid)
+
+
+def gpu_lines(job: JobDict) -> list[tuple[str, Text]]:
+    """Which GPUs can take it, and why the others cannot; nothing where there is no choice."""
+    gpus = job["gpus"]
+    if len(gpus) < 2 and all(gpu["can_take"] for gpu in gpus):
+        return []
+    told = [gpu["why"] or f"{gpu['name']} ({size(gpu['memory_bytes'])}) can take it" for gpu in gpus]
+    return [("" if number else "GPUs", Text(line)) for number, line in enumerate(told)]
 
 
 def print_events(events: Sequence[EventDict], console: Console) -> None:

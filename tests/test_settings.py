@@ -55,8 +55,7 @@ def test_the_example_is_a_legal_environment() -> None:
 def test_compose_gives_each_container_the_secrets_that_its_processes_need() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.training.yml").read_text())
     for name, container in compose["services"].items():
-        command = container.get("command", [name])
-        processes = command[3:] if command[:3] == ["python", "-m", "worker"] else [name]
+        processes = container.get("command", [name])  # of a worker's image these are its roles
         needed = {secret for process in processes for secret in NEEDED[process]}
         # The older name of the hub's token is for environments that have it already.
         assert set(container["environment"]) & set(VARIABLES) == needed - {"HUGGING_FACE_HUB_TOKEN"}, name
@@ -72,5 +71,5 @@ def test_secrets_are_never_shown_nor_handed_to_a_trainer() -> None:
         "WANDB_API_KEY": secret,
     }
     settings = worker.settings.from_environment(values)
-    assert secret not in repr(settings) + settings.redis_shown + repr(service.settings.read_settings(values))
+    assert secret not in repr(settings) + settings.masked_redis_url + repr(service.settings.read_settings(values))
     assert secret not in "".join(settings.trainer_environment.values())

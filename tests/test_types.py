@@ -30,6 +30,8 @@ REASONS = {
     "service/openapi/error_answers.py": SCHEMA,
     "service/openapi/examples.py": SCHEMA,
     "worker/training/checkpoints/checkpoint.py": "states of random generators",
+    "worker/training/doctor/random_t5.py": MODEL_CONFIG,
+    "worker/training/doctor/small_t5.py": MODEL_CONFIG,
     "worker/training/models/hub.py": MODEL_CONFIG,
     "worker/training/models/model_files.py": MODEL_CONFIG,
     "worker/training/planning/kernels.py": KEYWORDS,

@@ -1,6 +1,7 @@
 """`python -m worker check|prepare|train|publish`: one worker process; of several roles each gets a child process.
 
 `--healthy` asks instead whether workers of these roles on this machine report themselves healthy (container checks).
+`python -m worker doctor` examines the machine and its GPU, and ends (`doctor --help` has its options).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 from collections.abc import Sequence
 
 from jobs.disk.writable import unwritable
+from jobs.heartbeat import Worker
 from jobs.process import logs, secrets
 from jobs.process.lifeline import PARENT_PID, tie_to_parent, tied_to_parent
 from worker.settings import WorkerSettings, from_environment
@@ -29,6 +31,10 @@ def main() -> int:
     """Tie to the parent if there is one, read the environment, serve. Returns the exit code."""
     if parent := os.environ.pop(PARENT_PID, None):
         tie_to_parent(int(parent))
+    if sys.argv[1:2] == ["doctor"]:
+        from worker.doctor import examine
+
+        return examine(sys.argv[2:], os.environ)
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
     parser.add_argument("roles", nargs="+", choices=ROLES, metavar="ROLE", help="check, prepare, train or publish")
     parser.add_argument("--healthy", action="store_true", help="serve nothing: exit 0 if they run here and are healthy")
@@ -53,7 +59,7 @@ def serve(role: str, settings: WorkerSettings) -> int:
     from jobs.redis.store import Store
     from jobs.state import Stage
     from worker.heartbeat import first_heartbeat, report
-    from worker.main import serve_publish, serve_stage
+    from worker.main import serve_publish, serve_stage, serve_train
 
     if (why := unwritable(settings.writes(role))) is not None:
         log.error("%s takes no work: %s", role, why)
@@ -62,7 +68,9 @@ def serve(role: str, settings: WorkerSettings) -> int:
         return 2
     if role == "publish":
         return serve_publish(settings)
-    serve_stage(Stage(role), settings)
+    if role == "train":
+        return serve_train(settings)
+    serve_stage(Stage(role), settings, first_heartbeat(role, settings))
     return 0
 
 
@@ -94,7 +102,8 @@ def serve_together(roles: Sequence[str]) -> int:
 
 
 def print_health(roles: Sequence[str], settings: WorkerSettings) -> int:
-    """0 when each role has a heartbeat from this machine that calls itself healthy; otherwise 1, the reason printed.
+    """0 when each role, and each GPU of it, has a heartbeat from this machine that calls itself healthy; otherwise 1,
+    the reason printed.
 
     A container's host name is its own, so in one this asks about that container alone.
     """
@@ -111,8 +120,12 @@ def print_health(roles: Sequence[str], settings: WorkerSettings) -> int:
     here = platform.node()
     for role in roles:
         beats = [worker for worker in workers if worker.name.startswith(f"{role}-{here}-")]
-        if not any(worker.healthy for worker in beats):
-            print(printable(f"{role}: {beats[-1].why if beats else 'no heartbeat in the last minute'}"))
+        by_gpu: dict[str | None, list[Worker]] = {}
+        for worker in beats:
+            by_gpu.setdefault(None if worker.gpu is None else worker.gpu.uuid, []).append(worker)
+        sick = [each[-1].why for each in by_gpu.values() if not any(worker.healthy for worker in each)]
+        if sick or not beats:
+            print(printable(f"{role}: {'; '.join(map(str, sick)) or 'no heartbeat in the last minute'}"))
             return 1
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -13,7 +14,8 @@ from pathlib import Path
 from jobs.heartbeat import Gpu
 from jobs.text.units import format_duration
 
-FIELDS = "index,uuid,name,memory.total,driver_version"
+log = logging.getLogger("longhaul.worker")
+FIELDS = "index,uuid,name,memory.total,driver_version,compute_cap"
 TIMEOUT_S = 20.0
 DRIVERS = {12: 525, 13: 580}
 """The first driver for each major version of CUDA. It runs the later minor ones, too (source: CUDA release notes)."""
@@ -23,14 +25,16 @@ driver, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
 assert driver.cuDriverGetVersion(ctypes.byref(version)) == 0
 print(version.value, driver.cuInit(0))
 """
-_ASK_SLICE = """
+_ASK_NVML = """
 import ctypes, sys
-nvml, handle, name = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), ctypes.create_string_buffer(96)
-total_free_used = (ctypes.c_ulonglong * 3)()
+nvml, handle, total_free_used = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
+name, driver = ctypes.create_string_buffer(96), ctypes.create_string_buffer(80)
 assert nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByUUID(sys.argv[1].encode(), ctypes.byref(handle)) == 0
 assert nvml.nvmlDeviceGetName(handle, name, 96) == 0 and nvml.nvmlDeviceGetMemoryInfo(handle, total_free_used) == 0
-print(total_free_used[0], name.value.decode())
+assert nvml.nvmlSystemGetDriverVersion(driver, 80) == 0
+print(total_free_used[0], driver.value.decode(), name.value.decode())
 """
+_LISTED = re.compile(r"\s*(GPU|MIG) .*\(UUID: ((?:GPU|MIG)-[^)]+)\)")
 
 
 class NoGpu(Exception):
@@ -43,54 +47,119 @@ def usable_gpu(wanted: str) -> Gpu:
     """
     gpu = find_gpu(wanted)
     version, failure = ask_driver(gpu.uuid)
-    refuse_misfit(gpu, torch_cuda(), version)
+    check_fit(gpu, torch_cuda(), version)
     if failure:
         raise NoGpu(f"{gpu.name} is there, but CUDA cannot be initialized (cuInit fails with code {failure})")
     return gpu
 
 
-def find_gpu(wanted: str) -> Gpu:
-    """The GPU, or MIG slice, that `wanted` names (an index or UUID, as in CUDA_VISIBLE_DEVICES); empty: the first GPU.
+def named_gpus(wanted: str) -> list[str]:
+    """UUIDs of the GPUs that `wanted` names: `all`, or indexes and UUIDs with commas between. Of a GPU that is cut into
+    MIG slices, those of its slices. A UUID that is not here now is kept: that GPU may come back.
 
-    Raises NoGpu.
+    `all` leaves out GPUs without bf16; an index that is missing is left out with an error in the log.
+
+    Raises NoGpu if none is left, or nvidia-smi shows none.
     """
-    if shutil.which("nvidia-smi") is None:
-        raise NoGpu("no NVIDIA driver was found here (no nvidia-smi; driver 580 or newer is needed)")
-    query = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise NoGpu(f"nvidia-smi did not answer within {format_duration(TIMEOUT_S)}") from None
-    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
-    gpus = [row for row in rows if len(row) == len(FIELDS.split(","))]
-    if answer.returncode != 0 or not gpus:
-        output = (answer.stderr or answer.stdout).strip()[:200] or f"exit code {answer.returncode}"
-        raise NoGpu(f"there is no usable GPU: nvidia-smi says {output!r}")
-    if wanted.startswith("MIG-"):
-        name, size = ask_slice(wanted)
-        return Gpu(uuid=wanted, name=name, memory_bytes=size, driver=gpus[0][-1])
-    for index, uuid, name, mebibytes, driver in gpus:
-        if wanted in ("", index, uuid):
+    rows, failure = ask_smi()
+    if not rows:
+        raise NoGpu(failure)
+    slices: dict[str, list[str]] = {}
+    for kind, uuid in _LISTED.findall(run_smi("-L").stdout):
+        if kind == "GPU":
+            slices[uuid] = []
+        elif slices:
+            slices[list(slices)[-1]].append(uuid)
+    here = {name: slices.get(uuid) or [uuid] for index, uuid, *_ in rows for name in (index, uuid)}
+    found: dict[str, None] = {}
+    names = wanted.split(",")
+    if wanted == "all":
+        old = {row[0]: why for row in rows if (why := without_bf16(row)) is not None}
+        if len(old) == len(rows):
+            raise NoGpu("; ".join(old.values()))
+        for why in old.values():
+            log.warning("%s; it is left out", why)
+        names = [row[0] for row in rows if row[0] not in old]
+    for name in names:
+        if name in here or name.startswith(("GPU-", "MIG-")):
+            found |= dict.fromkeys(here.get(name, [name]))
+        else:
+            log.error("%s; the others train", unknown(name, rows))
+    if not found:
+        raise unknown(wanted, rows)
+    return list(found)
+
+
+def find_gpu(wanted: str) -> Gpu:
+    """The GPU, or MIG slice, that `wanted` names by its index or UUID; empty: the first GPU. Raises NoGpu.
+
+    That another GPU is lost, which makes nvidia-smi fail, does not matter to one that is named by its UUID.
+    """
+    rows, failure = ask_smi()
+    for row in rows:
+        index, uuid, name, mebibytes, driver, _ = row
+        if wanted in (index, uuid) or (not wanted and failure is None):
+            if (old := without_bf16(row)) is not None:
+                raise NoGpu(old)
             if not mebibytes.isdecimal():  # such as [N/A] or [Insufficient Permissions]
                 raise NoGpu(f"nvidia-smi does not say how much memory {name} has (memory.total is {mebibytes!r})")
             return Gpu(uuid=uuid, name=name, memory_bytes=int(mebibytes) * 2**20, driver=driver)
-    raise NoGpu(f"CUDA_VISIBLE_DEVICES={wanted}, but the GPUs here are {', '.join(row[1] for row in gpus)}")
+    if wanted.startswith(("GPU-", "MIG-")) and (gpu := ask_nvml(wanted)) is not None:  # nvidia-smi tables no slices
+        return gpu
+    if failure is not None:
+        raise NoGpu(failure)
+    raise unknown(wanted, rows)
 
 
-def ask_slice(uuid: str) -> tuple[str, int]:
-    """(name, bytes) of a MIG slice: nvidia-smi has only its GPU in a table. Raises NoGpu."""
-    ask = [sys.executable, "-c", _ASK_SLICE, uuid]
+def without_bf16(row: list[str]) -> str | None:
+    """Why the GPU of this row cannot train: it has no bf16 (below compute capability 8.0). None: it can."""
+    *_, name, _, _, capability = row
+    if re.fullmatch(r"[0-7]\.\d", capability) is None:
+        return None
+    return f"{name} has compute capability {capability}, and bf16 needs 8.0 (RTX 30, A100, and newer)"
+
+
+def unknown(name: str, rows: list[list[str]]) -> NoGpu:
+    """The error for a name that none of the GPUs in these rows has."""
+    here = ", ".join(row[1] for row in rows)
+    return NoGpu(f"{name!r} names no GPU here: there is {here} (`nvidia-smi -L` also lists slices)")
+
+
+def ask_smi() -> tuple[list[list[str]], str | None]:
+    """(the FIELDS of each GPU that nvidia-smi lists, what is wrong: always said if it lists none). Raises NoGpu."""
+    answer = run_smi(f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits")
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
+    gpus = [row for row in rows if len(row) == len(FIELDS.split(","))]
+    if answer.returncode == 0 and gpus:
+        return gpus, None
+    output = (answer.stderr or answer.stdout).strip()[:200] or f"exit code {answer.returncode}"
+    return gpus, f"there is no usable GPU: nvidia-smi says {output!r}"
+
+
+def run_smi(*options: str) -> subprocess.CompletedProcess[str]:
+    """What the driver's own tool answers. Raises NoGpu where there is none, or it hangs."""
+    if shutil.which("nvidia-smi") is None:
+        raise NoGpu("no NVIDIA driver was found here (no nvidia-smi; driver 580 or newer is needed)")
+    try:
+        return subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise NoGpu(f"nvidia-smi did not answer within {format_duration(TIMEOUT_S)}") from None
+
+
+def ask_nvml(uuid: str) -> Gpu | None:
+    """The GPU or MIG slice with this UUID; None: NVML has no such one, or it is lost. Raises NoGpu."""
+    ask = [sys.executable, "-c", _ASK_NVML, uuid]
     try:
         answer = subprocess.run(ask, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise NoGpu(f"NVML did not answer within {format_duration(TIMEOUT_S)}") from None
     if answer.returncode != 0:
-        raise NoGpu(f"CUDA_VISIBLE_DEVICES={uuid}, but NVML knows no such slice here; `nvidia-smi -L` lists them")
-    size, _, name = answer.stdout.strip().partition(" ")
-    return name, int(size)
+        return None
+    size, driver, name = answer.stdout.strip().split(" ", 2)
+    return Gpu(uuid=uuid, name=name, memory_bytes=int(size), driver=driver)
 
 
-def refuse_misfit(gpu: Gpu, needed: tuple[int, int] | None, has: tuple[int, int] | None) -> None:
+def check_fit(gpu: Gpu, needed: tuple[int, int] | None, has: tuple[int, int] | None) -> None:
     """NoGpu when torch was built for a CUDA that the driver cannot run. Versions are (major, minor).
 
     `needed` None: torch was built without. `has` None: nobody could find out; the trainer looks again.

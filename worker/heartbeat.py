@@ -57,6 +57,7 @@ def first_heartbeat(stage: str, settings: WorkerSettings) -> WorkerHeartbeat:
         # A restarted container has the same host name and often the same pid: RQ would take it for a living one.
         name=f"{stage}-{platform.node()}-{os.getpid()}-{os.urandom(3).hex()}",
         pid=os.getpid(),
+        parent_pid=os.getppid(),
         stage=stage,
         healthy=True,
         why=None,

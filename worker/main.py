@@ -6,7 +6,9 @@ import dataclasses
 import logging
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from jobs.errors import StoreUnavailable
 from jobs.heartbeat import Gpu, WorkerHeartbeat
@@ -15,8 +17,9 @@ from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.state import Stage
-from worker.gpu import NoGpu, usable_gpu
+from worker.gpu import NoGpu, named_gpus, usable_gpu
 from worker.gpu_losses import GpuLosses
+from worker.gpu_workers import GpuWorkers
 from worker.heartbeat import Fitness, first_heartbeat, forget, report
 from worker.publish import SinkThread, publish, sinks_of
 from worker.reconcile import Reconciler
@@ -26,48 +29,77 @@ from worker.stage_worker import StageWorker
 
 log = logging.getLogger("longhaul.worker")
 LOOK_FOR_GPU_S = 15.0
+Found = TypeVar("Found")
 
 
-def serve_stage(stage: Stage, settings: WorkerSettings) -> None:
-    """Work on one queue until SIGTERM; a train worker also until it has lost its GPU, with an exit code of its own."""
-    heartbeat = first_heartbeat(stage.value, settings)
-    store = Store(connect(settings.redis_url))
+def serve_train(settings: WorkerSettings) -> int:
+    """A train worker for each GPU: the only one, or a CPU's, is this process; of several each is a child of it."""
+    heartbeat, store = first_heartbeat(Stage.TRAIN.value, settings), Store(connect(settings.redis_url))
+    if settings.device == "cpu":
+        serve_stage(Stage.TRAIN, settings, heartbeat)
+        return 0
+    uuids = wait_for(store, heartbeat, lambda: named_gpus(settings.gpus))
+    if len(uuids) > 1:
+        forget(store, heartbeat.name)
+        return GpuWorkers(uuids, store).serve()
     losses = GpuLosses(settings.runs)
-    if stage is Stage.TRAIN and settings.device == "cuda":
-        gpu = wait_for_gpu(store, heartbeat, settings.trainer_environment.get("CUDA_VISIBLE_DEVICES", ""), losses)
-        heartbeat = heartbeat.model_copy(update={"gpu": gpu})
-        # One train worker a GPU: its trainers see that GPU alone.
-        environment = {**settings.trainer_environment, "CUDA_VISIBLE_DEVICES": gpu.uuid}
-        settings = dataclasses.replace(settings, trainer_environment=environment)
-    log.info("worker %s waits for work in stage %s (Redis %s)", heartbeat.name, stage.value, settings.redis_shown)
+    waiting = heartbeat.model_copy(update={"gpu": last_reported(store, uuids[0])})
+    gpu = wait_for(store, waiting, partial(usable_and_steady, uuids[0], losses))
+    heartbeat = heartbeat.model_copy(update={"gpu": gpu})
+    # Its trainers see that GPU alone.
+    environment = {**settings.trainer_environment, "CUDA_VISIBLE_DEVICES": gpu.uuid}
+    lost = serve_stage(Stage.TRAIN, dataclasses.replace(settings, trainer_environment=environment), heartbeat)
+    if lost:
+        losses.add(gpu.uuid)
+        return Reason.GPU_LOST.exit_code
+    return 0
+
+
+def serve_stage(stage: Stage, settings: WorkerSettings, heartbeat: WorkerHeartbeat) -> bool:
+    """Work on one queue until SIGTERM, or until the worker's GPU is lost. Returns whether it is."""
+    store = Store(connect(settings.redis_url))
+    log.info("worker %s waits for work in stage %s (Redis %s)", heartbeat.name, stage.value, settings.masked_redis_url)
     worker = StageWorker(stage, settings, heartbeat)
     try:
         worker.work(logging_level="WARNING")
     finally:
         if worker.gpu_lost is None:  # else its last word stands for a minute: reconcile tells the queue why it waits
             forget(store, heartbeat.name)
-    if worker.gpu_lost is not None:
-        assert heartbeat.gpu is not None
-        losses.add(heartbeat.gpu.uuid)
-        raise SystemExit(Reason.GPU_LOST.exit_code)
+    return worker.gpu_lost is not None
 
 
-def wait_for_gpu(store: Store, heartbeat: WorkerHeartbeat, wanted: str, losses: GpuLosses) -> Gpu:
-    """The GPU. While there is none, or it was lost again and again: take no job, stay unhealthy, say why; never fall
-    back to the CPU.
-    """
+def usable_and_steady(uuid: str, losses: GpuLosses) -> Gpu:
+    """The GPU. Raises NoGpu, also while it is left alone because it was lost again and again."""
+    gpu = usable_gpu(uuid)
+    if (pause := losses.pause(uuid)) is not None:
+        raise NoGpu(pause)
+    return gpu
+
+
+def last_reported(store: Store, uuid: str) -> Gpu | None:
+    """The GPU as a worker before this one knew it: while it is away, jobs that need it wait for it."""
+    try:
+        return next((each.gpu for each in store.workers.all() if each.gpu and each.gpu.uuid == uuid), None)
+    except StoreUnavailable:
+        return None
+
+
+def wait_for(store: Store, heartbeat: WorkerHeartbeat, look: Callable[[], Found]) -> Found:
+    """What `look` finds. While that raises NoGpu: take no job, stay unhealthy, say why; never fall back to the CPU."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     reported = None
     while True:
         try:
-            gpu = usable_gpu(wanted)
+            found = look()
         except NoGpu as error:
             why = f"LONGHAUL_DEVICE=cuda, but {error}"
         else:
-            if (pause := losses.pause(gpu.uuid)) is None:
-                return gpu
-            why = pause
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if not stop.is_set():
+                return found
+            forget(store, heartbeat.name)
+            raise SystemExit(0)
         if why != reported:
             log.error("no job is taken: %s", why)
             reported = why
@@ -91,7 +123,7 @@ def serve_publish(settings: WorkerSettings) -> int:
     client = connect(settings.redis_url)
     reconciler = Reconciler(settings.runs, Store(client), Tickets(client))
     thread = threading.Thread(target=reconciler.run, args=(stop,), name="reconcile")
-    lock = RunsLock(settings.runs, store, name=heartbeat.name, redis=settings.redis_shown)
+    lock = RunsLock(settings.runs, store, name=heartbeat.name, redis=settings.masked_redis_url)
     heart.start()
     try:
         with lock:

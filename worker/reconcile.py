@@ -21,6 +21,7 @@ from jobs.disk.removal import sweep
 from jobs.disk.rundir import RunDir, list_runs
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
 from jobs.events import AnyFact, DeviceWaiting
+from jobs.gpu_needs import NO_GPU
 from jobs.reasons import Reason
 from jobs.record import JobRecord
 from jobs.redis.queue import Tickets
@@ -81,7 +82,7 @@ class Reconciler:
                     return
 
     def run_once(self) -> bool:
-        """One pass: projections, leases, tickets; then a word to the job that no GPU is there for.
+        """One pass: projections, leases, tickets; then a word to the jobs that no GPU is there for.
 
         False: another reconciler leads, which may have been killed a moment ago: its key runs out after 45 s.
         """
@@ -101,9 +102,9 @@ class Reconciler:
             if self._redis_trusted(now):
                 self._check_leases(open_jobs)
             for stage in Stage:
-                for _ in range(self._store.waiting(stage) - self._tickets.count(stage)):
+                for _ in range(self._store.useful_tickets(stage) - self._tickets.count(stage)):
                     self._tickets.add(stage)
-            self._report_missing_gpu()
+            self._report_waits()
         except StoreUnavailable as error:
             self._reachable_since = None
             log.warning("reconcile waits for Redis: %s", error)
@@ -224,25 +225,36 @@ class Reconciler:
         if new:
             log.warning("job %s: taken over, now %s", run.id, record.status.value)
 
-    def _report_missing_gpu(self) -> None:
-        """When no train worker has a usable GPU, the job whose turn it is says so: once, and again if the why changes.
+    def _report_waits(self) -> None:
+        """Jobs that no GPU here can take say so. Where all GPUs that could take a job are unusable, the first such job
+        says why: once, and again if the why changes.
 
         In its events, and so in its record and to every sink. It moves no job: with a GPU the job starts by itself.
         """
-        head = self._store.head(Stage.TRAIN)
-        trainers = [worker for worker in self._store.workers.all() if worker.stage == Stage.TRAIN] if head else []
-        if head is None or not trainers or any(worker.healthy for worker in trainers):
-            return
-        why = "; ".join(sorted({str(worker.why) for worker in trainers}))
+        waiting = self._store.waiting_to_train()
+        trainers = [worker for worker in self._store.workers.all() if worker.stage == Stage.TRAIN] if waiting else []
+        one_says = False
+        for job, needs in waiting if trainers else ():
+            why = needs.unmet_by_all(trainers)
+            able = [worker for worker in trainers if needs.unmet_by(worker) is None]
+            if why is None and not one_says and not any(worker.healthy for worker in able):
+                why, one_says = "; ".join(sorted({str(worker.why) for worker in able})), True
+            known = self._records.get(job)
+            here = any(worker.healthy for worker in able)
+            if why is None and here and known is not None and (known[1].waiting_reason or "").startswith(NO_GPU):
+                why = "there is a GPU again that can take the job: it waits for its turn"
+            if why is not None:
+                self._report_wait(job, why)
 
+    def _report_wait(self, job: str, why: str) -> None:
         def decide(record: JobRecord) -> list[AnyFact]:
             reported = record.status is not Status.QUEUED or record.waiting_reason == why
             return [] if reported else [DeviceWaiting(message=why)]
 
         try:
-            _, new = self._store.append(RunDir(self._runs / head), decide)
+            _, new = self._store.append(RunDir(self._runs / job), decide)
         except (Conflict, NotFound, Damaged, OSError) as error:
-            log.error("job %s: the reason why it waits is not shown: %s", head, error)
+            log.error("job %s: the reason why it waits is not shown: %s", job, error)
             return
         if new:
-            log.warning("job %s waits for a GPU: %s", head, why)
+            log.warning("job %s waits for a GPU: %s", job, why)

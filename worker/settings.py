@@ -23,6 +23,8 @@ class WorkerSettings:
     prepared: Path
     models: Path
     device: str
+    gpus: str = "all"
+    """Which GPUs train, each with a worker: `all`, or their indexes and UUIDs with commas between."""
     discord_webhook: str | None = field(default=None, repr=False)
     wandb_api_key: str | None = field(default=None, repr=False)
     wandb_base_url: str | None = None
@@ -33,7 +35,7 @@ class WorkerSettings:
     """What trainers inherit: the environment without secrets other than the hub's."""
 
     @property
-    def redis_shown(self) -> str:
+    def masked_redis_url(self) -> str:
         """The Redis URL without its password, for messages."""
         return re.sub(r"//[^@/]*@", "//…@", self.redis_url)
 
@@ -47,6 +49,11 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
     device = environ.get("LONGHAUL_DEVICE", "cuda")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"LONGHAUL_DEVICE is {device!r}; it is cpu or cuda")
+    gpus = (environ.get("LONGHAUL_GPUS") or "all").replace(" ", "")
+    if not re.fullmatch(r"all|(\d+|(GPU|MIG)-[\w/-]+)(,(\d+|(GPU|MIG)-[\w/-]+))*", gpus):
+        raise ValueError(f"LONGHAUL_GPUS is {gpus!r}; it is all, or a list such as 0,1 or GPU-…,MIG-…")
+    if gpus == "all":
+        gpus = environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "") or "all"
     redis_url = environ.get("LONGHAUL_REDIS_URL") or "redis://127.0.0.1:6379/0"
     if not redis_url.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("LONGHAUL_REDIS_URL is no Redis URL; it looks like redis://127.0.0.1:6379/0")
@@ -59,6 +66,7 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
     return WorkerSettings(
         redis_url=redis_url,
         device=device,
+        gpus=gpus,
         discord_webhook=environ.get("DISCORD_WEBHOOK") or None,
         wandb_api_key=environ.get("WANDB_API_KEY") or None,
         wandb_base_url=environ.get("WANDB_BASE_URL") or None,

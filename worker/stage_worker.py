@@ -23,6 +23,7 @@ from rq.queue import Queue
 from rq.serializers import JSONSerializer
 from rq.worker import WorkerStatus
 
+from jobs.disk.measured_file import read_measured
 from jobs.heartbeat import WorkerHeartbeat
 from jobs.process.lifeline import tie_to_parent
 from jobs.reasons import Reason
@@ -85,6 +86,10 @@ class StageWorker(rq.Worker):
         super().heartbeat(timeout, pipeline)
         if not self.horse_pid:  # a disk that a checkpoint is being written to may take its time
             self._fitness.check()
+        if (gpu := self._heartbeat.gpu) is not None:  # it may be examined while this worker runs
+            measured = read_measured(self._settings.runs, gpu.uuid, gpu.driver)
+            known = gpu.model_copy(update={"measured": measured})
+            self._heartbeat = self._heartbeat.model_copy(update={"gpu": known})
         busy = self._heartbeat.model_copy(update={"busy": bool(self.horse_pid)})
         report(self._store, busy.with_health(self._fitness.why))
         if self._stop_received and self.get_state() == WorkerStatus.IDLE:
@@ -126,7 +131,13 @@ class StageWorker(rq.Worker):
         client = connect(self._settings.redis_url)  # a forked child shares no connection with its parent
         CONTEXT.set(
             WorkerContext(
-                self._settings, Store(client), Tickets(client), self.name, self._stopping, self._horse_lost_gpu
+                self._settings,
+                Store(client),
+                Tickets(client),
+                self.name,
+                self._stopping,
+                None if self._heartbeat.gpu is None else self._heartbeat.gpu.facts,
+                self._horse_lost_gpu,
             )
         )
 

@@ -31,7 +31,9 @@ from jobs.events import (
     JobQueued,
     JobValidated,
 )
-from jobs.gpus import GPU, GpuFacts, peak_flops
+from jobs.frozen import Empty
+from jobs.gpu_needs import GpuNeeds
+from jobs.gpus import GPU, GpuFacts
 from jobs.memory_plan import TEST_LIMIT
 from jobs.process.logs import JOB
 from jobs.process.secrets import HUB, minimal_environment
@@ -40,6 +42,7 @@ from jobs.record import JobRecord
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.redis.workers import lease_token
+from jobs.spec import ResourcesSpec
 from jobs.state import Requested, Stage, Status
 from worker.ending import ending, unfinished
 from worker.gpu import NoGpu, usable_gpu
@@ -74,6 +77,8 @@ class WorkerContext:
     worker: str
     stopping: threading.Event
     """Set by SIGTERM."""
+    gpu: GpuFacts | None
+    """That of a train worker; None on a CPU."""
     gpu_lost: Event
     """Set by the horse when its attempt lost the GPU; the worker looks at it."""
 
@@ -86,8 +91,9 @@ def work(stage_name: str) -> None:
     """The one function that tickets name."""
     context, stage = CONTEXT.get(), Stage(stage_name)
     token = lease_token(context.worker)
-    job = context.store.claim(stage, token)
+    job = context.store.claim(stage, token, context.gpu)
     if job is None:
+        add_useful_ticket(context, stage, in_vain=True)
         return
     JOB.set(job)  # a horse works on one job: all that it logs is about that
     run = RunDir(context.settings.runs / job)
@@ -106,8 +112,12 @@ def work(stage_name: str) -> None:
     else:
         if record.status in (Status.QUEUED, Status.VALIDATING):
             context.tickets.add(record.stage)
-        return
-    if context.store.waiting(stage):  # this ticket did nothing for those behind
+    add_useful_ticket(context, stage)
+
+
+def add_useful_ticket(context: WorkerContext, stage: Stage, *, in_vain: bool = False) -> None:
+    """One more ticket, if one is missing: this one did nothing for those behind, or for the worker of another GPU."""
+    if context.store.useful_tickets(stage, in_vain=in_vain) > context.tickets.count(stage):
         context.tickets.add(stage)
 
 
@@ -215,7 +225,7 @@ def validate(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) ->
     """Check or prepare a job that is being validated."""
     run.verified()
     environment = trainer_environment(context.settings, stage, run)
-    if (gpu := best_gpu(context.store)) is not None:
+    if (gpu := planned_gpu(context.store, run.spec().resources)) is not None:
         environment[GPU] = gpu.encode()
     trainer = Trainer(run, stage, None, environment)
     lines: list[Noted | Finished] = []
@@ -279,16 +289,21 @@ def has_budget(run: RunDir) -> bool:
         return False
 
 
-def best_gpu(store: Store) -> GpuFacts | None:
-    """The GPU on which the job can be fastest, as train workers report theirs; None: none has reported one."""
+def planned_gpu(store: Store, resources: ResourcesSpec) -> GpuFacts | None:
+    """The GPU that a job is planned for: of those that train workers report and that meet `resources`, the largest,
+    and of these the fastest. What does not fit it fits none. None: there is no such GPU.
+    """
     try:
         workers = store.workers.all()
     except StoreUnavailable as error:
         log.warning("time and memory are planned without knowing the GPUs: %s", error)
         return None
-    trainers = [worker.gpu for worker in workers if worker.stage == Stage.TRAIN]
-    gpus = [GpuFacts(gpu.name, gpu.memory_bytes) for gpu in trainers if gpu is not None]
-    return max(gpus, key=lambda gpu: (peak_flops(gpu.name) or 0.0, gpu.memory_bytes), default=None)
+    if any(worker.stage == Stage.TRAIN and worker.device == "cuda" and worker.gpu is None for worker in workers):
+        return None
+    needs = GpuNeeds.of(resources, Empty())
+    reported = [worker.gpu.facts for worker in workers if worker.stage == Stage.TRAIN and worker.gpu is not None]
+    fitting = [gpu for gpu in reported if needs.unmet(gpu) is None]
+    return max(fitting, key=lambda gpu: (gpu.memory_bytes, gpu.peak_flops or 0.0), default=None)
 
 
 def show_latest(store: Store, run: RunDir, seen: int, scratch_attempt: int) -> int:

@@ -81,7 +81,7 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Without secrets and terminal escapes."""
-        return printable(redact(super().format(record)))
+        return redact(printable(super().format(record)))
 
 
 class JsonLines(logging.Formatter):

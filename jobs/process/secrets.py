@@ -54,21 +54,24 @@ def _spelled(*words: str) -> str:
 
 
 # Words in lower case, one of which is in every text that the pattern fits; the pattern; what is shown instead.
+_SPACE = r"(?:\s|\\[nrt])"
+"""White space, also as JSON and `repr` write it."""
+_SPACES = rf"{_SPACE}{{0,4}}"
 _RULES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     (("/webhooks/",), re.compile(r"(/webhooks/\d+/)[^\s\"'\\/?#<>]+"), rf"\1{HIDDEN}"),
     (("://",), re.compile(r"://[^\s/?#\"'\\<>]+@"), f"://{HIDDEN}@"),
-    (("hf_",), re.compile(r"\bhf_[A-Za-z0-9]{16,}"), f"hf_{HIDDEN}"),
-    (("lh_",), re.compile(r"\blh_[A-Za-z0-9_-]{32,}"), f"lh_{HIDDEN}"),
+    (("hf_",), re.compile(r"hf_[A-Za-z0-9]{16,}"), f"hf_{HIDDEN}"),
+    (("lh_",), re.compile(r"lh_[A-Za-z0-9_-]{32,}"), f"lh_{HIDDEN}"),
     (("wandb_v1_",), re.compile(r"wandb_v1_[A-Za-z0-9_-]{8,}"), f"wandb_v1_{HIDDEN}"),
     (
         ("authorization",),
         re.compile(
-            rf"({_spelled('authorization')}(?:{_QUOTE})?\s{{0,4}}[:=]\s{{0,4}}(?:{_QUOTE})?"
-            rf"{_spelled('bearer', 'basic', 'token')}\s{{1,4}})[^\s\"'\\,;`…]+"
+            rf"({_spelled('authorization')}(?:{_QUOTE})?{_SPACES}[:=]{_SPACES}(?:{_QUOTE})?"
+            rf"{_spelled('bearer', 'basic', 'token')}{_SPACE}{_SPACES})[^\s\"'\\,;`…]+"
         ),
         rf"\1{HIDDEN}",
     ),
-    (("bearer ",), re.compile(rf"\b({_spelled('bearer')} {{1,4}})[\w.~+/=-]{{16,}}"), rf"\1{HIDDEN}"),
+    (("bearer",), re.compile(rf"({_spelled('bearer')}{_SPACE}{_SPACES})[\w.~+/=-]{{16,}}"), rf"\1{HIDDEN}"),
     # Forty hex digits after what announces a key: a prompt, a command line, a line of .netrc.
     (
         ("wandb:", "login", "api key", "password "),
@@ -82,8 +85,8 @@ _RULES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     (
         NAMES,
         re.compile(
-            rf"({_spelled(*NAMES, 'API-Key')})(?:({_QUOTE}\s{{0,4}}:\s{{0,4}}{_QUOTE})[^\"'\\\n]{{4,}}"
-            rf"|(\s{{0,4}}[:=]\s{{0,4}})(?:({_QUOTE})[^\"'\\\n]{{4,}}|(?!\*\*\*)[^\s\"'\\,;{{}}\[\]]{{6,}}))"
+            rf"({_spelled(*NAMES, 'API-Key')})(?:({_QUOTE}{_SPACES}:{_SPACES}{_QUOTE})[^\"'\\\n]{{4,}}"
+            rf"|({_SPACES}[:=]{_SPACES})(?:({_QUOTE})[^\"'\\\n]{{4,}}|(?!\*\*\*)[^\s\"'\\,;{{}}\[\]]{{6,}}))"
         ),
         rf"\1\2\3\4{HIDDEN}",
     ),
@@ -126,7 +129,7 @@ def where_secret(document: object, path: str = "") -> str | None:
         case str():
             name = path.rpartition(".")[2]
             text = json.dumps({name: document}, ensure_ascii=False)
-            return path if redact(text) != text else None
+            return path if redact(text) != text or redact(document) != document or redact(path) != path else None
         case dict():
             children = [(f"{path}.{key}" if path else str(key), value) for key, value in document.items()]
         case list():

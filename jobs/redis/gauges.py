@@ -11,6 +11,7 @@ from jobs.record import JobRecord
 from jobs.redis.connection import Scripts
 from jobs.redis.queries import WHOLE
 from jobs.redis.scripts import HELPERS
+from jobs.redis.store import read_record
 from jobs.state import DAMAGED, Stage, Status
 
 MOST_RUNNING = 100
@@ -88,7 +89,7 @@ class Gauges:
                 for stage, length, waited in zip(Stage, queues[::2], queues[1::2], strict=True)
             },
             running=[
-                (JobRecord.model_validate_json(record), MetricRow.model_validate_json(row) if row else None)
+                (read_record(record), MetricRow.model_validate_json(row) if row else None)
                 for record, row in zip(running[::2], running[1::2], strict=True)
                 if record
             ],

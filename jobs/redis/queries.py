@@ -66,13 +66,15 @@ end
 
 # Before the scripts below, after these:
 #
-# - `shown(id)`: {record, spec, newest row of metrics, jobs before it or -1, start, finish, damage}; nothing: no job.
-#   Start and finish are Unix ms, '' if unknown and for a job that does not wait for a GPU
+# - `shown(id)`: {id, record, spec, newest row of metrics, jobs before it or -1, start, finish, damage, reports}, as in
+#   `jobs.redis.store.RawJob`; nothing: no job. Start and finish are Unix ms, '' if unknown and for a job that does not
+#   wait for a GPU
+# - `reports()`: heartbeats of train workers in one JSON list
 # - `needs(id)`: ms that it still needs, as `jobs/estimate.py` says; and, if there is one, the Unix ms of the row of
 #   metrics from which they count
 # - `estimate()`: the same two by id, for the first jobs that wait for a GPU, from what each is expected to need, what
-#   those on a GPU have left, and how many train workers there are. Later jobs are left out from the first on of which
-#   nobody knows how long it takes
+#   those on a GPU have left, and which GPUs train workers have: each job takes the one that is free first, of those
+#   that suit it. Later jobs are left out from the first on of which nobody knows how long it takes
 SHOWN = """
 local MAX_ESTIMATED = 100  -- a job with more before it has no estimate: it would be a guess
 local function newest(id)
@@ -89,15 +91,6 @@ local function needs(id)
   local pace = row.step < steps and row.eta_s / (steps - row.step) or row.step_s
   return pace * (steps - record.progress_step) * 1000
 end
-local function trainers()
-  local count = 0
-  for _, name in ipairs(redis.call('ZRANGEBYSCORE', 'longhaul:workers', now() - 60000, '+inf')) do
-    local raw = redis.pcall('GET', 'longhaul:worker:' .. name)
-    local read, facts = pcall(cjson.decode, type(raw) == 'string' and raw or '')
-    if read and type(facts) == 'table' and facts.stage == 'train' and facts.healthy == true then count = count + 1 end
-  end
-  return count
-end
 local function on_gpus()
   local ids = redis.call('ZRANGE', 'longhaul:status:running', 0, -1)
   for _, id in ipairs(redis.call('ZRANGE', 'longhaul:leases', 0, -1)) do
@@ -106,29 +99,46 @@ local function on_gpus()
   return ids
 end
 local function estimate()
-  local from, free = now(), {}
+  local from, busy, idle, slots = now(), {}, {}, {}
+  for _, worker in ipairs(trainers()) do
+    if worker.job then busy[worker.job] = worker elseif worker.healthy then table.insert(idle, worker) end
+  end
   for _, id in ipairs(on_gpus()) do
     local needed, at = needs(id)
     if not needed then return {} end
     local began = tonumber(redis.call('HGET', lj(id), 'began_ms') or '') or from
-    table.insert(free, math.max(from, math.max(began, at or 0) + needed))
+    -- Where nobody holds it (Redis was just rebuilt) one of the idle ones has it.
+    local worker = busy[id] or table.remove(idle, 1) or {any = true}
+    table.insert(slots, {at = math.max(from, math.max(began, at or 0) + needed), gpu = worker.gpu, any = worker.any})
   end
-  for _ = #free + 1, trainers() do table.insert(free, from) end
-  if #free == 0 then return {} end
+  for _, worker in ipairs(idle) do table.insert(slots, {at = from, gpu = worker.gpu}) end
   local expected = {}
   for _, id in ipairs(redis.call('ZRANGE', 'longhaul:order:train', 0, MAX_ESTIMATED)) do
-    local needed, gpu = needs(id), 1
-    for i = 2, #free do if free[i] < free[gpu] then gpu = i end end
-    local start = math.max(free[gpu], tonumber(redis.call('HGET', lj(id), 'not_before') or '0'))
-    expected[id] = {string.format('%.0f', start), needed and string.format('%.0f', start + needed) or ''}
-    if not needed then return expected end
-    free[gpu] = start + needed
+    local needed, slot = needs(id), nil
+    for _, each in ipairs(slots) do
+      if (not slot or each.at < slot.at) and (each.any or suits(id, each.gpu)) then slot = each end
+    end
+    if slot then
+      local start = math.max(slot.at, tonumber(redis.call('HGET', lj(id), 'not_before') or '0'))
+      expected[id] = {string.format('%.0f', start), needed and string.format('%.0f', start + needed) or ''}
+      if not needed then return expected end
+      slot.at = start + needed
+    end
   end
   return expected
 end
+local reported
+local function reports()
+  if not reported then
+    reported = {}
+    for _, worker in ipairs(trainers()) do table.insert(reported, worker.raw) end
+    reported = '[' .. table.concat(reported, ',') .. ']'
+  end
+  return reported
+end
 local expected
 local function shown(id)
-  local h = redis.call('HMGET', lj(id), 'record', 'spec', 'stage', 'damaged')
+  local h = redis.call('HMGET', lj(id), 'record', 'spec', 'stage', 'damaged', 'status')
   if not h[1] then return nil end
   local rank = redis.call('ZRANK', 'longhaul:order:' .. (h[3] or ''), id)
   local times = {'', ''}
@@ -137,7 +147,8 @@ local function shown(id)
     times = expected[id] or times
   end
   local row = redis.call('HGET', lj(id) .. ':latest', 'row')
-  return {h[1], h[2] or '{}', row or '', rank or -1, times[1], times[2], h[4] or ''}
+  local ended = h[5] == 'succeeded' or h[5] == 'failed' or h[5] == 'cancelled'
+  return {id, h[1], h[2] or '{}', row or '', rank or -1, times[1], times[2], h[4] or '', ended and '' or reports()}
 end
 """
 

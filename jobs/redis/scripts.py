@@ -4,14 +4,21 @@ All instants come from TIME inside the script. Reconcile's own: `maintenance.py`
 
 - `lj`: key of a job's hash; fields: number, record, spec, status, stage, score, not_before, needs_ms (what is left of
   it, '' where nobody knows), began_ms (its attempt, '' where none runs), indexes (JSON: in which it is whatever its
-  state), lease (its holder's token), damaged (JSON of what is wrong with its directory, where something is)
+  state), gpu_memory_gib, gpu_name (lower case), least_bytes (`jobs/gpu_needs.py`; '' where any will do), lease (its
+  holder's token), damaged (JSON of what is wrong with its directory, where something is)
 - `rebuilt()`: whether Redis has been given every run directory since it was last empty (`jobs/redis/maintenance.py`)
 - `place(id)`: puts a job into the order of its stage when it waits and nobody holds it, and out of all others
+- `suits(id, gpu)`: whether that GPU (name, memory_bytes; nil: a CPU) can take the job, as `jobs/gpu_needs.py` says
+- `trainers()`: what train workers of the last minute report (`raw`: as it came), each with the `job` that it holds
 """
 
 from __future__ import annotations
 
-HELPERS = """
+from jobs import gpus
+
+HELPERS = (
+    f"local DRIVER_BYTES, MARGIN = {gpus.DRIVER_BYTES}, {gpus.MARGIN}"
+    + """
 local function lj(id) return 'longhaul:job:' .. id end
 local function now() local t = redis.call('TIME'); return t[1] * 1000 + math.floor(t[2] / 1000) end
 local function rebuilt() return redis.call('GET', 'longhaul:rebuilt') == 'yes' end
@@ -31,7 +38,44 @@ local function drop_lease(id, token)
   end
   return 0
 end
+local function asks(id)
+  local h = redis.call('HMGET', lj(id), 'gpu_memory_gib', 'gpu_name', 'least_bytes', 'record')
+  if not h[3] and h[4] then  -- written by an earlier version: the peak of its plan stands for the least
+    local plan = cjson.decode(h[4]).plan
+    local memory = type(plan) == 'table' and plan.memory
+    h[3] = type(memory) == 'table' and memory.device == 'cuda' and string.format('%.0f', memory.peak_bytes) or ''
+  end
+  return h[1] or '', h[2] or '', h[3]
+end
+local function words(name) return '[^%w]' .. name:gsub('%p', '%%%0') .. '[^%w]' end
+local function suits(id, gpu)
+  local gib, name, least = asks(id)
+  gib, least = tonumber(gib), tonumber(least)
+  if not gpu then return not gib and name == '' end
+  local usable = gpu.memory_bytes - DRIVER_BYTES
+  return (not gib or math.ceil(gpu.memory_bytes / 2^30) >= gib)
+    and (name == '' or string.find(' ' .. string.lower(gpu.name) .. ' ', words(name)) ~= nil)
+    and (not least or usable - math.floor(MARGIN * usable) >= least)
+end
+local function trainers()
+  local held, found = {}, {}
+  for _, id in ipairs(redis.call('ZRANGE', 'longhaul:leases', 0, -1)) do
+    local holder = string.match(redis.call('HGET', lj(id), 'lease') or '', '^(.*)/%d+/%x+$')
+    if holder then held[holder] = id end
+  end
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', 'longhaul:workers', now() - 60000, '+inf')) do
+    local raw = redis.pcall('GET', 'longhaul:worker:' .. name)
+    local read, facts = pcall(cjson.decode, type(raw) == 'string' and raw or '')
+    if read and type(facts) == 'table' and facts.stage == 'train' then
+      local gpu = facts.gpu
+      local known = type(gpu) == 'table' and type(gpu.name) == 'string' and type(gpu.memory_bytes) == 'number'
+      table.insert(found, {healthy = facts.healthy == true, gpu = known and gpu or nil, job = held[name], raw = raw})
+    end
+  end
+  return found
+end
 """
+)
 
 # ARGV: key, id, body hash, seconds to keep, 1 if the caller has looked on disk → {id, body hash} of the first caller;
 # or nothing: the key is unknown, but Redis may have forgotten it (see BEGIN_REBUILD)
@@ -49,8 +93,9 @@ return redis.call('HMGET', key, 'job', 'body')
 """
 
 # ARGV: id, number before, number after, record, status, stage, score, not before (ms), submitted (ms), spec,
-#       JSON of its lasting indexes (with a spec), needs (ms), began (ms), token to release ('' for none), then pairs
-#       number, event → {number that Redis has, 1 if there was a gap}
+#       JSON of its lasting indexes (with a spec), needs (ms), began (ms), token to release ('' for none), JSON of what
+#       it asks of a GPU (with a spec), least_bytes, then pairs number, event
+# → {number that Redis has, 1 if there was a gap}
 # For a job that is new to Redis, only its newest event is published: followers read the earlier ones themselves.
 PROJECT = """
 local id = ARGV[1]
@@ -60,7 +105,7 @@ local before, after = tonumber(ARGV[2]), tonumber(ARGV[3])
 if have < before then return {have, 1} end
 if have < after then
   if have == 0 then redis.call('DEL', job .. ':events') end  -- what a lost hash left behind
-  for i = 15, #ARGV, 2 do
+  for i = 17, #ARGV, 2 do
     if tonumber(ARGV[i]) > have then
       redis.call('XADD', job .. ':events', ARGV[i] .. '-0', 'event', ARGV[i + 1])
       if have > 0 or i == #ARGV - 1 then
@@ -71,9 +116,10 @@ if have < after then
   local old = redis.call('HGET', job, 'status')
   if old then redis.call('ZREM', 'longhaul:status:' .. old, id) end
   redis.call('HSET', job, 'number', after, 'record', ARGV[4], 'status', ARGV[5], 'stage', ARGV[6], 'score', ARGV[7],
-             'not_before', ARGV[8], 'needs_ms', ARGV[12], 'began_ms', ARGV[13])
+             'not_before', ARGV[8], 'needs_ms', ARGV[12], 'began_ms', ARGV[13], 'least_bytes', ARGV[16])
   if ARGV[10] ~= '' then
-    redis.call('HSET', job, 'spec', ARGV[10], 'indexes', ARGV[11])
+    local asks = cjson.decode(ARGV[15])
+    redis.call('HSET', job, 'spec', ARGV[10], 'indexes', ARGV[11], 'gpu_memory_gib', asks[1], 'gpu_name', asks[2])
     for _, index in ipairs(cjson.decode(ARGV[11])) do redis.call('ZADD', 'longhaul:' .. index, ARGV[9], id) end
   end
   redis.call('ZADD', 'longhaul:jobs', ARGV[9], id)
@@ -86,21 +132,23 @@ place(id)
 return {have, 0}
 """
 
-# ARGV: stage, token, lease (ms) → id, or nothing. The head of the order whose time has come; nobody's, as long as
-# Redis does not know all jobs: one of higher priority may be among the others.
+# ARGV: stage, token, lease (ms), JSON of the GPU that is to train ('' for a CPU) → id, or nothing. The first of the
+# order whose time has come and, to train, that this GPU suits; nobody's, as long as Redis does not know all jobs: one
+# of higher priority may be among the others.
 CLAIM = """
 local mine = 'longhaul:claim:' .. ARGV[2]
 local earlier = redis.call('GET', mine)
 if earlier then return earlier end
 if not rebuilt() then return false end
 local order = 'longhaul:order:' .. ARGV[1]
+local gpu = ARGV[4] ~= '' and cjson.decode(ARGV[4]) or nil
 local first = 0
 while true do
   local ids = redis.call('ZRANGE', order, first, first + 99)
   if #ids == 0 then return false end
   for _, id in ipairs(ids) do
     local due = tonumber(redis.call('HGET', lj(id), 'not_before') or '0') <= now()
-    if due then
+    if due and (ARGV[1] ~= 'train' or suits(id, gpu)) then
       redis.call('ZREM', order, id)
       redis.call('HSET', lj(id), 'lease', ARGV[2])
       redis.call('ZADD', 'longhaul:leases', now() + ARGV[3], id)
@@ -110,6 +158,39 @@ while true do
   end
   first = first + 100
 end
+"""
+
+# → {{id, gpu_memory_gib, gpu_name, least_bytes}, …} of the jobs that wait to train, in order
+WAITING_TO_TRAIN = """
+local found = {}
+for _, id in ipairs(redis.call('ZRANGE', 'longhaul:order:train', 0, -1)) do
+  table.insert(found, {id, asks(id)})
+end
+return found
+"""
+
+# ARGV: stage → how many tickets would find work: the jobs in its order. Of those that wait to train, where workers are
+# idle, the ones that are due and that one of these suits: any other ticket would be taken in vain.
+USEFUL_TICKETS = """
+if not rebuilt() then return 0 end
+local order = 'longhaul:order:' .. ARGV[1]
+local all, idle = redis.call('ZCARD', order), {}
+if ARGV[1] ~= 'train' or all == 0 then return all end
+for _, worker in ipairs(trainers()) do
+  if worker.healthy and not worker.job then table.insert(idle, worker) end
+end
+if #idle == 0 then return ARGV[2] == '1' and 0 or all end
+local useful = 0
+for _, id in ipairs(redis.call('ZRANGE', order, 0, -1)) do
+  local due = tonumber(redis.call('HGET', lj(id), 'not_before') or '0') <= now()
+  for _, worker in ipairs(due and idle or {}) do
+    if suits(id, worker.gpu) then
+      useful = useful + 1
+      break
+    end
+  end
+end
+return useful
 """
 
 # ARGV: id, token, lease (ms) → 1 held, 0 another holds it. A lease that nobody holds is taken again.

@@ -10,9 +10,10 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import redis
 from pydantic import ValidationError
@@ -23,6 +24,9 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import Damaged, NotFound, StoreUnavailable
 from jobs.estimate import left_s
 from jobs.events import AnyFact, AttemptStarted, Event, Fault
+from jobs.gpu_needs import GpuNeeds
+from jobs.gpus import GpuFacts
+from jobs.heartbeat import WorkerHeartbeat
 from jobs.metrics import MetricRow
 from jobs.record import JobRecord
 from jobs.redis import queries, scripts
@@ -31,7 +35,7 @@ from jobs.redis.maintenance import Maintenance
 from jobs.redis.queries import EVERY_JOB, Filter
 from jobs.redis.scripts import job_key
 from jobs.redis.workers import Workers
-from jobs.spec import JobSpec
+from jobs.spec import JobSpec, ResourcesSpec
 from jobs.state import Requested, Stage, Status
 
 log = logging.getLogger("longhaul.store")
@@ -56,6 +60,53 @@ class StoredJob:
     estimated_finish: float | None = None
     damage: Fault | None = None
     """What is wrong with its run directory; the record then is what Redis knew, or what is left of it."""
+    trainers: tuple[WorkerHeartbeat, ...] = ()
+    """What train workers report, of a job that has not ended, and of a dry run."""
+
+    @property
+    def gpu_needs(self) -> GpuNeeds:
+        """What it needs of a GPU, as far as that is known."""
+        return GpuNeeds.of(self.spec.resources if self.spec else ResourcesSpec(), self.record.plan)
+
+
+class RawJob(NamedTuple):
+    """What Redis says of a job, as `queries.SHOWN` returns it. Equal ones are parsed, and answered, alike."""
+
+    id_utf8: bytes
+    record_json: bytes
+    spec_json: bytes
+    latest_json: bytes
+    """Empty: there is none, as below."""
+    rank: int
+    """Jobs before it in the order of its stage; -1 when it does not wait."""
+    start_ms: bytes
+    """Digits of Unix milliseconds."""
+    finish_ms: bytes
+    damage_json: bytes
+    trainers_json: bytes
+
+    @property
+    def id(self) -> str:
+        """Which job it is."""
+        return self.id_utf8.decode()
+
+    @property
+    def record(self) -> JobRecord:
+        """As `StoredJob.record`."""
+        return read_record(self.record_json)
+
+    def parsed(self) -> StoredJob:
+        """The same as models. Raises ValidationError."""
+        return StoredJob(
+            record=self.record,
+            spec=read_spec(self.spec_json),
+            position=None if self.rank < 0 else self.rank,
+            latest=MetricRow.model_validate_json(self.latest_json) if self.latest_json else None,
+            estimated_start=float(self.start_ms) / 1000 if self.start_ms else None,
+            estimated_finish=float(self.finish_ms) / 1000 if self.finish_ms else None,
+            damage=Fault.model_validate_json(self.damage_json) if self.damage_json else None,
+            trainers=read_trainers(self.trainers_json) if self.trainers_json else (),
+        )
 
 
 class Store:
@@ -105,12 +156,15 @@ class Store:
         self, run: RunDir, record: JobRecord, events: Sequence[Event], release: str | None
     ) -> tuple[int, bool]:
         submitted_ms = int(record.submitted_at * 1000)
-        spec, indexes = "", ""
+        spec, indexes, asks = "", "", ["", ""]
         if events and events[0].number == 1:
             spec = read_regular(run.spec_file).decode()
             try:
-                indexes = json.dumps(queries.lasting_indexes(record.metadata, json.loads(spec)["data"]))
-            except (ValueError, LookupError, TypeError) as error:
+                parsed = json.loads(spec)
+                indexes = json.dumps(queries.lasting_indexes(record.metadata, parsed["data"]))
+                resources = parsed.get("resources") or {}  # none in those of earlier versions
+                asks = [str(resources.get("gpu_memory_gib") or ""), (resources.get("gpu_name") or "").lower()]
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise Damaged("spec.json is no specification") from error
         pairs: list[str | int] = []
         for event in events:
@@ -118,7 +172,8 @@ class Store:
         have, gap = self._script(
             scripts.PROJECT, run.id, record.number - len(events), record.number, record.model_dump_json(),
             record.status.value, record.stage.value, -record.priority * 10**13 + submitted_ms,
-            int(record.not_before * 1000), submitted_ms, spec, indexes, *_effort(record), release or "", *pairs,
+            int(record.not_before * 1000), submitted_ms, spec, indexes, *_effort(record), release or "",
+            json.dumps(asks), _least_bytes(record), *pairs,
         )  # fmt: skip
         return int(have), bool(gap)
 
@@ -142,17 +197,21 @@ class Store:
 
     def get(self, job: str) -> StoredJob:
         """One job, or NotFound. Raises Recovering while Redis does not know all jobs, and so not its place."""
+        return self.get_raw(job).parsed()
+
+    def get_raw(self, job: str) -> RawJob:
+        """`get`, not parsed."""
         found = self._ask(queries.SHOW, job)
         if found is None:
             raise NotFound(f"there is no job {job}")
-        return _stored(found)
+        return RawJob(*found)
 
     def number(self, job: str) -> int:
         """Number of the last event that Redis has; 0 for an unknown job."""
         with reachable():
             return int(cast(Any, self._redis.hget(job_key(job), "number")) or 0)
 
-    def page(self, wanted: Filter = EVERY_JOB, *, after: str | None = None, limit: int) -> tuple[list[StoredJob], bool]:
+    def page(self, wanted: Filter = EVERY_JOB, *, after: str | None = None, limit: int) -> tuple[list[RawJob], bool]:
         """Newest first; `after` is the id that the page follows. Returns the page and whether there is more.
 
         Raises NotFound when there is no job `after` (whatever its state), Recovering while Redis does not know all.
@@ -161,7 +220,7 @@ class Store:
         if answer is None:
             raise NotFound(f"there is no job {after}: begin again without `after`")
         more, jobs = answer
-        return [_stored(job) for job in jobs], bool(more)
+        return [RawJob(*job) for job in jobs], bool(more)
 
     def using(self, dataset: str) -> list[tuple[str, Status]]:
         """Jobs whose rows are in this uploaded data set (or were, when they began) and their states, newest first.
@@ -188,10 +247,26 @@ class Store:
 
     # -- order and leases ------------------------------------------------------------------------------------
 
-    def claim(self, stage: Stage, token: str) -> str | None:
-        """Take the head of the order whose time has come, and its lease, in one script. None: nothing is due."""
-        job = self._script(scripts.CLAIM, stage.value, token, LEASE_MS)
+    def claim(self, stage: Stage, token: str, gpu: GpuFacts | None = None) -> str | None:
+        """Take the first of the order whose time has come and, to train, that `gpu` suits (None: a CPU), and its
+        lease, in one script. None: there is none.
+        """
+        job = self._script(scripts.CLAIM, stage.value, token, LEASE_MS, gpu.encode() if gpu else "")
         return job.decode() if job else None
+
+    def waiting_to_train(self) -> list[tuple[str, GpuNeeds]]:
+        """The jobs in the order of *train*, with what each needs of a GPU."""
+        return [
+            (
+                job.decode(),
+                GpuNeeds(float(gib) if gib else None, name.decode() or None, int(least) if least else None),
+            )
+            for job, gib, name, least in self._script(scripts.WAITING_TO_TRAIN)
+        ]
+
+    def useful_tickets(self, stage: Stage, *, in_vain: bool = False) -> int:
+        """How many tickets would find work now: jobs that wait, but for those that no idle train worker can take."""
+        return int(self._script(scripts.USEFUL_TICKETS, stage.value, int(in_vain)))
 
     def renew(self, job: str, token: str) -> bool:
         """Hold the lease for another 30 s; a free lease is taken again. False: another worker holds it."""
@@ -240,12 +315,6 @@ class Store:
         with reachable():
             return int(cast(Any, self._redis.zcard(f"longhaul:order:{stage.value}")))
 
-    def head(self, stage: Stage) -> str | None:
-        """The next job, due or not; None: no job waits."""
-        with reachable():
-            first = cast(list[bytes], self._redis.zrange(f"longhaul:order:{stage.value}", 0, 0))
-        return first[0].decode() if first else None
-
     # -- health --------------------------------------------------------------------------------------------------------
 
     def ping(self) -> None:
@@ -272,10 +341,21 @@ def read_spec(text: bytes | str) -> JobSpec | None:
         return None
 
 
-@lru_cache(maxsize=512)
-def _read_record(text: bytes) -> JobRecord:
-    """The record in this JSON. Lists are read again and again, and a job is the same until its next event."""
+@lru_cache(maxsize=256)
+def read_record(text: bytes) -> JobRecord:
+    """The record in this JSON. Of a job it is the same until its next event."""
     return JobRecord.model_validate_json(text)
+
+
+@lru_cache(maxsize=8)
+def read_trainers(reports: bytes) -> tuple[WorkerHeartbeat, ...]:
+    """The heartbeats in this JSON list; what is none is left out (`jobs.redis.workers` names it)."""
+    found = []
+    with suppress(ValueError):  # a ValidationError is one
+        for facts in json.loads(reports):
+            with suppress(ValidationError):
+                found.append(WorkerHeartbeat.model_validate(facts))
+    return tuple(found)
 
 
 def damage(error: Damaged) -> Fault:
@@ -293,18 +373,10 @@ def events_key(job: str) -> str:
     return f"{job_key(job)}:events"
 
 
-def _stored(found: list[Any]) -> StoredJob:
-    """What `queries.SHOWN` says of a job."""
-    record, spec, latest, rank, start, finish, damaged = found
-    return StoredJob(
-        record=_read_record(record),
-        spec=read_spec(spec),
-        position=None if rank < 0 else rank,
-        latest=MetricRow.model_validate_json(latest) if latest else None,
-        estimated_start=float(start) / 1000 if start else None,
-        estimated_finish=float(finish) / 1000 if finish else None,
-        damage=Fault.model_validate_json(damaged) if damaged else None,
-    )
+def _least_bytes(record: JobRecord) -> int | str:
+    """What a GPU must have room for; '': unknown."""
+    least = GpuNeeds.of(ResourcesSpec(), record.plan).least_bytes
+    return "" if least is None else least
 
 
 def _effort(record: JobRecord) -> tuple[int | str, int | str]:

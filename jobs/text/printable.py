@@ -1,7 +1,8 @@
 """Text from elsewhere (rows, names, errors, a trainer's output) as a person may read it.
 
-What a terminal obeys is taken out: the control characters C0 and C1 with ESC among them, and what reorders a line
-(bidirectional embeddings, overrides and isolates). Newlines and tabs stay. Records and files keep the text as it is.
+What a terminal obeys is taken out: the control characters C0 and C1 with ESC among them, and what reorders or breaks a
+line (bidirectional marks, embeddings, overrides and isolates; separators of lines and paragraphs). Newlines and tabs
+stay. Records and files keep the text as it is.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_REORDERING = "\u202a-\u202e\u2066-\u2069"
+_REORDERING = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _CONTROL = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f{_REORDERING}]")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _RETURN = re.compile("\r\n?")

@@ -64,6 +64,18 @@ def durations_alike(*seconds: float) -> list[str]:
     return [_in_units(max(0.0, each), index) for each in seconds]
 
 
+def format_milliseconds(seconds: float) -> str:
+    """Of what takes no longer than a second or two: `340 ms`."""
+    return f"{seconds * 1e3:,.0f} ms"
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """In powers of ten, as data sheets of GPUs, buses and disks say it: `210 MB/s`, `25.3 GB/s`, `1,792 GB/s`."""
+    if bytes_per_s < 1e9:
+        return f"{bytes_per_s / 1e6:,.0f} MB/s"
+    return f"{bytes_per_s / 1e9:,.1f} GB/s" if bytes_per_s < 1e11 else f"{bytes_per_s / 1e9:,.0f} GB/s"
+
+
 def format_parameters(count: int) -> str:
     """Of a model: `60.5 M`, `2.85 B`."""
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"

@@ -1,19 +1,29 @@
-"""The machine it runs on: workers, local, demo, key."""
+"""The machine it runs on: workers, doctor, local, demo, key."""
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
 from pathlib import Path
 
 from jobs.errors import UserError
 from jobs.process.keys import new_key
+from longhaul.children import python
 from longhaul.commands.command import Call, Commands
 from longhaul.jobfile import BadInput
 from longhaul.result_tables import print_workers
 
 
 def add(commands: Commands) -> None:
-    """workers, local, demo, key."""
+    """workers, doctor, local, demo, key."""
     commands.add("workers", _workers, "list workers: GPU, current job, last heartbeat")
+    doctor = commands.add("doctor", _doctor, "examine this machine and its GPU: at most 5 minutes, no job, no download")
+    doctor.add_argument("--report", metavar="FILE", help="write a page to paste into an issue")
+    doctor.add_argument("--model", metavar="SIZE", help="xl, large, base or tiny (default: the largest that fits)")
+    doctor.add_argument(
+        "--only", action="append", default=[], metavar="GROUP", help="one group of checks; repeat for more"
+    )
+    doctor.add_argument("--seconds", metavar="N", help="time for all checks (default: 300)")
     local = commands.add("local", _local, "run Redis, service, workers and publish in this terminal", json_too=False)
     local.add_argument("--data", type=Path, metavar="DIR", help="data files (default: LONGHAUL_DATA or ./data)")
     local.add_argument(
@@ -38,6 +48,19 @@ def _workers(call: Call) -> int:
     with call.connect() as api:
         found = api.workers()
     return call.answer(found, lambda: print_workers(found["data"], call.console, damaged=found.get("damaged", [])))
+
+
+def _doctor(call: Call) -> int:
+    given = call.given
+    if missing := [name for name in ("worker", "torch") if importlib.util.find_spec(name) is None]:
+        raise BadInput(
+            f"only the client is installed here, without {missing[0]}: on the machine with the GPU run `docker compose "
+            f"-f docker-compose.training.yml run --rm worker doctor` in the clone, or `make setup` first"
+        )
+    options = {name: getattr(given, name) for name in ("report", "model", "seconds")}
+    words = [word for name, value in options.items() if value is not None for word in (f"--{name}", value)]
+    words += [word for group in given.only for word in ("--only", group)] + (["--json"] if given.json else [])
+    return subprocess.run(python("worker", "doctor", *words), env=dict(call.environment), check=False).returncode
 
 
 def _local(call: Call) -> int:

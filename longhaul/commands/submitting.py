@@ -68,6 +68,8 @@ def _made(call: Call, api: Longhaul, job: JobDict) -> int:
 
     def people() -> None:
         call.say(f"{job['id']} is {job['status']}")
+        if job["waiting_reason"]:
+            call.say(f"it will wait: {job['waiting_reason']}", "yellow")
         call.say(f"follow it with: longhaul watch {job['id']}", "dim")
 
     return call.answer(job, people)
@@ -80,11 +82,19 @@ def _plan(call: Call) -> int:
             write_picture(api, ended["id"], call.given.png)
     if call.given.json:
         shown = None if plan is None else plan.model_dump()
-        print_json({"job": ended["id"], "status": ended["status"], "error": ended["error"], "plan": shown})
+        print_json(
+            {
+                "job": ended["id"],
+                "status": ended["status"],
+                "error": ended["error"],
+                "plan": shown,
+                "gpus": ended["gpus"],
+            }
+        )
     elif plan is None:
         print_job(ended, call.console)
     else:
-        print_plan(plan, call.console)
+        print_plan(plan, ended, call.console)
     return ending(ended)
 
 

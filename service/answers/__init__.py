@@ -1,5 +1,6 @@
 """What every route answers, field by field. Routes return these models: they validate what is answered, and the OpenAPI
-document is made of them. Rows of metrics, thousands in one answer, are only described here; the tests validate those.
+document is made of them. The model of a job is made, and turned to JSON, once for each state of that job
+(`conversion.job_json`). Rows of metrics, thousands in one answer, are only described here; the tests validate those.
 
 Closed models: an answer with a field that is not described here is a fault. OpenAI's names keep their meaning.
 """

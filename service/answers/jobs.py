@@ -59,6 +59,21 @@ class Progress(Answer):
     """Unix time of the row, seconds."""
 
 
+class JobGpu(Answer):
+    """A GPU that a train worker reports, and whether it can take the job."""
+
+    uuid: str
+    """As the driver names it for good."""
+    name: str
+    """Such as `NVIDIA GeForce RTX 5090`."""
+    memory_bytes: int
+    """All of it."""
+    can_take: bool
+    """Whether it has what `resources` of the job ask for and, once that is planned, room for its smallest setting."""
+    why: str | None
+    """Why it cannot take the job; null where it can."""
+
+
 class Job(Answer):
     """One job. Times are Unix seconds; paths begin with the name of the runs folder. Null: not yet, or not at all."""
 
@@ -125,7 +140,9 @@ class Job(Answer):
     not_before: float | None
     """A job that waits after a crash is not started before this time."""
     waiting_reason: str | None
-    """Why it cannot start though its turn has come."""
+    """Why it cannot start though its turn has come, or that no GPU here can take it."""
+    gpus: list[JobGpu]
+    """Those that train workers report, while the job has not ended, and after a dry run."""
     started_at: int | None
     """When its first attempt began."""
     training_s: float

@@ -68,8 +68,9 @@ async def _clean(body: bytes, is_json: bool) -> bytes:
 
 
 def _search(body: bytes, is_json: bool) -> bytes:
-    text = redact(body.decode(errors="replace"))
-    return (escaped(text) if is_json else without_controls(text)).encode()
+    text = body.decode(errors="replace")
+    # Controls are taken out first: what is left might otherwise come together to a secret.
+    return (escaped(redact(text)) if is_json else redact(without_controls(text))).encode()
 
 
 _short = lru_cache(maxsize=512)(_search)

@@ -34,7 +34,7 @@ from jobs.events import (
 )
 from jobs.record import JobRecord
 from jobs.redis.queue import Tickets
-from jobs.redis.store import Store, StoredJob, damage, read_spec
+from jobs.redis.store import RawJob, Store, StoredJob, damage, read_spec
 from jobs.spec import Part
 from jobs.state import Requested, Status
 from jobs.wrong_spec import explain
@@ -215,12 +215,12 @@ class Actions:
             raise NotFound(f"there is no job {job[:80]}")
         return run
 
-    def find(self, job: str) -> StoredJob:
+    def find(self, job: str) -> StoredJob | RawJob:
         """What is known of a job; from its run directory while Redis has not heard of it, or not of all others, yet."""
         if not _ID.fullmatch(job):
             raise NotFound(f"there is no job {job[:80]}")
         try:
-            return self.store.get(job)
+            return self.store.get_raw(job)
         except (NotFound, Recovering):
             run = self.run(job)
             return self._from_disk(run, run.record)

@@ -61,8 +61,8 @@ class Submissions:
     def _make(
         self, spec: JobSpec, *, asked: object, key: str | None, dry_run: bool, cloned_from: str | None = None
     ) -> tuple[RunDir, JobRecord]:
-        _refuse_secrets(spec)
-        self._refuse_outside_data(spec)
+        _check_secrets(spec)
+        self._check_paths(spec)
         if key is not None and not _KEY.fullmatch(key):
             raise UserError("Idempotency-Key: 1 to 255 visible ASCII characters, please", param="Idempotency-Key")
         body_sha256 = _sha256(asked)
@@ -102,7 +102,7 @@ class Submissions:
             self._tickets.add(Stage.CHECK)
         return run, record
 
-    def _refuse_outside_data(self, spec: JobSpec) -> None:
+    def _check_paths(self, spec: JobSpec) -> None:
         """Refuse paths whose spelling leaves the data directory; what is on disk is for the check stage to see.
 
         And uploads that there are not: they came through here.
@@ -145,7 +145,7 @@ def merge_patch(target: object, patch: object) -> Any:
     return result
 
 
-def _refuse_secrets(spec: JobSpec) -> None:
+def _check_secrets(spec: JobSpec) -> None:
     """A specification is shown to everyone with a key, and sent to Discord and W&B."""
     if (param := where_secret(spec.model_dump(mode="json"))) is not None:
         raise UserError(

@@ -13,7 +13,7 @@ from jobs.record import fold
 from jobs.redis.store import StoredJob
 from jobs.spec import parse_spec
 from service import answers
-from service.answers.shown import page, shown_event, shown_job
+from service.answers.conversion import event_answer, job_answer, page
 
 _ID = "job-06e1m8c4f0zt3qk5x9wb"
 _AT = 1_763_733_600.25
@@ -80,8 +80,8 @@ def by_schema() -> dict[str, Any]:
         for number, (after, attempt, fact) in enumerate(_FACTS, start=1)
     ]
     stored = StoredJob(record=fold(_ID, events), spec=_SPEC, position=None, latest=_ROW)
-    job = shown_job(stored, runs_name="runs")
-    shown = [shown_event(event) for event in events]
+    job = job_answer(stored, runs_name="runs")
+    shown = [event_answer(event) for event in events]
     return {
         "Job": job.model_dump(mode="json"),
         "JobList": page(answers.JobList, [job], has_more=False).model_dump(mode="json"),

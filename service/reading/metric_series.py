@@ -70,7 +70,7 @@ class Series:
         first = bisect.bisect_right(self._columns["step"], after_step)
         last = min(first + limit, len(self))
         names = tuple(self._columns) if fields is None else (*ALWAYS, *fields)
-        columns = [[_shown(name, value) for value in self._columns[name][first:last]] for name in names]
+        columns = [[_json_number(name, value) for value in self._columns[name][first:last]] for name in names]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)], last < len(self)
 
     def points(self, *, after_step: int, points: int, fields: Sequence[str] | None) -> list[Figures]:
@@ -84,7 +84,7 @@ class Series:
         found = []
         for first in range(start, len(self), stretch):
             last = min(first + stretch, len(self))
-            point = {name: _shown(name, self._columns[name][last - 1]) for name in ALWAYS}
+            point = {name: _json_number(name, self._columns[name][last - 1]) for name in ALWAYS}
             point["first_step"] = int(self._columns["step"][first])
             for name in FIELDS if fields is None else fields:
                 values = self._columns[name][first:last]
@@ -98,7 +98,7 @@ class Series:
         """For each step the loss of the newest row up to it; None: there is none."""
         logged = self._columns["step"]
         places = [bisect.bisect_right(logged, step) for step in steps]
-        return [_shown("loss", self._columns["loss"][place - 1]) if place else None for place in places]
+        return [_json_number("loss", self._columns["loss"][place - 1]) if place else None for place in places]
 
     def _take(self, line: bytes, file: Path) -> None:
         if (row := parse_row(line, file)) is None:
@@ -191,7 +191,7 @@ def _mean(values: array[float]) -> float | None:
     return math.fsum(there) / len(there) if there else None
 
 
-def _shown(name: str, value: float) -> float | int | None:
+def _json_number(name: str, value: float) -> float | int | None:
     if math.isnan(value):
         return None
     return int(value) if name in _WHOLE else value

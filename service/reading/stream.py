@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from jobs.events import Event
 from jobs.redis.feed import Feed
 from jobs.text.units import format_duration
-from service.answers.shown import shown_event, unread_event
+from service.answers.conversion import event_answer, unread_event
 from service.errors import error_response
 
 RETRY_AFTER_S = 10
@@ -57,7 +57,7 @@ class Stream(StreamingResponse):
 
 def frame(event: Event) -> bytes:
     """A server-sent event: `id` is the event's number, `event` its type, `data` its JSON."""
-    shown = shown_event(event)
+    shown = event_answer(event)
     return _frame(shown.number, event.type, shown.model_dump_json())
 
 

@@ -14,7 +14,7 @@ from jobs.dataset_report import DatasetReport
 from jobs.errors import Conflict, UserError
 from jobs.state import Status
 from service import answers
-from service.answers.shown import page
+from service.answers.conversion import page
 from service.files.confined import NoFile, content
 from service.files.uploads import Uploaded, Uploads
 from service.jobs.actions import Actions
@@ -54,7 +54,7 @@ def routes(actions: Actions, uploads: Uploads) -> APIRouter:
         users = actions.store.using(dataset.name)
         report, report_job = _newest_report(actions, [job for job, _ in users])
         return answers.DatasetDetail(
-            **dict(_shown(dataset)),
+            **dict(_answer(dataset)),
             jobs=[job for job, _ in users[:_SHOWN_JOBS]],
             in_use=bool(needed_by(users)),
             report=report,
@@ -102,7 +102,7 @@ def routes(actions: Actions, uploads: Uploads) -> APIRouter:
         )
         response.status_code = 201 if new else 200
         response.headers["Location"] = f"/datasets/{dataset.name}"
-        return _shown(dataset)
+        return _answer(dataset)
 
     @router.get("", responses=documented(422))
     def list_datasets(
@@ -111,7 +111,7 @@ def routes(actions: Actions, uploads: Uploads) -> APIRouter:
     ) -> answers.DatasetList:
         """In order of name."""
         found, has_more = uploads.page(after, limit)
-        return page(answers.DatasetList, [_shown(dataset) for dataset in found], has_more=has_more)
+        return page(answers.DatasetList, [_answer(dataset) for dataset in found], has_more=has_more)
 
     @router.get("/{name}", responses=documented(404))
     def get_dataset(name: DatasetName) -> answers.DatasetDetail:
@@ -136,7 +136,7 @@ def routes(actions: Actions, uploads: Uploads) -> APIRouter:
     return router
 
 
-def _shown(dataset: Uploaded) -> answers.Dataset:
+def _answer(dataset: Uploaded) -> answers.Dataset:
     format = data_format(dataset.name)
     assert format is not None, "nothing else is taken in"
     return answers.Dataset(

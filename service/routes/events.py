@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from jobs.redis.feed import Feed
 from service import answers
-from service.answers.shown import page, shown_event
+from service.answers.conversion import event_answer, page
 from service.jobs.actions import Actions
 from service.openapi.documented import EVENT_STREAM, JobId, documented
 from service.reading.stream import Stream, Streams, event_stream
@@ -22,7 +22,7 @@ def routes(actions: Actions, feed: Feed, streams: Streams, *, keep_alive_s: floa
     def past(job: str, after: int, limit: int) -> answers.EventList:
         actions.find(job)
         events = actions.events(job, after=after, limit=limit + 1)
-        return page(answers.EventList, [shown_event(event) for event in events[:limit]], has_more=len(events) > limit)
+        return page(answers.EventList, [event_answer(event) for event in events[:limit]], has_more=len(events) > limit)
 
     @router.get("/{job}/events", response_model=answers.EventList, responses=documented(404, 409, 422) | EVENT_STREAM)
     async def list_events(

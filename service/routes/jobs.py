@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
 
 from jobs.errors import UserError
 from jobs.redis.queries import Filter
 from jobs.redis.store import StoredJob
 from service import answers
-from service.answers.shown import page, shown_job
+from service.answers.conversion import job_answer, job_json, job_list_json
 from service.edge.body import read_json
 from service.jobs.actions import Actions
 from service.openapi.documented import (
@@ -31,8 +30,8 @@ def routes(actions: Actions) -> APIRouter:
     """`/jobs` and what is done to one job."""
     router = APIRouter(prefix="/jobs", tags=["jobs"])
 
-    def shown(job: StoredJob) -> answers.Job:
-        return shown_job(job, runs_name=actions.runs.name)
+    def answer(job: StoredJob) -> answers.Job:
+        return job_answer(job, runs_name=actions.runs.name)
 
     @router.post(
         "",
@@ -49,41 +48,41 @@ def routes(actions: Actions) -> APIRouter:
         """A new job (202), or the one that this Idempotency-Key and body made before."""
         job = actions.submit(body, key=idempotency_key, dry_run=dry_run)
         response.headers["Location"] = f"/jobs/{job.record.id}"
-        return shown(job)
+        return answer(job)
 
     @router.get(
         "",
+        response_model=answers.JobList,
         responses=documented(404, 422),
         openapi_extra={"parameters": [METADATA_FILTER]},
     )
-    async def list_jobs(
+    def list_jobs(
         labels: Annotated[dict[str, list[str]], Depends(read_labels)],
         after: Annotated[str | None, Query(description="Last id of the page before.")] = None,
         limit: Annotated[int, Query(ge=1, le=100, description="Jobs at most.")] = 20,
         status: Annotated[
             tuple[answers.ShownStatus, ...], Query(description="Only jobs that stand there; may be repeated.")
         ] = (),
-    ) -> answers.JobList:
+    ) -> Response:
         """Newest first; `after` is the last id of the page before, whatever has become of that job meanwhile."""
-        # Of a plain function FastAPI hands the answer to another thread once more, to validate it.
-        wanted = Filter(status, labels)
-        found, has_more = await run_in_threadpool(actions.store.page, wanted, after=after, limit=limit)
-        return page(answers.JobList, [shown(job) for job in found], has_more=has_more)
+        found, has_more = actions.store.page(Filter(status, labels), after=after, limit=limit)
+        content = job_list_json(found, runs_name=actions.runs.name, has_more=has_more)
+        return Response(content, media_type="application/json")
 
-    @router.get("/{job}", responses=documented(404))
-    async def get_job(job: JobId) -> answers.Job:
+    @router.get("/{job}", response_model=answers.Job, responses=documented(404))
+    def get_job(job: JobId) -> Response:
         """One job, with progress, place in the queue and, when it failed, the cause."""
-        return shown(await run_in_threadpool(actions.find, job))  # async: as above
+        return Response(job_json(actions.find(job), runs_name=actions.runs.name), media_type="application/json")
 
     @router.post("/{job}/cancel", responses=documented(404, 409))
     def cancel_job(job: JobId) -> answers.Job:
         """Stop for good; what the newest checkpoint has is kept."""
-        return shown(actions.cancel(job))
+        return answer(actions.cancel(job))
 
     @router.post("/{job}/pause", responses=documented(404, 409))
     def pause_job(job: JobId) -> answers.Job:
         """Give the GPU back until resumed."""
-        return shown(actions.pause(job))
+        return answer(actions.pause(job))
 
     @router.post(
         "/{job}/resume",
@@ -92,12 +91,12 @@ def routes(actions: Actions) -> APIRouter:
     )
     def resume_job(job: JobId, body: Annotated[Any, Depends(read_if_any)]) -> answers.Job:
         """Resume from the newest checkpoint when a GPU is free; or, if the body says so, begin again at step 0."""
-        return shown(actions.resume(job, body))
+        return answer(actions.resume(job, body))
 
     @router.patch("/{job}", responses=documented(404, 408, 409, 413, 422), openapi_extra=PRIORITY_BODY)
     def change_job(job: JobId, body: Annotated[Any, Depends(read_json)]) -> answers.Job:
         """Another priority: a waiting job moves in its order at once, a running one when it waits again."""
-        return shown(actions.change(job, body))
+        return answer(actions.change(job, body))
 
     @router.post(
         "/{job}/clone",
@@ -115,14 +114,14 @@ def routes(actions: Actions) -> APIRouter:
         """A new job with the specification of this one, changed by a JSON merge patch; the key as for `POST /jobs`."""
         clone = actions.clone(job, patch, key=idempotency_key, dry_run=dry_run)
         response.headers["Location"] = f"/jobs/{clone.record.id}"
-        return shown(clone)
+        return answer(clone)
 
     @router.post("/{job}/repair", responses=documented(404, 409))
     def repair_job(job: JobId) -> answers.Repaired:
         """Cut a damaged job back to its last whole event, after a backup. A whole one stays as it is."""
         found, done = actions.repair(job)
         return answers.Repaired(
-            object="fine_tuning.job.repair", message=done.message, backups=done.backups, job=shown(found)
+            object="fine_tuning.job.repair", message=done.message, backups=done.backups, job=answer(found)
         )
 
     @router.delete("/{job}", responses=documented(404, 409))

@@ -85,8 +85,8 @@ def families(workers: list[Worker] | None, snapshot: Snapshot | None, open_strea
     if workers is None:
         return
     yield _gauge("redis_recovering", "Whether it is being refilled with all jobs.", snapshot is None)
-    yield from _of_workers(workers)
-    yield from _of_sinks(workers)
+    yield from _worker_metrics(workers)
+    yield from _sink_metrics(workers)
     if snapshot is None:
         return
     yield _gauges("jobs", "Jobs by state, and damaged ones.", "status", snapshot.jobs)
@@ -98,7 +98,7 @@ def families(workers: list[Worker] | None, snapshot: Snapshot | None, open_strea
         "stage",
         {name: each.oldest_s for name, each in queues.items()},
     )
-    yield from _of_jobs(snapshot.running)
+    yield from _job_metrics(snapshot.running)
 
 
 def routes(registry: CollectorRegistry) -> APIRouter:
@@ -113,7 +113,7 @@ def routes(registry: CollectorRegistry) -> APIRouter:
     return router
 
 
-def _of_jobs(running: list[tuple[JobRecord, MetricRow | None]]) -> Iterator[Metric]:
+def _job_metrics(running: list[tuple[JobRecord, MetricRow | None]]) -> Iterator[Metric]:
     info = _labelled("job_info", "A running job: who it is.", "job", "name", "model")
     steps = _labelled("job_steps", "Optimizer steps of the whole run.", "job")
     attempt = _labelled("job_attempt", "Number of the attempt.", "job")
@@ -134,7 +134,7 @@ def _of_jobs(running: list[tuple[JobRecord, MetricRow | None]]) -> Iterator[Metr
         yield family
 
 
-def _of_workers(workers: list[Worker]) -> Iterator[Metric]:
+def _worker_metrics(workers: list[Worker]) -> Iterator[Metric]:
     stages = sorted({worker.stage for worker in workers})
     by_stage = {stage: [worker for worker in workers if worker.stage == stage] for stage in stages}
     yield _gauges("workers", "Heard of in the last minute.", "stage", {name: len(by_stage[name]) for name in stages})
@@ -149,7 +149,7 @@ def _of_workers(workers: list[Worker]) -> Iterator[Metric]:
     yield gpus
 
 
-def _of_sinks(workers: list[Worker]) -> Iterator[Metric]:
+def _sink_metrics(workers: list[Worker]) -> Iterator[Metric]:
     """By what publish says of itself; a sink that two of them tell of shows the worse."""
     behind: dict[str, float] = {}
     oldest: dict[str, float] = {}

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from service import answers
-from service.answers.shown import page
+from service.answers.conversion import page
 from service.files.confined import files_of
 from service.files.download import answer
 from service.files.results import find

@@ -143,11 +143,26 @@ def test_a_new_volume_lets_any_user_in_whichever_image_mounts_it_first(container
         volume = f"{containers.project}-{first}-{place}"
         try:
             for name in (first, second):
-                touch = ["touch", f"/{place}/{name}"] + ([f"/{place}/tmp/{name}"] if place == "cache" else [])
-                mount = ["--volume", f"{volume}:/{place}", "--read-only", "--user", "4321:4321"]
+                touch = [f"/{place}/{name}"] + ([f"/{place}/tmp/{name}"] if place == "cache" else [])
+                mount = [
+                    "--volume",
+                    f"{volume}:/{place}",
+                    "--read-only",
+                    "--user",
+                    "4321:4321",
+                    "--entrypoint",
+                    "touch",
+                ]
                 containers.docker("run", "--rm", *mount, containers.image(name), *touch)
         finally:
             containers.docker("volume", "rm", volume)
+
+
+def test_the_doctor_runs_in_the_worker_image(containers: Containers) -> None:
+    words = ("run", "--rm", "-T", "worker", "doctor", "--only", "machine", "--only", "resume", "--json")
+    report = json.loads(containers.compose(*words).splitlines()[-1])
+    status = {each["check"]: each["status"] for each in report["findings"]}
+    assert (status["compiler"], status["disk"], status["resume"], status["driver"]) == ("PASS", "PASS", "PASS", "SKIP")
 
 
 def test_a_step_of_8_bit_adamw_compiles_inside_the_read_only_worker(containers: Containers) -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 SMI = """#!/bin/sh
-if [ -e '{gpu}' ]; then echo '0, GPU-aaa, NVIDIA GeForce RTX 5090, 32607, 580.95.05'; exit 0; fi
+if [ -e '{gpu}' ]; then echo '0, GPU-aaa, NVIDIA GeForce RTX 5090, 32607, 580.95.05, 12.0'; exit 0; fi
 echo 'Unable to determine the device handle for GPU0: 0000:01:00.0: GPU is lost.  Reboot the system'; exit 15
 """
 SAID = "GPU is lost"

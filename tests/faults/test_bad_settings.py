@@ -20,7 +20,10 @@ from tests.stack import ROOT, Stack
 from worker.training.dataset.split import split
 
 
-@pytest.mark.parametrize(("name", "value"), [("LONGHAUL_DEVICE", "gpu"), ("LONGHAUL_REDIS_URL", "localhost")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("LONGHAUL_DEVICE", "gpu"), ("LONGHAUL_REDIS_URL", "localhost"), ("LONGHAUL_GPUS", "0,one")],
+)
 def test_a_worker_with_a_wrong_setting_says_so_and_ends_with_2(tmp_path: Path, name: str, value: str) -> None:
     environment = Stack(tmp_path, data=tmp_path).environment | {name: value}
     command = [sys.executable, "-m", "worker", "train"]

@@ -206,7 +206,7 @@ def test_a_priority_against_a_claim_and_a_start(rounds: Rounds) -> None:
             ["job.priority_changed", *(["attempt.started"] if taken == second.id else [])]
         )
         assert [rounds.agreed(run).priority for run in (first, second)] == [0, 5]
-        assert rounds.store.head(Stage.TRAIN) == left.id and rounds.store.get(left.id).position == 0
+        assert [job for job, _ in rounds.store.waiting_to_train()] == [left.id]
         seen["second" if taken == second.id else "first"] += 1
         rounds.actions.cancel(left.id)
     print(dict(seen))

@@ -14,7 +14,7 @@ from jobs.spec import parse_spec
 
 
 def planned(hours: float = 131.0, **more: Any) -> TimePlan:
-    """So many hours at the limit of a 5090."""
+    """So many hours at the nominal peak of a 5090."""
     facts: dict[str, Any] = {
         "model_flops": hours * 3600 * 209.5e12, "recomputed_flops": 0.0, "estimated": False, "device": "cuda",
         "gpu": REFERENCE.name,
@@ -22,11 +22,11 @@ def planned(hours: float = 131.0, **more: Any) -> TimePlan:
     return make_time_plan(**facts | more)
 
 
-def test_a_counted_plan_is_a_bound_and_an_expectation() -> None:
+def test_a_counted_plan_is_a_limit_and_an_expectation() -> None:
     plan = planned()
     assert plan.hours_at_limit == pytest.approx(131)
     assert plan.hours_expected == pytest.approx(131 / 0.4)
-    assert plan.text == "≥ 5 d 11 h at the limit of an RTX 5090 (about 13 d 16 h expected)"
+    assert plan.text == "about 5 d 11 h at the nominal peak of an RTX 5090 (about 13 d 16 h expected)"
 
 
 def test_recomputation_costs_time_but_moves_no_limit() -> None:
@@ -38,16 +38,19 @@ def test_recomputation_costs_time_but_moves_no_limit() -> None:
 def test_a_faster_gpu_has_a_nearer_limit() -> None:
     plan = planned(gpu="NVIDIA H200")
     assert plan.hours_at_limit == pytest.approx(131 * 209.5 / 989)
-    assert plan.text == "≥ 1 d 4 h at the limit of an H200 (about 2 d 21 h expected)"
-    assert planned(gpu="NVIDIA B200").text == "≥ 12 h 12 min at the limit of a B200 (about 30 h 30 min expected)"
+    assert plan.text == "about 1 d 4 h at the nominal peak of an H200 (about 2 d 21 h expected)"
+    assert (
+        planned(gpu="NVIDIA B200").text
+        == "about 12 h 12 min at the nominal peak of a B200 (about 30 h 30 min expected)"
+    )
 
 
 def test_what_was_guessed_is_said_to_be() -> None:
     plan = planned(gpu=None, estimated=True)
     assert (plan.gpu, plan.assumed) == (REFERENCE.name, True)
     assert plan.text == (
-        "about 5 d 11 h at the limit of an RTX 5090 "
-        "(about 13 d 16 h expected; no worker has reported a GPU yet; estimated from the first rows)"
+        "about 5 d 11 h at the nominal peak of an RTX 5090 "
+        "(about 13 d 16 h expected; no worker has reported a GPU for it yet; estimated from the first rows)"
     )
 
 
@@ -64,7 +67,7 @@ def test_no_gpu_no_figure() -> None:
     ("hours", "text"), [(1234.4, "51 d 10 h"), (9.94, "9 h 56 min"), (0.5, "30 min"), (0.01, "36 s"), (0.0, "0 s")]
 )
 def test_hours_for_people(hours: float, text: str) -> None:
-    assert (planned(hours).text or "").startswith(f"≥ {text} at")
+    assert (planned(hours).text or "").startswith(f"about {text} at")
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def submit(
 
 def ids(store: Store, wanted: Filter | None = None, **labels: str) -> list[str]:
     wanted = wanted or Filter(metadata={key: [value] for key, value in labels.items()})
-    return [job.record.id for job in store.page(wanted, after=None, limit=100)[0]]
+    return [job.id for job in store.page(wanted, after=None, limit=100)[0]]
 
 
 def test_a_list_has_what_fits_every_filter_newest_first(store: Store, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_pages_lose_and_double_nothing_while_jobs_change_their_state(
     after, more = None, True
     while more:
         page, more = store.page(wanted, after=after, limit=limit)
-        seen += [job.record.id for job in page]
+        seen += [job.id for job in page]
         after = seen[-1]
         for job in (after, f"job-{len(seen) % 16:02}"):  # one that was seen, one that may be to come
             run = RunDir(tmp_path / job)
@@ -110,13 +110,13 @@ def test_pages_lose_and_double_nothing_while_jobs_change_their_state(
                 case Status.RUNNING:
                     store.append(run, [AttemptEnded(reason="interrupted"), JobQueued()])
     assert len(seen) == len(set(seen)) == 16
-    assert [job.record.id for job in store.page(after=None, limit=16)[0]] == seen, "the order is that of all jobs"
+    assert [job.id for job in store.page(after=None, limit=16)[0]] == seen, "the order is that of all jobs"
 
 
 def test_a_page_that_follows_a_job_that_is_gone_is_refused(store: Store, tmp_path: Path) -> None:
     submit(store, tmp_path, "a")
     submit(store, tmp_path, "b")
-    assert [job.record.id for job in store.page(after="b", limit=1)[0]] == ["a"]
+    assert [job.id for job in store.page(after="b", limit=1)[0]] == ["a"]
     store.forget("b")
     with pytest.raises(NotFound, match="no job b"):
         store.page(after="b", limit=1)
@@ -200,9 +200,10 @@ def test_jobs_start_one_after_the_other_on_one_gpu(store: Store, tmp_path: Path)
     assert times(store, "urgent") == pytest.approx((until, until + 3600), abs=0.002)
     assert times(store, "a") == pytest.approx((until + 3600, until + 3 * 3600), abs=0.002)
     assert times(store, "b") == pytest.approx((until + 3 * 3600, until + 3.5 * 3600), abs=0.002)
-    assert {
-        job.record.id: (job.estimated_start, job.estimated_finish) for job in store.page(after=None, limit=9)[0]
-    } == {job: times(store, job) for job in ("urgent", "a", "b", "busy")}
+    page = [job.parsed() for job in store.page(after=None, limit=9)[0]]
+    assert {job.record.id: (job.estimated_start, job.estimated_finish) for job in page} == {
+        job: times(store, job) for job in ("urgent", "a", "b", "busy")
+    }
     store.append(RunDir(tmp_path / "b"), [JobPriorityChanged(priority=9)])
     assert times(store, "b")[0] == pytest.approx(until, abs=0.002)
 

@@ -80,6 +80,7 @@ def scenario(store: Store, runs: Path) -> None:
     assert store.waiting(Stage.TRAIN) == 0 and store.all_damaged() == ["job-a"]
     store.clear_damage("job-a")
     assert store.waiting(Stage.TRAIN) == 1 and store.all_damaged() == []
+    assert store.useful_tickets(Stage.TRAIN) == len(store.waiting_to_train()) == 1
     store.mark_damaged(run, Damaged("no more", hint="h"))
     assert store.page(after=None, limit=1)[1] and store.get("job-a").position is None and store.using("rows") == []
     store.forget("job-b")

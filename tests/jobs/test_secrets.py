@@ -10,7 +10,7 @@ import pytest
 
 from jobs.process import secrets
 from jobs.process.keys import new_key
-from jobs.process.secrets import HIDDEN, redact, register
+from jobs.process.secrets import HIDDEN, redact, register, where_secret
 
 HEX_40 = "0123456789abcdef0123456789abcdef01234567"
 HUB = "hf_" + "aB3dE6gH" * 4
@@ -134,3 +134,15 @@ def test_four_times_the_text_takes_about_four_times_as_long(piece: str) -> None:
         return min(took)
 
     assert seconds(400_000) < 9 * seconds(100_000) + 0.01
+
+
+@pytest.mark.parametrize("before", ["\n", "\t", "\x1b[32m", "x"])
+def test_a_token_is_found_whatever_stands_before_it(before: str) -> None:
+    text = f"my token:{before}{HUB}"
+    assert HUB not in redact(text) and HUB not in redact(json.dumps({"a": text})) and HUB not in redact(repr(text))
+    assert where_secret({"a": {"b": text}}) == "a.b"
+
+
+def test_values_after_escaped_white_space_are_secrets() -> None:
+    for text in ("password:\thunter2xx", "Authorization:\tBearer abcdefghijklmnopqrst", "api_key:\n  hunter2xx"):
+        assert text.split()[-1] not in redact(json.dumps({"a": text}))

@@ -65,6 +65,8 @@ def test_a_spec_is_frozen() -> None:
         ("metadata", {"k" * 65: "v"}, "64 characters"),
         ("metadata", {f"k{i}": "v" for i in range(17)}, "at most 16"),
         ("model", "not a model!", "a hub id such as"),
+        ("model", "a/b@../../etc/passwd", "a hub id such as"),
+        ("checkpoint.every_steps", 10**400, "less than or equal to 1000000000"),
         ("name", "../x", "pattern"),
         ("task", {"type": "causal"}, "not supported yet"),
         ("method", {"type": "lora"}, "not supported yet"),

@@ -18,7 +18,9 @@ from jobs.text.units import (
     durations_alike,
     format_bytes,
     format_duration,
+    format_milliseconds,
     format_parameters,
+    format_rate,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +96,11 @@ def made_by_hand(tree: ast.AST) -> Iterator[int]:
                     and (figure.format_spec is not None or str(after.value).startswith(" "))
                 ):
                     yield figure.lineno
+
+
+def test_short_durations_and_rates() -> None:
+    assert [format_milliseconds(0.3352), format_milliseconds(1.5)] == ["335 ms", "1,500 ms"]
+    assert [format_rate(rate) for rate in (2.1e8, 2.53e10, 1.792e12)] == ["210 MB/s", "25.3 GB/s", "1,792 GB/s"]
 
 
 def test_parameters_of_a_model() -> None:

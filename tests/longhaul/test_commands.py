@@ -117,7 +117,7 @@ def test_help_names_every_command_once_and_the_exit_codes(capsys: pytest.Capture
             main([name, "--help"])
         assert asked.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: longhaul {name}")
-    assert len(listed) == len(set(listed)) == 23
+    assert len(listed) == len(set(listed)) == 24
 
 
 @pytest.mark.parametrize(
@@ -376,6 +376,7 @@ def test_workers(run: Run, service: Service) -> None:
     service.store.workers.report(heartbeat("train-box-7-abc", why=why, pid=7, device="cuda", gpu=gpu))
     shown = run("workers")
     assert "NVIDIA RTX 5090, 32.0 GiB, driver 580.1" in shown
+    assert "NVIDIA RTX 5090 was never examined: `longhaul doctor` does it" in shown
     assert "train takes no work: no usable GPU" in shown
     assert run("workers", "--json")["data"][0]["pid"] == 7
 

@@ -37,7 +37,7 @@ from tests.service.running import TINY, Service
 from tests.stack import ROOT
 from tests.summaries import checked, prepared, time_summary
 
-NEEDED = "≥ 2.0 h at the limit of an RTX 5090 (about 5.0 h expected)"
+NEEDED = "about 2.0 h at the nominal peak of an RTX 5090 (about 5.0 h expected)"
 TIME = time_summary(hours_at_limit=2.0, hours_expected=5.0, text=NEEDED)
 START: tuple[AnyFact, ...] = (
     checked(),

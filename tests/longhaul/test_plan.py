@@ -63,9 +63,10 @@ def test_a_plan_a_picture_and_a_refusal(stack: Stack, tmp_path: Path, capsys: py
     assert "memory needed" in capsys.readouterr().out
 
 
-def printed(plan: Plan) -> str:
+def printed(plan: Plan, *gpus: dict[str, Any]) -> str:
     screen = io.StringIO()
-    print_plan(plan, Console(file=screen, width=160, color_system=None))
+    job: Any = {"gpus": list(gpus)}
+    print_plan(plan, job, Console(file=screen, width=160, color_system=None))
     return screen.getvalue()
 
 
@@ -82,11 +83,29 @@ def test_the_table_marks_what_was_chosen_and_says_what_does_not_fit() -> None:
     assert "5.0 GiB free" in text
 
 
+def test_which_gpus_can_take_it_is_told_where_there_is_a_choice_or_none_can() -> None:
+    spec = parse_spec({"data": {"train": "a.jsonl"}})
+    data = DataPlan(train="x", input="x", target="x", rows=8)
+    plan = make_plan(spec, ModelPlan(source="x", parameters=1), data, "cuda", memory_plan())
+    large = {"uuid": "GPU-1", "name": "NVIDIA H200", "memory_bytes": 140 * 2**30, "can_take": True, "why": None}
+    small = {
+        "uuid": "GPU-2",
+        "name": "NVIDIA L4",
+        "memory_bytes": 2**34,
+        "can_take": False,
+        "why": "NVIDIA L4 is small",
+    }
+    assert "NVIDIA H200" not in printed(plan, large), "the only one, and it can"
+    told = printed(plan, large, small)
+    assert "GPUs    NVIDIA H200 (140.0 GiB) can take it" in told and "        NVIDIA L4 is small" in told
+    assert "GPUs    NVIDIA L4 is small" in printed(plan, small)
+
+
 def test_show_tells_memory() -> None:
     screen = io.StringIO()
     job: Any = {
         "id": "job-a", "name": "a", "status": "queued", "requested": "none", "error": None, "waiting_reason": None,
-        "queue_position": None, "model": "m", "training_file": "rows.jsonl", "steps": None, "attempt": 0,
+        "gpus": [], "queue_position": None, "model": "m", "training_file": "rows.jsonl", "steps": None, "attempt": 0,
         "progress": {"at": None}, "plan": {"memory": memory_plan().summary().model_dump()}, "first_loss": None,
         "cloned_from": None,
         "estimated_start": None, "estimated_finish": None, "checkpoint": None, "fine_tuned_model": None,

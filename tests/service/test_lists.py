@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from jobs.events import AttemptStarted, JobQueued
+from typing import Any
+
+from jobs.errors import Damaged
+from jobs.events import AttemptStarted, DiskLow, JobQueued
 from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
@@ -82,6 +85,40 @@ def test_a_waiting_job_says_when_its_turn_comes_and_when_it_is_done(service: Ser
     assert 0 <= waiting["estimated_start"] - running["estimated_finish"] <= 1
     assert waiting["estimated_finish"] - waiting["estimated_start"] == 1800
     assert service.get("/jobs").json()["data"][0] == waiting
+
+
+def test_jobs_that_were_listed_before_are_listed_as_they_are_now(service: Service) -> None:
+    """Everything that an answer is made of: events, rows of metrics, the order, the workers, damage."""
+    waits, job = service.submit(), service.submit()
+    for each in (waits, job):
+        service.append(each, checked(), prepared(9, time=time_summary(hours_expected=0.5)), JobQueued())
+
+    def listed() -> dict[str, Any]:
+        first, second = (service.get("/jobs").json()["data"] for _ in range(2))
+        assert first == second == [service.get(f"/jobs/{each}").json() for each in (job, waits)]
+        return {each["id"]: each for each in first}
+
+    before = listed()
+    assert (before[waits]["queue_position"], before[job]["queue_position"]) == (1, 2)
+    service.request("PATCH", f"/jobs/{job}", json={"priority": 5})
+    assert listed()[waits] == before[waits] | {"queue_position": 2}, "nothing happened to it but its place"
+    assert (listed()[job]["priority"], listed()[job]["queue_position"]) == (5, 1)
+    record = service.append(job, STARTED)
+    assert listed()[job]["status"] == "running" and listed()[job]["progress"]["step"] == 0
+    for step in (3, 4):
+        row = metric_row(step, at=(record.attempt_started_at or 0) + step, eta_s=1000.0)
+        service.store.set_latest(job, row)
+        assert listed()[job]["progress"]["step"] == step
+        assert listed()[job]["estimated_finish"] == int(row.at + 1000)
+    assert listed()[waits]["estimated_start"] == int(row.at + 1000)
+    service.append(job, DiskLow(step=4, free_bytes=1, needed_bytes=2), attempt=1)
+    assert listed()[job]["event_number"] == record.number + 1
+    service.post(f"/jobs/{job}/pause")
+    assert listed()[job]["requested"] == "pause"
+    service.store.mark_damaged(service.run(job), Damaged("events.jsonl is damaged"))
+    assert listed()[job]["status"] == "damaged"
+    service.store.clear_damage(job, reproject=True)
+    assert listed()[job]["status"] == "running" and listed()[job]["error"] is None
 
 
 def test_while_redis_is_rebuilt_lists_say_so_and_a_job_is_read_from_its_directory(service: Service) -> None:

@@ -63,7 +63,9 @@ def test_figures_of_an_attempt_that_is_over_are_not_those_of_the_next(service: S
 
 def test_time_left_is_the_plans_until_it_is_measured(service: Service) -> None:
     job = service.submit()
-    time = time_summary(hours_expected=2.0, text="≥ 1.0 h at the limit of an RTX 5090 (about 2.0 h expected)")
+    time = time_summary(
+        hours_expected=2.0, text="about 1.0 h at the nominal peak of an RTX 5090 (about 2.0 h expected)"
+    )
     service.append(job, checked(steps=9, time=time_summary(hours_expected=9.0)))
     service.append(job, prepared(9, time=time), JobQueued())
     shown = service.get(f"/jobs/{job}").json()

@@ -14,7 +14,7 @@ from jobs.events import JobQueued
 from jobs.heartbeat import WorkerHeartbeat
 from jobs.redis.workers import lease_token
 from jobs.state import Stage
-from tests.service.running import Service
+from tests.service.running import TINY, Service
 from tests.stack import Stack, tiny_job
 from tests.summaries import checked, prepared
 
@@ -89,3 +89,24 @@ def test_a_real_worker_reports_its_job_and_signs_off(tmp_path: Path, data: Path)
         stack.stop("check")
         stack.stop("publish")
         assert workers() == []
+
+
+def test_a_job_says_which_gpus_can_take_it_and_at_once_if_none_can(service: Service) -> None:
+    service.store.workers.report(WorkerHeartbeat(**TRAIN_0))
+    small = {"uuid": "GPU-0", "name": "NVIDIA L4", "memory_bytes": 23_034 * 2**20, "driver": "580.1"}
+    service.store.workers.report(WorkerHeartbeat(**TRAIN_0 | {"name": "train-1", "gpu": small}))
+    job = service.submit(resources={"gpu_memory_gib": 24})
+    shown = service.get(f"/jobs/{job}").json()
+    lacks = "NVIDIA L4 has 23.0 GiB, and resources.gpu_memory_gib asks for 24.0 GiB"
+    assert shown["waiting_reason"] is None
+    assert [(gpu["uuid"], gpu["can_take"], gpu["why"]) for gpu in shown["gpus"]] == [
+        ("GPU-0", False, lacks), ("GPU-1", True, None),
+    ]  # fmt: skip
+    none = service.post("/jobs", json={**TINY, "resources": {"gpu_name": "B200"}}).json()
+    assert none["status"] == "validating" and [gpu["can_take"] for gpu in none["gpus"]] == [False, False]
+    assert none["waiting_reason"] == "no GPU here can take the job: NVIDIA H200 is not 'B200'; NVIDIA L4 is not 'B200'"
+    assert [each["waiting_reason"] for each in service.get("/jobs").json()["data"]] == [none["waiting_reason"], None]
+    service.store.workers.forget("train-1")
+    assert [gpu["uuid"] for gpu in service.get(f"/jobs/{job}").json()["gpus"]] == ["GPU-1"], "never out of date"
+    ended = service.post(f"/jobs/{none['id']}/cancel").json()
+    assert (ended["waiting_reason"], ended["gpus"]) == (None, [])

@@ -1,4 +1,4 @@
-"""The plan for FLAN-T5-XL against torch's real allocator."""
+"""The plan against torch's real allocator, for layers as wide as FLAN-T5-XL's (a quarter of them)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import pytest
 
 from tests.local import ROOT
 
-pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(900)]
 
 
 def test_what_is_planned_is_what_is_allocated() -> None:
-    command = [sys.executable, "-m", "benchmarks.simulated_gpu"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
+    command = [sys.executable, "-m", "benchmarks.simulated_gpu", "--model", "xl-width"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=880, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
-    assert len(result["measured"]) == 18  # of adamw_8bit and adafactor; XL does not fit with adamw
+    # With each of 3 optimizers: 10 kinds of micro-batches, eager and compiled, evaluation, update, checkpoint.
+    assert len(result["measured"]) == 3 * (2 * 10 + 3)
     assert result["over_plan_mib"] <= 4
+    assert result["graphs"] == 14, "compiled before the first step"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import importlib
 import os
 import subprocess
 import sys
@@ -11,15 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from jobs.disk.rundir import RunDir
+from jobs.events import DeviceWaiting, OomRecovered
 from jobs.reasons import Reason
-from jobs.text.units import GIB
+from jobs.text.units import GIB, MIB
 from tests.local import ROOT
-from tests.training.attempts import checkpoints, finished
-from tests.training.conftest import CONFIG, MakeRun, tiny_model
+from tests.training.attempts import checkpoints, facts, finished
+from tests.training.conftest import MakeRun, write_model
+from worker.training.journal import Journal
 from worker.training.memory.hard_limit import gpu_fraction, on_gpu
+from worker.training.settings import TrainerSettings
+from worker.training.stop import StopSignal
+from worker.training.train import train as train_here
 
 pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(300)]
 JOB: dict[str, Any] = {
@@ -89,15 +93,7 @@ def test_a_checkpoint_is_streamed_where_no_memory_can_be_pinned_for_its_copy(
     make_run: MakeRun, model_folder: Path
 ) -> None:
     """Batches still can: the driver limits what a process pins, as on WSL2."""
-    shape = {"d_model": 128, "d_ff": 1024}
-    tensors = {name: tensor.bfloat16() for name, tensor in tiny_model(**shape).state_dict().items()}
-    aliases = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-    save_file(
-        {name: tensor for name, tensor in tensors.items() if name not in aliases},
-        model_folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    (model_folder / "config.json").write_text(json.dumps(CONFIG | shape))
+    write_model(model_folder, d_model=128, d_ff=1024)
     run = make_run(checkpoint={"every_steps": 5}, **JOB)
     log = train(run, SIMGPU_HOST_MIB="2")
     assert log.count("checkpoints are streamed: there is no memory for copies: CUDA error: out of memory") == 1
@@ -107,3 +103,29 @@ def test_a_checkpoint_is_streamed_where_no_memory_can_be_pinned_for_its_copy(
 def test_a_job_trains_on_a_slice(make_run: MakeRun) -> None:
     uuid = "MIG-51a00000-0000-4000-8000-00000000000f"
     train(make_run(**JOB), SIMGPU_UUID=uuid, CUDA_VISIBLE_DEVICES=uuid)
+
+
+class Neighbour(StopSignal):
+    """Takes all that is free of the GPU after some steps, and gives it back when it is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looks = 0
+        self._simgpu: Any = importlib.import_module("simgpu")
+
+    def asked(self) -> bool:
+        self._looks += 1
+        if self._looks in (8, 10):
+            self._simgpu.foreign(32_000 * MIB if self._looks == 8 else 0)
+        return super().asked()
+
+
+def test_memory_that_another_process_takes_in_mid_run_is_waited_for(make_run: MakeRun, model_folder: Path) -> None:
+    write_model(model_folder, d_model=512, d_ff=4096)  # large enough to ask for memory in every step
+    run = make_run(memory={"empty_cache_steps": 1}, **JOB)
+    settings = TrainerSettings(data=Path(), prepared=Path(), models=Path(), device="cuda", offline=True)
+    train_here(run, settings, Journal(run.attempt_file(1)), Neighbour(), 1)
+    assert finished(run).reason == Reason.DONE
+    [waiting], [recovered] = facts(run, DeviceWaiting), facts(run, OomRecovered)
+    assert "others hold 31.2 GiB by python3 (pid 4711)" in waiting.message
+    assert recovered.cause == "other_processes" and recovered.micro_batch_after == recovered.micro_batch_before

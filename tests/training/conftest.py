@@ -94,6 +94,18 @@ def tiny_model(seed: int = 0, **config: Any) -> T5ForConditionalGeneration:
     return model
 
 
+def write_model(folder: Path, **config: Any) -> None:
+    """config.json and bf16 weights of `tiny_model`."""
+    aliases = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    tensors = {
+        name: tensor.to(torch.bfloat16).clone()
+        for name, tensor in tiny_model(**config).state_dict().items()
+        if name not in aliases
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+
+
 @pytest.fixture
 def t5_tokenizer() -> Path:
     """Folder of T5's own tokenizer, which is not part of the repository."""
@@ -113,14 +125,7 @@ def _made_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
     fast.save_pretrained(folder)
-    aliases = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-    tensors = {
-        name: tensor.to(torch.bfloat16).clone()
-        for name, tensor in tiny_model().state_dict().items()
-        if name not in aliases
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    write_model(folder)
     (folder / "generation_config.json").write_text(
         json.dumps({"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0})
     )

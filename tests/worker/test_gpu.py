@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from jobs.heartbeat import Gpu
-from worker.gpu import NoGpu, ask_driver, find_gpu, refuse_misfit, usable_gpu
+from worker.gpu import NoGpu, ask_driver, check_fit, find_gpu, named_gpus, usable_gpu
 
-TWO = "0, GPU-aaa, NVIDIA GeForce RTX 5090, 32607, 580.95.05\n1, GPU-bbb, NVIDIA GeForce RTX 5090, 32607, 580.95.05\n"
+ROW = "{}, GPU-{}, NVIDIA GeForce RTX 5090, 32607, 580.95.05, {}\n"
+TWO = ROW.format(0, "aaa", "12.0") + ROW.format(1, "bbb", "12.0")
 
 
 @pytest.fixture
@@ -34,7 +35,9 @@ def test_the_first_gpu_or_the_one_that_is_named(smi: Path) -> None:
     first = Gpu(uuid="GPU-aaa", name="NVIDIA GeForce RTX 5090", memory_bytes=32607 * 2**20, driver="580.95.05")
     assert find_gpu("") == first
     assert find_gpu("1").uuid == find_gpu("GPU-bbb").uuid == "GPU-bbb"
-    with pytest.raises(NoGpu, match="CUDA_VISIBLE_DEVICES=GPU-ccc, but the GPUs here are GPU-aaa, GPU-bbb"):
+    with pytest.raises(
+        NoGpu, match=r"'GPU-ccc' names no GPU here: there is GPU-aaa, GPU-bbb \(`nvidia-smi -L` also lists slices\)"
+    ):
         find_gpu("GPU-ccc")
 
 
@@ -60,8 +63,44 @@ def test_a_gpu_whose_memory_is_not_told_is_refused_and_its_neighbour_is_not(smi:
 
 def test_a_slice_that_is_not_there_is_refused(smi: Path) -> None:
     answer(smi, TWO)
-    with pytest.raises(NoGpu, match="CUDA_VISIBLE_DEVICES=MIG-aaa, but NVML knows no such slice here; `nvidia-smi -L`"):
+    with pytest.raises(NoGpu, match="'MIG-aaa' names no GPU here"):
         find_gpu("MIG-aaa")
+
+
+def test_the_gpus_that_train_are_named_by_all_by_indexes_or_by_uuids_and_slices_stand_for_their_gpu(smi: Path) -> None:
+    (smi / "nvidia-smi").write_text(
+        f"""#!/bin/sh
+if [ "$1" != -L ]; then /bin/cat <<'END'
+{TWO}END
+exit 0; fi
+/bin/cat <<'END'
+GPU 0: NVIDIA GeForce RTX 5090 (UUID: GPU-aaa)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-bbb)
+  MIG 1g.5gb      Device  0: (UUID: MIG-one)
+  MIG 1g.5gb      Device  1: (UUID: MIG-two)
+END
+"""
+    )
+    (smi / "nvidia-smi").chmod(0o755)
+    assert named_gpus("all") == ["GPU-aaa", "MIG-one", "MIG-two"]
+    assert named_gpus("1") == named_gpus("GPU-bbb,1") == ["MIG-one", "MIG-two"]
+    assert named_gpus("MIG-two,0,GPU-aaa") == ["MIG-two", "GPU-aaa"]
+    assert named_gpus("0,GPU-away") == ["GPU-aaa", "GPU-away"], "it may come back"
+    with pytest.raises(NoGpu, match="'2' names no GPU here: there is GPU-aaa, GPU-bbb"):
+        named_gpus("2")
+
+
+def test_a_lost_gpu_hides_none_of_the_others(smi: Path) -> None:
+    lost = "Unable to determine the device handle for GPU1: 0000:02:00.0: GPU is lost.  Reboot the system\n"
+    answer(smi, TWO.splitlines(keepends=True)[0] + lost, code=15)
+    assert find_gpu("GPU-aaa").uuid == find_gpu("0").uuid == "GPU-aaa"
+    assert named_gpus("all") == ["GPU-aaa"]
+    for wanted in ("GPU-bbb", "1"):
+        with pytest.raises(NoGpu, match="GPU is lost"):
+            find_gpu(wanted)
+    answer(smi, lost, code=15)
+    with pytest.raises(NoGpu, match="GPU is lost"):
+        named_gpus("all")
 
 
 GPU = Gpu(uuid="GPU-aaa", name="NVIDIA GeForce RTX 5090", memory_bytes=32607 * 2**20, driver="570.86.10")
@@ -70,16 +109,16 @@ GPU = Gpu(uuid="GPU-aaa", name="NVIDIA GeForce RTX 5090", memory_bytes=32607 * 2
 def test_a_driver_that_cannot_run_this_torch_is_named_with_the_one_that_can() -> None:
     needed = r"RTX 5090 with driver 570.86.10 runs CUDA 12.8, and this torch needs CUDA 13.0: driver 580 or newer is n"
     with pytest.raises(NoGpu, match=needed):
-        refuse_misfit(GPU, (13, 0), (12, 8))
+        check_fit(GPU, (13, 0), (12, 8))
     with pytest.raises(NoGpu, match=r"needs CUDA 14\.1: a newer driver is needed"):
-        refuse_misfit(GPU, (14, 1), (13, 0))
+        check_fit(GPU, (14, 1), (13, 0))
     with pytest.raises(
         NoGpu, match=r"built for the CPU alone \(found: NVIDIA GeForce RTX 5090 with driver 570.86.10\)"
     ):
-        refuse_misfit(GPU, None, (13, 0))
-    refuse_misfit(GPU, (13, 2), (13, 0))  # minor versions run on the driver of the first
-    refuse_misfit(GPU, (12, 6), (13, 0))
-    refuse_misfit(GPU, (13, 0), None)
+        check_fit(GPU, None, (13, 0))
+    check_fit(GPU, (13, 2), (13, 0))  # minor versions run on the driver of the first
+    check_fit(GPU, (12, 6), (13, 0))
+    check_fit(GPU, (13, 0), None)
 
 
 def test_a_worker_takes_no_gpu_whose_driver_cannot_run_its_torch(smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,3 +188,22 @@ def test_the_driver_is_asked_for_its_cuda_and_whether_it_works(
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", source], check=True)
     monkeypatch.setenv("LD_LIBRARY_PATH", os.fspath(tmp_path))
     assert ask_driver("GPU-aaa") == said
+
+
+def test_a_gpu_without_bf16_is_left_out_of_all_and_refused_by_name(smi: Path) -> None:
+    answer(smi, ROW.format(0, "aaa", "6.1") + ROW.format(1, "bbb", "12.0"))
+    assert named_gpus("all") == ["GPU-bbb"]
+    with pytest.raises(NoGpu, match=r"has compute capability 6\.1, and bf16 needs 8\.0"):
+        find_gpu("0")
+    answer(smi, ROW.format(0, "aaa", "6.1"))
+    with pytest.raises(NoGpu, match=r"has compute capability 6\.1"):
+        named_gpus("all")
+    answer(smi, ROW.format(0, "aaa", "[N/A]"))
+    assert find_gpu("").uuid == "GPU-aaa"
+
+
+def test_an_index_that_is_missing_is_left_out(smi: Path) -> None:
+    answer(smi, TWO)
+    assert named_gpus("1,7") == ["GPU-bbb"]
+    with pytest.raises(NoGpu, match="'7' names no GPU here"):
+        named_gpus("7")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import threading
 import time
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from jobs.events import (
     JobPriorityChanged,
     JobSubmitted,
 )
+from jobs.heartbeat import Gpu, WorkerHeartbeat
 from jobs.redis.connection import connect
 from jobs.redis.gauges import Gauges
 from jobs.redis.queue import Tickets
@@ -33,14 +36,14 @@ from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
 from tests.clock import Clock
-from tests.heartbeats import heartbeat
+from tests.heartbeats import H200, heartbeat
 from tests.plans import write_plan
 from tests.sinks.driving import until
 from tests.states import QUEUED, STARTED, stumble_over
 from worker.ending import ending
 from worker.reconcile import MOST_EXPIRIES, Reconciler
-
-SPEC = parse_spec({"data": {"train": "rows.jsonl"}})
+from worker.settings import from_environment
+from worker.supervise import CONTEXT, WorkerContext, work
 
 
 class House:
@@ -54,9 +57,10 @@ class House:
         self.clock = Clock(0.0)
         self.reconciler = Reconciler(runs, self.store, self.tickets, lease_s=0.0, clock=self.clock)
 
-    def submit(self, job: str, *facts: AnyFact) -> RunDir:
+    def submit(self, job: str, *facts: AnyFact, resources: dict[str, Any] | None = None) -> RunDir:
         first = JobSubmitted(name=job, model="m", spec_sha256="s", idempotency_key=f"key-{job}", body_sha256="b")
-        run, _ = create(self.runs, job, SPEC, first)
+        spec = parse_spec({"data": {"train": "rows.jsonl"}, "resources": resources or {}})
+        run, _ = create(self.runs, job, spec, first)
         self.store.project(run, run.record(), run.events())
         if facts:
             self.store.append(run, facts)
@@ -224,6 +228,67 @@ def test_with_one_usable_gpu_nobody_waits_for_another(house: House) -> None:
     assert types(run)[-1] == "job.queued"
 
 
+def on(name: str, gpu: str | None, gib: int = 32, why: str | None = None) -> WorkerHeartbeat:
+    """A train worker with this GPU."""
+    has = None if gpu is None else Gpu(uuid=f"GPU-{name}", name=gpu, memory_bytes=gib * 2**30, driver="580")
+    return heartbeat(name, why=why, device="cuda", gpu=has)
+
+
+def test_jobs_that_no_gpu_here_can_take_say_so_until_there_is_one(house: House) -> None:
+    plain = house.submit("a", *QUEUED)
+    asking = [house.submit(job, *QUEUED, resources={"gpu_name": "H200"}) for job in "bc"]
+    house.store.workers.report(on("train-0", "NVIDIA L4"))
+    for _ in range(2):
+        house.reconciler.run_once()
+    assert house.tickets.count(Stage.TRAIN) == 1, "those that nobody here can take have none"
+    none = "no GPU here can take the job: NVIDIA L4 is not 'h200'"
+    assert [run.record().waiting_reason for run in (plain, *asking)] == [None, none, none]
+    assert [types(run)[4:] for run in (plain, *asking)] == [[], ["device.waiting"], ["device.waiting"]]
+    house.store.workers.report(on("train-1", None, why="no driver"))
+    house.reconciler.run_once()
+    there = "there is a GPU again that can take the job: it waits for its turn"
+    assert asking[0].record().waiting_reason in (there, "no driver"), "it may turn out to be one"
+    house.store.workers.report(on("train-1", "NVIDIA H200"))
+    for _ in range(2):
+        house.reconciler.run_once()
+    assert house.tickets.count(Stage.TRAIN) == 3
+    assert house.store.claim(Stage.TRAIN, "t", H200.facts) == "a"
+    assert house.store.claim(Stage.TRAIN, "u", H200.facts) == "b"
+
+
+def test_a_job_whose_only_gpu_is_lost_says_why_while_another_works(house: House) -> None:
+    large = house.submit("a", *QUEUED, resources={"gpu_memory_gib": 48})
+    small = house.submit("b", *QUEUED)
+    house.store.workers.report(on("train-0", "NVIDIA L4"))
+    house.store.workers.report(on("train-1", "NVIDIA RTX A6000", 48, why="GPU is lost"))
+    for _ in range(2):
+        house.reconciler.run_once()
+    assert (large.record().waiting_reason, small.record().waiting_reason) == ("GPU is lost", None)
+    assert house.tickets.count(Stage.TRAIN) == 1
+
+
+def test_a_worker_with_nothing_to_do_leaves_a_ticket_to_the_one_it_is_for(house: House) -> None:
+    house.reconciler.run_once()
+    house.submit("a", *QUEUED, resources={"gpu_name": "H200"})
+    stopping, lost = threading.Event(), multiprocessing.get_context("fork").Event()
+    settings = from_environment({"LONGHAUL_RUNS": str(house.runs)})
+    small = on("train-0", "NVIDIA L4").gpu
+    assert small is not None
+    context = WorkerContext(settings, house.store, house.tickets, "train-0", stopping, small.facts, lost)
+    house.store.workers.report(on("train-0", "NVIDIA L4"))
+    for trainers, tickets in (
+        ([], 0),
+        ([on("train-1", "NVIDIA H200", why="lost")], 0),
+        ([on("train-1", "NVIDIA H200")], 1),
+    ):
+        for trainer in trainers:
+            house.store.workers.report(trainer)
+        here = copy_context()
+        here.run(CONTEXT.set, context)
+        here.run(work, "train")
+        assert house.tickets.count(Stage.TRAIN) == tickets
+
+
 def test_a_wait_for_a_gpu_ends_with_the_attempt_and_is_none_of_its_trainers_facts(house: House) -> None:
     run = house.submit("a", *QUEUED, DeviceWaiting(message="no driver"))
     record, _ = house.store.append(run, [STARTED])
@@ -264,7 +329,7 @@ def test_a_job_with_an_error_that_nobody_foresaw_stops_nobody_else(
         house.client.flushall()
     for _ in range(2):
         house.reconciler.run_once()
-    assert {job.record.id for job in house.store.page(limit=10)[0]} == {"odd", "well"}
+    assert {job.id for job in house.store.page(limit=10)[0]} == {"odd", "well"}
     damage = house.store.get("odd").damage
     assert damage is not None and damage.hint is not None
     assert "LookupError" in damage.message and "`longhaul cancel odd`" in damage.hint
@@ -391,7 +456,7 @@ def test_until_redis_knows_all_jobs_none_is_claimed_or_listed(house: House, monk
     assert told == ["low"]
     house.reconciler.run_once()
     assert [house.store.claim(Stage.TRAIN, token) for token in "ab"] == [high.id, low.id]
-    assert [job.record.id for job in house.store.page(limit=10)[0]] == ["high", "low"]
+    assert [job.id for job in house.store.page(limit=10)[0]] == ["high", "low"]
 
 
 def test_a_redis_that_was_emptied_is_rebuilt_without_waiting_for_the_next_look(

@@ -13,7 +13,7 @@ import rq
 from rq.exceptions import StopRequested
 from rq.serializers import JSONSerializer
 
-from jobs.events import AttemptStarted, ModelLoaded
+from jobs.events import AttemptEnded, AttemptStarted, ModelLoaded
 from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets, queue_name
 from jobs.redis.store import Store
@@ -43,6 +43,29 @@ def test_two_workers_and_many_tickets_make_one_attempt(tmp_path: Path, data: Pat
         attempts = [event for event in run.events() if isinstance(event.fact, AttemptStarted)]
         assert len(attempts) == 1
         assert [event.number for event in run.events()] == list(range(1, run.record().number + 1))
+
+
+def test_of_two_train_workers_one_may_be_killed_and_one_stopped_and_no_job_is_lost(tmp_path: Path, data: Path) -> None:
+    with Stack(tmp_path / "home", data=data) as stack:
+        stack.start("service", "check", "prepare", "train", "train-2", "publish")
+        runs = [stack.submit(tiny_job(training={"epochs": 400, "batch_size": 8})) for _ in range(2)]
+        for run in runs:
+            stack.wait_for_event(run, "model.loaded")
+        pids = {f"-{stack.processes[role].pid}-": role for role in ("train", "train-2")}
+        by_role = {}
+        for run in runs:
+            [started] = [event.fact for event in run.events() if isinstance(event.fact, AttemptStarted)]
+            by_role[next(role for pid, role in pids.items() if pid in started.worker)] = run
+        assert by_role.keys() == {"train", "train-2"}, "a job each"
+        stack.kill("train")
+        assert stack.stop("train-2") == 0
+        assert by_role["train-2"].record().last_reason == "interrupted"
+        stack.start("train", "train-2")
+        for run in runs:
+            stack.wait_for(lambda run=run: run.record().attempt == 2 or None, "the next attempt")  # type: ignore[misc]
+        assert [event.fact.reason for event in by_role["train"].events() if isinstance(event.fact, AttemptEnded)] == [
+            "worker_lost"
+        ]
 
 
 def test_a_ticket_that_names_another_function_is_refused(tmp_path: Path, data: Path) -> None:

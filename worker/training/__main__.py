@@ -1,4 +1,4 @@
-"""The trainer process: `python -m worker.training check|prepare|train RUN_DIR [--attempt N]`.
+"""The trainer process: `python -m worker.training check|prepare|train RUN_DIR [--attempt N]`; or `… doctor`.
 
 It reads a run directory and writes to it: no Redis, no HTTP, no W&B. What it has to say goes, line by line, into its
 attempt file, the last line being the reason why it ended. Exit codes (`jobs/reasons.py`) are a fallback for that line;
@@ -39,6 +39,8 @@ def main(argv: list[str]) -> int:
     if PARENT_PID in os.environ:
         tie_to_parent(int(os.environ[PARENT_PID]))
         prefer_for_oom_kill(OOM_SCORE)
+    if argv[:1] == ["doctor"]:
+        return doctor(argv[1:])
     arguments = parse(argv)
     set_library_switches(arguments.stage)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -113,7 +115,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def set_library_switches(stage: str) -> None:
     """Set what libraries read from the environment when they are imported. What is already set stands."""
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    # Pinned copies of checkpoints take what they hold: torch rounds all that it caches up to a power of two. (Its
+    # `pinned_max_round_threshold_mb` instead would hand a freed block to a larger tensor: torch 2.13.)
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True,pinned_max_cached_size_mb:1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if stage == "prepare" else "false")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     # Threads that spin while they wait take the cores from other processes: with 7 runnable processes on 2 cores,
@@ -124,6 +128,15 @@ def set_library_switches(stage: str) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of what the guards judge, and says to repair it
     if stage == "train":
         os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def doctor(argv: list[str]) -> int:
+    """Examine machine and GPU; no job is needed."""
+    from worker.training.doctor.command import main as examine
+
+    set_library_switches("train")
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    return examine(argv, from_environment(os.environ), os.environ)
 
 
 def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> int:

@@ -224,7 +224,7 @@ def preview_rows(head: Head, data: DataSpec, templates: tuple[Template, Template
     counts = row_filter.counts
     total = counts.read if rows.all_of_them else max(counts.read, round(counts.read / max(rows.fraction, 1e-9)))
     if rows.all_of_them or rows.counted:  # an estimate refuses nothing: *prepare* reads all rows
-        counts.refuse_too_many(data.max_invalid_fraction, head.name, total)
+        counts.check_invalid(data.max_invalid_fraction, head.name, total)
     if not counts.kept:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in counts.rejected.most_common(3))
         raise BadData(f"{head.param}: no row of {head.name} can be used ({reasons})", code="no_rows", param=head.param)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from jobs.disk.files import LineWriter
+from jobs.disk.measured_file import read_measured
 from jobs.disk.metrics_file import truncate_metrics
 from jobs.disk.rundir import RunDir
 from jobs.events import ModelLoaded
@@ -21,7 +22,8 @@ from worker.training.checkpoints.saving import Saver
 from worker.training.dataset.data import PreparedDataset
 from worker.training.due import Due
 from worker.training.journal import Journal
-from worker.training.machine.device import prepare_numerics
+from worker.training.machine.device import gpu_id, prepare_numerics
+from worker.training.machine.nvml import open_gpu
 from worker.training.machine.out_of_memory import MemoryProbe
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.machine.usage import Cache
@@ -95,7 +97,7 @@ class TrainingContext:
             monitor=monitor,
             state=state,
             due=Due(spec, state, steps=plan.steps, validation_rows=len(data.validation)),
-            meter=Meter(cache, attempt, pace, state.window, planned_bytes, monitor),
+            meter=Meter(cache, attempt, pace, state.window, planned_bytes, monitor, measured_flops(run, cache.device)),
             metrics=LineWriter(run.metrics_file),
             saver=Saver(run, loaded.model, optimizer, spec.checkpoint.keep, journal),
         )
@@ -119,7 +121,7 @@ def set_up(
     seed_step(spec.training.seed, 0)
     found = checkpoint.newest(run, run.spec_sha256(), journal, expected=expected)
     if found is not None:
-        checkpoint.refuse_other_order(found.state)
+        checkpoint.check_order(found.state)
     loaded = load(
         folder,
         device,
@@ -140,7 +142,7 @@ def set_up(
     else:
         state = TrainState(spec_sha256=run.spec_sha256(), order=order.VERSION, micro_batch=plan.resolved.micro_batch)
     truncate_metrics(run.metrics_file, state.step)
-    guards.refuse_copied(loaded.model, loaded.pointers)
+    guards.check_not_copied(loaded.model, loaded.pointers)
     journal.progress(step=state.step)
     journal.note(
         ModelLoaded(
@@ -168,3 +170,13 @@ def set_up(
         monitor=monitor,
         state=state,
     )
+
+
+def measured_flops(run: RunDir, device: torch.device) -> float | None:
+    """Peak of the GPU as `longhaul doctor` measured it with the present driver; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    uuid = gpu_id(device)
+    gpu = open_gpu(uuid)
+    measured = read_measured(run.path.parent, uuid, None if gpu is None else gpu.driver())
+    return None if measured is None else measured.gemm_flops

@@ -1,22 +1,14 @@
 """Stage *prepare*: all rows checked, tokenized and written down; the model's files in their place; the plan complete.
 
-    source ─blocks─▶ pool: rows → checks → templates → normalized → tokens ─encoded blocks, in order─▶ assembly:
-        duplicates rejected, files appended, committed every few blocks ─after the last─▶ split, report, manifest
-        ─renamed─▶ prepared/<key>/   (reused if the same was prepared before)
-
-Until the rename it is `prepared/partial-<key>/`: a preparation that was killed, or had no room on the disk, continues
-there behind its last commit, and ends with the same bytes. What was rejected is in `rejected.jsonl` of the folder,
-what there is to know about the rows in `dataset.json` and `dataset.png`; the run directory gets copies.
+The rows become `prepared/<key>/` (`dataset/writing.py`), reused if the same was prepared before. Until it is complete
+it is `prepared/partial-<key>/`: a preparation that was killed, or had no room on the disk, continues there behind its
+last commit, and ends with the same bytes. Rejected rows are in `rejected.jsonl` of the folder, what there is to know
+about the rows in `dataset.json` and `dataset.png`; the run directory gets copies.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-from contextlib import closing
 from dataclasses import replace
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,34 +21,23 @@ from jobs.errors import BadData, Rejected
 from jobs.events import Adopted
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from jobs.spec import DataSpec, JobSpec
-from worker.training.dataset import tokens
-from worker.training.dataset.assembly import PICTURE, REJECTED, REPORT, Assembly
-from worker.training.dataset.data import FORMAT, PreparedDataset
-from worker.training.dataset.encoding import Recipe
-from worker.training.dataset.pool import EncoderPool, cores
+from worker.training.dataset.assembly import PICTURE, REJECTED, REPORT
+from worker.training.dataset.data import PreparedDataset
+from worker.training.dataset.writing import dataset_key, first_texts, write_dataset
 from worker.training.journal import Journal
 from worker.training.models import model_store
 from worker.training.models.model_files import read_config, tokenizer_fingerprint
 from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
-from worker.training.rows.characters import Rewriter
-from worker.training.rows.csv_rows import CsvFormat
 from worker.training.rows.origin import find_source
-from worker.training.rows.reading import format_of, open_source
-from worker.training.rows.row import Reader
-from worker.training.rows.row_counts import RowCounts
-from worker.training.rows.row_filter import RowFilter
 from worker.training.rows.sources import Source
-from worker.training.rows.text import RowReader, Template, template
+from worker.training.rows.text import Template, template
 from worker.training.settings import TrainerSettings
-from worker.training.store import full_disk_named, make_once
+from worker.training.store import content_key, full_disk_named, make_once
 from worker.training.tasks.registry import task_of
 
-BLOCK_ROWS = 500
 _MOST_COPIED = 1 << 20
 """Bytes of `rejected.jsonl` that the run directory gets."""
-
-log = logging.getLogger("longhaul.trainer")
 
 
 def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> PrepareResult:
@@ -68,12 +49,12 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     with full_disk_named(settings.models):
         facts = [hashes[: len(sources[0].files)], templates[0].source, templates[1].source]
         model = ready_model(plan.model, sources[0], facts, templates, spec, settings, journal, thorough=again)
-    folder = settings.prepared / key_of(sources, hashes, templates, model, spec.data)
+    folder = settings.prepared / dataset_key(sources, hashes, templates, tokenizer_fingerprint(model), spec.data)
 
     def make(partial: Path) -> None:
         layout = task_of(spec).layout(read_config(model, plan.model.source))
         try:
-            write(
+            write_dataset(
                 partial,
                 sources=sources,
                 templates=templates,
@@ -95,7 +76,7 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
         return True
 
     if again:  # what is stored may have been found damaged: it is read whole
-        refuse_other_content(run, plan, model, folder)
+        check_content(run, plan, model, folder)
     with full_disk_named(settings.prepared):
         make_once(folder, make, opens, waiting=journal.progress, resumable=True)
     dataset = PreparedDataset.open(folder)
@@ -145,7 +126,7 @@ def done(plan: Plan, dataset: PreparedDataset, adopted: Adopted | None) -> Prepa
     )
 
 
-def refuse_other_content(run: RunDir, plan: Plan, model: Path, dataset: Path) -> None:
+def check_content(run: RunDir, plan: Plan, model: Path, dataset: Path) -> None:
     """Rejected (`content_changed`) where a job that has trained would continue with another model or other rows."""
     for param, before, now in (
         ("model", plan.model.folder, model),
@@ -211,115 +192,16 @@ def ready_model(
     if plan.source != builtin.name:
         return model_store.stored_model(plan, settings, task, journal, thorough=thorough)
     made_from = [builtin.version, *facts, data.csv_lists, data.csv_quoting, data.normalize, seed]
-    folder = settings.models / f"{builtin.name.removeprefix('builtin:')}-{_hash(made_from)}"
+    folder = settings.models / f"{builtin.name.removeprefix('builtin:')}-{content_key(made_from)}"
 
     def build(empty: Path) -> None:
-        builtin.build(empty, texts_of(train, templates, data, builtin.tokenizer_rows), seed)
+        builtin.build(empty, first_texts(train, templates, data, builtin.tokenizer_rows), seed)
         model_store.seal(empty, builtin.name)
         for file in train.files:  # what the name of the folder says was learned from
-            file.refuse_changed(train.param)
+            file.check_unchanged(train.param)
 
     model_store.make_unless_there(folder, build, task, journal, thorough=thorough)
     return folder
-
-
-def texts_of(train: Source, templates: tuple[Template, Template], data: DataSpec, most: int) -> list[str]:
-    """Inputs and targets of the first rows, at least one and at most so many: what the tokenizer is learned from."""
-    row_filter = _row_filter(train, templates, data, _typography(data))
-    rows = list(islice(row_filter.good_rows(), most))
-    if not rows:
-        refuse_unusable(row_filter.counts, train, data)
-    return [text for texts in rows for text in (texts.input, texts.target)]
-
-
-def key_of(
-    sources: list[Source], hashes: list[str], templates: tuple[Template, Template], model: Path, data: DataSpec
-) -> str:
-    """Name of the prepared dataset: whatever decides its bytes, hashed. The seed does not."""
-    return _hash(
-        [
-            FORMAT,
-            [[format_of(file, source.format) for file in source.files] for source in sources],
-            hashes,
-            [one.source for one in templates],
-            tokenizer_fingerprint(model),
-            data.max_input_tokens,
-            data.max_target_tokens,
-            data.csv_lists,
-            data.csv_quoting,
-            data.normalize,
-            data.validation if isinstance(data.validation, float) else None,
-            data.max_invalid_fraction,  # does not change a byte, but decides whether there is a dataset at all
-        ]
-    )
-
-
-def write(
-    folder: Path,
-    *,
-    sources: list[Source],
-    templates: tuple[Template, Template],
-    model: Path,
-    embeddings: int,
-    data: DataSpec,
-    journal: Journal,
-    workers: int | None = None,
-) -> None:
-    """Prepare all rows in `folder`, with so many processes (None: one a core); resumes where an earlier one stopped.
-
-    Raises BadData (`too_many_invalid_rows`, `no_rows`), Rejected (`tokenizer_unusable`, `limit_too_small`), StageError
-    (`worker_killed`).
-    """
-    limits = {"input": data.max_input_tokens, "target": data.max_target_tokens}
-    tokenizer = tokens.TokenizerState.read(model)
-    tokenizer.refuse_above(embeddings)
-    rewrites = tokenizer.rewrites() if data.normalize else None
-    rewriter = None if rewrites is None else Rewriter(rewrites)
-    first = islice(_row_filter(sources[0], templates, data, rewriter).good_rows(), BLOCK_ROWS)
-    tokenizer = tokenizer.tried([text for texts in first for text in (texts.input, texts.target)])
-    tokenizer.refuse_without_room(limits)
-    recipe = Recipe(*templates, tokenizer, data.max_input_tokens, data.max_target_tokens, rewrites)
-    with Assembly(folder, tokenizer.size, len(sources)) as assembly:
-        if any(assembly.blocks):
-            log.info("resuming behind the %d rows that were prepared before", assembly.rows)
-        with EncoderPool(recipe, cores() if workers is None else workers) as pool:
-            for number, source in enumerate(sources):
-                if number == len(assembly.ends):
-                    reader = open_source(source, _columns(templates), CsvFormat.of(data))
-                    _add_source(assembly, pool, reader, len(sources), journal)
-                refuse_unusable(assembly.source_counts[number], source, data)
-        assembly.finish([source.name for source in sources], limits, data.validation)
-    folder.chmod(0o755)
-    for file in folder.iterdir():
-        file.chmod(0o444)  # other users read it; nobody writes
-
-
-def _add_source(assembly: Assembly, pool: EncoderPool, reader: Reader, sources: int, journal: Journal) -> None:
-    number = len(assembly.ends)
-
-    def progressed() -> None:
-        journal.progress((number + reader.fraction) / sources)
-
-    blocks = reader.blocks(BLOCK_ROWS)
-    for _ in islice(blocks, assembly.blocks[number]):  # read, but not parsed
-        progressed()
-    with closing(pool.encoded(blocks)) as encoded:
-        for block in encoded:
-            assembly.add(block)
-            progressed()
-    assembly.end_source()
-
-
-def refuse_unusable(counts: RowCounts, source: Source, data: DataSpec) -> None:
-    """Raise BadData (`too_many_invalid_rows`, `no_rows`) for a source whose rows do not do."""
-    counts.refuse_too_many(data.max_invalid_fraction, source.name, counts.read)
-    if not counts.kept:
-        why = (
-            f"{counts.read} read, {counts.invalid} unusable, {counts.duplicates} duplicates of earlier or training rows"
-        )
-        raise BadData(
-            f"{source.param}: no row of {source.name} is left to use ({why})", code="no_rows", param=source.param
-        )
 
 
 def copy_report(folder: Path, run: RunDir, *names: str) -> None:
@@ -334,22 +216,3 @@ def _beginning(file: Path) -> bytes:
     with open(file, "rb") as handle:
         first = handle.read(_MOST_COPIED)
     return first[: first.rfind(b"\n") + 1]
-
-
-def _row_filter(
-    source: Source, templates: tuple[Template, Template], data: DataSpec, rewrite: Rewriter | None
-) -> RowFilter:
-    blocks = open_source(source, _columns(templates), CsvFormat.of(data)).blocks(BLOCK_ROWS)
-    return RowFilter(chain.from_iterable(block.rows() for block in blocks), RowReader(*templates, rewrite))
-
-
-def _columns(templates: tuple[Template, Template]) -> set[str]:
-    return {column for one in templates for column in one.columns}
-
-
-def _typography(data: DataSpec) -> Rewriter | None:
-    return Rewriter() if data.normalize else None
-
-
-def _hash(facts: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]

@@ -28,7 +28,7 @@ from worker.training.dataset.data import PreparedDataset
 from worker.training.journal import Journal
 from worker.training.machine.out_of_memory import KINDS, is_out_of_memory
 from worker.training.machine.process_monitor import OtherProcessesUse, ProcessMonitor
-from worker.training.models.model_store import refuse_lost_or_changed
+from worker.training.models.model_store import check_files
 from worker.training.planning.alternatives import LIGHTER, Alternatives
 from worker.training.planning.budget import on_gpu
 from worker.training.planning.memory_plan import fallbacks
@@ -99,7 +99,7 @@ def open_stores(run: RunDir, plan: Plan, journal: Journal, *, weights: bool) -> 
     if model is None or prepared is None:
         raise NotPrepared("plan.json names no prepared model and data", hint="run the stage prepare first")
     try:
-        refuse_lost_or_changed(Path(model), journal.progress, weights=weights)
+        check_files(Path(model), journal.progress, weights=weights)
         return Path(model), PreparedDataset.open(Path(prepared), thorough=True, progress=journal.progress)
     except BadData as error:
         raise NotPrepared(

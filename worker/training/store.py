@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 import time
@@ -12,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from jobs.disk.files import sync_folder
 from jobs.errors import BadData, DiskFull, Rejected
@@ -21,6 +24,11 @@ _POLL_S = 0.5
 _SPARE_BYTES = GIB
 _PARTIAL = "partial-"
 _FORGOTTEN_S = 7 * 24 * 3600
+
+
+def content_key(facts: list[Any]) -> str:
+    """Name of the folder whose content these facts decide: 24 hex digits."""
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 
 def make_once(

@@ -44,7 +44,7 @@ log = logging.getLogger("longhaul.trainer")
 def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopSignal, attempt: int) -> int:
     """Train until done (exit code 0) or asked to stop (75). Every other typed end is a StageError."""
     device = torch.device(settings.device)
-    guards.refuse_poor_device(device)
+    guards.check_device(device)
     expandable_segments.leave_off_where_broken(device)
     if device.type == "cpu":
         use_fp32_where_bf16_is_slow()

@@ -51,6 +51,8 @@ class Meter:
     """Peak as predicted for the largest micro-batch; None where it was not planned."""
     monitor: MemoryProbe | None = None
     """The other processes on the GPU; None if not monitored."""
+    measured_flops: float | None = None
+    """Peak of the GPU as `longhaul doctor` measured it; None: that of its data sheet is taken."""
     gpu: NvmlGpu | None = field(init=False, repr=False)
     """None on CPU, and if the driver reports nothing."""
     peak: float | None = field(init=False)
@@ -61,7 +63,7 @@ class Meter:
         device = self.cache.device
         on_gpu = device.type == "cuda"
         self.gpu = open_gpu(gpu_id(device)) if on_gpu else None
-        self.peak = peak_flops(torch.cuda.get_device_name(device)) if on_gpu else None
+        self.peak = (self.measured_flops or peak_flops(torch.cuda.get_device_name(device))) if on_gpu else None
 
     def add(self, result: StepResult) -> None:
         """Count one step; its time is that since the step before, without evaluations and checkpoints."""

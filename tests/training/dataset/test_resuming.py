@@ -21,7 +21,7 @@ from jobs.errors import DiskFull, StageError
 from tests.disk_room import longest_file
 from tests.processes import children
 from tests.training.workplace import Workplace, pairs
-from worker.training import prepare as stage
+from worker.training.dataset import writing
 from worker.training.journal import Journal
 from worker.training.rows.origin import find_source
 from worker.training.rows.text import template
@@ -71,7 +71,7 @@ def write(place: Workplace, folder: Path, workers: int, progress: Callable[..., 
     spec = place.job().spec()
     journal = WatchedJournal(place.root / "journal.jsonl")
     model = next(path for path in place.settings.models.iterdir() if path.name.startswith("t5-tiny-"))
-    stage.write(
+    writing.write_dataset(
         folder,
         sources=[find_source("rows.jsonl", "data.train", "auto", None, place.settings, journal)],
         templates=(template("input", "data.input"), template("target", "data.target")),

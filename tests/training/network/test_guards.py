@@ -152,9 +152,9 @@ def test_what_was_loaded_is_judged_as_well(model_folder: Path, name: str) -> Non
     )
 
     def judge() -> None:
-        guards.refuse_incomplete(info)
+        guards.check_all_loaded(info)
         config = json.loads((model_folder / "config.json").read_text())
-        guards.refuse_wrong_tie(model, layout_of(config), model_folder)
+        guards.check_tie(model, layout_of(config), model_folder)
 
     with pytest.raises(Rejected, match=defect.named) as caught:
         judge()
@@ -219,7 +219,7 @@ def test_a_process_that_loads_wrongly_refuses_to_train(
 def test_a_model_on_another_device_than_the_gpu_is_refused(model_folder: Path) -> None:
     model = load_plainly(model_folder).model
     with pytest.raises(Rejected, match=r"shared\.weight \(cpu\)|tensors not on cuda") as caught:
-        guards.refuse_misplaced(model, torch.bfloat16, torch.device("cuda"))
+        guards.check_placement(model, torch.bfloat16, torch.device("cuda"))
     assert caught.value.detail_code == "wrong_device"
 
 
@@ -263,27 +263,27 @@ def test_five_names_and_a_count_are_enough() -> None:
     with pytest.raises(
         Rejected, match=r"9 tensors missing .*: tensor\.0, tensor\.1, tensor\.2, tensor\.3, tensor\.4, …"
     ):
-        guards.refuse_incomplete(info)
+        guards.check_all_loaded(info)
 
 
 def test_a_copied_parameter_is_noticed(model_folder: Path) -> None:
     loaded = load_plainly(model_folder)
-    guards.refuse_copied(loaded.model, loaded.pointers)
+    guards.check_not_copied(loaded.model, loaded.pointers)
     norm = loaded.model.get_parameter(NORM)
     norm.data = norm.data.clone()
     with pytest.raises(Rejected, match=f"1 tensors no longer at the address they were loaded to: {NORM}"):
-        guards.refuse_copied(loaded.model, loaded.pointers)
+        guards.check_not_copied(loaded.model, loaded.pointers)
 
 
 def test_gpus_without_native_bf16_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(GpuLost, match="sees no usable CUDA device"):
-        guards.refuse_poor_device(cuda)
+        guards.check_device(cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.raises(Rejected, match=r"Tesla T4 \(compute capability 7\.5\) has no native bf16") as caught:
-        guards.refuse_poor_device(cuda)
+        guards.check_device(cuda)
     assert caught.value.detail_code == "no_native_bf16"
-    guards.refuse_poor_device(CPU)
+    guards.check_device(CPU)

@@ -8,11 +8,14 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torchao.optim import AdamW8bit as TorchaoAdamW8bit
+from torchao.optim.subclass_8bit import OptimState8bit
 
 from jobs.attempt import Heartbeat
 from worker.training.journal import Journal
 from worker.training.optimizers.adamw import AdamW
 from worker.training.optimizers.adamw_8bit import AdamW8bit
+from worker.training.steps.randomness import update_seed
 
 LOSS = torch.tensor(1.0)
 
@@ -91,3 +94,28 @@ def test_8_bit_states_move_fp32_weights_as_full_states_do() -> None:
     for name in ("first", "second"):
         moved, expected = ours[name] - start[name], full[name] - start[name]
         assert ((moved - expected).norm() / expected.norm()).item() < 0.05
+
+
+def test_weights_and_states_are_those_of_torchaos_optimizer_bit_for_bit() -> None:
+    ours, theirs = parameters(torch.bfloat16), parameters(torch.bfloat16)
+    tested = AdamW8bit(ours.items(), weight_decay=0.1, max_grad_norm=None, seed=1)
+    matrices, vector = [theirs["first"], theirs["second"]], theirs["norm"]
+    rate = torch.zeros(())
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": [vector], "weight_decay": 0.0}]
+    reference = TorchaoAdamW8bit(groups, lr=rate, block_size=256, bf16_stochastic_round=True)
+    states = {"step": torch.zeros(()), "exp_avg": torch.zeros(64), "exp_avg_sq": torch.zeros(64)}
+    reference.state[vector] = states  # torchao would keep bf16 ones of so small a tensor
+    for step in range(1, 6):
+        for trained in (ours, theirs):
+            draw_gradients(trained, step)
+        tested.step(step, 1e-3 / step, LOSS)
+        rate.fill_(1e-3 / step)
+        torch.manual_seed(update_seed(1, step))
+        reference.step()
+    assert all(torch.equal(parameter, theirs[name]) for name, parameter in ours.items())
+    saved = tested.state_dict()
+    for name in ("first", "second"):
+        for moment, state in reference.state[theirs[name]].items():
+            if isinstance(state, OptimState8bit):
+                assert torch.equal(saved[f"{moment}.codes.{name}"], state.codes)
+                assert torch.equal(saved[f"{moment}.scale.{name}"], state.scale)

@@ -8,7 +8,7 @@ import pytest
 
 from jobs.errors import Rejected
 from jobs.gpus import GpuFacts
-from jobs.spec import MemorySpec
+from jobs.spec import MemorySpec, ResourcesSpec
 from jobs.text.units import GIB
 from worker.training.machine.host import host_memory
 from worker.training.planning.budget import find_budget
@@ -49,3 +49,15 @@ def test_more_than_the_gpu_has_is_refused_with_numbers() -> None:
     assert "memory.budget is 24.0 GiB, but NVIDIA GeForce RTX 4090 has 23.5 GiB for jobs (24.0 GiB less" in str(error)
     assert error.hint == "set memory.budget to at most 23.4, or leave it at auto"
     find_budget(MemorySpec(budget=23.4), "cuda", RTX_4090)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gib", "name"), [(32, 31.34, "NVIDIA GeForce RTX 5090"), (80, 79.5, "a GPU of 80.0 GiB")]
+)
+def test_a_job_that_asks_for_a_larger_gpu_than_is_known_is_planned_for_such_a_one(
+    asked: float, gib: float, name: str
+) -> None:
+    found = find_budget(MemorySpec(), "cuda", None, ResourcesSpec(gpu_memory_gib=asked))
+    assert (found.source, found.gpu) == ("assumed", name)
+    assert found.bytes / GIB == pytest.approx(gib, abs=0.01)
+    assert find_budget(MemorySpec(), "cuda", RTX_4090, ResourcesSpec(gpu_memory_gib=asked)).gpu == RTX_4090.name

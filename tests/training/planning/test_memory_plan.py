@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from jobs.errors import DiskFull, Rejected, StageError
-from jobs.gpus import GpuFacts
+from jobs.gpu_needs import GpuNeeds
+from jobs.gpus import DRIVER_BYTES, MARGIN, GpuFacts
 from jobs.memory_plan import MemoryPlan
 from jobs.spec import parse_spec
 from jobs.text.units import GIB
@@ -21,7 +23,7 @@ from tests.memory_plans import memory_plan
 from tests.training.conftest import CONFIG, XL
 from tests.training.hub_server import running_hub
 from tests.training.workplace import Workplace, pairs
-from worker.training.planning.budget import Budget, find_budget
+from worker.training.planning.budget import Budget, find_budget, on_gpu
 from worker.training.planning.memory_plan import fallbacks, plan_memory
 from worker.training.planning.picture import draw
 from worker.training.planning.stages import is_current
@@ -104,6 +106,27 @@ def test_on_24_gb_it_trains_with_fewer_rows_or_some_recomputation(xl: Workplace)
     assert 1 <= plan.micro_batch < 8 or plan.activation_checkpointing > 0
     assert plan.peak_bytes <= plan.budget_bytes - plan.margin_bytes < 23 * GIB
     assert len([each for each in plan.candidates if each.parts]) > 1
+
+
+def test_a_gpu_that_has_room_for_the_least_can_take_what_was_planned_for_a_larger_one(xl: Workplace) -> None:
+    large = checked(xl, gpu(31.84), model=NAME, data=SHORT)
+    least = large.least_bytes
+    assert least is not None and least < large.peak_bytes
+    spec, longest = parse_spec({"data": {"train": "a.jsonl"}}), (large.input_tokens, large.target_tokens)
+    small = GpuFacts("small", DRIVER_BYTES + math.ceil(least / (1 - MARGIN)))
+    assert GpuNeeds(least_bytes=least).unmet(small) is None
+
+    def again(usable: int) -> MemoryPlan:
+        budget = on_gpu(usable, "gpu", "small")
+        return plan_memory(
+            spec, CONFIG | XL | {"dropout_rate": 0.1}, longest, device="cuda", budget=budget, optimizer=large.optimizer
+        )
+
+    found = again(small.usable_bytes)
+    assert (found.activation_checkpointing, found.optimizer) == (1, large.optimizer)
+    assert found.peak_bytes == found.least_bytes == least
+    with pytest.raises(Rejected):
+        again(small.usable_bytes - 2**21)
 
 
 def test_on_8_gb_it_is_refused_with_numbers(xl: Workplace) -> None:

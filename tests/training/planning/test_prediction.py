@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from benchmarks.memory_prediction import Configuration, measured
-from benchmarks.random_t5 import SHAPES
 from benchmarks.stock_tasks import Causal, Classification
 from jobs.errors import Rejected
 from jobs.memory_plan import OptimizerName
 from jobs.spec import TrainingSpec
+from worker.training.doctor.random_t5 import SHAPES
 from worker.training.machine.usage import process_bytes
 from worker.training.planning.prediction import Setting
 from worker.training.planning.predictor import Predictor

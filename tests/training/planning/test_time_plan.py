@@ -59,10 +59,10 @@ def test_30_million_rows_of_xl_need_at_least_131_hours_on_a_5090_and_the_plan_sa
     assert time.hours_at_limit == pytest.approx(131, rel=0.01)
     # Every layer computed twice: 4.37 T a row instead of 3.30.
     assert time.hours_expected == pytest.approx(131 * 4.37 / 3.30 / 0.4, rel=0.01)
-    assert time.text == "≥ 5 d 11 h at the limit of an RTX 5090 (about 18 d 2 h expected)"
+    assert time.text == "about 5 d 11 h at the nominal peak of an RTX 5090 (about 18 d 2 h expected)"
     stored = time_of(6_000_000, alike(6_000_000))
     assert (stored.hours_at_limit, stored.recomputed_flops) == (time.hours_at_limit, 0)
-    assert stored.text == "≥ 5 d 11 h at the limit of an RTX 5090 (about 13 d 16 h expected)"
+    assert stored.text == "about 5 d 11 h at the nominal peak of an RTX 5090 (about 13 d 16 h expected)"
 
 
 def test_some_rows_stand_for_all_and_each_counts_by_its_own_length() -> None:

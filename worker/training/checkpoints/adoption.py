@@ -30,19 +30,19 @@ from worker.training.checkpoints.checkpoint import (
     OPTIMIZER,
     STATE,
     TrainState,
+    check_order,
     folder_of,
     losses_in,
     newest_first,
-    refuse_other_order,
     verify,
 )
 from worker.training.checkpoints.pruning import clean, remove
 from worker.training.checkpoints.source_job import (
     SourceJob,
+    check_content,
+    check_steps_left,
     find,
     none_verifies,
-    refuse_nothing_left,
-    refuse_other_content,
 )
 from worker.training.checkpoints.tensorfile import write_bytes
 from worker.training.journal import Journal
@@ -57,7 +57,7 @@ log = logging.getLogger("longhaul.trainer")
 def adopt(run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> Adopted:
     """Take over what `spec.resume_from` names; `plan` is of this job, with model and data in their place.
 
-    Does nothing if an earlier call has done it. Raises Rejected as `source_job.find` and `refuse_other_content`,
+    Does nothing if an earlier call has done it. Raises Rejected as `source_job.find` and `check_content`,
     DiskFull where a copy is needed and would not fit.
     """
     done = run.path / ADOPTED
@@ -68,7 +68,7 @@ def adopt(run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> Adopted:
     for folder in newest_first(run):
         remove(folder)
     before = find(run, spec)
-    refuse_other_content(before, plan)
+    check_content(before, plan)
     adopted = Adoption(before, run, spec, plan, journal).all()
     write_atomically(done, adopted.model_dump_json(indent=1).encode() + b"\n")
     return adopted
@@ -92,10 +92,10 @@ class Adoption:
     def all(self) -> Adopted:
         """Every step of it."""
         chosen = self._newest()
-        refuse_other_order(chosen.state)
+        check_order(chosen.state)
         own = folder_of(self._run, chosen.state.step)
         source = f"{self._before.run.id}/{own.name}"
-        refuse_nothing_left(self._spec, self._plan.steps, source, chosen.state.step)
+        check_steps_left(self._spec, self._plan.steps, source, chosen.state.step)
         for each in [*self._best_before(chosen.state), chosen]:
             self._make_own(each)
         for passed in self._passed_over:

@@ -157,7 +157,7 @@ def verify(folder: Path, *, thorough: bool = True, progress: Callable[[], object
         raise ValueError(f"{STATE} does not fit this version: {error.errors()[0]['msg']}") from None
 
 
-def refuse_other_order(state: TrainState) -> None:
+def check_order(state: TrainState) -> None:
     """Rows would be seen twice, and others never, if the rest of a run followed another order than its beginning."""
     if state.order != order.VERSION:
         raise Rejected(

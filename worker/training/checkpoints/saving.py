@@ -69,19 +69,25 @@ class Saver:
         self._journal.phase("save", step=state.step)
         state = state.model_copy(update={"rng": rng_states()}, deep=True)
         live = {WEIGHTS: weights_of(self._model), OPTIMIZER: self._optimizer.state_dict()}
-        if self._copies is None:
-            self._copies = has_room_for_copies(live)
         if (low := too_little_room(self._run, state.step, live)) is not None:
             self._journal.note(low)
             return
-        if self._copies and self._buffers is None:
-            self._buffers = make_buffers(live)
-            self._copies = self._buffers is not None
-        if self._copies:
-            self._writer = _Writer(self._run, state, self._copy(live), self._keep)
+        if self.reserve(live):
+            assert self._buffers is not None, "they are made first"
+            copy_tensors(live, self._buffers)
+            self._writer = _Writer(self._run, state, self._buffers, self._keep)
             self._writer.start()
         else:
             self._journal.note(write(self._run, state, live, self._keep, self._journal))
+
+    def reserve(self, live: Tensors) -> bool:
+        """Make the buffers for copies, unless they are there. Whether there are any; else checkpoints are streamed."""
+        if self._copies is None:
+            self._copies = has_room_for_copies(live)
+        if self._copies and self._buffers is None:
+            self._buffers = make_buffers(live)
+            self._copies = self._buffers is not None
+        return self._copies
 
     def poll(self) -> None:
         """Note what became of a save that has ended. Raises what its thread raised."""
@@ -104,14 +110,6 @@ class Saver:
                 seen = self._writer.tensors
                 self._journal.progress()
         self.poll()
-
-    def _copy(self, live: Tensors) -> Tensors:
-        assert self._buffers is not None, "they are made first"
-        for file, named in live.items():
-            for name, tensor in named.items():
-                # Ordered after the update and before the next step, by the GPU's own queue: the host continues.
-                self._buffers[file][name].copy_(tensor.detach(), non_blocking=True)
-        return self._buffers
 
 
 class _Writer(threading.Thread):
@@ -214,6 +212,13 @@ def make_buffers(tensors: Tensors) -> dict[str, dict[str, torch.Tensor]] | None:
     if torch.cuda.is_initialized():
         torch.accelerator.empty_host_cache()  # what was pinned before it failed
     return None
+
+
+def copy_tensors(live: Tensors, buffers: Tensors) -> None:
+    """Copy each into its buffer: after what the GPU has to do already, before what comes then. The host continues."""
+    for file, named in live.items():
+        for name, tensor in named.items():
+            buffers[file][name].copy_(tensor.detach(), non_blocking=True)
 
 
 def _buffer(tensor: torch.Tensor) -> torch.Tensor:

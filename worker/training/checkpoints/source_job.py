@@ -16,7 +16,7 @@ from jobs.errors import Rejected
 from jobs.memory_plan import OptimizerName
 from jobs.plan import Plan, SourceSummary, make_plan
 from jobs.spec import JobSpec
-from worker.training.checkpoints.checkpoint import newest_first, refuse_other_order, verify
+from worker.training.checkpoints.checkpoint import check_order, newest_first, verify
 from worker.training.dataset.data import PARTS, SIDES
 
 SAME: dict[str, bool | dict[str, bool]] = {
@@ -77,7 +77,7 @@ def find(run: RunDir, spec: JobSpec) -> SourceJob:
             f"{there}; leave resume_from out to start over",
         )
     theirs = other.spec()
-    refuse_other_settings(spec, theirs, job)
+    check_settings(spec, theirs, job)
     plan = other.plan()
     if not plan.data.complete:  # killed while it was itself made to resume from another job
         raise _refused(
@@ -85,7 +85,7 @@ def find(run: RunDir, spec: JobSpec) -> SourceJob:
             "no_checkpoint",
             f"name the job that it was to resume from: {theirs.resume_from}",
         )
-    refuse_other_optimizer(spec, plan.resolved.optimizer, job)
+    check_optimizer(spec, plan.resolved.optimizer, job)
     defects = []
     for folder in chosen:
         try:
@@ -93,13 +93,13 @@ def find(run: RunDir, spec: JobSpec) -> SourceJob:
         except ValueError as error:
             defects.append(f"{folder.name}: {error}")
             continue
-        refuse_other_order(state)
-        refuse_nothing_left(spec, make_plan(spec, plan.model, plan.data).steps, f"{job}/{folder.name}", state.step)
+        check_order(state)
+        check_steps_left(spec, make_plan(spec, plan.model, plan.data).steps, f"{job}/{folder.name}", state.step)
         return SourceJob(other, theirs, plan, named or None, state.step)
     raise none_verifies(spec, defects)
 
 
-def refuse_other_settings(ours: JobSpec, theirs: JobSpec, job: str) -> None:
+def check_settings(ours: JobSpec, theirs: JobSpec, job: str) -> None:
     """Raise Rejected (`other_run`) if a step would differ from one of the original run."""
     mine, other = (_flat(spec.model_dump(include=SAME)) for spec in (ours, theirs))
     wrong = [key for key in mine | other if mine.get(key) != other.get(key)]
@@ -114,7 +114,7 @@ def refuse_other_settings(ours: JobSpec, theirs: JobSpec, job: str) -> None:
         )
 
 
-def refuse_other_optimizer(spec: JobSpec, began: OptimizerName, job: str) -> None:
+def check_optimizer(spec: JobSpec, began: OptimizerName, job: str) -> None:
     """Raise Rejected (`other_optimizer`) if the checkpoints do not hold states of the optimizer that the job sets."""
     if spec.memory.optimizer not in ("auto", began):
         raise _refused(
@@ -125,7 +125,7 @@ def refuse_other_optimizer(spec: JobSpec, began: OptimizerName, job: str) -> Non
         )
 
 
-def refuse_nothing_left(spec: JobSpec, steps: int, source: str, done: int) -> None:
+def check_steps_left(spec: JobSpec, steps: int, source: str, done: int) -> None:
     """Raise Rejected (`nothing_left`) if all steps of the run are already done."""
     if done >= steps:
         raise _refused(
@@ -135,7 +135,7 @@ def refuse_nothing_left(spec: JobSpec, steps: int, source: str, done: int) -> No
         )
 
 
-def refuse_other_content(before: SourceJob, plan: Plan) -> None:
+def check_content(before: SourceJob, plan: Plan) -> None:
     """Raise Rejected (`other_run`) unless rows and model are those the run began with (`plan`: this job's)."""
     # Both folders are named after their content.
     names = [Path(str(each.model.folder)).name for each in (plan, before.plan)]

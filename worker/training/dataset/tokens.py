@@ -91,7 +91,7 @@ class TokenizerState:
             trailing = (*trailing, self.end)
         return replace(self, leading=leading, trailing=trailing, by_words=words is not None)
 
-    def refuse_above(self, embeddings: int) -> None:
+    def check_vocabulary(self, embeddings: int) -> None:
         """Raise Rejected (`tokenizer_unusable`) where there are tokens that the model has no embedding for."""
         if self.size > embeddings:
             raise Rejected(
@@ -101,7 +101,7 @@ class TokenizerState:
                 hint="save the model with the tokenizer that it was trained with, or call resize_token_embeddings",
             )
 
-    def refuse_without_room(self, limits: Mapping[str, int]) -> None:
+    def check_limits(self, limits: Mapping[str, int]) -> None:
         """Raise Rejected (`limit_too_small`) where a limit of tokens of a side leaves none for the text itself."""
         added = len(self.leading) + len(self.trailing)
         if small := {f"data.max_{side}_tokens": limit for side, limit in limits.items() if limit <= added}:

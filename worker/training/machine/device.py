@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import time
@@ -17,6 +16,7 @@ from jobs.errors import DeviceBusy
 from jobs.events import DeviceWaiting
 from jobs.text.units import format_duration
 from worker.training.journal import Journal
+from worker.training.machine.locks import gpu_lock, try_lock
 from worker.training.stop import StopSignal
 
 WAIT_S = 60.0
@@ -29,7 +29,7 @@ log = logging.getLogger("longhaul.trainer")
 def hold_job(run: RunDir) -> BinaryIO:
     """Take the job's lock; it is held until the returned file is closed, so for the process's life. Else DeviceBusy."""
     until = time.monotonic() + JOB_WAIT_S
-    while (lock := _try_lock(run.lock_file)) is None:
+    while (lock := try_lock(run.lock_file)) is None:
         if time.monotonic() > until:
             raise DeviceBusy(
                 f"another trainer is at work on job {run.id}",
@@ -56,10 +56,10 @@ def hold_device(
 def hold_gpu(folder: Path, gpu: str, journal: Journal, stop: StopSignal, wait_s: float) -> BinaryIO:
     """`hold_device` for the GPU with that UUID."""
     folder.mkdir(exist_ok=True)
-    file = folder / f"gpu-{gpu}.lock"
+    file = gpu_lock(folder, gpu)
     until = time.monotonic() + wait_s
     noted = False
-    while (lock := _try_lock(file)) is None:
+    while (lock := try_lock(file)) is None:
         if not noted:
             journal.phase("wait")
             journal.note(
@@ -89,13 +89,3 @@ def prepare_numerics(device: torch.device) -> None:
     """TF32 for what is computed in fp32 on CUDA. Full fp32 on the CPU, where resuming is exact bit for bit."""
     if device.type == "cuda":
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-
-
-def _try_lock(file: Path) -> BinaryIO | None:
-    handle = open(file, "ab")  # noqa: SIM115 - the open file is the lock; Python opens it close-on-exec
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        handle.close()
-        return None
-    return handle

@@ -16,6 +16,11 @@ from jobs.events import GpuProcess
 
 LIBRARY = "libnvidia-ml.so.1"
 TEMPERATURE_OF_THE_GPU = 0
+CLOCK_OF_THE_CORES = 1
+SLOWED_BY = {
+    0x08: "hardware slowdown", 0x20: "temperature (driver)", 0x40: "temperature (hardware)", 0x80: "power brake",
+}  # fmt: skip
+"""Reasons of lower clocks that mean trouble. Another, the power limit (0x04), is usual under full load."""
 MOST_PROCESSES = 64
 LONGEST_NAME = 256
 UNKNOWN_BYTES = 2**64 - 1
@@ -63,6 +68,26 @@ class GpuUse:
 
 
 @dataclass(frozen=True)
+class GpuClock:
+    """How fast the GPU runs now, and what holds it back; None for what is not reported."""
+
+    mhz: int | None = None
+    """Of its multiprocessors."""
+    slowed_by: tuple[str, ...] = ()
+    """Reasons that mean trouble."""
+
+
+@dataclass(frozen=True)
+class GpuPower:
+    """Watts; None for what is not reported."""
+
+    limit: float | None = None
+    """In force."""
+    default: float | None = None
+    """As delivered."""
+
+
+@dataclass(frozen=True)
 class GpuMemory:
     """Bytes of the whole GPU. `used` is what processes hold: what the driver keeps for itself is in neither figure."""
 
@@ -91,6 +116,30 @@ class NvmlGpu:
             temperature_c=temperature.value if has_warmth else None,
             power_w=milliwatts.value / 1000 if has_power else None,
         )
+
+    def clock(self) -> GpuClock:
+        """The clock, and why it is low."""
+        mhz, reasons = ctypes.c_uint(), ctypes.c_ulonglong()
+        has_clock = self._ask("nvmlDeviceGetClockInfo", CLOCK_OF_THE_CORES, ctypes.byref(mhz))
+        self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.byref(reasons))
+        slowed_by = tuple(name for bit, name in SLOWED_BY.items() if reasons.value & bit)
+        return GpuClock(mhz.value if has_clock else None, slowed_by)
+
+    def power(self) -> GpuPower:
+        """The limit of its power."""
+        limit, default = ctypes.c_uint(), ctypes.c_uint()
+        has_limit = self._ask("nvmlDeviceGetEnforcedPowerLimit", ctypes.byref(limit))
+        has_default = self._ask("nvmlDeviceGetPowerManagementDefaultLimit", ctypes.byref(default))
+        return GpuPower(limit.value / 1000 if has_limit else None, default.value / 1000 if has_default else None)
+
+    def driver(self) -> str | None:
+        """Version of the driver, such as `580.95.05`."""
+        text = ctypes.create_string_buffer(LONGEST_NAME)
+        try:
+            answer = self._library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(LONGEST_NAME))
+        except AttributeError:
+            return None
+        return text.value.decode(errors="replace") or None if answer == 0 else None
 
     def memory(self) -> GpuMemory | None:
         """How full the GPU is; None if the driver does not report it. One without the newer function counts its own."""

@@ -14,7 +14,7 @@ from typing import Any
 from jobs.errors import Rejected
 from worker.training.hub_calls import HubRequest, call_with_timeout, watch_download
 from worker.training.journal import Journal
-from worker.training.models.model_files import SINGLE, SMALL, read_config, refuse_unusable
+from worker.training.models.model_files import SINGLE, SMALL, check_model_files, read_config
 from worker.training.settings import TrainerSettings
 from worker.training.store import require_room
 from worker.training.tasks.task import Task
@@ -39,7 +39,7 @@ class HubModel:
 def look_up(model: str, settings: TrainerSettings, task: Task) -> HubModel:
     """Resolve `org/name[@revision]` to a commit and read its config; at most LOOKUP_S. Fetches kilobytes.
 
-    Raises Rejected: `model_not_found`, `hub_unreachable`, and those of `model_files.refuse_unusable`.
+    Raises Rejected: `model_not_found`, `hub_unreachable`, and those of `model_files.check_model_files`.
     """
     repository, _, revision = model.partition("@")
     try:
@@ -92,7 +92,7 @@ def _ask(repository: str, revision: str | None, settings: TrainerSettings, task:
     )
     source = f"{repository}@{folder.name[:12]}"
     config = read_config(folder, source)
-    files = (*small, *refuse_unusable(config, sizes, source, task))
+    files = (*small, *check_model_files(config, sizes, source, task))
     return HubModel(repository, folder.name, config, files, sum(sizes[file] for file in files))
 
 
@@ -117,7 +117,7 @@ def _stored(repository: str, revision: str, settings: TrainerSettings, task: Tas
     names = [file.name for file in folder.iterdir()]
     try:
         config = read_config(folder, repository)
-        weights = refuse_unusable(config, names, repository, task)
+        weights = check_model_files(config, names, repository, task)
         if weights != [SINGLE] and not _shards_complete(weights):
             return None
     except Rejected:

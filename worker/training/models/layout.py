@@ -15,7 +15,7 @@ from worker.training.tasks.layout import Layout
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
-def refuse_unfit(tensors: Mapping[str, Stored], layout: Layout, source: str) -> dict[str, Stored]:
+def check_tensors(tensors: Mapping[str, Stored], layout: Layout, source: str) -> dict[str, Stored]:
     """The tensors of the model under their own names, each once; raises Rejected unless they are those of the layout.
 
     Codes: `missing_keys`, `unexpected_keys`, `mismatched_shapes`, `wrong_dtype`, `tied_head`, `untied_head`,
@@ -34,11 +34,11 @@ def refuse_unfit(tensors: Mapping[str, Stored], layout: Layout, source: str) -> 
         for name, shape in expected.items()
         if name in found and found[name].shape != shape
     ]
-    refuse_tensors("mismatched_shapes", mismatched, "of other shapes than config.json asks for")
-    refuse_tensors("missing_keys", expected.keys() - found.keys(), MISSING)
-    refuse_tensors("unexpected_keys", found.keys() - expected.keys(), UNEXPECTED)
+    reject_tensors("mismatched_shapes", mismatched, "of other shapes than config.json asks for")
+    reject_tensors("missing_keys", expected.keys() - found.keys(), MISSING)
+    reject_tensors("unexpected_keys", found.keys() - expected.keys(), UNEXPECTED)
     numbers = [f"{name} ({stored.dtype})" for name, stored in found.items() if stored.dtype not in _FLOATS]
-    refuse_tensors("wrong_dtype", numbers, "not of F32, F16 or BF16: quantized weights cannot be trained")
+    reject_tensors("wrong_dtype", numbers, "not of F32, F16 or BF16: quantized weights cannot be trained")
     if not layout.tied and found[head].same_bytes(found[embedding]):
         raise tied_head(layout, f"has the same values as {embedding}")
     return found
@@ -51,7 +51,7 @@ UNEXPECTED = "in the weights, which the model of config.json does not have"
 FILES_HINT = "the model folder and its config.json do not belong together, or the files are damaged"
 
 
-def refuse_tensors(
+def reject_tensors(
     code: str, names: Iterable[str], what: str, *, kind: str = "tensors", hint: str = FILES_HINT
 ) -> None:
     """Raise Rejected naming them (five, and how many), if there are any."""

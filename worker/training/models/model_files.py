@@ -12,7 +12,7 @@ from typing import Any
 
 from jobs.errors import BadData, Rejected
 from worker.training.models.headers import Stored, read_headers
-from worker.training.models.layout import refuse_unfit
+from worker.training.models.layout import check_tensors
 from worker.training.rows.sources import find_path
 from worker.training.tasks.task import Task
 
@@ -28,13 +28,13 @@ SMALL = (
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def refuse_unusable(config: Mapping[str, Any], files: Iterable[str], source: str, task: Task) -> list[str]:
+def check_model_files(config: Mapping[str, Any], files: Iterable[str], source: str, task: Task) -> list[str]:
     """The weight files (or their index) among `files` of a model; raises Rejected unless all that is needed is there.
 
     Codes: `remote_code`, `model_not_supported`, `quantized`, `no_tokenizer`, `no_safetensors`.
     """
     names = set(files)
-    _refuse_own_code(config, CONFIG, source)
+    _check_code(config, CONFIG, source)
     if config.get("model_type") not in task.model_types:
         raise _refused(
             "model_not_supported",
@@ -102,15 +102,15 @@ def find_folder(data: Path, source: str) -> Path:
 def validate_folder(folder: Path, source: str, task: Task) -> dict[str, Stored]:
     """The tensors of the model in a folder, by their headers: each once, and exactly those of its config.json.
 
-    Raises Rejected: `no_config`, `bad_config`, `file_unreadable`, and those of `refuse_unusable`, `weight_files` and
-    `refuse_unfit`.
+    Raises Rejected: `no_config`, `bad_config`, `file_unreadable`, and those of `check_model_files`, `weight_files` and
+    `check_tensors`.
     """
     try:
         config = read_config(folder, source)
-        refuse_unusable(config, (file.name for file in folder.iterdir()), source, task)
+        check_model_files(config, (file.name for file in folder.iterdir()), source, task)
         if (folder / TOKENIZER_CONFIG).exists():
-            _refuse_own_code(_read_json(folder / TOKENIZER_CONFIG, source), TOKENIZER_CONFIG, source)
-        return refuse_unfit(read_headers(weight_files(folder, source), source), task.layout(config), source)
+            _check_code(_read_json(folder / TOKENIZER_CONFIG, source), TOKENIZER_CONFIG, source)
+        return check_tensors(read_headers(weight_files(folder, source), source), task.layout(config), source)
     except PermissionError as error:
         file = Path(error.filename or folder).name
         raise _refused(
@@ -137,7 +137,7 @@ def weight_files(folder: Path, source: str) -> list[Path]:
     return files
 
 
-def _refuse_own_code(config: Mapping[str, Any], file: str, source: str) -> None:
+def _check_code(config: Mapping[str, Any], file: str, source: str) -> None:
     if named := config.get("auto_map"):
         raise _refused(
             "remote_code",

@@ -132,7 +132,7 @@ def seal(folder: Path, source: str, known: Mapping[str, SealedFile] = {}) -> Non
     write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
 
 
-def refuse_lost_or_changed(folder: Path, progress: Callable[[], object], *, weights: bool) -> None:
+def check_files(folder: Path, progress: Callable[[], object], *, weights: bool) -> None:
     """Raise BadData (`model_damaged`) if a file of the store is gone, or its content has changed.
 
     Without `weights` those are only looked for, not read. `progress` is called at every 8 MiB.

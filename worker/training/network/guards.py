@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import nn
 
 from jobs.errors import GpuLost, Rejected
-from worker.training.models.layout import MISSING, UNEXPECTED, refuse_tensors, tied_head, untied_head
+from worker.training.models.layout import MISSING, UNEXPECTED, reject_tensors, tied_head, untied_head
 from worker.training.tasks.layout import Layout
 
 _PROCESS_HINT = (
@@ -23,7 +23,7 @@ _PROCESS_HINT = (
 )
 
 
-def refuse_poor_device(device: torch.device) -> None:
+def check_device(device: torch.device) -> None:
     """Refuse `no_native_bf16`: emulated (GPUs before Ampere) it is several times slower. GpuLost without a GPU.
 
     The worker saw a usable one before it took the job.
@@ -41,7 +41,7 @@ def refuse_poor_device(device: torch.device) -> None:
         )
 
 
-def refuse_incomplete(info: Mapping[str, Any]) -> None:
+def check_all_loaded(info: Mapping[str, Any]) -> None:
     """Refuse `missing_keys`, `unexpected_keys`, `mismatched_shapes` from the loading info of `from_pretrained`."""
     # A mismatched entry is (name, shape in the file, shape in the model).
     mismatched = [
@@ -50,29 +50,29 @@ def refuse_incomplete(info: Mapping[str, Any]) -> None:
         else str(entry)
         for entry in info["mismatched_keys"]
     ]
-    refuse_tensors("mismatched_shapes", mismatched, "of other shapes than config.json asks for")
-    refuse_tensors("missing_keys", info["missing_keys"], MISSING)
-    refuse_tensors("unexpected_keys", info["unexpected_keys"], UNEXPECTED)
+    reject_tensors("mismatched_shapes", mismatched, "of other shapes than config.json asks for")
+    reject_tensors("missing_keys", info["missing_keys"], MISSING)
+    reject_tensors("unexpected_keys", info["unexpected_keys"], UNEXPECTED)
     if info.get("error_msgs"):
         raise Rejected(f"the weights did not load: {info['error_msgs'][0]}", code="load_errors")
 
 
-def refuse_misplaced(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+def check_placement(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse `meta_tensor`, `wrong_dtype`, `wrong_device`, `offload_hook`. Buffers may have other dtypes."""
     parameters = dict(model.named_parameters())
     tensors = parameters | dict(model.named_buffers())
     meta = [name for name, tensor in tensors.items() if tensor.is_meta]
-    refuse_tensors("meta_tensor", meta, "without values (meta device)", hint=_PROCESS_HINT)
+    reject_tensors("meta_tensor", meta, "without values (meta device)", hint=_PROCESS_HINT)
     other = [f"{name} ({tensor.dtype})" for name, tensor in parameters.items() if tensor.dtype != dtype]
-    refuse_tensors("wrong_dtype", other, f"not {dtype}")
+    reject_tensors("wrong_dtype", other, f"not {dtype}")
     away = [f"{name} ({tensor.device})" for name, tensor in tensors.items() if not _same_device(tensor.device, device)]
-    refuse_tensors("wrong_device", away, f"not on {device}", hint=_PROCESS_HINT)
+    reject_tensors("wrong_device", away, f"not on {device}", hint=_PROCESS_HINT)
     hooked = [name or type(model).__name__ for name, module in model.named_modules() if hasattr(module, "_hf_hook")]
     why = "with an accelerate hook, which moves weights during the forward pass"
-    refuse_tensors("offload_hook", hooked, why, kind="modules", hint=_PROCESS_HINT)
+    reject_tensors("offload_hook", hooked, why, kind="modules", hint=_PROCESS_HINT)
 
 
-def refuse_wrong_tie(model: nn.Module, layout: Layout, folder: Path) -> None:
+def check_tie(model: nn.Module, layout: Layout, folder: Path) -> None:
     """Refuse `tied_head` and `untied_head`: whether the head is the embedding must be what config.json says.
 
     `layout` is that of config.json as it is in `folder`; transformers rewrites it in memory.
@@ -85,9 +85,9 @@ def refuse_wrong_tie(model: nn.Module, layout: Layout, folder: Path) -> None:
         raise untied_head(layout)
 
 
-def refuse_copied(model: nn.Module, pointers: Mapping[str, int]) -> None:
+def check_not_copied(model: nn.Module, pointers: Mapping[str, int]) -> None:
     """Refuse `copied_weights`: every parameter must still lie where `from_pretrained` put it."""
-    refuse_tensors("copied_weights", moved_parameters(model, pointers), "no longer at the address they were loaded to")
+    reject_tensors("copied_weights", moved_parameters(model, pointers), "no longer at the address they were loaded to")
 
 
 def pointers_of(model: nn.Module) -> dict[str, int]:

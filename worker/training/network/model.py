@@ -60,7 +60,7 @@ def load(
     `dropout` None keeps the model's own rate. `activation_checkpointing` n: activations of every n-th layer are
     recomputed in the backward pass (0: of none). None of the three changes what `write_model` writes.
     """
-    guards.refuse_poor_device(device)
+    guards.check_device(device)
     transformers_logging.disable_progress_bar()
     # Before anything is loaded, and because not all of it can be seen afterwards: int8 weights, for one, become bf16
     # without a word, and a torn file raises whatever it likes.
@@ -84,10 +84,10 @@ def load(
         _touch(model)
         peak = _peak(device) - before
         seconds = time.perf_counter() - start
-    guards.refuse_incomplete(info)
-    guards.refuse_misplaced(model, DTYPE, device)
+    guards.check_all_loaded(info)
+    guards.check_placement(model, DTYPE, device)
     config = read_config(folder, folder.name)
-    guards.refuse_wrong_tie(model, task.layout(config), folder)
+    guards.check_tie(model, task.layout(config), folder)
     pointers = guards.pointers_of(model)
     size = sum(parameter.nbytes for parameter in model.parameters())
     task.configure(model, fused=fused, dropout=dropout)

@@ -5,16 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jobs.errors import Rejected
-from jobs.gpus import REFERENCE, GpuFacts
+from jobs.gpus import MARGIN, REFERENCE, GpuFacts
 from jobs.memory_plan import BudgetSource, Device
-from jobs.spec import MemorySpec
-from jobs.text.units import GIB, bytes_alike
+from jobs.spec import MemorySpec, ResourcesSpec
+from jobs.text.units import GIB, bytes_alike, format_bytes
 from worker.training.machine.host import host_memory
-
-DRIVER_BYTES = GIB // 2
-"""The part of the GPU's memory, by nvidia-smi, that the driver keeps: torch finds 31.4 GiB of an RTX 5090's 31.84."""
-MARGIN = 0.03
-"""Share of the budget on a GPU that stays free, for free memory in pieces too small to use."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +40,10 @@ class Budget:
         return named[self.source]
 
 
-def find_budget(memory: MemorySpec, device: Device, gpu: GpuFacts | None) -> Budget:
-    """`memory.budget`; else the memory of the reported GPU, or of the reference GPU; else that of the host.
+def find_budget(
+    memory: MemorySpec, device: Device, gpu: GpuFacts | None, resources: ResourcesSpec | None = None
+) -> Budget:
+    """`memory.budget`; else the memory of the reported GPU, or of one that is assumed; else that of the host.
 
     Raises Rejected (`budget_too_large`) for more than the reported GPU has.
     """
@@ -54,8 +51,8 @@ def find_budget(memory: MemorySpec, device: Device, gpu: GpuFacts | None) -> Bud
         if memory.budget == "auto":
             return Budget(host_memory().available, "host", None, margin=0)
         return Budget(int(memory.budget * GIB), "job", None, margin=0)
-    facts = gpu or REFERENCE
-    usable = facts.memory_bytes - DRIVER_BYTES
+    facts = gpu or assumed_gpu(resources)
+    usable = facts.usable_bytes
     if memory.budget == "auto":
         return on_gpu(usable, "assumed" if gpu is None else "gpu", facts.name)
     wanted = int(memory.budget * GIB)
@@ -69,6 +66,14 @@ def find_budget(memory: MemorySpec, device: Device, gpu: GpuFacts | None) -> Bud
             hint=f"set memory.budget to at most {most:g}, or leave it at auto",
         )
     return on_gpu(wanted, "job", facts.name)
+
+
+def assumed_gpu(resources: ResourcesSpec | None) -> GpuFacts:
+    """The reference GPU; where the job asks for more memory than that has, one that has as much."""
+    asked = None if resources is None else resources.gpu_memory_gib
+    if asked is None or asked <= REFERENCE.whole_gib:
+        return REFERENCE
+    return GpuFacts(f"a GPU of {format_bytes(asked * GIB)}", int(asked * GIB))
 
 
 def on_gpu(usable: int, source: BudgetSource, name: str) -> Budget:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,9 @@ def plan_memory(
     if chosen is None:
         raise does_not_fit(ladder, fixed, budget, longest)
     kept = chosen.parts["weights"] + chosen.parts["optimizer"]
+    least = None
+    if device == "cuda":  # where a smaller GPU takes the job, its attempt walks the ladder again for that one
+        least = min(chosen.peak_bytes, ladder.smallest(replace(fixed, optimizer=chosen.optimizer)).peak_bytes)
     return MemoryPlan(
         device=device,
         gpu=budget.gpu,
@@ -81,6 +85,7 @@ def plan_memory(
         optimizer=chosen.optimizer,
         parts=chosen.parts,
         peak_bytes=chosen.peak_bytes,
+        least_bytes=least,
         candidates=candidates,
         why=why(chosen, candidates, fixed),
         host=plan_host(kept),

@@ -32,7 +32,7 @@ def plan_stage(
     `earlier`: that of check, which is as good for the same lengths and budget. `optimizer`: the one that a run began
     with; None: there is no run yet. Raises Rejected, DiskFull.
     """
-    budget = find_budget(spec.memory, settings.device, settings.gpu)
+    budget = find_budget(spec.memory, settings.device, settings.gpu, spec.resources)
     if earlier is not None and is_current(earlier, longest, budget):
         kept = earlier.parts["weights"] + earlier.parts["optimizer"]
         disk = plan_disk(run.path, spec, kept, earlier.parts["weights"])

@@ -58,5 +58,6 @@ def with_time(
         estimated=lengths.estimated,
         device=settings.device,
         gpu=settings.gpu.name if settings.gpu else None,
+        measured_flops=settings.gpu.measured_flops if settings.gpu else None,
     )
     return plan.model_copy(update={"time": time})

@@ -39,7 +39,7 @@ def without_data(name: OptimizerName) -> Iterator[None]:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., None]:
-    """In place of torchao's compiled update of one parameter: the buffers that it makes.
+    """In place of the compiled update of one parameter by `adamw_8bit`: the buffers that it makes.
 
     Seen with the profiler on the CPU: of a parameter whose states are quantized, both states in fp32 exist at once (the
     scale of a block is known only when all of its numbers are); all else stays in registers.
@@ -48,9 +48,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Non
     return _hold_both_states
 
 
-def _hold_both_states(parameter: torch.Tensor, gradient: Any, step: Any, first: Any, second: Any, *rest: Any) -> None:
-    from torchao.optim.subclass_8bit import OptimState8bit
-
-    quantized = [state for state in (first, second) if isinstance(state, OptimState8bit)]
+def _hold_both_states(parameter: torch.Tensor, *others: Any) -> None:
+    quantized = [each for each in others if isinstance(each, torch.Tensor) and each.dtype == torch.uint8]
     held = [torch.empty(parameter.shape, dtype=torch.float32, device=parameter.device) for _ in quantized]
     del held

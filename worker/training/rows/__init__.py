@@ -1,5 +1,5 @@
 """Rows in: from the files or the hub data set that a job names to texts that can be used, each row once.
 
-Read origin and sources, then row, reading and its formats (json_lines, csv_rows, parquet_rows), then text, row_counts
-and row_filter.
+Read origin and sources, then row, reading and its formats (json_lines, csv_rows with csv_records, parquet_rows), then
+text, row_counts and row_filter.
 """

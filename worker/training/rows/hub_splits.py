@@ -66,7 +66,7 @@ def files_of_split(listing: Listing, named: HubData, wanted: HubRequest) -> list
                 "download the files that you want into the data directory",
             ) from None
     else:
-        found = _by_convention(_of_folder(data, named, wanted), named.split)
+        found = _by_convention(_files_in_folder(data, named, wanted), named.split)
     chosen = found.get(named.split, [])
     if not chosen:
         raise wanted.refused(
@@ -101,7 +101,7 @@ def _configuration(declared: list[Mapping[str, Any]], named: HubData, wanted: Hu
     return default[0]
 
 
-def _of_folder(data: list[str], named: HubData, wanted: HubRequest) -> list[str]:
+def _files_in_folder(data: list[str], named: HubData, wanted: HubRequest) -> list[str]:
     """Without `configs`, a configuration is the folder of that name; without a name, it is everything."""
     folders = sorted({path.partition("/")[0] for path in data if "/" in path})
     if named.configuration is not None:

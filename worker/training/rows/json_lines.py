@@ -52,7 +52,7 @@ class JsonReader:
                     self.blank_lines += 1
                 elif not any_row:
                     any_row = True
-                    self._refuse_array(line)
+                    self._check_no_array(line)
                 held.append(line)
                 total += len(line)
                 if len(held) >= size or total >= BLOCK_BYTES:
@@ -64,7 +64,7 @@ class JsonReader:
     def _block(self, lines: list[bytes]) -> JsonBlock:
         return JsonBlock(self._name, self._lines.number - len(lines) + 1, tuple(lines))
 
-    def _refuse_array(self, first: bytes) -> None:
+    def _check_no_array(self, first: bytes) -> None:
         """An array over many lines, or one of objects on a single one, would be one bad row after the other."""
         start = first.lstrip()
         if not start.startswith(b"["):

@@ -83,14 +83,14 @@ class ParquetReader:
         options = {"buffer_size": _PAGES_BYTES, "pre_buffer": False, "page_checksum_verification": True}
         with pq.ParquetFile(raw, **options) as file:
             self.names = file.schema_arrow.names
-            self._refuse_same_names(self.names)
+            self._check_names(self.names)
             done = 0
             for batch in file.iter_batches(_batch_rows(file.metadata, size), columns=self._columns, use_threads=False):
                 done += batch.num_rows
                 self.fraction = done / file.metadata.num_rows
                 yield batch
 
-    def _refuse_same_names(self, names: list[str]) -> None:
+    def _check_names(self, names: list[str]) -> None:
         for name in names:
             if names.count(name) > 1:
                 self._refuse("bad_header", f"has two columns called {name!r}", "write it with one of them renamed")

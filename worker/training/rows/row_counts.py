@@ -79,7 +79,7 @@ class RowCounts:
             self.first[reason] = [*self.first.get(reason, []), *numbers][:_FIRST_ROWS]
         self.examples = later.examples | self.examples
 
-    def refuse_too_many(self, limit: float, name: str, of: int) -> None:
+    def check_invalid(self, limit: float, name: str, of: int) -> None:
         """Raise BadData (`too_many_invalid_rows`) if more than `limit` of `of` rows of `name` are unusable."""
         if self.invalid <= limit * of:
             return

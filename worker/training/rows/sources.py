@@ -65,7 +65,7 @@ class DataFile:
             state, size = self.state(), self.path.stat().st_size
             return replace(self, bytes=size, sha256=fingerprint(self.path, progress), known_state=state)
 
-    def refuse_changed(self, param: str) -> None:
+    def check_unchanged(self, param: str) -> None:
         """Raise BadData (`file_changed`) if it is another file than when it was hashed; for those who read a part."""
         if self.state() != self.known_state:
             raise changed_error(self.name, param)

@@ -17,8 +17,8 @@ def attend(
 ) -> torch.Tensor:
     """Attention without scaling (T5 has none): [B, H, Q, D], [B, H, K, D] twice -> [B, H, Q, D].
 
-    `bias` is added to the scores and must be broadcastable to [B, H, Q, K]; for the fused kernels of CUDA its last
-    dimension is contiguous and a multiple of 8. `rate` is that of the dropout on attention weights.
+    `bias` is added to the scores and must be broadcastable to [B, H, Q, K]. `rate` is that of the dropout on attention
+    weights.
     """
     kernel = _in_steps if query.device.type == "cpu" else _in_one
     return kernel(query, key, value, bias, rate)
@@ -27,7 +27,14 @@ def attend(
 def _in_one(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, rate: float
 ) -> torch.Tensor:
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=rate, scale=1.0)
+    if bias is None or query.shape[-1] % 8 or bias.shape[-1] % 8:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=rate, scale=1.0)
+    # The kernel that torch's function would choose, by name: compiled, that function first copies the bias, and each
+    # layer keeps its copy for the backward pass (96 MiB in FLAN-T5-XL's encoder at 6 x 512).
+    attended: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias.expand(*query.shape[:3], key.shape[2]), torch.is_grad_enabled(), rate, scale=1.0
+    )[0]
+    return attended
 
 
 def _in_steps(

@@ -35,8 +35,9 @@ _MOST_GRAPHS = 32
 # Of the tiny batches of `warm_up`. All different and unlike any size of a model: equal sizes would become one symbol.
 # The second of two widths is a multiple of 16.
 _ROWS, _INPUTS, _TARGETS = 3, (88, 80), (104, 96)
-# Compile the backward pass with the forward pass: an error that came only while going back could not be made good.
-_BACKWARD_AT_ONCE = functorch_config.patch(force_non_lazy_backward_lowering=True)
+# One kernel for the two reductions of a norm's backward pass. Whether it pays depends on the size, on which graphs
+# would be told apart: 10 more in training, for rows x width x d_model from 5 Mi on.
+_OPTIONS = {"triton.mix_order_reduction": False}
 _COMPILERS = ("torch._dynamo.", "torch._inductor.", "triton.")
 
 log = logging.getLogger("longhaul.trainer")
@@ -48,8 +49,15 @@ class CompiledBlocks:
     def __init__(self, backend: str | Callable[..., Any] = "inductor") -> None:
         self.failure: str | None = None
         """Why it ended: the first line of the error."""
+        # The backward pass with the forward pass: an error that came only while going back could not be made good.
+        functorch_config.force_non_lazy_backward_lowering = True
         self._compiled: Callable[..., torch.Tensor] = torch.compile(  # type: ignore[call-overload]  # too new
-            run_block, dynamic=True, fullgraph=True, backend=backend, recompile_limit=_MOST_GRAPHS
+            run_block,
+            dynamic=True,
+            fullgraph=True,
+            backend=backend,
+            options=_OPTIONS if backend == "inductor" else None,
+            recompile_limit=_MOST_GRAPHS,
         )
 
     @property
@@ -67,10 +75,9 @@ class CompiledBlocks:
         # A layer that is recomputed comes here again even after a failure, as it must: its second forward pass has to
         # do what its first one did.
         try:
-            with _BACKWARD_AT_ONCE:
-                return self._compiled(*arguments)
+            return self._compiled(*arguments)
         except Exception as error:
-            if not _is_of_compiler(error):
+            if not _is_compiler_error(error):
                 raise
             cause = getattr(error, "inner_exception", error)
             if is_out_of_memory(cause):
@@ -116,6 +123,6 @@ def warm_up(model: PreTrainedModel, journal: Journal) -> None:
             journal.progress()
 
 
-def _is_of_compiler(error: Exception) -> bool:
+def _is_compiler_error(error: Exception) -> bool:
     # By name: Triton is not installed everywhere, and Inductor takes seconds to import.
     return isinstance(error, TorchDynamoException) or type(error).__module__.startswith(_COMPILERS)

@@ -38,7 +38,7 @@ class PairFlops:
         shapes = t5_shapes(config)
         head = shapes[HEAD if HEAD in shapes else EMBEDDING]
         blocks = {name: shape for name, shape in shapes.items() if _block(name) is not None}
-        return cls._of_blocks(blocks, float(2 * head[0] * head[1]))
+        return cls._from_blocks(blocks, float(2 * head[0] * head[1]))
 
     @classmethod
     def recomputed(cls, config: Mapping[str, Any], every: int) -> PairFlops:
@@ -52,10 +52,10 @@ class PairFlops:
                 return False
             return (block if name.startswith("encoder.") else encoders + block) % every == 0
 
-        return cls._of_blocks({name: shape for name, shape in shapes.items() if chosen(name)}, 0.0)
+        return cls._from_blocks({name: shape for name, shape in shapes.items() if chosen(name)}, 0.0)
 
     @classmethod
-    def _of_blocks(cls, shapes: Mapping[str, tuple[int, ...]], head: float) -> PairFlops:
+    def _from_blocks(cls, shapes: Mapping[str, tuple[int, ...]], head: float) -> PairFlops:
         per_input, per_target, pairs = 0.0, head, {"encoder": 0.0, "cross": 0.0, "decoder": 0.0}
         for name, shape in shapes.items():
             if len(shape) != 2 or "relative_attention_bias" in name:

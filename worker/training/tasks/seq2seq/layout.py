@@ -52,6 +52,14 @@ def _t5_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
     width, hidden, heads = size("d_model", 512), size("d_ff", 2048), size("num_heads", 8)
     inner, vocabulary = heads * size("d_kv", 64), size("vocab_size", 32128)
+    for key in ("decoder_start_token_id", "pad_token_id"):
+        token = config.get(key)
+        if token is not None and not (type(token) is int and 0 <= token < vocabulary):
+            raise ValueError(f"{key} is {token!r}")
+    for key in ("dropout_rate", "layer_norm_epsilon"):
+        share = config.get(key, 0)
+        if not isinstance(share, int | float) or not 0 <= share < 1:
+            raise ValueError(f"{key} is {share!r}")
     buckets, layers = size("relative_attention_num_buckets", 32), size("num_layers", 6)
     decoders = layers if config.get("num_decoder_layers") is None else size("num_decoder_layers", layers)
     gated = str(config.get("feed_forward_proj", "relu")).startswith("gated")

@@ -6,27 +6,29 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from jobs.estimate import left_s, present
 from jobs.events import Event
 from jobs.metrics import MetricRow
 from jobs.record import JobRecord
-from jobs.redis.store import StoredJob
+from jobs.redis.store import RawJob, StoredJob
 from jobs.state import DAMAGED, Requested, Status
 from service.answers.events import EventEnvelope, model_of
-from service.answers.jobs import Hyperparameters, Job, Progress
+from service.answers.jobs import Hyperparameters, Job, JobGpu, JobList, Progress
 from service.answers.parts import Answer, Page
 from service.answers.wording import level, sentence
 
 PageType = TypeVar("PageType", bound=Page)
 
 
-def shown_job(job: StoredJob, *, runs_name: str) -> Job:
+def job_answer(job: StoredJob, *, runs_name: str) -> Job:
     """One job. Paths begin with the name of the runs folder. Times: Unix seconds, whole where OpenAI's are."""
     record, spec = job.record, job.spec
     validation = spec.data.validation if spec else None
     folder = f"{runs_name}/{record.id}"
+    waits = record.status in (Status.VALIDATING, Status.QUEUED)
     return Job(
         object="fine_tuning.job",
         id=record.id,
@@ -62,7 +64,8 @@ def shown_job(job: StoredJob, *, runs_name: str) -> Job:
         restarts=record.restarts,
         last_reason=record.last_reason,
         not_before=record.not_before or None,
-        waiting_reason=record.waiting_reason,
+        waiting_reason=record.waiting_reason or (job.gpu_needs.unmet_by_all(job.trainers) if waits else None),
+        gpus=_gpus(job),
         started_at=_whole(record.started_at),
         training_s=record.training_s,
         steps=record.steps,
@@ -79,7 +82,28 @@ def shown_job(job: StoredJob, *, runs_name: str) -> Job:
     )
 
 
-def shown_event(event: Event) -> EventEnvelope:
+def job_json(job: StoredJob | RawJob, *, runs_name: str) -> bytes:
+    """`job_answer` as JSON. Raises ValidationError where that is no `Job`."""
+    if isinstance(job, RawJob):
+        return _raw_job_json(job, runs_name)
+    return job_answer(job, runs_name=runs_name).model_dump_json().encode()
+
+
+@lru_cache(maxsize=1024)  # usually 6 KiB each, with the key; 100 KiB with the largest metadata
+def _raw_job_json(job: RawJob, runs_name: str) -> bytes:
+    """Jobs are asked for again and again. The key is all that an answer is made of, so none is ever out of date."""
+    return job_json(job.parsed(), runs_name=runs_name)
+
+
+def job_list_json(jobs: Sequence[RawJob], *, runs_name: str, has_more: bool) -> bytes:
+    """A `JobList` as JSON, with each job by `job_json`."""
+    first, last = (jobs[0].id, jobs[-1].id) if jobs else (None, None)
+    empty = JobList(object="list", data=[], has_more=has_more, first_id=first, last_id=last).model_dump_json().encode()
+    data = b",".join(job_json(job, runs_name=runs_name) for job in jobs)
+    return empty.replace(b'"data":[]', b'"data":[%b]' % data, 1)
+
+
+def event_answer(event: Event) -> EventEnvelope:
     """One event; `data` is the fact, `message` the same for people."""
     return model_of(event.fact).model_validate(
         {
@@ -128,6 +152,20 @@ def page(kind: type[PageType], data: Sequence[Answer], *, has_more: bool) -> Pag
     ends = {"first_id": data[0], "last_id": data[-1]} if data else {"first_id": None, "last_id": None}
     cursor = {name: each and getattr(each, kind.cursor) for name, each in ends.items()} if kind.cursor else {}
     return kind.model_validate({"object": "list", "data": data, "has_more": has_more} | cursor)
+
+
+def _gpus(job: StoredJob) -> list[JobGpu]:
+    needs, reported = job.gpu_needs, {each.gpu.uuid: each.gpu for each in job.trainers if each.gpu is not None}
+    return [
+        JobGpu(
+            uuid=uuid,
+            name=gpu.name,
+            memory_bytes=gpu.memory_bytes,
+            can_take=(why := needs.unmet(gpu.facts)) is None,
+            why=why,
+        )
+        for uuid, gpu in sorted(reported.items())
+    ]
 
 
 def _progress(record: JobRecord, latest: MetricRow | None) -> Progress:

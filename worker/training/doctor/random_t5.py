@@ -19,6 +19,8 @@ _XL: dict[str, Any] = builtin.CONFIG | {
 }  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "xl": _XL,  # FLAN-T5-XL: 2,849,757,184 parameters
+    "large": _XL | {"d_model": 1024, "d_ff": 2816, "num_heads": 16},
+    "base": _XL | {"d_model": 768, "d_ff": 2048, "num_layers": 12, "num_decoder_layers": 12, "num_heads": 12},
     "xl-width": _XL | {"num_layers": 6, "num_decoder_layers": 6},
     "tiny": _XL | {"d_model": 512, "d_ff": 2048, "num_heads": 8, "num_layers": 4, "num_decoder_layers": 4},
     "small": builtin.CONFIG | {"num_layers": 1, "num_decoder_layers": 1, "vocab_size": 128},

@@ -1,4 +1,4 @@
-"""Which GPU check and prepare plan for: the best that a train worker reports."""
+"""Which GPU check and prepare plan for: the largest that a train worker reports and that the job may use."""
 
 from __future__ import annotations
 
@@ -13,41 +13,48 @@ from jobs.heartbeat import Gpu
 from jobs.record import JobRecord
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
+from jobs.spec import ResourcesSpec
 from jobs.state import Stage
 from tests.heartbeats import heartbeat
 from tests.memory_plans import memory_plan
 from tests.redis_server import RedisServer
 from tests.stack import Stack, tiny_job
 from tests.summaries import prepared, time_summary
-from worker.supervise import best_gpu, stage_outcome
+from worker.supervise import planned_gpu, stage_outcome
+
+ANY = ResourcesSpec()
 
 
-def report(store: Store, name: str, gpu: str | None, stage: Stage = Stage.TRAIN) -> None:
+def report(store: Store, name: str, gpu: str | None, stage: Stage = Stage.TRAIN, memory: int = 2**35) -> None:
     """As a worker's heartbeat does."""
-    has = None if gpu is None else Gpu(uuid=f"GPU-{name}", name=gpu, memory_bytes=2**35, driver="580")
+    has = None if gpu is None else Gpu(uuid=f"GPU-{name}", name=gpu, memory_bytes=memory, driver="580")
     store.workers.report(heartbeat(name, stage=stage.value, healthy=gpu is not None, gpu=has))
 
 
-def test_the_best_of_the_gpus_that_train_workers_report(redis_url: str) -> None:
+def test_the_largest_gpu_that_the_job_may_use_and_of_these_the_fastest(redis_url: str) -> None:
     store = Store(connect(redis_url))
-    assert best_gpu(store) is None
+    assert planned_gpu(store, ANY) is None
     report(store, "check-0", None, Stage.CHECK)
     report(store, "train-0", None)  # waits for a driver
     store.workers.report(heartbeat("train-9"))
-    assert best_gpu(store) is None
+    assert planned_gpu(store, ANY) is None
     report(store, "train-1", "NVIDIA T4")
-    assert best_gpu(store) == GpuFacts("NVIDIA T4", 2**35), "not in our table, but the truth"
+    assert planned_gpu(store, ANY) == GpuFacts("NVIDIA T4", 2**35), "not in our table, but the truth"
     report(store, "train-2", "NVIDIA GeForce RTX 4090")
     report(store, "train-3", "NVIDIA H200")
     report(store, "train-4", "NVIDIA GeForce RTX 5090")
-    assert best_gpu(store) == GpuFacts("NVIDIA H200", 2**35)
+    assert planned_gpu(store, ANY) == GpuFacts("NVIDIA H200", 2**35)
+    report(store, "train-5", "NVIDIA RTX A6000", memory=2**36)
+    assert planned_gpu(store, ANY) == GpuFacts("NVIDIA RTX A6000", 2**36), "slower, and some jobs fit nowhere else"
+    assert planned_gpu(store, ResourcesSpec(gpu_name="rtx 4090")) == GpuFacts("NVIDIA GeForce RTX 4090", 2**35)
+    assert planned_gpu(store, ResourcesSpec(gpu_memory_gib=65)) is None
 
 
 def test_with_redis_away_no_gpu_is_known(tmp_path: Path) -> None:
     with RedisServer(tmp_path / "redis") as server:
         store = Store(connect(server.url))
         report(store, "train-1", "NVIDIA H200")
-    assert best_gpu(store) is None
+    assert planned_gpu(store, ANY) is None
 
 
 def test_time_and_memory_go_from_the_preparer_into_the_event(tmp_path: Path) -> None:
@@ -69,11 +76,11 @@ def test_a_job_says_before_it_starts_how_long_its_gpu_needs(tmp_path: Path, data
         told = requests.get(f"{stack.url}/jobs/{run.id}/events", timeout=5).json()["data"]
     planned = run.plan().time
     assert planned is not None and planned.text is not None
-    assert planned.text.startswith("≥ 0 s at the limit of an H200 (about ")
+    assert planned.text.startswith("about 0 s at the nominal peak of an H200 (about ")
     assert shown["plan"]["time"] == planned.summary().model_dump(), "as counted, not as guessed"
     assert (shown["status"], shown["progress"]["eta_s"], shown["progress"]["eta_from"]) == ("queued", None, None)
     messages = {event["type"]: event["message"] for event in told}
-    assert "; about 0 s at the limit of an H200 (" in messages["job.checked"]
+    assert "; about 0 s at the nominal peak of an H200 (" in messages["job.checked"]
     memory = run.plan().memory
     assert memory is not None and shown["plan"]["memory"] == memory.summary().model_dump()
     assert messages["job.prepared"].endswith(f"; {planned.text}; {memory.text}")

@@ -1,0 +1,72 @@
+"""What a job needs of the GPU that trains it. `suits` in `jobs/redis/scripts.py` decides the same in Redis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from jobs.frozen import Empty
+from jobs.gpus import GpuFacts
+from jobs.heartbeat import WorkerHeartbeat
+from jobs.plan import CheckSummary
+from jobs.spec import ResourcesSpec
+from jobs.text.units import GIB, bytes_alike
+
+NO_GPU = "no GPU here can take the job"
+
+
+@dataclass(frozen=True)
+class GpuNeeds:
+    """None: whatever there is."""
+
+    memory_gib: float | None = None
+    """`resources.gpu_memory_gib`."""
+    name: str | None = None
+    """`resources.gpu_name`."""
+    least_bytes: int | None = None
+    """What a peak takes at the least, once it is planned."""
+
+    @classmethod
+    def of(cls, resources: ResourcesSpec, plan: CheckSummary | Empty) -> GpuNeeds:
+        """Those of a job. In plans of earlier versions the peak stands for the least: so much is known to do."""
+        memory = plan.memory if isinstance(plan, CheckSummary) else None
+        least = None
+        if memory is not None and memory.device == "cuda":
+            least = memory.peak_bytes if memory.least_bytes is None else memory.least_bytes
+        return cls(resources.gpu_memory_gib, resources.gpu_name, least)
+
+    def unmet(self, gpu: GpuFacts | None) -> str | None:
+        """Why this GPU (None: a CPU) cannot take the job, for people; None: it can."""
+        if gpu is None:
+            return (
+                "the job asks for a GPU, and this worker trains on the CPU"
+                if self.memory_gib is not None or self.name is not None
+                else None
+            )
+        if self.name is not None and not self._is_named(gpu.name):
+            return f"{gpu.name} is not {self.name!r}"
+        if self.memory_gib is not None and gpu.whole_gib < self.memory_gib:
+            has, asked = bytes_alike(gpu.whole_gib * GIB, self.memory_gib * GIB)
+            return f"{gpu.name} has {has}, and resources.gpu_memory_gib asks for {asked}"
+        if self.least_bytes is not None and gpu.limit_bytes < self.least_bytes:
+            has, needed = bytes_alike(gpu.limit_bytes, self.least_bytes)
+            return f"{gpu.name} has {has} for a job, and this one needs at least {needed}"
+        return None
+
+    def _is_named(self, gpu: str) -> bool:
+        """Whether the name stands in that of the GPU as whole words: an A100 is not an `A10`."""
+        words = re.escape((self.name or "").lower())
+        return re.search(f"(?<![a-z0-9]){words}(?![a-z0-9])", gpu.lower()) is not None
+
+    def unmet_by(self, trainer: WorkerHeartbeat) -> str | None:
+        """`unmet` of the GPU of this train worker. While it looks for one, that may be any."""
+        if trainer.gpu is None:
+            return self.unmet(None) if trainer.device == "cpu" else None
+        return self.unmet(trainer.gpu.facts)
+
+    def unmet_by_all(self, trainers: Collection[WorkerHeartbeat]) -> str | None:
+        """Why none of these train workers can take the job; None: one can, or there is none."""
+        unmet = {self.unmet_by(each) for each in trainers}
+        reasons = sorted(why for why in unmet if why is not None)
+        return f"{NO_GPU}: {'; '.join(reasons)}" if reasons and None not in unmet else None

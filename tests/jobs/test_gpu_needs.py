@@ -1,0 +1,340 @@
+"""Which GPU takes which job: what a job needs, decided alike in Python and in Redis, and the order each GPU keeps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.disk.rundir import RunDir, create
+from jobs.events import AnyFact, AttemptEnded, JobPriorityChanged, JobQueued, JobSubmitted, JobSucceeded
+from jobs.frozen import Empty
+from jobs.gpu_needs import GpuNeeds
+from jobs.gpus import DRIVER_BYTES, REFERENCE, GpuFacts
+from jobs.heartbeat import Gpu
+from jobs.redis.connection import connect
+from jobs.redis.store import Store
+from jobs.redis.workers import lease_token
+from jobs.spec import JobSpec, ResourcesSpec, parse_spec
+from jobs.state import Stage
+from jobs.text.units import GIB
+from tests.heartbeats import heartbeat
+from tests.memory_plans import memory_plan
+from tests.states import STARTED
+from tests.summaries import checked, prepared, time_summary
+from worker.supervise import planned_gpu
+
+SMALL = GpuFacts("NVIDIA GeForce RTX 4090", 24_564 * 2**20)
+LARGE = REFERENCE
+HUGE = GpuFacts("NVIDIA H100 80GB HBM3", 81_559 * 2**20)
+
+
+@pytest.fixture
+def store(redis_url: str) -> Store:
+    return Store(connect(redis_url))
+
+
+def needing(resources: dict[str, Any] | None = None) -> JobSpec:
+    return parse_spec({"data": {"train": "rows.jsonl"}, "resources": resources or {}})
+
+
+def queue(
+    store: Store, runs: Path, job: str, resources: dict[str, Any] | None = None, least: int | None = None, **more: Any
+) -> RunDir:
+    """A job that waits to train; `least`: bytes that its plan takes at the least, None: it was planned on a CPU."""
+    run, _ = create(runs, job, needing(resources), JobSubmitted(name=job, model="m", spec_sha256="s", **more))
+    store.project(run, run.record(), run.events())
+    device = "cpu" if least is None else "cuda"
+    memory = memory_plan(device=device, least_bytes=least).summary()
+    store.append(run, [checked(), prepared(9, time=time_summary(hours_expected=1.0), memory=memory), JobQueued()])
+    return run
+
+
+def report(store: Store, name: str, gpu: GpuFacts | None, **more: Any) -> None:
+    """A train worker's heartbeat."""
+    has = gpu and Gpu(uuid=f"GPU-{name}", name=gpu.name, memory_bytes=gpu.memory_bytes, driver="580")
+    store.workers.report(heartbeat(name, stage="train", device="cuda" if gpu else "cpu", gpu=has, **more))
+
+
+def take(store: Store, worker: str, gpu: GpuFacts | None) -> str | None:
+    return store.claim(Stage.TRAIN, lease_token(worker), gpu)
+
+
+# -- one job and one GPU ----------------------------------------------------------------------------------------------
+
+
+def test_memory_counts_in_whole_gib_and_names_in_any_case() -> None:
+    assert (SMALL.whole_gib, LARGE.whole_gib, HUGE.whole_gib) == (24, 32, 80), "as they are sold"
+    for asked, unmet in ((24, None), (32, None), (33, "has 32.0 GiB, and resources.gpu_memory_gib asks for 33.0 GiB")):
+        why = GpuNeeds(memory_gib=asked).unmet(LARGE)
+        assert why is None if unmet is None else why == f"{LARGE.name} {unmet}"
+    assert GpuNeeds(name="h100").unmet(HUGE) is None and GpuNeeds(name="RTX 4090").unmet(SMALL) is None
+    assert GpuNeeds(name="h100").unmet(LARGE) == "NVIDIA GeForce RTX 5090 is not 'h100'"
+    assert (
+        GpuNeeds(name="h100").unmet(None)
+        == GpuNeeds(memory_gib=1).unmet(None)
+        == "the job asks for a GPU, and this worker trains on the CPU"
+    )
+    assert GpuNeeds(least_bytes=10**15).unmet(None) is None
+
+
+def test_the_smallest_setting_decides_and_in_earlier_plans_the_peak() -> None:
+    usable = LARGE.memory_bytes - DRIVER_BYTES
+    assert LARGE.limit_bytes == usable - int(0.03 * usable)
+    assert GpuNeeds(least_bytes=LARGE.limit_bytes).unmet(LARGE) is None
+    assert GpuNeeds(least_bytes=LARGE.limit_bytes + 1).unmet(LARGE) is not None
+    assert GpuNeeds(least_bytes=25 * GIB).unmet(SMALL) == (
+        "NVIDIA GeForce RTX 4090 has 22.8 GiB for a job, and this one needs at least 25.0 GiB"
+    )
+    plan = checked().plan
+    for memory, least in (
+        (memory_plan(least_bytes=7 * GIB), 7 * GIB),
+        (memory_plan(), 26 * GIB),
+        (memory_plan(device="cpu"), None),
+    ):
+        planned = plan.model_copy(update={"memory": memory.summary()})
+        assert GpuNeeds.of(ResourcesSpec(), planned).least_bytes == least
+    assert GpuNeeds.of(ResourcesSpec(gpu_memory_gib=30, gpu_name="5090"), Empty()) == GpuNeeds(30, "5090")
+
+
+def test_none_can_take_it_only_if_all_are_known_and_none_does() -> None:
+    needs = GpuNeeds(memory_gib=48)
+    gpus = {
+        name: heartbeat(
+            name, device="cuda", gpu=Gpu(uuid=name, name=gpu.name, memory_bytes=gpu.memory_bytes, driver="580")
+        )
+        for name, gpu in (("train-small", SMALL), ("train-large", LARGE), ("train-huge", HUGE))
+    }
+    small, large, huge = gpus.values()
+    assert needs.unmet_by_all([]) is None, "nobody knows which GPUs there are"
+    assert needs.unmet_by_all([small, huge]) is None
+    assert needs.unmet_by_all([small, heartbeat("train-looks", why="no driver", device="cuda")]) is None
+    assert needs.unmet_by_all([small, large, small]) == (
+        "no GPU here can take the job: NVIDIA GeForce RTX 4090 has 24.0 GiB, and resources.gpu_memory_gib asks for "
+        "48.0 GiB; NVIDIA GeForce RTX 5090 has 32.0 GiB, and resources.gpu_memory_gib asks for 48.0 GiB"
+    )
+    cpu = heartbeat("train-cpu", device="cpu")
+    assert (
+        needs.unmet_by_all([cpu])
+        == "no GPU here can take the job: the job asks for a GPU, and this worker trains on the CPU"
+    )
+    assert GpuNeeds(least_bytes=10**15).unmet_by_all([cpu]) is None
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        {"gpu_memory_gib": 0},
+        {"gpu_memory_gib": 1025},
+        {"gpu_memory_gib": "24"},
+        {"gpu_name": ""},
+        {"gpu_name": "é"},
+        {"gpus": 2},
+    ],
+)
+def test_what_is_no_requirement_is_refused(resources: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"resources\.gpu"):
+        needing(resources)
+
+
+# -- the order --------------------------------------------------------------------------------------------------------
+
+
+def test_a_large_job_at_the_head_waits_for_the_large_gpu_and_blocks_no_other(store: Store, tmp_path: Path) -> None:
+    queue(store, tmp_path, "large-1", least=25 * GIB)
+    queue(store, tmp_path, "large-2", {"gpu_memory_gib": 32})
+    queue(store, tmp_path, "small-1", least=5 * GIB)
+    queue(store, tmp_path, "small-2", {"gpu_name": "rtx 4090"})
+    queue(store, tmp_path, "small-3")
+    assert take(store, "train-s", SMALL) == "small-1"
+    assert take(store, "train-l", LARGE) == "large-1"
+    assert take(store, "train-s2", SMALL) == "small-2"
+    assert take(store, "train-l2", LARGE) == "large-2", "before small-3, whose turn comes later"
+    assert take(store, "train-cpu", None) == "small-3"
+    assert take(store, "train-l3", LARGE) is None
+
+
+def test_a_cpu_takes_what_asks_for_no_gpu_and_other_stages_ask_for_none(store: Store, tmp_path: Path) -> None:
+    queue(store, tmp_path, "asks", {"gpu_name": "h100"})
+    queue(store, tmp_path, "any", least=25 * GIB)
+    assert take(store, "train-cpu", None) == "any"
+    assert take(store, "train-cpu", None) is None
+    run, _ = create(tmp_path, "new", needing({"gpu_name": "h100"}), JobSubmitted(name="n", model="m", spec_sha256="s"))
+    store.project(run, run.record(), run.events())
+    assert store.claim(Stage.CHECK, lease_token("check-0")) == "new"
+
+
+def test_what_a_job_needs_is_known_again_to_a_redis_that_was_emptied(store: Store, tmp_path: Path) -> None:
+    run = queue(store, tmp_path, "a", {"gpu_name": "H100", "gpu_memory_gib": 40.5}, least=25 * GIB)
+    before = store.waiting_to_train()
+    assert before == [("a", GpuNeeds(40.5, "h100", 25 * GIB))]
+    store.forget("a")
+    store.project(run, run.record(), run.events())
+    assert store.waiting_to_train() == before
+
+
+@dataclass
+class Box:
+    """Random jobs and GPUs, moved by random steps; `waiting` is the order, by rules that are written here again."""
+
+    store: Store
+    runs: Path
+    chance: random.Random
+
+    def __post_init__(self) -> None:
+        self.waiting: dict[str, tuple[int, int, GpuNeeds]] = {}
+        self.gpus = {
+            f"train-{number}": GpuFacts(
+                self.chance.choice(["NVIDIA A", "NVIDIA B"]), self.chance.choice([8, 16, 24]) * GIB
+            )
+            for number in range(self.chance.randint(1, 4))
+        }
+        self.busy: dict[str, tuple[str, str]] = {}
+        self.places = count()
+
+    def submit(self) -> None:
+        place = next(self.places)
+        job = f"job-{place:03}"
+        gib = self.chance.choice([None, None, 8, 15.5, 24, 30])
+        name = self.chance.choice([None, None, None, "a", "nvidia b", "C"])
+        resources = {"gpu_memory_gib": gib, "gpu_name": name}
+        least = self.chance.choice([None, GIB, 7 * GIB, 8 * GIB, 15 * GIB, 23 * GIB])
+        priority = self.chance.choice([0, 0, 5])
+        queue(self.store, self.runs, job, resources, least, priority=priority)
+        self.waiting[job] = -priority, place, GpuNeeds(gib, name, least)
+
+    def take(self, worker: str) -> None:
+        """It gets the first that suits it, or finds that none does."""
+        token = lease_token(worker)
+        taken = self.store.claim(Stage.TRAIN, token, self.gpus[worker])
+        suited = [job for job, (*_, needs) in self.waiting.items() if needs.unmet(self.gpus[worker]) is None]
+        assert taken == min(suited, key=lambda job: self.waiting[job][:2], default=None)
+        if taken is not None:
+            del self.waiting[taken]
+            self.busy[worker] = taken, token
+            self.store.append(RunDir(self.runs / taken), [STARTED])
+
+    def finish(self, worker: str) -> None:
+        job, token = self.busy.pop(worker)
+        facts: list[AnyFact] = [AttemptEnded(reason="done"), JobSucceeded(model="model", step=9, loss=None)]
+        self.store.append(RunDir(self.runs / job), facts, release=token)
+
+    def step(self) -> None:
+        """One of those that are possible."""
+        idle, busy = sorted(set(self.gpus) - set(self.busy)), sorted(self.busy)
+        steps: list[Callable[[], None]] = [self.submit]
+        steps += [partial(self.take, worker) for worker in idle]
+        steps += [partial(self.finish, worker) for worker in busy]
+        steps += [self.move] if self.waiting else []
+        self.chance.choice(steps)()
+
+    def move(self) -> None:
+        job = self.chance.choice(sorted(self.waiting))
+        _, place, needs = self.waiting[job]
+        self.store.append(RunDir(self.runs / job), [JobPriorityChanged(priority=9)])
+        self.waiting[job] = -9, place, needs
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_gpu_takes_the_first_that_suits_it_and_in_the_end_all_that_suit_one_are_done(
+    store: Store, tmp_path: Path, seed: int
+) -> None:
+    box = Box(store, tmp_path, random.Random(seed))
+    for worker, gpu in box.gpus.items():
+        report(store, worker, gpu)
+    for _ in range(40):
+        box.step()
+        idle = set(box.gpus) - set(box.busy)
+        useful = [
+            job
+            for job, (*_, needs) in box.waiting.items()
+            if not idle or any(needs.unmet(box.gpus[worker]) is None for worker in idle)
+        ]
+        assert store.useful_tickets(Stage.TRAIN) == len(useful)
+    while any(needs.unmet(gpu) is None for *_, needs in box.waiting.values() for gpu in box.gpus.values()) or box.busy:
+        for worker in sorted(box.gpus):
+            if worker in box.busy:
+                box.finish(worker)
+            box.take(worker)
+    assert [job for job, _ in store.waiting_to_train()] == sorted(box.waiting, key=lambda job: box.waiting[job][:2])
+
+
+# -- tickets and estimates --------------------------------------------------------------------------------------------
+
+
+def test_a_ticket_is_useful_if_an_idle_worker_can_take_the_job(store: Store, tmp_path: Path) -> None:
+    queue(store, tmp_path, "large", least=25 * GIB)
+    queue(store, tmp_path, "large-too", least=25 * GIB)
+    queue(store, tmp_path, "small")
+    assert store.useful_tickets(Stage.TRAIN) == 3, "nobody is known: they wait for whoever comes"
+    report(store, "train-s", SMALL)
+    assert store.useful_tickets(Stage.TRAIN) == 1
+    report(store, "train-l", LARGE, why="lost")
+    assert store.useful_tickets(Stage.TRAIN) == 1
+    report(store, "train-l", LARGE)
+    assert store.useful_tickets(Stage.TRAIN) == 3
+    assert take(store, "train-l", LARGE) == "large"
+    assert store.useful_tickets(Stage.TRAIN) == 1, "it works now"
+    assert take(store, "train-s", SMALL) == "small"
+    assert store.useful_tickets(Stage.TRAIN) == 1, "all work: nobody would take it in vain"
+
+
+def test_a_job_is_expected_to_start_on_the_first_free_gpu_that_suits_it(store: Store, tmp_path: Path) -> None:
+    report(store, "train-s", SMALL)
+    report(store, "train-l", LARGE)
+    queue(store, tmp_path, "large-1", least=25 * GIB)
+    assert take(store, "train-l", LARGE) == "large-1"
+    store.append(RunDir(tmp_path / "large-1"), [STARTED])
+    queue(store, tmp_path, "large-2", least=25 * GIB)
+    queue(store, tmp_path, "never", {"gpu_name": "h100"})
+    for number in range(3):
+        queue(store, tmp_path, f"small-{number}")
+    jobs = {job.id: job.parsed() for job in store.page(limit=9)[0]}
+    now = jobs["large-1"].record.attempt_started_at
+    assert now is not None
+    hours = {
+        job: None if stored.estimated_start is None else round((stored.estimated_start - now) / 3600)
+        for job, stored in jobs.items()
+    }
+    assert hours == {"large-1": None, "large-2": 1, "never": None, "small-0": 0, "small-1": 1, "small-2": 2}
+    assert jobs["never"].gpu_needs.unmet_by_all(jobs["never"].trainers) == (
+        "no GPU here can take the job: NVIDIA GeForce RTX 4090 is not 'h100'; NVIDIA GeForce RTX 5090 is not 'h100'"
+    )
+
+
+def test_a_name_stands_for_whole_words(store: Store, tmp_path: Path) -> None:
+    a100, a10 = GpuFacts("NVIDIA A100-SXM4-80GB", 80 * GIB), GpuFacts("NVIDIA A10", 23 * GIB)
+    assert GpuNeeds(name="a10").unmet(a100) and GpuNeeds(name="A10").unmet(a10) is None
+    assert GpuNeeds(name="a100-sxm4").unmet(a100) is None
+    queue(store, tmp_path / "runs", "job-1", {"gpu_name": "A10"})
+    queue(store, tmp_path / "runs", "job-2", {"gpu_name": "A100-SXM4"})
+    assert take(store, "train-a", a100) == "job-2"
+    assert take(store, "train-b", a10) == "job-1"
+
+
+def test_of_a_job_that_an_earlier_version_queued_the_peak_counts(store: Store, redis_url: str, tmp_path: Path) -> None:
+    queue(store, tmp_path / "runs", "job-1", least=30 * GIB)
+    connect(redis_url).hdel("longhaul:job:job-1", "least_bytes", "gpu_memory_gib", "gpu_name")
+    assert take(store, "train-a", SMALL) is None
+    assert take(store, "train-b", LARGE) == "job-1"
+
+
+def test_a_worker_that_found_nothing_adds_no_ticket_for_itself(store: Store, tmp_path: Path) -> None:
+    queue(store, tmp_path / "runs", "job-1", {"gpu_name": "H100"})
+    report(store, "train-a", SMALL, healthy=False, why="the runs directory is not writable")
+    assert store.useful_tickets(Stage.TRAIN) == 1
+    assert store.useful_tickets(Stage.TRAIN, in_vain=True) == 0
+
+
+def test_a_job_is_not_planned_for_the_smaller_gpu_while_another_is_away(store: Store) -> None:
+    report(store, "train-a", SMALL)
+    assert planned_gpu(store, ResourcesSpec()) == SMALL
+    why = "LONGHAUL_DEVICE=cuda, but 'GPU-x' names no GPU here"
+    store.workers.report(heartbeat("train-b", stage="train", device="cuda", gpu=None, healthy=False, why=why))
+    assert planned_gpu(store, ResourcesSpec()) is None

@@ -1,0 +1,38 @@
+"""What was measured of a GPU is kept by GPU and driver, and replaces nominal figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs.disk.measured_file import keep_measured, measured_file, read_measured
+from jobs.gpus import GpuFacts
+from jobs.heartbeat import Gpu
+from jobs.measured import MeasuredGpu
+
+UUID = "GPU-51a00000-0000-4000-8000-000000000001"
+MEASURED = MeasuredGpu(driver="580.95", examined_at=1, gemm_flops=2e14, rows_per_s={"128/256": 30.0})
+
+
+def test_it_is_read_again_for_the_same_driver_alone(tmp_path: Path) -> None:
+    assert read_measured(tmp_path, UUID, "580.95") is None
+    keep_measured(tmp_path, UUID, MEASURED)
+    assert read_measured(tmp_path, UUID, "580.95") == MEASURED
+    assert read_measured(tmp_path, UUID.removeprefix("GPU-"), "580.95") == MEASURED
+    assert read_measured(tmp_path, UUID, "590.10") is None and read_measured(tmp_path, UUID, None) is None
+
+
+def test_a_damaged_file_is_as_none_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keep_measured(tmp_path, UUID, MEASURED)
+    measured_file(tmp_path, UUID).write_text("{")
+    assert read_measured(tmp_path, UUID, "580.95") is None
+    assert "cannot be read, so nominal figures are used" in caplog.text
+
+
+def test_a_job_is_planned_with_it() -> None:
+    gpu = Gpu(uuid=UUID, name="NVIDIA GeForce RTX 5090", memory_bytes=2**35, driver="580.95")
+    assert gpu.facts.peak_flops == 209.5e12
+    examined = gpu.model_copy(update={"measured": MEASURED})
+    assert examined.facts.peak_flops == 2e14
+    assert GpuFacts.parse(examined.facts.encode()) == examined.facts

@@ -1,0 +1,118 @@
+"""Checks that run on a CPU: they pass where all is well, and fail for the reason that they are there for."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+
+from worker.training.doctor import exactness, machine
+from worker.training.doctor.exactness import Comparison, GradientError, compare
+from worker.training.doctor.groups import Examination
+from worker.training.tasks.seq2seq.fused import FusedT5LayerNorm
+
+
+@pytest.fixture
+def on_cpu(tmp_path: Path) -> Examination:
+    return Examination("cpu", tmp_path, None, time.monotonic() + 600)
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    return Comparison(torch.device("cpu"))
+
+
+def test_gradients_of_the_fused_model_are_right(comparison: Comparison) -> None:
+    found = comparison.check("eager_gradients", compiled=False)
+    assert found.status == "PASS" and found.values["mean_error"] < 2 * found.values["mean_error_stock"]
+
+
+def test_a_wrong_kernel_is_found(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(norm: FusedT5LayerNorm, hidden: torch.Tensor) -> torch.Tensor:
+        return (
+            1.05 * hidden * torch.rsqrt(hidden.float().square().mean(-1, keepdim=True)).to(hidden.dtype) * norm.weight
+        )
+
+    monkeypatch.setattr(FusedT5LayerNorm, "forward", forward)
+    assert comparison.check("eager_gradients", compiled=False).status == "FAIL"
+
+
+def test_layers_that_do_not_compile_are_an_error(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", lambda: "/nowhere/g++")
+    with pytest.raises(RuntimeError, match="layers do not compile"):
+        comparison.check("compiled_gradients", compiled=True)
+
+
+def test_a_device_that_computes_nothing_is_not_called_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = exactness.gradients
+    monkeypatch.setattr(exactness, "gradients", lambda model: {name: 0 * each for name, each in real(model).items()})
+    with pytest.raises(ValueError, match="53 of 53 gradients are zero in float64: the device computes nothing"):
+        Comparison(torch.device("cpu")).check("eager_gradients", compiled=False)
+
+
+@pytest.mark.parametrize(
+    ("ours", "status"),
+    [
+        (GradientError(0.019, 0.0), "PASS"),
+        (GradientError(0.021, 0.0), "FAIL"),
+        (GradientError(0.01, 0.009), "FAIL"),  # all of it in one direction
+        (GradientError(float("nan"), 0.0), "FAIL"),
+    ],
+)
+def test_twice_the_error_of_the_stock_model_is_too_much(ours: GradientError, status: str) -> None:
+    assert compare("x", {"w": ours}, {"w": GradientError(0.01, 0.001)}).status == status
+
+
+def test_what_rounding_explains_is_let_go() -> None:
+    assert compare("x", {"w": GradientError(0.007, 0.007)}, {"w": GradientError(1e-6, 1e-6)}).status == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("built", "capability", "runs"),
+    [
+        (["sm_75", "sm_80"], (8, 6), True),
+        (["sm_90"], (12, 0), False),
+        (["sm_90", "compute_90"], (12, 0), True),
+        (["sm_120"], (12, 0), True),
+        (["sm_120a"], (12, 0), True),
+        (["sm_89"], (8, 6), False),
+    ],
+)
+def test_which_builds_of_torch_run_on_which_gpu(built: list[str], capability: tuple[int, int], runs: bool) -> None:
+    assert machine.runs(capability, built) is runs
+
+
+def test_a_machine_without_a_compiler_is_warned_of(on_cpu: Examination, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = machine.checks(on_cpu)["compiler"]()
+    assert found.status == "WARN" and "apt install g++" in str(found.hint)
+
+
+def test_a_full_disk_fails(on_cpu: Examination, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 10**6, 10**6))
+    assert machine.checks(on_cpu)["disk"]().status == "FAIL"
+
+
+def test_the_rate_of_the_disk_is_measured_and_its_file_is_gone(on_cpu: Examination) -> None:
+    found = machine.checks(on_cpu)["disk"]()
+    assert found.values["bytes_per_s"] > 0 and list(on_cpu.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("bits", "figure"), [(0, "synchronized"), (0x40, "not synchronized"), (None, "unknown")])
+def test_a_clock_that_nothing_sets_is_warned_of(
+    on_cpu: Examination, monkeypatch: pytest.MonkeyPatch, bits: int | None, figure: str
+) -> None:
+    monkeypatch.setattr(machine, "kernel_clock", lambda: bits)
+    found = machine.checks(on_cpu)["clock"]()
+    assert (found.figure, found.status) == (figure, "PASS" if bits == 0 else "WARN")
+
+
+def test_the_kernel_tells_of_its_clock() -> None:
+    bits = machine.kernel_clock()
+    assert bits is not None and 0 <= bits < 2**16

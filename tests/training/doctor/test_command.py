@@ -1,0 +1,188 @@
+"""The doctor's own process: groups in processes, who may run, what it prints and leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from jobs.disk.measured_file import read_measured
+from jobs.disk.rundir import create
+from jobs.events import JobSubmitted
+from jobs.gpus import GpuFacts
+from tests.local import ROOT
+from tests.training.conftest import tiny_spec
+from worker.training.doctor import command, machine
+from worker.training.doctor.finding import Finding, judge, skip
+from worker.training.doctor.groups import GROUPS, Check, Examination, run_group
+from worker.training.doctor.report import make_report
+from worker.training.machine.locks import gpu_lock, try_lock
+from worker.training.settings import from_environment
+
+GPU = "GPU-51a00000-0000-4000-8000-000000000001"
+
+
+def examination(folder: Path, seconds: float = 60.0) -> Examination:
+    return Examination("cpu", folder, None, time.monotonic() + seconds)
+
+
+def doctor(runs: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, as `python -m worker` starts it."""
+    variables = os.environ | {"LONGHAUL_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""} | environment
+    return subprocess.run(
+        [sys.executable, "-m", "worker.training", "doctor", "--runs", str(runs), *words],
+        cwd=ROOT, env=variables, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+
+def test_findings_are_printed_and_reported_and_nothing_is_left(tmp_path: Path) -> None:
+    done = doctor(tmp_path / "runs", "--only", "speed", "--json", "--report", str(tmp_path / "page.md"))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert {each["check"]: each["status"] for each in report["findings"]} == dict.fromkeys(GROUPS["speed"], "SKIP")
+    assert report["counts"] == {"SKIP": 5} and report["gpu"] is None
+    assert "SKIP  gemm: no GPU" in done.stderr.splitlines()
+    page = (tmp_path / "page.md").read_text()
+    assert "| SKIP | gemm | no GPU |" in page and str(tmp_path) not in page and os.uname().nodename not in page
+    assert list((tmp_path / "runs" / ".doctor").iterdir()) == []
+
+
+def test_it_never_runs_beside_a_job_and_names_it(tmp_path: Path) -> None:
+    spec = tiny_spec()
+    run, _ = create(tmp_path, "job-1", spec, JobSubmitted(name="a", model="x", spec_sha256=spec.sha256()))
+    (tmp_path / ".locks").mkdir()
+    words = ("--only", "speed")
+    locks = try_lock(run.lock_file), try_lock(gpu_lock(tmp_path / ".locks", GPU.removeprefix("GPU-")))
+    assert all(locks)
+    try:
+        done = doctor(tmp_path, *words, LONGHAUL_DEVICE="cuda", CUDA_VISIBLE_DEVICES=GPU)
+    finally:
+        for lock in locks:
+            lock.close()  # type: ignore[union-attr]  # seen above
+    assert done.returncode == command.REFUSED and done.stdout == ""
+    assert "job job-1 trains on this GPU; wait for its end, or `longhaul pause job-1`" in done.stderr
+
+
+def test_without_the_gpu_that_was_asked_for_the_rest_is_examined(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "--only", "speed", "--no-gpu", "the driver is gone", "--json")
+    assert done.returncode == 1
+    first, *others = json.loads(done.stdout.splitlines()[-1])["findings"]
+    assert (first["check"], first["status"], first["figure"]) == ("driver", "FAIL", "the driver is gone")
+    assert [each["status"] for each in others] == ["SKIP"] * 5
+
+
+def test_a_runs_directory_that_cannot_be_made_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = doctor(tmp_path / "file")
+    assert done.returncode == command.REFUSED
+    assert done.stderr == "doctor: the runs directory cannot be used (Not a directory); LONGHAUL_RUNS names it\n"
+
+
+def test_a_process_that_dies_fails_its_check_and_no_other_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = (
+        "import os, sys\n"
+        "from worker.training.doctor.finding import judge\n"
+        "print(judge('driver', 'fine').model_dump_json(), flush=True)\n"
+        "print('a library speaks')\n"
+        "print('the GPU is on fire', file=sys.stderr, flush=True)\n"
+        "os.kill(os.getpid(), 11)\n"
+    )
+    real = subprocess.Popen
+
+    def start(words: list[str], **more: object) -> subprocess.Popen[bytes]:
+        return real([words[0], "-c", script], cwd=ROOT, **more)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    found = list(command.run_child("machine", examination(tmp_path)))
+    assert [finding.check for finding in found] == list(GROUPS["machine"])
+    assert (found[0].status, found[1].status) == ("PASS", "FAIL")
+    assert found[1].figure == "RuntimeError: its process ended with signal 11: the GPU is on fire"
+    assert {finding.status for finding in found[2:]} == {"SKIP"}
+
+
+def test_when_time_is_up_the_rest_is_skipped(tmp_path: Path) -> None:
+    found = list(command.run_child("machine", examination(tmp_path, seconds=0)))
+    assert {(finding.status, finding.figure) for finding in found} == {("SKIP", "no time was left")}
+
+
+def test_a_check_that_raises_fails_and_the_others_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def checks(_: Examination) -> Mapping[str, Check]:
+        made: dict[str, Check] = {name: lambda name=name: judge(name, "fine") for name in GROUPS["machine"]}  # type: ignore[misc]
+        return made | {"disk": broken}
+
+    def broken() -> Finding:
+        raise ZeroDivisionError("there is no disk")
+
+    monkeypatch.setattr(machine, "checks", checks)
+    found: list[Finding] = []
+    run_group("machine", examination(tmp_path), found.append)
+    status = {finding.check: finding.status for finding in found}
+    assert status["disk"] == "FAIL" and status["clock"] == "PASS" and status["driver"] == "SKIP"
+    [disk] = [finding for finding in found if finding.check == "disk"]
+    assert disk.line.startswith("FAIL  disk: ZeroDivisionError: there is no disk")
+
+
+def test_what_was_measured_is_kept_for_this_gpu_and_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = [
+        judge("gemm", "fast", flops=2e14),
+        judge("update", "fast", seconds=0.2),
+        judge("load", "fine").model_copy(update={"model": "xl"}),
+        judge("throughput", "fast").model_copy(update={"values": {"128/256": 30.0, "256/256": 24.0}}),
+    ]
+    gpu = GpuFacts("NVIDIA GeForce RTX 5090", 2**35)
+    monkeypatch.setattr(command, "examine", lambda *_: make_report(findings, gpu, 0.0))
+    settings = from_environment({"LONGHAUL_DEVICE": "cuda"})
+    words = ["--runs", str(tmp_path), "--driver", "580.95"]
+    assert command.main(words, settings, {"CUDA_VISIBLE_DEVICES": GPU}) == 0
+    measured = read_measured(tmp_path, GPU, "580.95")
+    assert measured is not None and (measured.gemm_flops, measured.update_s, measured.model) == (2e14, 0.2, "xl")
+    assert measured.rows_per_s == {"128/256": 30.0, "256/256": 24.0}
+
+    findings[0] = judge("gemm", "impossible", fail=True, flops=2e15)
+    assert command.main(words, settings, {"CUDA_VISIBLE_DEVICES": GPU}) == 1
+    doubted = read_measured(tmp_path, GPU, "580.95")
+    assert doubted is not None and doubted.gemm_flops == 2e14, "what was measured before stays"
+    findings[:] = [skip("gemm", "no time was left")]
+    assert command.main(words, settings, {"CUDA_VISIBLE_DEVICES": GPU}) == 0
+    assert read_measured(tmp_path, GPU, "580.95") == doubted
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = from_environment({"LONGHAUL_DEVICE": "cpu"})
+    words = ["--runs", str(tmp_path), "--report", str(tmp_path / "missing" / "page.md")]
+    assert command.main(words, settings, {}) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_check_that_hangs_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = subprocess.Popen
+    monkeypatch.setattr(command, "GRACE_S", 0.0)
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda words, **more: real([words[0], "-c", "import time; time.sleep(600)"], **more)
+    )
+    first, *others = command.run_child("machine", examination(tmp_path, seconds=1))
+    assert first.status == "FAIL" and "did not end" in first.figure and "--seconds 600" in (first.hint or "")
+    assert {finding.status for finding in others} == {"SKIP"}
+
+
+def test_it_ends_with_rows_a_second_and_days() -> None:
+    findings = [
+        judge("load", "fine").model_copy(update={"model": "xl"}),
+        judge("throughput", "fast").model_copy(update={"values": {"128/256": 30.0}}),
+    ]
+    report = make_report(findings, GpuFacts("NVIDIA GeForce RTX 5090", 2**35), 250.0)
+    assert report.summary == [
+        "2 PASS in 4 min 10 s",
+        "FLAN-T5-XL at 128/256 tokens: 30.0 rows/s, so 5 epochs of 6 M rows take 11 d 14 h",
+    ]
+    assert json.loads(report.to_json())["days"] == {"128/256": pytest.approx(11.574, abs=1e-3)}

@@ -1,0 +1,139 @@
+"""Several GPUs: `python -m worker train` keeps a worker for each. nvidia-smi is a script, the driver says nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from jobs.heartbeat import Worker
+from jobs.reasons import Reason
+from jobs.redis.connection import connect
+from jobs.redis.queue import Tickets
+from jobs.redis.store import Store
+from jobs.state import Stage
+from tests.e2e.fake_gpu import SAID, machine
+from tests.processes import alive
+from tests.stack import ROOT, Stack
+
+SMI = """#!/bin/sh
+if [ "$1" = -L ]; then exit 0; fi
+for index in 0 1; do
+  size=$((24576 + 8192 * index))
+  if [ -e '{folder}/gpu-'$index ]; then echo "$index, GPU-$index, NVIDIA GPU $index, $size, 580.95.05, 12.0"
+  else echo "Unable to determine the device handle for GPU$index: GPU is lost.  Reboot the system"; code=15; fi
+done
+exit ${{code:-0}}
+"""
+
+
+class TwoGpus:
+    """A train worker on a machine with two GPUs, each of which is a file. Nothing else runs but Redis."""
+
+    def __init__(self, stack: Stack, folder: Path) -> None:
+        environment, _ = machine(folder, stack.environment["PATH"])
+        stack.environment |= environment
+        (folder / "tools/nvidia-smi").write_text(SMI.format(folder=folder))
+        self.gpus = [folder / "gpu-0", folder / "gpu-1"]
+        for gpu in self.gpus:
+            gpu.touch()
+        self.stack = stack
+        client = connect(stack.redis.url)
+        self.store, self.tickets = Store(client), Tickets(client)
+
+    def workers(self) -> list[Worker]:
+        return self.store.workers.all()
+
+    def healthy(self, *uuids: str) -> dict[str, int]:
+        """PIDs of healthy workers by GPU, once there is one for each of these alone."""
+
+        def found() -> dict[str, int] | None:
+            there = {each.gpu.uuid: each.pid or 0 for each in self.workers() if each.healthy and each.gpu is not None}
+            return there if there.keys() == set(uuids) and all(map(alive, there.values())) else None
+
+        return self.stack.wait_for(found, f"workers of {', '.join(uuids)}")
+
+    def says(self, words: str) -> str:
+        """Why an unhealthy worker is so, once one says these words."""
+        return self.stack.wait_for(
+            lambda: next((each.why for each in self.workers() if words in (each.why or "")), None), words
+        )
+
+    def health(self) -> tuple[int, str]:
+        """Exit code and words of the health check."""
+        command = [sys.executable, "-m", "worker", "--healthy", "train"]
+        done = subprocess.run(
+            command, cwd=ROOT, env=self.stack.environment, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout
+
+
+def gone(pid: int) -> bool | None:
+    """For `wait_for`."""
+    return not alive(pid) or None
+
+
+@pytest.fixture
+def two(tmp_path: Path, data: Path) -> Iterator[TwoGpus]:
+    with Stack(tmp_path / "home", data=data) as stack:
+        (stack.home / "runs").mkdir()
+        yield TwoGpus(stack, tmp_path / "machine")
+
+
+def test_each_gpu_has_a_worker_and_one_that_ends_is_started_again_while_the_other_stays(two: TwoGpus) -> None:
+    two.stack.start("train")
+    pids = two.healthy("GPU-0", "GPU-1")
+    assert two.stack.processes["train"].pid not in pids.values()
+    assert {each.gpu.memory_bytes >> 30 for each in two.workers() if each.gpu} == {24, 32}
+    assert two.health() == (0, "")
+    for signum, how in ((signal.SIGKILL, "was killed by signal 9"), (signal.SIGTERM, "ended with code 0")):
+        os.kill(pids["GPU-0"], signum)
+        while (after := two.healthy("GPU-0", "GPU-1"))["GPU-0"] == pids["GPU-0"]:
+            two.stack.wait_for(partial(gone, pids["GPU-0"]), "its end")
+        assert after["GPU-1"] == pids["GPU-1"]
+        assert f"the train worker of GPU GPU-0 {how}; it starts again in" in (two.stack.home / "train.log").read_text()
+        pids = after
+    assert two.stack.stop("train") == 0
+    assert not any(map(alive, pids.values())) and all(not each.healthy for each in two.workers()), "signed off"
+
+
+def test_a_worker_whose_gpu_is_lost_waits_for_it_and_when_none_is_left_all_end(two: TwoGpus) -> None:
+    two.stack.start("train")
+    pids = two.healthy("GPU-0", "GPU-1")
+    two.gpus[0].unlink()
+    while alive(pids["GPU-0"]):  # whoever takes a ticket looks at its GPU
+        two.tickets.add(Stage.TRAIN)
+        two.stack.wait_for(lambda: two.tickets.count(Stage.TRAIN) == 0 or None, "the ticket to be taken")
+    assert SAID in two.says("LONGHAUL_DEVICE=cuda, but")
+    assert two.healthy("GPU-1") == {"GPU-1": pids["GPU-1"]}
+    known = [each.gpu for each in two.workers() if not each.healthy and each.gpu is not None]
+    assert known and {gpu.memory_bytes >> 30 for gpu in known} == {24}, "jobs that need it wait for it"
+    code, said = two.health()
+    assert code == 1 and SAID in said
+    two.gpus[1].unlink()
+    two.tickets.add(Stage.TRAIN)
+    assert two.stack.processes.pop("train").wait(300) == Reason.GPU_LOST.exit_code
+    assert not alive(pids["GPU-1"])
+
+
+def test_a_list_names_the_gpus_and_one_alone_is_the_process_itself(two: TwoGpus) -> None:
+    two.stack.environment["LONGHAUL_GPUS"] = "1"
+    two.stack.start("train")
+    assert two.healthy("GPU-1") == {"GPU-1": two.stack.processes["train"].pid}
+
+
+def test_workers_that_are_asked_to_stop_while_they_look_for_their_gpu_stop(two: TwoGpus) -> None:
+    smi = Path(two.stack.environment["PATH"].split(os.pathsep)[0]) / "nvidia-smi"
+    marker = two.stack.home / "asked"
+    text = smi.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\necho >> '{marker}'\nsleep 2\n")
+    smi.write_text(text)
+    two.stack.start("train")
+    # The parent asks twice; then each child does.
+    two.stack.wait_for(lambda: (marker.exists() and marker.read_text().count("\n") >= 4) or None, "all to ask")
+    assert two.stack.stop("train") == 0

@@ -1,0 +1,34 @@
+"""`python -m worker doctor`: finds the GPU that a train worker would use, and has the trainer's process examine it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jobs.gpus import GPU
+from jobs.process.lifeline import PARENT_PID
+from jobs.process.secrets import minimal_environment
+from worker.gpu import NoGpu, named_gpus, usable_gpu
+
+DRIVER = Path("/dev/nvidia0")
+
+
+def examine(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the doctor in this terminal; returns its exit code. It is given no secret."""
+    environment = minimal_environment(environ, ())
+    device = environ.get("LONGHAUL_DEVICE") or ("cuda" if DRIVER.exists() else "cpu")
+    environment |= {"LONGHAUL_DEVICE": device, PARENT_PID: str(os.getpid())}
+    command = [sys.executable, "-m", "worker.training", "doctor", *arguments]
+    if device == "cuda":
+        try:
+            names = environ.get("LONGHAUL_GPUS") or environ.get("CUDA_VISIBLE_DEVICES") or "all"
+            gpu = usable_gpu(named_gpus(names.replace(" ", ""))[0])
+        except NoGpu as error:
+            command += ["--no-gpu", str(error)]
+        else:
+            environment |= {"CUDA_VISIBLE_DEVICES": gpu.uuid, GPU: gpu.facts.encode()}
+            command += ["--driver", gpu.driver]
+    return subprocess.run(command, env=environment, check=False).returncode

@@ -1,0 +1,124 @@
+"""Several GPUs: a train worker for each, as a child process that sees that GPU alone. One that ends is started again.
+
+The others continue. Only when no GPU is left do all end, with the exit code of a lost GPU: Docker then starts the
+container anew, with the GPUs that are back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jobs.errors import StoreUnavailable
+from jobs.heartbeat import Worker
+from jobs.process import secrets
+from jobs.process.lifeline import tied_to_parent
+from jobs.reasons import Reason
+from jobs.redis.store import Store
+from jobs.text.units import format_duration
+from worker.heartbeat import report
+
+log = logging.getLogger("longhaul.worker")
+LOOK_S = 0.2
+LOOK_FOR_ALL_S = 5.0
+WAITS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Before a child starts again, by the number of ends in a row; the last for all more."""
+STEADY_S = 120.0
+"""A child that has run this long begins a new count."""
+
+
+@dataclass
+class GpuWorker:
+    """The train worker of one GPU."""
+
+    uuid: str
+    process: subprocess.Popen[bytes]
+    started_at: float
+    ends: int = 0
+    """In a row."""
+    start_at: float | None = None
+    """When it is started again; None: it runs."""
+
+
+class GpuWorkers:
+    """One child for each of these GPUs."""
+
+    def __init__(self, uuids: Sequence[str], store: Store) -> None:
+        self._store = store
+        self._workers = [GpuWorker(uuid, start(uuid), time.monotonic()) for uuid in uuids]
+        self._one_was_lost = False
+
+    def serve(self) -> int:
+        """Until SIGTERM or SIGINT: then all are asked to stop, and have the time they need. Returns the exit code."""
+        stop = threading.Event()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda *_: stop.set())
+        log.info("%d GPUs, a train worker each: %s", len(self._workers), ", ".join(each.uuid for each in self._workers))
+        look_at = time.monotonic()
+        none_left = False
+        while not none_left and not stop.wait(LOOK_S):
+            for worker in self._workers:
+                self._keep_up(worker)
+            if self._one_was_lost and time.monotonic() >= look_at:
+                none_left, look_at = self._none_left(), time.monotonic() + LOOK_FOR_ALL_S
+        if none_left:
+            log.error("all %d GPUs are lost: this process ends", len(self._workers))
+        for worker in self._workers:
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.wait()
+        return Reason.GPU_LOST.exit_code if none_left else 0
+
+    def _keep_up(self, worker: GpuWorker) -> None:
+        """Start it again when it has ended: at once where it lost its GPU, for which the next one waits by itself."""
+        now = time.monotonic()
+        if worker.start_at is not None:
+            if now >= worker.start_at:
+                worker.process, worker.started_at, worker.start_at = start(worker.uuid), now, None
+            return
+        code = worker.process.poll()
+        if code is None:
+            return
+        if code == Reason.GPU_LOST.exit_code:
+            self._one_was_lost, worker.start_at = True, now
+            return
+        worker.ends = 1 if now - worker.started_at > STEADY_S else worker.ends + 1
+        wait_s = WAITS_S[min(worker.ends, len(WAITS_S)) - 1]
+        worker.start_at = now + wait_s
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        why = f"the train worker of GPU {worker.uuid} {how}; it starts again in {format_duration(wait_s)}"
+        log.error("%s", why)
+        for heartbeat in self._heartbeats():
+            if heartbeat.pid == worker.process.pid:
+                report(self._store, heartbeat.with_health(why))
+
+    def _none_left(self) -> bool:
+        """Whether each worker says that it cannot work."""
+        healthy = {heartbeat.pid: heartbeat.healthy for heartbeat in self._heartbeats()}
+        found = [healthy.get(worker.process.pid) for worker in self._workers]
+        self._one_was_lost = not all(found)  # all are back: what makes them sick later is another matter
+        return all(each is False for each in found)
+
+    def _heartbeats(self) -> list[Worker]:
+        try:
+            return [each for each in self._store.workers.all() if each.parent_pid == os.getpid()]
+        except StoreUnavailable as error:
+            log.warning("how the workers of the GPUs are is not known: %s", error)
+            return []
+
+
+def start(uuid: str) -> subprocess.Popen[bytes]:
+    """A train worker that sees this GPU alone. From the main thread only: the child is tied to the spawning thread."""
+    environment = secrets.minimal_environment(os.environ, secrets.NEEDED["train"])
+    return subprocess.Popen(
+        tied_to_parent(sys.executable, "-m", "worker", "train"),
+        env={**environment, "LONGHAUL_GPUS": uuid, "CUDA_VISIBLE_DEVICES": uuid},
+        start_new_session=True,  # a terminal's Ctrl+C reaches the parent alone, which passes it on once
+    )

@@ -1,0 +1,148 @@
+"""From the rows of a job to a prepared dataset, and to the first texts, from which the built-in tokenizer is learned.
+
+source ─blocks─▶ pool: rows → checks → templates → normalized → tokens ─encoded blocks, in order─▶ assembly:
+    duplicates rejected, files appended, committed every few blocks ─after the last─▶ split, report, manifest
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+from itertools import chain, islice
+from pathlib import Path
+
+from jobs.errors import BadData
+from jobs.spec import DataSpec
+from worker.training.dataset import tokens
+from worker.training.dataset.assembly import Assembly
+from worker.training.dataset.data import FORMAT
+from worker.training.dataset.encoding import Recipe
+from worker.training.dataset.pool import EncoderPool, cores
+from worker.training.journal import Journal
+from worker.training.rows.characters import Rewriter
+from worker.training.rows.csv_rows import CsvFormat
+from worker.training.rows.reading import format_of, open_source
+from worker.training.rows.row import Reader
+from worker.training.rows.row_counts import RowCounts
+from worker.training.rows.row_filter import RowFilter
+from worker.training.rows.sources import Source
+from worker.training.rows.text import RowReader, Template
+from worker.training.store import content_key
+
+BLOCK_ROWS = 500
+
+log = logging.getLogger("longhaul.trainer")
+
+
+def dataset_key(
+    sources: list[Source], hashes: list[str], templates: tuple[Template, Template], tokenizer: str, data: DataSpec
+) -> str:
+    """Name of the prepared dataset: whatever decides its bytes, hashed; so not the seed. `tokenizer`: a fingerprint."""
+    return content_key(
+        [
+            FORMAT,
+            [[format_of(file, source.format) for file in source.files] for source in sources],
+            hashes,
+            [one.source for one in templates],
+            tokenizer,
+            data.max_input_tokens,
+            data.max_target_tokens,
+            data.csv_lists,
+            data.csv_quoting,
+            data.normalize,
+            data.validation if isinstance(data.validation, float) else None,
+            data.max_invalid_fraction,  # does not change a byte, but decides whether there is a dataset at all
+        ]
+    )
+
+
+def write_dataset(
+    folder: Path,
+    *,
+    sources: list[Source],
+    templates: tuple[Template, Template],
+    model: Path,
+    embeddings: int,
+    data: DataSpec,
+    journal: Journal,
+    workers: int | None = None,
+) -> None:
+    """Prepare all rows in `folder`, with so many processes (None: one a core); resumes where an earlier one stopped.
+
+    Raises BadData (`too_many_invalid_rows`, `no_rows`), Rejected (`tokenizer_unusable`, `limit_too_small`), StageError
+    (`worker_killed`).
+    """
+    limits = {"input": data.max_input_tokens, "target": data.max_target_tokens}
+    tokenizer = tokens.TokenizerState.read(model)
+    tokenizer.check_vocabulary(embeddings)
+    rewrites = tokenizer.rewrites() if data.normalize else None
+    rewriter = None if rewrites is None else Rewriter(rewrites)
+    first = islice(_row_filter(sources[0], templates, data, rewriter).good_rows(), BLOCK_ROWS)
+    tokenizer = tokenizer.tried([text for texts in first for text in (texts.input, texts.target)])
+    tokenizer.check_limits(limits)
+    recipe = Recipe(*templates, tokenizer, data.max_input_tokens, data.max_target_tokens, rewrites)
+    with Assembly(folder, tokenizer.size, len(sources)) as assembly:
+        if any(assembly.blocks):
+            log.info("resuming behind the %d rows that were prepared before", assembly.rows)
+        with EncoderPool(recipe, cores() if workers is None else workers) as pool:
+            for number, source in enumerate(sources):
+                if number == len(assembly.ends):
+                    reader = open_source(source, _columns(templates), CsvFormat.of(data))
+                    _add_source(assembly, pool, reader, len(sources), journal)
+                check_usable(assembly.source_counts[number], source, data)
+        assembly.finish([source.name for source in sources], limits, data.validation)
+    folder.chmod(0o755)
+    for file in folder.iterdir():
+        file.chmod(0o444)  # other users read it; nobody writes
+
+
+def _add_source(assembly: Assembly, pool: EncoderPool, reader: Reader, sources: int, journal: Journal) -> None:
+    number = len(assembly.ends)
+
+    def progressed() -> None:
+        journal.progress((number + reader.fraction) / sources)
+
+    blocks = reader.blocks(BLOCK_ROWS)
+    for _ in islice(blocks, assembly.blocks[number]):  # read, but not parsed
+        progressed()
+    with closing(pool.encoded(blocks)) as encoded:
+        for block in encoded:
+            assembly.add(block)
+            progressed()
+    assembly.end_source()
+
+
+def check_usable(counts: RowCounts, source: Source, data: DataSpec) -> None:
+    """Raise BadData (`too_many_invalid_rows`, `no_rows`) for a source whose rows do not do."""
+    counts.check_invalid(data.max_invalid_fraction, source.name, counts.read)
+    if not counts.kept:
+        why = (
+            f"{counts.read} read, {counts.invalid} unusable, {counts.duplicates} duplicates of earlier or training rows"
+        )
+        raise BadData(
+            f"{source.param}: no row of {source.name} is left to use ({why})", code="no_rows", param=source.param
+        )
+
+
+def first_texts(train: Source, templates: tuple[Template, Template], data: DataSpec, most: int) -> list[str]:
+    """Inputs and targets of the first rows, at least one and at most so many: what the tokenizer is learned from."""
+    row_filter = _row_filter(train, templates, data, _typography(data))
+    rows = list(islice(row_filter.good_rows(), most))
+    if not rows:
+        check_usable(row_filter.counts, train, data)
+    return [text for texts in rows for text in (texts.input, texts.target)]
+
+
+def _row_filter(
+    source: Source, templates: tuple[Template, Template], data: DataSpec, rewrite: Rewriter | None
+) -> RowFilter:
+    blocks = open_source(source, _columns(templates), CsvFormat.of(data)).blocks(BLOCK_ROWS)
+    return RowFilter(chain.from_iterable(block.rows() for block in blocks), RowReader(*templates, rewrite))
+
+
+def _columns(templates: tuple[Template, Template]) -> set[str]:
+    return {column for one in templates for column in one.columns}
+
+
+def _typography(data: DataSpec) -> Rewriter | None:
+    return Rewriter() if data.normalize else None

@@ -1,0 +1,220 @@
+"""`python -m worker.training doctor`: each group of checks in a process of its own; the report at the end.
+
+This process imports no torch. It holds the GPU's lock, so that no trainer begins meanwhile, and runs beside none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from jobs.disk.files import write_atomically
+from jobs.disk.measured_file import keep_measured, read_measured
+from jobs.disk.rundir import list_runs
+from jobs.measured import MeasuredGpu
+from jobs.process.lifeline import PARENT_PID
+from worker.training.doctor.finding import Finding, failed, judge, skip
+from worker.training.doctor.groups import GROUPS, Examination, run_group
+from worker.training.doctor.report import DoctorReport, make_report
+from worker.training.machine.locks import gpu_lock, try_lock
+from worker.training.settings import TrainerSettings
+
+SECONDS = 300.0
+GRACE_S = 20.0
+"""What a process may take longer than its time, for the check that it has begun."""
+REFUSED = 2
+Tell = Callable[[Finding], object]
+
+
+def main(argv: Sequence[str], settings: TrainerSettings, environ: Mapping[str, str]) -> int:
+    """Examine, and report. Returns 0, 1 if a check has failed, 2 if the GPU is in use or the folder cannot be used."""
+    given = parse(argv)
+    uuid = environ.get("CUDA_VISIBLE_DEVICES", "") if settings.device == "cuda" else ""
+    examination = Examination(
+        device=settings.device, folder=Path(given.folder or given.runs.resolve() / ".doctor"), model=given.model,
+        until=time.monotonic() + given.seconds, gpu=settings.gpu, compile_s=given.compile_s,
+        gemm_flops=given.gemm_flops,
+    )  # fmt: skip
+    if given.group:
+        run_group(given.group, examination, lambda finding: print(finding.model_dump_json(), flush=True))
+        return 0
+    if given.report and not os.access(given.report.absolute().parent, os.W_OK):
+        print(f"doctor: {given.report} cannot be written; name a file in a folder that can", file=sys.stderr)
+        return REFUSED
+    locks = given.runs / ".locks"
+    try:
+        locks.mkdir(parents=True, exist_ok=True)
+        lock = try_lock(gpu_lock(locks, uuid.removeprefix("GPU-")) if uuid else locks / "doctor.lock")
+    except OSError as error:
+        print(f"doctor: the runs directory cannot be used ({error.strerror}); LONGHAUL_RUNS names it", file=sys.stderr)
+        return REFUSED
+    if lock is None:
+        print(f"doctor: {in_use(given.runs, uuid)}", file=sys.stderr)
+        return REFUSED
+    with lock, workplace(examination.folder / (uuid or "cpu")) as folder:
+        began = time.monotonic()
+        report = examine(
+            replace(examination, folder=folder), given.only, given.no_gpu, lambda finding: show(finding, given.json)
+        )
+    report = report.model_copy(update={"seconds": time.monotonic() - began})
+    if uuid and given.driver:
+        keep(given.runs, uuid, report.measured(given.driver, int(time.time())))
+    print(report.to_json() if given.json else "\n".join(report.summary), flush=True)
+    if given.report:
+        write_atomically(given.report, report.page().encode())
+    return 1 if report.counts["FAIL"] else 0
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="doctor", description="Examine this machine and its GPU with the trainer's own code: at most 5 minutes."
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON, and each finding to stderr")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write a page to paste into an issue")
+    parser.add_argument("--model", choices=("xl", "large", "base", "tiny"), help="default: the largest that fits")
+    parser.add_argument("--only", action="append", choices=tuple(GROUPS), help="one group of checks; repeat for more")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"time for all checks (default: {SECONDS:.0f})")
+    runs = Path(os.environ.get("LONGHAUL_RUNS") or "runs")
+    parser.add_argument(
+        "--runs", type=Path, default=runs, metavar="DIR", help="run directories (default: LONGHAUL_RUNS)"
+    )
+    figures: dict[str, type] = {"compile-s": float, "gemm-flops": float}
+    for name in ("group", "folder", "no-gpu", "driver", *figures):
+        parser.add_argument(f"--{name}", type=figures.get(name, str), help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def show(finding: Finding, on_stderr: bool) -> None:
+    """A line, as soon as a check is done."""
+    print(finding.line, file=sys.stderr if on_stderr else sys.stdout, flush=True)
+
+
+@contextlib.contextmanager
+def workplace(folder: Path) -> Iterator[Path]:
+    """An empty folder, gone afterwards; so is what a killed doctor has left there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def in_use(runs: Path, uuid: str) -> str:
+    """Who holds the lock, as far as can be seen."""
+    jobs = [run.id for run in list_runs(runs) if run.held()]
+    if not uuid or not jobs:
+        return "another doctor is at work; wait for its end"
+    which = f"job {jobs[0]} trains" if len(jobs) == 1 else f"one of the jobs {', '.join(jobs)} trains"
+    return f"{which} on this GPU; wait for its end, or `longhaul pause {jobs[0]}` and resume it afterwards"
+
+
+def examine(examination: Examination, only: Sequence[str] | None, no_gpu: str | None, tell: Tell) -> DoctorReport:
+    """All groups, or `only` some, one after the other; each finding is told at once. `no_gpu`: why there is none."""
+    findings: list[Finding] = []
+
+    def found(finding: Finding) -> None:
+        findings.append(finding)
+        tell(finding)
+
+    if no_gpu is not None:
+        found(Finding(check="driver", status="FAIL", figure=no_gpu, limit="a usable GPU", hint="see docs/docker.md"))
+        examination = replace(examination, device="cpu", gpu=None)
+    for group in only or GROUPS:
+        for finding in run_child(group, examination):
+            if no_gpu is None or finding.check != "driver":
+                found(finding)
+        examination = informed(examination, findings)
+    return make_report(findings, examination.gpu, 0.0)
+
+
+def informed(examination: Examination, findings: Sequence[Finding]) -> Examination:
+    """With what later groups need of earlier ones."""
+    of = {finding.check: finding for finding in findings}
+    gemm, load = of.get("gemm"), of.get("load")
+    cold = of.get("compile_cold" if examination.device == "cuda" else "compiled_gradients")
+    return replace(
+        examination,
+        gemm_flops=gemm.values.get("flops") if gemm else None,
+        compile_s=cold.values.get("seconds") if cold else None,
+        model=load.model if load and load.model else examination.model,
+    )
+
+
+def keep(runs: Path, uuid: str, found: MeasuredGpu) -> None:
+    """Keep what was measured now; of the rest, what was measured before with the same driver."""
+    new = found.model_dump(exclude_none=True, exclude_defaults=True)
+    if new.keys() - {"driver", "examined_at", "model"}:
+        before = read_measured(runs, uuid, found.driver)
+        keep_measured(runs, uuid, (before or found).model_copy(update=new))
+
+
+def run_child(group: str, examination: Examination) -> Iterator[Finding]:
+    """The findings of one group: each check's own, or why there is none."""
+    missing = list(GROUPS[group])
+    if examination.left_s <= 0:
+        yield from (skip(check, "no time was left") for check in missing)
+        return
+    folder = examination.folder / group
+    folder.mkdir()
+    log = examination.folder / f"{group}.log"
+    with open(log, "wb") as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "worker.training", "doctor", *arguments(group, folder, examination)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment(examination),
+        )  # fmt: skip
+    timer = threading.Timer(examination.left_s + GRACE_S, child.kill)
+    timer.start()
+    try:
+        for line in child.stdout or ():
+            with contextlib.suppress(ValidationError):  # what a library prints
+                finding = Finding.model_validate_json(line)
+                missing.remove(finding.check)
+                yield finding
+        code = child.wait()
+    finally:
+        timer.cancel()
+        child.kill()
+        child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+    if missing and code == -signal.SIGKILL and examination.left_s <= 0:
+        first, *others = missing  # it had begun, and hangs or is slow
+        hint = "run it again with --seconds 600; if it hangs again, look at the kernel's log (dmesg)"
+        yield judge(first, "did not end in the time that was left", fail=True, hint=hint)
+        yield from (skip(check, "no time was left") for check in others)
+    elif missing:
+        first, *others = missing
+        said = log.read_text(errors="replace").strip().splitlines()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        yield failed(first, RuntimeError(f"its process ended with {how}: {said[-1][:300] if said else 'no output'}"))
+        yield from (skip(check, f"the process ended in {first}") for check in others)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def arguments(group: str, folder: Path, examination: Examination) -> list[str]:
+    """The command line of a group's process."""
+    figures = {"compile-s": examination.compile_s, "gemm-flops": examination.gemm_flops, "model": examination.model}
+    known = [word for name, value in figures.items() if value is not None for word in (f"--{name}", str(value))]
+    return ["--group", group, "--folder", os.fspath(folder), "--seconds", str(examination.left_s), *known]
+
+
+def environment(examination: Examination) -> dict[str, str]:
+    """Of a group's process: nothing is downloaded, and nothing was compiled before this examination."""
+    caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    places = {name: os.fspath(examination.folder / folder) for name, folder in caches.items()}
+    own = {"LONGHAUL_DEVICE": examination.device, PARENT_PID: str(os.getpid()), "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **places, **own}

@@ -1,0 +1,454 @@
+"""A job of FLAN-T5-XL's size through the trainer's own code: load, compile, steps, memory that runs out, a checkpoint.
+
+Weights are random, and so are the rows, which all have the longest shape. What a step takes does not depend on either.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import shutil
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch._dynamo.utils import counters
+from transformers import PreTrainedModel
+
+from jobs.disk.rundir import RunDir
+from jobs.errors import Rejected
+from jobs.events import CheckpointSaved, DiskLow, OomRecovered
+from jobs.gpus import peak_flops
+from jobs.memory_plan import MemoryPlan
+from jobs.spec import JobSpec, parse_spec
+from jobs.text.units import MIB, bytes_alike, format_bytes, format_duration, format_milliseconds, format_parameters
+from worker.training.checkpoints.checkpoint import MANIFEST, OPTIMIZER, folder_of
+from worker.training.checkpoints.saving import Saver, bytes_needed, write
+from worker.training.context import TrainingContext, set_up
+from worker.training.dataset.data import Rows
+from worker.training.doctor.finding import Finding, judge, skip
+from worker.training.doctor.groups import Check, Examination
+from worker.training.doctor.job import ListeningJournal, Widths, make_run
+from worker.training.doctor.random_t5 import SHAPES, write_checkpoint
+from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
+from worker.training.loop import accumulate, steps
+from worker.training.machine import expandable_segments
+from worker.training.machine.process_monitor import ProcessMonitor
+from worker.training.memory import hard_limit
+from worker.training.network import guards
+from worker.training.network.model import WEIGHTS, weights_of
+from worker.training.optimizers.gradients import gradient_norm
+from worker.training.optimizers.optimizer import Optimizer
+from worker.training.planning.alternatives import Alternatives
+from worker.training.planning.budget import Budget, find_budget, on_gpu
+from worker.training.planning.memory_plan import CONTEXT_BYTES, plan_memory
+from worker.training.planning.prediction import Setting
+from worker.training.steps.result import StepResult
+from worker.training.stop import StopSignal
+from worker.training.tasks.seq2seq.compiled import CompiledBlocks
+from worker.training.tasks.seq2seq.fused import set_dropout
+from worker.training.tasks.task import Batch
+
+MODELS = ("xl", "large", "base")
+"""Of FLAN-T5, the largest first."""
+LONGEST, SHORTER, BATCH = {"cuda": (256, 256), "cpu": (32, 32)}, {"cuda": (128, 256), "cpu": (16, 32)}, {
+    "cuda": 128, "cpu": 8,
+}  # fmt: skip
+MEASURED_STEPS = 3
+LOAD_LIMIT, LEAST_OF_PLAN, LEAST_MFU, GOOD_MFU, UPDATE_LIMIT_S, STALL_LIMIT_S = 1.05, 0.9, 0.30, 0.40, 0.3, 1.0
+NOISE_BYTES = 64 * MIB
+"""Of buffers while loading, whatever the model's size."""
+GRADIENT_LIMIT = 0.05
+"""Distance of two gradients of the same rows, cut otherwise, relative to their norm: in bf16 each is 2 % off
+the true one (docs/bf16.md)."""
+KEPT = 0.5
+"""Share of the activations that an oversized batch still gets."""
+SAMPLE = 4096
+"""Numbers of each gradient that are compared."""
+NOT_LOADED = "the model was not loaded"
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Some steps, one after the other."""
+
+    rows: int
+    flops: float
+    """What the model needs for them."""
+    seconds: float
+    allocated: int
+    """Bytes of torch's allocator at their peak."""
+    waits: int
+    """Of the host for the GPU."""
+    graphs: int
+    """Compiled while they ran."""
+    planned: Mapping[str, int]
+    """Bytes by category that were predicted for the largest of their micro-batches."""
+
+
+class RecordingOptimizer:
+    """Takes samples of the gradients, and updates nothing."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self.sample: torch.Tensor | None = None
+
+    def step(self, number: int, learning_rate: float, loss: torch.Tensor) -> torch.Tensor:
+        """See `Optimizer.step`."""
+        grads = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+        self.sample = torch.cat([grad.flatten()[:SAMPLE].double().cpu() for grad in grads])
+        return gradient_norm(self._model.parameters())
+
+
+class TrainingChecks:
+    """The job, as far as it has come."""
+
+    def __init__(self, examination: Examination) -> None:
+        self.examination = examination
+        self.device = torch.device(examination.device)
+        self.journal = ListeningJournal(examination.folder / "journal.jsonl")
+        self.stop = StopSignal()
+        self.name = ""
+        self.parameters = ""
+        self.context: TrainingContext | None = None
+        self.stepping: Iterator[StepResult] | None = None
+        self.steps: Steps | None = None
+        self.update_s: float | None = None
+
+    # -- load, compile ----------------------------------------------------------------------------------------------
+
+    def load(self) -> Finding:
+        """Write random weights, plan, load them as an attempt does."""
+        device, folder = self.device, self.examination.folder
+        expandable_segments.leave_off_where_broken(device)
+        if device.type == "cpu":
+            use_fp32_where_bf16_is_slow()
+        monitor = ProcessMonitor.of(device)
+        spec = job_spec(device.type)
+        self.name, memory = self.choose(spec)
+        config = SHAPES[self.name]
+        write_checkpoint(folder / "model", config)
+        batch = spec.training.batch_size
+        run = make_run(
+            folder / "runs", spec, config, folder / "model", memory, (4 * batch, LONGEST[device.type]),
+            (2 * batch, SHORTER[device.type]),
+        )  # fmt: skip
+        self.context = context = set_up(run, device, monitor, self.journal, self.stop, 1)
+        loaded = context.loaded
+        self.parameters = f"{self.name} ({format_parameters(loaded.parameters)} parameters)"
+        resolved = context.plan.resolved
+        excess = (loaded.peak_ratio - 1) * loaded.parameter_bytes
+        found = judge(
+            "load",
+            f"{self.parameters}: peak {loaded.peak_ratio:.3f} × its weights, {format_duration(loaded.seconds)}, "
+            f"micro-batch {resolved.micro_batch}, {resolved.optimizer}", limit=f"≤ {LOAD_LIMIT}, or 64 MiB besides",
+            fail=loaded.peak_ratio > LOAD_LIMIT and excess > NOISE_BYTES,
+            hint="report it: the model is held twice", ratio=loaded.peak_ratio,
+            seconds=loaded.seconds, parameters=loaded.parameters, micro_batch=resolved.micro_batch,
+        )  # fmt: skip
+        return found.model_copy(update={"model": self.name})
+
+    def choose(self, spec: JobSpec) -> tuple[str, MemoryPlan]:
+        """The model that was asked for, else the largest that fits, and its plan. Raises Rejected where none does."""
+        kind = self.examination.device
+        asked = self.examination.model or (None if kind == "cuda" else "tiny")
+        refusal: Rejected | None = None
+        for name in (asked,) if asked else MODELS:
+            try:
+                return name, plan_memory(spec, SHAPES[name], LONGEST[kind], device=kind, budget=self.budget(spec))
+            except Rejected as error:
+                refusal = error
+        assert refusal is not None, "there are models"
+        raise refusal
+
+    def budget(self, spec: JobSpec) -> Budget:
+        """Of a GPU what is free now."""
+        if self.device.type == "cpu":
+            return find_budget(spec.memory, "cpu", None)
+        free, total = torch.cuda.mem_get_info(self.device)
+        return on_gpu(min(total, free + CONTEXT_BYTES), "gpu", torch.cuda.get_device_name(self.device))
+
+    def compile_cold(self) -> Finding:
+        """How long compiling took, with empty caches."""
+        if self.context is None:
+            return skip("compile_cold", NOT_LOADED)
+        encoder: Any = self.context.loaded.model.encoder
+        blocks: CompiledBlocks | None = encoder.compiled
+        if self.device.type == "cpu":
+            return skip("compile_cold", "layers run uncompiled on a CPU")
+        if blocks is None or blocks.failure:
+            why = blocks.failure if blocks else "they are not fused"
+            return judge("compile_cold", f"layers are not compiled: {why}", fail=True, hint="see compiler")
+        seconds = self.journal.loaded_at - max(began for phase, began in self.journal.phases if phase == "compile")
+        return judge("compile_cold", f"{format_duration(seconds)} with empty caches", seconds=seconds)
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def graphs(self) -> Finding:
+        """Makes the steps; nothing may be compiled in them."""
+        if self.context is None:
+            return skip("graphs", NOT_LOADED)
+        self.stepping = steps(self.context)
+        self.step()
+        self.steps = self.measure(self.context)
+        return judge("graphs", f"{self.steps.graphs} compiled in {MEASURED_STEPS} steps", limit="0",
+                     fail=self.steps.graphs > 0, hint="report it: steps are compiled again and again")  # fmt: skip
+
+    def step(self) -> StepResult:
+        """One more."""
+        assert self.stepping is not None and self.context is not None, "steps have begun"
+        result = next(self.stepping)
+        self.context.state.step, self.context.state.safe = result.step, dict(result.safe)
+        return result
+
+    def measure(self, context: TrainingContext) -> Steps:
+        """The steps that count."""
+        cuda, graphs = self.device.type == "cuda", counters["stats"]["unique_graphs"]
+        self.wait()
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            if cuda:
+                torch.cuda.set_sync_debug_mode("warn")
+            told.clear()  # it says of itself that it is a prototype
+            begun = time.perf_counter()
+            try:
+                results = [self.step() for _ in range(MEASURED_STEPS)]
+            finally:
+                if cuda:
+                    torch.cuda.set_sync_debug_mode("default")
+        self.wait()
+        seconds = time.perf_counter() - begun
+        context.optimizer.raise_if_nonfinite()
+        memory = context.plan.memory
+        assert memory is not None, "it was planned"
+        alternatives = Alternatives(context.spec, context.plan, self.device)
+        largest = max((result.largest for result in results), key=lambda shape: shape.tokens)
+        return Steps(
+            rows=sum(result.rows for result in results),
+            flops=sum(result.flops for result in results),
+            seconds=seconds,
+            allocated=torch.cuda.max_memory_allocated(self.device) if cuda else 0,
+            waits=sum("synchronizing CUDA operation" in str(each.message) for each in told),
+            graphs=counters["stats"]["unique_graphs"] - graphs,
+            planned=alternatives.parts(largest, Setting(memory.activation_checkpointing, memory.optimizer)),
+        )
+
+    def wait(self) -> None:
+        """For the GPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def peak(self) -> Finding:
+        """Against the plan."""
+        if self.steps is None:
+            return skip("peak", "no steps were made")
+        planned = sum(self.steps.planned.values()) - self.steps.planned["context"]
+        found, most = bytes_alike(self.steps.allocated, planned)
+        share = self.steps.allocated / planned
+        return judge(
+            "peak", f"{found}, {share:.1%} of the plan",
+            limit=f"{LEAST_OF_PLAN:.0%} to 100 % of {most}", fail=share > 1,
+            warn=share < LEAST_OF_PLAN, hint="report it: plans for this GPU are wrong", bytes=self.steps.allocated,
+            planned_bytes=planned,
+        )  # fmt: skip
+
+    def waits(self) -> Finding:
+        """Of the host."""
+        if self.steps is None:
+            return skip("waits", "no steps were made")
+        return judge("waits", f"{self.steps.waits} waits for the GPU in {MEASURED_STEPS} steps", limit="≤ 1 a step",
+                     fail=self.steps.waits > MEASURED_STEPS, hint="report it: the GPU idles meanwhile")  # fmt: skip
+
+    def mfu(self) -> Finding:
+        """Of the measured peak; of the nominal one where nothing was measured."""
+        if self.steps is None:
+            return skip("mfu", "no steps were made")
+        reached, measured = self.steps.flops / self.steps.seconds, self.examination.gemm_flops
+        peak = measured or peak_flops(torch.cuda.get_device_name(self.device))
+        if peak is None:
+            return judge("mfu", f"{reached / 1e12:.1f} TFLOP/s; the GPU's peak is unknown", warn=True, flops=reached)
+        mfu = reached / peak
+        return judge(
+            "mfu", f"{mfu:.2f} of the {'measured' if measured else 'nominal'} peak ({reached / 1e12:.1f} TFLOP/s)",
+            limit=f"≥ {LEAST_MFU:.2f}, better {GOOD_MFU:.2f}", fail=not LEAST_MFU <= mfu <= 1.05, warn=mfu < GOOD_MFU,
+            hint="more than is possible: the GPU does not compute" if mfu > 1.05 else "see power, compile and waits",
+            mfu=mfu, flops=reached,
+        )  # fmt: skip
+
+    def update(self) -> Finding:
+        """The optimizer alone."""
+        if self.context is None or self.steps is None:
+            return skip("update", "no steps were made")
+        context, number = self.context, self.context.state.step
+        loss = accumulate(context.loaded.model, self.batches(context.data.train)[:1])
+        times = []
+        for more in range(3):
+            self.wait()
+            begun = time.perf_counter()
+            context.optimizer.step(number + more + 1, 1e-6, loss)
+            self.wait()
+            times.append(time.perf_counter() - begun)
+        context.loaded.model.zero_grad(set_to_none=True)
+        context.optimizer.raise_if_nonfinite()
+        self.update_s = min(times)
+        limit = f"≤ {format_milliseconds(UPDATE_LIMIT_S)}" if self.device.type == "cuda" else None
+        figure = f"{format_milliseconds(self.update_s)} by {context.plan.resolved.optimizer}"
+        return judge("update", figure, limit=limit,
+                     fail=limit is not None and self.update_s > UPDATE_LIMIT_S, hint="see memory bandwidth",
+                     seconds=self.update_s)  # fmt: skip
+
+    def batches(self, rows: Rows) -> Sequence[Batch]:
+        """The first rows of these, as many as a step has, in micro-batches of the plan."""
+        assert self.context is not None
+        task, loaded = self.context.loaded.task, self.context.loaded
+        limit = task.limit(self.context.data.train, self.context.plan.resolved.micro_batch)
+        return limit.batches(rows, [np.arange(self.context.spec.training.batch_size)], loaded.pad_id)
+
+    def throughput(self) -> Finding:
+        """Rows a second in both shapes."""
+        if self.context is None or self.steps is None or self.update_s is None:
+            return skip("throughput", "no steps were made")
+        batches = self.batches(self.context.data.validation)
+        accumulate(self.context.loaded.model, batches[:2])
+        self.wait()
+        begun = time.perf_counter()
+        accumulate(self.context.loaded.model, batches)
+        self.wait()
+        seconds = time.perf_counter() - begun + self.update_s
+        self.context.loaded.model.zero_grad(set_to_none=True)
+        kind = self.device.type
+        rates = {
+            named(SHORTER[kind]): self.context.spec.training.batch_size / seconds,
+            named(LONGEST[kind]): self.steps.rows / self.steps.seconds,
+        }
+        shown = ", ".join(f"{rate:.1f} rows/s at {shape}" for shape, rate in rates.items())
+        found = judge("throughput", f"{self.parameters}: {shown} tokens")
+        return found.model_copy(update={"values": rates})
+
+    def weights_in_place(self) -> Finding:
+        """Nothing was copied on the way."""
+        if self.context is None:
+            return skip("weights_in_place", NOT_LOADED)
+        moved = guards.moved_parameters(self.context.loaded.model, self.context.loaded.pointers)
+        return judge("weights_in_place", f"{len(moved)} parameters were moved", limit="0", fail=bool(moved),
+                     hint="report it: weights are held twice")  # fmt: skip
+
+    # -- what goes wrong, and what is kept --------------------------------------------------------------------------
+
+    def checkpoint_copy(self) -> Finding:
+        """A save beside a step, against one that training waits for."""
+        context = self.context
+        if context is None or self.steps is None:
+            return skip("checkpoint_copy", "no steps were made")
+        live = {WEIGHTS: weights_of(context.loaded.model), OPTIMIZER: context.optimizer.state_dict()}
+        needed, free = 2 * bytes_needed(live), shutil.disk_usage(context.run.path).free
+        if free < needed:
+            figures = bytes_alike(needed, free)
+            return skip("checkpoint_copy", f"two checkpoints need {figures[0]} of disk, {figures[1]} are free")
+        saver = Saver(context.run, context.loaded.model, context.optimizer, 1, self.journal)
+        if not saver.reserve(live):
+            return judge("checkpoint_copy", "the host has no room for a copy", warn=True,
+                         hint="steps wait for as long as a checkpoint is written; add memory")  # fmt: skip
+        waited = RunDir(self.examination.folder / "waited")
+        waited.path.mkdir()
+        plain = write(waited, context.state, live, 1, self.journal)
+        step_s = self.steps.seconds / MEASURED_STEPS
+        state = context.state.model_copy(deep=True)
+        self.wait()
+        begun = time.perf_counter()
+        saver.save(state)
+        self.step()
+        self.wait()
+        stall = max(0.0, time.perf_counter() - begun - step_s)
+        saver.wait()
+        saved = [fact for fact in self.journal.facts if isinstance(fact, CheckpointSaved)]
+        if isinstance(plain, DiskLow) or not saved:
+            return judge("checkpoint_copy", "the disk became full", fail=True, hint="make room")
+        same = sums(waited, state.step) == sums(context.run, state.step)
+        return judge(
+            "checkpoint_copy",
+            f"a step beside it took {format_milliseconds(stall)} longer; {format_bytes(saved[-1].bytes)} in "
+            f"{format_duration(saved[-1].seconds)}, {'the same' if same else 'OTHER'} sha256 as one waited for",
+            limit=f"≤ {format_milliseconds(STALL_LIMIT_S)}, the same", fail=not same,
+            warn=self.device.type == "cuda" and stall > STALL_LIMIT_S,
+            hint="see device to host" if same else "report it: checkpoints are wrong", stall_s=stall,
+            bytes_per_s=saved[-1].bytes / saved[-1].seconds,
+        )  # fmt: skip
+
+    def oversized_batch(self) -> Finding:
+        """The same step with and without enough memory."""
+        if self.context is None or self.steps is None:
+            return skip("oversized_batch", "no steps were made")
+        context, model, planned = self.context, self.context.loaded.model, self.steps.planned
+        set_dropout(model, 0.0)
+        for stack in (model.encoder, model.decoder):
+            stack.compiled = None  # type: ignore[union-attr]  # a fused stack; predictions are of eager layers
+        recorder = RecordingOptimizer(model)
+        trial = dataclasses.replace(context, optimizer=cast(Optimizer, recorder))  # of which a step asks no more
+        samples = []
+        activations = planned["activations"] + planned["temporaries"]
+        for limit in (None, int(sum(planned.values()) - (1 - KEPT) * activations)):
+            gc.collect()
+            context.cache.clear()
+            trial.state.step, trial.state.safe = context.state.step, {}
+            with hard_limit.on_gpu(self.device, limit):
+                next(steps(trial))
+            assert recorder.sample is not None
+            samples.append(recorder.sample)
+        recovered = [fact for fact in self.journal.facts if isinstance(fact, OomRecovered)]
+        distance = float((samples[1] - samples[0]).norm() / samples[0].norm())
+        if not recovered:
+            return judge("oversized_batch", "memory did not run out", fail=True, hint="see hard limit")
+        sizes = f"{recovered[0].micro_batch_before} rows became {recovered[-1].micro_batch_after}"
+        return judge(
+            "oversized_batch", f"{sizes}; the gradient is {distance:.2%} off", limit=f"≤ {GRADIENT_LIMIT:.0%}",
+            fail=not distance <= GRADIENT_LIMIT, hint="report it: a recovered step is not the same step",
+            distance=distance,
+        )  # fmt: skip
+
+
+def checks(examination: Examination) -> Mapping[str, Check]:
+    """By name."""
+    training = TrainingChecks(examination)
+    return {
+        "load": training.load,
+        "compile_cold": training.compile_cold,
+        "graphs": training.graphs,
+        "peak": training.peak,
+        "waits": training.waits,
+        "mfu": training.mfu,
+        "update": training.update,
+        "throughput": training.throughput,
+        "weights_in_place": training.weights_in_place,
+        "checkpoint_copy": training.checkpoint_copy,
+        "oversized_batch": training.oversized_batch,
+    }
+
+
+def job_spec(kind: str) -> JobSpec:
+    """The default job."""
+    inputs, targets = LONGEST[kind]
+    return parse_spec(
+        {
+            "model": "random",
+            "data": {"train": "random.jsonl", "max_input_tokens": inputs, "max_target_tokens": targets},
+            "training": {"epochs": 5, "batch_size": BATCH[kind], "learning_rate": 1e-5},
+        }
+    )
+
+
+def named(widths: Widths) -> str:
+    """`128/256`."""
+    return "{}/{}".format(*widths)
+
+
+def sums(run: RunDir, step: int) -> dict[str, str]:
+    """sha256 of the tensors of a checkpoint, by file."""
+    files = json.loads((folder_of(run, step) / MANIFEST).read_bytes())["files"]
+    return {name: files[name]["sha256"] for name in (WEIGHTS, OPTIMIZER)}
