@@ -11,8 +11,8 @@ from jobs.gpus import GpuFacts
 from jobs.measured import MeasuredGpu
 
 
-class Gpu(Frozen, strict=True, extra="allow"):
-    """A GPU, as its driver describes it."""
+class TrainerGpu(Frozen, strict=True, extra="allow"):
+    """What decides which jobs a GPU can take."""
 
     uuid: str
     """As the driver names it for good."""
@@ -20,6 +20,24 @@ class Gpu(Frozen, strict=True, extra="allow"):
     """Such as `NVIDIA GeForce RTX 5090`."""
     memory_bytes: Annotated[int, Field(gt=0, lt=2**50)]
     """Of the whole GPU."""
+
+    @property
+    def facts(self) -> GpuFacts:
+        """The same, as needs are compared with it."""
+        return GpuFacts(self.name, self.memory_bytes)
+
+
+class Trainer(Frozen, strict=True):
+    """What decides which jobs a train worker can take: the same from heartbeat to heartbeat."""
+
+    device: str | None = None
+    """As in `WorkerHeartbeat`, like the next field."""
+    gpu: TrainerGpu | None = None
+
+
+class Gpu(TrainerGpu):
+    """A GPU, as its driver describes it."""
+
     driver: str
     """Version of the driver."""
     measured: MeasuredGpu | None = None

@@ -131,7 +131,10 @@ local reported
 local function reports()
   if not reported then
     reported = {}
-    for _, worker in ipairs(trainers()) do table.insert(reported, worker.raw) end
+    for _, worker in ipairs(trainers()) do
+      table.insert(reported, cjson.encode({device = worker.device, gpu = worker.gpu}))
+    end
+    table.sort(reported)  -- by now in the order of their heartbeats
     reported = '[' .. table.concat(reported, ',') .. ']'
   end
   return reported

@@ -9,7 +9,7 @@ All instants come from TIME inside the script. Reconcile's own: `maintenance.py`
 - `rebuilt()`: whether Redis has been given every run directory since it was last empty (`jobs/redis/maintenance.py`)
 - `place(id)`: puts a job into the order of its stage when it waits and nobody holds it, and out of all others
 - `suits(id, gpu)`: whether that GPU (name, memory_bytes; nil: a CPU) can take the job, as `jobs/gpu_needs.py` says
-- `trainers()`: what train workers of the last minute report (`raw`: as it came), each with the `job` that it holds
+- `trainers()`: what train workers of the last minute report, each with the `job` that it holds
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ local function trainers()
     if read and type(facts) == 'table' and facts.stage == 'train' then
       local gpu = facts.gpu
       local known = type(gpu) == 'table' and type(gpu.name) == 'string' and type(gpu.memory_bytes) == 'number'
-      table.insert(found, {healthy = facts.healthy == true, gpu = known and gpu or nil, job = held[name], raw = raw})
+      gpu = known and {uuid = gpu.uuid, name = gpu.name, memory_bytes = gpu.memory_bytes} or nil
+      table.insert(found, {healthy = facts.healthy == true, device = facts.device, gpu = gpu, job = held[name]})
     end
   end
   return found

@@ -338,3 +338,19 @@ def test_a_job_is_not_planned_for_the_smaller_gpu_while_another_is_away(store: S
     why = "LONGHAUL_DEVICE=cuda, but 'GPU-x' names no GPU here"
     store.workers.report(heartbeat("train-b", stage="train", device="cuda", gpu=None, healthy=False, why=why))
     assert planned_gpu(store, ResourcesSpec()) is None
+
+
+def test_heartbeats_that_change_no_gpu_leave_a_job_as_it_was(store: Store, tmp_path: Path) -> None:
+    report(store, "train-s", SMALL, busy=False)
+    report(store, "train-l", LARGE, busy=False)
+    queue(store, tmp_path, "job")
+    assert take(store, "train-l", LARGE) == "job"
+    before = store.page(limit=1)
+    assert {(each.device, each.gpu and each.gpu.facts) for each in before[0][0].parsed().trainers} == {
+        ("cuda", SMALL),
+        ("cuda", LARGE),
+    }
+    report(store, "train-s", SMALL, busy=True, pid=9)
+    assert store.page(limit=1) == before, "an answer is kept by these bytes"
+    report(store, "train-s", HUGE)
+    assert store.page(limit=1) != before
