@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+from jobs.measured import MeasuredGpu
 
 GPU = "LONGHAUL_GPU"
 """Environment variable by which a supervisor tells check and prepare which GPU will train (`GpuFacts`)."""
@@ -32,13 +34,22 @@ class GpuFacts:
     name: str
     memory_bytes: int
     """All of it, as nvidia-smi says: the driver keeps some hundred MiB for itself."""
-    measured_flops: float | None = None
-    """FLOP/s of bf16 products, as `longhaul doctor` measured them; None: it never did."""
+    measured: MeasuredGpu | None = None
+    """None: nothing was measured."""
 
     @property
     def peak_flops(self) -> float | None:
-        """As measured, else by the data sheet; None for a GPU of which neither is known."""
-        return self.measured_flops or peak_flops(self.name)
+        """FLOP/s of bf16 products: as measured, else by the data sheet; None if neither is known."""
+        return (self.measured and self.measured.gemm_flops) or peak_flops(self.name)
+
+    @property
+    def memory_bandwidth(self) -> float | None:
+        """Bytes a second of its memory: as measured, else by the data sheet; None if neither is known."""
+        return (self.measured and self.measured.memory_bytes_per_s) or memory_bandwidth(self.name)
+
+    def training_flops(self, parameters: int) -> float | None:
+        """FLOP/s that training reached with a model of so many parameters; None: none was trained on this GPU."""
+        return None if self.measured is None else self.measured.training_flops.get(str(parameters))
 
     @property
     def usable_bytes(self) -> int:
@@ -57,15 +68,17 @@ class GpuFacts:
 
     def encode(self) -> str:
         """One line of JSON."""
-        return json.dumps(asdict(self))
+        measured = None if self.measured is None else self.measured.model_dump()
+        return json.dumps({"name": self.name, "memory_bytes": self.memory_bytes, "measured": measured})
 
     @classmethod
     def parse(cls, text: str) -> GpuFacts:
         """What `encode` made. Raises ValueError."""
         try:
             facts = json.loads(text)
-            measured = facts.get("measured_flops")
-            return cls(str(facts["name"]), int(facts["memory_bytes"]), None if measured is None else float(measured))
+            measured = facts.get("measured")
+            known = None if measured is None else MeasuredGpu.model_validate(measured)
+            return cls(str(facts["name"]), int(facts["memory_bytes"]), known)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f'{GPU} is {text!r}; it is JSON such as {{"name": "…", "memory_bytes": 34190917632}}'

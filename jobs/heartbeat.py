@@ -41,12 +41,12 @@ class Gpu(TrainerGpu):
     driver: str
     """Version of the driver."""
     measured: MeasuredGpu | None = None
-    """What `longhaul doctor` measured of it with this driver; null: it was never examined."""
+    """What `longhaul doctor` and jobs measured of it with this driver; null: nothing."""
 
     @property
     def facts(self) -> GpuFacts:
         """What decides which jobs it can take, and how they are planned."""
-        return GpuFacts(self.name, self.memory_bytes, None if self.measured is None else self.measured.gemm_flops)
+        return GpuFacts(self.name, self.memory_bytes, self.measured)
 
 
 class SinkLag(Frozen, strict=True, extra="ignore", json_schema_extra={"additionalProperties": False}):

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pydantic.json_schema import SkipJsonSchema
 
 from jobs.frozen import Frozen, left_out
-from jobs.gpus import REFERENCE, peak_flops, short_name
+from jobs.gpus import REFERENCE, GpuFacts, short_name
 from jobs.memory_plan import MemoryPlan, MemorySummary, OptimizerName
 from jobs.spec import JobSpec
-from jobs.text.units import durations_alike
+from jobs.text.units import durations_alike, format_duration
 
 EXPECTED_SHARE = 0.4
 """Share of a GPU's limit that a job is expected to reach while nothing was measured; recomputation counts as work.
@@ -92,7 +92,10 @@ class TimeFigures(Frozen):
     hours_at_limit: float | None
     """`model_flops` at the GPU's peak; null without a GPU whose peak is known."""
     hours_expected: float | None
-    """All FLOPs at `EXPECTED_SHARE` of the peak. An expectation: the measured pace replaces it."""
+    """All FLOPs at the rate that training reached on this GPU with a model of as many parameters; else at
+    `EXPECTED_SHARE` of the peak. An expectation: the measured pace of the job replaces it."""
+    expected_from_training: bool = False
+    """Whether `hours_expected` comes from training; false: from the peak."""
 
 
 class TimeSummary(TimeFigures):
@@ -114,7 +117,7 @@ class TimePlan(TimeFigures):
         """
         if self.gpu is None:
             return None
-        if self.hours_at_limit is None or self.hours_expected is None:
+        if self.hours_expected is None:
             return f"time unknown: its peak speed is not in Longhaul's table ({self.gpu})"
         name = short_name(self.gpu)
         article = "an" if name[0] in "AEFHILMNORSX" else "a"
@@ -122,8 +125,12 @@ class TimePlan(TimeFigures):
             *(["no worker has reported a GPU for it yet"] if self.assumed else []),
             *(["estimated from the first rows"] if self.estimated else []),
         ]
+        source = " from training on it" if self.expected_from_training else ""
+        if self.hours_at_limit is None:
+            remarks = "; ".join([f"expected{source}", *doubts])
+            return f"about {format_duration(3600 * self.hours_expected)} on {article} {name} ({remarks})"
         limit, expected = durations_alike(3600 * self.hours_at_limit, 3600 * self.hours_expected)
-        remarks = "; ".join([f"about {expected} expected", *doubts])
+        remarks = "; ".join([f"about {expected} expected{source}", *doubts])
         kind = "measured" if self.measured else "nominal"
         return f"about {limit} at the {kind} peak of {article} {name} ({remarks})"
 
@@ -138,25 +145,25 @@ def make_time_plan(
     recomputed_flops: float,
     estimated: bool,
     device: str,
-    gpu: str | None,
-    measured_flops: float | None = None,
+    gpu: GpuFacts | None,
+    parameters: int,
 ) -> TimePlan:
-    """The time on this GPU (None: the reference GPU is assumed); on `cpu` without a GPU no time is predicted.
-
-    `measured_flops` FLOP/s: the GPU's peak as it was measured; None: that of its data sheet.
-    """
+    """The time on this GPU (None: the reference GPU is assumed); on `cpu` without a GPU no time is predicted."""
     assumed = gpu is None and device != "cpu"
-    name = REFERENCE.name if assumed else gpu
-    peak = measured_flops or (None if name is None else peak_flops(name))
+    facts = REFERENCE if assumed else gpu
+    peak = None if facts is None else facts.peak_flops
+    reached = None if facts is None else facts.training_flops(parameters)
+    expected = reached or (None if peak is None else EXPECTED_SHARE * peak)
     return TimePlan(
         model_flops=model_flops,
         recomputed_flops=recomputed_flops,
         estimated=estimated,
-        gpu=name,
+        gpu=None if facts is None else facts.name,
         assumed=assumed,
-        measured=measured_flops is not None,
+        measured=facts is not None and facts.measured is not None and facts.measured.gemm_flops is not None,
         hours_at_limit=None if peak is None else model_flops / peak / 3600,
-        hours_expected=None if peak is None else (model_flops + recomputed_flops) / (EXPECTED_SHARE * peak) / 3600,
+        hours_expected=None if expected is None else (model_flops + recomputed_flops) / expected / 3600,
+        expected_from_training=reached is not None,
     )
 
 

@@ -126,7 +126,7 @@ def print_workers(workers: Sequence[WorkerDict], console: Console, *, damaged: S
     print_table(_WORKERS, rows, console)
     for each in workers:
         gpu = each.get("gpu")
-        if gpu and not gpu.get("measured"):
+        if gpu and (gpu.get("measured") or {}).get("examined_at") is None:
             console.print(
                 Text(f"{gpu['name']} was never examined: `longhaul doctor` does it", style="dim"), soft_wrap=True
             )

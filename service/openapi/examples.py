@@ -6,6 +6,7 @@ from typing import Any
 
 from jobs.dataset_report import LengthSummary, Percentiles, PreparedSummary, SideLengths
 from jobs.events import AttemptStarted, Event, Fact, JobChecked, JobPrepared, JobQueued, JobSubmitted
+from jobs.gpus import REFERENCE
 from jobs.memory_plan import Candidate, MemoryPlan
 from jobs.metrics import MetricRow
 from jobs.plan import CheckSummary, Resolved, make_time_plan
@@ -25,7 +26,7 @@ _SPEC = parse_spec(
     }
 )
 _TIME = make_time_plan(
-    model_flops=9.9e19, recomputed_flops=0.0, estimated=False, device="cuda", gpu="NVIDIA GeForce RTX 5090"
+    model_flops=9.9e19, recomputed_flops=0.0, estimated=False, device="cuda", gpu=REFERENCE, parameters=2_849_757_184
 ).summary()
 _SETTING: dict[str, Any] = {"optimizer": "adamw_8bit", "activation_checkpointing": 0, "micro_batch": 8}
 _PARTS = {

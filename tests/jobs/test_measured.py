@@ -9,7 +9,7 @@ import pytest
 from jobs.disk.measured_file import keep_measured, measured_file, read_measured
 from jobs.gpus import GpuFacts
 from jobs.heartbeat import Gpu
-from jobs.measured import MeasuredGpu
+from jobs.measured import MODELS, MeasuredGpu
 
 UUID = "GPU-51a00000-0000-4000-8000-000000000001"
 MEASURED = MeasuredGpu(driver="580.95", examined_at=1, gemm_flops=2e14, rows_per_s={"128/256": 30.0})
@@ -36,3 +36,14 @@ def test_a_job_is_planned_with_it() -> None:
     examined = gpu.model_copy(update={"measured": MEASURED})
     assert examined.facts.peak_flops == 2e14
     assert GpuFacts.parse(examined.facts.encode()) == examined.facts
+    assert examined.facts.memory_bandwidth == 1.792e12, "as the data sheet says"
+
+
+def test_the_newest_training_rates_are_kept_a_rate_for_each_size() -> None:
+    measured = MEASURED
+    for parameters in [*range(MODELS + 4), 10]:
+        measured = measured.with_training_flops(parameters, 1e12 + parameters)
+    assert list(measured.training_flops) == [*(str(count) for count in range(4, MODELS + 4) if count != 10), "10"]
+    assert measured.training_flops["10"] == 1e12 + 10 and measured.gemm_flops == MEASURED.gemm_flops
+    again = MeasuredGpu.model_validate_json(measured.model_dump_json())
+    assert again == measured

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs.gpus import REFERENCE, peak_flops, short_name
+from jobs.gpus import REFERENCE, GpuFacts, peak_flops, short_name
+from jobs.measured import MeasuredGpu
 from jobs.plan import DataPlan, ModelPlan, Plan, TimePlan, make_plan, make_time_plan
 from jobs.spec import parse_spec
 
@@ -17,7 +19,7 @@ def planned(hours: float = 131.0, **more: Any) -> TimePlan:
     """So many hours at the nominal peak of a 5090."""
     facts: dict[str, Any] = {
         "model_flops": hours * 3600 * 209.5e12, "recomputed_flops": 0.0, "estimated": False, "device": "cuda",
-        "gpu": REFERENCE.name,
+        "gpu": REFERENCE, "parameters": 8,
     }  # fmt: skip
     return make_time_plan(**facts | more)
 
@@ -36,11 +38,11 @@ def test_recomputation_costs_time_but_moves_no_limit() -> None:
 
 
 def test_a_faster_gpu_has_a_nearer_limit() -> None:
-    plan = planned(gpu="NVIDIA H200")
+    plan = planned(gpu=GpuFacts("NVIDIA H200", 0))
     assert plan.hours_at_limit == pytest.approx(131 * 209.5 / 989)
     assert plan.text == "about 1 d 4 h at the nominal peak of an H200 (about 2 d 21 h expected)"
     assert (
-        planned(gpu="NVIDIA B200").text
+        planned(gpu=GpuFacts("NVIDIA B200", 0)).text
         == "about 12 h 12 min at the nominal peak of a B200 (about 30 h 30 min expected)"
     )
 
@@ -58,9 +60,20 @@ def test_no_gpu_no_figure() -> None:
     on_cpu = planned(gpu=None, device="cpu")
     assert (on_cpu.gpu, on_cpu.assumed, on_cpu.hours_at_limit, on_cpu.hours_expected) == (None, False, None, None)
     assert on_cpu.text is None and on_cpu.summary().text is None
-    strange = planned(gpu="NVIDIA GeForce GTX 1080")
+    strange = planned(gpu=GpuFacts("NVIDIA GeForce GTX 1080", 0))
     assert (strange.hours_at_limit, strange.hours_expected, strange.assumed) == (None, None, False)
     assert strange.text == "time unknown: its peak speed is not in Longhaul's table (NVIDIA GeForce GTX 1080)"
+
+
+def test_training_on_the_gpu_replaces_the_expected_share_of_its_peak() -> None:
+    measured = MeasuredGpu(driver="580", gemm_flops=190e12).with_training_flops(8, 104.75e12)
+    plan = planned(gpu=replace(REFERENCE, measured=measured), recomputed_flops=131 * 3600 * 209.5e12 / 2)
+    assert plan.hours_expected == pytest.approx(131 * 1.5 * 2) and plan.expected_from_training
+    assert plan.text == ("about 6 d at the measured peak of an RTX 5090 (about 16 d 9 h expected from training on it)")
+    other = planned(gpu=replace(REFERENCE, measured=measured), parameters=9)
+    assert other.hours_expected == pytest.approx(131 / 0.4 * 209.5 / 190) and not other.expected_from_training
+    unlisted = planned(gpu=GpuFacts("NVIDIA T4", 0, MeasuredGpu(driver="580").with_training_flops(8, 209.5e12)))
+    assert unlisted.text == "about 5 d 11 h on a T4 (expected from training on it)"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir
 from jobs.errors import DeviceBusy, OutOfMemory, Rejected
 from jobs.events import GpuProcess, MemoryPlanned, ModelLoaded
+from jobs.gpus import REFERENCE
 from jobs.memory_plan import MemoryPlan
 from jobs.plan import Plan, Resolved
 from jobs.reasons import Reason
@@ -67,7 +68,7 @@ def test_a_gpu_with_less_than_planned_but_enough_only_lowers_the_budget(plan: Pl
 def test_on_a_smaller_gpu_the_ladder_is_walked_again(plan: Plan) -> None:
     alternatives, small = FakeAlternatives(), gpu(23.5)
     adjusted = adjust_plan(tiny_spec(**AUTO), plan, small, 0, alternatives)
-    assert [(budget.bytes, budget.source, budget.gpu) for budget in alternatives.asked] == [
+    assert [(budget.bytes, budget.source, budget.gpu_name) for budget in alternatives.asked] == [
         (int(23.5 * GIB), "gpu", "NVIDIA GeForce RTX 4090")
     ]
     assert adjusted.resolved == Resolved(
@@ -83,7 +84,7 @@ def test_a_real_ladder_is_walked_again_with_the_optimizer_that_checkpoints_hold(
 ) -> None:
     spec = tiny_spec(**AUTO, training={"batch_size": 512})
     config = read_config(model_folder, "model")
-    large = Budget(2 * GIB, "assumed", "NVIDIA GeForce RTX 5090", margin=0)
+    large = Budget(2 * GIB, "assumed", REFERENCE, margin=0)
     memory = plan_memory(spec, config, (512, 512), device="cuda", budget=large)
     before = make_run("a").plan()
     before = before.model_copy(

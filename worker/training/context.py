@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from jobs.disk.files import LineWriter
-from jobs.disk.measured_file import read_measured
 from jobs.disk.metrics_file import truncate_metrics
 from jobs.disk.rundir import RunDir
 from jobs.events import ModelLoaded
@@ -19,11 +18,11 @@ from worker.training.checkpoints import checkpoint
 from worker.training.checkpoints.checkpoint import TrainState
 from worker.training.checkpoints.pruning import clean, start_from_scratch
 from worker.training.checkpoints.saving import Saver
-from worker.training.dataset.data import PreparedDataset
+from worker.training.dataset.data import PreparedDataset, Rows
 from worker.training.due import Due
+from worker.training.gpu_speed import GpuSpeed
 from worker.training.journal import Journal
-from worker.training.machine.device import gpu_id, prepare_numerics
-from worker.training.machine.nvml import open_gpu
+from worker.training.machine.device import prepare_numerics
 from worker.training.machine.out_of_memory import MemoryProbe
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.machine.usage import Cache
@@ -39,6 +38,8 @@ from worker.training.tasks.registry import task_of
 from worker.training.window import Meter
 
 log = logging.getLogger("longhaul.trainer")
+SAMPLE = 10_000
+"""Rows that stand for all of them."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,15 @@ class TrainingContext:
             monitor=monitor,
             state=state,
             due=Due(spec, state, steps=plan.steps, validation_rows=len(data.validation)),
-            meter=Meter(cache, attempt, pace, state.window, planned_bytes, monitor, measured_flops(run, cache.device)),
+            meter=Meter(
+                cache,
+                attempt,
+                pace,
+                state.window,
+                planned_bytes,
+                monitor,
+                gpu_speed(run, cache.device, loaded, plan, data.train),
+            ),
             metrics=LineWriter(run.metrics_file),
             saver=Saver(run, loaded.model, optimizer, spec.checkpoint.keep, journal),
         )
@@ -172,11 +181,11 @@ def set_up(
     )
 
 
-def measured_flops(run: RunDir, device: torch.device) -> float | None:
-    """Peak of the GPU as `longhaul doctor` measured it with the present driver; None on a CPU."""
+def gpu_speed(run: RunDir, device: torch.device, loaded: LoadedModel, plan: Plan, rows: Rows) -> GpuSpeed | None:
+    """The measured figures of the GPU; None on a CPU."""
     if device.type != "cuda":
         return None
-    uuid = gpu_id(device)
-    gpu = open_gpu(uuid)
-    measured = read_measured(run.path.parent, uuid, None if gpu is None else gpu.driver())
-    return None if measured is None else measured.gemm_flops
+    lengths = rows.input_lengths[:SAMPLE], rows.target_lengths[:SAMPLE]
+    again = loaded.task.recomputed_flops(loaded.config, plan.resolved.activation_checkpointing).forward(*lengths)
+    recomputed = again / loaded.task.flops(loaded.config).rows(*lengths)
+    return GpuSpeed.of(run.path.parent, device, parameters=loaded.parameters, recomputed=recomputed)

@@ -19,6 +19,7 @@ from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, DeviceBusy, NotPrepared, OutOfMemory, Rejected
 from jobs.events import MemoryPlanned
+from jobs.gpus import GpuFacts
 from jobs.memory_plan import MemoryPlan
 from jobs.plan import Plan
 from jobs.reasons import Reason
@@ -140,7 +141,7 @@ def adjust_plan(spec: JobSpec, plan: Plan, gpu: GpuNow | None, lower: int, alter
         if memory.peak_bytes <= gpu.total:
             memory = memory.model_copy(update={"budget_bytes": gpu.total})
         else:
-            memory = alternatives.replan(on_gpu(gpu.total, "gpu", gpu.name))
+            memory = alternatives.replan(on_gpu(gpu.total, "gpu", GpuFacts(gpu.name, gpu.total)))
     if lower:
         memory = apply_fallbacks(spec, memory, lower, alternatives.parts)
     chosen = {name: getattr(memory, name) for name in ("micro_batch", "activation_checkpointing", "optimizer")}

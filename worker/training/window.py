@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from jobs.gpus import peak_flops
 from jobs.metrics import MetricRow
+from worker.training.gpu_speed import GpuSpeed
 from worker.training.machine.device import gpu_id
 from worker.training.machine.host import host_memory
 from worker.training.machine.nvml import GpuUse, NvmlGpu, open_gpu
@@ -51,8 +51,8 @@ class Meter:
     """Peak as predicted for the largest micro-batch; None where it was not planned."""
     monitor: MemoryProbe | None = None
     """The other processes on the GPU; None if not monitored."""
-    measured_flops: float | None = None
-    """Peak of the GPU as `longhaul doctor` measured it; None: that of its data sheet is taken."""
+    speed: GpuSpeed | None = None
+    """Of the GPU; None on a CPU."""
     gpu: NvmlGpu | None = field(init=False, repr=False)
     """None on CPU, and if the driver reports nothing."""
     peak: float | None = field(init=False)
@@ -63,7 +63,7 @@ class Meter:
         device = self.cache.device
         on_gpu = device.type == "cuda"
         self.gpu = open_gpu(gpu_id(device)) if on_gpu else None
-        self.peak = (self.measured_flops or peak_flops(torch.cuda.get_device_name(device))) if on_gpu else None
+        self.peak = None if self.speed is None else self.speed.peak
 
     def add(self, result: StepResult) -> None:
         """Count one step; its time is that since the step before, without evaluations and checkpoints."""
@@ -73,8 +73,11 @@ class Meter:
         self.window.target_tokens += result.target_tokens
         self.window.padded_tokens += result.padded_tokens
         self.window.flops += result.flops
-        self.window.seconds += self.pace.step()
+        seconds = self.pace.step()
+        self.window.seconds += seconds
         self.window.data_wait_s += result.data_wait_s
+        if self.speed is not None:
+            self.speed.add(result.flops, seconds)
 
     def synchronize(self) -> Window:
         """The window with every number on the host. Waits for the device."""

@@ -27,7 +27,7 @@ RTX_4090 = GpuFacts("NVIDIA GeForce RTX 4090", 24_564 * 2**20)
 )
 def test_on_a_gpu(budget: Any, gpu: GpuFacts | None, source: str, gib: float, name: str) -> None:
     found = find_budget(MemorySpec(budget=budget), "cuda", gpu)
-    assert (found.source, found.gpu) == (source, name)
+    assert (found.source, found.gpu_name) == (source, name)
     assert found.bytes / GIB == pytest.approx(gib, abs=0.01)
     assert found.margin == int(0.03 * found.bytes)
     assert found.limit == found.bytes - found.margin
@@ -58,6 +58,6 @@ def test_a_job_that_asks_for_a_larger_gpu_than_is_known_is_planned_for_such_a_on
     asked: float, gib: float, name: str
 ) -> None:
     found = find_budget(MemorySpec(), "cuda", None, ResourcesSpec(gpu_memory_gib=asked))
-    assert (found.source, found.gpu) == ("assumed", name)
+    assert (found.source, found.gpu_name) == ("assumed", name)
     assert found.bytes / GIB == pytest.approx(gib, abs=0.01)
-    assert find_budget(MemorySpec(), "cuda", RTX_4090, ResourcesSpec(gpu_memory_gib=asked)).gpu == RTX_4090.name
+    assert find_budget(MemorySpec(), "cuda", RTX_4090, ResourcesSpec(gpu_memory_gib=asked)).gpu == RTX_4090

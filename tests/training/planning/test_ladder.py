@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from jobs.gpus import GpuFacts
+from jobs.measured import MeasuredGpu
 from jobs.memory_plan import Candidate
 from jobs.text.units import GIB
 from tests.training.conftest import XL
@@ -48,7 +50,7 @@ class Plain:
 
 
 def ladder(limit_gib: float, *, cap: int = 128, model: Plain | None = None, gpu: str | None = None) -> Ladder:
-    pace = RowTime(Seq2Seq(), XL, 256, 256, 2 * PARAMETERS, gpu)
+    pace = RowTime(Seq2Seq(), XL, 256, 256, 2 * PARAMETERS, None if gpu is None else GpuFacts(gpu, 0))
     return Ladder(model or Plain(), pace, limit=int(limit_gib * GIB), context=CONTEXT, cap=cap)
 
 
@@ -158,12 +160,14 @@ def test_where_nothing_fits_the_smallest_is_known() -> None:
 
 
 def test_the_slower_the_memory_the_more_a_small_micro_batch_costs() -> None:
-    def cost(gpu: str) -> float:
-        pace = RowTime(Seq2Seq(), XL, 256, 256, 2 * PARAMETERS, gpu)
+    def cost(gpu: str, measured: MeasuredGpu | None = None) -> float:
+        pace = RowTime(Seq2Seq(), XL, 256, 256, 2 * PARAMETERS, GpuFacts(gpu, 0, measured))
         return pace.seconds(1, 0) - pace.seconds(2, 0)
 
     assert cost("NVIDIA GeForce RTX 3090") > cost("NVIDIA GeForce RTX 5090") > cost("NVIDIA H200")
     assert cost("a GPU that nobody knows") == cost("NVIDIA GeForce RTX 5090")
+    slow = MeasuredGpu(driver="580", memory_bytes_per_s=0.9e12)
+    assert cost("NVIDIA GeForce RTX 5090", slow) > cost("NVIDIA GeForce RTX 3090"), "what was measured counts"
 
 
 def test_eight_rows_are_looked_at_first_where_no_more_are_wanted() -> None:

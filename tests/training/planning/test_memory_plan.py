@@ -14,7 +14,7 @@ import pytest
 
 from jobs.errors import DiskFull, Rejected, StageError
 from jobs.gpu_needs import GpuNeeds
-from jobs.gpus import DRIVER_BYTES, MARGIN, GpuFacts
+from jobs.gpus import DRIVER_BYTES, MARGIN, REFERENCE, GpuFacts
 from jobs.memory_plan import MemoryPlan
 from jobs.spec import parse_spec
 from jobs.text.units import GIB
@@ -117,7 +117,7 @@ def test_a_gpu_that_has_room_for_the_least_can_take_what_was_planned_for_a_large
     assert GpuNeeds(least_bytes=least).unmet(small) is None
 
     def again(usable: int) -> MemoryPlan:
-        budget = on_gpu(usable, "gpu", "small")
+        budget = on_gpu(usable, "gpu", small)
         return plan_memory(
             spec, CONFIG | XL | {"dropout_rate": 0.1}, longest, device="cuda", budget=budget, optimizer=large.optimizer
         )
@@ -196,11 +196,11 @@ def test_prepare_takes_the_plan_of_check_where_nothing_differs(
 @pytest.mark.parametrize(
     ("longest", "budget", "right"),
     [
-        ((256, 256), Budget(31 * GIB, "gpu", "NVIDIA GeForce RTX 5090", GIB), True),
-        ((256, 128), Budget(31 * GIB, "gpu", "NVIDIA GeForce RTX 5090", GIB), False),
-        ((256, 256), Budget(30 * GIB, "gpu", "NVIDIA GeForce RTX 5090", GIB), False),
-        ((256, 256), Budget(31 * GIB, "gpu", "NVIDIA H200", GIB), False),
-        ((256, 256), Budget(31 * GIB, "assumed", "NVIDIA GeForce RTX 5090", GIB), False),
+        ((256, 256), Budget(31 * GIB, "gpu", REFERENCE, GIB), True),
+        ((256, 128), Budget(31 * GIB, "gpu", REFERENCE, GIB), False),
+        ((256, 256), Budget(30 * GIB, "gpu", REFERENCE, GIB), False),
+        ((256, 256), Budget(31 * GIB, "gpu", gpu(31.84, "NVIDIA H200"), GIB), False),
+        ((256, 256), Budget(31 * GIB, "assumed", REFERENCE, GIB), False),
     ],
 )
 def test_a_plan_is_as_good_as_new_only_for_the_same_rows_and_the_same_gpu(

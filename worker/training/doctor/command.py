@@ -158,8 +158,9 @@ def keep(runs: Path, uuid: str, found: MeasuredGpu) -> None:
     """Keep what was measured now; of the rest, what was measured before with the same driver."""
     new = found.model_dump(exclude_none=True, exclude_defaults=True)
     if new.keys() - {"driver", "examined_at", "model"}:
-        before = read_measured(runs, uuid, found.driver)
-        keep_measured(runs, uuid, (before or found).model_copy(update=new))
+        before = read_measured(runs, uuid, found.driver) or found
+        new["training_flops"] = before.training_flops | found.training_flops
+        keep_measured(runs, uuid, before.model_copy(update=new))
 
 
 def run_child(group: str, examination: Examination) -> Iterator[Finding]:

@@ -54,6 +54,11 @@ class DoctorReport(Frozen):
         """What replaces nominal figures. A peak that is impossible, low or of a slowed GPU is left out."""
         gemm, power, load = self.of("gemm"), self.of("power"), self.of("load")
         steady = gemm is not None and gemm.status == "PASS" and (power is None or power.status != "WARN")
+        mfu, training_flops = self.of("mfu"), {}
+        if load is not None and mfu is not None and mfu.status in ("PASS", "WARN"):
+            facts = load.values
+            if facts.get("activation_checkpointing") == 0 and "flops" in mfu.values:
+                training_flops = {str(int(facts["parameters"])): mfu.values["flops"]}
         return MeasuredGpu(
             driver=driver,
             examined_at=at,
@@ -64,6 +69,7 @@ class DoctorReport(Frozen):
             update_s=self.figure("update", "seconds"),
             model=None if load is None else load.model,
             rows_per_s=self.rates,
+            training_flops=training_flops,
         )
 
     def figure(self, check: str, name: str) -> float | None:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
 from jobs.events import CheckpointSaved, DiskLow, OomRecovered
-from jobs.gpus import peak_flops
+from jobs.gpus import GpuFacts, peak_flops
 from jobs.memory_plan import MemoryPlan
 from jobs.spec import JobSpec, parse_spec
 from jobs.text.units import MIB, bytes_alike, format_bytes, format_duration, format_milliseconds, format_parameters
@@ -149,6 +149,7 @@ class TrainingChecks:
             fail=loaded.peak_ratio > LOAD_LIMIT and excess > NOISE_BYTES,
             hint="report it: the model is held twice", ratio=loaded.peak_ratio,
             seconds=loaded.seconds, parameters=loaded.parameters, micro_batch=resolved.micro_batch,
+            activation_checkpointing=resolved.activation_checkpointing,
         )  # fmt: skip
         return found.model_copy(update={"model": self.name})
 
@@ -170,7 +171,8 @@ class TrainingChecks:
         if self.device.type == "cpu":
             return find_budget(spec.memory, "cpu", None)
         free, total = torch.cuda.mem_get_info(self.device)
-        return on_gpu(min(total, free + CONTEXT_BYTES), "gpu", torch.cuda.get_device_name(self.device))
+        gpu = self.examination.gpu or GpuFacts(torch.cuda.get_device_name(self.device), total)
+        return on_gpu(min(total, free + CONTEXT_BYTES), "gpu", gpu)
 
     def compile_cold(self) -> Finding:
         """How long compiling took, with empty caches."""

@@ -18,8 +18,8 @@ class Budget:
 
     bytes: int
     source: BudgetSource
-    gpu: str | None
-    """As its driver names it; None on a CPU."""
+    gpu: GpuFacts | None
+    """None on a CPU."""
     margin: int
     """Of them, kept free."""
 
@@ -33,11 +33,16 @@ class Budget:
         """For people, such as `NVIDIA GeForce RTX 5090`."""
         named = {
             "job": "memory.budget",
-            "gpu": f"{self.gpu}",
-            "assumed": f"{self.gpu}, assumed",
+            "gpu": f"{self.gpu_name}",
+            "assumed": f"{self.gpu_name}, assumed",
             "host": "free here",
         }
         return named[self.source]
+
+    @property
+    def gpu_name(self) -> str | None:
+        """As its driver names it; None on a CPU."""
+        return None if self.gpu is None else self.gpu.name
 
 
 def find_budget(
@@ -54,7 +59,7 @@ def find_budget(
     facts = gpu or assumed_gpu(resources)
     usable = facts.usable_bytes
     if memory.budget == "auto":
-        return on_gpu(usable, "assumed" if gpu is None else "gpu", facts.name)
+        return on_gpu(usable, "assumed" if gpu is None else "gpu", facts)
     wanted = int(memory.budget * GIB)
     if gpu is not None and wanted > usable:
         most = int(usable / GIB * 10) / 10
@@ -65,7 +70,7 @@ def find_budget(
             param="memory.budget",
             hint=f"set memory.budget to at most {most:g}, or leave it at auto",
         )
-    return on_gpu(wanted, "job", facts.name)
+    return on_gpu(wanted, "job", facts)
 
 
 def assumed_gpu(resources: ResourcesSpec | None) -> GpuFacts:
@@ -76,6 +81,6 @@ def assumed_gpu(resources: ResourcesSpec | None) -> GpuFacts:
     return GpuFacts(f"a GPU of {format_bytes(asked * GIB)}", int(asked * GIB))
 
 
-def on_gpu(usable: int, source: BudgetSource, name: str) -> Budget:
+def on_gpu(usable: int, source: BudgetSource, gpu: GpuFacts) -> Budget:
     """So many bytes of a GPU, a margin among them."""
-    return Budget(usable, source, name, margin=int(MARGIN * usable))
+    return Budget(usable, source, gpu, margin=int(MARGIN * usable))

@@ -74,7 +74,7 @@ def plan_memory(
         least = min(chosen.peak_bytes, ladder.smallest(replace(fixed, optimizer=chosen.optimizer)).peak_bytes)
     return MemoryPlan(
         device=device,
-        gpu=budget.gpu,
+        gpu=budget.gpu_name,
         budget_bytes=budget.bytes,
         budget_source=budget.source,
         margin_bytes=budget.margin,

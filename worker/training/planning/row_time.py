@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobs.gpus import REFERENCE, memory_bandwidth, peak_flops
+from jobs.gpus import REFERENCE, GpuFacts
 from jobs.plan import EXPECTED_SHARE
 from worker.training.tasks.task import Config, Task
 
@@ -31,7 +31,7 @@ class RowTime:
     inputs: int
     targets: int
     parameter_bytes: int
-    gpu: str | None
+    gpu: GpuFacts | None
 
     def seconds(self, rows: int, activation_checkpointing: int) -> float:
         """Of one row in micro-batches of so many."""
@@ -39,9 +39,8 @@ class RowTime:
         flops = self.task.flops(self.config).rows(*shape)
         if activation_checkpointing:
             flops += self.task.recomputed_flops(self.config, activation_checkpointing).forward(*shape)
-        peak, bandwidth = (
-            (self.gpu and known(self.gpu)) or known(REFERENCE.name) for known in (peak_flops, memory_bandwidth)
-        )
+        gpu = self.gpu or REFERENCE
+        peak, bandwidth = gpu.peak_flops or REFERENCE.peak_flops, gpu.memory_bandwidth or REFERENCE.memory_bandwidth
         assert peak and bandwidth, "the reference GPU is known"
         return (
             flops / (EXPECTED_SHARE * peak)

@@ -58,6 +58,6 @@ def plan_stage(
 def is_current(plan: MemoryPlan, longest: tuple[int, int], budget: Budget) -> bool:
     """Whether a plan made now would be the same. What a host has free changes by itself: there, whether it fits."""
     same = (plan.input_tokens, plan.target_tokens, plan.budget_source, plan.gpu) == (
-        *longest, budget.source, budget.gpu,
+        *longest, budget.source, budget.gpu_name,
     )  # fmt: skip
     return same and (plan.peak_bytes <= budget.limit if budget.source == "host" else plan.budget_bytes == budget.bytes)

@@ -57,7 +57,7 @@ def with_time(
         recomputed_flops=scale * again.forward(lengths.inputs, lengths.targets),
         estimated=lengths.estimated,
         device=settings.device,
-        gpu=settings.gpu.name if settings.gpu else None,
-        measured_flops=settings.gpu.measured_flops if settings.gpu else None,
+        gpu=settings.gpu,
+        parameters=plan.model.parameters,
     )
     return plan.model_copy(update={"time": time})
