@@ -30,7 +30,8 @@ while ARGV[i] ~= '' do
 end
 for stage = i + 1, #ARGV do
   local order = 'longhaul:order:' .. ARGV[stage]
-  local oldest, from = now(), '-inf'
+  local at = now()
+  local oldest, from = at, '-inf'
   while true do
     local first = redis.call('ZRANGEBYSCORE', order, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     if #first == 0 then break end
@@ -39,7 +40,7 @@ for stage = i + 1, #ARGV do
     from = string.format('%.0f', (band + 1) * 1e13)
   end
   table.insert(queues, redis.call('ZCARD', order))
-  table.insert(queues, now() - oldest)
+  table.insert(queues, at - oldest)
 end
 for _, id in ipairs(redis.call('ZRANGE', 'longhaul:status:running', 0, ARGV[1] - 1)) do
   table.insert(running, redis.call('HGET', lj(id), 'record') or '')
