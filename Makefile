@@ -20,7 +20,7 @@ TEST_PROCESSES ?= 2
 SIMULATED_GPU ?= ../shared/simulated_gpu
 SIMULATED_GPU_VENV := .venv-simulated-gpu
 
-.PHONY: help setup demo test test-docker test-simulated-gpu check openapi bench up env lock
+.PHONY: help setup demo test test-docker simulated-gpu test-simulated-gpu check openapi bench up env lock
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -48,13 +48,14 @@ test: setup ## run the tests (MARKERS="gpu" or "docker" for the others, PYTEST_A
 test-docker: setup ## build the containers, run jobs in them, stop them half-way (needs a Docker engine; minutes)
 	$(BIN)/python -m pytest -m docker tests/docker $(PYTEST_ARGS)
 
-test-simulated-gpu: ## run torch's CUDA build on a simulated GPU, where ../shared has one (5.5 GB of disk; minutes)
-	@if [ ! -e $(SIMULATED_GPU) ]; then echo "make test-simulated-gpu: nothing is tested, for there is no $(SIMULATED_GPU)"; exit 0; fi; \
-	$(SIMULATED_GPU)/setup . $(SIMULATED_GPU_VENV); \
-	$(SIMULATED_GPU)/build $(SIMULATED_GPU_VENV); \
-	export VENV=$(SIMULATED_GPU_VENV); \
-	$(SIMULATED_GPU)/run python $(SIMULATED_GPU)/selftest.py; \
-	$(SIMULATED_GPU)/run python -m pytest -m simulated_gpu tests/simulated_gpu $(PYTEST_ARGS)
+simulated-gpu: ## create .venv-simulated-gpu: torch's CUDA build and a GPU that computes nothing (5.5 GB of disk; minutes)
+	@[ -e $(SIMULATED_GPU) ] || { echo "make simulated-gpu: there is no $(SIMULATED_GPU)" >&2; exit 1; }
+	$(SIMULATED_GPU)/setup . $(SIMULATED_GPU_VENV)
+	$(SIMULATED_GPU)/build $(SIMULATED_GPU_VENV)
+	VENV=$(SIMULATED_GPU_VENV) $(SIMULATED_GPU)/run python $(SIMULATED_GPU)/selftest.py
+
+test-simulated-gpu: simulated-gpu ## run the tests that need a simulated GPU
+	VENV=$(SIMULATED_GPU_VENV) $(SIMULATED_GPU)/run python -m pytest -m simulated_gpu tests/simulated_gpu $(PYTEST_ARGS)
 
 # --env-file: what a person's own .env says is not the matter here. Without Compose the file is at least read.
 check: setup ## formatting, lint, types, import rules, OpenAPI document, reference, Dockerfile and compose file

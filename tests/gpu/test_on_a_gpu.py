@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import NonFinite
 from jobs.events import ModelLoaded, OomRecovered
 from tests.training.attempts import facts, finished
-from tests.training.conftest import CONFIG, MakeRun, tiny_model
+from tests.training.conftest import CONFIG, MakeRun, tiny_model, write_model
 from worker.training.journal import Journal
 from worker.training.network.model import load
 from worker.training.settings import TrainerSettings
@@ -49,6 +49,7 @@ def test_a_whole_attempt_on_the_gpu(make_run: MakeRun) -> None:
     assert finished(run).reason == "done"
 
 
+@pytest.mark.no_numbers
 def test_the_peak_while_loading_is_the_weights(model_folder: Path) -> None:
     """Shows by the CUDA allocator that no second copy exists while loading: peak / parameter bytes ≤ 1.05."""
     shape = {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_decoder_layers": 6, "num_heads": 8, "d_kv": 64}
@@ -84,16 +85,22 @@ def test_a_nan_changes_no_weight_on_the_gpu(make_run: MakeRun, monkeypatch: pyte
     assert all(tensor.isfinite().all() for tensor in load_file(newest / "model.safetensors").values())
 
 
+@pytest.mark.no_numbers
 @pytest.mark.skipif(DEVICE != "cuda", reason="a limit of the CUDA allocator")
-def test_real_exhaustion_recovers_and_loses_no_step(make_run: MakeRun) -> None:
+def test_real_exhaustion_recovers_and_loses_no_step(make_run: MakeRun, model_folder: Path) -> None:
     """Shows that a real CUDA out-of-memory error inside a step is redone smaller: the same steps, similar losses."""
-    free = make_run("free", memory={"micro_batch": 8}, training={"dropout": 0.0})
+    write_model(model_folder, d_model=32, d_ff=16384)  # the activations of a step outweigh cuBLAS's workspaces
+    job: dict[str, Any] = {
+        "memory": {"micro_batch": 32}, "training": {"dropout": 0.0, "batch_size": 32, "learning_rate": 1e-4},
+        "evaluation": {"every_steps": 1000, "samples": 0},
+    }  # fmt: skip
+    free = make_run("free", **job)
     assert attempt(free) == 0
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
-    tight = make_run("tight", memory={"micro_batch": 8}, training={"dropout": 0.0})
+    tight = make_run("tight", **job)
     needed = max(row.memory_reserved_bytes for row in free.metrics())
-    torch.cuda.set_per_process_memory_fraction(0.6 * needed / total)
+    torch.cuda.set_per_process_memory_fraction(0.7 * needed / total)
     try:
         assert attempt(tight) == 0
     finally:

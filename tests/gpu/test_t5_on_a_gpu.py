@@ -76,6 +76,7 @@ def test_the_fused_model_is_as_near_to_the_truth_as_the_stock_one(padded: bool) 
     assert sum(ours.values()) < 1.5 * sum(stock.values()) and max(ours.values()) < 0.1
 
 
+@pytest.mark.no_numbers
 @pytest.mark.parametrize("padded", [True, False])
 def test_the_host_never_waits_for_the_gpu(padded: bool, refuse_waits: Callable[[], None]) -> None:
     """Shows by CUDA's own count of synchronizations that forward and backward only queue work."""

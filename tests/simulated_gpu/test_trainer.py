@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from jobs.disk.rundir import RunDir
-from jobs.events import DeviceWaiting, OomRecovered
+from jobs.events import DeviceWaiting, ModelLoaded, OomRecovered
+from jobs.measured import MeasuredGpu
 from jobs.reasons import Reason
 from jobs.text.units import GIB, MIB
 from tests.local import ROOT
@@ -129,3 +130,13 @@ def test_memory_that_another_process_takes_in_mid_run_is_waited_for(make_run: Ma
     [waiting], [recovered] = facts(run, DeviceWaiting), facts(run, OomRecovered)
     assert "others hold 31.2 GiB by python3 (pid 4711)" in waiting.message
     assert recovered.cause == "other_processes" and recovered.micro_batch_after == recovered.micro_batch_before
+
+
+def test_200_steps_are_kept_as_the_speed_of_the_model_on_this_gpu(make_run: MakeRun) -> None:
+    run = make_run(training={"epochs": 41}, **JOB)
+    train(run)
+    [file] = (run.path.parent / ".gpus").iterdir()
+    measured = MeasuredGpu.model_validate_json(file.read_bytes())
+    [(parameters, rate)] = measured.training_flops.items()
+    [loaded] = facts(run, ModelLoaded)
+    assert int(parameters) == loaded.parameters and rate > 0 and measured.examined_at is None
