@@ -29,8 +29,8 @@ def test_the_service_image_holds_no_torch_and_adds_less_than_200_mb(containers: 
     )
     assert containers.inside("service", "python", "-c", found).strip() == "[]"
     assert containers.inside("service", "ls", "-A").split() == [
-        "client",
         "jobs",
+        "longhaul",
         "requirements.service.lock",
         "service",
     ]
