@@ -82,7 +82,7 @@ bench: setup ## run one measurement: make bench BENCH=name
 
 up: ## build and start all containers
 	@[ -e .env ] || { echo "make up: no .env; run 'make env' first" >&2; exit 1; }
-	@grep -qs '"examined_at": [0-9]' runs/.gpus/*.json || echo "make up: no GPU was examined here yet; 5 minutes: docker compose -f $(COMPOSE_FILE) run --rm worker doctor"
+	@grep -qs '"examined_at": [0-9]' runs/.gpus/*.json || echo "make up: no GPU was examined here yet; 5 minutes: docker compose -f $(COMPOSE_FILE) run --rm --build worker doctor"
 	docker compose -f $(COMPOSE_FILE) up --build
 
 # UID and GID are those of the person, also under sudo: the containers write ./runs as that user.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,9 @@ def examine(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the doctor in this terminal; returns its exit code. It is given no secret."""
     environment = minimal_environment(environ, ())
     device = environ.get("LONGHAUL_DEVICE") or ("cuda" if DRIVER.exists() else "cpu")
+    if device not in ("cpu", "cuda"):
+        print(f"doctor: LONGHAUL_DEVICE is {device!r}; set it to cpu or cuda", file=sys.stderr)
+        return 2
     environment |= {"LONGHAUL_DEVICE": device, PARENT_PID: str(os.getpid())}
     command = [sys.executable, "-m", "worker.training", "doctor", *arguments]
     if device == "cuda":
@@ -31,4 +35,7 @@ def examine(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         else:
             environment |= {"CUDA_VISIBLE_DEVICES": gpu.uuid, GPU: gpu.facts.encode()}
             command += ["--driver", gpu.driver]
-    return subprocess.run(command, env=environment, check=False).returncode
+    child = subprocess.Popen(command, env=environment)
+    for signum in (signal.SIGINT, signal.SIGTERM):  # it cleans up, and says how it ended
+        signal.signal(signum, lambda signum, _: child.send_signal(signum))
+    return child.wait()

@@ -112,6 +112,7 @@ local function estimate()
     table.insert(slots, {at = math.max(from, math.max(began, at or 0) + needed), gpu = worker.gpu, any = worker.any})
   end
   for _, worker in ipairs(idle) do table.insert(slots, {at = from, gpu = worker.gpu}) end
+  if #slots == 0 then return {} end
   local expected = {}
   for _, id in ipairs(redis.call('ZRANGE', 'longhaul:order:train', 0, MAX_ESTIMATED)) do
     local needed, slot = needs(id), nil

@@ -39,9 +39,10 @@ local function drop_lease(id, token)
   return 0
 end
 local function asks(id)
-  local h = redis.call('HMGET', lj(id), 'gpu_memory_gib', 'gpu_name', 'least_bytes', 'record')
-  if not h[3] and h[4] then  -- written by an earlier version: the peak of its plan stands for the least
-    local plan = cjson.decode(h[4]).plan
+  local h = redis.call('HMGET', lj(id), 'gpu_memory_gib', 'gpu_name', 'least_bytes')
+  local record = not h[3] and redis.call('HGET', lj(id), 'record')
+  if record then  -- written by an earlier version: the peak of its plan stands for the least
+    local plan = cjson.decode(record).plan
     local memory = type(plan) == 'table' and plan.memory
     h[3] = type(memory) == 'table' and memory.device == 'cuda' and string.format('%.0f', memory.peak_bytes) or ''
   end

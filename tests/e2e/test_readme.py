@@ -98,7 +98,7 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     "longhaul clone $ID --set training.learning_rate=1e-4 --resume": Here(r"is validating", ended),
     "longhaul download $ID": Here(r"files, .* in job-", ended),
     "longhaul doctor": Elsewhere("tests/e2e/test_doctor.py::test_the_command_examines_this_machine"),
-    "docker compose -f docker-compose.training.yml run --rm worker doctor": Elsewhere(
+    "docker compose -f docker-compose.training.yml run --rm --build worker doctor": Elsewhere(
         "tests/docker/test_images.py::test_the_doctor_runs_in_the_worker_image"
     ),
     "git clone … longhaul && cd longhaul": Never("the address is the reader's own"),

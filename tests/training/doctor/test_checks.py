@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import time
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from worker.training.doctor import exactness, machine
+from worker.training.doctor import exactness, machine, training
 from worker.training.doctor.exactness import Comparison, GradientError, compare
 from worker.training.doctor.groups import Examination
 from worker.training.tasks.seq2seq.fused import FusedT5LayerNorm
@@ -116,3 +118,47 @@ def test_a_clock_that_nothing_sets_is_warned_of(
 def test_the_kernel_tells_of_its_clock() -> None:
     bits = machine.kernel_clock()
     assert bits is not None and 0 <= bits < 2**16
+
+
+@pytest.mark.parametrize(("uuid", "release", "partial"), [
+    ("MIG-51a00000", "6.12.0", True), ("GPU-51a00000", "5.15.167.4-microsoft-standard-WSL2", True),
+    ("GPU-51a00000", "6.12.0", False),
+])  # fmt: skip
+def test_where_nvml_reports_a_part_nothing_is_to_be_installed(
+    monkeypatch: pytest.MonkeyPatch, uuid: str, release: str, partial: bool
+) -> None:
+    monkeypatch.setattr("platform.release", lambda: release)
+    assert machine.is_partial(uuid) is partial
+
+
+def test_a_model_for_which_there_is_no_room_is_not_written(
+    on_cpu: Examination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 10**6, 10**6))
+    checks = training.checks(on_cpu)
+    found = checks["load"]()
+    assert found.status == "FAIL" and "1 MiB of disk are free" in found.line, found.line
+    assert checks["graphs"]().figure == "the model was not loaded" and list(on_cpu.folder.iterdir()) == []
+
+
+GOOD = training.Steps(
+    rows=128, flops=1.2e14, seconds=1.0, allocated=950, waits=training.MEASURED_STEPS, graphs=0,
+    planned={"weights": 1000, "context": 77},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "status"),
+    [
+        ("peak", {}, "PASS"), ("peak", {"allocated": 1001}, "FAIL"), ("peak", {"allocated": 899}, "WARN"),
+        ("waits", {}, "PASS"), ("waits", {"waits": training.MEASURED_STEPS + 1}, "FAIL"),
+        ("mfu", {}, "PASS"), ("mfu", {"seconds": 1.55}, "WARN"), ("mfu", {"seconds": 2.1}, "FAIL"),
+        ("mfu", {"seconds": 0.5}, "FAIL"),
+    ],
+)  # fmt: skip
+def test_figures_of_steps_are_judged(on_cpu: Examination, check: str, change: dict[str, Any], status: str) -> None:
+    examined = training.TrainingChecks(replace(on_cpu, gemm_flops=2e14))
+    examined.steps = replace(GOOD, **change)
+    found = getattr(examined, check)()
+    assert found.status == status, found.line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,9 +15,11 @@ import pytest
 
 from jobs.disk.measured_file import keep_measured, read_measured
 from jobs.disk.rundir import create
-from jobs.events import JobSubmitted
+from jobs.events import AttemptStarted, JobQueued, JobSubmitted
 from jobs.gpus import GpuFacts
+from jobs.text.units import GIB
 from tests.local import ROOT
+from tests.summaries import checked, prepared
 from tests.training.conftest import tiny_spec
 from worker.training.doctor import command, machine
 from worker.training.doctor.finding import Finding, judge, skip
@@ -56,9 +59,15 @@ def test_findings_are_printed_and_reported_and_nothing_is_left(tmp_path: Path) -
 def test_it_never_runs_beside_a_job_and_names_it(tmp_path: Path) -> None:
     spec = tiny_spec()
     run, _ = create(tmp_path, "job-1", spec, JobSubmitted(name="a", model="x", spec_sha256=spec.sha256()))
+    run.append([checked(), prepared(9), JobQueued(), AttemptStarted(worker="w", device="cuda")])
+    waits, _ = create(tmp_path, "job-0", spec, JobSubmitted(name="b", model="x", spec_sha256=spec.sha256()))
     (tmp_path / ".locks").mkdir()
     words = ("--only", "speed")
-    locks = try_lock(run.lock_file), try_lock(gpu_lock(tmp_path / ".locks", GPU.removeprefix("GPU-")))
+    locks = (
+        try_lock(run.lock_file),
+        try_lock(waits.lock_file),
+        try_lock(gpu_lock(tmp_path / ".locks", GPU.removeprefix("GPU-"))),
+    )
     assert all(locks)
     try:
         done = doctor(tmp_path, *words, LONGHAUL_DEVICE="cuda", CUDA_VISIBLE_DEVICES=GPU)
@@ -106,6 +115,44 @@ def test_a_process_that_dies_fails_its_check_and_no_other_group(
     assert (found[0].status, found[1].status) == ("PASS", "FAIL")
     assert found[1].figure == "RuntimeError: its process ended with signal 11: the GPU is on fire"
     assert {finding.status for finding in found[2:]} == {"SKIP"}
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_when_it_is_stopped_nothing_is_left(tmp_path: Path, signum: signal.Signals, code: int) -> None:
+    command = [sys.executable, "-m", "worker", "doctor", "--runs", str(tmp_path), "--only", "machine"]
+    variables = os.environ | {"LONGHAUL_DEVICE": "cpu"}
+    with subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith(b"SKIP  driver")
+        assert list((tmp_path / ".doctor").iterdir())
+        process.send_signal(signum)
+        assert process.stderr.read() == b"doctor: stopped; nothing is kept\n"
+        assert process.wait() == code
+    assert list((tmp_path / ".doctor").iterdir()) == []
+
+
+def test_a_device_that_there_is_not_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "worker", "doctor", "--runs", str(tmp_path)],
+        cwd=ROOT, env=os.environ | {"LONGHAUL_DEVICE": "gpu"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, "doctor: LONGHAUL_DEVICE is 'gpu'; set it to cpu or cuda\n")
+
+
+def test_what_others_would_slow_down_is_not_measured(tmp_path: Path) -> None:
+    memory = judge("free_memory", "others hold 5.0 GiB", warn=True, other_bytes=5 * GIB)
+    beside = command.informed(examination(tmp_path), [memory])
+    for group in ("speed", "training", "warm"):
+        found = list(command.run_child(group, beside))
+        assert [finding.check for finding in found] == list(GROUPS[group])
+        assert {(finding.status, finding.figure) for finding in found} == {
+            ("SKIP", "other processes hold 5.0 GiB of the GPU: see free_memory")
+        }
+
+
+def test_warm_comes_with_what_it_compares_with() -> None:
+    assert command.chosen(["warm"]) == ["training", "warm"]
+    assert command.chosen(["speed", "machine"]) == ["machine", "speed"] and command.chosen(None) == list(GROUPS)
 
 
 def test_when_time_is_up_the_rest_is_skipped(tmp_path: Path) -> None:

@@ -22,11 +22,13 @@ from pydantic import ValidationError
 
 from jobs.disk.files import write_atomically
 from jobs.disk.measured_file import keep_measured, read_measured
-from jobs.disk.rundir import list_runs
+from jobs.disk.rundir import RunDir, list_runs
+from jobs.errors import Damaged
 from jobs.measured import MeasuredGpu
 from jobs.process.lifeline import PARENT_PID
+from jobs.text.units import GIB, format_bytes
 from worker.training.doctor.finding import Finding, failed, judge, skip
-from worker.training.doctor.groups import GROUPS, Examination, run_group
+from worker.training.doctor.groups import GROUPS, NEEDS_WHOLE_GPU, Examination, run_group
 from worker.training.doctor.report import DoctorReport, make_report
 from worker.training.machine.locks import gpu_lock, try_lock
 from worker.training.settings import TrainerSettings
@@ -34,7 +36,11 @@ from worker.training.settings import TrainerSettings
 SECONDS = 300.0
 GRACE_S = 20.0
 """What a process may take longer than its time, for the check that it has begun."""
+MOST_OF_OTHERS = 4 * GIB
+"""What other processes may hold of the GPU: a desktop takes less, another job more."""
 REFUSED = 2
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit codes of a command that was stopped."""
 Tell = Callable[[Finding], object]
 
 
@@ -63,11 +69,15 @@ def main(argv: Sequence[str], settings: TrainerSettings, environ: Mapping[str, s
     if lock is None:
         print(f"doctor: {in_use(given.runs, uuid)}", file=sys.stderr)
         return REFUSED
-    with lock, workplace(examination.folder / (uuid or "cpu")) as folder:
-        began = time.monotonic()
-        report = examine(
-            replace(examination, folder=folder), given.only, given.no_gpu, lambda finding: show(finding, given.json)
-        )
+    try:
+        with stopped_once(), lock, workplace(examination.folder / (uuid or "cpu")) as folder:
+            began = time.monotonic()
+            report = examine(
+                replace(examination, folder=folder), given.only, given.no_gpu, lambda finding: show(finding, given.json)
+            )
+    except Stopped as stopped:
+        print("doctor: stopped; nothing is kept", file=sys.stderr)
+        return stopped.code
     report = report.model_copy(update={"seconds": time.monotonic() - began})
     if uuid and given.driver:
         keep(given.runs, uuid, report.measured(given.driver, int(time.time())))
@@ -85,7 +95,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print the report as JSON, and each finding to stderr")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a page to paste into an issue")
     parser.add_argument("--model", choices=("xl", "large", "base", "tiny"), help="default: the largest that fits")
-    parser.add_argument("--only", action="append", choices=tuple(GROUPS), help="one group of checks; repeat for more")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=tuple(GROUPS),
+        help="one group of checks (`warm` includes `training`); repeat for more",
+    )
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"time for all checks (default: {SECONDS:.0f})")
     runs = Path(os.environ.get("LONGHAUL_RUNS") or "runs")
     parser.add_argument(
@@ -102,6 +117,32 @@ def show(finding: Finding, on_stderr: bool) -> None:
     print(finding.line, file=sys.stderr if on_stderr else sys.stdout, flush=True)
 
 
+class Stopped(BaseException):
+    """SIGINT or SIGTERM has come."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self.code = code
+
+
+@contextlib.contextmanager
+def stopped_once() -> Iterator[None]:
+    """The first SIGINT or SIGTERM raises Stopped inside; later ones cannot interrupt what is then cleaned up."""
+    codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+
+    def stop(signum: int, _: object) -> None:
+        for each in codes:
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped(codes[signal.Signals(signum)])
+
+    before = {signum: signal.signal(signum, stop) for signum in codes}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
 @contextlib.contextmanager
 def workplace(folder: Path) -> Iterator[Path]:
     """An empty folder, gone afterwards; so is what a killed doctor has left there."""
@@ -113,9 +154,17 @@ def workplace(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def is_training(run: RunDir) -> bool:
+    """Whether an attempt is open; a damaged directory says nothing."""
+    try:
+        return run.record().attempt_open
+    except Damaged:
+        return False
+
+
 def in_use(runs: Path, uuid: str) -> str:
     """Who holds the lock, as far as can be seen."""
-    jobs = [run.id for run in list_runs(runs) if run.held()]
+    jobs = [run.id for run in list_runs(runs) if run.held() and is_training(run)]
     if not uuid or not jobs:
         return "another doctor is at work; wait for its end"
     which = f"job {jobs[0]} trains" if len(jobs) == 1 else f"one of the jobs {', '.join(jobs)} trains"
@@ -133,7 +182,7 @@ def examine(examination: Examination, only: Sequence[str] | None, no_gpu: str | 
     if no_gpu is not None:
         found(Finding(check="driver", status="FAIL", figure=no_gpu, limit="a usable GPU", hint="see docs/docker.md"))
         examination = replace(examination, device="cpu", gpu=None)
-    for group in only or GROUPS:
+    for group in chosen(only):
         for finding in run_child(group, examination):
             if no_gpu is None or finding.check != "driver":
                 found(finding)
@@ -141,16 +190,23 @@ def examine(examination: Examination, only: Sequence[str] | None, no_gpu: str | 
     return make_report(findings, examination.gpu, 0.0)
 
 
+def chosen(only: Sequence[str] | None) -> list[str]:
+    """All groups, or these, in order; `warm` compares with what `training` has compiled."""
+    wanted = set(only or GROUPS)
+    return [group for group in GROUPS if group in wanted or (group == "training" and "warm" in wanted)]
+
+
 def informed(examination: Examination, findings: Sequence[Finding]) -> Examination:
     """With what later groups need of earlier ones."""
     of = {finding.check: finding for finding in findings}
-    gemm, load = of.get("gemm"), of.get("load")
+    gemm, load, memory = of.get("gemm"), of.get("load"), of.get("free_memory")
     cold = of.get("compile_cold" if examination.device == "cuda" else "compiled_gradients")
     return replace(
         examination,
         gemm_flops=gemm.values.get("flops") if gemm else None,
         compile_s=cold.values.get("seconds") if cold else None,
         model=load.model if load and load.model else examination.model,
+        other_bytes=memory.values.get("other_bytes", 0.0) if memory else 0.0,
     )
 
 
@@ -166,6 +222,10 @@ def keep(runs: Path, uuid: str, found: MeasuredGpu) -> None:
 def run_child(group: str, examination: Examination) -> Iterator[Finding]:
     """The findings of one group: each check's own, or why there is none."""
     missing = list(GROUPS[group])
+    if examination.other_bytes > MOST_OF_OTHERS and group in NEEDS_WHOLE_GPU:
+        held = format_bytes(examination.other_bytes)
+        yield from (skip(check, f"other processes hold {held} of the GPU: see free_memory") for check in missing)
+        return
     if examination.left_s <= 0:
         yield from (skip(check, "no time was left") for check in missing)
         return

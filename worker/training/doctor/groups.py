@@ -22,13 +22,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "memory": ("free_memory", "context", "hard_limit"),
     "speed": ("gemm", "power", "memory_bandwidth", "host_to_device", "device_to_host"),
     "exactness": ("eager_gradients", "compiled_gradients", "attention_kernels"),
+    "resume": ("resume",),
     "training": (
         "load", "compile_cold", "graphs", "peak", "waits", "mfu", "update", "throughput", "weights_in_place",
         "checkpoint_copy", "oversized_batch",
     ),
     "warm": ("compile_warm",),
-    "resume": ("resume",),
 }  # fmt: skip
+NEEDS_WHOLE_GPU = ("speed", "training", "warm")
+"""Groups whose figures mean nothing while another process computes."""
 NEEDS_GPU = frozenset(
     {
         *("driver", "compute_capability", "architecture", "nvml", *GROUPS["memory"], *GROUPS["speed"]),
@@ -54,6 +56,8 @@ class Examination:
     """Seconds that layers took to compile with empty caches, as measured by an earlier group."""
     gemm_flops: float | None = None
     """FLOP/s, as measured by an earlier group."""
+    other_bytes: float = 0.0
+    """What other processes held of the GPU, as measured by an earlier group."""
 
     @property
     def left_s(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import shutil
 import time
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ SPARE = 2 * GIB
 DISK_BYTES = {"cuda": GIB, "cpu": 128 * MIB}
 LEAST_DISK = 200e6
 """Bytes a second. A checkpoint of FLAN-T5-XL then takes a minute."""
+PARTIAL = "WSL2 and MIG slices do not report it: jobs train, and say less of other processes, power and temperature"
 UNSYNCHRONIZED = 0x40
 """STA_UNSYNC of Linux's <sys/timex.h>."""
 
@@ -67,7 +69,8 @@ def checks(examination: Examination) -> Mapping[str, Check]:
         figure = "no NVML" if gpu is None else f"no {', '.join(missing)}" if missing else f"{', '.join(has)}"
         return judge(
             "nvml", figure, limit="memory, processes, temperature, power", fail=not has.get("memory"),
-            warn=bool(missing), hint="in a container, NVIDIA_DRIVER_CAPABILITIES must have `utility`",
+            warn=bool(missing), hint=PARTIAL if is_partial(gpu_id(device)) else "in a container, "
+            "NVIDIA_DRIVER_CAPABILITIES must have `utility`",
         )  # fmt: skip
 
     def compiler() -> Finding:
@@ -133,6 +136,11 @@ def runs(capability: tuple[int, int], built: list[str]) -> bool:
         if (major, minor) <= capability and (kind == "compute" or major == capability[0]):
             return True
     return False
+
+
+def is_partial(uuid: str) -> bool:
+    """Whether NVML reports only a part here: under WSL2, and of a slice of a GPU."""
+    return uuid.startswith("MIG-") or "microsoft" in platform.release().lower()
 
 
 def write_rate(file: str, size: int) -> float:

@@ -53,6 +53,7 @@ def checks(examination: Examination) -> Mapping[str, Check]:
         return judge(
             "free_memory", f"{figures[0]} of {figures[1]} free; {who}", limit="nobody else",
             warn=others is None or others.bytes > 0, hint=hint, free_bytes=free, total_bytes=total,
+            other_bytes=others.bytes if others else 0,
         )  # fmt: skip
 
     def context() -> Finding:

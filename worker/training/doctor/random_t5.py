@@ -30,6 +30,11 @@ _PIECE = 1 << 24
 Shapes = list[tuple[str, tuple[int, ...]]]
 
 
+def checkpoint_bytes(config: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> int:
+    """Of the weights of such a checkpoint."""
+    return dtype.itemsize * sum(math.prod(shape) for shape in t5_shapes(config).values())
+
+
 def write_checkpoint(
     folder: Path, config: dict[str, Any], dtype: torch.dtype = torch.bfloat16, *, shard_bytes: int | None = None
 ) -> int:

@@ -73,9 +73,9 @@ class DoctorReport(Frozen):
         )
 
     def figure(self, check: str, name: str) -> float | None:
-        """Of one check; None: it was not measured."""
+        """Of one check; None: it was not measured, or failed."""
         found = self.of(check)
-        return None if found is None else found.values.get(name)
+        return None if found is None or found.status == "FAIL" else found.values.get(name)
 
     @property
     def summary(self) -> list[str]:

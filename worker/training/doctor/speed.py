@@ -24,6 +24,8 @@ IMPOSSIBLE = 1.5
 """So far above its nominal peak no GPU runs: it did not compute."""
 LEAST_COPY = 20e9
 """Bytes a second of a slot with 16 lanes of PCIe 4."""
+MOST_COPY = 1e12
+"""Faster than NVLink between CPU and GPU (450 GB/s)."""
 SECONDS, LONG_S = 0.1, 3.0
 """Of one measurement; of the one during which power and clock are watched."""
 LOOK_S = 0.1
@@ -68,7 +70,7 @@ def checks(examination: Examination) -> Mapping[str, Check]:
             "gemm", f"{rate / 1e12:.1f} TFLOP/s in bf16 products of FLAN-T5-XL's shapes, {of}",
             limit=None if share is None else f"≥ {LEAST_SHARE:.0%}",
             fail=share is not None and not POOR_SHARE <= share <= IMPOSSIBLE,
-            warn=share is not None and share < LEAST_SHARE, hint="see power; the GPU is slowed down, or shared",
+            warn=share is not None and share < LEAST_SHARE, hint="see power: the GPU is slowed down, or shared",
             flops=rate,
         )  # fmt: skip
 
@@ -76,6 +78,8 @@ def checks(examination: Examination) -> Mapping[str, Check]:
         if gpu is None or not watch.uses:
             return judge("power", "NVML tells nothing of it", warn=True, hint="see nvml")
         limit = gpu.power()
+        if all(use.power_w is None for use in watch.uses) and all(clock.mhz is None for clock in watch.clocks):
+            return judge("power", "NVML tells neither power nor clocks", warn=True, hint="see nvml")
         watts = max((use.power_w or 0.0 for use in watch.uses), default=0.0)
         warmest = max((use.temperature_c or 0 for use in watch.uses), default=0)
         clocks = sorted(clock.mhz for clock in watch.clocks if clock.mhz is not None)
@@ -99,9 +103,12 @@ def checks(examination: Examination) -> Mapping[str, Check]:
         nominal = memory_bandwidth(name)
         share = None if nominal is None else rate / nominal
         of = "" if share is None else f", {share:.0%} of the nominal"
+        fast = share is not None and share > IMPOSSIBLE
         return judge("memory_bandwidth", f"{format_rate(rate)}{of}",
-                     limit=None if share is None else f"≥ {LEAST_SHARE:.0%}",
-                     warn=share is not None and share < LEAST_SHARE, hint="see power", bytes_per_s=rate)  # fmt: skip
+                     limit=None if share is None else f"≥ {LEAST_SHARE:.0%}", fail=fast,
+                     warn=share is not None and share < LEAST_SHARE,
+                     hint="faster than is possible: the GPU copied nothing" if fast else "see power",
+                     bytes_per_s=rate)  # fmt: skip
 
     def copy_check(check: str, *, onto: bool) -> Check:
         def measure() -> Finding:
@@ -109,9 +116,12 @@ def checks(examination: Examination) -> Mapping[str, Check]:
             there = torch.empty_like(host, device=device)
             source, target = (host, there) if onto else (there, host)
             rate = host.nbytes / seconds_of(lambda: target.copy_(source, non_blocking=True), device)
-            return judge(check, f"{format_rate(rate)}, pinned", limit=f"≥ {format_rate(LEAST_COPY)}",
-                         warn=rate < LEAST_COPY, hint="slot below x16 Gen4: use another slot, and look at its speed in "
-                         "the firmware", bytes_per_s=rate)  # fmt: skip
+            fast = rate > MOST_COPY
+            hint = "slot below x16 Gen4: use another slot, and look at its speed in the firmware"
+            return judge(check, f"{format_rate(rate)}, pinned", limit=f"≥ {format_rate(LEAST_COPY)}", fail=fast,
+                         warn=rate < LEAST_COPY,
+                         hint="faster than any slot: the GPU copied nothing" if fast else hint,
+                         bytes_per_s=rate)  # fmt: skip
 
         return measure
 

@@ -25,7 +25,7 @@ from jobs.events import CheckpointSaved, DiskLow, OomRecovered
 from jobs.gpus import GpuFacts, peak_flops
 from jobs.memory_plan import MemoryPlan
 from jobs.spec import JobSpec, parse_spec
-from jobs.text.units import MIB, bytes_alike, format_bytes, format_duration, format_milliseconds, format_parameters
+from jobs.text.units import GIB, MIB, bytes_alike, format_bytes, format_duration, format_milliseconds, format_parameters
 from worker.training.checkpoints.checkpoint import MANIFEST, OPTIMIZER, folder_of
 from worker.training.checkpoints.saving import Saver, bytes_needed, write
 from worker.training.context import TrainingContext, set_up
@@ -33,7 +33,7 @@ from worker.training.dataset.data import Rows
 from worker.training.doctor.finding import Finding, judge, skip
 from worker.training.doctor.groups import Check, Examination
 from worker.training.doctor.job import ListeningJournal, Widths, make_run
-from worker.training.doctor.random_t5 import SHAPES, write_checkpoint
+from worker.training.doctor.random_t5 import SHAPES, checkpoint_bytes, write_checkpoint
 from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
 from worker.training.loop import accumulate, steps
 from worker.training.machine import expandable_segments
@@ -56,10 +56,12 @@ from worker.training.tasks.task import Batch
 MODELS = ("xl", "large", "base")
 """Of FLAN-T5, the largest first."""
 LONGEST, SHORTER, BATCH = {"cuda": (256, 256), "cpu": (32, 32)}, {"cuda": (128, 256), "cpu": (16, 32)}, {
-    "cuda": 128, "cpu": 8,
+    "cuda": 64, "cpu": 8,
 }  # fmt: skip
-MEASURED_STEPS = 3
+MEASURED_STEPS = 2
 LOAD_LIMIT, LEAST_OF_PLAN, LEAST_MFU, GOOD_MFU, UPDATE_LIMIT_S, STALL_LIMIT_S = 1.05, 0.9, 0.30, 0.40, 0.3, 1.0
+SPARE_BYTES = GIB
+"""Of disk, besides the weights."""
 NOISE_BYTES = 64 * MIB
 """Of buffers while loading, whatever the model's size."""
 GRADIENT_LIMIT = 0.05
@@ -131,6 +133,11 @@ class TrainingChecks:
         spec = job_spec(device.type)
         self.name, memory = self.choose(spec)
         config = SHAPES[self.name]
+        needed, free = checkpoint_bytes(config) + SPARE_BYTES, shutil.disk_usage(folder).free
+        if free < needed:
+            figures = bytes_alike(free, needed)
+            return judge("load", f"{figures[0]} of disk are free", limit=f"≥ {figures[1]} for random weights",
+                         fail=True, hint="make room in the runs directory, or name a smaller --model")  # fmt: skip
         write_checkpoint(folder / "model", config)
         batch = spec.training.batch_size
         run = make_run(
@@ -279,7 +286,7 @@ class TrainingChecks:
         return judge(
             "mfu", f"{mfu:.2f} of the {'measured' if measured else 'nominal'} peak ({reached / 1e12:.1f} TFLOP/s)",
             limit=f"≥ {LEAST_MFU:.2f}, better {GOOD_MFU:.2f}", fail=not LEAST_MFU <= mfu <= 1.05, warn=mfu < GOOD_MFU,
-            hint="more than is possible: the GPU does not compute" if mfu > 1.05 else "see power, compile and waits",
+            hint="more than is possible: the GPU does not compute" if mfu > 1.05 else "see power, compile_cold, waits",
             mfu=mfu, flops=reached,
         )  # fmt: skip
 
@@ -302,7 +309,7 @@ class TrainingChecks:
         limit = f"≤ {format_milliseconds(UPDATE_LIMIT_S)}" if self.device.type == "cuda" else None
         figure = f"{format_milliseconds(self.update_s)} by {context.plan.resolved.optimizer}"
         return judge("update", figure, limit=limit,
-                     fail=limit is not None and self.update_s > UPDATE_LIMIT_S, hint="see memory bandwidth",
+                     fail=limit is not None and self.update_s > UPDATE_LIMIT_S, hint="see memory_bandwidth",
                      seconds=self.update_s)  # fmt: skip
 
     def batches(self, rows: Rows) -> Sequence[Batch]:
@@ -379,7 +386,7 @@ class TrainingChecks:
             f"{format_duration(saved[-1].seconds)}, {'the same' if same else 'OTHER'} sha256 as one waited for",
             limit=f"≤ {format_milliseconds(STALL_LIMIT_S)}, the same", fail=not same,
             warn=self.device.type == "cuda" and stall > STALL_LIMIT_S,
-            hint="see device to host" if same else "report it: checkpoints are wrong", stall_s=stall,
+            hint="see device_to_host" if same else "report it: checkpoints are wrong", stall_s=stall,
             bytes_per_s=saved[-1].bytes / saved[-1].seconds,
         )  # fmt: skip
 
@@ -406,7 +413,7 @@ class TrainingChecks:
         recovered = [fact for fact in self.journal.facts if isinstance(fact, OomRecovered)]
         distance = float((samples[1] - samples[0]).norm() / samples[0].norm())
         if not recovered:
-            return judge("oversized_batch", "memory did not run out", fail=True, hint="see hard limit")
+            return judge("oversized_batch", "memory did not run out", fail=True, hint="see hard_limit")
         sizes = f"{recovered[0].micro_batch_before} rows became {recovered[-1].micro_batch_after}"
         return judge(
             "oversized_batch", f"{sizes}; the gradient is {distance:.2%} off", limit=f"≤ {GRADIENT_LIMIT:.0%}",
