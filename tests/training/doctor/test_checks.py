@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from jobs.events import CheckpointSaved
 from worker.training.doctor import exactness, machine, training
 from worker.training.doctor.exactness import Comparison, GradientError, compare
 from worker.training.doctor.groups import Examination
+from worker.training.doctor.measured_steps import Steps
 from worker.training.tasks.seq2seq.fused import FusedT5LayerNorm
 
 
@@ -142,8 +144,9 @@ def test_a_model_for_which_there_is_no_room_is_not_written(
     assert checks["graphs"]().figure == "the model was not loaded" and list(on_cpu.folder.iterdir()) == []
 
 
-GOOD = training.Steps(
-    rows=128, flops=1.2e14, seconds=1.0, allocated=950, waits=training.MEASURED_STEPS, graphs=0,
+GOOD = Steps(
+    count=training.MEASURED_STEPS, rows=128, flops=1.2e14, seconds=1.0, allocated=950,
+    waits=training.MEASURED_STEPS, graphs=0,
     planned={"weights": 1000, "context": 77},
 )  # fmt: skip
 
@@ -162,3 +165,33 @@ def test_figures_of_steps_are_judged(on_cpu: Examination, check: str, change: di
     examined.steps = replace(GOOD, **change)
     found = getattr(examined, check)()
     assert found.status == status, found.line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cuda", "status"), [(0.29, True, "PASS"), (0.31, True, "FAIL"), (9.0, False, "PASS")]
+)
+def test_an_update_has_a_limit_on_a_gpu(seconds: float, cuda: bool, status: str) -> None:
+    assert training.judge_update(seconds, "adamw_8bit", cuda=cuda).status == status
+
+
+@pytest.mark.parametrize(
+    ("stall_s", "same", "cuda", "status"),
+    [
+        (0.9, True, True, "PASS"),
+        (1.1, True, True, "WARN"),
+        (1.1, True, False, "PASS"),
+        (0.1, False, True, "FAIL"),
+        (1.1, False, False, "FAIL"),
+    ],
+)
+def test_a_checkpoint_beside_a_step_is_the_same_and_costs_little(
+    stall_s: float, same: bool, cuda: bool, status: str
+) -> None:
+    saved = CheckpointSaved(step=1, path="checkpoints/step-00000001", bytes=10**10, seconds=10.0)
+    found = training.judge_checkpoint_copy(stall_s, saved, same=same, cuda=cuda)
+    assert (found.status, found.values["bytes_per_s"]) == (status, 1e9)
+
+
+@pytest.mark.parametrize("check", ["peak", "waits", "mfu", "update", "checkpoint_copy"])
+def test_without_steps_nothing_is_judged(on_cpu: Examination, check: str) -> None:
+    assert training.checks(on_cpu)[check]().line == f"SKIP  {check}: no steps were made"

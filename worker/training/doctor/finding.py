@@ -38,7 +38,7 @@ class Finding(Frozen):
         """For people."""
         limit = f" (limit: {self.limit})" if self.limit and self.status != "SKIP" else ""
         hint = f"; {self.hint}" if self.hint and self.status in ("WARN", "FAIL") else ""
-        return f"{self.status}  {self.check.replace('_', ' ')}: {self.figure}{limit}{hint}"
+        return f"{self.status}  {self.check}: {self.figure}{limit}{hint}"
 
 
 def judge(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -14,18 +15,19 @@ from worker.training.doctor.finding import Finding, judge
 from worker.training.doctor.groups import Check, Examination
 from worker.training.doctor.random_t5 import SHAPES
 from worker.training.machine.device import gpu_id
-from worker.training.machine.nvml import GpuClock, GpuUse, NvmlGpu, open_gpu
+from worker.training.machine.nvml import GpuClock, GpuPower, GpuUse, NvmlGpu, open_gpu
 
 TOKENS = 8 * 256
 """Of a micro-batch: what matrices are multiplied with."""
 LEAST_SHARE, POOR_SHARE = 0.75, 0.5
 """Of the nominal peak: below the first the GPU is slow, below the second something is wrong."""
 IMPOSSIBLE = 1.5
-"""So far above its nominal peak no GPU runs: it did not compute."""
+"""So far above its nominal figures no GPU runs: it did not compute, or did not copy."""
+FASTEST_COPY = 1e12
+"""Bytes a second between host and GPU that no slot reaches, where the bandwidth of the GPU's memory is unknown."""
 LEAST_COPY = 20e9
 """Bytes a second of a slot with 16 lanes of PCIe 4."""
-MOST_COPY = 1e12
-"""Faster than NVLink between CPU and GPU (450 GB/s)."""
+SLOW = "see power and free_memory: the GPU is slowed down, or shared"
 SECONDS, LONG_S = 0.1, 3.0
 """Of one measurement; of the one during which power and clock are watched."""
 LOOK_S = 0.1
@@ -63,52 +65,15 @@ def checks(examination: Examination) -> Mapping[str, Check]:
         watch.start()
         rate = gemm_rate(device)
         watch.stop()
-        nominal = peak_flops(name)
-        share = None if nominal is None else rate / nominal
-        of = "its nominal peak is not in Longhaul's table" if share is None else f"{share:.0%} of the nominal peak"
-        return judge(
-            "gemm", f"{rate / 1e12:.1f} TFLOP/s in bf16 products of FLAN-T5-XL's shapes, {of}",
-            limit=None if share is None else f"≥ {LEAST_SHARE:.0%}",
-            fail=share is not None and not POOR_SHARE <= share <= IMPOSSIBLE,
-            warn=share is not None and share < LEAST_SHARE, hint="see power: the GPU is slowed down, or shared",
-            flops=rate,
-        )  # fmt: skip
+        return judge_gemm(rate, peak_flops(name))
 
     def power() -> Finding:
-        if gpu is None or not watch.uses:
-            return judge("power", "NVML tells nothing of it", warn=True, hint="see nvml")
-        limit = gpu.power()
-        if all(use.power_w is None for use in watch.uses) and all(clock.mhz is None for clock in watch.clocks):
-            return judge("power", "NVML tells neither power nor clocks", warn=True, hint="see nvml")
-        watts = max((use.power_w or 0.0 for use in watch.uses), default=0.0)
-        warmest = max((use.temperature_c or 0 for use in watch.uses), default=0)
-        clocks = sorted(clock.mhz for clock in watch.clocks if clock.mhz is not None)
-        reasons = sorted({reason for clock in watch.clocks for reason in clock.slowed_by})
-        lowered = limit.limit is not None and limit.default is not None and limit.limit < limit.default
-        parts = [
-            f"{watts:.0f} W" + (f" of {limit.limit:.0f} W" if limit.limit else ""),
-            *([f"lowered from {limit.default:.0f} W"] if lowered else []),
-            *([f"{clocks[len(clocks) // 2]} MHz"] if clocks else []),
-            f"{warmest} °C",
-            f"slowed down by {', '.join(reasons)}" if reasons else "not slowed down",
-        ]
-        hint = "improve the cooling" if reasons else "nvidia-smi -pl sets the limit of its power"
-        return judge("power", f"during the products: {', '.join(parts)}", limit="not slowed down",
-                     warn=bool(reasons) or lowered, hint=hint, watts=watts, celsius=warmest)  # fmt: skip
+        return judge_power(watch.uses, watch.clocks, GpuPower() if gpu is None else gpu.power())
 
     def bandwidth() -> Finding:
         source = torch.empty(GIB, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
-        rate = 2 * GIB / seconds_of(lambda: target.copy_(source), device)
-        nominal = memory_bandwidth(name)
-        share = None if nominal is None else rate / nominal
-        of = "" if share is None else f", {share:.0%} of the nominal"
-        fast = share is not None and share > IMPOSSIBLE
-        return judge("memory_bandwidth", f"{format_rate(rate)}{of}",
-                     limit=None if share is None else f"≥ {LEAST_SHARE:.0%}", fail=fast,
-                     warn=share is not None and share < LEAST_SHARE,
-                     hint="faster than is possible: the GPU copied nothing" if fast else "see power",
-                     bytes_per_s=rate)  # fmt: skip
+        return judge_bandwidth(2 * GIB / seconds_of(lambda: target.copy_(source), device), memory_bandwidth(name))
 
     def copy_check(check: str, *, onto: bool) -> Check:
         def measure() -> Finding:
@@ -116,12 +81,7 @@ def checks(examination: Examination) -> Mapping[str, Check]:
             there = torch.empty_like(host, device=device)
             source, target = (host, there) if onto else (there, host)
             rate = host.nbytes / seconds_of(lambda: target.copy_(source, non_blocking=True), device)
-            fast = rate > MOST_COPY
-            hint = "slot below x16 Gen4: use another slot, and look at its speed in the firmware"
-            return judge(check, f"{format_rate(rate)}, pinned", limit=f"≥ {format_rate(LEAST_COPY)}", fail=fast,
-                         warn=rate < LEAST_COPY,
-                         hint="faster than any slot: the GPU copied nothing" if fast else hint,
-                         bytes_per_s=rate)  # fmt: skip
+            return judge_copy(check, rate, memory_bandwidth(name))
 
         return measure
 
@@ -132,6 +92,67 @@ def checks(examination: Examination) -> Mapping[str, Check]:
         "host_to_device": copy_check("host_to_device", onto=True),
         "device_to_host": copy_check("device_to_host", onto=False),
     }
+
+
+def judge_gemm(rate: float, nominal: float | None) -> Finding:
+    """Of FLOP/s, against the nominal peak if that is known."""
+    share = None if nominal is None else rate / nominal
+    impossible = share is not None and share > IMPOSSIBLE
+    of = "its nominal peak is not in Longhaul's table" if share is None else f"{share:.0%} of the nominal peak"
+    return judge(
+        "gemm", f"{rate / 1e12:.1f} TFLOP/s in bf16 products of FLAN-T5-XL's shapes, {of}", limit=limit_of(share),
+        fail=impossible or (share is not None and share < POOR_SHARE), warn=share is not None and share < LEAST_SHARE,
+        hint="report it: the GPU did not compute" if impossible else SLOW, flops=rate,
+    )  # fmt: skip
+
+
+def judge_power(uses: Sequence[GpuUse], clocks: Sequence[GpuClock], limit: GpuPower) -> Finding:
+    """Of what NVML said during the products."""
+    watts = [use.power_w for use in uses if use.power_w is not None]
+    degrees = [use.temperature_c for use in uses if use.temperature_c is not None]
+    mhz = sorted(clock.mhz for clock in clocks if clock.mhz is not None)
+    reasons = sorted({reason for clock in clocks for reason in clock.slowed_by})
+    if not (watts or degrees or mhz or reasons):
+        return judge("power", "NVML tells nothing of it", warn=True, hint="see nvml")
+    lowered = limit.limit is not None and limit.default is not None and limit.limit < limit.default
+    parts = [
+        *([f"{max(watts):.0f} W" + (f" of {limit.limit:.0f} W" if limit.limit else "")] if watts else []),
+        *([f"limit lowered from {limit.default:.0f} W"] if lowered else []),
+        *([f"{mhz[len(mhz) // 2]} MHz"] if mhz else []),
+        *([f"{max(degrees)} °C"] if degrees else []),
+        f"slowed down by {', '.join(reasons)}" if reasons else "not slowed down",
+    ]
+    hint = "improve the cooling" if reasons else "nvidia-smi -pl sets the limit of its power"
+    return judge("power", f"during the products: {', '.join(parts)}", limit="not slowed down",
+                 warn=bool(reasons) or lowered, hint=hint,
+                 watts=max(watts, default=math.nan), celsius=max(degrees, default=math.nan))  # fmt: skip
+
+
+def judge_bandwidth(rate: float, nominal: float | None) -> Finding:
+    """Of bytes a second, against the nominal bandwidth if that is known."""
+    share = None if nominal is None else rate / nominal
+    impossible = share is not None and share > IMPOSSIBLE
+    of = "" if share is None else f", {share:.0%} of the nominal"
+    return judge("memory_bandwidth", f"{format_rate(rate)}{of}", limit=limit_of(share), fail=impossible,
+                 warn=share is not None and share < LEAST_SHARE,
+                 hint="report it: the GPU did not copy" if impossible else SLOW, bytes_per_s=rate)  # fmt: skip
+
+
+def judge_copy(check: str, rate: float, nominal: float | None) -> Finding:
+    """Of bytes a second between host and GPU; `nominal`: bandwidth of the GPU's memory, if known."""
+    most = nominal or FASTEST_COPY
+    hint = (
+        "report it: the GPU did not copy"
+        if rate > most
+        else "slot below x16 Gen4: use another slot, and look at its speed in the firmware"
+    )
+    return judge(check, f"{format_rate(rate)}, pinned", limit=f"{format_rate(LEAST_COPY)} to {format_rate(most)}",
+                 fail=rate > most, warn=rate < LEAST_COPY, hint=hint, bytes_per_s=rate)  # fmt: skip
+
+
+def limit_of(share: float | None) -> str | None:
+    """Of a share of a nominal figure."""
+    return None if share is None else f"{LEAST_SHARE:.0%} to {IMPOSSIBLE:.0%}"
 
 
 def gemm_rate(device: torch.device) -> float:

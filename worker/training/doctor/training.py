@@ -5,19 +5,14 @@ Weights are random, and so are the rows, which all have the longest shape. What 
 
 from __future__ import annotations
 
-import dataclasses
-import gc
 import json
 import shutil
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch._dynamo.utils import counters
-from transformers import PreTrainedModel
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
@@ -33,21 +28,16 @@ from worker.training.dataset.data import Rows
 from worker.training.doctor.finding import Finding, judge, skip
 from worker.training.doctor.groups import Check, Examination
 from worker.training.doctor.job import ListeningJournal, Widths, make_run
+from worker.training.doctor.measured_steps import Stepping, Steps, sample_gradient, wait_for
 from worker.training.doctor.random_t5 import SHAPES, checkpoint_bytes, write_checkpoint
 from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
-from worker.training.loop import accumulate, steps
+from worker.training.loop import accumulate
 from worker.training.machine import expandable_segments
 from worker.training.machine.process_monitor import ProcessMonitor
-from worker.training.memory import hard_limit
 from worker.training.network import guards
 from worker.training.network.model import WEIGHTS, weights_of
-from worker.training.optimizers.gradients import gradient_norm
-from worker.training.optimizers.optimizer import Optimizer
-from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.budget import Budget, find_budget, on_gpu
 from worker.training.planning.memory_plan import CONTEXT_BYTES, plan_memory
-from worker.training.planning.prediction import Setting
-from worker.training.steps.result import StepResult
 from worker.training.stop import StopSignal
 from worker.training.tasks.seq2seq.compiled import CompiledBlocks
 from worker.training.tasks.seq2seq.fused import set_dropout
@@ -59,7 +49,8 @@ LONGEST, SHORTER, BATCH = {"cuda": (256, 256), "cpu": (32, 32)}, {"cuda": (128, 
     "cuda": 64, "cpu": 8,
 }  # fmt: skip
 MEASURED_STEPS = 2
-LOAD_LIMIT, LEAST_OF_PLAN, LEAST_MFU, GOOD_MFU, UPDATE_LIMIT_S, STALL_LIMIT_S = 1.05, 0.9, 0.30, 0.40, 0.3, 1.0
+LOAD_LIMIT, LEAST_OF_PLAN, UPDATE_LIMIT_S, STALL_LIMIT_S = 1.05, 0.9, 0.3, 1.0
+LEAST_MFU, GOOD_MFU, MOST_MFU = 0.30, 0.40, 1.05
 SPARE_BYTES = GIB
 """Of disk, besides the weights."""
 NOISE_BYTES = 64 * MIB
@@ -69,41 +60,7 @@ GRADIENT_LIMIT = 0.05
 the true one (docs/bf16.md)."""
 KEPT = 0.5
 """Share of the activations that an oversized batch still gets."""
-SAMPLE = 4096
-"""Numbers of each gradient that are compared."""
 NOT_LOADED = "the model was not loaded"
-
-
-@dataclasses.dataclass(frozen=True)
-class Steps:
-    """Some steps, one after the other."""
-
-    rows: int
-    flops: float
-    """What the model needs for them."""
-    seconds: float
-    allocated: int
-    """Bytes of torch's allocator at their peak."""
-    waits: int
-    """Of the host for the GPU."""
-    graphs: int
-    """Compiled while they ran."""
-    planned: Mapping[str, int]
-    """Bytes by category that were predicted for the largest of their micro-batches."""
-
-
-class RecordingOptimizer:
-    """Takes samples of the gradients, and updates nothing."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self.sample: torch.Tensor | None = None
-
-    def step(self, number: int, learning_rate: float, loss: torch.Tensor) -> torch.Tensor:
-        """See `Optimizer.step`."""
-        grads = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
-        self.sample = torch.cat([grad.flatten()[:SAMPLE].double().cpu() for grad in grads])
-        return gradient_norm(self._model.parameters())
 
 
 class TrainingChecks:
@@ -117,7 +74,7 @@ class TrainingChecks:
         self.name = ""
         self.parameters = ""
         self.context: TrainingContext | None = None
-        self.stepping: Iterator[StepResult] | None = None
+        self.stepping: Stepping | None = None
         self.steps: Steps | None = None
         self.update_s: float | None = None
 
@@ -201,57 +158,11 @@ class TrainingChecks:
         """Makes the steps; nothing may be compiled in them."""
         if self.context is None:
             return skip("graphs", NOT_LOADED)
-        self.stepping = steps(self.context)
-        self.step()
-        self.steps = self.measure(self.context)
-        return judge("graphs", f"{self.steps.graphs} compiled in {MEASURED_STEPS} steps", limit="0",
+        self.stepping = Stepping(self.context, self.device)
+        self.stepping.step()
+        self.steps = self.stepping.measure(MEASURED_STEPS)
+        return judge("graphs", f"{self.steps.graphs} compiled in {self.steps.count} steps", limit="0",
                      fail=self.steps.graphs > 0, hint="report it: steps are compiled again and again")  # fmt: skip
-
-    def step(self) -> StepResult:
-        """One more."""
-        assert self.stepping is not None and self.context is not None, "steps have begun"
-        result = next(self.stepping)
-        self.context.state.step, self.context.state.safe = result.step, dict(result.safe)
-        return result
-
-    def measure(self, context: TrainingContext) -> Steps:
-        """The steps that count."""
-        cuda, graphs = self.device.type == "cuda", counters["stats"]["unique_graphs"]
-        self.wait()
-        if cuda:
-            torch.cuda.reset_peak_memory_stats(self.device)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            if cuda:
-                torch.cuda.set_sync_debug_mode("warn")
-            told.clear()  # it says of itself that it is a prototype
-            begun = time.perf_counter()
-            try:
-                results = [self.step() for _ in range(MEASURED_STEPS)]
-            finally:
-                if cuda:
-                    torch.cuda.set_sync_debug_mode("default")
-        self.wait()
-        seconds = time.perf_counter() - begun
-        context.optimizer.raise_if_nonfinite()
-        memory = context.plan.memory
-        assert memory is not None, "it was planned"
-        alternatives = Alternatives(context.spec, context.plan, self.device)
-        largest = max((result.largest for result in results), key=lambda shape: shape.tokens)
-        return Steps(
-            rows=sum(result.rows for result in results),
-            flops=sum(result.flops for result in results),
-            seconds=seconds,
-            allocated=torch.cuda.max_memory_allocated(self.device) if cuda else 0,
-            waits=sum("synchronizing CUDA operation" in str(each.message) for each in told),
-            graphs=counters["stats"]["unique_graphs"] - graphs,
-            planned=alternatives.parts(largest, Setting(memory.activation_checkpointing, memory.optimizer)),
-        )
-
-    def wait(self) -> None:
-        """For the GPU."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def peak(self) -> Finding:
         """Against the plan."""
@@ -271,8 +182,8 @@ class TrainingChecks:
         """Of the host."""
         if self.steps is None:
             return skip("waits", "no steps were made")
-        return judge("waits", f"{self.steps.waits} waits for the GPU in {MEASURED_STEPS} steps", limit="≤ 1 a step",
-                     fail=self.steps.waits > MEASURED_STEPS, hint="report it: the GPU idles meanwhile")  # fmt: skip
+        return judge("waits", f"{self.steps.waits} waits for the GPU in {self.steps.count} steps", limit="≤ 1 a step",
+                     fail=self.steps.waits > self.steps.count, hint="report it: the GPU idles meanwhile")  # fmt: skip
 
     def mfu(self) -> Finding:
         """Of the measured peak; of the nominal one where nothing was measured."""
@@ -285,9 +196,10 @@ class TrainingChecks:
         mfu = reached / peak
         return judge(
             "mfu", f"{mfu:.2f} of the {'measured' if measured else 'nominal'} peak ({reached / 1e12:.1f} TFLOP/s)",
-            limit=f"≥ {LEAST_MFU:.2f}, better {GOOD_MFU:.2f}", fail=not LEAST_MFU <= mfu <= 1.05, warn=mfu < GOOD_MFU,
-            hint="more than is possible: the GPU does not compute" if mfu > 1.05 else "see power, compile_cold, waits",
+            limit=f"≥ {LEAST_MFU:.2f}, better {GOOD_MFU:.2f}", fail=not LEAST_MFU <= mfu <= MOST_MFU,
+            warn=mfu < GOOD_MFU,
             mfu=mfu, flops=reached,
+            hint="report it: the GPU does not compute" if mfu > MOST_MFU else "see power, compile_cold and waits",
         )  # fmt: skip
 
     def update(self) -> Finding:
@@ -298,19 +210,15 @@ class TrainingChecks:
         loss = accumulate(context.loaded.model, self.batches(context.data.train)[:1])
         times = []
         for more in range(3):
-            self.wait()
+            wait_for(self.device)
             begun = time.perf_counter()
             context.optimizer.step(number + more + 1, 1e-6, loss)
-            self.wait()
+            wait_for(self.device)
             times.append(time.perf_counter() - begun)
         context.loaded.model.zero_grad(set_to_none=True)
         context.optimizer.raise_if_nonfinite()
         self.update_s = min(times)
-        limit = f"≤ {format_milliseconds(UPDATE_LIMIT_S)}" if self.device.type == "cuda" else None
-        figure = f"{format_milliseconds(self.update_s)} by {context.plan.resolved.optimizer}"
-        return judge("update", figure, limit=limit,
-                     fail=limit is not None and self.update_s > UPDATE_LIMIT_S, hint="see memory_bandwidth",
-                     seconds=self.update_s)  # fmt: skip
+        return judge_update(self.update_s, context.plan.resolved.optimizer, cuda=self.device.type == "cuda")
 
     def batches(self, rows: Rows) -> Sequence[Batch]:
         """The first rows of these, as many as a step has, in micro-batches of the plan."""
@@ -325,19 +233,19 @@ class TrainingChecks:
             return skip("throughput", "no steps were made")
         batches = self.batches(self.context.data.validation)
         accumulate(self.context.loaded.model, batches[:2])
-        self.wait()
+        wait_for(self.device)
         begun = time.perf_counter()
         accumulate(self.context.loaded.model, batches)
-        self.wait()
+        wait_for(self.device)
         seconds = time.perf_counter() - begun + self.update_s
         self.context.loaded.model.zero_grad(set_to_none=True)
-        kind = self.device.type
+        kind, size = self.device.type, self.context.spec.training.batch_size
         rates = {
-            named(SHORTER[kind]): self.context.spec.training.batch_size / seconds,
+            named(SHORTER[kind]): size / seconds,
             named(LONGEST[kind]): self.steps.rows / self.steps.seconds,
         }
         shown = ", ".join(f"{rate:.1f} rows/s at {shape}" for shape, rate in rates.items())
-        found = judge("throughput", f"{self.parameters}: {shown} tokens")
+        found = judge("throughput", f"{self.parameters}: {shown} tokens, in steps of {size} rows")
         return found.model_copy(update={"values": rates})
 
     def weights_in_place(self) -> Finding:
@@ -353,7 +261,7 @@ class TrainingChecks:
     def checkpoint_copy(self) -> Finding:
         """A save beside a step, against one that training waits for."""
         context = self.context
-        if context is None or self.steps is None:
+        if context is None or self.stepping is None or self.steps is None:
             return skip("checkpoint_copy", "no steps were made")
         live = {WEIGHTS: weights_of(context.loaded.model), OPTIMIZER: context.optimizer.state_dict()}
         needed, free = 2 * bytes_needed(live), shutil.disk_usage(context.run.path).free
@@ -367,28 +275,19 @@ class TrainingChecks:
         waited = RunDir(self.examination.folder / "waited")
         waited.path.mkdir()
         plain = write(waited, context.state, live, 1, self.journal)
-        step_s = self.steps.seconds / MEASURED_STEPS
         state = context.state.model_copy(deep=True)
-        self.wait()
+        wait_for(self.device)
         begun = time.perf_counter()
         saver.save(state)
-        self.step()
-        self.wait()
-        stall = max(0.0, time.perf_counter() - begun - step_s)
+        self.stepping.step()
+        wait_for(self.device)
+        stall = max(0.0, time.perf_counter() - begun - self.steps.seconds / self.steps.count)
         saver.wait()
         saved = [fact for fact in self.journal.facts if isinstance(fact, CheckpointSaved)]
         if isinstance(plain, DiskLow) or not saved:
             return judge("checkpoint_copy", "the disk became full", fail=True, hint="make room")
         same = sums(waited, state.step) == sums(context.run, state.step)
-        return judge(
-            "checkpoint_copy",
-            f"a step beside it took {format_milliseconds(stall)} longer; {format_bytes(saved[-1].bytes)} in "
-            f"{format_duration(saved[-1].seconds)}, {'the same' if same else 'OTHER'} sha256 as one waited for",
-            limit=f"≤ {format_milliseconds(STALL_LIMIT_S)}, the same", fail=not same,
-            warn=self.device.type == "cuda" and stall > STALL_LIMIT_S,
-            hint="see device_to_host" if same else "report it: checkpoints are wrong", stall_s=stall,
-            bytes_per_s=saved[-1].bytes / saved[-1].seconds,
-        )  # fmt: skip
+        return judge_checkpoint_copy(stall, saved[-1], same=same, cuda=self.device.type == "cuda")
 
     def oversized_batch(self) -> Finding:
         """The same step with and without enough memory."""
@@ -398,18 +297,9 @@ class TrainingChecks:
         set_dropout(model, 0.0)
         for stack in (model.encoder, model.decoder):
             stack.compiled = None  # type: ignore[union-attr]  # a fused stack; predictions are of eager layers
-        recorder = RecordingOptimizer(model)
-        trial = dataclasses.replace(context, optimizer=cast(Optimizer, recorder))  # of which a step asks no more
-        samples = []
         activations = planned["activations"] + planned["temporaries"]
-        for limit in (None, int(sum(planned.values()) - (1 - KEPT) * activations)):
-            gc.collect()
-            context.cache.clear()
-            trial.state.step, trial.state.safe = context.state.step, {}
-            with hard_limit.on_gpu(self.device, limit):
-                next(steps(trial))
-            assert recorder.sample is not None
-            samples.append(recorder.sample)
+        limits = (None, int(sum(planned.values()) - (1 - KEPT) * activations))
+        samples = [sample_gradient(context, self.device, limit) for limit in limits]
         recovered = [fact for fact in self.journal.facts if isinstance(fact, OomRecovered)]
         distance = float((samples[1] - samples[0]).norm() / samples[0].norm())
         if not recovered:
@@ -438,6 +328,26 @@ def checks(examination: Examination) -> Mapping[str, Check]:
         "checkpoint_copy": training.checkpoint_copy,
         "oversized_batch": training.oversized_batch,
     }
+
+
+def judge_update(seconds: float, optimizer: str, *, cuda: bool) -> Finding:
+    """Of one update; on a CPU it takes as long as it takes."""
+    limit = f"≤ {format_milliseconds(UPDATE_LIMIT_S)}" if cuda else None
+    return judge("update", f"{format_milliseconds(seconds)} by {optimizer}", limit=limit,
+                 fail=cuda and seconds > UPDATE_LIMIT_S, hint="see memory_bandwidth", seconds=seconds)  # fmt: skip
+
+
+def judge_checkpoint_copy(stall_s: float, saved: CheckpointSaved, *, same: bool, cuda: bool) -> Finding:
+    """Of how much longer a step beside a save took, and whether its files are the `same` as those waited for."""
+    return judge(
+        "checkpoint_copy",
+        f"a step beside it took {format_milliseconds(stall_s)} longer; {format_bytes(saved.bytes)} in "
+        f"{format_duration(saved.seconds)}, {'the same' if same else 'OTHER'} sha256 as one waited for",
+        limit=f"≤ {format_milliseconds(STALL_LIMIT_S)}, the same", fail=not same,
+        warn=cuda and stall_s > STALL_LIMIT_S,
+        hint="see device_to_host" if same else "report it: checkpoints are wrong", stall_s=stall_s,
+        bytes_per_s=saved.bytes / saved.seconds,
+    )  # fmt: skip
 
 
 def job_spec(kind: str) -> JobSpec:

@@ -1,0 +1,79 @@
+"""What is made of figures of speed."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.gpus import GpuFacts
+from worker.training.doctor.finding import judge
+from worker.training.doctor.report import make_report
+from worker.training.doctor.speed import judge_bandwidth, judge_copy, judge_gemm, judge_power
+from worker.training.machine.nvml import GpuClock, GpuPower, GpuUse
+
+NOMINAL = 1.792e12
+
+
+@pytest.mark.parametrize(
+    ("share", "status"), [(0.49, "FAIL"), (0.74, "WARN"), (0.76, "PASS"), (1.49, "PASS"), (1.51, "FAIL")]
+)
+def test_products_are_judged_by_the_nominal_peak(share: float, status: str) -> None:
+    assert judge_gemm(share * 209.5e12, 209.5e12).status == status
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.74, "WARN"), (0.76, "PASS"), (1.49, "PASS"), (1.51, "FAIL")])
+def test_memory_faster_than_its_data_sheet_did_not_copy(share: float, status: str) -> None:
+    found = judge_bandwidth(share * NOMINAL, NOMINAL)
+    assert found.status == status and ("did not copy" in str(found.hint)) is (status == "FAIL")
+
+
+@pytest.mark.parametrize(
+    ("rate", "nominal", "status"),
+    [
+        (19e9, NOMINAL, "WARN"),
+        (21e9, NOMINAL, "PASS"),
+        (1.7e12, NOMINAL, "PASS"),
+        (1.8e12, NOMINAL, "FAIL"),
+        (0.9e12, None, "PASS"),
+        (1.1e12, None, "FAIL"),
+    ],
+)
+def test_a_slot_faster_than_the_memory_did_not_copy(rate: float, nominal: float | None, status: str) -> None:
+    found = judge_copy("device_to_host", rate, nominal)
+    assert found.status == status and ("did not copy" in str(found.hint)) is (status == "FAIL")
+
+
+def test_figures_that_failed_are_not_kept() -> None:
+    findings = [
+        judge_bandwidth(9e12, NOMINAL),
+        judge_copy("host_to_device", 9e12, NOMINAL),
+        judge_copy("device_to_host", 25e9, NOMINAL),
+        judge("update", "slow", fail=True, seconds=9.0),
+        judge("mfu", "impossible", fail=True, flops=9e14),
+        judge("throughput", "fast").model_copy(update={"values": {"128/256": 3000.0}}),
+    ]
+    measured = make_report(findings, GpuFacts("NVIDIA GeForce RTX 5090", 2**35), 1.0).measured("580.95", 1)
+    assert measured.model_dump(exclude_none=True, exclude_defaults=True) == {
+        "driver": "580.95", "examined_at": 1, "device_to_host_bytes_per_s": 25e9,
+    }  # fmt: skip
+
+
+def test_power_of_which_nothing_is_said_is_warned_of() -> None:
+    found = judge_power([GpuUse()] * 3, [GpuClock()] * 3, GpuPower())
+    assert (found.status, found.figure, found.values) == ("WARN", "NVML tells nothing of it", {})
+
+
+def test_what_is_not_said_of_power_is_not_shown_as_zero() -> None:
+    found = judge_power([GpuUse(temperature_c=61)], [GpuClock(mhz=2400)], GpuPower())
+    assert (found.status, found.figure) == ("PASS", "during the products: 2400 MHz, 61 °C, not slowed down")
+
+
+@pytest.mark.parametrize(
+    ("clock", "limit", "said"),
+    [
+        (GpuClock(2400, ("power brake",)), GpuPower(575, 575), "slowed down by power brake"),
+        (GpuClock(2400), GpuPower(400, 575), "limit lowered from 575 W"),
+    ],
+)
+def test_a_gpu_that_is_held_back_is_warned_of(clock: GpuClock, limit: GpuPower, said: str) -> None:
+    found = judge_power([GpuUse(power_w=390.0, temperature_c=61)], [clock], limit)
+    assert found.status == "WARN" and said in found.figure
