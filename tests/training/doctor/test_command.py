@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -224,6 +225,20 @@ def test_a_check_that_hangs_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     first, *others = command.run_child("machine", examination(tmp_path, seconds=1))
     assert first.status == "FAIL" and "did not end" in first.figure and "--seconds 600" in (first.hint or "")
     assert {finding.status for finding in others} == {"SKIP"}
+
+
+def test_every_hint_that_names_a_check_names_it_as_it_is_printed() -> None:
+    checks = {check for group in GROUPS.values() for check in group}
+    source = "".join(file.read_text() for file in (ROOT / "worker/training/doctor").glob("*.py"))
+    named = [name for hint in re.findall(r"\bsee ([\w ,]+)", source) for name in re.split(r", | and ", hint)]
+    assert len(named) >= 8 and set(named) - {"docs"} <= checks
+    assert judge("memory_bandwidth", "slow").line == "PASS  memory_bandwidth: slow"
+
+
+def test_mfu_is_not_of_a_peak_that_failed(tmp_path: Path) -> None:
+    for status, flops in (("PASS", 2e14), ("WARN", 2e14), ("FAIL", None)):
+        gemm = judge("gemm", "", fail=status == "FAIL", warn=status == "WARN", flops=2e14)
+        assert command.informed(examination(tmp_path), [gemm]).gemm_flops == flops
 
 
 def test_it_ends_with_rows_a_second_and_days() -> None:

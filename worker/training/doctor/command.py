@@ -203,7 +203,7 @@ def informed(examination: Examination, findings: Sequence[Finding]) -> Examinati
     cold = of.get("compile_cold" if examination.device == "cuda" else "compiled_gradients")
     return replace(
         examination,
-        gemm_flops=gemm.values.get("flops") if gemm else None,
+        gemm_flops=gemm.values.get("flops") if gemm and gemm.status != "FAIL" else None,
         compile_s=cold.values.get("seconds") if cold else None,
         model=load.model if load and load.model else examination.model,
         other_bytes=memory.values.get("other_bytes", 0.0) if memory else 0.0,

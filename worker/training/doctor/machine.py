@@ -69,7 +69,7 @@ def checks(examination: Examination) -> Mapping[str, Check]:
         figure = "no NVML" if gpu is None else f"no {', '.join(missing)}" if missing else f"{', '.join(has)}"
         return judge(
             "nvml", figure, limit="memory, processes, temperature, power", fail=not has.get("memory"),
-            warn=bool(missing), hint=PARTIAL if is_partial(gpu_id(device)) else "in a container, "
+            warn=bool(missing), hint=PARTIAL if has.get("memory") and is_partial(gpu_id(device)) else "in a container, "
             "NVIDIA_DRIVER_CAPABILITIES must have `utility`",
         )  # fmt: skip
 

@@ -51,7 +51,7 @@ class DoctorReport(Frozen):
         return {} if found is None else {name: rate for name, rate in found.values.items() if SHAPE.fullmatch(name)}
 
     def measured(self, driver: str, at: int) -> MeasuredGpu:
-        """What replaces nominal figures. A peak that is impossible, low or of a slowed GPU is left out."""
+        """What replaces nominal figures. What failed is left out, and so is the peak of a slow GPU."""
         gemm, power, load = self.of("gemm"), self.of("power"), self.of("load")
         steady = gemm is not None and gemm.status == "PASS" and (power is None or power.status != "WARN")
         mfu, training_flops = self.of("mfu"), {}
@@ -68,7 +68,7 @@ class DoctorReport(Frozen):
             device_to_host_bytes_per_s=self.figure("device_to_host", "bytes_per_s"),
             update_s=self.figure("update", "seconds"),
             model=None if load is None else load.model,
-            rows_per_s=self.rates,
+            rows_per_s=self.rates if mfu is None or mfu.status != "FAIL" else {},
             training_flops=training_flops,
         )
 
