@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jobs.gpus import GPU
-from jobs.process.lifeline import PARENT_PID
 from jobs.process.secrets import minimal_environment
+from jobs.process.stopping import Stopped, run_child, stopped_once
 from worker.gpu import NoGpu, named_gpus, usable_gpu
 
 DRIVER = Path("/dev/nvidia0")
@@ -24,18 +21,20 @@ def examine(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     if device not in ("cpu", "cuda"):
         print(f"doctor: LONGHAUL_DEVICE is {device!r}; set it to cpu or cuda", file=sys.stderr)
         return 2
-    environment |= {"LONGHAUL_DEVICE": device, PARENT_PID: str(os.getpid())}
+    environment["LONGHAUL_DEVICE"] = device
     command = [sys.executable, "-m", "worker.training", "doctor", *arguments]
-    if device == "cuda":
-        try:
-            names = environ.get("LONGHAUL_GPUS") or environ.get("CUDA_VISIBLE_DEVICES") or "all"
-            gpu = usable_gpu(named_gpus(names.replace(" ", ""))[0])
-        except NoGpu as error:
-            command += ["--no-gpu", str(error)]
-        else:
-            environment |= {"CUDA_VISIBLE_DEVICES": gpu.uuid, GPU: gpu.facts.encode()}
-            command += ["--driver", gpu.driver]
-    child = subprocess.Popen(command, env=environment)
-    for signum in (signal.SIGINT, signal.SIGTERM):  # it cleans up, and says how it ended
-        signal.signal(signum, lambda signum, _: child.send_signal(signum))
-    return child.wait()
+    try:
+        with stopped_once():
+            if device == "cuda":
+                try:
+                    names = environ.get("LONGHAUL_GPUS") or environ.get("CUDA_VISIBLE_DEVICES") or "all"
+                    gpu = usable_gpu(named_gpus(names.replace(" ", ""))[0])
+                except NoGpu as error:
+                    command += ["--no-gpu", str(error)]
+                else:
+                    environment |= {"CUDA_VISIBLE_DEVICES": gpu.uuid, GPU: gpu.facts.encode()}
+                    command += ["--driver", gpu.driver]
+            return run_child(command, environment)
+    except Stopped as stopped:
+        print("doctor: stopped; nothing is kept", file=sys.stderr)
+        return stopped.code

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 from pathlib import Path
 
 from jobs.errors import UserError
 from jobs.process.keys import new_key
+from jobs.process.stopping import Stopped, run_child, stopped_once
 from longhaul.children import python
 from longhaul.commands.command import Call, Commands
 from longhaul.jobfile import BadInput
@@ -60,7 +60,11 @@ def _doctor(call: Call) -> int:
     options = {name: getattr(given, name) for name in ("report", "model", "seconds")}
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", value)]
     words += [word for group in given.only for word in ("--only", group)] + (["--json"] if given.json else [])
-    return subprocess.run(python("worker", "doctor", *words), env=dict(call.environment), check=False).returncode
+    try:
+        with stopped_once():
+            return run_child(python("worker", "doctor", *words), call.environment)
+    except Stopped as stopped:
+        return stopped.code
 
 
 def _local(call: Call) -> int:

@@ -136,7 +136,12 @@ def doctor(argv: list[str]) -> int:
 
     set_library_switches("train")
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    return examine(argv, from_environment(os.environ), os.environ)
+    try:
+        settings = from_environment(os.environ)
+    except ValueError as error:
+        print(f"doctor: a setting is wrong: {error}", file=sys.stderr)
+        return 2
+    return examine(argv, settings, os.environ)
 
 
 def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> int:

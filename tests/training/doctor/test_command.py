@@ -118,10 +118,15 @@ def test_a_process_that_dies_fails_its_check_and_no_other_group(
     assert {finding.status for finding in found[2:]} == {"SKIP"}
 
 
+@pytest.mark.parametrize(
+    "words", [(sys.executable, "-m", "worker", "doctor"), (f"{ROOT}/.venv/bin/longhaul", "doctor")]
+)
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_when_it_is_stopped_nothing_is_left(tmp_path: Path, signum: signal.Signals, code: int) -> None:
-    command = [sys.executable, "-m", "worker", "doctor", "--runs", str(tmp_path), "--only", "machine"]
-    variables = os.environ | {"LONGHAUL_DEVICE": "cpu"}
+def test_when_it_is_stopped_nothing_is_left(
+    tmp_path: Path, signum: signal.Signals, code: int, words: tuple[str, ...]
+) -> None:
+    command = [*words, "--only", "machine"]
+    variables = os.environ | {"LONGHAUL_DEVICE": "cpu", "LONGHAUL_RUNS": str(tmp_path)}
     with subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline().startswith(b"SKIP  driver")
@@ -138,6 +143,24 @@ def test_a_device_that_there_is_not_is_refused_in_a_sentence(tmp_path: Path) -> 
         cwd=ROOT, env=os.environ | {"LONGHAUL_DEVICE": "gpu"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (2, "doctor: LONGHAUL_DEVICE is 'gpu'; set it to cpu or cuda\n")
+
+
+def test_a_signal_before_the_trainers_process_is_ready_leaves_no_traceback() -> None:
+    program = (
+        "import os, signal, worker.doctor\n"
+        "worker.doctor.run_child = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
+        "raise SystemExit(worker.doctor.examine([], {'LONGHAUL_DEVICE': 'cpu'}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "doctor: stopped; nothing is kept\n")
+
+
+def test_a_wrong_setting_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    done = doctor(tmp_path, LONGHAUL_PREPARE_MEMORY_GB="much")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "doctor: a setting is wrong: LONGHAUL_PREPARE_MEMORY_GB is 'much'; it is a number of gigabytes, 1 or more\n"
+    )
 
 
 def test_what_others_would_slow_down_is_not_measured(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from jobs.disk.rundir import RunDir, list_runs
 from jobs.errors import Damaged
 from jobs.measured import MeasuredGpu
 from jobs.process.lifeline import PARENT_PID
+from jobs.process.stopping import Stopped, stopped_once
 from jobs.text.units import GIB, format_bytes
 from worker.training.doctor.finding import Finding, failed, judge, skip
 from worker.training.doctor.groups import GROUPS, NEEDS_WHOLE_GPU, Examination, run_group
@@ -39,8 +40,6 @@ GRACE_S = 20.0
 MOST_OF_OTHERS = 4 * GIB
 """What other processes may hold of the GPU: a desktop takes less, another job more."""
 REFUSED = 2
-INTERRUPTED, TERMINATED = 130, 143
-"""Exit codes of a command that was stopped."""
 Tell = Callable[[Finding], object]
 
 
@@ -76,8 +75,7 @@ def main(argv: Sequence[str], settings: TrainerSettings, environ: Mapping[str, s
                 replace(examination, folder=folder), given.only, given.no_gpu, lambda finding: show(finding, given.json)
             )
     except Stopped as stopped:
-        print("doctor: stopped; nothing is kept", file=sys.stderr)
-        return stopped.code
+        return stopped.code  # `worker/doctor.py` says so
     report = report.model_copy(update={"seconds": time.monotonic() - began})
     if uuid and given.driver:
         keep(given.runs, uuid, report.measured(given.driver, int(time.time())))
@@ -115,32 +113,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def show(finding: Finding, on_stderr: bool) -> None:
     """A line, as soon as a check is done."""
     print(finding.line, file=sys.stderr if on_stderr else sys.stdout, flush=True)
-
-
-class Stopped(BaseException):
-    """SIGINT or SIGTERM has come."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__()
-        self.code = code
-
-
-@contextlib.contextmanager
-def stopped_once() -> Iterator[None]:
-    """The first SIGINT or SIGTERM raises Stopped inside; later ones cannot interrupt what is then cleaned up."""
-    codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
-
-    def stop(signum: int, _: object) -> None:
-        for each in codes:
-            signal.signal(each, signal.SIG_IGN)
-        raise Stopped(codes[signal.Signals(signum)])
-
-    before = {signum: signal.signal(signum, stop) for signum in codes}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 @contextlib.contextmanager
