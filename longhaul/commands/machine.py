@@ -21,7 +21,11 @@ def add(commands: Commands) -> None:
     doctor.add_argument("--report", metavar="FILE", help="write a page to paste into an issue")
     doctor.add_argument("--model", metavar="SIZE", help="xl, large, base or tiny (default: the largest that fits)")
     doctor.add_argument(
-        "--only", action="append", default=[], metavar="GROUP", help="one group of checks; repeat for more"
+        "--only",
+        action="append",
+        default=[],
+        metavar="GROUP",
+        help="one group of checks, with those that it needs; repeat for more",
     )
     doctor.add_argument("--seconds", metavar="N", help="time for all checks (default: 300)")
     local = commands.add("local", _local, "run Redis, service, workers and publish in this terminal", json_too=False)
@@ -55,7 +59,7 @@ def _doctor(call: Call) -> int:
     if missing := [name for name in ("worker", "torch") if importlib.util.find_spec(name) is None]:
         raise BadInput(
             f"only the client is installed here, without {missing[0]}: on the machine with the GPU run `docker compose "
-            f"-f docker-compose.training.yml run --rm worker doctor` in the clone, or `make setup` first"
+            f"-f docker-compose.training.yml run --rm --build worker doctor` in the clone, or `make setup` first"
         )
     options = {name: getattr(given, name) for name in ("report", "model", "seconds")}
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", value)]

@@ -170,13 +170,25 @@ def test_what_others_would_slow_down_is_not_measured(tmp_path: Path) -> None:
         found = list(command.run_child(group, beside))
         assert [finding.check for finding in found] == list(GROUPS[group])
         assert {(finding.status, finding.figure) for finding in found} == {
-            ("SKIP", "other processes hold 5.0 GiB of the GPU: see free_memory")
+            ("SKIP", f"other processes hold 5.0 GiB of the GPU: {command.END_THEM}")
         }
 
 
 def test_warm_comes_with_what_it_compares_with() -> None:
-    assert command.chosen(["warm"]) == ["training", "warm"]
-    assert command.chosen(["speed", "machine"]) == ["machine", "speed"] and command.chosen(None) == list(GROUPS)
+    assert command.chosen(["warm"], "cpu") == ["training", "warm"]
+    assert command.chosen(["speed", "machine"], "cpu") == ["machine", "speed"]
+    assert command.chosen(None, "cpu") == list(GROUPS)
+
+
+def test_no_speed_is_measured_before_it_is_known_who_else_holds_the_gpu() -> None:
+    assert command.chosen(["speed"], "cuda") == ["memory", "speed"]
+    assert command.chosen(["warm"], "cuda") == ["memory", "training", "warm"]
+    assert command.chosen(["machine", "exactness", "resume"], "cuda") == ["machine", "exactness", "resume"]
+
+
+@pytest.mark.parametrize("file", ["CHANGELOG.md", "Makefile", "docs/docker.md", "longhaul/commands/machine.py"])
+def test_each_command_for_the_container_builds_its_image(file: str) -> None:
+    assert "run --rm --build worker doctor" in (ROOT / file).read_text()
 
 
 def test_when_time_is_up_the_rest_is_skipped(tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ from pydantic import ValidationError
 from jobs.disk.files import write_atomically
 from jobs.disk.measured_file import keep_measured, read_measured
 from jobs.disk.rundir import RunDir, list_runs
-from jobs.errors import Damaged
+from jobs.errors import Damaged, NotFound
 from jobs.measured import MeasuredGpu
+from jobs.memory_plan import Device
 from jobs.process.lifeline import PARENT_PID
 from jobs.process.stopping import Stopped, stopped_once
 from jobs.text.units import GIB, format_bytes
@@ -39,6 +40,7 @@ GRACE_S = 20.0
 """What a process may take longer than its time, for the check that it has begun."""
 MOST_OF_OTHERS = 4 * GIB
 """What other processes may hold of the GPU: a desktop takes less, another job more."""
+END_THEM = "end them (free_memory names them), and run it again"
 REFUSED = 2
 Tell = Callable[[Finding], object]
 
@@ -97,7 +99,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--only",
         action="append",
         choices=tuple(GROUPS),
-        help="one group of checks (`warm` includes `training`); repeat for more",
+        help="one group of checks, with those that it needs; repeat for more",
     )
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"time for all checks (default: {SECONDS:.0f})")
     runs = Path(os.environ.get("LONGHAUL_RUNS") or "runs")
@@ -127,10 +129,10 @@ def workplace(folder: Path) -> Iterator[Path]:
 
 
 def is_training(run: RunDir) -> bool:
-    """Whether an attempt is open; a damaged directory says nothing."""
+    """Whether an attempt is open; a directory that is damaged, or gone, says nothing."""
     try:
         return run.record().attempt_open
-    except Damaged:
+    except (Damaged, NotFound):
         return False
 
 
@@ -154,7 +156,7 @@ def examine(examination: Examination, only: Sequence[str] | None, no_gpu: str | 
     if no_gpu is not None:
         found(Finding(check="driver", status="FAIL", figure=no_gpu, limit="a usable GPU", hint="see docs/docker.md"))
         examination = replace(examination, device="cpu", gpu=None)
-    for group in chosen(only):
+    for group in chosen(only, examination.device):
         for finding in run_child(group, examination):
             if no_gpu is None or finding.check != "driver":
                 found(finding)
@@ -162,10 +164,17 @@ def examine(examination: Examination, only: Sequence[str] | None, no_gpu: str | 
     return make_report(findings, examination.gpu, 0.0)
 
 
-def chosen(only: Sequence[str] | None) -> list[str]:
-    """All groups, or these, in order; `warm` compares with what `training` has compiled."""
+def chosen(only: Sequence[str] | None, device: Device) -> list[str]:
+    """All groups, or these and what they need, in order.
+
+    `warm` compares with what `training` has compiled; `memory` tells whether others hold the GPU.
+    """
     wanted = set(only or GROUPS)
-    return [group for group in GROUPS if group in wanted or (group == "training" and "warm" in wanted)]
+    if "warm" in wanted:
+        wanted.add("training")
+    if device == "cuda" and wanted & set(NEEDS_WHOLE_GPU):
+        wanted.add("memory")
+    return [group for group in GROUPS if group in wanted]
 
 
 def informed(examination: Examination, findings: Sequence[Finding]) -> Examination:
@@ -196,7 +205,7 @@ def run_child(group: str, examination: Examination) -> Iterator[Finding]:
     missing = list(GROUPS[group])
     if examination.other_bytes > MOST_OF_OTHERS and group in NEEDS_WHOLE_GPU:
         held = format_bytes(examination.other_bytes)
-        yield from (skip(check, f"other processes hold {held} of the GPU: see free_memory") for check in missing)
+        yield from (skip(check, f"other processes hold {held} of the GPU: {END_THEM}") for check in missing)
         return
     if examination.left_s <= 0:
         yield from (skip(check, "no time was left") for check in missing)
