@@ -17,6 +17,7 @@ from worker.training.doctor import exactness, machine, training
 from worker.training.doctor.exactness import Comparison, GradientError, compare
 from worker.training.doctor.groups import Examination
 from worker.training.doctor.measured_steps import Steps
+from worker.training.machine.nvml import GpuMemory, GpuUse
 from worker.training.tasks.seq2seq.fused import FusedT5LayerNorm
 
 
@@ -131,6 +132,31 @@ def test_where_nvml_reports_a_part_nothing_is_to_be_installed(
 ) -> None:
     monkeypatch.setattr("platform.release", lambda: release)
     assert machine.is_partial(uuid) is partial
+
+
+class PartialGpu:
+    """NVML of a GPU in a virtual machine or cut into slices: memory, and nothing else."""
+
+    def memory(self) -> GpuMemory:
+        return GpuMemory(total=2**35, free=2**35, used=0)
+
+    def processes(self) -> None:
+        return None
+
+    def use(self) -> GpuUse:
+        return GpuUse()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "status", "hint"), [(PartialGpu(), "WARN", machine.PARTIAL), (None, "FAIL", "in a container")]
+)
+def test_nvml_that_is_missing_is_not_taken_for_one_that_reports_a_part(
+    on_cpu: Examination, monkeypatch: pytest.MonkeyPatch, gpu: PartialGpu | None, status: str, hint: str
+) -> None:
+    monkeypatch.setattr(machine, "gpu_id", lambda _: "MIG-51a00000")
+    monkeypatch.setattr(machine, "open_gpu", lambda _: gpu)
+    found = machine.checks(on_cpu)["nvml"]()
+    assert found.status == status and str(found.hint).startswith(hint)
 
 
 def test_a_model_for_which_there_is_no_room_is_not_written(
