@@ -215,6 +215,8 @@ class CheckSummary(Frozen):
     """Template, as resolved."""
     target: str
     """Template, as resolved."""
+    read_as: str | None = None
+    """What the rows were recognized as by their columns, such as `OpenAI chat`; null: the job names its templates."""
     steps: int
     """Optimizer steps of the whole run, by these rows."""
     resolved: Resolved

@@ -78,7 +78,8 @@ class DataSpec(Part):
     """File format; `auto` goes by the ending of the file name: .jsonl, .ndjson, .json (JSON lines), .csv, .tsv, each
     also with .gz or .zst, and .parquet. For other names say it; the value then is a file in any case."""
     input: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
-    """Column name, or a template over columns such as `"{title}: {ingredients}"`. Null: recognized by column names."""
+    """Column name, or a template over columns such as `"{title}: {ingredients}"`, with paths (`{messages[0].content}`)
+    and optional parts (`{input?}`). Null: recognized by column names."""
     target: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     """Column name or template of the text to learn. Null: recognized by column names."""
     max_input_tokens: Annotated[int, Field(ge=8, le=32768)] = 512

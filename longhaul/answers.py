@@ -63,6 +63,7 @@ class PlanSummaryDict(TypedDict, total=False):
     duplicates: int
     input: str
     target: str
+    read_as: str | None
     steps: int
     resolved: JsonObject
     time: SummaryDict | None

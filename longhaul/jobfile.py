@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -11,7 +12,9 @@ from jobs.data_names import DATA_SUFFIXES
 from longhaul.answers import JsonObject
 
 ROWS = tuple(suffix for suffix in DATA_SUFFIXES if suffix != ".json")
-"""What the name of a file of rows ends in here. One in .json is a job, unless it holds a JSON object a line."""
+"""What the name of a file of rows ends in here. One in .json is a job, unless it holds an object a line or an array."""
+_START = 1 << 16
+"""Bytes in which a JSON array begins."""
 
 
 class BadInput(ValueError):
@@ -39,6 +42,9 @@ def apply_changes(job: JsonObject, changes: Sequence[str]) -> JsonObject:
 def _job_in(file: str) -> JsonObject | None:
     """The job in a .json file; None: it holds rows."""
     try:
+        with open(file, "rb") as handle:  # rows may be gigabytes
+            if handle.read(_START).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+                return None
         job = json.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{file}: {error.strerror}; give a job file (.json) or a file of rows (.jsonl)") from None

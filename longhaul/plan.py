@@ -10,6 +10,7 @@ from rich.text import Text
 
 from jobs.memory_plan import MemoryPlan, layers
 from jobs.plan import Plan
+from jobs.text.printable import printable
 from jobs.text.units import bytes_alike
 from longhaul.answers import JobDict, JsonObject
 from longhaul.api import Longhaul
@@ -42,7 +43,10 @@ def print_plan(plan: Plan, job: JobDict, console: Console) -> None:
     assert memory is not None, "check has planned it"
     console.print(_parts(memory))
     console.print(_candidates(memory))
+    format = job["plan"].get("read_as")
+    templates = printable(f"{plan.data.input} → {plan.data.target}")
     lines = [
+        ("rows", f"read as {format}: {templates}" if format else templates),
         ("memory", memory.text),
         ("why", memory.why),
         ("time", plan.time.text if plan.time and plan.time.text else "unknown without a GPU"),

@@ -82,7 +82,8 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             plan = fact.plan
             return (
                 f"checked: specification, paths, model and first rows are in order; about {plan.rows_estimated:,} rows "
-                f"and {plan.steps:,} steps{_text(plan.time)}{_text(plan.memory)}"
+                f"{f'(read as {plan.read_as}) ' if plan.read_as else ''}and {plan.steps:,} steps"
+                f"{_text(plan.time)}{_text(plan.memory)}"
             )
         case JobPrepared():
             adopted = f" (from {fact.adopted.source} on)" if fact.adopted else ""

@@ -45,6 +45,15 @@ def test_a_json_file_with_an_object_a_line_holds_rows(tmp_path: Path) -> None:
     assert read_job(str(file), [], rows=lambda file: "there") == {"name": "rows", "data": {"train": "there"}}
 
 
+@pytest.mark.parametrize("text", ['[{"input": "a"}]', '\ufeff\n [\n  {"input": "a"}\n]'])
+def test_a_json_array_holds_rows(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(text)
+    assert read_job(str(file), [], rows=lambda name: f"dataset:{Path(name).name}") == {
+        "name": "rows", "data": {"train": "dataset:rows.json"},
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("content", "changes", "part"),
     [
@@ -54,7 +63,7 @@ def test_a_json_file_with_an_object_a_line_holds_rows(tmp_path: Path) -> None:
         (b"{}\n}", [], "line 2, column 1"),
         (b'{"name":\n"x"}\n{}', [], "line 3, column 1"),
         (b"{} {}", [], "line 1, column 4"),
-        (b"[]", [], "a job is a JSON object"),
+        (b"7", [], "a job is a JSON object"),
         (b"{}", ["epochs"], "write key.dotted=value"),
         (b"{}", ["a..b=1"], "write key.dotted=value"),
         (b'{"name": "x"}', ["name.first=1"], "has no keys"),

@@ -37,7 +37,7 @@ def test_a_plan_a_picture_and_a_refusal(stack: Stack, tmp_path: Path, capsys: py
     picture = tmp_path / "plan.png"
     assert main(["plan", str(job), "--png", str(picture)]) == 0
     out = capsys.readouterr().out
-    parts = ("weights", "activations", "what was tried", "no recomputation", "host memory", "checkpoints")
+    parts = ("read as recipes: Write the directions.", "weights", "activations", "what was tried", "no recomputation", "host memory", "checkpoints")
     assert [part for part in parts if part not in out] == []
     chosen = next(line for line in out.splitlines() if line.startswith("→"))
     assert chosen.split()[1] == "adamw"
@@ -65,7 +65,7 @@ def test_a_plan_a_picture_and_a_refusal(stack: Stack, tmp_path: Path, capsys: py
 
 def printed(plan: Plan, *gpus: dict[str, Any]) -> str:
     screen = io.StringIO()
-    job: Any = {"gpus": list(gpus)}
+    job: Any = {"gpus": list(gpus), "plan": {"read_as": "recipes"}}
     print_plan(plan, job, Console(file=screen, width=160, color_system=None))
     return screen.getvalue()
 

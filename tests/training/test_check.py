@@ -116,13 +116,13 @@ def test_a_format_can_be_said_where_the_name_does_not(workplace: Workplace) -> N
     ("name", "content", "code"),
     [
         ("rows.csv", b"input,target\n", "no_rows"),
-        ("rows.csv", b"question,answer\n1,2\n", "no_usable_columns"),
+        ("rows.csv", b"asked,answered\n1,2\n", "no_usable_columns"),
         ("rows.csv", b"input,,target\n1,2,3\n", "bad_header"),
         ("rows.csv", "input,target\né,1\n".encode("cp1252"), "wrong_encoding"),
         ("rows.csv", "input,target\na,1\né,1\n".encode("cp1252"), "too_many_invalid_rows"),
         ("rows.parquet", b"PAR1 and so on", "damaged_file"),
         ("rows.parquet", parquet([{"input": {"a": 1}, "target": "x"}]), "too_many_invalid_rows"),
-        ("rows.json", b'[\n{"input": "a", "target": "b"}\n]\n', "json_array"),
+        ("rows.json", b'[\n{"input": "a", "target": "b"}\n', "damaged_array"),
         ("rows.jsonl.zst", b"\x28\xb5\x2f\xfd...", "damaged_archive"),
     ],
 )
@@ -223,7 +223,7 @@ def test_a_bad_file_is_refused_by_name(workplace: Workplace, train: str, code: s
     (workplace.data / "folder.jsonl").mkdir()
     workplace.rows("blank.jsonl", ["", "  "])
     workplace.rows("text.jsonl", ["just text", "[1, 2]"])
-    workplace.rows("columns.jsonl", [{"prompt": "a", "completion": "b"}])
+    workplace.rows("columns.jsonl", [{"ask": "a", "tell": "b"}])
     error = refusal(workplace, train)
     assert error.detail_code == code
     assert error.hint

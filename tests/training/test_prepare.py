@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import fcntl
 import json
@@ -12,6 +13,7 @@ import struct
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,57 @@ def test_recipes_are_prepared_whole(workplace: Workplace) -> None:
     assert not any("½" in target for target in directions)
     beats = [line for line in run.attempt_lines("prepare") if isinstance(line, Heartbeat)]
     assert beats[0].phase == "prepare"
+
+
+def numbered(make: Callable[[str, str], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of this form."""
+    return [make(f"question {number}", f"answer {number}") for number in range(40)]
+
+
+def write_json(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.write_text(json.dumps(rows, indent=1))
+
+
+def write_parquet(file: Path, rows: list[dict[str, Any]]) -> None:
+    pq.write_table(pa.Table.from_pylist(rows), file)
+
+
+def write_csv(file: Path, rows: list[dict[str, Any]]) -> None:
+    with open(file, "w", newline="") as handle:
+        writer = csv.DictWriter(handle, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "make", "data"),
+    [
+        ("chat.json", write_json, lambda q, a: {"messages": [{"role": "user", "content": q},
+                                                             {"role": "assistant", "content": a}]}, {}),
+        ("chat.parquet", write_parquet, lambda q, a: {"messages": [{"role": "user", "content": q},
+                                                                   {"role": "assistant", "content": a}]}, {}),
+        ("share.json", write_json, lambda q, a: {"id": q, "conversations": [{"from": "human", "value": q},
+                                                                            {"from": "gpt", "value": a}]}, {}),
+        ("alpaca.csv", write_csv, lambda q, a: {"Instruction": q, "Input": "", "Output": a}, {}),
+        ("tickets.csv", write_csv, lambda q, a: {"Question": q, "Answer": a}, {}),
+        ("opus.parquet", write_parquet, lambda q, a: {"translation": {"en": q, "de": a}},
+         {"input": "translation.en", "target": "{translation.de}"}),
+        ("nested.json", write_json, lambda q, a: {"ticket": {"title": q, "tags": []}, "replies": [{"text": a}]},
+         {"input": "{ticket.title}{ticket.tags?}", "target": "{replies[0].text}"}),
+    ],
+)  # fmt: skip
+def test_the_usual_files_are_prepared_as_they_come(
+    workplace: Workplace,
+    name: str,
+    write: Callable[[Path, list[dict[str, Any]]], None],
+    make: Callable[[str, str], dict[str, Any]],
+    data: dict[str, str],
+) -> None:
+    write(workplace.data / name, numbered(make))
+    run = workplace.job(name, data=data)
+    workplace.check(run)
+    workplace.prepare(run)
+    assert texts(run) == {(f"question {number}", f"answer {number}") for number in range(40)}
 
 
 def test_the_second_time_it_is_only_looked_up(workplace: Workplace) -> None:

@@ -65,7 +65,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     task = task_of(spec)
     model, config = inspect_model(spec, settings, task, before.plan.model.revision if before else None)
     journal.progress(0.3)
-    templates = task.templates(spec.data.input, spec.data.target, columns_of(train, CsvFormat.of(spec.data)))
+    columns = columns_of(train, CsvFormat.of(spec.data))
+    templates = task.templates(spec.data.input, spec.data.target, columns)
     rows = preview_rows(train, spec.data, templates)
     journal.progress(0.5)
     held_out = 0
@@ -115,6 +116,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         duplicates=rows.duplicates,
         input=data.input,
         target=data.target,
+        read_as=None if spec.data.input else task.row_format(columns),
         steps=plan.steps,
         resolved=plan.resolved,
         time=plan.time and plan.time.summary(),
@@ -156,14 +158,17 @@ def inspect_model(
 
 
 def columns_of(head: Head, csv: CsvFormat | None = None) -> set[str]:
-    """Names of the columns in the first rows. Raises BadData (`no_rows`) when there is no row at all."""
+    """Names of the columns in the first rows, and of what is in them, such as `translation.en`.
+
+    Raises BadData (`no_rows`) when there is no row at all.
+    """
     format = format_of(head.files[0], head.format)
     if format == "parquet":  # others may hold what cannot be read
         from worker.training.rows.parquet_rows import ParquetReader
 
         parquet = ParquetReader(head.files[0], head.param, ())
         if next(parquet.blocks(1), None) is not None:
-            return set(parquet.names)
+            return set(parquet.names) | set(parquet.fields)
     columns: set[str] = set()
     unreadable: Counter[str] = Counter()
     for row in FirstRows(head, csv=csv):
@@ -171,6 +176,7 @@ def columns_of(head: Head, csv: CsvFormat | None = None) -> set[str]:
             unreadable[str(row.defect)] += 1
             continue
         columns |= row.columns.keys()
+        columns |= {f"{name}.{key}" for name, value in row.columns.items() if isinstance(value, dict) for key in value}
         # JSON objects may each have other keys; tables have one header.
         if len(columns) > _MANY_COLUMNS or format != "jsonl":
             break
@@ -214,7 +220,7 @@ class Preview:
 
 def preview_rows(head: Head, data: DataSpec, templates: tuple[Template, Template]) -> Preview:
     """Check the first rows. Raises BadData (`no_rows`, `too_many_invalid_rows`)."""
-    rows = FirstRows(head, {column for one in templates for column in one.columns}, CsvFormat.of(data))
+    rows = FirstRows(head, templates[0].columns | templates[1].columns, CsvFormat.of(data))
     row_filter = RowFilter(rows, RowReader(*templates, Rewriter() if data.normalize else None))
     characters: list[tuple[int, int]] = []
     keys: list[int] = []

@@ -21,7 +21,7 @@ import pytest
 from jobs.errors import BadData
 from jobs.spec import CsvQuoting
 from worker.training.rows.csv_rows import CsvFormat
-from worker.training.rows.lines import MAX_LINE_BYTES
+from worker.training.rows.lines import BLOCK_BYTES, MAX_LINE_BYTES
 from worker.training.rows.reading import open_files, open_source
 from worker.training.rows.row import Block, Reader, Row
 from worker.training.rows.sources import DataFile, Source
@@ -361,12 +361,38 @@ def test_a_line_that_is_no_object_says_why(tmp_path: Path, line: str, reason: st
 
 @pytest.mark.parametrize(
     "content",
-    ['[{"a": 1}, {"a": 2}]', '[\n  {"a": 1},\n  {"a": 2}\n]\n', "\n  [\n", "[" * 100_000],
+    ['[{"a": 1}, {"a": "ü]"}]', '\ufeff\n[\n  {"a": 1},\n  {"a":\n "ü]"}\n]\n', ' [{"a":1}\r\n,{"a":"\\u00fc]"}]'],
 )
-def test_a_json_array_is_refused_with_the_command_that_helps(tmp_path: Path, content: str) -> None:
+def test_the_items_of_a_json_array_are_rows(tmp_path: Path, content: str) -> None:
+    rows = read(tmp_path, content.encode(), "rows.json")
+    assert [(row.number, row.columns) for row in rows] == [(1, {"a": 1}), (2, {"a": "ü]"})]
+
+
+def test_an_array_is_read_in_pieces_and_an_item_that_is_no_object_costs_itself_alone(tmp_path: Path) -> None:
+    items = [*({"number": number, "text": "ü" * 700} for number in range(3000)), 12345, "a text", b"\xff"]
+    parts = [item if isinstance(item, bytes) else json.dumps(item, ensure_ascii=False).encode() for item in items]
+    content = b"[" + b", ".join([*parts[:-1], b'{"text": "\xff"}']) + b"]"
+    assert len(content) > 3 * BLOCK_BYTES
+    rows = read(tmp_path, content, "rows.json")
+    assert [row.columns for row in rows[:3000]] == items[:3000]
+    assert [(row.number, row.defect) for row in rows[3000:]] == [
+        (3001, "not a JSON object"), (3002, "not a JSON object"), (3003, "not UTF-8"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "after", "why"),
+    [
+        ("\n  [\n", 0, "an item is no JSON"), ("[" * 100_000, 0, "an item is no JSON"),
+        ('[{"a": 1}', 1, "it does not end"),
+        ('[{"a": 1} {"a": 2}]', 1, "no comma"), ("[1]\n[2]\n", 1, "something follows the array"),
+        ('[{"a": 1}, {"a": "' + "x" * 6_000_000 + '"}]', 1, "longer than 4 MiB"),
+    ],
+)  # fmt: skip
+def test_an_array_that_cannot_be_read_is_refused(tmp_path: Path, content: str, after: int, why: str) -> None:
     error = refusal(tmp_path, content.encode(), "rows.json")
-    assert error.detail_code == "json_array"
-    assert "jq -c '.[]' rows.json > rows.jsonl" in str(error.hint)
+    assert error.detail_code == "damaged_array"
+    assert f"is a JSON array that cannot be read after item {after}: " in str(error) and why in str(error)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from jobs.errors import BadData, Rejected
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.text import Defect, RowReader, Texts, letters_and_digits, template
-from worker.training.tasks.seq2seq.columns import choose_templates
+from worker.training.tasks.seq2seq.columns import FORMATS, choose_templates, recognize
 
 
 def reader(input: str = "question", target: str = "answer", normalized: bool = True) -> RowReader:
@@ -67,18 +68,110 @@ def test_a_bad_template_is_refused(text: str) -> None:
     assert (caught.value.detail_code, caught.value.param) == ("bad_template", "data.input")
 
 
-def test_the_usual_columns_are_recognized() -> None:
-    recipe = choose_templates(None, None, ["id", "title", "ingredients", "directions"])
-    assert [one.source for one in recipe] == ["Write the directions. {title}: {ingredients}", "{directions}"]
-    assert [one.source for one in choose_templates(None, None, ["target", "input"])] == ["{input}", "{target}"]
+TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
+         {"role": "assistant", "content": "Hello"}, {"role": "user", "content": [{"type": "text", "text": "Bye"}]},
+         {"role": "assistant", "content": "Later"}, {"role": "user", "content": "unanswered"}]  # fmt: skip
+SHARED = [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]
+RECIPE = {"title": "Pie", "ingredients": ["apples", "flour"]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "input", "target"),
+    [
+        ({"id": 1, **RECIPE, "directions": ["Mix.", "Bake."]},
+         "Write the directions. Pie: apples; flour", "Mix. Bake."),
+        ({**RECIPE, "Instructions": ["Mix."]}, "Write the directions. Pie: apples; flour", "Mix."),
+        ({"target": "b", "input": "a"}, "a", "b"),
+        ({"messages": TURNS}, "system: Be brief. user: Hi assistant: Hello user: Bye", "Later"),
+        ({"conversations": SHARED, "id": "x"}, "2 + 2?", "4"),
+        ({"question": "who", "context": "I did", "answers": {"text": ["I"], "answer_start": [0]}},
+         "question: who context: I did", "I"),
+        ({"instruction": "Add", "input": "1, 2", "output": "3"}, "Add 1, 2", "3"),
+        ({"instruction": "Sing", "input": "", "output": "la"}, "Sing", "la"),
+        ({"instruction": "Sum up", "context": "long", "response": "short", "category": "x"}, "Sum up long", "short"),
+        ({"Prompt": "a", "Completion": "b"}, "a", "b"),
+        ({"prompt": "a", "response": "b"}, "a", "b"),
+        ({"instruction": "a", "output": "b"}, "a", "b"),
+        ({"instruction": "a", "response": "b"}, "a", "b"),
+        ({"question": "a", "answer": "b"}, "a", "b"),
+        ({"source": "a", "target": "b"}, "a", "b"),
+        ({"inputs": "a", "targets": "b"}, "a", "b"),
+        ({"input_text": "a", "target_text": "b"}, "a", "b"),
+        ({"input": "a", "output": "b"}, "a", "b"),
+        ({"document": "a", "summary": "b"}, "a", "b"),
+        ({"article": "a", "summary": "b"}, "a", "b"),
+        ({"article": "a", "highlights": "b"}, "a", "b"),
+        ({"dialogue": "a", "summary": "b"}, "a", "b"),
+        ({"text": "a", "summary": "b"}, "a", "b"),
+        ({"text": "a", "label": 3}, "a", "3"),
+    ],
+)  # fmt: skip
+def test_the_usual_formats_are_recognized(columns: dict[str, Any], input: str, target: str) -> None:
+    texts = RowReader(*choose_templates(None, None, columns.keys()), None).read(columns)
+    assert (texts.input, texts.target) == (input, target)
+
+
+def test_every_format_that_is_recognized_is_tried_above() -> None:
+    tried = test_the_usual_formats_are_recognized.pytestmark[0].args[1]
+    assert {recognize(columns.keys()) for columns, _, _ in tried} == set(FORMATS)
 
 
 def test_columns_that_are_not_recognized_are_listed_with_what_to_write() -> None:
     with pytest.raises(BadData) as caught:
-        choose_templates(None, None, ["prompt", "completion"])
+        choose_templates(None, None, ["ask", "tell"])
     assert caught.value.detail_code == "no_usable_columns"
-    assert "completion, prompt" in str(caught.value)
-    assert "data.input and data.target" in str(caught.value.hint)
+    assert "the data has: ask, tell" in str(caught.value)
+    assert "data.input and data.target" in str(caught.value.hint) and "OpenAI chat" in str(caught.value.hint)
+
+
+def test_a_translation_asks_which_way_and_takes_the_answer() -> None:
+    columns = ["id", "translation", "translation.de", "translation.en"]
+    with pytest.raises(BadData) as caught:
+        choose_templates(None, None, columns)
+    assert caught.value.hint == (
+        "say which way: data.input: {translation.de} and data.target: {translation.en}, or the reverse"
+    )
+    templates = choose_templates("{translation.de}", "{translation.en}", columns)
+    assert RowReader(*templates, None).read({"translation": {"de": "Brot", "en": "bread"}}).input == "Brot"
+
+
+@pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        ("{a.b}", "x"),
+        ("{m[0].content} and {m[-1].content}", "Hi and Ho"),
+        ("{a.c.d[1]}", "two"),
+        ("{{{a.b}}}", "{x}"),
+        ("{x.y}", "a column with a dot"),
+        ("{Is it?}", "yes"),
+        ("{a.b}. Note: {none?}", "x"),
+        ("{a.b}. Note: {a.b?}", "x. Note: x"),
+        ("{none?}: {a.b}", "x"),
+        ("Note: {empty?}, {a.b}", ", x"),
+        ("{a.b}{none?}: {a.b}", "x: x"),
+        ("{a.b} {list?} end", "x end"),
+    ],
+)
+def test_a_template_takes_paths_and_leaves_out_what_is_optional(text: str, filled: str) -> None:
+    columns = {
+        "a": {"b": "x", "c": {"d": ["one", "two"]}}, "m": [{"content": "Hi"}, {"content": "Ho"}], "empty": " ",
+        "x.y": "a column with a dot", "Is it?": "yes", "list": [],
+    }  # fmt: skip
+    assert template(text, "data.input").fill(columns).strip() == filled
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{a.c}", "missing a.c"), ("{m[7]}", "missing m[7]"), ("{m.prompt}", "missing m.prompt"),
+        ("{a[0]}", "missing a[0]"),
+        ("{m[0]}", "wrong type in m[0]"), ("{turns.completion}", "missing turns.completion"),
+    ],
+)  # fmt: skip
+def test_a_path_that_leads_nowhere_rejects_the_row(text: str, reason: str) -> None:
+    columns = {"a": {"b": "x"}, "m": [{"content": "Hi"}], "turns": [{"role": "user", "content": "Hi"}]}
+    with pytest.raises(Defect, match=re.escape(reason)):
+        template(text, "data.input").fill(columns)
 
 
 def test_an_unknown_column_is_named_with_those_there_are() -> None:
@@ -86,6 +179,9 @@ def test_an_unknown_column_is_named_with_those_there_are() -> None:
         choose_templates("{prompt}", "{title} {answr}", ["prompt", "title", "answer"])
     assert (caught.value.detail_code, caught.value.param) == ("unknown_column", "data.target")
     assert "'answr'; there are: answer, prompt, title" in str(caught.value)
+    assert str(caught.value.hint).startswith("did you mean 'answer'?")
+    with pytest.raises(BadData, match=re.escape("no row has a column 'a.c'")):
+        choose_templates("a.c", "a.b", ["a", "a.b"])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""JSON lines: one JSON object a line."""
+"""JSON lines: one JSON object a line; or all of them in one JSON array."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.training.rows.sources import RowFile
 
 @dataclass(frozen=True)
 class JsonBlock:
-    """Consecutive lines, blank ones included."""
+    """Consecutive lines, blank ones included; or items of an array."""
 
     file: str
     first: int
@@ -31,10 +31,10 @@ class JsonBlock:
 
 
 class JsonReader:
-    """A file of JSON lines. `param` is the dotted key of the job, for errors."""
+    """A file of JSON lines, or a JSON array. `param` is the dotted key of the job, for errors."""
 
     def __init__(self, file: RowFile, param: str) -> None:
-        self._lines, self._name = Lines(file, param), file.name
+        self._lines, self._name = Lines(file, param, json_arrays=True), file.name
         self.blank_lines = 0
 
     @property
@@ -43,16 +43,13 @@ class JsonReader:
         return self._lines.fraction
 
     def blocks(self, size: int) -> Iterator[JsonBlock]:
-        """At most `size` lines each, and little more than BLOCK_BYTES. Raises BadData as `Lines`, and `json_array`."""
+        """At most `size` lines or items each, and little more than BLOCK_BYTES. Raises BadData as `Lines`."""
         held: list[bytes] = []
-        total, any_row = 0, False
+        total = 0
         with closing(iter(self._lines)) as lines:
             for line in lines:
                 if line.isspace():
                     self.blank_lines += 1
-                elif not any_row:
-                    any_row = True
-                    self._check_no_array(line)
                 held.append(line)
                 total += len(line)
                 if len(held) >= size or total >= BLOCK_BYTES:
@@ -63,23 +60,6 @@ class JsonReader:
 
     def _block(self, lines: list[bytes]) -> JsonBlock:
         return JsonBlock(self._name, self._lines.number - len(lines) + 1, tuple(lines))
-
-    def _check_no_array(self, first: bytes) -> None:
-        """An array over many lines, or one of objects on a single one, would be one bad row after the other."""
-        start = first.lstrip()
-        if not start.startswith(b"["):
-            return
-        try:
-            value = json.loads(start)
-            alone = not any(isinstance(item, dict) for item in value)
-        except (ValueError, RecursionError):
-            alone = False
-        if not alone:
-            self._lines.refuse(
-                "json_array",
-                "is one JSON array, not JSON lines",
-                f"write one object a line: jq -c '.[]' {self._name} > rows.jsonl",
-            )
 
 
 def _row(number: int, line: bytes) -> Row:

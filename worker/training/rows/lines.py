@@ -9,6 +9,8 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import json
+import re
 import zlib
 from collections.abc import Generator, Iterator
 from typing import IO, NoReturn, cast
@@ -24,6 +26,7 @@ _PIECE = 1 << 16
 _SMALL_READ = 1 << 12
 """Bytes of a zstd archive unpacked at a time: the less is read ahead, the better is the guess of the rows to come."""
 _EXCERPT = 1000
+_SPACE = re.compile(r"[ \t\r\n]*")
 _GZIP = b"\x1f\x8b"
 _ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)))  # frame, skippable frames
 _FOREIGN = {
@@ -48,12 +51,14 @@ class OverLong(bytes):
 class Lines:
     """The lines of a file, with their newlines, byte order mark removed; `param` is the dotted key of the job.
 
-    Iterating raises BadData: `file_missing`, `file_unreadable`, `damaged_archive`, `file_changed`, `not_supported`.
-    A UTF-16 line that is no Unicode comes out as bytes that are not UTF-8.
+    `json_arrays`: a file that begins with `[` is one JSON array, whose items come out instead.
+
+    Iterating raises BadData: `file_missing`, `file_unreadable`, `damaged_archive`, `file_changed`, `not_supported`,
+    `damaged_array`. A UTF-16 line that is no Unicode comes out as bytes that are not UTF-8.
     """
 
-    def __init__(self, file: RowFile, param: str) -> None:
-        self._file, self._param = file, param
+    def __init__(self, file: RowFile, param: str, *, json_arrays: bool = False) -> None:
+        self._file, self._param, self._json_arrays = file, param, json_arrays
         self._raw: io.BufferedReader | None = None
         self._read = 0
         self.number = 0
@@ -84,15 +89,25 @@ class Lines:
             if known is not None:
                 source = io.BufferedReader(cast(io.RawIOBase, hashing), _PIECE)
             try:
-                for line in _bounded(self._decoded(source)):
+                for line in self._split(self._decoded(source)):
                     self.number += 1
                     yield line
+            except _NoArray as error:
+                self.refuse(
+                    "damaged_array", f"is a JSON array that cannot be read after item {self.number}: {error}",
+                    "write it again, or one object a line",
+                )  # fmt: skip
             except (gzip.BadGzipFile, zlib.error, EOFError, _Damaged) as error:
                 self.refuse("damaged_archive", f"is damaged after line {self.number}: {error}", "copy or pack it again")
             finally:
                 self._read = self._raw.tell()
             if self._file.state() != before or (known is not None and known != hashing.hexdigest()):
                 raise changed_error(self._file.name, self._param)
+
+    def _split(self, file: io.BufferedReader) -> Iterator[bytes]:
+        if self._json_arrays and file.peek(_PIECE)[:_PIECE].lstrip().startswith(b"["):
+            return _items(file)
+        return _bounded(file)
 
     def _decoded(self, raw: io.BufferedReader) -> io.BufferedReader:
         plain = self._unpacked(raw)
@@ -118,6 +133,10 @@ class Lines:
 
 class _Damaged(Exception):
     """A zstd archive that cannot be unpacked."""
+
+
+class _NoArray(Exception):
+    """What begins like a JSON array is none, or has an item that is too long."""
 
 
 class _SmallReads:
@@ -196,3 +215,48 @@ def _bounded(file: io.BufferedReader) -> Iterator[bytes]:
         while line and not line.endswith(b"\n"):
             line = file.readline(_PIECE)
         yield start
+
+
+def _items(file: io.BufferedReader) -> Iterator[bytes]:
+    """The items of the JSON array that the file is, each as it is written there. Raises _NoArray."""
+    decode = json.JSONDecoder().raw_decode
+    held, place, ended = "", 0, False
+
+    def fill() -> None:
+        """Another piece, without what was read. As Latin-1: JSON's own characters are ASCII, and every byte is kept."""
+        nonlocal held, place, ended
+        piece = file.read(BLOCK_BYTES)
+        held, place, ended = held[place:] + piece.decode("latin-1"), 0, not piece
+
+    def next_character() -> str:
+        nonlocal place
+        while True:
+            place = _SPACE.match(held, place).end()  # type: ignore[union-attr]  # it matches nothing as well
+            if place < len(held) or ended:
+                return held[place : place + 1]
+            fill()
+
+    next_character()
+    place += 1
+    first = True
+    while (character := next_character()) != "]":
+        if not first:
+            if character != ",":
+                raise _NoArray("no comma" if character else "it does not end")
+            place += 1
+            next_character()
+        first = False
+        while True:
+            try:
+                _, end = decode(held, place)
+                if end < len(held) or ended:  # a number may go on
+                    break
+            except (ValueError, RecursionError) as error:
+                if ended or len(held) - place > MAX_LINE_BYTES:
+                    raise _NoArray("an item is no JSON, or longer than 4 MiB") from error
+            fill()
+        yield held[place:end].encode("latin-1")
+        place = end
+    place += 1
+    if next_character():
+        raise _NoArray("something follows the array")

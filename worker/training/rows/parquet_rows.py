@@ -45,6 +45,8 @@ class ParquetReader:
         self._columns = None if columns is None else sorted(columns)
         self.names: list[str] = []
         """Of all columns, once the first row was read."""
+        self.fields: list[str] = []
+        """Of what is inside columns, such as `translation.en`."""
         self.fraction = 0.0
         """Share of the rows read so far."""
 
@@ -83,6 +85,10 @@ class ParquetReader:
         options = {"buffer_size": _PAGES_BYTES, "pre_buffer": False, "page_checksum_verification": True}
         with pq.ParquetFile(raw, **options) as file:
             self.names = file.schema_arrow.names
+            self.fields = [
+                f"{column.name}.{inner.name}"
+                for column in file.schema_arrow if pa.types.is_struct(column.type) for inner in column.type
+            ]  # fmt: skip
             self._check_names(self.names)
             done = 0
             for batch in file.iter_batches(_batch_rows(file.metadata, size), columns=self._columns, use_threads=False):

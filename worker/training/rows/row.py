@@ -33,7 +33,8 @@ class Row:
     """One row of a source. `columns` is None when it cannot be read, and `defect` says why."""
 
     number: int
-    """JSON lines and CSV: the line on which it begins, counted from 1, as an editor shows it; Parquet: its place."""
+    """JSON lines and CSV: the line on which it begins, counted from 1, as an editor shows it; Parquet and JSON arrays:
+    its place."""
     columns: Mapping[str, Any] | None
     defect: str | None
     text: str

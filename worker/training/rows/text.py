@@ -22,6 +22,13 @@ from worker.training.rows.row_counts import RowCounts
 
 # Tab, newline and carriage return are white space to every tokenizer; the others are damage.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_PATH = re.compile(r"([^.\[\]]+)((?:\.[^.\[\]]+|\[-?\d+\])*)")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(-?\d+)\]")
+ASSISTANT = "assistant"
+ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT}
+"""Other names of roles."""
+CHAT_FIELDS = ("prompt", "completion")
+"""What a list of turns has, beside its items."""
 _EXAMPLE = 200
 """Characters of an example."""
 _SENTENCE_END = (".", "!", "?")
@@ -46,28 +53,86 @@ Joined = tuple[str, list[Any], str]
 
 
 @dataclass(frozen=True)
+class Placeholder:
+    """What braces hold: a column, or a path into one such as `messages[0].content`; with `?` behind it, optional."""
+
+    text: str
+    """As written. A column of exactly that name is meant first, whatever is in it."""
+    name: str
+    """Without the question mark."""
+    column: str
+    path: tuple[str | int, ...]
+    """From the column's value on; empty: that value."""
+
+    @classmethod
+    def parse(cls, text: str) -> Placeholder:
+        """Any text: what is no path is a column's name."""
+        name = text.removesuffix("?") or text
+        parts = _PATH.fullmatch(name)
+        steps = _STEP.findall(parts[2]) if parts else []
+        path = tuple(key or int(index) for key, index in steps)
+        return cls(text, name, parts[1] if parts else name, path)
+
+    @property
+    def optional(self) -> bool:
+        """Whether a row may lack it."""
+        return self.text != self.name
+
+    @property
+    def columns(self) -> set[str]:
+        """Names of the columns that may be meant."""
+        return {self.text, self.name, self.column}
+
+    def value(self, row: Mapping[str, Any]) -> Any:
+        """What the row has there; None: nothing."""
+        for exact in (self.text, self.name):
+            if exact in row:
+                return row[exact]
+        value = row.get(self.column) if self.path else None
+        for step in self.path:
+            if isinstance(step, int):
+                value = value[step] if isinstance(value, list) and -len(value) <= step < len(value) else None
+            elif isinstance(value, list):
+                value = chat_field(value, step)
+            else:
+                value = value.get(step) if isinstance(value, dict) else None
+        return value
+
+
+@dataclass(frozen=True)
 class Template:
-    """A text with holes, e.g. `"{title}: {ingredients}"`: literals[0] column[0] literals[1] … literals[-1]."""
+    """A text with placeholders, e.g. `"{title}: {ingredients}"`: literals[0] placeholders[0] literals[1] …"""
 
     source: str
     literals: tuple[str, ...]
-    columns: tuple[str, ...]
+    placeholders: tuple[Placeholder, ...]
+
+    @property
+    def columns(self) -> set[str]:
+        """Names of the columns that it may take."""
+        return {column for one in self.placeholders for column in one.columns}
 
     def fill(self, row: Mapping[str, Any], joined: list[Joined] | None = None) -> str:
         """The text for one row; lists that had to be joined go to `joined`.
 
-        Raises Defect where a column is missing, empty or not text.
+        An optional placeholder without a value is left out together with the text before it; at the beginning of the
+        template, with the text after it. Raises Defect if any other value is missing, empty or not text.
         """
-        parts = [self.literals[0]]
-        for column, literal in zip(self.columns, self.literals[1:], strict=True):
-            value = row.get(column)
-            text = _join(value, column) if isinstance(value, list) else _plain_text(value, column)
+        parts: list[str] = []
+        before = self.literals[0]
+        for one, after in zip(self.placeholders, self.literals[1:], strict=True):
+            value = one.value(row)
+            if one.optional and (value is None or value == [] or (isinstance(value, str) and not value.strip())):
+                before = after if before or parts else ""
+                continue
+            text = _join(value, one.name) if isinstance(value, list) else _plain_text(value, one.name)
             if not text or text.isspace():
-                raise Defect(f"empty {column}")
+                raise Defect(f"empty {one.name}")
             if joined is not None and isinstance(value, list):
-                joined.append((column, value, text))
-            parts += (text, literal)
-        return "".join(parts)
+                joined.append((one.name, value, text))
+            parts += (before, text)
+            before = after
+        return "".join((*parts, before))
 
 
 @dataclass(frozen=True)
@@ -94,7 +159,7 @@ class RowReader:
 
     def __init__(self, input: Template, target: Template, rewrite: Rewriter | None) -> None:
         self._templates = (input, target)
-        self._columns = {*input.columns, *target.columns}
+        self._columns = {one.name for template in self._templates for one in template.placeholders}
         self._rewrite = rewrite
         self.normalized: Counter[str] = Counter()
         self.noticed: Counter[str] = Counter()
@@ -119,7 +184,7 @@ class RowReader:
         for before, after in changed:
             self._count("characters rewritten", before, after)
         for column in self._columns:
-            if list_in(columns[column]) is not None:
+            if list_in(columns.get(column)) is not None:
                 self.noticed[f"a JSON array as the text of {column}"] += 1
         for oddity, found_in in ODDITIES.items():
             if found_in(input) or found_in(target):
@@ -143,7 +208,7 @@ class RowReader:
             text = rewritten
         text = text.strip()
         if not text:
-            raise Defect(f"empty {' and '.join(template.columns)}")
+            raise Defect(f"empty {' and '.join(one.name for one in template.placeholders)}")
         if not text.isascii() and _half_a_character(text):
             raise Defect("half a surrogate pair")
         return text
@@ -161,27 +226,55 @@ def letters_and_digits(text: str) -> bytes:
 def template(text: str, param: str) -> Template:
     """A column name or a template as written in a job. Raises Rejected (`bad_template`)."""
     if "{" not in text and "}" not in text:
-        return Template("{" + text + "}", ("", ""), (text,))
-    literals, columns = [""], []
+        return Template("{" + text + "}", ("", ""), (Placeholder.parse(text),))
+    literals, placeholders = [""], []
     try:
         for literal, column, form, conversion in string.Formatter().parse(text):
             literals[-1] += literal
             if column is None:
                 continue
             if not column or form or conversion:
-                raise ValueError("braces hold a column's name and nothing else")
-            columns.append(column)
+                raise ValueError("braces hold a column's name, or a path into it, and nothing else")
+            placeholders.append(Placeholder.parse(column))
             literals.append("")
-        if not columns:
+        if not placeholders:
             raise ValueError("it names no column")
     except ValueError as error:
         raise Rejected(
             f"{param} = {text!r}: {error}",
             code="bad_template",
             param=param,
-            hint='write a column\'s name, or text with names in braces such as "{title}: {ingredients}"; {{ is a brace',
+            hint='write a column\'s name, or text with names in braces such as "{title}: {ingredients}"; a path is '
+            "written {messages[0].content}, what may be missing {input?}, and a brace {{",
         ) from None
-    return Template(text, tuple(literals), tuple(columns))
+    return Template(text, tuple(literals), tuple(placeholders))
+
+
+def chat_field(turns: list[Any], name: str) -> str | None:
+    """Of the turns of a chat: `completion` is the last reply, `prompt` all turns before it; None: there is no such.
+
+    A single turn is the prompt by itself; several are written `user: … assistant: …`.
+    """
+    read = [_turn(turn) for turn in turns]
+    replies = [place for place, turn in enumerate(read) if turn is not None and turn[0] == ASSISTANT]
+    if name not in CHAT_FIELDS or None in read or not replies:
+        return None
+    before, reply = [turn for turn in read[: replies[-1]] if turn is not None], read[replies[-1]]
+    if name == "completion":
+        return None if reply is None else reply[1]
+    return before[0][1] if len(before) == 1 else " ".join(f"{role}: {content}" for role, content in before)
+
+
+def _turn(turn: Any) -> tuple[str, str] | None:
+    """Role and content, as OpenAI or ShareGPT write them; None: it is no turn."""
+    for role_key, content_key in (("role", "content"), ("from", "value")):
+        if isinstance(turn, dict) and isinstance(role := turn.get(role_key), str) and content_key in turn:
+            content = turn[content_key]
+            if isinstance(content, list):  # of parts, such as {"type": "text", "text": "…"}
+                texts = [part.get("text") for part in content if isinstance(part, dict)]
+                content = "".join(text for text in texts if isinstance(text, str))
+            return ROLES.get(role.lower(), role.lower()), content if isinstance(content, str) else ""
+    return None
 
 
 def list_in(value: Any) -> list[str] | None:

@@ -122,6 +122,9 @@ class Task(Protocol):
         Raises BadData (`unknown_column`, `no_usable_columns`), Rejected (`bad_template`).
         """
 
+    def row_format(self, columns: Collection[str]) -> str | None:
+        """What rows with these columns are recognized as, for people, such as `OpenAI chat`; None: nothing."""
+
     # -- models as files ------------------------------------------------------------------------------------------
 
     @property

@@ -2,14 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import difflib
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from jobs.errors import BadData
-from worker.training.rows.text import Template, template
+from worker.training.rows.text import CHAT_FIELDS, Placeholder, Template, template
 
-RECIPE_INPUT = "Write the directions. {title}: {ingredients}"
-RECIPE_TARGET = "{directions}"
-RECIPE_COLUMNS = frozenset({"title", "ingredients", "directions"})
+
+@dataclass(frozen=True)
+class RowFormat:
+    """Rows that are recognized by the names of their columns, in any case."""
+
+    name: str
+    """For people."""
+    input: str
+    target: str
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Those that it needs."""
+        parts = [*template(self.input, "").placeholders, *template(self.target, "").placeholders]
+        return frozenset(one.column for one in parts)
+
+    def over(self, columns: Mapping[str, str]) -> tuple[Template, Template]:
+        """Its templates; `columns`: the real name of each."""
+        input, target = (
+            re.sub(r"\{(\w+)", lambda found: "{" + columns[found[1]], text) for text in (self.input, self.target)
+        )
+        return template(input, "data.input"), template(target, "data.target")
+
+
+RECIPE_INPUT, RECIPE_TARGET = "Write the directions. {title}: {ingredients}", "{directions}"
+FORMATS = (
+    RowFormat("input and target", "{input}", "{target}"),
+    RowFormat("recipes", RECIPE_INPUT, RECIPE_TARGET),
+    RowFormat("recipes", RECIPE_INPUT, "{instructions}"),
+    RowFormat("OpenAI chat", "{messages.prompt}", "{messages.completion}"),
+    RowFormat("ShareGPT chat", "{conversations.prompt}", "{conversations.completion}"),
+    RowFormat("SQuAD", "question: {question} context: {context}", "{answers.text[0]}"),
+    RowFormat("Alpaca", "{instruction} {input?}", "{output}"),
+    RowFormat("Dolly", "{instruction} {context?}", "{response}"),
+    RowFormat("prompt and completion", "{prompt}", "{completion}"),
+    RowFormat("prompt and response", "{prompt}", "{response}"),
+    RowFormat("instruction and output", "{instruction}", "{output}"),
+    RowFormat("instruction and response", "{instruction}", "{response}"),
+    RowFormat("question and answer", "{question}", "{answer}"),
+    RowFormat("source and target", "{source}", "{target}"),
+    RowFormat("inputs and targets", "{inputs}", "{targets}"),
+    RowFormat("input_text and target_text", "{input_text}", "{target_text}"),
+    RowFormat("input and output", "{input}", "{output}"),
+    RowFormat("document and summary", "{document}", "{summary}"),
+    RowFormat("article and summary", "{article}", "{summary}"),
+    RowFormat("article and highlights", "{article}", "{highlights}"),
+    RowFormat("dialogue and summary", "{dialogue}", "{summary}"),
+    RowFormat("text and summary", "{text}", "{summary}"),
+    RowFormat("text and label", "{text}", "{label}"),
+)
+"""In order: the first whose columns are all there is meant."""
 
 
 def choose_templates(input: str | None, target: str | None, columns: Collection[str]) -> tuple[Template, Template]:
@@ -17,28 +68,64 @@ def choose_templates(input: str | None, target: str | None, columns: Collection[
 
     Raises BadData (`unknown_column`, `no_usable_columns`), Rejected (`bad_template`).
     """
-    # A name may hold half a surrogate pair, which no message can.
-    found = ", ".join(sorted(columns)[:50]).encode("utf-8", "backslashreplace").decode() or "none"
     if input is not None and target is not None:
         chosen = template(input, "data.input"), template(target, "data.target")
         for param, one in zip(("data.input", "data.target"), chosen, strict=True):
-            for column in one.columns:
-                if column not in columns:
-                    raise BadData(
-                        f"{param}: no row has a column {column!r}; there are: {found}",
-                        code="unknown_column",
-                        param=param,
-                        hint="name one of these columns, or a template over them with the names in braces",
-                    )
+            for placeholder in one.placeholders:
+                if not _is_known(placeholder, columns):
+                    raise _unknown(placeholder, param, columns)
         return chosen
-    if "input" in columns and "target" in columns:
-        return template("input", "data.input"), template("target", "data.target")
-    if RECIPE_COLUMNS.issubset(columns):
-        return template(RECIPE_INPUT, "data.input"), template(RECIPE_TARGET, "data.target")
+    names = _by_lower_case(columns)
+    if (found := recognize(columns)) is not None:
+        return found.over(names)
+    languages = sorted(name for name in columns if name.lower().startswith("translation."))
+    if len(languages) > 1:
+        first, second = (f"{{{name}}}" for name in languages[:2])
+        hint = f"say which way: data.input: {first} and data.target: {second}, or the reverse"
+    else:
+        hint = (
+            'say which: data.input and data.target, each a column\'s name or a template such as "Answer: {question}"; '
+            f"without them, these are recognized: {'; '.join(dict.fromkeys(each.name for each in FORMATS))}"
+        )
     raise BadData(
-        f"no columns to learn from are recognized; the data has: {found}",
+        f"no columns to learn from are recognized; the data has: {_listed(columns)}",
         code="no_usable_columns",
         param="data.input",
-        hint='say which: data.input and data.target, each a column\'s name or a template such as "Answer: {question}"; '
-        "without them, columns input and target, or title, ingredients and directions, are recognized",
+        hint=hint,
     )
+
+
+def recognize(columns: Collection[str]) -> RowFormat | None:
+    """The format of rows with these columns; None: it is not known."""
+    names = _by_lower_case(columns)
+    return next((each for each in FORMATS if each.columns <= names.keys()), None)
+
+
+def _by_lower_case(columns: Collection[str]) -> dict[str, str]:
+    return {name.lower(): name for name in sorted(columns)}  # of two that differ in case, the lower-case one
+
+
+def _is_known(placeholder: Placeholder, columns: Collection[str]) -> bool:
+    if placeholder.text in columns or placeholder.name in columns:
+        return True
+    if not placeholder.path or placeholder.column not in columns:
+        return False
+    key, inside = placeholder.path[0], f"{placeholder.column}."
+    fields = {name for name in columns if name.startswith(inside)}
+    return isinstance(key, int) or not fields or f"{inside}{key}" in fields or key in CHAT_FIELDS
+
+
+def _unknown(placeholder: Placeholder, param: str, columns: Collection[str]) -> BadData:
+    near = difflib.get_close_matches(placeholder.name, sorted(columns), 1)
+    hint = "name one of these columns, or a template over them with the names in braces"
+    return BadData(
+        f"{param}: no row has a column {placeholder.name!r}; there are: {_listed(columns)}",
+        code="unknown_column",
+        param=param,
+        hint=f"did you mean {near[0]!r}? Otherwise {hint}" if near else hint,
+    )
+
+
+def _listed(columns: Collection[str]) -> str:
+    # A name may hold half a surrogate pair, which no message can.
+    return ", ".join(sorted(columns)[:50]).encode("utf-8", "backslashreplace").decode() or "none"

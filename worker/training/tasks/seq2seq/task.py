@@ -13,7 +13,7 @@ from worker.training.steps.safe_size import SafeSize
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.layout import Layout
 from worker.training.tasks.seq2seq import builtin
-from worker.training.tasks.seq2seq.columns import choose_templates
+from worker.training.tasks.seq2seq.columns import choose_templates, recognize
 from worker.training.tasks.seq2seq.flops import PairFlops, layers
 from worker.training.tasks.seq2seq.layout import layout_of
 from worker.training.tasks.seq2seq.limits import MicroBatchLimit
@@ -40,6 +40,11 @@ class Seq2Seq:
 
     def templates(self, input: str | None, target: str | None, columns: Collection[str]) -> tuple[Template, Template]:
         return choose_templates(input, target, columns)
+
+    def row_format(self, columns: Collection[str]) -> str | None:
+        """See `Task`."""
+        found = recognize(columns)
+        return None if found is None else found.name
 
     def layout(self, config: Config) -> Layout:
         return layout_of(config)
