@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jobs.frozen import Empty
 from jobs.gpus import GpuFacts
-from jobs.heartbeat import Trainer, WorkerHeartbeat
+from jobs.heartbeat import TrainWorker, WorkerHeartbeat
 from jobs.plan import CheckSummary
 from jobs.spec import ResourcesSpec
 from jobs.text.units import GIB, bytes_alike
@@ -59,13 +59,13 @@ class GpuNeeds:
         words = re.escape((self.name or "").lower())
         return re.search(f"(?<![a-z0-9]){words}(?![a-z0-9])", gpu.lower()) is not None
 
-    def unmet_by(self, trainer: Trainer | WorkerHeartbeat) -> str | None:
+    def unmet_by(self, trainer: TrainWorker | WorkerHeartbeat) -> str | None:
         """`unmet` of the GPU of this train worker. While it looks for one, that may be any."""
         if trainer.gpu is None:
             return self.unmet(None) if trainer.device == "cpu" else None
         return self.unmet(trainer.gpu.facts)
 
-    def unmet_by_all(self, trainers: Collection[Trainer] | Collection[WorkerHeartbeat]) -> str | None:
+    def unmet_by_all(self, trainers: Collection[TrainWorker] | Collection[WorkerHeartbeat]) -> str | None:
         """Why none of these train workers can take the job; None: one can, or there is none."""
         unmet = {self.unmet_by(each) for each in trainers}
         reasons = sorted(why for why in unmet if why is not None)

@@ -11,7 +11,7 @@ from jobs.gpus import GpuFacts
 from jobs.measured import MeasuredGpu
 
 
-class TrainerGpu(Frozen, strict=True, extra="allow"):
+class TrainWorkerGpu(Frozen, strict=True, extra="allow"):
     """What decides which jobs a GPU can take."""
 
     uuid: str
@@ -27,15 +27,15 @@ class TrainerGpu(Frozen, strict=True, extra="allow"):
         return GpuFacts(self.name, self.memory_bytes)
 
 
-class Trainer(Frozen, strict=True):
+class TrainWorker(Frozen, strict=True):
     """What decides which jobs a train worker can take: the same from heartbeat to heartbeat."""
 
     device: str | None = None
     """As in `WorkerHeartbeat`, like the next field."""
-    gpu: TrainerGpu | None = None
+    gpu: TrainWorkerGpu | None = None
 
 
-class Gpu(TrainerGpu):
+class Gpu(TrainWorkerGpu):
     """A GPU, as its driver describes it."""
 
     driver: str

@@ -26,7 +26,7 @@ from jobs.estimate import left_s
 from jobs.events import AnyFact, AttemptStarted, Event, Fault
 from jobs.gpu_needs import GpuNeeds
 from jobs.gpus import GpuFacts
-from jobs.heartbeat import Trainer
+from jobs.heartbeat import TrainWorker
 from jobs.metrics import MetricRow
 from jobs.record import JobRecord
 from jobs.redis import queries, scripts
@@ -60,7 +60,7 @@ class StoredJob:
     estimated_finish: float | None = None
     damage: Fault | None = None
     """What is wrong with its run directory; the record then is what Redis knew, or what is left of it."""
-    trainers: tuple[Trainer, ...] = ()
+    trainers: tuple[TrainWorker, ...] = ()
     """The train workers there are, of a job that has not ended, and of a dry run."""
 
     @property
@@ -348,12 +348,12 @@ def read_record(text: bytes) -> JobRecord:
 
 
 @lru_cache(maxsize=8)
-def read_trainers(reports: bytes) -> tuple[Trainer, ...]:
+def read_trainers(reports: bytes) -> tuple[TrainWorker, ...]:
     """The train workers in this JSON list; what is none is left out (`jobs.redis.workers` names it)."""
     found = []
     for facts in json.loads(reports):
         with suppress(ValidationError):
-            found.append(Trainer.model_validate(facts))
+            found.append(TrainWorker.model_validate(facts))
     return tuple(found)
 
 

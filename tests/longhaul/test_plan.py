@@ -37,7 +37,15 @@ def test_a_plan_a_picture_and_a_refusal(stack: Stack, tmp_path: Path, capsys: py
     picture = tmp_path / "plan.png"
     assert main(["plan", str(job), "--png", str(picture)]) == 0
     out = capsys.readouterr().out
-    parts = ("read as recipes: Write the directions.", "weights", "activations", "what was tried", "no recomputation", "host memory", "checkpoints")
+    parts = (
+        "read as recipes: Write the directions.",
+        "weights",
+        "activations",
+        "what was tried",
+        "no recomputation",
+        "host memory",
+        "checkpoints",
+    )
     assert [part for part in parts if part not in out] == []
     chosen = next(line for line in out.splitlines() if line.startswith("→"))
     assert chosen.split()[1] == "adamw"
