@@ -63,6 +63,8 @@ class Placeholder:
     column: str
     path: tuple[str | int, ...]
     """From the column's value on; empty: that value."""
+    optional: bool
+    """Whether a row may lack it."""
 
     @classmethod
     def parse(cls, text: str) -> Placeholder:
@@ -71,12 +73,7 @@ class Placeholder:
         parts = _PATH.fullmatch(name)
         steps = _STEP.findall(parts[2]) if parts else []
         path = tuple(key or int(index) for key, index in steps)
-        return cls(text, name, parts[1] if parts else name, path)
-
-    @property
-    def optional(self) -> bool:
-        """Whether a row may lack it."""
-        return self.text != self.name
+        return cls(text, name, parts[1] if parts else name, path, optional=text != name)
 
     @property
     def columns(self) -> set[str]:
@@ -85,9 +82,10 @@ class Placeholder:
 
     def value(self, row: Mapping[str, Any]) -> Any:
         """What the row has there; None: nothing."""
-        for exact in (self.text, self.name):
-            if exact in row:
-                return row[exact]
+        if self.text in row:
+            return row[self.text]
+        if self.name in row:
+            return row[self.name]
         value = row.get(self.column) if self.path else None
         for step in self.path:
             if isinstance(step, int):
