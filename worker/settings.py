@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jobs.memory_plan import prepare_memory
 from jobs.process.logs import log_format
 from jobs.process.secrets import HUB, minimal_environment
 
@@ -57,6 +58,7 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
     redis_url = environ.get("LONGHAUL_REDIS_URL") or "redis://127.0.0.1:6379/0"
     if not redis_url.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("LONGHAUL_REDIS_URL is no Redis URL; it looks like redis://127.0.0.1:6379/0")
+    prepare_memory(environ)  # read by the stages, which are processes of their own
     places = {
         name: Path(environ.get(f"LONGHAUL_{name.upper()}") or name).resolve()
         for name in ("runs", "data", "uploads", "prepared", "models")

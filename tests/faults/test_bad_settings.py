@@ -22,7 +22,12 @@ from worker.training.dataset.split import split
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("LONGHAUL_DEVICE", "gpu"), ("LONGHAUL_REDIS_URL", "localhost"), ("LONGHAUL_GPUS", "0,one")],
+    [
+        ("LONGHAUL_DEVICE", "gpu"),
+        ("LONGHAUL_REDIS_URL", "localhost"),
+        ("LONGHAUL_GPUS", "0,one"),
+        ("LONGHAUL_PREPARE_MEMORY_GB", "much"),
+    ],
 )
 def test_a_worker_with_a_wrong_setting_says_so_and_ends_with_2(tmp_path: Path, name: str, value: str) -> None:
     environment = Stack(tmp_path, data=tmp_path).environment | {name: value}

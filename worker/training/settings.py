@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from jobs.gpus import GPU, GpuFacts
-from jobs.memory_plan import TEST_LIMIT, Device
+from jobs.memory_plan import TEST_LIMIT, Device, prepare_memory
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,6 @@ def from_environment(environ: Mapping[str, str]) -> TrainerSettings:
         uploads=Path(environ.get("LONGHAUL_UPLOADS", "uploads")).resolve(),
         offline=environ.get("HF_HUB_OFFLINE", "") not in ("", "0"),
         gpu=GpuFacts.parse(environ[GPU]) if environ.get(GPU) else None,
-        prepare_memory=_gigabytes(environ.get("LONGHAUL_PREPARE_MEMORY_GB") or "16"),
+        prepare_memory=prepare_memory(environ),
         test_memory_limit=int(environ[TEST_LIMIT]) if environ.get(TEST_LIMIT) else None,
     )
-
-
-def _gigabytes(text: str) -> int:
-    """As bytes."""
-    try:
-        size = float(text)
-    except ValueError:
-        size = 0.0
-    if not 1 <= size < 1e6:
-        raise ValueError(f"LONGHAUL_PREPARE_MEMORY_GB is {text!r}; it is a number of gigabytes, 1 or more")
-    return int(size * 10**9)
