@@ -43,6 +43,12 @@ ALL_EVENTS = "longhaul:events"
 """Stream of the newest events of all jobs: fields `job` and `event`."""
 LEASE_MS = 30_000
 KEEP_RESERVATION_S = 7 * 24 * 3600
+UNREADABLE = Fault(
+    code="unreadable_record",
+    message="Redis holds a record of this job that this version of Longhaul cannot read",
+    hint="use the version that wrote it; or stop all containers and remove the volume `redis`: Redis is then filled "
+    "again from the run directories",
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,14 @@ class RawJob(NamedTuple):
         return read_record(self.record_json)
 
     def parsed(self) -> StoredJob:
-        """The same as models. Raises ValidationError."""
+        """The same as models; a job whose record this version cannot read is shown as damaged."""
+        try:
+            return self._parsed()
+        except ValidationError as error:
+            log.error("job %s: its record in Redis cannot be read: %s", self.id, str(error).replace("\n", " ")[:500])
+            return StoredJob(JobRecord(id=self.id), None, None, None, damage=UNREADABLE)
+
+    def _parsed(self) -> StoredJob:
         return StoredJob(
             record=self.record,
             spec=read_spec(self.spec_json),

@@ -149,3 +149,15 @@ def test_while_redis_is_rebuilt_lists_say_so_and_a_job_is_read_from_its_director
     Reconciler(service.settings.runs, service.store, Tickets(client)).run_once()
     assert {each["id"] for each in service.get("/jobs").json()["data"]} == {job, other}
     assert figure(scrape(service), "redis_recovering") == 0
+
+
+def test_a_record_of_another_version_costs_no_other_job_its_answer(service: Service) -> None:
+    whole, other = service.submit(), service.submit()
+    client = connect(service.settings.redis_url)
+    record = client.hget(f"longhaul:job:{other}", "record")
+    assert isinstance(record, bytes)
+    client.hset(f"longhaul:job:{other}", "record", record.replace(b'"number"', b'"of_the_future":1,"number"', 1))
+    shown = {job["id"]: job for job in service.get("/jobs").json()["data"]}
+    assert shown[whole]["status"] == "validating" and shown[whole]["error"] is None
+    assert shown[other]["status"] == "damaged" and shown[other]["error"]["code"] == "unreadable_record"
+    assert service.get(f"/jobs/{other}").json() == shown[other]
