@@ -75,8 +75,9 @@ class DataSpec(Part):
     """Fraction of the rows held out for evaluation, by whole inputs (refused where that would take more than twice as
     much), or a file, uploaded data set or hub data set of its own (such as `org/name:validation`). 0: no evaluation."""
     format: Literal["auto", DataFormat] = "auto"
-    """File format; `auto` goes by the ending of the file name: .jsonl, .ndjson, .json (JSON lines), .csv, .tsv, each
-    also with .gz or .zst, and .parquet. For other names say it; the value then is a file in any case."""
+    """File format; `auto` goes by the ending of the file name: .jsonl, .ndjson, .json (one object per line, or an array
+    of objects), .csv, .tsv, each also with .gz or .zst, and .parquet. For other names say it; the value then is a file
+    in any case."""
     input: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     """Column name, or a template over columns such as `"{title}: {ingredients}"`, with paths (`{messages[0].content}`)
     and optional parts (`{input?}`). Null: recognized by column names."""
@@ -335,7 +336,7 @@ def parse_spec(raw: object) -> JobSpec:
     try:
         spec = JobSpec.model_validate(raw)
     except ValidationError as error:
-        raise explain(error) from None
+        raise explain(error, JobSpec) from None
     _check_format("data.train", spec.data.train, spec.data.format)
     if isinstance(spec.data.validation, str):
         _check_format("data.validation", spec.data.validation, spec.data.format)

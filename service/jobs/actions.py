@@ -115,7 +115,7 @@ class Actions:
         try:
             from_scratch = Resumption.model_validate(body).from_scratch
         except ValidationError as error:
-            raise explain(error, keys="the only key is `from_scratch`, true or false") from None
+            raise explain(error, Resumption, keys="the only key is `from_scratch`, true or false") from None
 
         def decide(record: JobRecord) -> Sequence[AnyFact]:
             if record.status is Status.PAUSED:
@@ -136,7 +136,7 @@ class Actions:
         try:
             priority = Change.model_validate(body).priority
         except ValidationError as error:
-            raise explain(error, keys="the only key is `priority`, from -100 to 100") from None
+            raise explain(error, Change, keys="the only key is `priority`, from -100 to 100") from None
 
         def decide(record: JobRecord) -> Sequence[AnyFact]:
             if record.status.terminal:

@@ -70,7 +70,7 @@ _EXAMPLES: dict[int, dict[str, dict[str, Any]]] = {
     },
     422: {
         "invalid_value": {
-            "message": "training.epochs: Input should be greater than or equal to 1 (got 0)",
+            "message": "training.epochs: must be greater than or equal to 1 (got 0)",
             "param": "training.epochs",
         },
         "invalid_json": {

@@ -13,6 +13,7 @@ from jobs.data_names import DATA_SUFFIXES, HubData, data_format, hub_data
 from jobs.errors import UserError
 from jobs.plan import resolve
 from jobs.spec import JobSpec, parse_spec
+from jobs.wrong_spec import KEYS_OF_A_JOB
 from tests.memory_plans import memory_plan
 
 LEAST: dict[str, Any] = {"data": {"train": "rows.jsonl"}}
@@ -61,7 +62,7 @@ def test_a_spec_is_frozen() -> None:
         ("memory.micro_batch", "many", "'auto'"),
         ("data.validation", 1.5, "less than 1"),
         ("priority", 101, "less than or equal to 100"),
-        ("metadata", {"a": 3}, "valid string"),
+        ("metadata", {"a": 3}, "must be a string"),
         ("metadata", {"k" * 65: "v"}, "64 characters"),
         ("metadata", {f"k{i}": "v" for i in range(17)}, "at most 16"),
         ("model", "not a model!", "a hub id such as"),
@@ -94,9 +95,31 @@ def test_a_misspelt_key_is_named_before_the_one_that_is_missing_for_it(
     assert caught.value.hint is not None and caught.value.hint.startswith(f"did you mean {meant}? ")
 
 
+def test_all_errors_are_named_at_once_with_the_key_that_was_meant() -> None:
+    with pytest.raises(UserError) as caught:
+        parse_spec(
+            {
+                "trainng": {}, "training": {"epoch": 3, "batch_size": "x", "learning_rate": -1},
+                "memory": {"budget": "lots", "microbatch": 3}, "integrations": {"wandb": False},
+            }
+        )  # fmt: skip
+    assert str(caught.value).splitlines() == [
+        "8 errors:",
+        "- training.epoch: unknown key; did you mean epochs?",
+        "- memory.microbatch: unknown key; did you mean micro_batch?",
+        "- trainng: unknown key; did you mean training?",
+        "- data: is required",
+        "- training.batch_size: must be an integer (got 'x')",
+        "- training.learning_rate: must be greater than 0 (got -1)",
+        "- memory.budget: must be 'auto'; or: must be a number (got 'lots')",
+        "- integrations.wandb: must be an object (got False)",
+    ]
+    assert (caught.value.param, caught.value.hint) == ("training.epoch", KEYS_OF_A_JOB)
+
+
 @pytest.mark.parametrize("key", ["", "a\nERROR forged", "½ 🍕", "<b>"])
 def test_a_key_that_is_no_word_is_refused_without_being_repeated(key: str) -> None:
-    with pytest.raises(UserError, match=r"^unknown key$"):
+    with pytest.raises(UserError, match=r"^2 errors:\n- unknown key\n- data: is required$"):
         parse_spec({key: "x"})
 
 
