@@ -14,7 +14,7 @@ from tests.stack import Stack, tiny_job
 
 def test_what_check_finds_fails_the_job_with_cause_and_hint(tmp_path: Path, data: Path) -> None:
     (data / "empty.jsonl").write_text("")
-    (data / "odd.jsonl").write_text('{"question": "q", "answer": "a"}\n' * 3)
+    (data / "odd.jsonl").write_text('{"asked": "q", "answered": "a"}\n' * 3)
     (data / "link.jsonl").symlink_to(tmp_path / "outside.jsonl")
     (tmp_path / "outside.jsonl").write_text('{"input": "a", "target": "b"}\n')
     (data / "not-a-model").mkdir()
