@@ -5,7 +5,8 @@
 
 One uvicorn process, a real Redis that writes every move to disk, no workers. Requests are sent when they are due (80 %
 get, 15 % list in several ways, 5 % POST), whether or not earlier ones are answered, and timed from when they were due.
-Meanwhile a process appends 10 events a second to one job, as its supervisor would; another holds the followers
+Meanwhile a process appends 10 events a second to one job, as its supervisor would, and reports as a train worker
+every 5 s; another holds the followers
 (`benchmarks.event_followers`). For each further minute there is another such job. `growth_ratio`: the median list and
 get, one after the other, with all jobs stored over the same with 100, the larger of the two. `rss_mib`: of the service,
 before and after each minute; `rss_growth_mib`: from the middle of a run of ten minutes or more, when its bounded caches
@@ -50,6 +51,8 @@ from jobs.events import (
     JobSubmitted,
     JobSucceeded,
 )
+from jobs.gpus import REFERENCE
+from jobs.heartbeat import Gpu, WorkerHeartbeat
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
@@ -281,11 +284,19 @@ def running_job(runs: Path, store: Store) -> rundir.RunDir:
     return run
 
 
+TRAINER = WorkerHeartbeat(
+    name="train-benchmark", stage="train", healthy=True, why=None, busy=True, device="cuda",
+    gpu=Gpu(uuid="GPU-0", name=REFERENCE.name, memory_bytes=REFERENCE.memory_bytes, driver="580.95"),
+)  # fmt: skip
+
+
 def supervise(run: rundir.RunDir, store: Store, *, seconds: float) -> None:
     """Append facts of a trainer, then the end, as a supervisor does."""
     begun = time.monotonic()
     for number in range(int(seconds * EVENTS_PER_S)):
         time.sleep(max(0.0, begun + number / EVENTS_PER_S - time.monotonic()))
+        if number % (5 * EVENTS_PER_S) == 0:
+            store.workers.report(TRAINER.model_copy(update={"pid": number}))
         store.append(run, [DiskLow(step=number, free_bytes=number * 1000, needed_bytes=10**9)], attempt=1)
     done = JobSucceeded(model="model", step=1, loss=1.0)
     store.append(run, [AttemptEnded(reason="done", step=1), done], attempt=1)
