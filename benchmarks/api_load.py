@@ -3,15 +3,15 @@
     python -m benchmarks.api_load [--jobs 10000] [--minutes 1] [--rate 100] [--followers 500]
                                    [--against REV [--rounds 4]]
 
-One uvicorn process, a real Redis that writes every move to disk, no workers. Requests are sent when they are due (80 %
+One uvicorn process, a real Redis that writes every move to disk, no real workers. Requests are sent when they are due (80 %
 get, 15 % list in several ways, 5 % POST), whether or not earlier ones are answered, and timed from when they were due.
-Meanwhile a process appends 10 events a second to one job, as its supervisor would, and reports as a train worker
-every 5 s; another holds the followers
-(`benchmarks.event_followers`). For each further minute there is another such job. `growth_ratio`: the median list and
-get, one after the other, with all jobs stored over the same with 100, the larger of the two. `rss_mib`: of the service,
-before and after each minute; `rss_growth_mib`: from the middle of a run of ten minutes or more, when its bounded caches
-are full, to the end. `service_cores`: what it took of a core under load; `stolen`: the share of all processors that the
-hypervisor gave to others meanwhile. JSON on the last line; exit code 1 when a limit below is missed.
+Meanwhile a process appends 10 events a second to one job, as its supervisor would, and reports as a train worker every
+5 s; another holds the followers (`benchmarks.event_followers`). For each further minute there is another such job.
+`growth_ratio`: the median list and get, one after the other, with all jobs stored over the same with 100, the larger of
+the two. `rss_mib`: of the service, before and after each minute; `rss_growth_mib`: from the middle of a run of ten
+minutes or more, when its bounded caches are full, to the end. `service_cores`: what it took of a core under load;
+`stolen`: the share of all processors that the hypervisor gave to others meanwhile. JSON on the last line; exit code 1
+when a limit below is missed.
 
 `--against REV`: that revision and HEAD in turn, each with its own code, `--rounds` times. `ratio`: the median over the
 rounds of each figure of HEAD over the same of REV. `cpu_ms_per_request` (of the service, its followers included) says
