@@ -3,7 +3,7 @@
     python -m benchmarks.api_load [--jobs 10000] [--minutes 1] [--rate 100] [--followers 500]
                                    [--against REV [--rounds 4]]
 
-One uvicorn process, a real Redis that writes every move to disk, no real workers. Requests are sent when they are due (80 %
+One uvicorn process, a real Redis that writes every move to disk, no workers. Requests are sent when they are due (80 %
 get, 15 % list in several ways, 5 % POST), whether or not earlier ones are answered, and timed from when they were due.
 Meanwhile a process appends 10 events a second to one job, as its supervisor would, and reports as a train worker every
 5 s; another holds the followers (`benchmarks.event_followers`). For each further minute there is another such job.
