@@ -14,6 +14,8 @@ from jobs.errors import UserError
 
 KEYS_OF_A_JOB = "docs/reference/job.md lists the keys of a job"
 UNKNOWN, MISSING = "extra_forbidden", "missing"
+LISTED, LONGEST = 20, 200
+"""Errors that are named; characters of a key."""
 _IN_JSON = {
     "model_type": "must be an object", "dict_type": "must be an object", "list_type": "must be an array",
     "string_type": "must be a string", "int_type": "must be an integer", "float_type": "must be a number",
@@ -30,24 +32,27 @@ def explain(error: ValidationError, model: type[BaseModel], *, keys: str = KEYS_
     by_key: dict[tuple[str, ...], list[Any]] = {}
     for entry in error.errors(include_url=False):
         by_key.setdefault(_key(entry["loc"]), []).append(entry)
-    # What a misspelt key leaves missing is not the user's mistake: the misspelt one is.
     unknown = [key for key, entries in by_key.items() if entries[0]["type"] == UNKNOWN]
-    meant = {key: _nearest(key, model, by_key) for key in unknown}
-    excused = {(*key[:-1], near) for key, near in meant.items() if near is not None}
-    others = [
-        key
-        for key, entries in by_key.items()
-        if key not in meant and not (entries[0]["type"] == MISSING and key in excused)
+    meant = {key: _nearest(key, model, by_key) for key in unknown[:LISTED]}
+    # What a misspelt key leaves missing is not the user's mistake: the misspelt one is.
+    excused = {(*key[:-1], near) for key, near in meant.items()}
+    wrong = [*unknown, *(
+        key for key, entries in by_key.items()
+        if entries[0]["type"] != UNKNOWN and not (entries[0]["type"] == MISSING and key in excused)
+    )]  # fmt: skip
+    texts = [
+        f"{'.'.join(key)[:LONGEST]}: {text}" if key else text
+        for key in wrong[:LISTED]
+        for text in [_said(by_key[key], meant.get(key))]
     ]
-    said = {key: _said(by_key[key], meant.get(key)) for key in [*unknown, *others]}
-    texts = [f"{'.'.join(key)}: {text}" if key else text for key, text in said.items()]
-    first = next(iter(said))
-    if len(texts) == 1:
-        near = meant.get(first)
+    param = ".".join(wrong[0])[:LONGEST] or None
+    if len(wrong) == 1:
+        near = meant.get(wrong[0])
         hint = (f"did you mean {near}? {keys}" if near else keys) if unknown else None
-        return UserError(texts[0].partition("; did you mean")[0], param=".".join(first) or None, hint=hint)
-    message = "\n".join([f"{len(texts)} errors:", *(f"- {text}" for text in texts)])
-    return UserError(message, param=".".join(first) or None, hint=keys if unknown else None)
+        return UserError(texts[0].partition("; did you mean")[0], param=param, hint=hint)
+    head = f"{len(wrong)} errors" + (f", the first {LISTED} of them:" if len(wrong) > LISTED else ":")
+    message = "\n".join([head, *(f"- {text}" for text in texts)])
+    return UserError(message, param=param, hint=keys if unknown else None)
 
 
 def _key(place: Sequence[int | str]) -> tuple[str, ...]:

@@ -117,6 +117,13 @@ def test_all_errors_are_named_at_once_with_the_key_that_was_meant() -> None:
     assert (caught.value.param, caught.value.hint) == ("training.epoch", KEYS_OF_A_JOB)
 
 
+def test_a_flood_of_wrong_keys_is_counted_and_not_repeated() -> None:
+    with pytest.raises(UserError) as caught:
+        parse_spec({"data": {"train": "a.jsonl"}} | {f"key{number}" + "x" * 1000: 1 for number in range(5000)})
+    head, *lines = str(caught.value).splitlines()
+    assert head == "5000 errors, the first 20 of them:" and len(lines) == 20 and len(str(caught.value)) < 6000
+
+
 @pytest.mark.parametrize("key", ["", "a\nERROR forged", "½ 🍕", "<b>"])
 def test_a_key_that_is_no_word_is_refused_without_being_repeated(key: str) -> None:
     with pytest.raises(UserError, match=r"^2 errors:\n- unknown key\n- data: is required$"):

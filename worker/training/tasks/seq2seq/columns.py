@@ -63,6 +63,10 @@ FORMATS = (
 """In order: the first whose columns are all there is meant."""
 
 
+LONGEST = 200
+"""Characters of a column's name that a misspelt one is compared with."""
+
+
 def choose_templates(input: str | None, target: str | None, columns: Collection[str]) -> tuple[Template, Template]:
     """The templates of a job: those it names, else recognized by the columns of the data.
 
@@ -116,7 +120,7 @@ def _is_known(placeholder: Placeholder, columns: Collection[str]) -> bool:
 
 
 def _unknown(placeholder: Placeholder, param: str, columns: Collection[str]) -> BadData:
-    near = difflib.get_close_matches(placeholder.name, sorted(columns), 1)
+    near = difflib.get_close_matches(placeholder.name, sorted(name for name in columns if len(name) < LONGEST), 1)
     hint = "name one of these columns, or a template over them with the names in braces"
     return BadData(
         f"{param}: no row has a column {placeholder.name!r}; there are: {_listed(columns)}",
