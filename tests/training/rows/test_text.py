@@ -81,6 +81,7 @@ RECIPE = {"title": "Pie", "ingredients": ["apples", "flour"]}
         ({"id": 1, **RECIPE, "directions": ["Mix.", "Bake."]},
          "Write the directions. Pie: apples; flour", "Mix. Bake."),
         ({**RECIPE, "Instructions": ["Mix."]}, "Write the directions. Pie: apples; flour", "Mix."),
+        ({"instruction": "Add", "target": "b", "input": "a"}, "Add a", "b"),
         ({"target": "b", "input": "a"}, "a", "b"),
         ({"messages": TURNS}, "system: Be brief. user: Hi assistant: Hello user: Bye", "Later"),
         ({"conversations": SHARED, "id": "x"}, "2 + 2?", "4"),

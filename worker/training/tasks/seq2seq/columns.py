@@ -36,6 +36,7 @@ class RowFormat:
 
 RECIPE_INPUT, RECIPE_TARGET = "Write the directions. {title}: {ingredients}", "{directions}"
 FORMATS = (
+    RowFormat("instruction, input and target", "{instruction} {input?}", "{target}"),
     RowFormat("input and target", "{input}", "{target}"),
     RowFormat("recipes", RECIPE_INPUT, RECIPE_TARGET),
     RowFormat("recipes", RECIPE_INPUT, "{instructions}"),
