@@ -14,8 +14,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from jobs.measured import MeasuredGpu
+if TYPE_CHECKING:  # the table is of use where there is no pydantic, as to benchmarks.gpu_throughput
+    from jobs.measured import MeasuredGpu
 
 GPU = "LONGHAUL_GPU"
 """Environment variable by which a supervisor tells check and prepare which GPU will train (`GpuFacts`)."""
@@ -74,6 +76,8 @@ class GpuFacts:
     @classmethod
     def parse(cls, text: str) -> GpuFacts:
         """What `encode` made. Raises ValueError."""
+        from jobs.measured import MeasuredGpu
+
         try:
             facts = json.loads(text)
             measured = facts.get("measured")
