@@ -13,18 +13,18 @@ from redis.retry import Retry
 from jobs.errors import Recovering, StoreUnavailable
 
 RECOVERING = "LONGHAUL-RECOVERING"
-"""What a script answers with that must not speak before Redis knows every job (`rebuilt()` of `jobs.redis.scripts`)."""
+"""The reply of a script that may not answer before Redis knows every job (`rebuilt()` of `jobs.redis.scripts`)."""
 
 
 class Backoff(ExponentialBackoff):
-    """Waits a little longer each time, until it is `over`: then a lost Redis is an error."""
+    """Waits a little longer each time. Once it is `over`, a lost connection is an error."""
 
     def __init__(self, over: Callable[[], bool]) -> None:
         super().__init__(cap=2.0, base=0.05)
         self._over = over
 
     def compute(self, failures: int) -> float:
-        """Seconds to wait after so many failures. Raises ConnectionError when patience is over."""
+        """Seconds to wait after this many failures. Raises ConnectionError once it is over."""
         if self._over():
             raise redis.ConnectionError("Redis does not answer, and nothing waits for it any more")
         return super().compute(failures)
@@ -34,7 +34,7 @@ class Backoff(ExponentialBackoff):
 
 
 def connect(url: str, *, patient_until: Callable[[], bool] | None = None) -> redis.Redis:
-    """A client: an answer or an error within about 2 s. A patient one (RQ's own loop) waits for Redis, until asked."""
+    """A client that answers or fails within about 2 s. A patient one (for RQ's own loop) waits until told to stop."""
     if patient_until is not None:
         retry = Retry(Backoff(patient_until), -1)
         return redis.Redis.from_url(
@@ -47,7 +47,7 @@ def connect(url: str, *, patient_until: Callable[[], bool] | None = None) -> red
 
 
 class Scripts:
-    """Calls Lua scripts by their text, each with `helpers` before it; Redis is sent a text once."""
+    """Calls Lua scripts by their text, with `helpers` prepended. Each text is sent to Redis once."""
 
     def __init__(self, client: redis.Redis, helpers: str) -> None:
         self._redis = client
@@ -65,7 +65,7 @@ class Scripts:
 
 @contextmanager
 def reachable() -> Iterator[None]:
-    """StoreUnavailable for whatever a Redis that is away, or takes no writes, makes of the calls inside."""
+    """Raises StoreUnavailable for every error of a Redis that is unreachable or rejects writes."""
     try:
         yield
     except (redis.ConnectionError, redis.TimeoutError) as error:

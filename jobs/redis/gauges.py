@@ -1,4 +1,4 @@
-"""How things stand, in figures: what Redis can say of all jobs without looking at each of them."""
+"""Figures about all jobs that Redis can give without looking at each of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobs.redis.store import read_record
 from jobs.state import DAMAGED, Stage, Status
 
 MOST_RUNNING = 100
-"""Running jobs that are looked at one by one; there is one per GPU."""
+"""At most this many running jobs are read one by one; there is one per GPU."""
 
 # ARGV: running jobs at most, statuses, '', stages
 # → {{jobs of each status}, {waiting, ms that the oldest has waited, …}, {record, newest row, …}}
@@ -56,31 +56,31 @@ class Queue:
 
     length: int
     oldest_s: float
-    """Seconds since the one that waits longest was submitted; 0 when none waits."""
+    """Seconds since the oldest waiting job was submitted; 0 if none waits."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The whole of it."""
+    """All figures at one moment."""
 
     jobs: dict[str, int]
     """By state, and DAMAGED."""
     queues: dict[Stage, Queue]
     running: list[tuple[JobRecord, MetricRow | None]]
-    """Running jobs, longest submitted first, each with its newest row of metrics."""
+    """Running jobs, oldest first, each with its newest row of metrics."""
 
 
 class Gauges:
-    """Reads how things stand, at a cost that does not grow with the number of jobs. Raises StoreUnavailable.
+    """Reads the figures, at a cost that does not grow with the number of jobs. Raises StoreUnavailable.
 
-    While Redis does not know all jobs that is Recovering: the figures would be of some.
+    Raises Recovering while Redis does not know all jobs: the figures would cover only some.
     """
 
     def __init__(self, client: redis.Redis) -> None:
         self._call = Scripts(client, HELPERS + WHOLE)
 
     def read(self) -> Snapshot:
-        """As of now."""
+        """The figures now."""
         statuses, stages = [*(status.value for status in Status), DAMAGED], [stage.value for stage in Stage]
         jobs, queues, running = self._call(_STANDING, MOST_RUNNING, *statuses, "", *stages)
         return Snapshot(

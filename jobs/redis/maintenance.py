@@ -1,4 +1,4 @@
-"""What reconcile asks and moves in Redis: who leads, whether Redis was wiped, leases that ran out."""
+"""What reconcile reads and changes in Redis: the leader, whether Redis was wiped, expired leases."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ return 1
 
 
 class Maintenance:
-    """The moves of a reconciler. Raises StoreUnavailable when Redis does not answer."""
+    """What a reconciler does. Raises StoreUnavailable if Redis does not answer."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
@@ -99,12 +99,12 @@ class Maintenance:
         return bool(self._script(BEGIN_REBUILD, token))
 
     def wiped(self) -> bool:
-        """Whether Redis has to be given every run directory, or is just being filled."""
+        """Whether Redis must be filled from the run directories, or is being filled."""
         with reachable():
             return self._redis.get("longhaul:rebuilt") != b"yes"
 
     def end_rebuild(self, token: str) -> bool:
-        """Redis knows everything again. False: it was wiped once more meanwhile."""
+        """Redis knows every job again. False: it was wiped again in the meantime."""
         return bool(self._script(END_REBUILD, token))
 
     def known(self) -> set[str]:
@@ -123,5 +123,5 @@ class Maintenance:
         return list(zip(flat[::2], flat[1::2], strict=True))
 
     def expire(self, job: str, token: str) -> int:
-        """Drop a lease that has run out. Returns how often that happened in this stage; 0: it was renewed meanwhile."""
+        """Drop an expired lease. Returns how often that has happened in this stage; 0: it was renewed in time."""
         return int(self._script(EXPIRE, job, token))

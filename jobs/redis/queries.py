@@ -1,7 +1,7 @@
-"""The Lua that reads jobs: one, several, or a page of a filtered list, each with its place and what to expect.
+"""The Lua that reads jobs: one, several, or a page of a filtered list, each with its place in the queue and estimates.
 
-A question costs what it answers: it reads the jobs that it returns, what a filter makes it pass over, and, where one of
-them waits for a GPU, the first hundred that do.
+A query reads the jobs that it returns, those that a filter skips and, if one of them waits for a GPU, the first 100 that
+do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jobs.redis.connection import RECOVERING
 
 @dataclass(frozen=True)
 class Filter:
-    """Which jobs a list has: those in one of `statuses` (none: all) and with one of the values for each key."""
+    """Which jobs are listed: those in one of `statuses` (empty: all) that have one of the values for each key."""
 
     statuses: Collection[str] = ()
     """Of `jobs.state.Status`, or DAMAGED."""

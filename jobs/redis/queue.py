@@ -1,6 +1,7 @@
 """Tickets: RQ jobs that say "there is work on this queue", and nothing else. The only user of rq's Queue.
 
-Order, retries and truth are ours (architecture.md: Truth): a lost ticket is harmless, one too many finds nothing to do.
+Longhaul itself keeps the order, the retries and the truth (architecture.md: Truth): a lost ticket is harmless, and a
+surplus one finds nothing to do.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jobs.state import Stage
 
 log = logging.getLogger("longhaul.queue")
 TICKET_FUNCTION = "worker.supervise.work"
-"""The only function a ticket may name; workers refuse every other."""
+"""The only function that a ticket may name; workers reject all others."""
 
 
 def queue_name(stage: Stage) -> str:
@@ -34,7 +35,7 @@ class Tickets:
         }
 
     def add(self, stage: Stage) -> None:
-        """One more ticket. With Redis away it is lost, which reconcile mends."""
+        """Add a ticket. If Redis is unreachable the ticket is lost, and reconcile adds another."""
         try:
             with reachable():
                 self._queues[stage].enqueue(

@@ -1,7 +1,7 @@
 """The only reader and writer of Redis keys: records, order, leases, events as a stream.
 
-Redis says what happens next; what a job is and what happened is in its run directory. So every record
-here is a projection that `project` can make again.
+Redis decides what happens next. What a job is and what has happened to it is in its run directory, so every record here
+is a projection that `project` can rebuild.
 """
 
 from __future__ import annotations
@@ -59,32 +59,32 @@ class StoredJob:
     spec: JobSpec | None
     """None: it cannot be read."""
     position: int | None
-    """Jobs before it in the order of its stage; None when it does not wait."""
+    """Jobs ahead of it in its stage; None if it does not wait."""
     latest: MetricRow | None
     estimated_start: float | None = None
-    """Unix seconds, of a job that waits for a GPU; None if unknown, like the next field."""
+    """Unix seconds, for a job that waits for a GPU; None: unknown. The same holds for the next field."""
     estimated_finish: float | None = None
     damage: Fault | None = None
-    """What is wrong with its run directory; the record then is what Redis knew, or what is left of it."""
+    """What is wrong with its run directory. `record` is then what Redis knew before, or what could still be read."""
     trainers: tuple[TrainWorker, ...] = ()
-    """The train workers there are, of a job that has not ended, and of a dry run."""
+    """The present train workers, for a job that has not ended and for a dry run."""
 
     @property
     def gpu_needs(self) -> GpuNeeds:
-        """What it needs of a GPU, as far as that is known."""
+        """What it needs from a GPU, as far as that is known."""
         return GpuNeeds.of(self.spec.resources if self.spec else ResourcesSpec(), self.record.plan)
 
 
 class RawJob(NamedTuple):
-    """What Redis says of a job, as `queries.SHOWN` returns it. Equal ones are parsed, and answered, alike."""
+    """A job as `queries.SHOWN` returns it. Equal values are parsed and answered alike."""
 
     id_utf8: bytes
     record_json: bytes
     spec_json: bytes
     latest_json: bytes
-    """Empty: there is none, as below."""
+    """Empty: there is none. The same holds for the fields below."""
     rank: int
-    """Jobs before it in the order of its stage; -1 when it does not wait."""
+    """Jobs ahead of it in its stage; -1 if it does not wait."""
     start_ms: bytes
     """Digits of Unix milliseconds."""
     finish_ms: bytes
@@ -142,9 +142,9 @@ class Store:
         *,
         on_disk: Callable[[], tuple[str, str] | None] = lambda: None,
     ) -> tuple[str, str]:
-        """(id, body hash) that the key stands for: this call's, unless another came first.
+        """The (id, body hash) that the key stands for: this call's, unless another call came first.
 
-        `on_disk` is asked who came first when Redis was wiped and has not been refilled.
+        If Redis was wiped and is not refilled yet, `on_disk` says who came first.
         """
         found = self._script(scripts.RESERVE, key, job, body_sha256, KEEP_RESERVATION_S, 0)
         if not found:
@@ -154,7 +154,7 @@ class Store:
         return first.decode(), (body or b"").decode()
 
     def project(self, run: RunDir, record: JobRecord, events: Sequence[Event], *, release: str | None = None) -> None:
-        """Bring Redis up to `record`, whose last events are `events`; `release`: the lease token to let go with it.
+        """Bring Redis up to `record`, whose last events are `events`; also release the lease with the token `release`.
 
         Repeating it, or doing it with an older record, changes nothing. A gap is filled from the file.
         """
@@ -198,7 +198,7 @@ class Store:
         attempt: int | None = None,
         release: str | None = None,
     ) -> tuple[JobRecord, list[Event]]:
-        """Append to the run directory and project, under one lock. With Redis away, reconcile projects later."""
+        """Append to the run directory and project, under one lock. If Redis is away, reconcile projects later."""
 
         def project(record: JobRecord, new: list[Event]) -> None:
             try:
@@ -250,7 +250,7 @@ class Store:
         return [Event.model_validate_json(fields[b"event"]) for _, fields in rows]
 
     def set_latest(self, job: str, row: MetricRow | None) -> None:
-        """The newest row of metrics, overwritten each time. None: there is none any more."""
+        """Replace the newest row of metrics. None: there is none any more."""
         key = f"{job_key(job)}:latest"
         with reachable():
             if row is None:
@@ -261,14 +261,14 @@ class Store:
     # -- order and leases ------------------------------------------------------------------------------------
 
     def claim(self, stage: Stage, token: str, gpu: GpuFacts | None = None) -> str | None:
-        """Take the first of the order whose time has come and, to train, that `gpu` suits (None: a CPU), and its
+        """Take the first job in the order that is due and, to train, that `gpu` can run (None: a CPU), and its
         lease, in one script. None: there is none.
         """
         job = self._script(scripts.CLAIM, stage.value, token, LEASE_MS, gpu.encode() if gpu else "")
         return job.decode() if job else None
 
     def waiting_to_train(self) -> list[tuple[str, GpuNeeds]]:
-        """The jobs in the order of *train*, with what each needs of a GPU."""
+        """The jobs that wait to train, in order, each with what it needs from a GPU."""
         return [
             (
                 job.decode(),
@@ -278,7 +278,7 @@ class Store:
         ]
 
     def useful_tickets(self, stage: Stage, *, in_vain: bool = False) -> int:
-        """How many tickets would find work now: jobs that wait, but for those that no idle train worker can take."""
+        """How many tickets would find work now: waiting jobs except those that no idle train worker can take."""
         return int(self._script(scripts.USEFUL_TICKETS, stage.value, int(in_vain)))
 
     def renew(self, job: str, token: str) -> bool:
@@ -290,7 +290,7 @@ class Store:
         return bool(self._script(scripts.RELEASE, job, token))
 
     def mark_damaged(self, run: RunDir, error: Damaged, *, release: str | None = None) -> bool:
-        """Show a job as damaged, in no order, until `clear_damage` is called. True: that is news."""
+        """Show a job as damaged, in no order, until `clear_damage` is called. True: it was not shown so before."""
         fault = damage(error).model_dump_json()
         with reachable():
             known = cast(bytes | None, self._redis.hget(job_key(run.id), "damaged"))
@@ -320,7 +320,7 @@ class Store:
             return [job.decode() for job in cast(list[bytes], self._redis.zrange("longhaul:status:damaged", 0, -1))]
 
     def forget(self, job: str) -> None:
-        """Drop everything about a job that has no directory any more."""
+        """Forget a job whose directory is gone."""
         self._script(scripts.FORGET, job)
 
     def waiting(self, stage: Stage) -> int:
@@ -336,7 +336,7 @@ class Store:
             self._redis.set("longhaul:ping", 1, px=1000)
 
     def wait_for_event(self, last: str, timeout_s: float) -> str:
-        """Wait until any job has a new event, at most so long. Returns the position to wait from next time."""
+        """Wait at most this long for a new event of any job. Returns the position to wait from next time."""
         with reachable():
             answer = cast(
                 Any,
@@ -347,7 +347,7 @@ class Store:
 
 @lru_cache(maxsize=256)
 def read_spec(text: bytes | str) -> JobSpec | None:
-    """The specification in this JSON; None if it is not valid, as in a damaged job. Of a job it is always the same."""
+    """The specification in this JSON; None if it is invalid, as in a damaged job. A job never changes its own."""
     try:
         return JobSpec.model_validate_json(text)
     except ValidationError:
@@ -356,13 +356,13 @@ def read_spec(text: bytes | str) -> JobSpec | None:
 
 @lru_cache(maxsize=256)
 def read_record(text: bytes) -> JobRecord:
-    """The record in this JSON. Of a job it is the same until its next event."""
+    """The record in this JSON. A job's record stays the same until its next event."""
     return JobRecord.model_validate_json(text)
 
 
 @lru_cache(maxsize=8)
 def read_trainers(reports: bytes) -> tuple[TrainWorker, ...]:
-    """The train workers in this JSON list; what is none is left out (`jobs.redis.workers` names it)."""
+    """The train workers in this JSON list. Invalid entries are left out (`jobs.redis.workers` logs them)."""
     found = []
     for facts in json.loads(reports):
         with suppress(ValidationError):
@@ -386,7 +386,7 @@ def events_key(job: str) -> str:
 
 
 def _least_bytes(record: JobRecord) -> int | str:
-    """What a GPU must have room for; '': unknown."""
+    """Bytes that a GPU must have room for; '': unknown."""
     least = GpuNeeds.of(ResourcesSpec(), record.plan).least_bytes
     return "" if least is None else least
 
@@ -394,7 +394,7 @@ def _least_bytes(record: JobRecord) -> int | str:
 def _effort(record: JobRecord) -> tuple[int | str, int | str]:
     """(ms that the job is expected to need from its newest checkpoint on, ms of the start of its attempt); '': unknown.
 
-    One that was asked to stop needs no more.
+    A job that was asked to stop needs no more time.
     """
     running = record.status is Status.RUNNING
     began = int((record.attempt_started_at or 0) * 1000) if running else ""

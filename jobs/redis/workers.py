@@ -21,7 +21,7 @@ from jobs.redis.scripts import HELPERS
 
 log = logging.getLogger("longhaul.workers")
 FORGOTTEN_MS = 60_000
-"""Silence after which a worker is one no more."""
+"""Without a heartbeat for this long a worker counts as gone."""
 
 # ARGV: name, what it says, ms until it is forgotten
 _REPORT = """
@@ -58,12 +58,12 @@ class Workers:
         self._call = Scripts(client, HELPERS)
 
     def report(self, heartbeat: WorkerHeartbeat) -> None:
-        """A worker's heartbeat; forgotten after a minute of silence."""
+        """Store a worker's heartbeat; it is forgotten after a minute."""
         report = json.dumps(heartbeat.model_dump(exclude_unset=True))
         self._call(_REPORT, heartbeat.name, report, FORGOTTEN_MS)
 
     def forget(self, name: str) -> None:
-        """A worker has signed off."""
+        """Remove a worker that has signed off."""
         with reachable():
             self._redis.delete(f"longhaul:worker:{name}")
             self._redis.zrem("longhaul:workers", name)
@@ -88,18 +88,18 @@ class Workers:
 
 
 def lease_token(worker: str) -> str:
-    """A new token for the lease of this worker, from now on: `all` reads from it who holds a job, and since when."""
+    """A new token for this worker's lease, which begins now. `all` reads from it who holds a job, and since when."""
     return f"{worker}/{int(time.time())}/{uuid.uuid4().hex}"
 
 
 def _holder(token: bytes) -> tuple[str, int | None]:
-    """(name of the worker, since when) from a lease's token; ("", None): it has neither."""
+    """(name of the worker, since when) from a lease's token; ("", None) if it has neither."""
     worker, _, rest = token.decode(errors="replace").rpartition("/")[0].rpartition("/")
     return (worker, int(rest)) if rest.isdecimal() and len(rest) < 16 else ("", None)
 
 
 def _worker(raw: bytes, **seen: str | float | None) -> Worker:
-    """What a worker reported of itself, and what was seen of it; ValueError for what is no heartbeat."""
+    """What a worker reported, and what Redis knows of it. Raises ValueError if that is no heartbeat."""
     facts = from_json(raw, allow_inf_nan=False)
     json.dumps(facts, allow_nan=False)  # ValueError: 1e999 is read as infinity, and no answer can hold that
     try:

@@ -1,1 +1,1 @@
-"""What a job needs, seen before anything is loaded: the memory of a step, on tensors without data; and the time."""
+"""What a job needs, predicted before anything is loaded: memory (from tensors without data) and time."""

@@ -23,7 +23,7 @@ LIGHTER: tuple[OptimizerName, ...] = ("adamw_8bit", "adafactor")
 
 
 class Alternatives:
-    """Predictions and new plans for the model of a job, made when they are needed: they take seconds."""
+    """Predictions and new plans for the model of a job. Each is made when it is first needed, and takes seconds."""
 
     def __init__(self, spec: JobSpec, plan: Plan, device: torch.device) -> None:
         self._spec = spec
@@ -31,7 +31,7 @@ class Alternatives:
         self._device = device
 
     def parts(self, shape: MicroBatchShape, setting: Setting) -> dict[str, int]:
-        """Bytes by category at the peak of a step with such micro-batches, CUDA context included."""
+        """Bytes by category at the peak of a step with micro-batches of this shape, CUDA context included."""
         memory = self._plan.memory
         context = 0 if memory is None else memory.parts.get("context", 0)
         return {**self._predictor.predict(shape, setting).parts, "context": context}

@@ -1,4 +1,4 @@
-"""What a job may use of the memory where it trains."""
+"""How much of the memory a job may use."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Budget:
     gpu: GpuFacts | None
     """None on a CPU."""
     margin: int
-    """Of them, kept free."""
+    """Bytes of the budget that stay free."""
 
     @property
     def limit(self) -> int:
-        """What a peak may reach."""
+        """Bytes that the peak may reach."""
         return self.bytes - self.margin
 
     @property
@@ -48,9 +48,9 @@ class Budget:
 def find_budget(
     memory: MemorySpec, device: Device, gpu: GpuFacts | None, resources: ResourcesSpec | None = None
 ) -> Budget:
-    """`memory.budget`; else the memory of the reported GPU, or of one that is assumed; else that of the host.
+    """`memory.budget`; otherwise the memory of the reported or assumed GPU, on a CPU that of the host.
 
-    Raises Rejected (`budget_too_large`) for more than the reported GPU has.
+    Raises Rejected (`budget_too_large`) if the job asks for more than the reported GPU has.
     """
     if device == "cpu":
         if memory.budget == "auto":
@@ -74,7 +74,7 @@ def find_budget(
 
 
 def assumed_gpu(resources: ResourcesSpec | None) -> GpuFacts:
-    """The reference GPU; where the job asks for more memory than that has, one that has as much."""
+    """The reference GPU, or one with the memory that the job asks for if that is more."""
     asked = None if resources is None else resources.gpu_memory_gib
     if asked is None or asked <= REFERENCE.whole_gib:
         return REFERENCE
@@ -82,5 +82,5 @@ def assumed_gpu(resources: ResourcesSpec | None) -> GpuFacts:
 
 
 def on_gpu(usable: int, source: BudgetSource, gpu: GpuFacts) -> Budget:
-    """So many bytes of a GPU, a margin among them."""
+    """The budget of this many bytes of a GPU, with the margin taken from it."""
     return Budget(usable, source, gpu, margin=int(MARGIN * usable))

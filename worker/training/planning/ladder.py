@@ -1,11 +1,11 @@
 """The ladder: of all settings that fit, the best by speed and quality.
 
-A way is an optimizer, how many layers are recomputed, and the largest micro-batch that fits then (`Candidate`). Its
-score is its speed, in that of the fastest way of all, times the worth of its optimizer (`WORTH`). Explicit settings of
-the job (`Fixed`) are never changed.
+A candidate is an optimizer, how many layers are recomputed, and the largest micro-batch that then fits. Its score is
+its speed relative to the fastest candidate, times the worth of its optimizer (`WORTH`). Explicit settings of the job
+(`Fixed`) are never changed.
 
-Tracing a way costs seconds for a large model. So ways are looked at in order of the best score that they could have,
-and no further than any could still win; one whose weights, gradients and states alone are too much is not traced.
+Tracing a candidate takes seconds for a large model. So candidates are tried in order of the best score that they could
+have, until none that is left could win; one whose weights, gradients and states alone do not fit is not traced.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ RECOMPUTE = (0, 4, 3, 2, 1)
 """Every n-th layer; from the fastest to the smallest."""
 _SMALLEST: OptimizerName = "adafactor"
 _FEW = 8
-"""So few rows are likely to fit together: that is tried first."""
+"""At most this many rows are likely to fit: tried first."""
 
 
 class Predicts(Protocol):
-    """What the ladder asks of `predictor.Predictor`."""
+    """What the ladder needs from `predictor.Predictor`."""
 
     @property
     def parameters(self) -> int:
@@ -49,7 +49,7 @@ class Predicts(Protocol):
     def most_rows(
         self, inputs: int, targets: int, setting: Setting, limit_bytes: int, cap: int
     ) -> tuple[int, Prediction]:
-        """The most rows, up to `cap`, that fit; 0, and the prediction of one, if not even that does."""
+        """The most rows, up to `cap`, that fit, and their prediction; 0 and the prediction of one row if not even that fits."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Fixed:
     activation_checkpointing: int | None = None
     micro_batch: int | None = None
     begun: bool = False
-    """The run began with that optimizer: it can no longer change."""
+    """The run began with this optimizer: it can no longer change."""
 
     @property
     def keys(self) -> list[str]:
-        """Names of those that are set and could be others, as in `memory` of a job."""
+        """Names of the settings that the job fixes but could change, as in its `memory`."""
         names = (
             ["activation_checkpointing", "micro_batch"]
             if self.begun
@@ -73,7 +73,7 @@ class Fixed:
         return [name for name in names if getattr(self, name) is not None]
 
     def without(self, *keys: str) -> Fixed:
-        """The same, these left to the ladder."""
+        """The same, with these settings left to the ladder."""
         left: dict[str, Any] = dict.fromkeys(keys)
         return replace(self, **left)
 
@@ -105,7 +105,7 @@ class Ladder:
         self._seen: dict[tuple[OptimizerName, int, int | None], Candidate] = {}
 
     def walk(self, fixed: Fixed) -> list[Candidate]:
-        """What was examined, the best first. The first that fits is chosen; if none fits, there is no choice."""
+        """The candidates that were examined, the best first. The first that fits is chosen; if none fits, nothing is."""
         looked_at: list[Candidate] = []
         best = 0.0
         for bound, optimizer, activation_checkpointing in self._ways(fixed):
@@ -120,7 +120,7 @@ class Ladder:
         return sorted(looked_at, key=_rank)
 
     def nearest(self, fixed: Fixed) -> tuple[tuple[str, ...], Candidate] | None:
-        """The best way that fits with the fewest settings left to the ladder, and which ones those are."""
+        """The best candidate that fits if the fewest settings are left to the ladder, and the names of those settings."""
         for count in range(1, len(fixed.keys) + 1):
             ways = [
                 (freed, found)
@@ -132,7 +132,7 @@ class Ladder:
         return None
 
     def smallest(self, fixed: Fixed) -> Candidate:
-        """The one that needs least: one row, every layer recomputed, no states, as far as nothing else is set."""
+        """The candidate that needs the least memory: one row, every layer recomputed, no states, unless the job sets otherwise."""
         optimizer = fixed.optimizer or _SMALLEST
         activation_checkpointing = 1 if fixed.activation_checkpointing is None else fixed.activation_checkpointing
         self._progress()

@@ -21,9 +21,9 @@ from worker.training.planning.row_time import RowTime
 from worker.training.tasks.registry import task_of
 
 CONTEXT_BYTES = int(0.8 * GIB)
-"""Of a CUDA process beside what torch allocates: the context, with the kernels of all libraries."""
+"""Bytes that a CUDA process takes besides what torch allocates: the context, with the kernels of all libraries."""
 CPU_ROWS = 8
-"""Larger micro-batches bring nothing on a CPU (docs/measurements.md)."""
+"""Larger micro-batches are no faster on a CPU (docs/measurements.md)."""
 
 
 def plan_memory(
@@ -95,7 +95,7 @@ def plan_memory(
 
 
 def fixed_by(spec: JobSpec, begun: OptimizerName | None) -> Fixed:
-    """What the ladder must not change; `begun`: the optimizer that the run began with."""
+    """The settings that the ladder may not change; `begun`: the optimizer that the run began with."""
     memory = spec.memory
     return Fixed(
         optimizer=begun or (None if memory.optimizer == "auto" else memory.optimizer),
@@ -106,7 +106,7 @@ def fixed_by(spec: JobSpec, begun: OptimizerName | None) -> Fixed:
 
 
 def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed) -> str:
-    """For people: which better optimizers do not fit, what the job said, and what the choice costs."""
+    """In words: which better optimizers do not fit, what the job sets, and what the choice costs."""
     parts = []
     for optimizer, worth in WORTH.items():
         peaks = [each for each in candidates if each.optimizer == optimizer]
@@ -127,7 +127,7 @@ def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed) -> str:
 
 
 def does_not_fit(ladder: Ladder, fixed: Fixed, budget: Budget, longest: tuple[int, int]) -> Rejected:
-    """The refusal: what the job needs at its least as it is written, what it may use, and the nearest way that fits."""
+    """The error: the least that the job needs as written, what it may use, and the nearest setting that fits."""
     least = ladder.smallest(fixed)
     setting = describe(least.optimizer, least.activation_checkpointing, max(1, least.micro_batch))
     needed, most, margin = bytes_alike(least.peak_bytes, budget.bytes, budget.margin)
@@ -164,8 +164,8 @@ def does_not_fit(ladder: Ladder, fixed: Fixed, budget: Budget, longest: tuple[in
 def fallbacks(plan: MemoryPlan, spec: JobSpec) -> list[tuple[int, int]]:
     """(micro_batch, activation_checkpointing) below the plan's own, in order of falling peak; the optimizer stays.
 
-    The micro-batch is halved down to one row, then every second layer is recomputed, then every one. What the job says
-    of recomputation is not changed.
+    The micro-batch is halved down to one row; then every second layer is recomputed, then every layer. Recomputation that
+    the job sets itself is not changed.
     """
     rows, every = plan.micro_batch, plan.activation_checkpointing
     below = []

@@ -1,4 +1,4 @@
-"""What is predicted, and of what: a micro-batch's shape and a setting give the peak memory of one training step."""
+"""The types of a prediction: a micro-batch's shape and a setting give the peak memory of one training step."""
 
 from __future__ import annotations
 

@@ -12,17 +12,17 @@ from jobs.text.units import GIB, bytes_alike
 from worker.training.machine.host import host_memory
 
 HOST_ROOM = 2 * GIB
-"""Of the host's memory, left to everything else when a copy of the weights is made."""
+"""Bytes of the host's memory that stay free for everything else when weights are copied."""
 
 
 def plan_host(copy_bytes: int) -> HostPlan:
-    """Whether a copy of what checkpoints hold has room in the host's memory."""
+    """Whether the host's memory has room for a copy of what a checkpoint holds."""
     available = host_memory().available
     return HostPlan(copy_bytes=copy_bytes, available_bytes=available, fits=copy_bytes + HOST_ROOM < available)
 
 
 def plan_disk(runs: Path, spec: JobSpec, checkpoint_bytes: int, model_bytes: int) -> DiskPlan:
-    """What checkpoints and the final model take, and what is free. Raises DiskFull (`no_room`) if not even one fits."""
+    """What checkpoints and the final model take, and what is free. Raises DiskFull (`no_room`) if not even one checkpoint fits."""
     disk = DiskPlan(
         checkpoint_bytes=checkpoint_bytes,
         checkpoints=spec.checkpoint.keep + 2,

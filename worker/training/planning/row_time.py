@@ -1,4 +1,4 @@
-"""How long a row takes, as far as the ladder's choice depends on it: reckoned, not measured."""
+"""How long a row takes, as far as the ladder's choice depends on it: calculated, not measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.training.tasks.task import Config, Task
 LAUNCHES = 66
 """Kernels that a micro-batch starts for each layer: 3,155 for the 48 of FLAN-T5-XL (docs/measurements.md)."""
 LAUNCH_S = 6e-6
-"""Of one, issued by Python ahead of the GPU: a typical figure, not measured here."""
+"""Seconds of one launch by Python ahead of the GPU: a typical figure, not measured here."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RowTime:
     gpu: GpuFacts | None
 
     def seconds(self, rows: int, activation_checkpointing: int) -> float:
-        """Of one row in micro-batches of so many."""
+        """Seconds of one row in micro-batches of this many rows."""
         shape = np.array([self.inputs]), np.array([self.targets])
         flops = self.task.flops(self.config).rows(*shape)
         if activation_checkpointing:

@@ -15,7 +15,7 @@ from worker.training.steps.shape import Lengths
 from worker.training.tasks.registry import task_of
 
 CHARACTERS_PER_TOKEN = 4.0
-"""Of T5's tokenizer on English recipes: 3.9 in inputs, 4.1 in targets (10,000 rows)."""
+"""T5's tokenizer on English recipes: 3.9 in inputs, 4.1 in targets (10,000 rows)."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RowLengths:
 
     @classmethod
     def guessed(cls, characters: Sequence[tuple[int, int]], data: DataSpec) -> RowLengths:
-        """From the characters of inputs and targets, where there is no tokenizer yet; cut as the tokens will be."""
+        """Guessed from the characters of inputs and targets while there is no tokenizer yet; truncated as the tokens will be."""
         tokens = np.ceil(np.array(characters, np.float64).reshape(-1, 2) / CHARACTERS_PER_TOKEN) + 1  # end-of-sequence
         cut = np.minimum(tokens, [data.max_input_tokens, data.max_target_tokens]).astype(np.int64)
         return cls(cut[:, 0], cut[:, 1], estimated=True)

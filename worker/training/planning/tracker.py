@@ -1,5 +1,4 @@
-"""Live bytes of tensors by category, and the moment when they are most: counted while operations run, with or without
-data.
+"""Live bytes of tensors by category, and their peak, counted while operations run, with or without data.
 
 A storage counts from the operation that first gives it out to its end, whoever holds it. What a kernel allocates and
 frees inside itself is not seen from outside; `inside` tells it.
@@ -18,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "temporaries")
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES = range(len(CATEGORIES))
 Inside = Callable[[Any, tuple[Any, ...], dict[str, Any]], int]
-"""Operation, arguments, named arguments -> bytes that its kernel holds at most besides these and its result."""
+"""Operation, arguments, named arguments -> the most bytes that its kernel holds besides these and its result."""
 
 
 class _Entry:
@@ -32,7 +31,7 @@ class _Entry:
 
 
 class Tracker(TorchDispatchMode):
-    """Counts what operations allocate while it is entered, and what is passed to `add`."""
+    """Counts what operations allocate inside `with`, and what is passed to `add`."""
 
     def __init__(self, device: torch.device, *, granularity: int = 1, inside: Inside | None = None) -> None:
         """Only storages on `device` count, each rounded up to `granularity` bytes."""
@@ -52,7 +51,7 @@ class Tracker(TorchDispatchMode):
         self._inside = inside
 
     def add(self, tensors: Iterable[torch.Tensor], category: int) -> None:
-        """Count tensors that are there already; one that is counted changes its category."""
+        """Count tensors that exist already; one that is already counted changes its category."""
         for tensor in tensors:
             entry = self._count(tensor, category)
             if entry is not None and entry.category != category:
@@ -67,7 +66,7 @@ class Tracker(TorchDispatchMode):
         self._measure(0)
 
     def at_peak(self) -> tuple[list[int], list[int]]:
-        """Bytes of each category at the peak, and of those the bytes that were freed since."""
+        """Bytes of each category at the peak, and how many of them have been freed since."""
         return list(self._at_peak), list(self._freed_since)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
