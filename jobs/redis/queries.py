@@ -1,7 +1,7 @@
-"""The Lua that reads jobs: one, several, or a page of a filtered list, each with its place in the queue and estimates.
+"""The Lua that reads jobs: one, several, or a page of a filtered list, with queue places and estimates.
 
-A query reads the jobs that it returns, those that a filter skips and, if one of them waits for a GPU, the first 100 that
-do.
+A query reads the jobs that it returns, those that a filter skips and, if one of them waits for a GPU, the first 100
+that do.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Predicts(Protocol):
     def most_rows(
         self, inputs: int, targets: int, setting: Setting, limit_bytes: int, cap: int
     ) -> tuple[int, Prediction]:
-        """The most rows, up to `cap`, that fit, and their prediction; 0 and the prediction of one row if not even that fits."""
+        """The most rows, up to `cap`, that fit, and their prediction; 0 and that of one row if not even one fits."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Ladder:
         self._seen: dict[tuple[OptimizerName, int, int | None], Candidate] = {}
 
     def walk(self, fixed: Fixed) -> list[Candidate]:
-        """The candidates that were examined, the best first. The first that fits is chosen; if none fits, nothing is."""
+        """The examined candidates, the best first. The first that fits is chosen; if none fits, nothing is."""
         looked_at: list[Candidate] = []
         best = 0.0
         for bound, optimizer, activation_checkpointing in self._ways(fixed):
@@ -120,7 +120,7 @@ class Ladder:
         return sorted(looked_at, key=_rank)
 
     def nearest(self, fixed: Fixed) -> tuple[tuple[str, ...], Candidate] | None:
-        """The best candidate that fits if the fewest settings are left to the ladder, and the names of those settings."""
+        """The best candidate that fits with the fewest settings left to the ladder, and their names."""
         for count in range(1, len(fixed.keys) + 1):
             ways = [
                 (freed, found)
@@ -132,7 +132,7 @@ class Ladder:
         return None
 
     def smallest(self, fixed: Fixed) -> Candidate:
-        """The candidate that needs the least memory: one row, every layer recomputed, no states, unless the job sets otherwise."""
+        """The candidate with the lowest peak: one row, all layers recomputed, no states, as far as the job allows."""
         optimizer = fixed.optimizer or _SMALLEST
         activation_checkpointing = 1 if fixed.activation_checkpointing is None else fixed.activation_checkpointing
         self._progress()

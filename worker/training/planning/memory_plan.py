@@ -164,8 +164,8 @@ def does_not_fit(ladder: Ladder, fixed: Fixed, budget: Budget, longest: tuple[in
 def fallbacks(plan: MemoryPlan, spec: JobSpec) -> list[tuple[int, int]]:
     """(micro_batch, activation_checkpointing) below the plan's own, in order of falling peak; the optimizer stays.
 
-    The micro-batch is halved down to one row; then every second layer is recomputed, then every layer. Recomputation that
-    the job sets itself is not changed.
+    The micro-batch is halved down to one row; then every second layer is recomputed, then every layer. Recomputation
+    that the job sets itself is not changed.
     """
     rows, every = plan.micro_batch, plan.activation_checkpointing
     below = []

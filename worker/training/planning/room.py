@@ -22,7 +22,7 @@ def plan_host(copy_bytes: int) -> HostPlan:
 
 
 def plan_disk(runs: Path, spec: JobSpec, checkpoint_bytes: int, model_bytes: int) -> DiskPlan:
-    """What checkpoints and the final model take, and what is free. Raises DiskFull (`no_room`) if not even one checkpoint fits."""
+    """What checkpoints and the final model take, and what is free. Raises DiskFull (`no_room`) if not one fits."""
     disk = DiskPlan(
         checkpoint_bytes=checkpoint_bytes,
         checkpoints=spec.checkpoint.keep + 2,

@@ -56,7 +56,7 @@ def plan_stage(
 
 
 def is_current(plan: MemoryPlan, longest: tuple[int, int], budget: Budget) -> bool:
-    """Whether a plan made now would be the same. The free memory of a host changes by itself: there, whether the plan fits."""
+    """Whether a plan made now would be the same. A host's free memory changes by itself: there, whether it fits."""
     same = (plan.input_tokens, plan.target_tokens, plan.budget_source, plan.gpu) == (
         *longest, budget.source, budget.gpu_name,
     )  # fmt: skip

@@ -28,7 +28,7 @@ class RowLengths:
 
     @classmethod
     def guessed(cls, characters: Sequence[tuple[int, int]], data: DataSpec) -> RowLengths:
-        """Guessed from the characters of inputs and targets while there is no tokenizer yet; truncated as the tokens will be."""
+        """Guessed from the numbers of characters while there is no tokenizer; truncated as the tokens will be."""
         tokens = np.ceil(np.array(characters, np.float64).reshape(-1, 2) / CHARACTERS_PER_TOKEN) + 1  # end-of-sequence
         cut = np.minimum(tokens, [data.max_input_tokens, data.max_target_tokens]).astype(np.int64)
         return cls(cut[:, 0], cut[:, 1], estimated=True)
