@@ -1,8 +1,8 @@
 """A prepared dataset in the making: grows by encoded blocks, in order; resumes where a killed process stopped.
 
-Duplicates are found here, because only here all rows come by. What has been added is committed every few blocks: flat
+Duplicates are found here, the only place that all rows pass. What has been added is committed every few blocks: flat
 token files, lengths, keys of the rows, what was rejected, and the counts. A restart cuts the files back to the last
-commit and asks for the blocks behind it.
+commit and asks for the blocks after it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REPLAYED = 1 << 16
 
 
 class Assembly:
-    """The dataset in `folder`, of so many sources, one after the other. Close it (`with`)."""
+    """The dataset in `folder`, made of several sources, one after the other. Close it (`with`)."""
 
     def __init__(self, folder: Path, vocabulary: int, sources: int) -> None:
         also = (REJECTED, _KEYS, _SPLIT_KEYS, *(_full_lengths(side) for side in SIDES))
@@ -61,7 +61,7 @@ class Assembly:
 
     @property
     def rows(self) -> int:
-        """Kept so far."""
+        """Rows kept so far."""
         return self._writer.rows
 
     def add(self, block: EncodedBlock) -> None:

@@ -31,14 +31,14 @@ SIDES = ("input", "target")
 PARTS = ("train", "validation")
 MANIFEST = "manifest.json"
 WORK = "work."
-"""What the names of files begin with that are there only while a dataset is made."""
+"""Prefix of files that exist only while a dataset is made."""
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
 def token_dtype(vocabulary: int) -> np.dtype[Any]:
-    """Type of the tokens of so large a vocabulary."""
+    """Type of the tokens of a vocabulary of this size."""
     return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
 
 
@@ -78,7 +78,7 @@ class Rows:
         return self._one("target", row)
 
     def gather(self, side: str, chosen: Int64, width: int, fill: int) -> Int64:
-        """[len(chosen), width] tokens of the chosen rows, `fill` behind their ends. `width` covers the longest."""
+        """[len(chosen), width] tokens of the chosen rows, padded with `fill`. `width` covers the longest."""
         starts, lengths = self._starts[side][chosen], self._lengths[side][chosen]
         assert lengths.max(initial=0) <= width
         tokens = self._tokens[side].view(np.ndarray)  # slices of a memmap are made in Python, four times as slowly
@@ -107,7 +107,7 @@ class PreparedDataset:
     ) -> PreparedDataset:
         """Open a folder. Raises BadData (`prepared_damaged`) unless every file is there in its full size.
 
-        `thorough`: and with the content that was written (`progress` is called at every 8 MiB).
+        `thorough`: and with the content that was written (`progress` is called every 8 MiB).
         """
         from pydantic import ValidationError
 
@@ -141,7 +141,7 @@ class PreparedDataset:
 class Writer:
     """Writes the files of one prepared dataset into a folder that exists; call `finish` last.
 
-    What was committed survives a kill: a later Writer in the same folder resumes behind it. `also` names further files
+    What was committed survives a kill: a later Writer in the same folder resumes after it. `also` names further files
     that grow along; those (and only those) that begin with `work.` are gone after `finish`.
     """
 
@@ -166,7 +166,7 @@ class Writer:
             self.ledger.close()
 
     def add(self, inputs: Sequence[npt.ArrayLike], targets: Sequence[npt.ArrayLike]) -> None:
-        """Some more rows, at least one: the tokens of each."""
+        """Add one or more rows: the tokens of each."""
         for side, texts in zip(SIDES, (inputs, targets), strict=True):
             ids = [np.asarray(one, self._dtype) for one in texts]
             self.append(side, np.concatenate(ids), np.array([len(one) for one in ids], np.int32))

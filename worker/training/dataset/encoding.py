@@ -1,4 +1,4 @@
-"""A block of rows, from columns to tokens: what one worker of a pool does, and what it sends back."""
+"""From the columns of a block of rows to tokens: the work of one process of the pool, and its result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class EncodedBlock:
-    """The rows of a block. Those that can be used are numbered from 0; duplicates are still among them."""
+    """The rows of a block. Usable ones are numbered from 0; duplicates are still among them."""
 
     file: str
     counts: RowCounts

@@ -18,7 +18,7 @@ from jobs.disk.files import sync_folder, whole_lines
 
 
 class Ledger:
-    """The files `names` of a folder, open at their ends. `notes` are those of earlier commits, in order."""
+    """The files `names` of a folder, opened for appending. `notes`: those of earlier commits, in order."""
 
     def __init__(self, folder: Path, log: str, names: Sequence[str]) -> None:
         lines = _committed(folder, log, names)
@@ -49,14 +49,14 @@ class Ledger:
         os.fsync(self._log.fileno())
 
     def close(self) -> None:
-        """Close the files; what was appended last reaches them. May be called twice."""
+        """Close the files; buffered data is written first. May be called twice."""
         with ExitStack() as stack:
             for file in (*self._files.values(), self._log):
                 stack.callback(file.close)
 
 
 def _committed(folder: Path, log: str, names: Sequence[str]) -> list[bytes]:
-    """The lines of the log; none, where there is no log that fits these files."""
+    """The lines of the log; none if there is no log that fits these files."""
     try:
         lines = whole_lines((folder / log).read_bytes())
         sizes = [json.loads(line)["sizes"] for line in lines][-1]

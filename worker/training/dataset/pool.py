@@ -1,4 +1,4 @@
-"""Blocks encoded by one process a core, in the order of the source; by this process alone where that is not worth it.
+"""Blocks encoded by one process per core, in the order of the source; by this process alone if there are few.
 
     blocks ─▶ at most a few in hand ─▶ workers (spawned, tied to this process, one thread each) ─▶ encoded, in order
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:  # a worker imports this module before it is tied
     from worker.training.rows.row import Block
 
 MOST = 16
-"""Workers at most: one process reads and writes for all of them."""
+"""At most this many workers: one process reads and writes for all of them."""
 WORTH_IT = 16
-"""Blocks. Fewer are encoded before a pool has started."""
+"""Blocks. Fewer than this are encoded before a pool could start."""
 _AHEAD = 2
-"""Blocks in hand for each worker: one in work, one waiting."""
+"""Blocks in flight for each worker: one in work, one waiting."""
 
 
 def cores() -> int:

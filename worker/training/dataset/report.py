@@ -1,4 +1,4 @@
-"""What there is to know about a prepared dataset: `dataset.json`, and the summary that goes into the job's record."""
+"""The report on a prepared dataset: `dataset.json`, and the summary that goes into the job's record."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def source_report(name: str, counts: RowCounts) -> SourceReport:
 def commonest(counts: Counter[str], most: int) -> dict[str, int]:
     """The `most` commonest, the commonest first, and how often all `OTHERS` occur together.
 
-    The same counts in whatever order give the same.
+    The result does not depend on the order of the counts.
     """
     ordered = sorted((+counts).items(), key=lambda entry: (-entry[1], entry[0]))
     rest = sum(count for _, count in ordered[most:])

@@ -14,7 +14,7 @@ from worker.training.rows.row_filter import UInt64
 
 
 def split(keys: UInt64, ends: Sequence[int], validation: float | str) -> dict[str, Int64]:
-    """Row numbers of training and validation. `ends` is where each source ends; a second one is held out whole.
+    """Row numbers of training and validation. `ends`: where each source ends; a second source is held out whole.
 
     A fraction is chosen by `keys` [rows], hashes of the inputs: rows of one input go to one side, whatever the order of
     the rows. Raises BadData (`validation_split`) where whole inputs allow nothing near the fraction.
@@ -73,5 +73,5 @@ def _refused(what: str, hint: str) -> BadData:
 
 
 def shared_inputs(keys: UInt64, parts: dict[str, Int64]) -> int:
-    """Validation rows whose input training has, too: with another target, or written a little differently."""
+    """Validation rows whose input is in training as well: with another target, or written a little differently."""
     return int(np.isin(keys[parts["validation"]], keys[parts["train"]]).sum())

@@ -32,9 +32,9 @@ class TokenizerState:
     size: int
     """Of the vocabulary."""
     leading: tuple[int, ...] = ()
-    """What the tokenizer itself puts before every text, such as `<s>` or a language."""
+    """Tokens that the tokenizer puts before every text, such as `<s>` or a language."""
     trailing: tuple[int, ...] = ()
-    """What it puts behind every text; end-of-sequence in any case."""
+    """Tokens that it puts after every text; end-of-sequence in any case."""
     by_words: bool = False
     """Whether tokenizing each word once gives the same."""
 
@@ -66,7 +66,7 @@ class TokenizerState:
     def tried(self, texts: Sequence[str]) -> TokenizerState:
         """The same, with what it adds and whether a shortcut gives the same for these texts, a job's first ones.
 
-        Raises Rejected (`tokenizer_unusable`) where it does not put the same around each.
+        Raises Rejected (`tokenizer_unusable`) if it does not put the same around each.
         """
         tokenizer = self.open()
         around: set[tuple[tuple[int, ...], tuple[int, ...]]] | None = None
@@ -92,7 +92,7 @@ class TokenizerState:
         return replace(self, leading=leading, trailing=trailing, by_words=words is not None)
 
     def check_vocabulary(self, embeddings: int) -> None:
-        """Raise Rejected (`tokenizer_unusable`) where there are tokens that the model has no embedding for."""
+        """Raise Rejected (`tokenizer_unusable`) if there are tokens that the model has no embedding for."""
         if self.size > embeddings:
             raise Rejected(
                 f"model: its tokenizer has {self.size:,} tokens, and the model has embeddings for {embeddings:,}",
@@ -102,7 +102,7 @@ class TokenizerState:
             )
 
     def check_limits(self, limits: Mapping[str, int]) -> None:
-        """Raise Rejected (`limit_too_small`) where a limit of tokens of a side leaves none for the text itself."""
+        """Raise Rejected (`limit_too_small`) if the token limit of a side leaves none for the text itself."""
         added = len(self.leading) + len(self.trailing)
         if small := {f"data.max_{side}_tokens": limit for side, limit in limits.items() if limit <= added}:
             what = " and ".join(f"{param} is {limit}" for param, limit in small.items())
@@ -134,15 +134,15 @@ class EncodedTexts:
     """Tokens of some texts, one after the other."""
 
     tokens: Tokens
-    """At most as many of each text as the limit, what the tokenizer puts before and behind it included."""
+    """At most the limit of each text, including what the tokenizer puts before and after it."""
     lengths: Int32
     """[texts] tokens of each."""
     full_lengths: Int32
-    """[texts] what they would be without the limit."""
+    """[texts] tokens of each without the limit."""
     unknown_tokens: Int32
-    """[texts] tokens of each that stand for something that the tokenizer does not know."""
+    """[texts] unknown tokens of each."""
     unknown: dict[int, Counter[str]]
-    """The characters behind those, by number of the text."""
+    """The characters that became unknown tokens, by number of the text."""
 
     def only(self, kept: npt.NDArray[np.bool_]) -> EncodedTexts:
         """The texts for which `kept` [texts] is true, renumbered."""
@@ -206,7 +206,7 @@ class Encoder:
         return [np.array(encoding.ids, self._dtype).tobytes() for encoding in encodings]
 
     def _offending(self, text: str, limit: int) -> Counter[str]:
-        """What stands in a text where its tokens are unknown. The offsets cost time: only for texts that need it."""
+        """The characters of a text whose tokens are unknown. Offsets take time: only for texts that need them."""
         found: Counter[str] = Counter()
         encoding = self._fast.encode(text, add_special_tokens=False)
         for token, (start, stop) in list(zip(encoding.ids, encoding.offsets, strict=True))[: limit - self._added]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _REMEMBERED_BYTES = 16 << 20
-"""Size limit of the cache of words: at the limit it is cleared, and common words are soon back."""
+"""Words in the cache at most. A full cache is cleared; common words soon return."""
 _LONG = 1 << 10
 """Longer words are not cached."""
 _ENTRY_BYTES = 100

@@ -1,4 +1,4 @@
-"""From the rows of a job to a prepared dataset, and to the first texts, from which the built-in tokenizer is learned.
+"""From the rows of a job to a prepared dataset, and to the first texts, which train the built-in tokenizer.
 
 source ─blocks─▶ pool: rows → checks → templates → normalized → tokens ─encoded blocks, in order─▶ assembly:
     duplicates rejected, files appended, committed every few blocks ─after the last─▶ split, report, manifest
@@ -67,7 +67,7 @@ def write_dataset(
     journal: Journal,
     workers: int | None = None,
 ) -> None:
-    """Prepare all rows in `folder`, with so many processes (None: one a core); resumes where an earlier one stopped.
+    """Prepare all rows in `folder`, with this many processes (None: one per core); resumes where an earlier one ended.
 
     Raises BadData (`too_many_invalid_rows`, `no_rows`), Rejected (`tokenizer_unusable`, `limit_too_small`), StageError
     (`worker_killed`).
@@ -113,7 +113,7 @@ def _add_source(assembly: Assembly, pool: EncoderPool, reader: Reader, sources: 
 
 
 def check_usable(counts: RowCounts, source: Source, data: DataSpec) -> None:
-    """Raise BadData (`too_many_invalid_rows`, `no_rows`) for a source whose rows do not do."""
+    """Raise BadData (`too_many_invalid_rows`, `no_rows`) if too few rows of a source are usable."""
     counts.check_invalid(data.max_invalid_fraction, source.name, counts.read)
     if not counts.kept:
         why = (

@@ -25,7 +25,7 @@ TYPOGRAPHY: Mapping[str, str] = {
     "\u00ad": "", "\u200b": "", "\u2060": "", "\ufeff": "",  # soft hyphen, zero width
     "\u00a0": " ", "\u2007": " ", "\u2009": " ", "\u200a": " ", "\u202f": " ", "\u2028": " ", "\u2029": " ",
 }  # fmt: skip
-"""Vulgar fractions and typographic characters in plain ones."""
+"""Plain spellings of fractions and typographic characters."""
 _ASCII = {"{": "(", "}": ")", "`": "'"}
 _LETTERS = {
     "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ı": "i", "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE",
@@ -77,7 +77,7 @@ class Rewriter:
 
 
 def needed(tokens: Callable[[str], list[int]], text: Callable[[list[int]], str], unknown: int) -> dict[str, str]:
-    """What of all that could be rewritten has to be, for a tokenizer that turns text into tokens and back."""
+    """Which rewritable characters must be rewritten for a tokenizer, given as functions `tokens` and `text`."""
 
     def lost(character: str) -> bool:
         ids = tokens(f"a{character}b")

@@ -1,4 +1,4 @@
-"""The records of a CSV file: its lines, put together by RFC 4180, with the quotes that break it found out.
+"""The records of a CSV file: its lines, joined by RFC 4180; quotes that break it are detected.
 
 A quote that opens a field by mistake costs its own record and no other: the lines that it took for part of the field
 are read again. Where such a record keeps to RFC 4180, `stray_quotes.py` decides.
@@ -19,7 +19,7 @@ from worker.training.rows.stray_quotes import QuoteCounts, TableLines
 SHOWN = 80
 """Characters of a line in a message."""
 _FIRST_ROWS = 100
-"""These rows say whether the table writes a space behind its delimiters."""
+"""Rows that decide whether the table writes a space after its delimiters."""
 _MOST_TEXT = 1000
 _AMBIGUOUS = "fields of several lines that could be rows"
 _LITERAL = "quotes in a field that does not begin with one, kept as text"
@@ -115,7 +115,7 @@ class CsvLines:
 
 
 def next_record(reader: Iterator[list[str]], feed: CsvLines) -> Record | None:
-    """The next record by the rules of CSV, a blank line too; None at the end."""
+    """The next record by the rules of CSV, which may be a blank line; None at the end."""
     feed.begin_record()
     number = feed.number + 1
     fields: tuple[str, ...] = ()

@@ -136,7 +136,7 @@ class _Damaged(Exception):
 
 
 class _NoArray(Exception):
-    """What begins like a JSON array is none, or has an item that is too long."""
+    """What begins like a JSON array is invalid, or has an item that is too long."""
 
 
 class _SmallReads:
@@ -223,7 +223,7 @@ def _items(file: io.BufferedReader) -> Iterator[bytes]:
     held, place, ended = "", 0, False
 
     def fill() -> None:
-        """Another piece, without what was read. As Latin-1: JSON's own characters are ASCII, and every byte is kept."""
+        """Drop what was read and add the next piece. As Latin-1: JSON's syntax is ASCII, and every byte is kept."""
         nonlocal held, place, ended
         piece = file.read(BLOCK_BYTES)
         held, place, ended = held[place:] + piece.decode("latin-1"), 0, not piece

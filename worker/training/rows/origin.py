@@ -27,19 +27,19 @@ class Head:
     format: str
     files: Sequence[RowFile]
     place: str
-    """For the plan: absolute path of the file, or the name of the hub data set."""
+    """For the plan: the absolute path of the file, or the name of the hub data set."""
     revision: str | None = None
     """Commit of a hub data set."""
     since: float = field(default_factory=time.monotonic)
 
     @property
     def fetched(self) -> int:
-        """Bytes that came over the network so far. What came once is not fetched again."""
+        """Bytes fetched over the network so far. Nothing is fetched twice."""
         return sum(file.fetched for file in self.files)
 
     @property
     def spent(self) -> bool:
-        """Whether fetching more would be more than a check may."""
+        """Whether the check has fetched as much as it may."""
         return self.fetched >= HEAD_BYTES or time.monotonic() - self.since > HEAD_S
 
 

@@ -18,7 +18,7 @@ from worker.training.rows.sources import Hashing, RowFile, changed_error
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
 _PAGES_BYTES = 1 << 20
-"""Read ahead of one column; without it whole column chunks are read, which may be gigabytes."""
+"""Bytes read ahead per column; without a limit whole column chunks are read, which may be gigabytes."""
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,10 @@ class _Several:
 
     @property
     def blank_lines(self) -> int:
-        """In all files so far."""
+        """Blank lines in all files so far."""
         return sum(reader.blank_lines for reader in self._readers)
 
     def blocks(self, size: int) -> Iterator[Block]:
-        """Those of the first file, then those of the second, and so on: none goes over a file's end."""
+        """Those of the first file, then those of the second, and so on; no block spans two files."""
         for reader in self._readers:
             yield from reader.blocks(size)

@@ -1,4 +1,4 @@
-"""One row, and what holds rows: the types that every format and every reader of rows share."""
+"""The types that all formats and readers share: a row, a block of rows, a reader."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Row:
     columns: Mapping[str, Any] | None
     defect: str | None
     text: str
-    """As it stands in the file, or near enough: for the report of what was rejected."""
+    """The row as in the file, or nearly so: for the report on rejected rows."""
     noticed: str | None = None
     """Something odd about it, to be counted if it is kept."""
 
@@ -67,7 +67,7 @@ class Reader(Protocol):
 
     @property
     def blank_lines(self) -> int:
-        """Passed over so far."""
+        """Blank lines skipped so far."""
 
     def blocks(self, size: int) -> Iterator[Block]:
         """All rows, in order, at most `size` in a block, fewer where they are large. Raises BadData."""

@@ -1,4 +1,4 @@
-"""What was counted over rows. Tallies of consecutive rows add up to that of all of them."""
+"""Counts over rows. The counts of consecutive parts add up to those of the whole."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from worker.training.rows.text import Defect, RowReader, Texts
 
 DUPLICATE = "duplicate"
 EXCERPT = 200
-"""Characters of a row that is rejected, for the report."""
+"""Characters of a rejected row in the report."""
 UInt64 = npt.NDArray[np.uint64]
 
 
@@ -64,7 +64,7 @@ class RowFilter:
 
 
 class Seen:
-    """Which 64-bit keys came before: 8 bytes a key, and for a moment three times that.
+    """The 64-bit keys seen so far: 8 bytes per key, three times as much for a moment.
 
     Sorted runs, each at least twice as long as the next, as in a log-structured merge tree.
     """

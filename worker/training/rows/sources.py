@@ -26,7 +26,7 @@ class RowFile(Protocol):
 
     @property
     def name(self) -> str:
-        """What errors and reports call it."""
+        """Its name in errors and reports."""
 
     @property
     def bytes(self) -> int:
@@ -41,15 +41,15 @@ class RowFile(Protocol):
 
     @property
     def sha256(self) -> str | None:
-        """What its content is known to be; None: whatever is found."""
+        """The hash that its content must have; None: any content."""
 
     def state(self) -> object:
-        """Something that is another when the content is another."""
+        """A value that changes when the content changes."""
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of rows, at hand."""
+    """A file of rows on this machine."""
 
     path: Path
     name: str
@@ -154,7 +154,7 @@ class Hashing(io.RawIOBase):
         return self._file.tell()
 
     def hexdigest(self) -> str:
-        """sha256 of all that the file holds: what is left is read."""
+        """sha256 of the whole file: the rest of it is read first."""
         while block := self._file.read(_BLOCK):
             self._digest.update(block)
         return self._digest.hexdigest()

@@ -1,6 +1,6 @@
 """From a row to the two texts a model sees: templates over columns, checks, normalization.
 
-What a row can be rejected for is in `Defect`'s message, a short stable phrase such as "missing ingredients".
+`Defect`'s message says why a row is rejected, in a short stable phrase such as "missing ingredients".
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ODDITIES: Mapping[str, Callable[[str], bool]] = {
     "HTML tags": lambda text: "<" in text and _TAG.search(text) is not None,
     "HTML entities": lambda text: "&" in text and _ENTITY.search(text) is not None,
 }
-"""What may be wrong with a text and is for its owner to judge: kept as it is, and counted."""
+"""What may be wrong with a text, for its owner to judge: the text is kept, and counted."""
 
 
 class Defect(Exception):
@@ -68,7 +68,7 @@ class Placeholder:
 
     @classmethod
     def parse(cls, text: str) -> Placeholder:
-        """Any text: what is no path is a column's name."""
+        """Any text; one that is no path is a column's name."""
         name = text.removesuffix("?") or text
         parts = _PATH.fullmatch(name)
         steps = _STEP.findall(parts[2]) if parts else []
@@ -167,7 +167,7 @@ class RowReader:
         """Of each of these the first: before and after."""
 
     def counts(self) -> RowCounts:
-        """What it counts, as part of the account of the rows; grows as it reads."""
+        """Its counts, which grow as it reads."""
         return RowCounts(
             normalized=self.normalized, noticed=self.noticed, rewritten=self.rewritten, examples=self.examples
         )
@@ -213,7 +213,7 @@ class RowReader:
 
 
 def letters_and_digits(text: str) -> bytes:
-    """A text without case, accents, spaces and punctuation; all of it where it has no letter or digit."""
+    """A text without case, accents, spaces and punctuation; the whole text if it has no letter or digit."""
     if text.isascii():
         bare = text.lower().encode().translate(None, _NOT_ALPHANUMERIC)
     else:
@@ -249,7 +249,7 @@ def template(text: str, param: str) -> Template:
 
 
 def chat_field(turns: list[Any], name: str) -> str | None:
-    """Of the turns of a chat: `completion` is the last reply, `prompt` all turns before it; None: there is no such.
+    """A field of a chat's turns: `completion` is the last reply, `prompt` all turns before it; None: there is none.
 
     A single turn is the prompt by itself; several are written `user: … assistant: …`.
     """
@@ -276,7 +276,7 @@ def _turn(turn: Any) -> tuple[str, str] | None:
 
 
 def list_in(value: Any) -> list[str] | None:
-    """The list that a text is, written as a JSON array of texts; None: it is none."""
+    """The list in a text that is a JSON array of strings; None for any other text."""
     if not (isinstance(value, str) and value.startswith("[") and value.endswith("]")):
         return None
     try:
@@ -287,7 +287,7 @@ def list_in(value: Any) -> list[str] | None:
 
 
 def _join(items: list[Any], column: str) -> str:
-    """A list as one text: sentences with spaces between, other things with semicolons; blank items are passed over."""
+    """A list as one text: sentences joined by spaces, other items by semicolons; blank items are skipped."""
     texts = [text for text in (_plain_text(item, column).strip() for item in items) if text]
     sentences = 2 * sum(text.endswith(_SENTENCE_END) for text in texts) > len(texts)
     return (" " if sentences else "; ").join(texts)
