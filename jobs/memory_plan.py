@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -17,19 +17,17 @@ TEST_LIMIT = "LONGHAUL_TEST_MEMORY_LIMIT"
 """Environment variable of a train worker, for tests alone: bytes that attempts really get, whatever was planned."""
 PICTURE = "memory.png"
 """In the run directory: the plan at a glance."""
-PREPARE_MEMORY = "LONGHAUL_PREPARE_MEMORY_GB"
-"""Environment variable: what each process of *check* and *prepare* may have."""
 
 
-def prepare_memory(environ: Mapping[str, str]) -> int:
-    """Bytes of PREPARE_MEMORY, 16 GB without it. Raises ValueError."""
-    text = environ.get(PREPARE_MEMORY) or "16"
+def prepare_memory(gigabytes: str | None) -> int:
+    """Bytes that each process of *check* and *prepare* may have, from LONGHAUL_PREPARE_MEMORY_GB. Raises ValueError."""
+    text = gigabytes or "16"
     try:
         size = float(text)
     except ValueError:
         size = 0.0
     if not 1 <= size < 1e6:
-        raise ValueError(f"{PREPARE_MEMORY} is {text!r}; it is a number of gigabytes, 1 or more")
+        raise ValueError(f"LONGHAUL_PREPARE_MEMORY_GB is {text!r}; it is a number of gigabytes, 1 or more")
     return int(size * 10**9)
 
 

@@ -1,7 +1,7 @@
 """Fixtures that every part uses: one real Redis per process of the run, emptied before each test that asks for it.
 
-`make test` runs two processes beside each other (pytest-xdist). Files stay whole, and so do the folders of tests that
-start all of Longhaul, or need a GPU.
+`make test` runs two processes beside each other (pytest-xdist). Files stay whole; everything that starts all of
+Longhaul runs in one of the two, one after the other, and so does everything on a GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.redis_server import RedisServer
 
-ALONE = {"e2e": "e2e", "faults": "faults", "gpu": "gpu", "simulated_gpu": "e2e"}
+ALONE = {"e2e": "stacks", "faults": "stacks", "gpu": "gpu", "simulated_gpu": "stacks"}
 """Folder of tests → the group whose tests never run beside each other."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -58,7 +58,7 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
     redis_url = environ.get("LONGHAUL_REDIS_URL") or "redis://127.0.0.1:6379/0"
     if not redis_url.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("LONGHAUL_REDIS_URL is no Redis URL; it looks like redis://127.0.0.1:6379/0")
-    prepare_memory(environ)  # read by the stages, which are processes of their own
+    prepare_memory(environ.get("LONGHAUL_PREPARE_MEMORY_GB"))  # read by the stages, which are processes of their own
     places = {
         name: Path(environ.get(f"LONGHAUL_{name.upper()}") or name).resolve()
         for name in ("runs", "data", "uploads", "prepared", "models")

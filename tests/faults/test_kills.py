@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -86,7 +87,8 @@ def test_horse_parent_both_and_a_grace_period_too_short(
     stack.start(*workers[1:])
     runs = [queued() for _ in workers]
     names = {stack.processes[worker].pid: worker for worker in workers}
-    trainer_of = {run.id: freeze(stack, run, stepping(5, 15)) for run in runs}
+    with ThreadPoolExecutor() as pool:  # at once: while one is waited for, another could pass its moment
+        trainer_of = dict(pool.map(lambda run: (run.id, freeze(stack, run, stepping(5, 15))), runs))
     horse_of = {job: parent_of(trainer) for job, trainer in trainer_of.items()}
     parent_of_job = {job: parent_of(horse) for job, horse in horse_of.items()}
     assert sorted(names[pid] for pid in parent_of_job.values()) == sorted(workers)

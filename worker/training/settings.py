@@ -47,6 +47,6 @@ def from_environment(environ: Mapping[str, str]) -> TrainerSettings:
         uploads=Path(environ.get("LONGHAUL_UPLOADS", "uploads")).resolve(),
         offline=environ.get("HF_HUB_OFFLINE", "") not in ("", "0"),
         gpu=GpuFacts.parse(environ[GPU]) if environ.get(GPU) else None,
-        prepare_memory=prepare_memory(environ),
+        prepare_memory=prepare_memory(environ.get("LONGHAUL_PREPARE_MEMORY_GB")),
         test_memory_limit=int(environ[TEST_LIMIT]) if environ.get(TEST_LIMIT) else None,
     )
