@@ -165,6 +165,9 @@ class AttemptStarted(Fact):
     """Its name."""
     device: str
     """`cpu` or `cuda`."""
+    gpu: str | None = None
+    """UUID of the GPU; null: a CPU."""
+    gpu_name: str | None = None
 
 
 class DeviceWaiting(Fact):

@@ -92,6 +92,8 @@ class JobRecord(BaseModel):
     queued_at: float | None = None
     started_at: float | None = None
     attempt_started_at: float | None = None
+    gpu: str | None = None
+    """UUID of the GPU of the newest attempt; null: a CPU."""
     finished_at: float | None = None
     training_s: float = 0.0
     """Time in attempts that have ended."""
@@ -162,12 +164,12 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
         case JobPriorityChanged():
             _require(not record.status.terminal, record, event)
             change |= {"priority": fact.priority}
-        case AttemptStarted():
+        case AttemptStarted() as fact:
             if event.attempt != record.attempt + 1:
                 raise Superseded(event.attempt, record.attempt)
             change |= _transition(record, Status.RUNNING)
             change |= {"attempt": event.attempt, "attempt_open": True, "noted": 0, "last_reason": None}
-            change |= {"attempt_started_at": event.at, "started_at": record.started_at or event.at}
+            change |= {"gpu": fact.gpu, "attempt_started_at": event.at, "started_at": record.started_at or event.at}
         case AttemptEnded():
             _require(record.attempt_open, record, event)
             spent = event.at - (record.attempt_started_at or event.at)

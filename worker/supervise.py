@@ -155,7 +155,13 @@ def follow(trainer: Trainer, run: RunDir, lease: Lease) -> Iterator[News]:
 def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
     """One attempt at a queued job, from attempt.started to what policy makes of its end."""
     run.verified()
-    record, _ = context.store.append(run, [AttemptStarted(worker=context.worker, device=context.settings.device)])
+    started = AttemptStarted(
+        worker=context.worker,
+        device=context.settings.device,
+        gpu=context.settings.trainer_environment["CUDA_VISIBLE_DEVICES"] if context.gpu else None,
+        gpu_name=context.gpu.name if context.gpu else None,
+    )
+    record, _ = context.store.append(run, [started])
     attempt = record.attempt
     trainer = Trainer(run, stage, attempt, trainer_environment(context.settings, stage, run))
     rows_seen = 0

@@ -52,9 +52,7 @@ def test_each_gpu_takes_what_it_can_and_goes_on_without_the_other(tmp_path: Path
         def gpu_of(run: RunDir) -> str | None:
             """UUID of the GPU of its newest attempt."""
             started = facts_of(run, AttemptStarted)
-            workers = {worker["name"]: worker.get("gpu") for worker in local.api.workers()["data"]}
-            found = workers.get(started[-1].worker) if started else None
-            return found["uuid"] if found else None
+            return started[-1].gpu if started else None
 
         until(lambda: sum(bool(each.get("gpu")) for each in local.api.workers()["data"]) == 2, local.output, 120)
         held = submit("held", LONG, gpu_memory_gib=16)

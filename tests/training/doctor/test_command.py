@@ -60,13 +60,14 @@ def test_findings_are_printed_and_reported_and_nothing_is_left(tmp_path: Path) -
 def test_it_never_runs_beside_a_job_and_names_it(tmp_path: Path) -> None:
     spec = tiny_spec()
     run, _ = create(tmp_path, "job-1", spec, JobSubmitted(name="a", model="x", spec_sha256=spec.sha256()))
-    run.append([checked(), prepared(9), JobQueued(), AttemptStarted(worker="w", device="cuda")])
-    waits, _ = create(tmp_path, "job-0", spec, JobSubmitted(name="b", model="x", spec_sha256=spec.sha256()))
+    run.append([checked(), prepared(9), JobQueued(), AttemptStarted(worker="w", device="cuda", gpu=GPU)])
+    other, _ = create(tmp_path, "job-0", spec, JobSubmitted(name="b", model="x", spec_sha256=spec.sha256()))
+    other.append([checked(), prepared(9), JobQueued(), AttemptStarted(worker="x", device="cuda", gpu="GPU-other")])
     (tmp_path / ".locks").mkdir()
     words = ("--only", "speed")
     locks = (
         try_lock(run.lock_file),
-        try_lock(waits.lock_file),
+        try_lock(other.lock_file),
         try_lock(gpu_lock(tmp_path / ".locks", GPU.removeprefix("GPU-"))),
     )
     assert all(locks)

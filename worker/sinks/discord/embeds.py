@@ -206,7 +206,7 @@ def repaired(job: SinkJob, event: Event, fact: JobRepaired) -> Payload:
 
 def started_note(fact: AttemptStarted) -> str:
     """What the message of an attempt says first."""
-    return f"Started on {fact.device} by {fact.worker}; loading the model."
+    return f"Started on {fact.gpu_name or 'the CPU'}; loading the model."
 
 
 def _begins(job: SinkJob) -> str:

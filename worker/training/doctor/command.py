@@ -128,21 +128,21 @@ def workplace(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def is_training(run: RunDir) -> bool:
-    """Whether an attempt is open; a directory that is damaged, or gone, says nothing."""
+def trains_on(run: RunDir, uuid: str) -> bool:
+    """Whether an attempt is open on this GPU; a directory that is damaged, or gone, says nothing."""
     try:
-        return run.record().attempt_open
+        record = run.record()
     except (Damaged, NotFound):
         return False
+    return record.attempt_open and record.gpu == uuid
 
 
 def in_use(runs: Path, uuid: str) -> str:
     """Who holds the lock, as far as can be seen."""
-    jobs = [run.id for run in list_runs(runs) if run.held() and is_training(run)]
-    if not uuid or not jobs:
+    job = next((run.id for run in list_runs(runs) if run.held() and trains_on(run, uuid)), None) if uuid else None
+    if job is None:
         return "another doctor is at work; wait for its end"
-    which = f"job {jobs[0]} trains" if len(jobs) == 1 else f"one of the jobs {', '.join(jobs)} trains"
-    return f"{which} on this GPU; wait for its end, or `longhaul pause {jobs[0]}` and resume it afterwards"
+    return f"job {job} trains on this GPU; wait for its end, or `longhaul pause {job}` and resume it afterwards"
 
 
 def examine(examination: Examination, only: Sequence[str] | None, no_gpu: str | None, tell: Tell) -> DoctorReport:
