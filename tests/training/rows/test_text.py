@@ -61,11 +61,18 @@ def test_truth_values_are_texts_and_nan_is_missing() -> None:
     assert (texts.input, texts.target) == ("true", "false; 1.5")
 
 
-@pytest.mark.parametrize("text", ["{a", "a}", "{}", "{0:>5}", "{a!r}", "{{a}}"])
+@pytest.mark.parametrize("text", ["{a", "a}", "{}", "{a}}", "{a{b}}", "{{a}}"])
 def test_a_bad_template_is_refused(text: str) -> None:
     with pytest.raises(Rejected) as caught:
         template(text, "data.input")
     assert (caught.value.detail_code, caught.value.param) == ("bad_template", "data.input")
+
+
+@pytest.mark.parametrize("name", ["Time: now", "Hi!", "Q (a, b): what?", "A[0]", "a[]", f"a[{'9' * 5000}]", "é\n"])
+def test_a_column_may_have_any_name_without_braces(name: str) -> None:
+    by_itself = template(name, "data.input")
+    for one in (by_itself, template(by_itself.source, "data.input"), template("{" + name + "}", "data.input")):
+        assert one.fill({name: "x"}) == "x"
 
 
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},

@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import re
-import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -22,8 +21,9 @@ from worker.training.rows.row_counts import RowCounts
 
 # Tab, newline and carriage return are white space to every tokenizer; the others are damage.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_PATH = re.compile(r"([^.\[\]]+)((?:\.[^.\[\]]+|\[-?\d+\])*)")
+_PATH = re.compile(r"([^.\[\]]+)((?:\.[^.\[\]]+|\[-?\d{1,9}\])*)")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(-?\d+)\]")
+_PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
 ASSISTANT = "assistant"
 ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT}
 """Other names of roles."""
@@ -224,27 +224,26 @@ def letters_and_digits(text: str) -> bytes:
 def template(text: str, param: str) -> Template:
     """A column name or a template as written in a job. Raises Rejected (`bad_template`)."""
     if "{" not in text and "}" not in text:
-        return Template("{" + text + "}", ("", ""), (Placeholder.parse(text),))
-    literals, placeholders = [""], []
-    try:
-        for literal, column, form, conversion in string.Formatter().parse(text):
-            literals[-1] += literal
-            if column is None:
-                continue
-            if not column or form or conversion:
-                raise ValueError("braces hold a column's name, or a path into it, and nothing else")
-            placeholders.append(Placeholder.parse(column))
+        text = "{" + text + "}"
+    literals, placeholders, fault = [""], [], ""
+    for piece in _PIECE.finditer(text):
+        if piece[0] in ("{{", "}}"):
+            literals[-1] += piece[0][0]
+        elif piece[1]:
+            placeholders.append(Placeholder.parse(piece[1]))
             literals.append("")
-        if not placeholders:
-            raise ValueError("it names no column")
-    except ValueError as error:
+        elif piece[0] in ("{", "}", "{}"):
+            fault = fault or f"{piece[0]!r} at character {piece.start() + 1} holds no column's name"
+        else:
+            literals[-1] += piece[0]
+    if fault or not placeholders:
         raise Rejected(
-            f"{param} = {text!r}: {error}",
+            f"{param} = {text!r}: {fault or 'it names no column'}",
             code="bad_template",
             param=param,
             hint='write a column\'s name, or text with names in braces such as "{title}: {ingredients}"; a path is '
             "written {messages[0].content}, what may be missing {input?}, and a brace {{",
-        ) from None
+        )
     return Template(text, tuple(literals), tuple(placeholders))
 
 
