@@ -182,6 +182,37 @@ def test_a_path_that_leads_nowhere_rejects_the_row(text: str, reason: str) -> No
         template(text, "data.input").fill(columns)
 
 
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}
+PICTURE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        CALL, CALL | {"content": None}, {"role": "assistant", "content": "", "function_call": {"name": "f"}},
+        {"role": "user", "content": [{"type": "text", "text": "What is this?"}, PICTURE]},
+        {"role": "user", "content": 42}, {"role": "user", "content": None}, {"role": "user"},
+    ],
+)  # fmt: skip
+def test_a_chat_that_is_not_text_alone_is_rejected_and_not_learned_in_part(turn: dict[str, Any]) -> None:
+    turns = [{"role": "user", "content": "Hi"}, turn, {"role": "assistant", "content": "Hello", "tool_calls": None}]
+    for field in ("prompt", "completion"):
+        with pytest.raises(Defect, match=r"^a turn that is not text alone$"):
+            template(f"messages.{field}", "data.input").fill({"messages": turns})
+
+
+def test_the_last_reply_that_has_a_weight_is_learned() -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello", "weight": 1},
+             {"role": "user", "content": "Bye"}, {"role": "assistant", "content": "Go!", "weight": 0}]  # fmt: skip
+    assert template("{messages.prompt} > {messages.completion}", "data.input").fill({"messages": turns}) == "Hi > Hello"
+
+
+@pytest.mark.parametrize("role", ["gpt", "chatgpt", "bing", "bard", "Assistant", "model"])
+def test_a_reply_is_one_under_any_of_its_names(role: str) -> None:
+    turns = [{"from": "human", "value": "Hi"}, {"from": role, "value": "Hello"}]
+    assert template("{turns.completion}", "data.input").fill({"turns": turns}) == "Hello"
+
+
 def test_an_unknown_column_is_named_with_those_there_are() -> None:
     with pytest.raises(BadData) as caught:
         choose_templates("{prompt}", "{title} {answr}", ["prompt", "title", "answer"])

@@ -25,7 +25,7 @@ _PATH = re.compile(r"([^.\[\]]+)((?:\.[^.\[\]]+|\[-?\d{1,9}\])*)")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(-?\d+)\]")
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
 ASSISTANT = "assistant"
-ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT}
+ROLES = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bot", "model"), ASSISTANT)
 """Other names of roles."""
 CHAT_FIELDS = ("prompt", "completion")
 """What a list of turns has, beside its items."""
@@ -250,10 +250,15 @@ def template(text: str, param: str) -> Template:
 def chat_field(turns: list[Any], name: str) -> str | None:
     """A field of a chat's turns: `completion` is the last reply, `prompt` all turns before it; None: there is none.
 
-    A single turn is the prompt by itself; several are written `user: … assistant: …`.
+    A single turn is the prompt by itself; several are written `user: … assistant: …`. A reply with OpenAI's `weight` 0
+    is never the last. Raises Defect if a turn is not text alone.
     """
     read = [_turn(turn) for turn in turns]
-    replies = [place for place, turn in enumerate(read) if turn is not None and turn[0] == ASSISTANT]
+    replies = [
+        place
+        for place, turn in enumerate(read)
+        if turn is not None and turn[0] == ASSISTANT and turns[place].get("weight") != 0
+    ]
     if name not in CHAT_FIELDS or None in read or not replies:
         return None
     before, reply = [turn for turn in read[: replies[-1]] if turn is not None], read[replies[-1]]
@@ -263,14 +268,17 @@ def chat_field(turns: list[Any], name: str) -> str | None:
 
 
 def _turn(turn: Any) -> tuple[str, str] | None:
-    """Role and content, as OpenAI or ShareGPT write them; None: it is no turn."""
+    """Role and content, as OpenAI or ShareGPT write them; None: no turn. Raises Defect if it is not text alone."""
     for role_key, content_key in (("role", "content"), ("from", "value")):
-        if isinstance(turn, dict) and isinstance(role := turn.get(role_key), str) and content_key in turn:
-            content = turn[content_key]
+        if isinstance(turn, dict) and isinstance(role := turn.get(role_key), str):
+            content = turn.get(content_key)
             if isinstance(content, list):  # of parts, such as {"type": "text", "text": "…"}
-                texts = [part.get("text") for part in content if isinstance(part, dict)]
-                content = "".join(text for text in texts if isinstance(text, str))
-            return ROLES.get(role.lower(), role.lower()), content if isinstance(content, str) else ""
+                parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+                texts = [text for text in parts if isinstance(text, str)]
+                content = "".join(texts) if len(texts) == len(parts) else None
+            if not isinstance(content, str) or turn.get("tool_calls") or turn.get("function_call"):
+                raise Defect("a turn that is not text alone")
+            return ROLES.get(role.lower(), role.lower()), content
     return None
 
 
