@@ -158,12 +158,15 @@ def test_a_translation_asks_which_way_and_takes_the_answer() -> None:
         ("Note: {empty?}, {a.b}", ", x"),
         ("{a.b}{none?}: {a.b}", "x: x"),
         ("{a.b} {list?} end", "x end"),
+        ("{a.b} {blanks?} end", "x end"),
+        ("{a.b} {nan?} end", "x end"),
     ],
 )
 def test_a_template_takes_paths_and_leaves_out_what_is_optional(text: str, filled: str) -> None:
     columns = {
         "a": {"b": "x", "c": {"d": ["one", "two"]}}, "m": [{"content": "Hi"}, {"content": "Ho"}], "empty": " ",
         "x.y": "a column with a dot", "Is it?": "yes", "list": [],
+        "blanks": ["", " "], "nan": float("nan"),
     }  # fmt: skip
     assert template(text, "data.input").fill(columns).strip() == filled
 

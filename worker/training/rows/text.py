@@ -120,12 +120,14 @@ class Template:
         before = self.literals[0]
         for one, after in zip(self.placeholders, self.literals[1:], strict=True):
             value = one.value(row)
-            if one.optional and (value is None or value == [] or (isinstance(value, str) and not value.strip())):
-                before = after if before or parts else ""
-                continue
+            if one.optional and _is_missing(value):
+                value = ""
             text = _join(value, one.name) if isinstance(value, list) else _plain_text(value, one.name)
             if not text or text.isspace():
-                raise Defect(f"empty {one.name}")
+                if not one.optional:
+                    raise Defect(f"empty {one.name}")
+                before = after if before or parts else ""
+                continue
             if joined is not None and isinstance(value, list):
                 joined.append((one.name, value, text))
             parts += (before, text)
@@ -305,11 +307,15 @@ def _plain_text(value: Any, column: str) -> str:
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
-    if value is None or (isinstance(value, float) and math.isnan(value)):  # how pandas writes a missing one
+    if _is_missing(value):
         raise Defect(f"missing {column}")
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
     raise Defect(f"wrong type in {column}")
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))  # how pandas writes a missing one
 
 
 def _half_a_character(text: str) -> bool:
