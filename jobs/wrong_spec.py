@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from jobs.errors import UserError
+from jobs.text.printable import escaped
 
 KEYS_OF_A_JOB = "docs/reference/job.md lists the keys of a job"
 UNKNOWN, MISSING = "extra_forbidden", "missing"
@@ -31,41 +34,59 @@ def explain(error: ValidationError, model: type[BaseModel], *, keys: str = KEYS_
     """
     by_key: dict[tuple[str, ...], list[Any]] = {}
     for entry in error.errors(include_url=False):
-        by_key.setdefault(_key(entry["loc"]), []).append(entry)
+        by_key.setdefault(_key(entry["loc"], model), []).append(entry)
     unknown = [key for key, entries in by_key.items() if entries[0]["type"] == UNKNOWN]
-    meant = {key: _nearest(key, model, by_key) for key in unknown[:LISTED]}
+    near = {key: _nearest(key, model, by_key) for key in unknown[:LISTED]}
     # What a misspelt key leaves missing is not the user's mistake: the misspelt one is.
-    excused = {(*key[:-1], near) for key, near in meant.items()}
+    excused = {path for paths in near.values() for path in paths}
+    meant = {key: " or ".join(_named(path, key) for path in paths) for key, paths in near.items()}
     wrong = [*unknown, *(
         key for key, entries in by_key.items()
         if entries[0]["type"] != UNKNOWN and not (entries[0]["type"] == MISSING and key in excused)
     )]  # fmt: skip
     texts = [
-        f"{'.'.join(key)[:LONGEST]}: {text}" if key else text
+        f"{_dotted(key)}: {text}" if key else text
         for key in wrong[:LISTED]
         for text in [_said(by_key[key], meant.get(key))]
     ]
-    param = ".".join(wrong[0])[:LONGEST] or None
+    param = _dotted(wrong[0]) or None
     if len(wrong) == 1:
-        near = meant.get(wrong[0])
-        hint = (f"did you mean {near}? {keys}" if near else keys) if unknown else None
+        one = meant.get(wrong[0])
+        hint = (f"did you mean {one}? {keys}" if one else keys) if unknown else None
         return UserError(texts[0].partition("; did you mean")[0], param=param, hint=hint)
     head = f"{len(wrong)} errors" + (f", the first {LISTED} of them:" if len(wrong) > LISTED else ":")
     message = "\n".join([head, *(f"- {text}" for text in texts)])
     return UserError(message, param=param, hint=keys if unknown else None)
 
 
-def _key(place: Sequence[int | str]) -> tuple[str, ...]:
+def _key(place: Sequence[int | str], model: type[BaseModel]) -> tuple[str, ...]:
     """As the user wrote it: without the tags of union members ("literal['auto']", "constrained-float")."""
-    return tuple(str(part) for part in place if re.fullmatch(r"[\w.\- ]+", str(part)) and not _is_union_tag(part))
+    key = tuple(map(str, place))
+    for depth, name in enumerate(key, start=1):
+        field = model.model_fields.get(name)
+        if field is None or typing.get_origin(field.annotation) is dict:
+            return key
+        if (inner := _part(field)) is None:
+            return key[:depth]
+        model = inner
+    return key
 
 
-def _said(entries: list[Any], near: str | None) -> str:
+def _dotted(key: Sequence[str]) -> str:
+    """A name that is no plain word in quotes, with escapes for what a terminal obeys."""
+    names = (
+        name if re.fullmatch(r"[\w\- ]+", name) else escaped(json.dumps(name[:LONGEST], ensure_ascii=False))
+        for name in key
+    )
+    return ".".join(names)[:LONGEST]
+
+
+def _said(entries: list[Any], meant: str | None) -> str:
     """Of one key."""
     first = entries[0]
     texts = [_IN_JSON.get(entry["type"]) or _in_our_words(entry["msg"]) for entry in entries]
     if first["type"] == UNKNOWN:
-        return f"{texts[0]}; did you mean {near}?" if near else texts[0]
+        return f"{texts[0]}; did you mean {meant}?" if meant else texts[0]
     if first["type"] == MISSING:
         return texts[0]
     text = "; or: ".join([texts[0], *sorted({*texts} - {texts[0]})])
@@ -76,38 +97,41 @@ def _in_our_words(message: str) -> str:
     return message.removeprefix("Value error, ").replace("Input should be ", "must be ")
 
 
-def _nearest(key: tuple[str, ...], model: type[BaseModel], wrong: Mapping[tuple[str, ...], list[Any]]) -> str | None:
-    """The key that was meant by one that there is not: a required one that is missing before all others."""
-    if not key:
-        return None
-    legal = _keys_of(model, key[:-1])
+def _nearest(
+    key: tuple[str, ...], model: type[BaseModel], wrong: Mapping[tuple[str, ...], list[Any]]
+) -> list[tuple[str, ...]]:
+    """The keys that may be meant by one that there is not: those of that name elsewhere, or else the one that is spelt
+    nearly so, a required one that is missing before all others."""
+    paths = list(_paths(model))
+    if (nested := tuple(".".join(key).split("."))) in paths:
+        return [nested]
+    if moved := [path for path in paths if path[-1] == key[-1]]:
+        return moved
+    legal = [path[-1] for path in paths if path[:-1] == key[:-1]]
     missing = [name for name in legal if wrong.get((*key[:-1], name), [{"type": None}])[0]["type"] == MISSING]
     near = get_close_matches(key[-1], missing, n=1) or get_close_matches(key[-1], legal, n=1)
-    return near[0] if near else None
+    return [(*key[:-1], name) for name in near]
 
 
-def _keys_of(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """The keys of the object at this path."""
-    for name in path:
-        field = model.model_fields.get(name)
-        inner = [] if field is None else [field.annotation, *typing.get_args(field.annotation)]
-        models = [each for each in inner if isinstance(each, type) and issubclass(each, BaseModel)]
-        if not models:
-            return []
-        model = models[0]
-    return list(model.model_fields)
+def _named(path: Sequence[str], key: Sequence[str]) -> str:
+    """A key that there is, for one who wrote `key`."""
+    if ".".join(path) == ".".join(key):
+        return "".join(f'{{"{name}": ' for name in path) + "…" + "}" * len(path)
+    return path[-1] if path[:-1] == key[:-1] else ".".join(path)
 
 
-def _is_union_tag(part: int | str) -> bool:
-    return isinstance(part, str) and part in {
-        "float",
-        "int",
-        "str",
-        "bool",
-        "constrained-str",
-        "constrained-int",
-        "constrained-float",
-    }
+def _paths(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every key, those of the parts included."""
+    for name, field in model.model_fields.items():
+        yield (*above, name)
+        if (inner := _part(field)) is not None:
+            yield from _paths(inner, (*above, name))
+
+
+def _part(field: FieldInfo) -> type[BaseModel] | None:
+    """The model of an object with keys of its own; None: the field is something else."""
+    found = (field.annotation, *typing.get_args(field.annotation))
+    return next((each for each in found if isinstance(each, type) and issubclass(each, BaseModel)), None)
 
 
 def shorten(value: object) -> str:

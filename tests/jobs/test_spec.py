@@ -124,10 +124,41 @@ def test_a_flood_of_wrong_keys_is_counted_and_not_repeated() -> None:
     assert head == "5000 errors, the first 20 of them:" and len(lines) == 20 and len(str(caught.value)) < 6000
 
 
-@pytest.mark.parametrize("key", ["", "a\nERROR forged", "½ 🍕", "<b>"])
-def test_a_key_that_is_no_word_is_refused_without_being_repeated(key: str) -> None:
-    with pytest.raises(UserError, match=r"^2 errors:\n- unknown key\n- data: is required$"):
-        parse_spec({key: "x"})
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("", '""'), ("$schema", '"$schema"'), ("//", '"//"'), ("int", "int"), ("½ 🍕", '"½ 🍕"'), ("<b>", '"<b>"'),
+        ("a\nERROR forged", r'"a\nERROR forged"'), ("\x1b[2J\x9b\u202e", r'"\u001b[2J\u009b\u202e"'),
+    ],
+)  # fmt: skip
+def test_a_key_is_repeated_whatever_its_name_and_does_nothing_to_a_terminal(key: str, said: str) -> None:
+    for spec, param in (({**LEAST, key: "x"}, said), ({"data": {**LEAST["data"], key: "x"}}, f"data.{said}")):
+        with pytest.raises(UserError, match=f"^{re.escape(param)}: unknown key$") as caught:
+            parse_spec(spec)
+        assert caught.value.param == param
+    with pytest.raises(UserError, match=f"^{re.escape(f'metadata.{said}')}: must be a string"):
+        parse_spec({**LEAST, "metadata": {key: 1}})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("seed", "training.seed"), ("train", "data.train"), ("gpu_name", "resources.gpu_name"),
+        ("training.optimizer", "memory.optimizer"), ("data.model", "model"),
+        ("training.every_steps", "log.every_steps or checkpoint.every_steps or evaluation.every_steps"),
+    ],
+)  # fmt: skip
+def test_a_key_of_another_part_is_sent_there(key: str, meant: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(key)}: unknown key$") as caught:
+        parse_spec(with_key(key, 1))
+    assert caught.value.hint == f"did you mean {meant}? {KEYS_OF_A_JOB}"
+
+
+def test_a_dotted_key_is_shown_as_objects() -> None:
+    with pytest.raises(UserError) as caught:
+        parse_spec({**LEAST, "training.epochs": 3})
+    assert (str(caught.value), caught.value.param) == ('"training.epochs": unknown key', '"training.epochs"')
+    assert caught.value.hint == f'did you mean {{"training": {{"epochs": …}}}}? {KEYS_OF_A_JOB}'
 
 
 @pytest.mark.parametrize("value", ["bf16", "adamw_bf16", "sgd_bf16", "AdamW-BF16", "bfloat16_adamw"])
