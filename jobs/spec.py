@@ -330,7 +330,7 @@ def parse_spec(raw: object) -> JobSpec:
     """A JobSpec from parsed JSON, or UserError naming the dotted key, the value, and what to do."""
     if not isinstance(raw, Mapping):
         raise UserError(
-            f"a job is a JSON object, not {type(raw).__name__}",
+            f"a job is a JSON object, not {shorten(raw)}",
             hint='the minimum is {"data": {"train": "rows.jsonl"}}',
         )
     try:

@@ -94,7 +94,8 @@ def _said(entries: list[Any], meant: str | None) -> str:
 
 
 def _in_our_words(message: str) -> str:
-    return message.removeprefix("Value error, ").replace("Input should be ", "must be ")
+    said = message.removeprefix("Value error, ").removesuffix(" after validation, not more")
+    return re.sub(r"^(Input|String|Dictionary) should ", "must ", said)
 
 
 def _nearest(
@@ -135,6 +136,6 @@ def _part(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def shorten(value: object) -> str:
-    """Its repr, in 80 characters at most."""
-    text = repr(value)
+    """Its repr, but `true`, `false` and `null` as in JSON; in 80 characters at most."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

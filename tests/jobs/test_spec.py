@@ -112,9 +112,29 @@ def test_all_errors_are_named_at_once_with_the_key_that_was_meant() -> None:
         "- training.batch_size: must be an integer (got 'x')",
         "- training.learning_rate: must be greater than 0 (got -1)",
         "- memory.budget: must be 'auto'; or: must be a number (got 'lots')",
-        "- integrations.wandb: must be an object (got False)",
+        "- integrations.wandb: must be an object (got false)",
     ]
     assert (caught.value.param, caught.value.hint) == ("training.epoch", KEYS_OF_A_JOB)
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "said"),
+    [
+        ("metadata", {str(n): "" for n in range(17)}, "must have at most 16 items"),
+        ("data.input", "", "must have at least 1 character (got '')"),
+        ("resources.gpu_name", "", "must match pattern '^[ -~]{1,128}$' (got '')"),
+        ("data.validation", None, "must be a number; or: must be a string (got null)"),
+    ],
+)
+def test_an_error_has_the_words_of_json(dotted: str, value: object, said: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(dotted)}: {re.escape(said)}"):
+        parse_spec(with_key(dotted, value))
+
+
+@pytest.mark.parametrize(("raw", "said"), [([1], "[1]"), ("x", "'x'"), (None, "null"), (True, "true")])
+def test_a_job_that_is_no_object_is_shown(raw: object, said: str) -> None:
+    with pytest.raises(UserError, match=f"^a job is a JSON object, not {re.escape(said)}$"):
+        parse_spec(raw)
 
 
 def test_a_flood_of_wrong_keys_is_counted_and_not_repeated() -> None:
@@ -205,7 +225,7 @@ def test_what_is_missing_is_named() -> None:
         parse_spec({})
     with pytest.raises(UserError, match=r"data\.train: is required"):
         parse_spec({"data": {}})
-    with pytest.raises(UserError, match="a job is a JSON object, not list"):
+    with pytest.raises(UserError, match=r"a job is a JSON object, not \[\]"):
         parse_spec([])
 
 
