@@ -385,7 +385,8 @@ def test_an_array_is_read_in_pieces_and_an_item_that_is_no_object_costs_itself_a
     [
         ("\n  [\n", 0, "an item is no JSON"), ("[" * 100_000, 0, "an item is no JSON"),
         ('[{"a": 1}', 1, "it does not end"),
-        ('[{"a": 1} {"a": 2}]', 1, "no comma"), ("[1]\n[2]\n", 1, "something follows the array"),
+        ('[{"a": 1} {"a": 2}]', 1, "no comma"), ('[{"a": 1},\n]', 1, "a comma without an item behind it"),
+        ('[{"a": 1}, {"a": "x', 1, "cut off"), ("[1]\n[2]\n", 1, "something follows the array"),
         ('[{"a": 1}, {"a": "' + "x" * 6_000_000 + '"}]', 1, "longer than 4 MiB"),
     ],
 )  # fmt: skip

@@ -244,7 +244,8 @@ def _items(file: io.BufferedReader) -> Iterator[bytes]:
             if character != ",":
                 raise _NoArray("no comma" if character else "it does not end")
             place += 1
-            next_character()
+            if next_character() == "]":
+                raise _NoArray("a comma without an item behind it")
         first = False
         while True:
             try:
@@ -253,7 +254,7 @@ def _items(file: io.BufferedReader) -> Iterator[bytes]:
                     break
             except (ValueError, RecursionError) as error:
                 if ended or len(held) - place > MAX_LINE_BYTES:
-                    raise _NoArray("an item is no JSON, or longer than 4 MiB") from error
+                    raise _NoArray("an item is no JSON, longer than 4 MiB, or cut off") from error
             fill()
         yield held[place:end].encode("latin-1")
         place = end
