@@ -137,6 +137,14 @@ def test_columns_that_are_not_recognized_are_listed_with_what_to_write() -> None
     assert "data.input and data.target" in str(caught.value.hint) and "OpenAI chat" in str(caught.value.hint)
 
 
+def test_long_names_of_columns_are_cut_in_a_message() -> None:
+    columns = ["a" * 100_000, "translation." + "b" * 100_000, "translation." + "c" * 100_000]
+    for input in (None, "x"):
+        with pytest.raises(BadData) as caught:
+            choose_templates(input, input, columns)
+        assert len(str(caught.value)) + len(str(caught.value.hint)) < 2000
+
+
 def test_a_translation_asks_which_way_and_takes_the_answer() -> None:
     columns = ["id", "translation", "translation.de", "translation.en"]
     with pytest.raises(BadData) as caught:

@@ -69,7 +69,7 @@ FORMATS = (
 
 
 LONGEST = 200
-"""Characters of a column's name that a misspelt one is compared with."""
+"""Characters of a column's name that a message repeats; longer ones are not compared with a misspelt one."""
 
 
 def choose_templates(input: str | None, target: str | None, columns: Collection[str]) -> tuple[Template, Template]:
@@ -87,7 +87,7 @@ def choose_templates(input: str | None, target: str | None, columns: Collection[
     names = _by_lower_case(columns)
     if (found := recognize(columns)) is not None:
         return found.over(names)
-    languages = sorted(name for name in columns if name.lower().startswith("translation."))
+    languages = sorted(name for name in columns if name.lower().startswith("translation.") and len(name) < LONGEST)
     if len(languages) > 1:
         first, second = (f"{{{name}}}" for name in languages[:2])
         hint = f"say which way: data.input: {first} and data.target: {second}, or the reverse"
@@ -137,4 +137,5 @@ def _unknown(placeholder: Placeholder, param: str, columns: Collection[str]) -> 
 
 def _listed(columns: Collection[str]) -> str:
     # A name may hold half a surrogate pair, which no message can.
-    return ", ".join(sorted(columns)[:50]).encode("utf-8", "backslashreplace").decode() or "none"
+    names = (name[:LONGEST] for name in sorted(columns)[:50])
+    return ", ".join(names).encode("utf-8", "backslashreplace").decode() or "none"
