@@ -131,6 +131,15 @@ def test_a_bad_file_of_any_format_is_refused(workplace: Workplace, name: str, co
     assert refusal(workplace, name).detail_code == code
 
 
+def test_rows_whose_columns_hold_something_else_throughout_ask_what_to_learn_from(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", [{"question": "q", "context": "c", "answers": [{"text": "a"}]}] * 3)
+    error = refusal(workplace)
+    assert "Commonest: missing answers.text[0]: 3" in str(error)
+    assert error.hint == "repair these lines, or say in data.input and data.target what else to learn from"
+    run = workplace.job(data={"input": "question", "target": "{answers[0].text}", "validation": 0.0})
+    assert workplace.check(run)["plan"]["invalid_rows"] == {}
+
+
 def test_columns_that_no_template_names_may_hold_anything(workplace: Workplace) -> None:
     days = pa.array([10**9] * 50, pa.int32()).view(pa.date32())  # in the year 2,739,877
     long = pa.array([2**62] * 50, pa.int64()).view(pa.duration("s"))

@@ -89,6 +89,8 @@ class RowCounts:
         if share < 1:  # rounded up, so that it helps
             enough = math.ceil(share * 1000) / 1000
             hint += f", or set data.max_invalid_fraction to {enough:g} to continue without them"
+        elif most not in (NOT_UTF8, *REPAIRS):
+            hint += ", or say in data.input and data.target what else to learn from"
         commonest = "; ".join(
             f"{reason}: {count} (line{'s' if count > 1 else ''} {', '.join(map(str, self.first[reason]))}"
             f"{', …' if count > _FIRST_ROWS else ''})"
