@@ -396,6 +396,13 @@ def test_an_array_that_cannot_be_read_is_refused(tmp_path: Path, content: str, a
     assert f"is a JSON array that cannot be read after item {after}: " in str(error) and why in str(error)
 
 
+@pytest.mark.parametrize("value", ['"a\tb"', "9" * 5000, '"\xe9"'])
+def test_an_item_that_no_line_could_be_costs_only_its_own_row(tmp_path: Path, value: str) -> None:
+    content = f'[{{"a": 1}}, {{"a": {value}}}, {{"a": 3}}]'
+    rows = read(tmp_path, content.encode("latin-1"), "rows.json")
+    assert [(row.number, row.columns) for row in rows] == [(1, {"a": 1}), (2, None), (3, {"a": 3})]
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
 def test_text_that_is_no_unicode_is_rejected(tmp_path: Path, encoding: str) -> None:
     text = '{"a": "1"}\n{"a": "\ud83d"}\n{"a": "3"}\n'
