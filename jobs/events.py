@@ -168,6 +168,7 @@ class AttemptStarted(Fact):
     gpu: str | None = None
     """UUID of the GPU; null: a CPU."""
     gpu_name: str | None = None
+    """As its driver names it."""
 
 
 class DeviceWaiting(Fact):

@@ -49,6 +49,10 @@ def _quiet(*_: object) -> None:
     """Nobody is notified."""
 
 
+def _boolean(value: bool | None) -> str | None:
+    return None if value is None else str(value).lower()
+
+
 class Longhaul:
     """A connection to one service. For one thread; threads that share a service take one each."""
 
@@ -110,10 +114,14 @@ class Longhaul:
         limit: int = 20,
         status: str | Sequence[str] | None = None,
         metadata: Mapping[str, str] | None = None,
+        dry_run: bool | None = None,
     ) -> PageDict[JobDict]:
-        """A page of jobs in one of these states with all these labels, newest first: `data`, `has_more`, `last_id`."""
+        """A page of jobs in one of these states with all these labels, newest first: `data`, `has_more`, `last_id`.
+
+        `dry_run`: only dry runs, or only others.
+        """
         labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
-        given = {"after": after, "limit": limit, "status": status, **labels}
+        given = {"after": after, "limit": limit, "status": status, "dry_run": _boolean(dry_run), **labels}
         return self._connection.json(PageDict[JobDict], "GET", "/jobs", params=given)
 
     def all(
@@ -214,6 +222,10 @@ class Longhaul:
     def plan_picture(self, job: str) -> bytes:
         """A PNG of the memory plan. ApiError `no_plan` where there is none."""
         return self._connection.answer("GET", f"/jobs/{part(job)}/plan.png").content
+
+    def preview(self, job: str) -> JsonObject:
+        """Three rows as the model gets them. ApiError `no_plan` before check has read them."""
+        return self._connection.json(JsonObject, "GET", f"/jobs/{part(job)}/preview")
 
     # -- results -------------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         return code
     except BadInput as error:
         errors.print(f"longhaul: {error}")
+        if error.hint:
+            errors.print(f"  hint: {error.hint}")
         return BAD_INPUT
     except ApiError as error:
         where = f"{error.param}: " if error.param and error.param not in str(error) else ""

@@ -20,6 +20,10 @@ _START = 1 << 16
 class BadInput(ValueError):
     """The command line or a file it names cannot be used; says how it could."""
 
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
 
 def read_job(file: str, changes: Sequence[str], *, rows: Callable[[str], str]) -> JsonObject:
     """The job of a .json file, or the smallest job for a file of rows; then `changes` (`key.dotted=value`) in order.

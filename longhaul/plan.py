@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -10,22 +12,48 @@ from rich.text import Text
 
 from jobs.memory_plan import MemoryPlan, layers
 from jobs.plan import Plan
-from jobs.text.printable import printable
+from jobs.preview import DataPreview
 from jobs.text.units import bytes_alike
-from longhaul.answers import JobDict, JsonObject
+from longhaul.answers import JobDict
 from longhaul.api import Longhaul
 from longhaul.jobfile import BadInput
+from longhaul.preview import print_preview
 from longhaul.tables import gpu_lines
 
 
-def dry_run(api: Longhaul, job: JsonObject, console: Console) -> tuple[JobDict, Plan | None]:
-    """The dry run as it ended, and its plan; None where the job was refused. Raises ApiError, Unreachable."""
-    made = api.submit(job, dry_run=True)
-    with console.status("checking the job"):
-        for _ in api.events(made["id"], on_trouble=lambda trouble: console.print(trouble, style="yellow")):
-            pass
+@dataclass(frozen=True)
+class DryRun:
+    """A dry run that has ended."""
+
+    job: JobDict
+    plan: Plan | None
+    """None: the job was rejected."""
+    preview: DataPreview | None
+
+
+def can_check(api: Longhaul) -> bool:
+    """Whether a worker is there that checks jobs."""
+    return any(worker["stage"] == "check" and worker["healthy"] for worker in api.workers()["data"])
+
+
+def dry_run(api: Longhaul, make: Callable[..., JobDict], console: Console) -> DryRun:
+    """Check a job, to the end of the check; Ctrl-C cancels it. `make` submits or clones it.
+
+    Raises ApiError, Unreachable.
+    """
+    made = make(dry_run=True)
+    try:
+        with console.status("checking the job" if can_check(api) else "waiting for a worker that checks the job"):
+            for _ in api.events(made["id"], on_trouble=lambda trouble: console.print(trouble, style="yellow")):
+                pass
+    except KeyboardInterrupt:
+        api.cancel(made["id"])
+        raise
     ended = api.get(made["id"])
-    return ended, Plan.model_validate(api.plan(made["id"])) if ended["status"] == "validated" else None
+    if ended["status"] != "validated":
+        return DryRun(ended, None, None)
+    plan, preview = Plan.model_validate(api.plan(made["id"])), DataPreview.model_validate(api.preview(made["id"]))
+    return DryRun(ended, plan, preview)
 
 
 def write_picture(api: Longhaul, job: str, file: Path) -> None:
@@ -37,16 +65,14 @@ def write_picture(api: Longhaul, job: str, file: Path) -> None:
         raise BadInput(f"--png {file}: {error.strerror}") from None
 
 
-def print_plan(plan: Plan, job: JobDict, console: Console) -> None:
-    """Parts of the peak, what was tried, and in words: memory, time, GPUs, host, disk. `job`: the dry run."""
+def print_plan(plan: Plan, preview: DataPreview, job: JobDict, console: Console) -> None:
+    """Some rows, the parts of the peak, what was tried, and the rest in words. `job`: the dry run."""
     memory = plan.memory
     assert memory is not None, "check has planned it"
+    print_preview(preview, console)
     console.print(_parts(memory))
     console.print(_candidates(memory))
-    format = job["plan"].get("read_as")
-    templates = printable(f"{plan.data.input} → {plan.data.target}")
     lines = [
-        ("rows", f"read as {format}: {templates}" if format else templates),
         ("memory", memory.text),
         ("why", memory.why),
         ("time", plan.time.text if plan.time and plan.time.text else "unknown without a GPU"),

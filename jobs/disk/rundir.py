@@ -35,6 +35,8 @@ from jobs.errors import Damaged, NewerFormat, NotFound
 from jobs.events import AnyFact, Event, JobSubmitted
 from jobs.metrics import MetricRow
 from jobs.plan import Plan
+from jobs.preview import FILE as PREVIEW
+from jobs.preview import DataPreview
 from jobs.record import JobRecord, apply
 from jobs.spec import JobSpec, canonical_sha256
 from jobs.version import VERSION
@@ -123,6 +125,10 @@ class RunDir:
     def write_plan(self, plan: Plan) -> None:
         """Replace plan.json atomically."""
         write_atomically(self.plan_file, plan.model_dump_json(indent=1).encode() + b"\n")
+
+    def write_preview(self, preview: DataPreview) -> None:
+        """Replace preview.json atomically."""
+        write_atomically(self.path / PREVIEW, preview.model_dump_json(indent=1).encode() + b"\n")
 
     def spec_text(self) -> str:
         """spec.json as it is; '' if it cannot be read."""

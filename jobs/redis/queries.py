@@ -17,21 +17,32 @@ from jobs.redis.connection import RECOVERING
 
 @dataclass(frozen=True)
 class Filter:
-    """Which jobs are listed: those in one of `statuses` (empty: all) that have one of the values for each key."""
+    """Which jobs are listed: those in one of `statuses` (empty: all) that have one of the values for each key, and that
+    are dry runs or not."""
 
     statuses: Collection[str] = ()
     """Of `jobs.state.Status`, or DAMAGED."""
     metadata: Mapping[str, Collection[str]] = field(default_factory=dict)
+    dry_run: bool | None = None
+    """None: both."""
 
     def groups(self) -> list[list[str]]:
         """Names of indexes; a job has to be in one of each group."""
         by_status = [[status_index(each) for each in sorted(set(self.statuses))]] if self.statuses else []
-        return by_status + [
+        by_label = [
             [metadata_index(key, value) for value in sorted(set(values))] for key, values in self.metadata.items()
         ]
+        return by_status + by_label + ([[DRY_RUNS]] if self.dry_run else [])
+
+    @property
+    def excluded(self) -> str:
+        """Name of an index that a job must not be in; '': there is none."""
+        return DRY_RUNS if self.dry_run is False else ""
 
 
 EVERY_JOB = Filter()
+DRY_RUNS = "dry_runs"
+"""Index of jobs that are only checked."""
 
 
 def status_index(status: str) -> str:
@@ -49,11 +60,12 @@ def dataset_index(name: str) -> str:
     return f"dataset:{name}"
 
 
-def lasting_indexes(metadata: Mapping[str, str], data: Mapping[str, Any]) -> list[str]:
+def lasting_indexes(metadata: Mapping[str, str], data: Mapping[str, Any], *, dry_run: bool) -> list[str]:
     """Indexes that a job is in whatever its state. `data`: that part of its specification."""
     named = [uploaded_name(each) for each in (data["train"], data["validation"]) if isinstance(each, str)]
     datasets = sorted({name for name in named if name is not None})
-    return [metadata_index(*label) for label in metadata.items()] + [dataset_index(name) for name in datasets]
+    labels = [metadata_index(*label) for label in metadata.items()]
+    return labels + [dataset_index(name) for name in datasets] + [DRY_RUNS] * dry_run
 
 
 # After `HELPERS`: `whole()` ends the script with an error that `jobs.redis.connection.reachable` knows, unless Redis
@@ -168,7 +180,7 @@ return shown(ARGV[1])
 # follows has gone meanwhile.
 LIST = """
 whole()
-local after, limit, groups = ARGV[1], tonumber(ARGV[2]), cjson.decode(ARGV[3])
+local after, limit, groups, excluded = ARGV[1], tonumber(ARGV[2]), cjson.decode(ARGV[3]), ARGV[4]
 local cursor, score = -1, '+inf'
 if after ~= '' then
   cursor, score = redis.call('ZREVRANK', 'longhaul:jobs', after), redis.call('ZSCORE', 'longhaul:jobs', after)
@@ -202,6 +214,7 @@ for _, index in ipairs(groups[smallest] or {'jobs'}) do
 end
 for _, walk in ipairs(walks) do go_on(walk) end
 local function fits(id)
+  if excluded ~= '' and redis.call('ZSCORE', 'longhaul:' .. excluded, id) then return false end
   for number, group in ipairs(groups) do
     local found = number == smallest
     for _, index in ipairs(group) do found = found or redis.call('ZSCORE', 'longhaul:' .. index, id) end

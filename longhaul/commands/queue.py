@@ -30,6 +30,7 @@ def add(commands: Commands) -> None:
         metavar="KEY=VALUE",
         help="only jobs with this metadata; may be repeated",
     )
+    listing.add_argument("--all", action="store_true", help="show dry runs, too")
     listing.add_argument("--after", metavar="ID", help="start after this job: last of the page before")
     listing.add_argument("--limit", type=int, default=PAGE, help=f"jobs to show (default: {PAGE})")
     show = commands.add("show", _show, "show a job: state, figures, error, checkpoints", shown="ID")
@@ -61,9 +62,11 @@ def add(commands: Commands) -> None:
 def _list(call: Call) -> int:
     given = call.given
     with call.connect() as api:
-        page = api.list(after=given.after, limit=given.limit, status=given.status, metadata=_labels(given.where))
+        labels, dry_run = _labels(given.where), None if given.all else False
+        page = api.list(after=given.after, limit=given.limit, status=given.status, metadata=labels, dry_run=dry_run)
     options = [f"--status={each}" for each in given.status] + [f"--where={each}" for each in given.where]
     filtered = bool(options or given.after)
+    options += ["--all"] * given.all
     if given.limit != PAGE:
         options.append(f"--limit={given.limit}")
     return call.answer(page, lambda: tables.print_jobs(page, call.console, filtered=filtered, options=options))

@@ -1,25 +1,27 @@
-"""New jobs: submit, plan, clone."""
+"""New jobs: submit, plan, preview, clone."""
 
 from __future__ import annotations
 
 import argparse
 import uuid
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from jobs.preview import DataPreview
 from longhaul.answers import JobDict, JsonObject
 from longhaul.api import ApiError, Longhaul
 from longhaul.bars import bar
-from longhaul.commands.command import Call, Commands, ending, print_json
+from longhaul.commands.command import BAD_INPUT, OK, Call, Commands, print_json
 from longhaul.commands.following import watch_to_end
 from longhaul.jobfile import BadInput, apply_changes, read_job
-from longhaul.plan import dry_run, print_plan, write_picture
+from longhaul.plan import can_check, dry_run, print_plan, write_picture
+from longhaul.preview import print_preview
 from longhaul.rows import at_the_service
-from longhaul.tables import print_job
 
 
 def add(commands: Commands) -> None:
-    """submit, plan, clone."""
+    """submit, plan, preview, clone."""
     submit = commands.add(
         "submit", _submit, "submit a job file (.json) or a file of rows (.jsonl, .csv, …)", shown="FILE"
     )
@@ -28,6 +30,8 @@ def add(commands: Commands) -> None:
     plan = commands.add("plan", _plan, "predict memory, time and disk of a job; trains nothing", shown="FILE")
     _file(plan, "memory.budget=24")
     plan.add_argument("--png", type=Path, metavar="FILE", help="write a picture of the memory plan")
+    preview = commands.add("preview", _preview, "show three rows of a job as the model gets them", shown="ID")
+    preview.add_argument("id", metavar="ID")
     clone = commands.add("clone", _clone, "submit the specification of a job again, with changes", shown="ID")
     clone.add_argument("id", metavar="ID")
     clone.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key; =null resets it")
@@ -44,26 +48,39 @@ def _file(parser: argparse.ArgumentParser, example: str) -> None:
 def _new(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", action="store_true", help="follow the job to its end")
     parser.add_argument("--dry-run", action="store_true", help="check only, do not train")
+    parser.add_argument("--no-check", action="store_true", help="submit at once; the job is checked in its turn")
     parser.add_argument("--idempotency-key", metavar="KEY", help="the same key and job, sent twice, create one job")
 
 
 def _submit(call: Call) -> int:
     with call.connect() as api:
-        job = _read(call, api)
-        made = api.submit(job, idempotency_key=call.given.idempotency_key, dry_run=call.given.dry_run)
-        return _made(call, api, made)
+        return _new_job(call, api, partial(api.submit, _read(call, api)))
 
 
 def _clone(call: Call) -> int:
     given = call.given
     with call.connect() as api:
         changes = apply_changes({"resume_from": given.id} if given.resume else {}, given.set)
-        made = api.clone(given.id, changes, idempotency_key=given.idempotency_key, dry_run=given.dry_run)
-        return _made(call, api, made)
+        return _new_job(call, api, partial(api.clone, given.id, changes))
 
 
-def _made(call: Call, api: Longhaul, job: JobDict) -> int:
-    if call.given.watch:
+def _new_job(call: Call, api: Longhaul, make: Callable[..., JobDict]) -> int:
+    """Check the job by a dry run, show some of its rows, and make it."""
+    given = call.given
+    if given.dry_run or not given.no_check:
+        if can_check(api) or given.dry_run:
+            found = dry_run(api, make, call.errors)
+            if found.preview is None:
+                return rejected(call, found.job)
+            if not given.json:
+                print_preview(found.preview, call.console)
+            if given.dry_run:
+                return call.answer(found.job, lambda: call.say("the job can be trained; nothing was submitted"))
+            api.delete(found.job["id"])
+        else:
+            call.note("no worker is there to check the job: it is submitted unchecked")
+    job = make(idempotency_key=given.idempotency_key)
+    if given.watch:
         return watch_to_end(call, api, job["id"])
 
     def people() -> None:
@@ -75,27 +92,43 @@ def _made(call: Call, api: Longhaul, job: JobDict) -> int:
     return call.answer(job, people)
 
 
+def rejected(call: Call, job: JobDict) -> int:
+    """Say why *check* rejected a dry run. Returns BAD_INPUT."""
+    error = job["error"]
+    if call.given.json:
+        print_json(job)
+        return BAD_INPUT
+    raise BadInput(error["message"] if error else f"the check is {job['status']}", hint=error and error.get("hint"))
+
+
 def _plan(call: Call) -> int:
     with call.connect() as api:
-        ended, plan = dry_run(api, _read(call, api), call.errors)
-        if plan is not None and call.given.png is not None:
-            write_picture(api, ended["id"], call.given.png)
+        found = dry_run(api, partial(api.submit, _read(call, api)), call.errors)
+        if found.plan is not None and call.given.png is not None:
+            write_picture(api, found.job["id"], call.given.png)
+    job = found.job
     if call.given.json:
-        shown = None if plan is None else plan.model_dump()
         print_json(
             {
-                "job": ended["id"],
-                "status": ended["status"],
-                "error": ended["error"],
-                "plan": shown,
-                "gpus": ended["gpus"],
+                "job": job["id"],
+                "status": job["status"],
+                "error": job["error"],
+                "plan": found.plan and found.plan.model_dump(),
+                "preview": found.preview and found.preview.model_dump(),
+                "gpus": job["gpus"],
             }
         )
-    elif plan is None:
-        print_job(ended, call.console)
+    elif found.plan is None or found.preview is None:
+        return rejected(call, job)
     else:
-        print_plan(plan, ended, call.console)
-    return ending(ended)
+        print_plan(found.plan, found.preview, job, call.console)
+    return OK if job["status"] == "validated" else BAD_INPUT
+
+
+def _preview(call: Call) -> int:
+    with call.connect() as api:
+        found = api.preview(call.given.id)
+    return call.answer(found, lambda: print_preview(DataPreview.model_validate(found), call.console))
 
 
 def _read(call: Call, api: Longhaul) -> JsonObject:

@@ -1,4 +1,4 @@
-"""What a job was found to need before it trained: plan.json, and a picture of its memory."""
+"""What was found out about a job before it trained: its plan, a picture of its memory, and some of its rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from jobs.disk.files import read_regular
 from jobs.errors import NotFound
 from jobs.memory_plan import PICTURE
 from jobs.plan import Plan
+from jobs.preview import FILE as PREVIEW
+from jobs.preview import DataPreview
 from service.jobs.actions import Actions
 from service.openapi.documented import JobId, documented
 
@@ -25,7 +27,7 @@ class Picture(Response):
 
 
 def routes(actions: Actions) -> APIRouter:
-    """`/jobs/{id}/plan` and `/jobs/{id}/plan.png`."""
+    """`/jobs/{id}/plan`, `/jobs/{id}/plan.png` and `/jobs/{id}/preview`."""
     router = APIRouter(prefix="/jobs", tags=["plans"])
 
     def stored(job: str, file: str) -> bytes:
@@ -43,5 +45,10 @@ def routes(actions: Actions) -> APIRouter:
     def get_plan_picture(job: JobId) -> Response:
         """What each way to train needs at its peak, beside what there is."""
         return Picture(stored(job, PICTURE))
+
+    @router.get("/{job}/preview", responses=documented(404))
+    def get_preview(job: JobId) -> DataPreview:
+        """Three rows as the model gets them: texts, tokens, what is cut off, rewritten or unknown."""
+        return DataPreview.model_validate_json(stored(job, PREVIEW))
 
     return router

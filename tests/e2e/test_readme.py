@@ -95,7 +95,7 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     "longhaul list --status running --status queued --where team=kitchen": Here(r"no such jobs"),
     "longhaul priority $ID 10": Here(r"is validating", submitted),
     "longhaul metrics $ID": Here(r"▁", ended),
-    "longhaul clone $ID --set training.learning_rate=1e-4 --resume": Here(r"is validating", ended),
+    "longhaul clone $ID --set training.epochs=10 --resume": Here(r"is validating", ended),
     "longhaul download $ID": Here(r"files, .* in job-", ended),
     "longhaul doctor": Elsewhere("tests/e2e/test_doctor.py::test_the_command_examines_this_machine"),
     "docker compose -f docker-compose.training.yml run --rm --build worker doctor": Elsewhere(

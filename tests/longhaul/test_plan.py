@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from rich.console import Console
 
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
+from jobs.preview import DataPreview, RowPreview, TextPreview
 from jobs.spec import parse_spec
 from longhaul.main import main
 from longhaul.plan import print_plan
+from longhaul.preview import print_preview
 from longhaul.tables import print_job
 from tests.memory_plans import memory_plan
 from tests.stack import Stack, tiny_job
@@ -57,11 +60,11 @@ def test_a_plan_a_picture_and_a_refusal(stack: Stack, tmp_path: Path, capsys: py
     assert Plan.model_validate(shown["plan"]).resolved.optimizer == "adafactor"
 
     # It does not fit: the numbers, what to do, and the exit code of a job that failed.
-    assert main(["plan", str(job), "--set", "memory.budget=0.001"]) == 1
-    out = capsys.readouterr().out
-    assert "the budget is 1 MiB (memory.budget)" in out and "[does_not_fit]" in out
+    assert main(["plan", str(job), "--set", "memory.budget=0.001"]) == 2
+    out = capsys.readouterr().err
+    assert "the budget is 1 MiB (memory.budget)" in out and "hint:" in out
     assert "a larger memory.budget" in out
-    assert main(["plan", str(job), "--json", "--set", "memory.budget=0.001"]) == 1
+    assert main(["plan", str(job), "--json", "--set", "memory.budget=0.001"]) == 2
     refused = json.loads(capsys.readouterr().out)
     assert (refused["error"]["code"], refused["plan"]) == ("does_not_fit", None)
 
@@ -69,12 +72,75 @@ def test_a_plan_a_picture_and_a_refusal(stack: Stack, tmp_path: Path, capsys: py
     assert "No such file or directory" in capsys.readouterr().err
     assert main(["show", shown["job"]]) == 0
     assert "memory needed" in capsys.readouterr().out
+    assert main(["preview", shown["job"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == shown["preview"]
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out.startswith("no jobs yet")
+    assert main(["list", "--all"]) == 0
+    assert shown["job"] in capsys.readouterr().out
+
+
+def test_submit_shows_rows_as_the_model_gets_them_and_makes_no_job_of_a_mistake(
+    stack: Stack, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps(tiny_job()))
+    assert main(["submit", str(job)]) == 0
+    out = capsys.readouterr().out
+    assert "read as recipes: Write the directions." in out and "row 1" in out and "is validating" in out
+    [made] = json.loads(requests.get(f"{stack.url}/jobs", timeout=10).text)["data"]
+    assert made["dry_run"] is False
+
+    (data / "odd.jsonl").write_text('{"subject": "no", "body": "known columns"}\n')
+    for change, told in (
+        ("data.train=odd.jsonl", "the data has: body, subject"),
+        ("data.train=nowhere.jsonl", "there is no nowhere.jsonl"),
+        ("model=./nowhere", "there is no folder ./nowhere"),
+    ):
+        assert main(["submit", str(job), "--set", change]) == 2
+        err = capsys.readouterr().err
+        assert told in err and "hint:" in err
+        assert main(["submit", str(job), "--set", change, "--json"]) == 2
+        assert told in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert main(["clone", made["id"], "--dry-run"]) == 0
+    assert "nothing was submitted" in capsys.readouterr().out
+    assert main(["submit", str(job), "--no-check", "--set", "model=./nowhere", "--json"]) == 0
+    unchecked = json.loads(capsys.readouterr().out)["id"]
+    jobs = requests.get(f"{stack.url}/jobs?dry_run=false", timeout=10).json()["data"]
+    assert {each["id"] for each in jobs} == {made["id"], unchecked}
+
+
+def text(shown: str, **more: Any) -> TextPreview:
+    known = {"characters": len(shown), "tokens": 9, "cut_characters": 0, "unknown": {}}
+    return TextPreview.model_validate({"text": shown, **known, **more})
+
+
+def test_what_is_lost_of_a_row_is_said() -> None:
+    rows = [
+        RowPreview(number=7, input=text("\x1b[2Jb" * 99), target=text("short", unknown={"{": 2, "~": 1}), rewritten={}),
+        RowPreview(number=1_234, input=text("x", tokens=None), target=text("y", cut_characters=21), rewritten={"½": 1}),
+    ]
+    screen = io.StringIO()
+    preview = DataPreview(read_as="OpenAI chat", input="{a}", target="{b}", rows=rows)
+    print_preview(preview, Console(file=screen, width=400, color_system=None))
+    lines = [" ".join(line.split()) for line in screen.getvalue().splitlines()]
+    assert lines[0] == "rows read as OpenAI chat: {a} → {b}"
+    assert lines[1].startswith("row 7 input [2Jb[2Jb") and lines[1].endswith("… (9 tokens)")
+    assert lines[2:] == [
+        "target short (9 tokens) unknown to the tokenizer: '{' x 2, '~'",
+        "row 1,234 input x",
+        "target y (9 tokens) its last 21 characters are cut off (data.max_target_tokens)",
+        "rewritten: '½'",
+    ]
+
+
+PREVIEW = DataPreview(read_as="recipes", input="{a}", target="{b}", rows=[])
 
 
 def printed(plan: Plan, *gpus: dict[str, Any]) -> str:
     screen = io.StringIO()
-    job: Any = {"gpus": list(gpus), "plan": {"read_as": "recipes"}}
-    print_plan(plan, job, Console(file=screen, width=160, color_system=None))
+    job: Any = {"gpus": list(gpus)}
+    print_plan(plan, PREVIEW, job, Console(file=screen, width=160, color_system=None))
     return screen.getvalue()
 
 

@@ -59,11 +59,12 @@ _TUNED = {
     "POST /jobs/{job}/resume": Tuned(("paused", "stopping")),
     "GET /jobs/{job}/plan": Tuned(PLANNED),
     "GET /jobs/{job}/plan.png": Tuned(PLANNED),
+    "GET /jobs/{job}/preview": Tuned(PLANNED),
     "GET /jobs/{job}/checkpoints": Tuned(TRAINED),
     "GET /jobs/{job}/files": Tuned(TRAINED),
     "GET /jobs/{job}/files/{path}": Tuned(TRAINED, 416, "which ranges a file has depends on its size"),
 }
-_MADE_LATER = ("GET /jobs/{job}/plan", "GET /jobs/{job}/plan.png")
+_MADE_LATER = ("GET /jobs/{job}/plan", "GET /jobs/{job}/plan.png", "GET /jobs/{job}/preview")
 
 
 @dataclass

@@ -11,7 +11,7 @@ from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from tests.heartbeats import heartbeat
 from tests.metric_rows import metric_row
-from tests.service.running import Service
+from tests.service.running import TINY, Service
 from tests.service.scraping import figure, scrape
 from tests.service.seeded import STARTED, leave_behind, train
 from tests.summaries import checked, prepared, time_summary
@@ -28,11 +28,16 @@ def test_filters_can_be_combined_and_repeated_and_outlive_a_wiped_redis(service:
     cake = service.submit(metadata={"team": "kitchen", "what is it?": "a & b"})
     bread = service.submit(metadata={"team": "bakery"})
     other = service.submit()
+    dry = str(service.post("/jobs", params={"dry_run": True}, json=TINY).json()["id"])
     service.post(f"/jobs/{bread}/cancel")
     table = {
-        "": [other, bread, cake],
+        "": [dry, other, bread, cake],
+        "dry_run=false": [other, bread, cake],
+        "dry_run=true": [dry],
+        f"dry_run=false&limit=1&after={dry}": [other],
+        "dry_run=true&metadata[team]=kitchen": [],
         "status=cancelled": [bread],
-        "status=cancelled&status=validating": [other, bread, cake],
+        "dry_run=false&status=cancelled&status=validating": [other, bread, cake],
         "metadata[team]=kitchen": [cake],
         "metadata%5Bteam%5D=kitchen&metadata[team]=bakery": [bread, cake],
         "metadata[team]=kitchen&metadata[what is it?]=a%20%26%20b": [cake],
@@ -48,7 +53,7 @@ def test_filters_can_be_combined_and_repeated_and_outlive_a_wiped_redis(service:
     Reconciler(service.settings.runs, Store(client), Tickets(client)).run_once()
     assert {query: ids(service, query) for query in table} == table
     page = service.get("/jobs?limit=2").json()
-    assert (page["first_id"], page["last_id"], page["has_more"]) == (other, bread, True)
+    assert (page["first_id"], page["last_id"], page["has_more"]) == (dry, other, True)
 
 
 BAD = [

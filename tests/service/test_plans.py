@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
+from jobs.preview import DataPreview, RowPreview, TextPreview
 from tests.memory_plans import memory_plan
 from tests.service.running import Service
 from tests.summaries import checked, prepared, time_summary
@@ -23,9 +24,20 @@ def test_a_plan_is_shown_as_it_is_stored(service: Service) -> None:
     assert (picture.status_code, picture.headers["Content-Type"], picture.content) == (200, "image/png", b"\x89PNG")
 
 
+def test_a_preview_is_shown_as_it_is_stored(service: Service) -> None:
+    job = service.submit()
+    text = TextPreview(text="½ {", characters=3, tokens=5, cut_characters=0, unknown={"{": 1})
+    row = RowPreview(number=1, input=text, target=text, rewritten={"½": 2})
+    preview = DataPreview(read_as=None, input="{a}", target="{b}", rows=[row])
+    service.run(job).write_preview(preview)
+    answer = service.get(f"/jobs/{job}/preview")
+    assert answer.status_code == 200
+    assert DataPreview.model_validate(answer.json()) == preview
+
+
 def test_before_check_there_is_none(service: Service) -> None:
     job = service.submit()
-    for path in ("plan", "plan.png"):
+    for path in ("plan", "plan.png", "preview"):
         answer = service.get(f"/jobs/{job}/{path}")
         assert answer.status_code == 404
         assert answer.json()["error"]["code"] == "no_plan"

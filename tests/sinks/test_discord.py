@@ -372,12 +372,6 @@ def test_the_memory_that_a_job_needs_is_told_beside_the_time(discord: FakeDiscor
     assert fields(discord.messages[0]) == {"Time needed": "A" + NEEDED[1:], "Memory needed": memory.text}
 
 
-def test_a_dry_run_says_what_was_guessed(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:
-    run.append([checked(steps=400, time=time_summary(text=f"about {NEEDED}")), JobValidated()])
-    feed.turn()
-    assert fields(discord.messages[0]) == {"Time needed": f"About {NEEDED}"}
-
-
 def test_no_usable_gpu_is_told_before_the_first_attempt(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:
     run.append([checked(), prepared(400), JobQueued()])
     run.append([DeviceWaiting(message="no NVIDIA driver was found here (driver 580 or newer is needed)")])
@@ -399,7 +393,7 @@ def test_a_gpu_that_another_trainer_holds_is_a_line_in_the_attempts_message(
     assert "Another trainer holds GPU 1" in discord.messages[0].text
 
 
-def test_pause_cancel_refusal_and_dry_run(
+def test_pause_and_cancel_are_told_dry_runs_and_what_check_rejects_are_not(
     discord: FakeDiscord, sink: DiscordSink, run: RunDir, feed: SinkFeed, clock: Clock
 ) -> None:
     story.start(run)
@@ -409,15 +403,18 @@ def test_pause_cancel_refusal_and_dry_run(
     feed.turn()
     assert discord.titles == ["chef: attempt 1 ended", "chef: paused", "chef: cancelled"]
     assert "checkpoints/step-00000050" in discord.messages[2].text
-    refused = story.submit(run.path.parent, "job-2")
-    refused.append(
-        [JobFailed(error=Fault(code="no_such_file", message="recipes.jsonl is not there", param="data.train"))]
-    )
-    dry = story.submit(run.path.parent, "job-3")
-    dry.append([JobValidated()])
-    for other in (refused, dry):
-        SinkFeed(sink, other, clock).turn()
-    assert discord.titles[3:] == ["chef: failed before training", "chef: dry run passed"]
+    fault = Fault(code="no_such_file", message="recipes.jsonl is not there", param="data.train")
+    rejected = story.submit(run.path.parent, "job-2")
+    rejected.append([JobFailed(error=fault)])
+    dry = story.submit(run.path.parent, "job-3", dry_run=True)
+    dry.append([checked(steps=400), JobValidated()])
+    damaged_rows = story.submit(run.path.parent, "job-4")
+    damaged_rows.append([checked(steps=400), JobFailed(error=fault)])
+    for other in (rejected, dry, damaged_rows):
+        feed = SinkFeed(sink, other, clock)
+        feed.turn()
+        assert feed.closed
+    assert discord.titles[3:] == ["chef: failed before training"]
     assert "`data.train`" in discord.messages[3].text
 
 

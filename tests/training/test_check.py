@@ -20,8 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.attempt import Finished
+from jobs.disk.rundir import RunDir
 from jobs.errors import StageError
+from jobs.preview import DataPreview
 from tests.training.workplace import EXAMPLES, Workplace, pairs
+from worker.training.dataset.data import PreparedDataset
 from worker.training.models import model_files
 from worker.training.tasks.seq2seq import builtin
 from worker.training.tasks.seq2seq.layout import layout_of, t5_shapes
@@ -281,6 +284,60 @@ def test_too_many_bad_rows_are_refused_with_their_commonest_reasons(workplace: W
 def test_a_bad_start_of_a_long_file_is_not_held_against_the_rest(workplace: Workplace) -> None:
     workplace.rows("rows.jsonl", ['{"input": "no target at all"}'] * 150 + pairs(20_000))
     assert workplace.check(workplace.job())["plan"]["invalid_rows"] == {"missing target": 150}
+
+
+# -- preview ---------------------------------------------------------------------------------------------------------
+
+
+def preview_of(run: RunDir) -> DataPreview:
+    return DataPreview.model_validate_json((run.path / "preview.json").read_bytes())
+
+
+def test_rows_are_previewed_as_prepare_makes_them(with_model: Workplace) -> None:
+    rows = [{"input": f"n{n} 漢", "target": " ".join(["½ cup", *["milk"] * n])} for n in range(20)]
+    from transformers import AutoTokenizer  # with torch, which a test above shows *check* to do without
+
+    folder = with_model.data / "milk"
+    folder.mkdir()
+    builtin.build(folder, [f"n{n} 1/2 cup milk" for n in range(20)], seed=1)
+    with_model.rows("rows.jsonl", [{"input": "no target"}, *rows])
+    tokens = {"max_input_tokens": 20, "max_target_tokens": 20, "max_invalid_fraction": 0.5, "validation": 0}
+    run = with_model.job(model="./milk", data=tokens)
+    with_model.check(run)
+    shown = preview_of(run).rows
+    assert [row.number for row in shown] == [2, 3, 21]
+    prepared = PreparedDataset.open(Path(with_model.prepare(run)["data"]["prepared"]))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for row in shown:
+        part, place = prepared.train, row.number - 2
+        target = part.target(place)
+        assert (row.input.tokens, row.target.tokens) == (len(part.input(place)), len(target))
+        assert row.input.unknown == {"漢": 1} and row.input.cut_characters == 0
+        kept = row.target.text[: row.target.characters - (row.target.cut_characters or 0)]
+        assert str(tokenizer.decode(target, skip_special_tokens=True)).split() == kept.split()
+        assert row.rewritten == {"½": 1} and row.target.text.startswith("1/2 cup")
+    assert shown[0].target.cut_characters == 0 and (shown[2].target.cut_characters or 0) > 20
+
+
+def test_the_built_in_model_has_no_tokenizer_yet(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", pairs(2))
+    run = workplace.job()
+    workplace.check(run)
+    row, _ = preview_of(run).rows
+    assert (row.input.text, row.input.tokens, row.input.cut_characters) == (pairs(2)[0]["input"], None, None)
+
+
+def test_a_long_text_is_previewed_by_its_beginning(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", [{"input": "x" * 100_000, "target": "y"}, {"input": "a", "target": "b"}])
+    run = workplace.job()
+    workplace.check(run)
+    row, _ = preview_of(run).rows
+    assert (len(row.input.text), row.input.characters) == (2_000, 100_000)
+
+
+def test_a_tokenizer_that_cannot_be_used_is_refused_before_prepare(with_model: Workplace) -> None:
+    (with_model.data / "my-model" / "tokenizer.json").write_text("{}")
+    assert refusal(with_model, model="./my-model").detail_code == "tokenizer_unusable"
 
 
 # -- models ----------------------------------------------------------------------------------------------------------

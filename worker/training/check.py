@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,9 @@ from jobs.attempt import CheckResult
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData
 from jobs.plan import CheckSummary, DataPlan, ModelPlan, make_plan
+from jobs.preview import DataPreview
 from jobs.spec import DataSpec, JobSpec
+from worker.training.dataset.preview import preview_rows
 from worker.training.dataset.split import split
 from worker.training.journal import Journal
 from worker.training.models import hub
@@ -43,6 +46,8 @@ ROWS = 10_000
 """Rows looked at."""
 _MANY_COLUMNS = 1000
 _BLOCK = 500
+_FIRST = 2
+"""Rows shown from the beginning."""
 _TABLE = "a table needs a header line and as many fields in each row; a quote inside a quoted field is written twice"
 _NEEDED = {
     "jsonl": 'JSON lines need one JSON object a line, such as {"input": "…", "target": "…"}',
@@ -53,7 +58,7 @@ _NEEDED = {
 
 
 def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResult:
-    """What goes into job.checked; plan.json is written. Raises StageError."""
+    """What goes into job.checked; preview.json and plan.json are written. Raises StageError."""
     spec = run.spec()
     before = find_source_job(run, spec)
     commit = before.plan.data.train_revision if before else None
@@ -63,19 +68,24 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     validation = find_head(own, "data.validation", spec.data.format, settings, commit) if own else None
     journal.progress(0.1)
     task = task_of(spec)
-    model, config = inspect_model(spec, settings, task, before.plan.model.revision if before else None)
+    model, config, tokenizer = inspect_model(spec, settings, task, before.plan.model.revision if before else None)
     journal.progress(0.3)
     columns = columns_of(train, CsvFormat.of(spec.data))
     templates = task.templates(spec.data.input, spec.data.target, columns)
-    rows = preview_rows(train, spec.data, templates)
-    journal.progress(0.5)
+    read_as = None if spec.data.input else task.row_format(columns)
+    rows = inspect_rows(train, spec.data, templates)
+    journal.progress(0.4)
     held_out = 0
     if isinstance(spec.data.validation, float):
         held_out = int(rows.estimated * spec.data.validation)
         if rows.split_keys is not None:
             held_out = len(split(rows.split_keys, [len(rows.split_keys)], spec.data.validation)["validation"])
     if validation:
-        held_out = preview_rows(validation, spec.data, templates).estimated
+        held_out = inspect_rows(validation, spec.data, templates).estimated
+    layout = task.layout(config)
+    shown = preview_rows(rows.shown, templates, spec.data, tokenizer, layout.shapes[layout.embedding][0])
+    run.write_preview(DataPreview(read_as=read_as, input=templates[0].source, target=templates[1].source, rows=shown))
+    journal.progress(0.5)
     data = DataPlan(
         train=train.place,
         train_revision=train.revision,
@@ -116,7 +126,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         duplicates=rows.duplicates,
         input=data.input,
         target=data.target,
-        read_as=None if spec.data.input else task.row_format(columns),
+        read_as=read_as,
         steps=plan.steps,
         resolved=plan.resolved,
         time=plan.time and plan.time.summary(),
@@ -138,23 +148,24 @@ def find_source_job(run: RunDir, spec: JobSpec) -> SourceJob | None:
 
 def inspect_model(
     spec: JobSpec, settings: TrainerSettings, task: Task, commit: str | None = None
-) -> tuple[ModelPlan, Config]:
-    """Which weights, and how many, and their config.json; nothing is loaded.
+) -> tuple[ModelPlan, Config, Path | None]:
+    """Which weights, and how many, their config.json, and the folder of their tokenizer; nothing is loaded.
 
-    `commit`: the one of a hub model that a run began with; None: what the name stands for now. Raises Rejected, for a
-    folder also as the guards would later.
+    The built-in model has no tokenizer before *prepare*. `commit`: the one of a hub model that a run began with; None:
+    what the name stands for now. Raises Rejected, for a folder also as the guards would later.
     """
     source = spec.model
     if source == task.builtin.name:
         config = task.builtin.config
-        return ModelPlan(source=source, parameters=task.layout(config).parameters), config
+        return ModelPlan(source=source, parameters=task.layout(config).parameters), config, None
     if source.startswith(("./", "/")):
         folder = find_folder(settings.data, source)
         parameters = sum(stored.elements for stored in validate_folder(folder, source, task).values())
-        return ModelPlan(source=source, folder=str(folder), parameters=parameters), read_config(folder, source)
+        return ModelPlan(source=source, folder=str(folder), parameters=parameters), read_config(folder, source), folder
     found = hub.look_up(f"{source.partition('@')[0]}@{commit}" if commit else source, settings, task)
     parameters = task.layout(found.config).parameters
-    return ModelPlan(source=source, revision=found.commit, parameters=parameters), found.config
+    plan = ModelPlan(source=source, revision=found.commit, parameters=parameters)
+    return plan, found.config, hub.folder_of(found, settings)
 
 
 def columns_of(head: Head, csv: CsvFormat | None = None) -> set[str]:
@@ -204,7 +215,7 @@ def columns_of(head: Head, csv: CsvFormat | None = None) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Preview:
+class Inspected:
     """What the first rows of a source say about all of it."""
 
     looked_at: int
@@ -216,17 +227,26 @@ class Preview:
     """Of input and target of every usable row looked at."""
     split_keys: UInt64 | None
     """Of every usable row, as a split takes them; None: not all rows were looked at."""
+    shown: list[Row]
+    """The first two usable ones, and the longest."""
 
 
-def preview_rows(head: Head, data: DataSpec, templates: tuple[Template, Template]) -> Preview:
+def inspect_rows(head: Head, data: DataSpec, templates: tuple[Template, Template]) -> Inspected:
     """Check the first rows. Raises BadData (`no_rows`, `too_many_invalid_rows`)."""
     rows = FirstRows(head, templates[0].columns | templates[1].columns, CsvFormat.of(data))
     row_filter = RowFilter(rows, RowReader(*templates, Rewriter() if data.normalize else None))
     characters: list[tuple[int, int]] = []
     keys: list[int] = []
-    for texts in row_filter.good_rows():
+    shown: list[Row] = []
+    longest = 0
+    for row, texts in row_filter.good_rows():
         characters.append((len(texts.input), len(texts.target)))
         keys.append(texts.split_key)
+        if len(characters) <= _FIRST:
+            shown.append(row)
+        elif sum(characters[-1]) > longest:
+            longest = sum(characters[-1])
+            shown[_FIRST:] = [row]
     counts = row_filter.counts
     total = counts.read if rows.all_of_them else max(counts.read, round(counts.read / max(rows.fraction, 1e-9)))
     if rows.all_of_them or rows.counted:  # an estimate refuses nothing: *prepare* reads all rows
@@ -236,7 +256,7 @@ def preview_rows(head: Head, data: DataSpec, templates: tuple[Template, Template
         raise BadData(f"{head.param}: no row of {head.name} can be used ({reasons})", code="no_rows", param=head.param)
     estimated = max(1, round(counts.kept / counts.read * total))
     split_keys = np.array(keys, np.uint64) if rows.all_of_them else None
-    return Preview(counts.read, estimated, dict(counts.rejected), counts.duplicates, characters, split_keys)
+    return Inspected(counts.read, estimated, dict(counts.rejected), counts.duplicates, characters, split_keys, shown)
 
 
 class FirstRows:

@@ -180,14 +180,6 @@ def paused(job: SinkJob, event: Event, fact: JobPaused) -> Payload:
     )
 
 
-def validated(job: SinkJob, event: Event) -> Payload:
-    """End of a dry run."""
-    text = "The job is valid. Nothing was trained."
-    embed = _embed(job, f"{job.submitted.name}: dry run passed", GOOD, text, event)
-    embed["fields"] = time_needed(job)
-    return _payload(embed)
-
-
 def damaged(job: str, submitted: JobSubmitted | None, error: Damaged) -> Payload:
     """A job that waits for a person."""
     title = f"{submitted.name if submitted else job}: its run directory is damaged"

@@ -27,7 +27,6 @@ from jobs.events import (
     JobRepaired,
     JobSubmitted,
     JobSucceeded,
-    JobValidated,
     ModelLoaded,
     OomRecovered,
 )  # fmt: skip
@@ -89,8 +88,8 @@ class DiscordSink:
         return f"DiscordSink({self._webhook!r})"
 
     def accepts(self, submitted: JobSubmitted) -> bool:
-        """As the job says."""
-        return self._webhook is not None and submitted.discord
+        """As the job says; whoever makes a dry run waits for its answer."""
+        return self._webhook is not None and submitted.discord and not submitted.dry_run
 
     def event(self, event: Event, job: SinkJob) -> Outcome:
         """At most one call to Discord, but for an event that cannot be worded: that one is sent as it is."""
@@ -131,6 +130,8 @@ class DiscordSink:
             case JobSucceeded() as fact:
                 picture = self._picture(job)
                 return self._post(embeds.succeeded(job, event, fact, picture and picture[0]), picture)
+            case JobFailed() if job.steps is None and not job.attempt:
+                return DONE  # rejected by check: whoever submitted it has just been told
             case JobFailed() as fact:
                 picture = self._picture(job)
                 return self._post(embeds.failed(job, event, fact, picture and picture[0]), picture)
@@ -138,8 +139,6 @@ class DiscordSink:
                 return self._post(embeds.cancelled(job, event, fact))
             case JobPaused() as fact:
                 return self._post(embeds.paused(job, event, fact))
-            case JobValidated():
-                return self._post(embeds.validated(job, event))
             case _:
                 return DONE
 

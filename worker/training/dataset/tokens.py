@@ -199,6 +199,17 @@ class Encoder:
             unknown={text: self._offending(texts[text], limit) for text in np.flatnonzero(lost_of).tolist()},
         )
 
+    def inspect(self, text: str, limit: int) -> tuple[int, int, Counter[str]]:
+        """What `encode` makes of a text: its tokens, the characters cut off its end, and the unknown ones that stay."""
+        encoded = self.encode([text], limit)
+        cut = 0
+        if encoded.full_lengths[0] > encoded.lengths[0]:
+            offsets = self._fast.encode(text, add_special_tokens=False).offsets
+            # Where the first token that is cut off begins: the end of the last that stays may lie behind that, for a
+            # lone ▁ is placed on the character after it.
+            cut = len(text) - offsets[int(encoded.lengths[0]) - self._added][0]
+        return int(encoded.lengths[0]), cut, encoded.unknown.get(0, Counter())
+
     def _pieces(self, texts: Sequence[str]) -> list[bytes]:
         if self._words is not None:
             return [self._words.tokens(text) for text in texts]

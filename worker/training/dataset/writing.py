@@ -78,7 +78,7 @@ def write_dataset(
     rewrites = tokenizer.rewrites() if data.normalize else None
     rewriter = None if rewrites is None else Rewriter(rewrites)
     first = islice(_row_filter(sources[0], templates, data, rewriter).good_rows(), BLOCK_ROWS)
-    tokenizer = tokenizer.tried([text for texts in first for text in (texts.input, texts.target)])
+    tokenizer = tokenizer.tried([text for _, texts in first for text in (texts.input, texts.target)])
     tokenizer.check_limits(limits)
     recipe = Recipe(*templates, tokenizer, data.max_input_tokens, data.max_target_tokens, rewrites)
     with Assembly(folder, tokenizer.size, len(sources)) as assembly:
@@ -130,7 +130,7 @@ def first_texts(train: Source, templates: tuple[Template, Template], data: DataS
     rows = list(islice(row_filter.good_rows(), most))
     if not rows:
         check_usable(row_filter.counts, train, data)
-    return [text for texts in rows for text in (texts.input, texts.target)]
+    return [text for _, texts in rows for text in (texts.input, texts.target)]
 
 
 def _row_filter(

@@ -62,7 +62,7 @@ def fetch(
     """
     name = f"{repository}@{commit}"
     if (stored := _stored(repository, commit, settings, task)) is not None:
-        return _folder(stored, settings)
+        return folder_of(stored, settings)
     found = look_up(name, settings, task)
     from huggingface_hub import snapshot_download
 
@@ -131,7 +131,8 @@ def _shards_complete(weights: list[str]) -> bool:
     return total is not None and len(weights) - 1 == int(total.group(1))
 
 
-def _folder(model: HubModel, settings: TrainerSettings) -> Path:
+def folder_of(model: HubModel, settings: TrainerSettings) -> Path:
+    """Where `look_up` has left its config and tokenizer, and `fetch` its weights."""
     return _store(settings) / f"models--{model.repository.replace('/', '--')}" / "snapshots" / model.commit
 
 

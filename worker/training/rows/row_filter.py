@@ -49,8 +49,8 @@ class RowFilter:
         self._keys: set[int] = set()
         self.counts = reader.counts()
 
-    def good_rows(self) -> Iterator[Texts]:
-        """In the order of the source."""
+    def good_rows(self) -> Iterator[tuple[Row, Texts]]:
+        """Each as it was read, and its texts; in the order of the source."""
         for row, found in parse_rows(self._rows, self._reader):
             self.counts.read += 1
             if isinstance(found, Rejection):
@@ -60,7 +60,7 @@ class RowFilter:
             else:
                 self._keys.add(key)
                 self.counts.kept += 1
-                yield found
+                yield row, found
 
 
 class Seen:

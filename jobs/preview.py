@@ -1,0 +1,48 @@
+"""preview.json: some rows as the model gets them, written by *check* before anything is queued."""
+
+from __future__ import annotations
+
+from jobs.frozen import Frozen
+
+FILE = "preview.json"
+
+
+class TextPreview(Frozen):
+    """The input or the target of a row."""
+
+    text: str
+    """What the model reads or learns to write: the template filled in, characters rewritten; its first 2,000
+    characters."""
+    characters: int
+    """Of all of it."""
+    tokens: int | None
+    """Tokens in training, with those that the tokenizer adds. Null: the built-in model's tokenizer is learned from all
+    rows, later."""
+    cut_characters: int | None
+    """Characters at its end that the token limit (`data.max_input_tokens`, `data.max_target_tokens`) cuts off."""
+    unknown: dict[str, int]
+    """Characters that the tokenizer does not know, so the model cannot tell one from the other, and how often."""
+
+
+class RowPreview(Frozen):
+    """One row."""
+
+    number: int
+    """JSON lines and CSV: the line on which it begins, counted from 1; Parquet and JSON arrays: its place."""
+    input: TextPreview
+    target: TextPreview
+    rewritten: dict[str, int]
+    """Characters of both texts that were written differently (`data.normalize`), and how often."""
+
+
+class DataPreview(Frozen):
+    """preview.json."""
+
+    read_as: str | None
+    """What the rows were recognized as by their columns, such as `OpenAI chat`; null: the job names its templates."""
+    input: str
+    """Template, as resolved."""
+    target: str
+    """Template, as resolved."""
+    rows: list[RowPreview]
+    """The first two usable rows, and the longest of those that *check* looked at."""

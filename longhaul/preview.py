@@ -1,0 +1,54 @@
+"""Rows as the model gets them, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jobs.preview import DataPreview, TextPreview
+from jobs.text.printable import one_line
+
+SHOWN = 300
+"""Characters of a text."""
+
+
+def print_preview(preview: DataPreview, console: Console) -> None:
+    """What the rows were read as, then input and target of each."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row(Text("rows", style="dim"), "", Text(one_line(templates(preview))))
+    for row in preview.rows:
+        title = Text(f"row {row.number:,}", style="dim")
+        for side in ("input", "target"):
+            grid.add_row(title, Text(side, style="dim"), _shown(getattr(row, side), f"data.max_{side}_tokens"))
+            title = Text()
+        if row.rewritten:
+            grid.add_row("", "", Text(f"rewritten: {_characters(row.rewritten)}", style="yellow"))
+    console.print(grid)
+
+
+def templates(preview: DataPreview) -> str:
+    """What a row becomes, and by which format."""
+    arrow = f"{preview.input} → {preview.target}"
+    return f"read as {preview.read_as}: {arrow}" if preview.read_as else arrow
+
+
+def _shown(text: TextPreview, limit: str) -> Text:
+    """The beginning of a text, what it takes, and what is lost of it."""
+    rest = "…" if text.characters > SHOWN else ""
+    shown = Text(one_line(text.text[:SHOWN]) + rest)
+    if text.tokens is not None:
+        shown.append(f"  ({text.tokens:,} tokens)", style="dim")
+    if text.cut_characters:
+        shown.append(f"  its last {text.cut_characters:,} characters are cut off ({limit})", style="yellow")
+    if text.unknown:
+        shown.append(f"  unknown to the tokenizer: {_characters(text.unknown)}", style="yellow")
+    return shown
+
+
+def _characters(counts: Mapping[str, int]) -> str:
+    """Each character, and how often it occurs where that is more than once."""
+    times = {each: f" x {count}" if count > 1 else "" for each, count in counts.items()}
+    return ", ".join(f"{one_line(each)!r}{often}" for each, often in times.items())
