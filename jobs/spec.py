@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -30,6 +31,10 @@ from jobs.wrong_spec import explain, shorten
 Auto = Literal["auto"]
 LrScheduler = Literal["linear", "cosine", "constant"]
 DEFAULT_MODEL = "google/flan-t5-xl"
+NOT_IN_NAMES = re.compile(
+    "[^A-Za-z0-9 _.\\-\u00aa-\U0010ffff]|[\u061c\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ud800-\uf8ff\ufeff]"
+)
+"""ASCII but for what names hold; and of the rest what reorders, breaks or hides text."""
 RESUME_FROM = r"^job-[a-z0-9_-]{1,60}(/step-[0-9]{8,12})?$"
 
 
@@ -225,11 +230,18 @@ class WandbSpec(Part):
     """Team or user; null: the key's default."""
 
 
+def _switched(value: object) -> object:
+    """What `true` and `false` stand for."""
+    return (WandbSpec() if value else None) if isinstance(value, bool) else value
+
+
 class IntegrationsSpec(Part):
     """Where reports go. Keys and webhook come from the environment of the service, never from a job."""
 
-    wandb: WandbSpec | None = WandbSpec()
-    """Null: nothing is sent to Weights & Biases."""
+    wandb: Annotated[WandbSpec | None, BeforeValidator(_switched, json_schema_input_type=WandbSpec | bool | None)] = (
+        WandbSpec()
+    )
+    """Null or false: nothing is sent to Weights & Biases. True: the defaults."""
     discord: bool = True
     """Messages to the webhook in DISCORD_WEBHOOK, when there is one."""
 
@@ -237,8 +249,9 @@ class IntegrationsSpec(Part):
 class JobSpec(Part):
     """What a user asked for. Only `data.train` is required."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 _.\-]{0,63}$")] = "job"
-    """Shown wherever the job is; need not be unique."""
+    name: Annotated[str, Field(min_length=1, max_length=64)] = "job"
+    """Shown wherever the job is; need not be unique. Letters and digits of any script, spaces, and `_.-` behind the
+    first."""
     model: Annotated[str, Field(min_length=1, max_length=512)] = DEFAULT_MODEL
     """Hub id (`org/name`, `org/name@revision`), folder in the data directory (`./my-model`), or `builtin:t5-tiny`."""
     task: Seq2SeqTask = Seq2SeqTask()
@@ -276,6 +289,16 @@ class JobSpec(Part):
     then on that is this job's own, and the other may be deleted."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] = {}
     """Your own labels: at most 16, keys up to 64 and values up to 512 characters."""
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if value[0] in " _.-" or NOT_IN_NAMES.search(value):
+            raise ValueError(
+                "a name holds letters and digits of any script, spaces, underscores, dots and hyphens, and begins with "
+                "a letter or digit"
+            )
+        return value
 
     @field_validator("metadata")
     @classmethod

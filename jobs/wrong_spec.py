@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from jobs.errors import UserError
 from jobs.text.printable import escaped
 
-KEYS_OF_A_JOB = "docs/reference/job.md lists the keys of a job"
+KEYS_OF_A_JOB = "`longhaul keys` and docs/reference/job.md list the keys of a job"
 UNKNOWN, MISSING = "extra_forbidden", "missing"
 LISTED, LONGEST = 20, 200
 """Errors that are named; characters of a key."""

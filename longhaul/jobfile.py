@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import codecs
 import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jobs.data_names import DATA_SUFFIXES
+from jobs.spec import NOT_IN_NAMES, JobSpec
+from jobs.text.schemas import part, values
 from longhaul.answers import JsonObject
 
 ROWS = tuple(suffix for suffix in DATA_SUFFIXES if suffix != ".json")
@@ -32,7 +33,7 @@ def read_job(file: str, changes: Sequence[str], *, rows: Callable[[str], str]) -
     """
     if not file.endswith(ROWS) and (job := _job_in(file)) is not None:
         return apply_changes(job, changes)
-    name = re.sub(r"[^A-Za-z0-9_.\-]", "-", Path(file).name.split(".")[0]).lstrip("-_.")[:64]
+    name = NOT_IN_NAMES.sub("-", Path(file).name.split(".")[0]).lstrip(" -_.")[:64]
     return apply_changes({"name": name or "job", "data": {"train": rows(file)}}, changes)
 
 
@@ -41,6 +42,18 @@ def apply_changes(job: JsonObject, changes: Sequence[str]) -> JsonObject:
     for change in changes:
         _set(job, change)
     return job
+
+
+def takes_text_alone(parts: Sequence[str]) -> bool:
+    """Whether this key of a job takes text, and no number."""
+    schema = JobSpec.model_json_schema()
+    properties: JsonObject = schema["properties"]
+    for name in parts[:-1]:
+        inner = part(properties.get(name, {}), schema["$defs"])
+        if inner is None:
+            return parts[:1] == ["metadata"]
+        properties = inner["properties"]
+    return values(properties.get(parts[-1], {"type": "number"})).startswith("string")
 
 
 def _job_in(file: str) -> JsonObject | None:
@@ -79,10 +92,12 @@ def _set(job: JsonObject, change: str) -> None:
         value = json.loads(text)
     except json.JSONDecodeError:
         value = text  # a bare word is a string
+    if isinstance(value, bool | int | float) and takes_text_alone(parts):
+        value = text  # name=2024
     place = job
-    for part in parts[:-1]:
-        inner = place.setdefault(part, {})
+    for name in parts[:-1]:
+        inner = place.setdefault(name, {})
         if not isinstance(inner, dict):
-            raise BadInput(f"--set {change}: {part} is {inner!r} and has no keys")
+            raise BadInput(f"--set {change}: {name} is {inner!r} and has no keys")
         place = inner
     place[parts[-1]] = value

@@ -19,6 +19,7 @@ from longhaul.jobfile import BadInput
 OK, JOB_ENDED_BADLY, BAD_INPUT, UNREACHABLE, LEFT = 0, 1, 2, 3, 130
 ID_LENGTH = len("job-") + 20
 CANDIDATES = 5
+LAST = "last"
 EXIT_CODES = """\
 exit codes:
   0    done
@@ -40,7 +41,7 @@ class Call:
     """Standard error: progress and what is said beside the answer."""
 
     def connect(self) -> Longhaul:
-        """The service that LONGHAUL_URL names. Makes the id of the job whole where only its beginning was given."""
+        """The service that LONGHAUL_URL names. Whatever names the job becomes its id."""
         url = self.environment.get("LONGHAUL_URL") or DEFAULT_URL
         key = self.environment.get("LONGHAUL_API_KEY") or None
         try:
@@ -48,7 +49,7 @@ class Call:
         except ValueError as error:
             raise BadInput(f"LONGHAUL_URL: {error}") from None
         if "id" in self.given:
-            self.given.id = _whole_id(api, self.given.id)
+            self.given.id = find_id(api, self.given.id)
         return api
 
     def answer(self, content: object, people: Callable[[], None]) -> int:
@@ -68,13 +69,19 @@ class Call:
         self.errors.print(line, style="dim", highlight=False, soft_wrap=True)
 
 
-def _whole_id(api: Longhaul, given: str) -> str:
-    """The id of the one job that begins so; `given` where none does. Raises BadInput where several do."""
-    if len(given) >= ID_LENGTH or not given.startswith("job-"):
+def find_id(api: Longhaul, given: str) -> str:
+    """The id of the one job that is meant: by its id, the beginning of it, its name, or `last` for the newest.
+
+    `given` where there is no such job. Dry runs have ids alone. Raises BadInput where it can be several.
+    """
+    if given == LAST:
+        newest = api.list(limit=1, dry_run=False)["data"]
+        return newest[0]["id"] if newest else given
+    if given.startswith("job-") and len(given) >= ID_LENGTH:
         return given
-    found = [job for job in api.all() if job["id"].startswith(given)]
+    found = [job for job in api.all() if job["id"].startswith(given) or (job["name"] == given and not job["dry_run"])]
     if len(found) > 1:
-        shown = ", ".join(f"{job['id']} ({job['name']})" for job in found[:CANDIDATES])
+        shown = ", ".join(f"{job['id']} ({job['name']}, {job['status']})" for job in found[:CANDIDATES])
         more = f" and {len(found) - CANDIDATES:,} more" if len(found) > CANDIDATES else ""
         raise BadInput(f"{given} can be {shown}{more}: write more of the id")
     return found[0]["id"] if found else given

@@ -1,10 +1,11 @@
-"""New jobs: submit, plan, preview, clone."""
+"""New jobs: submit, plan, preview, clone, keys."""
 
 from __future__ import annotations
 
 import argparse
 import uuid
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -15,13 +16,14 @@ from longhaul.bars import bar
 from longhaul.commands.command import BAD_INPUT, OK, Call, Commands, print_json
 from longhaul.commands.following import watch_to_end
 from longhaul.jobfile import BadInput, apply_changes, read_job
+from longhaul.keys import keys_below, print_keys
 from longhaul.plan import can_check, dry_run, print_plan, write_picture
 from longhaul.preview import print_preview
 from longhaul.rows import at_the_service
 
 
 def add(commands: Commands) -> None:
-    """submit, plan, preview, clone."""
+    """submit, plan, preview, clone, keys."""
     submit = commands.add(
         "submit", _submit, "submit a job file (.json) or a file of rows (.jsonl, .csv, …)", shown="FILE"
     )
@@ -37,6 +39,8 @@ def add(commands: Commands) -> None:
     clone.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key; =null resets it")
     clone.add_argument("--resume", action="store_true", help="start at the newest checkpoint of that job")
     _new(clone)
+    keys = commands.add("keys", _keys, "list the keys of a job file: values, default, meaning", shown="[PREFIX]")
+    keys.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="e.g. training, or training.epochs")
 
 
 def _file(parser: argparse.ArgumentParser, example: str) -> None:
@@ -123,6 +127,11 @@ def _plan(call: Call) -> int:
     else:
         print_plan(found.plan, found.preview, job, call.console)
     return OK if job["status"] == "validated" else BAD_INPUT
+
+
+def _keys(call: Call) -> int:
+    found = keys_below(call.given.prefix)
+    return call.answer([asdict(key) for key in found], lambda: print_keys(found, call.console))
 
 
 def _preview(call: Call) -> int:

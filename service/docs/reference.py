@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -15,6 +14,7 @@ from jobs.metrics import MetricRow
 from jobs.reasons import Reason
 from jobs.redis.gauges import Snapshot
 from jobs.spec import JobSpec
+from jobs.text.schemas import REQUIRED, Schema, keys, line, part, values
 from service.answers.wording import UNWORDED
 from service.edge.access import RequestMetrics
 from service.openapi.error_answers import MEANINGS, error_answer
@@ -22,7 +22,6 @@ from service.routes import prometheus
 
 ENVIRONMENT = Path(__file__).resolve().parents[2] / ".env.example"
 _NOTE = "<!-- Written by `make openapi`: edit the source that the page names, not the page. -->\n"
-Schema = dict[str, Any]
 
 
 def pages(app: FastAPI) -> dict[str, str]:
@@ -45,36 +44,23 @@ def _job() -> Iterator[str]:
     own: dict[str, Schema] = {}
     parts: dict[str, Schema] = {}
     for key, field in schema["properties"].items():
-        part = _part(field, schema["$defs"])
-        (parts if part else own)[key] = part or field
+        inner = part(field, schema["$defs"])
+        (parts if inner else own)[key] = inner or field
     yield "\n## The job itself\n"
     yield from _keys("", own, schema)
-    for key, part in parts.items():
-        yield f"\n## `{key}`\n\n{_line(part['description'])}\n"
-        yield from _keys(f"{key}.", part["properties"], schema)
+    for key, inner in parts.items():
+        yield f"\n## `{key}`\n\n{line(inner['description'])}\n"
+        yield from _keys(f"{key}.", inner["properties"], schema)
 
 
 def _keys(prefix: str, fields: Mapping[str, Schema], schema: Schema) -> Iterator[str]:
-    """The rows of a table, and those of parts of parts."""
-
-    def rows(prefix: str, fields: Mapping[str, Schema]) -> Iterator[tuple[str, ...]]:
-        for key, field in fields.items():
-            inner = _part(field, schema["$defs"])
-            default = "required" if "default" not in field else f"`{json.dumps(field['default'])}`"
-            values = "object or null" if inner else _values(field)
-            yield f"`{prefix}{key}`", values, default, _line(field.get("description", ""))
-            if inner:
-                yield from rows(f"{prefix}{key}.", inner["properties"])
-
-    yield from _table(("key", "values", "default", "meaning"), rows(prefix, fields))
+    found = keys(fields, schema["$defs"], prefix)
+    rows = ((f"`{key.name}`", key.values, _default(key.default), key.meaning) for key in found)
+    yield from _table(("key", "values", "default", "meaning"), rows)
 
 
-def _part(field: Schema, defs: Mapping[str, Schema]) -> Schema | None:
-    """The object that a key holds; None where it holds a value."""
-    for kind in (field, *field.get("anyOf", [])):
-        if "$ref" in kind:
-            return defs[kind["$ref"].rpartition("/")[2]]
-    return None
+def _default(text: str) -> str:
+    return text if text == REQUIRED else f"`{text}`"
 
 
 def _events() -> Iterator[str]:
@@ -87,13 +73,13 @@ def _events() -> Iterator[str]:
     for fact in get_args(get_args(AnyFact)[0]):
         schema = fact.model_json_schema()
         shared |= schema.get("$defs", {})
-        yield f"\n## `{schema['properties']['type']['const']}`\n\n{_line(schema['description'])}"
+        yield f"\n## `{schema['properties']['type']['const']}`\n\n{line(schema['description'])}"
         if fields := {name: field for name, field in schema["properties"].items() if name != "type"}:
             yield ""
             yield from _fields(fields)
     yield "\n## Parts of events"
     for name, schema in sorted(shared.items()):
-        yield f"\n### {name}\n\n{_line(schema.get('description', ''))}"
+        yield f"\n### {name}\n\n{line(schema.get('description', ''))}"
         if fields := schema.get("properties", {}):
             yield ""
             yield from _fields(fields)
@@ -123,7 +109,7 @@ def _errors() -> Iterator[str]:
 
 def _metrics() -> Iterator[str]:
     yield "# Metrics"
-    yield f"\n## Rows of `metrics.jsonl`\n\n{_line(MetricRow.__doc__ or '')}\n"
+    yield f"\n## Rows of `metrics.jsonl`\n\n{line(MetricRow.__doc__ or '')}\n"
     yield from _fields(MetricRow.model_json_schema()["properties"])
     yield "\n## Prometheus\n\n`GET /metrics`, from `service/routes/prometheus.py`.\n"
     registry = CollectorRegistry()
@@ -165,54 +151,25 @@ def _environment(text: str) -> Iterator[str]:
     yield "# Environment variables"
     yield "\nThe service and the workers read these once, when they start. `.env.example` holds their defaults."
     for block in text.split("\n\n")[1:]:
-        title, *lines = block.strip().splitlines()
+        title, *written = block.strip().splitlines()
         yield f"\n## {title.removeprefix('# ')}\n"
         rows, meaning = [], ""
-        for line in lines:
-            if line.startswith("#"):
-                meaning += line.removeprefix("#")
+        for each in written:
+            if each.startswith("#"):
+                meaning += each.removeprefix("#")
             else:
-                name, _, default = line.partition("=")
+                name, _, default = each.partition("=")
                 rows.append((f"`{name}`", f"`{default}`" if default else "", meaning.strip()))
                 meaning = ""
         yield from _table(("variable", "default", "meaning"), rows)
 
 
 def _fields(properties: Mapping[str, Schema]) -> Iterator[str]:
-    rows = ((f"`{name}`", _values(field), _line(field.get("description", ""))) for name, field in properties.items())
+    rows = (
+        (f"`{name}`", values(field, links=True), line(field.get("description", "")))
+        for name, field in properties.items()
+    )
     yield from _table(("field", "type", "meaning"), rows)
-
-
-def _values(field: Schema) -> str:
-    """The type and range of a value, such as: integer, 1 to 64."""
-    if "anyOf" in field:
-        return " or ".join(_values(kind) for kind in field["anyOf"])
-    if "$ref" in field:
-        name = field["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
-    if "const" in field:
-        return f"`{json.dumps(field['const'])}`"
-    if "enum" in field:
-        return ", ".join(f"`{json.dumps(value)}`" for value in field["enum"])
-    if field["type"] == "array":
-        return f"list of {_values(field['items'])}"
-    return f"{field['type']}{_range(field)}"
-
-
-def _range(field: Schema) -> str:
-    if "minimum" in field and "maximum" in field:
-        return f", {_number(field['minimum'])} to {_number(field['maximum'])}"
-    words = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    text = " and ".join(f"{sign} {_number(field[bound])}" for bound, sign in words.items() if bound in field)
-    if "pattern" in field:
-        text = f"matching `{field['pattern']}`"
-    elif "maxLength" in field:
-        text = f"{field.get('minLength', 0)} to {field['maxLength']:,} characters"
-    return f", {text}" if text else ""
-
-
-def _number(value: float) -> str:
-    return f"{int(value) if value == int(value) else value:,}"
 
 
 def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
@@ -222,12 +179,7 @@ def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
 
 
-def _line(text: str) -> str:
-    """A docstring in one line."""
-    return " ".join(text.split())
-
-
 def _first(text: str) -> str:
     """Its first sentence."""
-    first, point, _ = _line(text).partition(". ")
+    first, point, _ = line(text).partition(". ")
     return first + point.rstrip()

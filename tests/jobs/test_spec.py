@@ -12,7 +12,7 @@ import pytest
 from jobs.data_names import DATA_SUFFIXES, HubData, data_format, hub_data
 from jobs.errors import UserError
 from jobs.plan import resolve
-from jobs.spec import JobSpec, parse_spec
+from jobs.spec import JobSpec, WandbSpec, parse_spec
 from jobs.wrong_spec import KEYS_OF_A_JOB
 from tests.memory_plans import memory_plan
 
@@ -68,7 +68,10 @@ def test_a_spec_is_frozen() -> None:
         ("model", "not a model!", "a hub id such as"),
         ("model", "a/b@../../etc/passwd", "a hub id such as"),
         ("checkpoint.every_steps", 10**400, "less than or equal to 1000000000"),
-        ("name", "../x", "pattern"),
+        ("name", "../x", "letters and digits of any script"),
+        ("name", "a\u202eb", "letters and digits of any script"),
+        ("name", "-a", "begins with a letter or digit"),
+        ("name", "x" * 65, "at most 64 characters"),
         ("task", {"type": "causal"}, "not supported yet"),
         ("method", {"type": "lora"}, "not supported yet"),
         ("data.input", "title", "both `input` and `target`"),
@@ -81,6 +84,16 @@ def test_a_wrong_value_is_named(dotted: str, value: object, said: str) -> None:
     assert said in str(caught.value)
     assert caught.value.param is not None
     assert dotted.startswith(caught.value.param) or caught.value.param.startswith(dotted)
+
+
+@pytest.mark.parametrize("name", ["Überraschung", "2024", "हिन्दी", "日本 レシピ", "a_b.c-d", "👩 1"])
+def test_names_of_every_script_are_legal(name: str) -> None:
+    assert parse_spec(LEAST | {"name": name}).name == name
+
+
+def test_wandb_is_switched_like_discord() -> None:
+    found = [parse_spec(LEAST | {"integrations": {"wandb": on}}).integrations.wandb for on in (False, True, None)]
+    assert found == [None, WandbSpec(), None]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +113,7 @@ def test_all_errors_are_named_at_once_with_the_key_that_was_meant() -> None:
         parse_spec(
             {
                 "trainng": {}, "training": {"epoch": 3, "batch_size": "x", "learning_rate": -1},
-                "memory": {"budget": "lots", "microbatch": 3}, "integrations": {"wandb": False},
+                "memory": {"budget": "lots", "microbatch": 3}, "integrations": {"wandb": 3},
             }
         )  # fmt: skip
     assert str(caught.value).splitlines() == [
@@ -112,7 +125,7 @@ def test_all_errors_are_named_at_once_with_the_key_that_was_meant() -> None:
         "- training.batch_size: must be an integer (got 'x')",
         "- training.learning_rate: must be greater than 0 (got -1)",
         "- memory.budget: must be 'auto'; or: must be a number (got 'lots')",
-        "- integrations.wandb: must be an object (got false)",
+        "- integrations.wandb: must be an object (got 3)",
     ]
     assert (caught.value.param, caught.value.hint) == ("training.epoch", KEYS_OF_A_JOB)
 

@@ -41,6 +41,7 @@ from tests.service.running import Service
 from tests.summaries import checked, dataset_report, prepared
 
 Run = Callable[..., Any]
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "job.md"
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_help_names_every_command_once_and_the_exit_codes(capsys: pytest.Capture
             main([name, "--help"])
         assert asked.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: longhaul {name}")
-    assert len(listed) == len(set(listed)) == 25
+    assert len(listed) == len(set(listed)) == 26
 
 
 @pytest.mark.parametrize(
@@ -243,7 +244,7 @@ def printed(width: int, show: Callable[[Console, Any], None], service: Service |
     return screen.getvalue()
 
 
-def test_the_beginning_of_an_id_is_enough(run: Run, service: Service) -> None:
+def test_a_job_is_meant_by_the_beginning_of_its_id_by_its_name_or_as_the_last(run: Run, service: Service) -> None:
     first, second = service.submit(), service.submit(name="other")
     differ = next(at for at in range(len(first)) if first[at] != second[at])
     common, unique = first[:differ], first[: differ + 1]
@@ -251,9 +252,25 @@ def test_the_beginning_of_an_id_is_enough(run: Run, service: Service) -> None:
     assert "submitted as 'tiny'" in run("events", unique)
     assert f"{first} is" in run("cancel", unique)
     ambiguous = run("cancel", common, code=2)
-    assert f"{common} can be {second} (other), {first} (tiny): write more of the id" in ambiguous
+    assert f"{common} can be {second} (other, validating), {first} (tiny, cancelled): write more of the id" in ambiguous
+    assert run("show", "last", "--json")["id"] == run("show", "other", "--json")["id"] == second
+    service.submit(name="other")
+    assert "other can be job-" in run("show", "other", code=2)
     assert f"there is no job {unique}u" in run("show", f"{unique}u", code=2), "no id has a u"
     assert run("clone", unique, "--resume", "--json")["spec"]["resume_from"] == first
+
+
+def test_every_key_of_a_job_is_listed(run: Run) -> None:
+    known = {key["name"]: key for key in run("keys", "--json")}
+    assert known["training.epochs"] == {
+        "name": "training.epochs", "values": "integer, 1 to 10,000", "default": "5",
+        "meaning": "Times that every row is seen.", "holds_keys": False,
+    }  # fmt: skip
+    listed = re.findall(r"^\| `([a-z_.]+)` \|", REFERENCE.read_text(), re.MULTILINE)
+    assert set(listed) == {key["name"] for key in known.values() if "." in key["name"] or not key["holds_keys"]}
+    assert "data.train  string, 1 to 1,024 characters; required" in run("keys", "data.tr")
+    assert "default 512" in run("keys", "max_input_tokens")
+    assert "did you mean training?" in run("keys", "traning", code=2)
 
 
 def test_the_next_page_has_the_same_filters(run: Run, service: Service) -> None:

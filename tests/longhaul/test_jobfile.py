@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longhaul.jobfile import BadInput, read_job
+from longhaul.jobfile import BadInput, apply_changes, read_job
 
 
 def nobody(file: str) -> str:
@@ -36,7 +36,7 @@ def test_a_job_file_with_changes(tmp_path: Path) -> None:
 def test_a_file_of_rows_is_a_job() -> None:
     job = read_job("data/my recipes.v2.jsonl", ["training.epochs=1"], rows=lambda file: f"there/{file}")
     train = "there/data/my recipes.v2.jsonl"
-    assert job == {"name": "my-recipes", "data": {"train": train}, "training": {"epochs": 1}}
+    assert job == {"name": "my recipes", "data": {"train": train}, "training": {"epochs": 1}}
 
 
 def test_a_json_file_with_an_object_a_line_holds_rows(tmp_path: Path) -> None:
@@ -77,3 +77,14 @@ def test_bad_input_says_how_it_would_be_right(
         file.write_bytes(content)
     with pytest.raises(BadInput, match=part):
         read_job(str(file), changes, rows=nobody)
+
+
+def test_a_number_is_text_where_the_key_takes_text() -> None:
+    changes = ["name=2024", "metadata.year=1999", "resources.gpu_name=4090", "training.epochs=3", "data.validation=0.1"]
+    assert apply_changes({}, changes) == {
+        "name": "2024",
+        "metadata": {"year": "1999"},
+        "resources": {"gpu_name": "4090"},
+        "training": {"epochs": 3},
+        "data": {"validation": 0.1},
+    }

@@ -1,0 +1,81 @@
+"""What a JSON schema says of its fields, in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Schema = dict[str, Any]
+REQUIRED = "required"
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a document."""
+
+    name: str
+    """Dotted."""
+    values: str
+    """Type and range of its values."""
+    default: str
+    """JSON; or REQUIRED."""
+    meaning: str
+    holds_keys: bool
+
+
+def keys(fields: Mapping[str, Schema], defs: Mapping[str, Schema], prefix: str = "") -> Iterator[Key]:
+    """These fields, and those of the objects that they hold."""
+    for name, field in fields.items():
+        inner = part(field, defs)
+        default = json.dumps(field["default"], ensure_ascii=False) if "default" in field else REQUIRED
+        meaning = field.get("description") or (inner or {}).get("description", "")
+        yield Key(f"{prefix}{name}", values(field), default, line(meaning), inner is not None)
+        if inner:
+            yield from keys(inner["properties"], defs, f"{prefix}{name}.")
+
+
+def part(field: Schema, defs: Mapping[str, Schema]) -> Schema | None:
+    """The object that a key holds; None where it holds a value."""
+    for kind in (field, *field.get("anyOf", [])):
+        if "$ref" in kind:
+            return defs[kind["$ref"].rpartition("/")[2]]
+    return None
+
+
+def values(field: Schema, *, links: bool = False) -> str:
+    """The type and range of a value, such as: integer, 1 to 64. `links`: objects are named, each with a heading."""
+    if "anyOf" in field:
+        return " or ".join(values(kind, links=links) for kind in field["anyOf"])
+    if "$ref" in field:
+        name = field["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})" if links else "object"
+    if "const" in field:
+        return f"`{json.dumps(field['const'])}`"
+    if "enum" in field:
+        return ", ".join(f"`{json.dumps(value)}`" for value in field["enum"])
+    if field["type"] == "array":
+        return f"list of {values(field['items'], links=links)}"
+    return f"{field['type']}{_range(field)}"
+
+
+def _range(field: Schema) -> str:
+    if "minimum" in field and "maximum" in field:
+        return f", {_number(field['minimum'])} to {_number(field['maximum'])}"
+    words = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    text = " and ".join(f"{sign} {_number(field[bound])}" for bound, sign in words.items() if bound in field)
+    if "pattern" in field:
+        text = f"matching `{field['pattern']}`"
+    elif "maxLength" in field:
+        text = f"{field.get('minLength', 0)} to {field['maxLength']:,} characters"
+    return f", {text}" if text else ""
+
+
+def _number(value: float) -> str:
+    return f"{int(value) if value == int(value) else value:,}"
+
+
+def line(text: str) -> str:
+    """A docstring in one line."""
+    return " ".join(text.split())

@@ -1,0 +1,40 @@
+"""`longhaul keys`: the keys of a job file, from the specification itself."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from jobs.spec import JobSpec
+from jobs.text.schemas import REQUIRED, Key, keys
+from longhaul.jobfile import BadInput
+
+INDENT = 4
+
+
+def keys_below(prefix: str) -> list[Key]:
+    """The keys of a job that this names, or that lie below it; all for ''. Raises BadInput where there is none."""
+    schema = JobSpec.model_json_schema()
+    known = list(keys(schema["properties"], schema["$defs"]))
+    found = [key for key in known if key.name == prefix or key.name.startswith(f"{prefix}.") or not prefix]
+    if not found:  # a beginning, or a name without its part
+        found = [key for key in known if key.name.startswith(prefix) or key.name.endswith(f".{prefix}")]
+    if not found:
+        near = get_close_matches(prefix, [key.name for key in known], n=1)
+        raise BadInput(
+            f"no key of a job is called {prefix}",
+            hint=f"did you mean {near[0]}?" if near else "`longhaul keys` lists all of them",
+        )
+    return found
+
+
+def print_keys(found: list[Key], console: Console) -> None:
+    """Each with its values, default and meaning."""
+    for key in found:
+        default = "" if key.holds_keys else f"; {'' if key.default == REQUIRED else 'default '}{key.default}"
+        head = Text(key.name, style="bold").append(f"  {key.values.replace('`', '')}{default}", style="dim")
+        console.print(head)
+        console.print(Padding(Text(key.meaning), (0, 0, 0, INDENT), expand=False))
