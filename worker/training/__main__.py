@@ -15,6 +15,7 @@ import errno
 import gc
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -141,7 +142,11 @@ def doctor(argv: list[str]) -> int:
     except ValueError as error:
         print(f"doctor: a setting is wrong: {error}", file=sys.stderr)
         return 2
-    return examine(argv, settings, os.environ)
+    try:
+        return examine(argv, settings, os.environ)
+    except BrokenPipeError:  # `doctor | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> int:

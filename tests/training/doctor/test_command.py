@@ -95,6 +95,38 @@ def test_a_runs_directory_that_cannot_be_made_is_refused_in_a_sentence(tmp_path:
     assert done.stderr == "doctor: the runs directory cannot be used (Not a directory); LONGHAUL_RUNS names it\n"
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1"])
+def test_a_time_that_is_none_is_refused_in_a_sentence(
+    tmp_path: Path, seconds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = from_environment({"LONGHAUL_DEVICE": "cpu"})
+    assert command.main(["--runs", str(tmp_path), f"--seconds={seconds}"], settings, {}) == command.REFUSED
+    assert capsys.readouterr().err == f"doctor: --seconds is {seconds}; give a number above 0, 86400 at most\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", [".locks", ".doctor", ".doctor/cpu"])
+def test_a_file_in_the_place_of_its_folder_is_refused_in_a_sentence(
+    tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).touch()
+    settings = from_environment({"LONGHAUL_DEVICE": "cpu"})
+    assert command.main(["--runs", str(tmp_path)], settings, {}) == command.REFUSED
+    assert capsys.readouterr().err.startswith("doctor: the runs directory cannot be used (")
+
+
+def test_a_reader_that_leaves_ends_it_without_a_traceback_and_nothing_is_left(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "worker.training", "doctor", "--runs", str(tmp_path), "--only", "machine"]
+    variables = os.environ | {"LONGHAUL_DEVICE": "cpu"}
+    with subprocess.Popen(words, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 128 + signal.SIGPIPE)
+    assert list((tmp_path / ".doctor").iterdir()) == []
+
+
 def test_a_process_that_dies_fails_its_check_and_no_other_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +246,9 @@ def test_a_check_that_raises_fails_and_the_others_are_made(tmp_path: Path, monke
     assert disk.line.startswith("FAIL  disk: ZeroDivisionError: there is no disk")
 
 
-def test_what_was_measured_is_kept_for_this_gpu_and_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_is_kept_for_this_gpu_and_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     findings = [
         judge("gemm", "fast", flops=2e14),
         judge("update", "fast", seconds=0.2),
@@ -238,6 +272,12 @@ def test_what_was_measured_is_kept_for_this_gpu_and_driver(tmp_path: Path, monke
     doubted = read_measured(tmp_path, GPU, "580.95")
     assert doubted is not None and doubted.gemm_flops == 2e14, "what was measured before stays"
     assert doubted.training_flops == {"8": 9e13, "9": 8e13}, "so does what a job has measured"
+    (tmp_path / ".gpus").rename(tmp_path / "kept")
+    (tmp_path / ".gpus").write_text("no folder")
+    assert command.main(words, settings, {"CUDA_VISIBLE_DEVICES": GPU}) == 1
+    assert capsys.readouterr().err.endswith("doctor: what was measured is not kept: File exists\n")
+    (tmp_path / ".gpus").unlink()
+    (tmp_path / "kept").rename(tmp_path / ".gpus")
     findings[:] = [skip("gemm", "no time was left")]
     assert command.main(words, settings, {"CUDA_VISIBLE_DEVICES": GPU}) == 0
     assert read_measured(tmp_path, GPU, "580.95") == doubted
@@ -247,9 +287,9 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = from_environment({"LONGHAUL_DEVICE": "cpu"})
-    words = ["--runs", str(tmp_path), "--report", str(tmp_path / "missing" / "page.md")]
-    assert command.main(words, settings, {}) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    for report in (tmp_path / "missing" / "page.md", tmp_path):
+        assert command.main(["--runs", str(tmp_path), "--report", str(report)], settings, {}) == 2
+        assert "cannot be written" in capsys.readouterr().err
 
 
 def test_a_check_that_hangs_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +40,7 @@ GRACE_S = 20.0
 """What a process may take longer than its time, for the check that it has begun."""
 MOST_OF_OTHERS = 4 * GIB
 """What other processes may hold of the GPU: a desktop takes less, another job more."""
+MOST_SECONDS = 86_400
 END_THEM = "end them (free_memory names them), and run it again"
 REFUSED = 2
 Tell = Callable[[Finding], object]
@@ -57,7 +58,10 @@ def main(argv: Sequence[str], settings: TrainerSettings, environ: Mapping[str, s
     if given.group:
         run_group(given.group, examination, lambda finding: print(finding.model_dump_json(), flush=True))
         return 0
-    if given.report and not os.access(given.report.absolute().parent, os.W_OK):
+    if not 0 < given.seconds <= MOST_SECONDS:
+        print(f"doctor: --seconds is {given.seconds:g}; give a number above 0, {MOST_SECONDS} at most", file=sys.stderr)
+        return REFUSED
+    if given.report and (given.report.is_dir() or not os.access(given.report.absolute().parent, os.W_OK)):
         print(f"doctor: {given.report} cannot be written; name a file in a folder that can", file=sys.stderr)
         return REFUSED
     locks = given.runs / ".locks"
@@ -65,8 +69,7 @@ def main(argv: Sequence[str], settings: TrainerSettings, environ: Mapping[str, s
         locks.mkdir(parents=True, exist_ok=True)
         lock = try_lock(gpu_lock(locks, uuid.removeprefix("GPU-")) if uuid else locks / "doctor.lock")
     except OSError as error:
-        print(f"doctor: the runs directory cannot be used ({error.strerror}); LONGHAUL_RUNS names it", file=sys.stderr)
-        return REFUSED
+        return refuse(error)
     if lock is None:
         print(f"doctor: {in_use(given.runs, uuid)}", file=sys.stderr)
         return REFUSED
@@ -78,9 +81,14 @@ def main(argv: Sequence[str], settings: TrainerSettings, environ: Mapping[str, s
             )
     except Stopped as stopped:
         return stopped.code  # `worker/doctor.py` says so
+    except NoWorkplace as error:
+        return refuse(error)
     report = report.model_copy(update={"seconds": time.monotonic() - began})
     if uuid and given.driver:
-        keep(given.runs, uuid, report.measured(given.driver, int(time.time())))
+        try:
+            keep(given.runs, uuid, report.measured(given.driver, int(time.time())))
+        except OSError as error:
+            print(f"doctor: what was measured is not kept: {error.strerror}", file=sys.stderr)
     print(report.to_json() if given.json else "\n".join(report.summary), flush=True)
     if given.report:
         write_atomically(given.report, report.page().encode())
@@ -117,11 +125,24 @@ def show(finding: Finding, on_stderr: bool) -> None:
     print(finding.line, file=sys.stderr if on_stderr else sys.stdout, flush=True)
 
 
+class NoWorkplace(OSError):
+    """There is no folder to examine in."""
+
+
+def refuse(error: OSError) -> int:
+    """Say why the runs directory cannot be used; returns the exit code."""
+    print(f"doctor: the runs directory cannot be used ({error.strerror}); LONGHAUL_RUNS names it", file=sys.stderr)
+    return REFUSED
+
+
 @contextlib.contextmanager
 def workplace(folder: Path) -> Iterator[Path]:
-    """An empty folder, gone afterwards; so is what a killed doctor has left there."""
+    """An empty folder, gone afterwards; so is what a killed doctor has left there. Raises NoWorkplace."""
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise NoWorkplace(*error.args) from error
     try:
         yield folder
     finally:
@@ -157,9 +178,10 @@ def examine(examination: Examination, only: Sequence[str] | None, no_gpu: str | 
         found(Finding(check="driver", status="FAIL", figure=no_gpu, limit="a usable GPU", hint="see docs/docker.md"))
         examination = replace(examination, device="cpu", gpu=None)
     for group in chosen(only, examination.device):
-        for finding in run_child(group, examination):
-            if no_gpu is None or finding.check != "driver":
-                found(finding)
+        with contextlib.closing(run_child(group, examination)) as told:  # its process ends with what it has to say
+            for finding in told:
+                if no_gpu is None or finding.check != "driver":
+                    found(finding)
         examination = informed(examination, findings)
     return make_report(findings, examination.gpu, 0.0)
 
@@ -200,7 +222,7 @@ def keep(runs: Path, uuid: str, found: MeasuredGpu) -> None:
         keep_measured(runs, uuid, before.model_copy(update=new))
 
 
-def run_child(group: str, examination: Examination) -> Iterator[Finding]:
+def run_child(group: str, examination: Examination) -> Generator[Finding]:
     """The findings of one group: each check's own, or why there is none."""
     missing = list(GROUPS[group])
     if examination.other_bytes > MOST_OF_OTHERS and group in NEEDS_WHOLE_GPU:
