@@ -7,7 +7,10 @@ from typing import Annotated, Self
 from pydantic import Field
 
 from jobs.frozen import Frozen
+from jobs.text.units import GIB
 
+MOST_OF_OTHERS = 4 * GIB
+"""What other processes may hold of a GPU that is measured: a desktop takes less, another job more."""
 MODELS = 16
 """The newest training rates that are kept."""
 Flops = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.disk.measured_file import keep_measured, measured_file, read_measured
-from jobs.measured import MeasuredGpu
+from jobs.measured import MOST_OF_OTHERS, MeasuredGpu
 from worker.training.gpu_speed import STEPS, GpuSpeed
 
 UUID, NAME, DRIVER = "GPU-51a00000-0000-4000-8000-000000000001", "NVIDIA GeForce RTX 5090", "580.95"
@@ -38,6 +38,25 @@ def test_200_steps_after_the_first_are_kept_with_recomputed_layers_as_work(tmp_p
     before = measured_file(tmp_path, UUID).stat().st_mtime_ns
     measured.add(1e15, 0.01)
     assert measured_file(tmp_path, UUID).stat().st_mtime_ns == before, "the first steps count, no later ones"
+
+
+def test_a_step_that_stood_still_does_not_count(tmp_path: Path) -> None:
+    measured = speed(tmp_path)
+    for seconds in (60.0, *[5.0] * 150, 8 * 3600.0, *[5.0] * 48, 240.0):
+        measured.add(5e12, seconds)
+    kept = read_measured(tmp_path, UUID, DRIVER)
+    assert kept is not None and kept.training_flops == {"8": pytest.approx(1.5e12)}
+
+
+def test_beside_another_job_no_rate_is_kept(tmp_path: Path) -> None:
+    for other_bytes, rates in ((MOST_OF_OTHERS + 1, None), (MOST_OF_OTHERS, {"8": 3e12})):
+        measured = speed(tmp_path)
+        for _ in range(STEPS + 1):
+            measured.beside(other_bytes)
+            measured.add(2e12, 1.0)
+            measured.beside(0)
+        kept = read_measured(tmp_path, UUID, DRIVER)
+        assert (kept and kept.training_flops) == rates
 
 
 def test_a_gpu_that_was_never_examined_has_the_rate_of_jobs_alone(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from jobs.spec import parse_spec
 from tests.clock import Clock
 from tests.training.gpu_stand_in import UUID, library
 from tests.training.stepping import step_result
+from worker.training.gpu_speed import GpuSpeed
 from worker.training.machine.nvml import open_gpu
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.machine.usage import Cache, MemoryUse
@@ -127,6 +128,9 @@ def test_the_pace_is_that_of_the_last_50_steps() -> None:
             run.clock.now += seconds
             assert run.pace.step() == seconds
     assert run.pace.left_s(250) == 750 * 1.0
+    run.clock.now += 8 * 3600.0  # the container was paused
+    assert run.pace.step() == 8 * 3600.0
+    assert run.pace.left_s(251) == 749 * 1.0
 
 
 # -- rows ----------------------------------------------------------------------------------------------------
@@ -219,6 +223,7 @@ def test_a_row_says_what_was_planned_what_others_hold_and_what_clearing_gave_bac
         window=Window(asides=run.pace.asides),
         planned_bytes=26 * 2**30,
         monitor=ProcessMonitor(gpu, torch.device("cpu")),
+        speed=GpuSpeed(tmp_path, UUID, "a GPU", "580.95", parameters=8, recomputed=0.0),
     )
     run.pace.begin()
     meter.add(step_result(1))
@@ -227,3 +232,7 @@ def test_a_row_says_what_was_planned_what_others_hold_and_what_clearing_gave_bac
     row = meter.row(step_result(1), now=1.0)
     assert (row.memory_planned_bytes, row.gpu_memory_other_processes_bytes) == (26 * 2**30, int(29.5 * 2**30))
     assert (row.cache_clears, row.cache_freed_bytes) == (1, 12345)
+    for step in range(2, 300):
+        run.clock.now += STEP_S
+        meter.add(step_result(step))
+    assert not (tmp_path / ".gpus").exists(), "what the model reaches beside others is not kept"

@@ -9,9 +9,10 @@ import torch
 
 from jobs.disk.measured_file import keep_measured, read_measured
 from jobs.gpus import peak_flops
-from jobs.measured import MeasuredGpu
+from jobs.measured import MOST_OF_OTHERS, MeasuredGpu
 from worker.training.machine.device import gpu_id
 from worker.training.machine.nvml import open_gpu
+from worker.training.pace import usual
 
 log = logging.getLogger("longhaul.gpu_speed")
 
@@ -28,7 +29,9 @@ class GpuSpeed:
         """`recomputed`: FLOPs of recomputed layers for each FLOP that MFU counts. `driver`: its version, or None."""
         self._runs, self._uuid, self._name, self._driver = runs, uuid, name, driver
         self._parameters, self._work = parameters, 1 + recomputed
-        self._steps, self._flops, self._seconds = 0, 0.0, 0.0
+        self._done, self._shared = 0, False
+        self._steps: list[tuple[float, float]] = []
+        """FLOPs and seconds of each that is measured."""
 
     @classmethod
     def of(cls, runs: Path, device: torch.device, *, parameters: int, recomputed: float) -> GpuSpeed:
@@ -44,20 +47,30 @@ class GpuSpeed:
         measured = self._read()
         return (measured and measured.gemm_flops) or peak_flops(self._name)
 
+    def beside(self, other_bytes: int) -> None:
+        """Other processes hold so much of the GPU: where that is another job, the rate is not kept."""
+        self._shared |= other_bytes > MOST_OF_OTHERS
+
     def add(self, flops: float, seconds: float) -> None:
         """Count a step. After `STEPS` of them their rate is kept for the plans of later jobs."""
-        self._steps += 1
-        if 1 < self._steps <= STEPS + 1:
-            self._flops += flops * self._work
-            self._seconds += seconds
-        if self._steps == STEPS + 1 and self._flops and self._seconds and self._driver is not None:
-            before = self._read() or MeasuredGpu(driver=self._driver)
-            try:
-                keep_measured(
-                    self._runs, self._uuid, before.with_training_flops(self._parameters, self._flops / self._seconds)
-                )
-            except OSError as error:
-                log.warning("the training speed of %s is not kept: %s", self._name, error.strerror)
+        self._done += 1
+        if 1 < self._done <= STEPS + 1:
+            self._steps.append((flops, seconds))
+        if self._done == STEPS + 1 and self._driver is not None and not self._shared:
+            self._keep(self._driver)
+
+    def _keep(self, driver: str) -> None:
+        is_usual = usual(seconds for _, seconds in self._steps)
+        flops, seconds = map(sum, zip(*(step for step in self._steps if is_usual(step[1])), strict=True))
+        if not (flops and seconds):
+            return
+        before = self._read() or MeasuredGpu(driver=driver)
+        try:
+            keep_measured(
+                self._runs, self._uuid, before.with_training_flops(self._parameters, self._work * flops / seconds)
+            )
+        except OSError as error:
+            log.warning("the training speed of %s is not kept: %s", self._name, error.strerror)
 
     def _read(self) -> MeasuredGpu | None:
         return read_measured(self._runs, self._uuid, self._driver)

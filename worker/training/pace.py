@@ -3,17 +3,19 @@
     steps left x the mean of the last 50 + evaluations left x the time of the last + checkpoints left x that of the last
 
 A step lasts from the end of the one before: waiting for data, logging and clearing the cache are in it, evaluations and
-checkpoints are not. Steps are stratified over length, so 50 of them stand for the others; the first of an attempt, in
-which kernels are compiled and memory is taken, does not. An evaluation or checkpoint counts from the first that was
-measured, in this attempt or an earlier one. Copying the final model, after all that, does not count.
+checkpoints are not. Steps are stratified over length, so 50 of them stand for the others. The first of an attempt, in
+which kernels are compiled and memory is taken, does not; nor does one that stood still (`STALL`). An evaluation or
+checkpoint counts from the first that was measured, in this attempt or an earlier one. Copying the final model, after
+all that, does not count.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,6 +23,8 @@ from jobs.plan import Plan
 from jobs.spec import JobSpec
 
 STEPS = 50
+STALL = 10
+"""A step that takes more than so many times the median stood still: the container was paused, a disk did not answer."""
 
 
 class Durations(BaseModel):
@@ -77,7 +81,9 @@ class Pace:
     def left_s(self, step: int) -> float:
         """Seconds left once step `step` is done, before what is due after it. Only after a first step."""
         assert self._first_s is not None, "nothing was measured yet"
-        pace = sum(self._times) / len(self._times) if self._times else self._first_s
+        times = self._times or [self._first_s]
+        is_usual = usual(times)
+        pace = statistics.fmean(each for each in times if is_usual(each))
         evaluation_s = self.asides.evaluation_s or 0.0
         evaluations = _due(self._evaluate_every, step, self._steps) if self._evaluate_every else 0
         saves = _due(self._save_interval(pace, evaluation_s), step, self._steps)
@@ -92,6 +98,12 @@ class Pace:
             times = math.ceil(self._save_every_s / seconds) if seconds > 0 else self._steps
             intervals.append(between * max(1, times))
         return min(intervals, default=None)
+
+
+def usual(seconds: Iterable[float]) -> Callable[[float], bool]:
+    """Whether a step stood for others, by the seconds that each of them took: it was no stall."""
+    most = STALL * statistics.median(seconds)
+    return lambda each: each <= most
 
 
 def _due(every: int | None, step: int, last: int) -> int:

@@ -98,6 +98,8 @@ class Meter:
         memory, host = memory_use(self.cache.device), host_memory()
         gpu = self.gpu.use() if self.gpu is not None else GpuUse()
         other_processes = self.monitor.use() if self.monitor is not None else None
+        if self.speed is not None and other_processes is not None:
+            self.speed.beside(other_processes.bytes)
         on_gpu = self.cache.device.type == "cuda"
         tokens, flops = window.input_tokens + window.target_tokens, window.flops / seconds
         row = MetricRow(

@@ -24,11 +24,11 @@ from jobs.disk.files import write_atomically
 from jobs.disk.measured_file import keep_measured, read_measured
 from jobs.disk.rundir import RunDir, list_runs
 from jobs.errors import Damaged, NotFound
-from jobs.measured import MeasuredGpu
+from jobs.measured import MOST_OF_OTHERS, MeasuredGpu
 from jobs.memory_plan import Device
 from jobs.process.lifeline import PARENT_PID
 from jobs.process.stopping import Stopped, stopped_once
-from jobs.text.units import GIB, format_bytes
+from jobs.text.units import format_bytes
 from worker.training.doctor.finding import Finding, failed, judge, skip
 from worker.training.doctor.groups import GROUPS, NEEDS_WHOLE_GPU, Examination, run_group
 from worker.training.doctor.report import DoctorReport, make_report
@@ -38,8 +38,6 @@ from worker.training.settings import TrainerSettings
 SECONDS = 300.0
 GRACE_S = 20.0
 """What a process may take longer than its time, for the check that it has begun."""
-MOST_OF_OTHERS = 4 * GIB
-"""What other processes may hold of the GPU: a desktop takes less, another job more."""
 MOST_SECONDS = 86_400
 END_THEM = "end them (free_memory names them), and run it again"
 REFUSED = 2
