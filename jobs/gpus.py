@@ -49,9 +49,12 @@ class GpuFacts:
         """Bytes a second of its memory: as measured, else by the data sheet; None if neither is known."""
         return (self.measured and self.measured.memory_bytes_per_s) or memory_bandwidth(self.name)
 
-    def training_flops(self, parameters: int) -> float | None:
-        """FLOP/s that training reached with a model of so many parameters; None: none was trained on this GPU."""
-        return None if self.measured is None else self.measured.training_flops.get(str(parameters))
+    def training_flops(self, parameters: int, compiled: bool, step_flops: float) -> float | None:
+        """FLOP/s that training reached with such a model and steps of about so many FLOPs; None: none was trained."""
+        known = [] if self.measured is None else self.measured.training
+        fitting = [rate for rate in known if rate.holds_for(parameters, compiled, step_flops)]
+        nearest = min(fitting, key=lambda rate: abs(math.log(rate.step_flops / step_flops)), default=None)
+        return None if nearest is None else nearest.flops_per_s
 
     @property
     def usable_bytes(self) -> int:

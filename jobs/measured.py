@@ -11,9 +11,29 @@ from jobs.text.units import GIB
 
 MOST_OF_OTHERS = 4 * GIB
 """What other processes may hold of a GPU that is measured: a desktop takes less, another job more."""
-MODELS = 16
+RATES = 16
 """The newest training rates that are kept."""
+ALIKE = 4.0
+"""Steps of up to so many times the FLOPs have the same rate: in others, update and padding take another share."""
 Flops = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class TrainingRate(Frozen, extra="ignore", json_schema_extra={"additionalProperties": False}):
+    """How fast a model trained."""
+
+    parameters: int
+    """Of the model."""
+    compiled: bool
+    """Whether its layers were to run compiled."""
+    step_flops: Flops
+    """Mean FLOPs of an optimizer step at the real lengths of its rows, recomputed layers not included."""
+    flops_per_s: Flops
+    """FLOP/s that training reached, recomputed layers and the optimizer's updates included."""
+
+    def holds_for(self, parameters: int, compiled: bool, step_flops: float) -> bool:
+        """Whether a job with such a model and such steps can expect this rate."""
+        alike = self.step_flops <= ALIKE * step_flops and step_flops <= ALIKE * self.step_flops
+        return alike and (self.parameters, self.compiled) == (parameters, compiled)
 
 
 class MeasuredGpu(Frozen, strict=True, extra="ignore", json_schema_extra={"additionalProperties": False}):
@@ -37,12 +57,10 @@ class MeasuredGpu(Frozen, strict=True, extra="ignore", json_schema_extra={"addit
     """Size of the FLAN-T5 that was trained: `xl`, `large` or `base`."""
     rows_per_s: dict[str, float] = {}  # noqa: RUF012 - pydantic copies it
     """By tokens of input and target, such as `128/256`."""
-    training_flops: dict[str, Flops] = {}  # noqa: RUF012
-    """FLOP/s that training reached, recomputed layers included, by the number of the model's parameters. `doctor`
-    measures a model of FLAN-T5's shape; each job, its own."""
+    training: list[TrainingRate] = []  # noqa: RUF012
+    """How fast models trained, the newest last. `doctor` measures a model of FLAN-T5's shape; each job, its own."""
 
-    def with_training_flops(self, parameters: int, flops: float) -> Self:
-        """The same with the rate that a model of so many parameters reached."""
-        others = {count: rate for count, rate in self.training_flops.items() if count != str(parameters)}
-        newest = dict([*others.items(), (str(parameters), flops)][-MODELS:])
-        return self.model_copy(update={"training_flops": newest})
+    def with_training(self, new: TrainingRate) -> Self:
+        """The same with this rate, in place of one of the same model and such steps."""
+        others = [each for each in self.training if not each.holds_for(new.parameters, new.compiled, new.step_flops)]
+        return self.model_copy(update={"training": [*others, new][-RATES:]})

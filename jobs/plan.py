@@ -92,8 +92,9 @@ class TimeFigures(Frozen):
     hours_at_limit: float | None
     """`model_flops` at the GPU's peak; null without a GPU whose peak is known."""
     hours_expected: float | None
-    """All FLOPs at the rate that training reached on this GPU with a model of as many parameters; else at
-    `EXPECTED_SHARE` of the peak. An expectation: the measured pace of the job replaces it."""
+    """All FLOPs at the rate that training reached on this GPU with a model of as many parameters, compiled or not as in
+    this job, in steps of a quarter to four times the FLOPs; else at `EXPECTED_SHARE` of the peak. An expectation: the
+    measured pace of the job replaces it."""
     expected_from_training: bool = False
     """Whether `hours_expected` comes from training; false: from the peak."""
 
@@ -147,12 +148,17 @@ def make_time_plan(
     device: str,
     gpu: GpuFacts | None,
     parameters: int,
+    compiled: bool,
+    step_flops: float,
 ) -> TimePlan:
-    """The time on this GPU (None: the reference GPU is assumed); on `cpu` without a GPU no time is predicted."""
+    """The time on this GPU (None: the reference GPU is assumed); on `cpu` without a GPU no time is predicted.
+
+    `step_flops`: of `model_flops` those of one step.
+    """
     assumed = gpu is None and device != "cpu"
     facts = REFERENCE if assumed else gpu
     peak = None if facts is None else facts.peak_flops
-    reached = None if facts is None else facts.training_flops(parameters)
+    reached = None if facts is None else facts.training_flops(parameters, compiled, step_flops)
     expected = reached or (None if peak is None else EXPECTED_SHARE * peak)
     return TimePlan(
         model_flops=model_flops,

@@ -26,8 +26,9 @@ _SPEC = parse_spec(
     }
 )
 _TIME = make_time_plan(
-    model_flops=9.9e19, recomputed_flops=0.0, estimated=False, device="cuda", gpu=REFERENCE, parameters=2_849_757_184
-).summary()
+    model_flops=9.9e19, recomputed_flops=0.0, estimated=False, device="cuda", gpu=REFERENCE,
+    parameters=2_849_757_184, compiled=True, step_flops=4.2e14,
+).summary()  # fmt: skip
 _SETTING: dict[str, Any] = {"optimizer": "adamw_8bit", "activation_checkpointing": 0, "micro_batch": 8}
 _PARTS = {
     "weights": 5_699_514_368, "gradients": 5_699_514_368, "optimizer": 5_743_000_000, "activations": 9_600_000_000,

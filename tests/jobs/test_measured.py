@@ -9,7 +9,7 @@ import pytest
 from jobs.disk.measured_file import keep_measured, measured_file, read_measured
 from jobs.gpus import GpuFacts
 from jobs.heartbeat import Gpu
-from jobs.measured import MODELS, MeasuredGpu
+from jobs.measured import RATES, MeasuredGpu, TrainingRate
 
 UUID = "GPU-51a00000-0000-4000-8000-000000000001"
 MEASURED = MeasuredGpu(driver="580.95", examined_at=1, gemm_flops=2e14, rows_per_s={"128/256": 30.0})
@@ -39,11 +39,22 @@ def test_a_job_is_planned_with_it() -> None:
     assert examined.facts.memory_bandwidth == 1.792e12, "as the data sheet says"
 
 
-def test_the_newest_training_rates_are_kept_a_rate_for_each_size() -> None:
+def rate(parameters: int, flops_per_s: float, *, step_flops: float = 4e14) -> TrainingRate:
+    return TrainingRate(parameters=parameters, compiled=True, step_flops=step_flops, flops_per_s=flops_per_s)
+
+
+def test_the_newest_training_rates_are_kept_a_rate_for_each_size_of_model_and_step() -> None:
     measured = MEASURED
-    for parameters in [*range(MODELS + 4), 10]:
-        measured = measured.with_training_flops(parameters, 1e12 + parameters)
-    assert list(measured.training_flops) == [*(str(count) for count in range(4, MODELS + 4) if count != 10), "10"]
-    assert measured.training_flops["10"] == 1e12 + 10 and measured.gemm_flops == MEASURED.gemm_flops
+    for parameters in [*range(RATES + 4), 10]:
+        measured = measured.with_training(rate(parameters, 1e12 + parameters))
+    kept = [each.parameters for each in measured.training]
+    assert kept == [*(count for count in range(4, RATES + 4) if count != 10), 10]
+    measured = measured.with_training(rate(10, 2e12, step_flops=9.9e13)).with_training(rate(10, 3e12, step_flops=9e13))
+    assert [each.flops_per_s for each in measured.training][-2:] == [1e12 + 10, 3e12]
+    assert measured.gemm_flops == MEASURED.gemm_flops
     again = MeasuredGpu.model_validate_json(measured.model_dump_json())
     assert again == measured
+    facts = GpuFacts("a GPU", 2**35, measured)
+    assert GpuFacts.parse(facts.encode()) == facts
+    gpu = Gpu(uuid=UUID, name="a GPU", memory_bytes=2**35, driver="580.95", measured=measured)
+    assert Gpu.model_validate(gpu.model_dump()) == Gpu.model_validate_json(gpu.model_dump_json()) == gpu

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jobs.gpus import REFERENCE, GpuFacts, peak_flops, short_name
-from jobs.measured import MeasuredGpu
+from jobs.measured import MeasuredGpu, TrainingRate
 from jobs.plan import DataPlan, ModelPlan, Plan, TimePlan, make_plan, make_time_plan
 from jobs.spec import parse_spec
 
@@ -19,7 +19,7 @@ def planned(hours: float = 131.0, **more: Any) -> TimePlan:
     """So many hours at the nominal peak of a 5090."""
     facts: dict[str, Any] = {
         "model_flops": hours * 3600 * 209.5e12, "recomputed_flops": 0.0, "estimated": False, "device": "cuda",
-        "gpu": REFERENCE, "parameters": 8,
+        "gpu": REFERENCE, "parameters": 8, "compiled": True, "step_flops": 4e14,
     }  # fmt: skip
     return make_time_plan(**facts | more)
 
@@ -66,14 +66,28 @@ def test_no_gpu_no_figure() -> None:
 
 
 def test_training_on_the_gpu_replaces_the_expected_share_of_its_peak() -> None:
-    measured = MeasuredGpu(driver="580", gemm_flops=190e12).with_training_flops(8, 104.75e12)
+    reached = TrainingRate(parameters=8, compiled=True, step_flops=4e14, flops_per_s=104.75e12)
+    measured = MeasuredGpu(driver="580", gemm_flops=190e12).with_training(reached)
     plan = planned(gpu=replace(REFERENCE, measured=measured), recomputed_flops=131 * 3600 * 209.5e12 / 2)
     assert plan.hours_expected == pytest.approx(131 * 1.5 * 2) and plan.expected_from_training
     assert plan.text == ("about 6 d at the measured peak of an RTX 5090 (about 16 d 9 h expected from training on it)")
-    other = planned(gpu=replace(REFERENCE, measured=measured), parameters=9)
-    assert other.hours_expected == pytest.approx(131 / 0.4 * 209.5 / 190) and not other.expected_from_training
-    unlisted = planned(gpu=GpuFacts("NVIDIA T4", 0, MeasuredGpu(driver="580").with_training_flops(8, 209.5e12)))
+    unlike: list[dict[str, Any]] = [{"parameters": 9}, {"compiled": False}, {"step_flops": 9e13}, {"step_flops": 2e15}]
+    for more in unlike:
+        other = planned(gpu=replace(REFERENCE, measured=measured), **more)
+        assert other.hours_expected == pytest.approx(131 / 0.4 * 209.5 / 190) and not other.expected_from_training
+    reached = reached.model_copy(update={"flops_per_s": 209.5e12})
+    unlisted = planned(gpu=GpuFacts("NVIDIA T4", 0, MeasuredGpu(driver="580").with_training(reached)))
     assert unlisted.text == "about 5 d 11 h on a T4 (expected from training on it)"
+
+
+def test_of_several_rates_that_of_the_steps_most_alike_counts() -> None:
+    measured = MeasuredGpu(driver="580")
+    for step_flops, rate in ((1e14, 52.375e12), (1.6e15, 104.75e12)):
+        new = TrainingRate(parameters=8, compiled=True, step_flops=step_flops, flops_per_s=rate)
+        measured = measured.with_training(new)
+    gpu = replace(REFERENCE, measured=measured)
+    assert planned(gpu=gpu, step_flops=3e14).hours_expected == pytest.approx(131 * 4)
+    assert planned(gpu=gpu, step_flops=4.1e14).hours_expected == pytest.approx(131 * 2)
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_a_row_says_what_was_planned_what_others_hold_and_what_clearing_gave_bac
         window=Window(asides=run.pace.asides),
         planned_bytes=26 * 2**30,
         monitor=ProcessMonitor(gpu, torch.device("cpu")),
-        speed=GpuSpeed(tmp_path, UUID, "a GPU", "580.95", parameters=8, recomputed=0.0),
+        speed=GpuSpeed(tmp_path, UUID, "a GPU", "580.95", parameters=8, compiled=True, recomputed=0.0),
     )
     run.pace.begin()
     meter.add(step_result(1))

@@ -188,4 +188,10 @@ def gpu_speed(run: RunDir, device: torch.device, loaded: LoadedModel, plan: Plan
     lengths = rows.input_lengths[:SAMPLE], rows.target_lengths[:SAMPLE]
     again = loaded.task.recomputed_flops(loaded.config, plan.resolved.activation_checkpointing).forward(*lengths)
     recomputed = again / loaded.task.flops(loaded.config).rows(*lengths)
-    return GpuSpeed.of(run.path.parent, device, parameters=loaded.parameters, recomputed=recomputed)
+    return GpuSpeed.of(
+        run.path.parent,
+        device,
+        parameters=loaded.parameters,
+        compiled=plan.resolved.compile,
+        recomputed=recomputed,
+    )

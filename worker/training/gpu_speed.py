@@ -9,7 +9,7 @@ import torch
 
 from jobs.disk.measured_file import keep_measured, read_measured
 from jobs.gpus import peak_flops
-from jobs.measured import MOST_OF_OTHERS, MeasuredGpu
+from jobs.measured import MOST_OF_OTHERS, MeasuredGpu, TrainingRate
 from worker.training.machine.device import gpu_id
 from worker.training.machine.nvml import open_gpu
 from worker.training.pace import usual
@@ -24,22 +24,31 @@ class GpuSpeed:
     """Of one attempt. It holds the GPU's lock, so nobody else writes the figures of this GPU."""
 
     def __init__(
-        self, runs: Path, uuid: str, name: str, driver: str | None, *, parameters: int, recomputed: float
+        self,
+        runs: Path,
+        uuid: str,
+        name: str,
+        driver: str | None,
+        *,
+        parameters: int,
+        compiled: bool,
+        recomputed: float,
     ) -> None:
-        """`recomputed`: FLOPs of recomputed layers for each FLOP that MFU counts. `driver`: its version, or None."""
+        """`recomputed`: FLOPs of recomputed layers for each FLOP that MFU counts. `driver`: its version, or None.
+        `compiled`: whether the plan has layers compiled."""
         self._runs, self._uuid, self._name, self._driver = runs, uuid, name, driver
-        self._parameters, self._work = parameters, 1 + recomputed
+        self._parameters, self._compiled, self._work = parameters, compiled, 1 + recomputed
         self._done, self._shared = 0, False
         self._steps: list[tuple[float, float]] = []
         """FLOPs and seconds of each that is measured."""
 
     @classmethod
-    def of(cls, runs: Path, device: torch.device, *, parameters: int, recomputed: float) -> GpuSpeed:
+    def of(cls, runs: Path, device: torch.device, *, parameters: int, compiled: bool, recomputed: float) -> GpuSpeed:
         """Of this CUDA device."""
         uuid = gpu_id(device)
         gpu = open_gpu(uuid)
         driver, name = None if gpu is None else gpu.driver(), torch.cuda.get_device_name(device)
-        return cls(runs, uuid, name, driver, parameters=parameters, recomputed=recomputed)
+        return cls(runs, uuid, name, driver, parameters=parameters, compiled=compiled, recomputed=recomputed)
 
     @property
     def peak(self) -> float | None:
@@ -61,14 +70,19 @@ class GpuSpeed:
 
     def _keep(self, driver: str) -> None:
         is_usual = usual(seconds for _, seconds in self._steps)
-        flops, seconds = map(sum, zip(*(step for step in self._steps if is_usual(step[1])), strict=True))
+        counted = [step for step in self._steps if is_usual(step[1])]
+        flops, seconds = map(sum, zip(*counted, strict=True))
         if not (flops and seconds):
             return
+        rate = TrainingRate(
+            parameters=self._parameters,
+            compiled=self._compiled,
+            step_flops=flops / len(counted),
+            flops_per_s=self._work * flops / seconds,
+        )
         before = self._read() or MeasuredGpu(driver=driver)
         try:
-            keep_measured(
-                self._runs, self._uuid, before.with_training_flops(self._parameters, self._work * flops / seconds)
-            )
+            keep_measured(self._runs, self._uuid, before.with_training(rate))
         except OSError as error:
             log.warning("the training speed of %s is not kept: %s", self._name, error.strerror)
 

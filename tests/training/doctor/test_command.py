@@ -18,6 +18,7 @@ from jobs.disk.measured_file import keep_measured, read_measured
 from jobs.disk.rundir import create
 from jobs.events import AttemptStarted, JobQueued, JobSubmitted
 from jobs.gpus import GpuFacts
+from jobs.measured import TrainingRate
 from jobs.text.units import GIB
 from tests.local import ROOT
 from tests.summaries import checked, prepared
@@ -252,8 +253,8 @@ def test_what_was_measured_is_kept_for_this_gpu_and_driver(
     findings = [
         judge("gemm", "fast", flops=2e14),
         judge("update", "fast", seconds=0.2),
-        judge("load", "fine", parameters=8, activation_checkpointing=0).model_copy(update={"model": "xl"}),
-        judge("mfu", "fine", flops=9e13),
+        judge("load", "fine", parameters=8, activation_checkpointing=0, compiled=1).model_copy(update={"model": "xl"}),
+        judge("mfu", "fine", flops=9e13, step_flops=4e14),
         judge("throughput", "fast").model_copy(update={"values": {"128/256": 30.0, "256/256": 24.0}}),
     ]
     gpu = GpuFacts("NVIDIA GeForce RTX 5090", 2**35)
@@ -262,16 +263,18 @@ def test_what_was_measured_is_kept_for_this_gpu_and_driver(
     words = ["--runs", str(tmp_path), "--driver", "580.95"]
     assert command.main(words, settings, {"CUDA_VISIBLE_DEVICES": GPU}) == 0
     measured = read_measured(tmp_path, GPU, "580.95")
+    rate = TrainingRate(parameters=8, compiled=True, step_flops=4e14, flops_per_s=9e13)
     assert measured is not None and (measured.gemm_flops, measured.update_s, measured.model) == (2e14, 0.2, "xl")
-    assert measured.rows_per_s == {"128/256": 30.0, "256/256": 24.0} and measured.training_flops == {"8": 9e13}
-    keep_measured(tmp_path, GPU, measured.with_training_flops(9, 8e13))
+    assert measured.rows_per_s == {"128/256": 30.0, "256/256": 24.0} and measured.training == [rate]
+    of_a_job = rate.model_copy(update={"parameters": 9})
+    keep_measured(tmp_path, GPU, measured.with_training(of_a_job))
 
     findings[3] = judge("mfu", "impossible", fail=True, flops=9e14)
     findings[0] = judge("gemm", "impossible", fail=True, flops=2e15)
     assert command.main(words, settings, {"CUDA_VISIBLE_DEVICES": GPU}) == 1
     doubted = read_measured(tmp_path, GPU, "580.95")
     assert doubted is not None and doubted.gemm_flops == 2e14, "what was measured before stays"
-    assert doubted.training_flops == {"8": 9e13, "9": 8e13}, "so does what a job has measured"
+    assert doubted.training == [rate, of_a_job], "so does what a job has measured"
     (tmp_path / ".gpus").rename(tmp_path / "kept")
     (tmp_path / ".gpus").write_text("no folder")
     assert command.main(words, settings, {"CUDA_VISIBLE_DEVICES": GPU}) == 1

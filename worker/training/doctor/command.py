@@ -216,8 +216,11 @@ def keep(runs: Path, uuid: str, found: MeasuredGpu) -> None:
     new = found.model_dump(exclude_none=True, exclude_defaults=True)
     if new.keys() - {"driver", "examined_at", "model"}:
         before = read_measured(runs, uuid, found.driver) or found
-        new["training_flops"] = before.training_flops | found.training_flops
-        keep_measured(runs, uuid, before.model_copy(update=new))
+        new.pop("training", None)
+        kept = before.model_copy(update=new)
+        for rate in found.training:
+            kept = kept.with_training(rate)
+        keep_measured(runs, uuid, kept)
 
 
 def run_child(group: str, examination: Examination) -> Generator[Finding]:

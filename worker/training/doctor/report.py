@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from jobs.frozen import Frozen
 from jobs.gpus import GpuFacts
-from jobs.measured import MeasuredGpu
+from jobs.measured import MeasuredGpu, TrainingRate
 from jobs.text.units import format_duration
 from jobs.version import VERSION
 from worker.training.doctor.finding import Finding
@@ -54,11 +54,15 @@ class DoctorReport(Frozen):
         """What replaces nominal figures. What failed is left out, and so is the peak of a slow GPU."""
         gemm, power, load = self.of("gemm"), self.of("power"), self.of("load")
         steady = gemm is not None and gemm.status == "PASS" and (power is None or power.status != "WARN")
-        mfu, training_flops = self.of("mfu"), {}
+        mfu, training = self.of("mfu"), []
         if load is not None and mfu is not None and mfu.status in ("PASS", "WARN"):
-            facts = load.values
-            if facts.get("activation_checkpointing") == 0 and "flops" in mfu.values:
-                training_flops = {str(int(facts["parameters"])): mfu.values["flops"]}
+            facts, speed = load.values, mfu.values
+            if facts.get("activation_checkpointing") == 0 and "flops" in speed:
+                rate = TrainingRate(
+                    parameters=int(facts["parameters"]), compiled=bool(facts["compiled"]),
+                    step_flops=speed["step_flops"], flops_per_s=speed["flops"],
+                )  # fmt: skip
+                training = [rate]
         return MeasuredGpu(
             driver=driver,
             examined_at=at,
@@ -69,7 +73,7 @@ class DoctorReport(Frozen):
             update_s=self.figure("update", "seconds"),
             model=None if load is None else load.model,
             rows_per_s=self.rates if mfu is None or mfu.status != "FAIL" else {},
-            training_flops=training_flops,
+            training=training,
         )
 
     def figure(self, check: str, name: str) -> float | None:

@@ -113,7 +113,7 @@ class TrainingChecks:
             fail=loaded.peak_ratio > LOAD_LIMIT and excess > NOISE_BYTES,
             hint="report it: the model is held twice", ratio=loaded.peak_ratio,
             seconds=loaded.seconds, parameters=loaded.parameters, micro_batch=resolved.micro_batch,
-            activation_checkpointing=resolved.activation_checkpointing,
+            activation_checkpointing=resolved.activation_checkpointing, compiled=resolved.compile,
         )  # fmt: skip
         return found.model_copy(update={"model": self.name})
 
@@ -190,15 +190,17 @@ class TrainingChecks:
         if self.steps is None:
             return skip("mfu", "no steps were made")
         reached, measured = self.steps.flops / self.steps.seconds, self.examination.gemm_flops
+        step_flops = self.steps.flops / self.steps.count
         peak = measured or peak_flops(torch.cuda.get_device_name(self.device))
         if peak is None:
-            return judge("mfu", f"{reached / 1e12:.1f} TFLOP/s; the GPU's peak is unknown", warn=True, flops=reached)
+            return judge("mfu", f"{reached / 1e12:.1f} TFLOP/s; the GPU's peak is unknown", warn=True, flops=reached,
+                         step_flops=step_flops)  # fmt: skip
         mfu = reached / peak
         return judge(
             "mfu", f"{mfu:.2f} of the {'measured' if measured else 'nominal'} peak ({reached / 1e12:.1f} TFLOP/s)",
             limit=f"≥ {LEAST_MFU:.2f}, better {GOOD_MFU:.2f}", fail=not LEAST_MFU <= mfu <= MOST_MFU,
             warn=mfu < GOOD_MFU,
-            mfu=mfu, flops=reached,
+            mfu=mfu, flops=reached, step_flops=step_flops,
             hint="report it: the GPU does not compute" if mfu > MOST_MFU else "see power, compile_cold and waits",
         )  # fmt: skip
 

@@ -52,12 +52,15 @@ def with_time(
     scale = left * plan.data.rows * spec.training.epochs / len(lengths.inputs)
     task = task_of(spec)
     again = task.recomputed_flops(config, plan.resolved.activation_checkpointing)
+    flops = task.flops(config).rows(lengths.inputs, lengths.targets)
     time = make_time_plan(
-        model_flops=scale * task.flops(config).rows(lengths.inputs, lengths.targets),
+        model_flops=scale * flops,
         recomputed_flops=scale * again.forward(lengths.inputs, lengths.targets),
         estimated=lengths.estimated,
         device=settings.device,
         gpu=settings.gpu,
         parameters=plan.model.parameters,
+        compiled=plan.resolved.compile,
+        step_flops=spec.training.batch_size * flops / len(lengths.inputs),
     )
     return plan.model_copy(update={"time": time})
