@@ -269,12 +269,28 @@ def test_what_was_measured_is_kept_for_this_gpu_and_driver(
     of_a_job = rate.model_copy(update={"parameters": 9})
     keep_measured(tmp_path, GPU, measured.with_training(of_a_job))
 
-    findings[3] = judge("mfu", "impossible", fail=True, flops=9e14)
+    findings[3] = judge("mfu", "slow", fail=True, mfu=0.2, flops=4e13, step_flops=4e14)
+    assert command.main(words, settings, {"CUDA_VISIBLE_DEVICES": GPU}) == 1
+    slow = read_measured(tmp_path, GPU, "580.95")
+    assert slow is not None and [each.flops_per_s for each in slow.training] == [9e13, 4e13], "it is as slow as it is"
+    rate = slow.training[1]
+
+    findings[3] = judge("mfu", "impossible", fail=True, mfu=4.5, flops=9e14, step_flops=4e14)
     findings[0] = judge("gemm", "impossible", fail=True, flops=2e15)
     assert command.main(words, settings, {"CUDA_VISIBLE_DEVICES": GPU}) == 1
     doubted = read_measured(tmp_path, GPU, "580.95")
     assert doubted is not None and doubted.gemm_flops == 2e14, "what was measured before stays"
-    assert doubted.training == [rate, of_a_job], "so does what a job has measured"
+    assert doubted.training == [of_a_job, rate], "so does what a job has measured"
+    findings[2] = findings[2].model_copy(update={"model": "base"})
+    assert command.main(words, settings, {"CUDA_VISIBLE_DEVICES": GPU}) == 1
+    other = read_measured(tmp_path, GPU, "580.95")
+    assert other is not None and (other.model, other.rows_per_s, other.update_s) == ("base", {}, 0.2)
+    findings[:2] = [judge("gemm", "fast", flops=1.9e14)]
+    findings[1] = findings[1].model_copy(update={"model": "large"})
+    assert command.main(words, settings, {"CUDA_VISIBLE_DEVICES": GPU}) == 1
+    doubted = read_measured(tmp_path, GPU, "580.95")
+    assert doubted is not None and (doubted.gemm_flops, doubted.model) == (1.9e14, "base"), "large made no steps"
+
     (tmp_path / ".gpus").rename(tmp_path / "kept")
     (tmp_path / ".gpus").write_text("no folder")
     assert command.main(words, settings, {"CUDA_VISIBLE_DEVICES": GPU}) == 1
@@ -330,4 +346,7 @@ def test_it_ends_with_rows_a_second_and_days() -> None:
         "2 PASS in 4 min 10 s",
         "FLAN-T5-XL at 128/256 tokens: 30.0 rows/s, so 5 epochs of 6 M rows take 11 d 14 h",
     ]
+    for doubtful in (judge("mfu", "", fail=True, mfu=4.5), judge("graphs", "", fail=True)):
+        doubted = make_report([*findings, doubtful], GpuFacts("NVIDIA GeForce RTX 5090", 2**35), 250.0)
+        assert doubted.summary == ["1 FAIL, 2 PASS in 4 min 10 s"]
     assert json.loads(report.to_json())["days"] == {"128/256": pytest.approx(11.574, abs=1e-3)}

@@ -217,6 +217,10 @@ def keep(runs: Path, uuid: str, found: MeasuredGpu) -> None:
     if new.keys() - {"driver", "examined_at", "model"}:
         before = read_measured(runs, uuid, found.driver) or found
         new.pop("training", None)
+        if new.keys().isdisjoint(("update_s", "rows_per_s")):
+            new.pop("model", None)
+        elif new["model"] != before.model:  # what was measured of another model
+            before = before.model_copy(update={"update_s": None, "rows_per_s": {}})
         kept = before.model_copy(update=new)
         for rate in found.training:
             kept = kept.with_training(rate)

@@ -6,6 +6,7 @@ No host name, user, path or secret is in any of them.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from worker.training.doctor.finding import Finding
 
 ROWS, EPOCHS = 6_000_000, 5
 SHAPE = re.compile(r"\d+/\d+")
+MOST_MFU = 1.05
+"""Above it the GPU did not compute."""
 
 
 class DoctorReport(Frozen):
@@ -50,12 +53,21 @@ class DoctorReport(Frozen):
         found = self.of("throughput")
         return {} if found is None else {name: rate for name, rate in found.values.items() if SHAPE.fullmatch(name)}
 
+    @property
+    def doubted(self) -> bool:
+        """Whether the speed of the steps says nothing: the GPU did not compute, or layers were compiled meanwhile."""
+        mfu, graphs = self.of("mfu"), self.of("graphs")
+        computed = mfu is None or mfu.status != "FAIL" or mfu.values.get("mfu", math.inf) <= MOST_MFU
+        return not computed or (graphs is not None and graphs.status == "FAIL")
+
     def measured(self, driver: str, at: int) -> MeasuredGpu:
-        """What replaces nominal figures. What failed is left out, and so is the peak of a slow GPU."""
+        """What replaces nominal figures. What failed is left out, and so is the peak of a slow GPU; but steps are as
+        fast as they are, also where that is too slow.
+        """
         gemm, power, load = self.of("gemm"), self.of("power"), self.of("load")
         steady = gemm is not None and gemm.status == "PASS" and (power is None or power.status != "WARN")
         mfu, training = self.of("mfu"), []
-        if load is not None and mfu is not None and mfu.status in ("PASS", "WARN"):
+        if load is not None and mfu is not None and not self.doubted:
             facts, speed = load.values, mfu.values
             if facts.get("activation_checkpointing") == 0 and "flops" in speed:
                 rate = TrainingRate(
@@ -72,7 +84,7 @@ class DoctorReport(Frozen):
             device_to_host_bytes_per_s=self.figure("device_to_host", "bytes_per_s"),
             update_s=self.figure("update", "seconds"),
             model=None if load is None else load.model,
-            rows_per_s=self.rates if mfu is None or mfu.status != "FAIL" else {},
+            rows_per_s={} if self.doubted else self.rates,
             training=training,
         )
 
@@ -88,7 +100,7 @@ class DoctorReport(Frozen):
         lines = [f"{counts} in {format_duration(self.seconds)}"]
         loaded = self.of("load")
         name = None if loaded is None else loaded.model
-        if self.gpu is not None and name is not None:
+        if self.gpu is not None and name is not None and not self.doubted:
             lines += [
                 f"FLAN-T5-{name.upper()} at {shape} tokens: {rate:.1f} rows/s, so {EPOCHS} epochs of "
                 f"{ROWS / 1e6:.0f} M rows take {format_duration(ROWS * EPOCHS / rate)}"
