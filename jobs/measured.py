@@ -15,7 +15,7 @@ RATES = 16
 """The newest training rates that are kept."""
 ALIKE = 4.0
 """Steps of up to so many times the FLOPs have the same rate: in others, update and padding take another share."""
-Flops = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class TrainingRate(Frozen, extra="ignore", json_schema_extra={"additionalProperties": False}):
@@ -25,9 +25,9 @@ class TrainingRate(Frozen, extra="ignore", json_schema_extra={"additionalPropert
     """Of the model."""
     compiled: bool
     """Whether its layers were to run compiled."""
-    step_flops: Flops
+    step_flops: Positive
     """Mean FLOPs of an optimizer step at the real lengths of its rows, recomputed layers not included."""
-    flops_per_s: Flops
+    flops_per_s: Positive
     """FLOP/s that training reached, recomputed layers and the optimizer's updates included."""
 
     def holds_for(self, parameters: int, compiled: bool, step_flops: float) -> bool:
@@ -45,17 +45,17 @@ class MeasuredGpu(Frozen, strict=True, extra="ignore", json_schema_extra={"addit
     """When `longhaul doctor` examined it, Unix seconds; null: only jobs have measured something."""
     gemm_flops: Annotated[float, Field(gt=1e9, lt=1e18)] | None = None
     """FLOP/s of bf16 matrix products of FLAN-T5-XL's shapes."""
-    memory_bytes_per_s: float | None = None
+    memory_bytes_per_s: Positive | None = None
     """Between the GPU's memory and its cores."""
-    host_to_device_bytes_per_s: float | None = None
+    host_to_device_bytes_per_s: Positive | None = None
     """From pinned memory."""
-    device_to_host_bytes_per_s: float | None = None
+    device_to_host_bytes_per_s: Positive | None = None
     """To pinned memory."""
-    update_s: float | None = None
+    update_s: Positive | None = None
     """Of the optimizer, for the model below."""
     model: str | None = None
     """Size of the FLAN-T5 that was trained: `xl`, `large` or `base`."""
-    rows_per_s: dict[str, float] = {}  # noqa: RUF012 - pydantic copies it
+    rows_per_s: dict[str, Positive] = {}  # noqa: RUF012 - pydantic copies it
     """By tokens of input and target, such as `128/256`."""
     training: list[TrainingRate] = []  # noqa: RUF012
     """How fast models trained, the newest last. `doctor` measures a model of FLAN-T5's shape; each job, its own."""

@@ -11,6 +11,8 @@ from jobs.disk.files import read_regular, write_atomically
 from jobs.measured import MeasuredGpu
 
 log = logging.getLogger("longhaul.measured")
+_said: dict[Path, str] = {}
+"""Why files cannot be read, as said: a worker reads one at each heartbeat."""
 
 
 def read_measured(runs: Path, uuid: str, driver: str | None) -> MeasuredGpu | None:
@@ -21,7 +23,11 @@ def read_measured(runs: Path, uuid: str, driver: str | None) -> MeasuredGpu | No
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        log.warning("%s cannot be read, so nominal figures are used: %s", file.name, str(error).splitlines()[0])
+        if _said.get(file) != (why := str(error).splitlines()[0]):
+            log.warning(
+                "%s cannot be read, so nominal figures are used: %s; `longhaul doctor` writes it", file.name, why
+            )
+            _said[file] = why
         return None
     return measured if measured.driver == driver else None
 
