@@ -219,6 +219,8 @@ class EvaluationSpec(Part):
     """Validation rows used at most, the same ones every time."""
     samples: Annotated[int, Field(ge=0, le=64)] = 8
     """Texts generated at each evaluation."""
+    sample_tokens: Auto | Annotated[int, Field(ge=1, le=32768)] = "auto"
+    """Tokens of such a text at most. `auto`: as many as 99 % of the targets have at most."""
 
 
 class WandbSpec(Part):

@@ -64,6 +64,11 @@ class TrainingContext:
     metrics: LineWriter
     saver: Saver
 
+    @property
+    def longest_target(self) -> int:
+        """Tokens that 99 % of the targets do not exceed, end-of-sequence included."""
+        return self.data.manifest.report.lengths.target.after.p99
+
     @classmethod
     def of(
         cls,

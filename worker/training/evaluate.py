@@ -20,7 +20,6 @@ from worker.training.machine.out_of_memory import KINDS, MemoryShortage
 from worker.training.memory.recovery import Pass, release_memory
 from worker.training.tasks.task import Limit
 
-MAX_NEW_TOKENS = 64
 GROUP = 32
 """Rows that go through the model together, where memory allows it."""
 
@@ -118,12 +117,14 @@ def _generate(context: TrainingContext, going: Pass, limit: Limit) -> list[Sampl
         return []
     loaded, journal = context.loaded, context.journal
     journal.phase("generate")
+    asked = context.spec.evaluation.sample_tokens
+    most = context.longest_target if asked == "auto" else asked
     texts: dict[int, Sample] = {}
     going.batches = batches = limit.batches(context.data.validation, going.groups, loaded.pad_id)
     for number, batch in enumerate(batches):
         context.stop.raise_if_asked()
         going.at = number
-        samples = batch.samples(loaded.model, loaded.tokenizer, MAX_NEW_TOKENS)
+        samples = batch.samples(loaded.model, loaded.tokenizer, most)
         texts.update(zip(batch.rows.tolist(), samples, strict=True))
         journal.progress(len(texts) / sum(map(len, going.groups)))
     return [texts[row] for row in sorted(texts)]

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from jobs.disk.files import write_synced
 from worker.training.machine.usage import process_bytes
-from worker.training.models.model_files import CONFIG, SINGLE, SMALL, read_config, validate_folder
+from worker.training.models.model_files import CONFIG, GENERATION_CONFIG, SINGLE, SMALL, read_config, validate_folder
 from worker.training.network import guards
 from worker.training.tasks.task import Config, Task
 
@@ -120,9 +120,14 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def write_model(
-    loaded: LoadedModel, target: Path, write_weights: Callable[[Path], object], *, step: int, loss: float | None
+    loaded: LoadedModel,
+    target: Path,
+    write_weights: Callable[[Path], object],
+    *,
+    generation: Mapping[str, object],
+    card: str,
 ) -> None:
-    """Make the folder `target`: weights, config, tokenizer, README; complete, then renamed into place.
+    """Make the folder `target`: weights, config, tokenizer, generation_config.json, README.md; complete, then renamed.
 
     `write_weights` writes the safetensors file it is given the name of (from the model, or from a checkpoint).
     config.json is the original one: dropout and fused kernels of this job are not part of the model. Two keys are set
@@ -143,24 +148,14 @@ def write_model(
     config.pop("torch_dtype", None)  # the old name of dtype
     write_synced(temporary / "config.json", json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
     for name in SMALL:
-        if name != CONFIG and (loaded.folder / name).exists():
+        if name not in (CONFIG, GENERATION_CONFIG) and (loaded.folder / name).exists():
             shutil.copyfile(loaded.folder / name, temporary / name)
-    write_synced(temporary / "README.md", _readme(loaded.task, target, step, loss).encode())
+    write_synced(temporary / GENERATION_CONFIG, json.dumps(generation, indent=2, sort_keys=True).encode() + b"\n")
+    write_synced(temporary / "README.md", card.encode())
     if target.exists():
         os.rename(target, old)
     os.rename(temporary, target)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _readme(task: Task, target: Path, step: int, loss: float | None) -> str:
-    auto_class = task.auto_class().__name__
-    measured = "not evaluated" if loss is None else f"validation loss {loss:.6f} (nats per target token)"
-    return (
-        f"# Model of job {target.parent.name}\n\nWeights after step {step}, {measured}; bfloat16.\n\n"
-        f"```python\nfrom transformers import {auto_class}, AutoTokenizer\n\n"
-        f'model = {auto_class}.from_pretrained("{target.name}", dtype="bfloat16")\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("{target.name}")\n```\n'
-    )
 
 
 # -- measuring -----------------------------------------------------------------------------------------------

@@ -1,0 +1,81 @@
+"""README.md of a model: its facts are those of the job, and its snippet writes what the job wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig
+
+from jobs.disk.rundir import RunDir
+from jobs.events import EvaluationFinished
+from jobs.version import VERSION
+from tests.training.attempts import attempt, facts
+from tests.training.conftest import MakeRun
+from worker.training.model_card import _fenced, evaluations_of
+
+
+def blocks(card: str, kind: str) -> list[str]:
+    """The fenced blocks of a kind."""
+    return re.findall(rf"^```{kind}\n(.*?)\n```$", card, re.MULTILINE | re.DOTALL)
+
+
+def trained(make_run: MakeRun, **parts: Any) -> tuple[RunDir, str]:
+    """A job that has ended, and its card."""
+    run = make_run(**parts)
+    assert attempt(run) == 0
+    return run, (run.model / "README.md").read_text()
+
+
+def test_the_snippet_writes_what_the_job_wrote(make_run: MakeRun) -> None:
+    run, card = trained(make_run, training={"epochs": 3}, evaluation={"every_steps": 5, "samples": 4})
+    [snippet] = blocks(card, "python")
+    done = subprocess.run([sys.executable, "-c", snippet], cwd=run.model, capture_output=True, text=True, check=True)
+    told = blocks(card, "text")[0]
+    assert done.stdout == told + "\n"
+    step = int(re.findall(r"after step ([\d,]+)", card)[0].replace(",", ""))
+    samples = evaluations_of(run)[step].samples
+    assert told in [sample.generated for sample in samples] and json.dumps(samples[0].input) in card
+    shown = [text for each in samples[:3] for text in (each.input, each.target, each.generated)]
+    assert blocks(card.partition("## Samples")[2], "text") == shown
+
+
+def test_its_facts_are_those_of_the_job(make_run: MakeRun) -> None:
+    run, card = trained(make_run, evaluation={"every_steps": 2, "samples": 0})
+    assert card.startswith("---\nlibrary_name: transformers\n") and "base_model" not in card
+    assert f"\n# {run.spec().name}\n" in card and f"Model of job {run.id}" in card and VERSION in card
+    evaluated = {each.step: each.loss for each in facts(run, EvaluationFinished)}
+    curve = re.findall(r"^\| ([\d,]+) \| [\d.–]+ \| ([\d.]+) \|$", card, re.MULTILINE)
+    assert 2 <= len(curve) <= 12
+    assert {int(step): float(loss) for step, loss in curve}.items() <= {
+        step: float(f"{loss:.4f}") for step, loss in evaluated.items()
+    }.items()
+    assert int(curve[0][0]) == 0 and int(curve[-1][0]) == max(evaluated)
+    assert f"{min(evaluated.values()):.6f}" in card
+    assert len(blocks(card, "text")) == 0 and "your input, written as in the table" in card
+
+
+def test_a_bare_generate_has_room_for_the_targets(make_run: MakeRun, model_folder: Path) -> None:
+    base = json.loads((model_folder / "generation_config.json").read_text())
+    (model_folder / "generation_config.json").write_text(json.dumps(base | {"max_length": 20}))
+    run, _ = trained(make_run)
+    written = GenerationConfig.from_pretrained(run.model)
+    report = json.loads((Path(run.plan().data.prepared or "") / "manifest.json").read_text())["report"]
+    assert written.max_new_tokens == report["lengths"]["target"]["after"]["p99"]
+    assert json.loads((run.model / "generation_config.json").read_text()).keys() == {*base, "max_new_tokens"}
+
+
+def test_a_model_without_a_generation_config_gets_one_that_generates(make_run: MakeRun, model_folder: Path) -> None:
+    (model_folder / "generation_config.json").unlink()
+    run, _ = trained(make_run)
+    written = GenerationConfig.from_pretrained(run.model)
+    assert (written.decoder_start_token_id, written.eos_token_id, written.pad_token_id) == (0, 1, 0)
+    assert (written.max_new_tokens or 0) > 0
+
+
+def test_a_fence_is_longer_than_those_in_the_text() -> None:
+    assert _fenced("a ```` b") == ["`````text", "a ```` b", "`````"]

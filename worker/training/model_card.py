@@ -1,0 +1,149 @@
+"""README.md of a finished model: what it was made from, how, how well it does, and how to use it."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.metadata import version
+
+from jobs.attempt import Noted
+from jobs.disk.rundir import RunDir
+from jobs.events import EvaluationFinished, Sample
+from jobs.version import VERSION
+from worker.training.context import TrainingContext
+from worker.training.models.model_files import GENERATION_CONFIG
+
+POINTS = 12
+"""Evaluations in the curve."""
+SAMPLES = 3
+
+
+def model_card(context: TrainingContext, *, step: int, loss: float | None) -> str:
+    """The model's weights are those after `step`, with this validation loss (nats per target token)."""
+    spec, plan, loaded = context.spec, context.plan, context.loaded
+    report = context.data.manifest.report
+    evaluations = evaluations_of(context.run)
+    base = plan.model.source + (f" at commit {plan.model.revision}" if plan.model.revision else "")
+    measured = "not evaluated" if loss is None else f"validation loss {loss:.6f} (nats per target token)"
+    training, resolved = spec.training, plan.resolved
+    dropout = "the model's own" if training.dropout is None else f"{training.dropout}"
+    lines = [
+        *_front_matter(plan.model.source if plan.model.revision else None),
+        f"# {spec.name}",
+        "",
+        f"Model of job {context.run.id}: the weights after step {step:,} of {plan.steps:,}, {measured}; bfloat16.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| base model | {_cell(base)} ({loaded.parameters:,} parameters) |",
+        f"| data | {_cell(spec.data.train)}: {report.train_rows:,} rows to learn from, {report.validation_rows:,} held "
+        f"out; prepared as `{context.data.folder.name}` |",
+        f"| input | `{_cell(plan.data.input)}`, at most {spec.data.max_input_tokens:,} tokens |",
+        f"| target | `{_cell(plan.data.target)}`, at most {spec.data.max_target_tokens:,} tokens |",
+        f"| training | {training.epochs:,} epochs, batch size {training.batch_size:,}, learning rate "
+        f"{training.learning_rate:g} ({training.lr_scheduler}, warm-up ratio {training.warmup_ratio:g}), "
+        f"{resolved.optimizer}, weight decay {training.weight_decay:g}, dropout {dropout}, seed {training.seed} |",
+        f"| made with | Longhaul {VERSION}, torch {version('torch')}, transformers {version('transformers')} |",
+        "",
+        *_usage(context, evaluations, step),
+        *_curve(context.run, evaluations),
+        *_samples(evaluations.get(step)),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def generation_config(context: TrainingContext) -> dict[str, object]:
+    """What the base model has, with room for the targets of this data: a bare `generate()` writes whole texts."""
+    file = context.loaded.folder / GENERATION_CONFIG
+    made = context.loaded.model.generation_config.to_diff_dict()  # by transformers, from config.json
+    base = json.loads(file.read_bytes()) if file.exists() else made
+    base.pop("max_length", None)
+    return {**base, "max_new_tokens": context.longest_target}
+
+
+def evaluations_of(run: RunDir) -> dict[int, EvaluationFinished]:
+    """By step, as the newest attempt to get there saw it."""
+    attempts = sorted(int(file.stem) for file in run.path.glob("attempts/*.jsonl") if file.stem.isdecimal())
+    return {
+        line.fact.step: line.fact
+        for attempt in attempts
+        for line in run.attempt_lines(attempt)
+        if isinstance(line, Noted) and isinstance(line.fact, EvaluationFinished)
+    }
+
+
+def _front_matter(base: str | None) -> list[str]:
+    """What the hub reads."""
+    known = [f"base_model: {base.partition('@')[0]}"] if base else []
+    return ["---", "library_name: transformers", *known, "tags: [longhaul]", "---", ""]
+
+
+def _usage(context: TrainingContext, evaluations: dict[int, EvaluationFinished], step: int) -> list[str]:
+    """A snippet that writes what a sample says, where there is one that is read again as it was."""
+    found = evaluations.get(step)
+    sample = _sample_to_repeat(context, found.samples if found else [])
+    text = "your input, written as in the table above" if sample is None else sample.input
+    limit, auto_class = context.spec.data.max_input_tokens, context.loaded.task.auto_class().__name__
+    lines = [
+        "## Use",
+        "",
+        "```python",
+        f"from transformers import {auto_class}, AutoTokenizer",
+        "",
+        f'model = {auto_class}.from_pretrained(".", dtype="bfloat16")  # this folder',
+        'tokenizer = AutoTokenizer.from_pretrained(".")',
+        f"text = {json.dumps(text, ensure_ascii=False)}",
+        f'inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length={limit})',
+        "print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))",
+        "```",
+        "",
+    ]
+    if sample is not None:
+        lines += ["In the job it wrote:", "", *_fenced(sample.generated), ""]
+    return lines
+
+
+def _sample_to_repeat(context: TrainingContext, samples: list[Sample]) -> Sample | None:
+    """The first whose text, tokenized again, gives the tokens that the model was given."""
+    rows, tokenizer = context.data.validation, context.loaded.tokenizer
+    for number, sample in enumerate(samples):
+        again = tokenizer(sample.input, truncation=True, max_length=context.spec.data.max_input_tokens)["input_ids"]
+        if list(again) == rows.input(number).tolist():
+            return sample
+    return None
+
+
+def _curve(run: RunDir, evaluations: dict[int, EvaluationFinished]) -> list[str]:
+    """Validation loss, and the training loss logged nearest to it before, at `POINTS` steps at most."""
+    steps = sorted(evaluations)
+    if not steps:
+        return []
+    chosen = sorted({steps[round(at * (len(steps) - 1) / (POINTS - 1))] for at in range(POINTS)})
+    rows = run.metrics()
+    lines = ["## Curve", "", "| step | training loss | validation loss |", "|---:|---:|---:|"]
+    for step in chosen:
+        before = [row for row in rows if row.step <= step]
+        training = f"{before[-1].loss:.4f}" if before else "–"
+        lines.append(f"| {step:,} | {training} | {evaluations[step].loss:.4f} |")
+    return [*lines, ""]
+
+
+def _samples(evaluation: EvaluationFinished | None) -> list[str]:
+    if evaluation is None or not evaluation.samples:
+        return []
+    lines = ["## Samples", "", "Rows that were held out."]
+    for sample in evaluation.samples[:SAMPLES]:
+        for title, text in (("Input", sample.input), ("Target", sample.target), ("Written", sample.generated)):
+            lines += ["", f"{title}:", "", *_fenced(text)]
+    return lines
+
+
+def _fenced(text: str) -> list[str]:
+    """A block of text whose fence is longer than any in the text."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return [f"{fence}text", text, fence]
+
+
+def _cell(text: str) -> str:
+    """Text for a table's cell."""
+    return " ".join(text.split()).replace("|", "\\|")
