@@ -49,7 +49,8 @@ class Local:
 
     def __enter__(self) -> Local:
         try:
-            until(lambda: "Longhaul is up" in self.output(), self.output)
+            until(lambda: "Longhaul is up" in self.output() or self.process.poll() is not None, self.output)
+            assert self.process.poll() is None, self.output()
         except BaseException:
             self._end()
             raise
