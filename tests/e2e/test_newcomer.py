@@ -132,7 +132,7 @@ print(json.dumps(written))
 
 def fenced(card: str, kind: str) -> str:
     """The first block of this kind."""
-    return re.findall(rf"^```{kind}\n(.*?)\n```$", card, re.MULTILINE | re.DOTALL)[0]
+    return str(re.findall(rf"^```{kind}\n(.*?)\n```$", card, re.MULTILINE | re.DOTALL)[0])
 
 
 def run_snippets(cards: dict[Path, str]) -> dict[str, str]:
