@@ -1,4 +1,4 @@
-"""Settings of every worker process. The environment is read once, in `worker.__main__`, and passed down."""
+"""Settings of every worker process. The environment is read once, in `worker.command_line`, and passed down."""
 
 from __future__ import annotations
 

@@ -189,6 +189,21 @@ def test_a_signal_before_the_trainers_process_is_ready_leaves_no_traceback() -> 
     assert (done.returncode, done.stderr) == (130, "doctor: stopped; nothing is kept\n")
 
 
+def test_ctrl_c_while_modules_are_imported_leaves_no_traceback() -> None:
+    program = (
+        "import runpy, sys\n"
+        "class CtrlC:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'jobs.heartbeat':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, CtrlC())\n"
+        "sys.argv[1:] = ['doctor']\n"
+        "runpy.run_module('worker', run_name='__main__', alter_sys=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_a_wrong_setting_is_refused_in_a_sentence(tmp_path: Path) -> None:
     done = doctor(tmp_path, LONGHAUL_PREPARE_MEMORY_GB="much")
     assert done.returncode == 2

@@ -1,0 +1,130 @@
+"""`python -m worker check|prepare|train|publish`: one worker process; of several roles each gets a child process.
+
+`--healthy` asks instead whether workers of these roles on this machine report themselves healthy (container checks).
+`python -m worker doctor` examines the machine and its GPU, and ends (`doctor --help` has its options).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+from jobs.disk.writable import unwritable
+from jobs.heartbeat import Worker
+from jobs.process import logs, secrets
+from jobs.process.lifeline import PARENT_PID, tie_to_parent, tied_to_parent
+from worker.settings import WorkerSettings, from_environment
+
+log = logging.getLogger("longhaul.worker")
+ROLES = ("check", "prepare", "train", "publish")
+LOOK_S = 0.2
+
+
+def main() -> int:
+    """Tie to the parent if there is one, read the environment, serve. Returns the exit code."""
+    if parent := os.environ.pop(PARENT_PID, None):
+        tie_to_parent(int(parent))
+    if sys.argv[1:2] == ["doctor"]:
+        from worker.doctor import examine
+
+        return examine(sys.argv[2:], os.environ)
+    parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
+    parser.add_argument("roles", nargs="+", choices=ROLES, metavar="ROLE", help="check, prepare, train or publish")
+    parser.add_argument("--healthy", action="store_true", help="serve nothing: exit 0 if they run here and are healthy")
+    arguments = parser.parse_args()
+    secrets.register(os.environ)
+    try:
+        settings = from_environment(os.environ)
+    except ValueError as error:
+        print(f"a setting is wrong: {error}", file=sys.stderr)
+        return 2
+    logs.configure(settings.log)
+    if arguments.healthy:
+        return print_health(arguments.roles, settings)
+    if len(arguments.roles) > 1:
+        return serve_together(arguments.roles)
+    return serve(arguments.roles[0], settings)
+
+
+def serve(role: str, settings: WorkerSettings) -> int:
+    """Be one worker until SIGTERM. Returns 2, once the reason is said, when it may not work here."""
+    from jobs.redis.connection import connect
+    from jobs.redis.store import Store
+    from jobs.state import Stage
+    from worker.heartbeat import first_heartbeat, report
+    from worker.main import serve_publish, serve_stage, serve_train
+
+    if (why := unwritable(settings.writes(role))) is not None:
+        log.error("%s takes no work: %s", role, why)
+        # For those who ask how the workers are; it is forgotten in a minute.
+        report(Store(connect(settings.redis_url)), first_heartbeat(role, settings).with_health(why))
+        return 2
+    if role == "publish":
+        return serve_publish(settings)
+    if role == "train":
+        return serve_train(settings)
+    serve_stage(Stage(role), settings, first_heartbeat(role, settings))
+    return 0
+
+
+def serve_together(roles: Sequence[str]) -> int:
+    """One child per role until SIGTERM or SIGINT. When one ends by itself all end: Docker then restarts them all."""
+    stop = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
+    # Sessions of their own: a terminal's Ctrl+C reaches the parent alone, which passes it on once.
+    children = {
+        role: subprocess.Popen(
+            tied_to_parent(sys.executable, "-m", "worker", role),
+            env=secrets.minimal_environment(os.environ, secrets.NEEDED[role]),
+            start_new_session=True,
+        )
+        for role in roles
+    }
+    while not stop.wait(LOOK_S) and all(child.poll() is None for child in children.values()):
+        pass
+    asked = stop.is_set()
+    if not asked:
+        ended = {role: child.returncode for role, child in children.items() if child.returncode is not None}
+        log.error("ended unexpectedly: %s; the others are stopped", ended)
+    for child in children.values():
+        child.terminate()
+    for child in children.values():
+        child.wait()
+    return 0 if asked else 1
+
+
+def print_health(roles: Sequence[str], settings: WorkerSettings) -> int:
+    """0 when each role, and each GPU of it, has a heartbeat from this machine that calls itself healthy; otherwise 1,
+    the reason printed.
+
+    A container's host name is its own, so in one this asks about that container alone.
+    """
+    from jobs.errors import StoreUnavailable
+    from jobs.redis.connection import connect
+    from jobs.redis.store import Store
+    from jobs.text.printable import printable
+
+    try:
+        workers = Store(connect(settings.redis_url)).workers.all()
+    except StoreUnavailable as error:
+        print(f"no heartbeat can be read: {error}")
+        return 1
+    here = platform.node()
+    for role in roles:
+        beats = [worker for worker in workers if worker.name.startswith(f"{role}-{here}-")]
+        by_gpu: dict[str | None, list[Worker]] = {}
+        for worker in beats:
+            by_gpu.setdefault(None if worker.gpu is None else worker.gpu.uuid, []).append(worker)
+        sick = [each[-1].why for each in by_gpu.values() if not any(worker.healthy for worker in each)]
+        if sick or not beats:
+            print(printable(f"{role}: {'; '.join(map(str, sick)) or 'no heartbeat in the last minute'}"))
+            return 1
+    return 0
