@@ -358,21 +358,27 @@ def parse_spec(raw: object) -> JobSpec:
             f"a job is a JSON object, not {shorten(raw)}",
             hint='the minimum is {"data": {"train": "rows.jsonl"}}',
         )
+    odd = _odd_endings(raw.get("data"))
     try:
         spec = JobSpec.model_validate(raw)
     except ValidationError as error:
-        raise explain(error, JobSpec) from None
-    _check_format("data.train", spec.data.train, spec.data.format)
-    if isinstance(spec.data.validation, str):
-        _check_format("data.validation", spec.data.validation, spec.data.format)
+        raise explain(error, JobSpec, further=odd) from None
+    for key, why in odd.items():
+        param = ".".join(key)
+        raise UserError(
+            f"{param}: {why}", param=param, hint="rename the file, or set data.format to jsonl, csv or parquet"
+        )
     return spec
 
 
-def _check_format(param: str, name: str, format: str) -> None:
-    if format == "auto" and data_format(name) is None and hub_data(name, format) is None:
-        raise UserError(
-            f"{param} = {name!r} is neither a hub data set (org/name) nor a file whose name says what it is: "
-            f"the endings known are {', '.join(DATA_SUFFIXES)}",
-            param=param,
-            hint="rename the file, or set data.format to jsonl, csv or parquet",
-        )
+def _odd_endings(data: object) -> dict[tuple[str, ...], str]:
+    """Files whose names do not say their format, where the job does not say it either: what is wrong, by key."""
+    if not isinstance(data, Mapping) or data.get("format", "auto") != "auto":
+        return {}
+    return {
+        ("data", key): f"{name!r} is neither a hub data set (org/name) nor a file whose name says what it is: the "
+        f"endings known are {', '.join(DATA_SUFFIXES)}"
+        for key in ("train", "validation")
+        if isinstance(name := data.get(key), str) and name
+        if data_format(name) is None and hub_data(name, "auto") is None
+    }

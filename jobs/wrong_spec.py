@@ -7,6 +7,7 @@ import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -25,12 +26,28 @@ _IN_JSON = {
     "bool_type": "must be true or false", MISSING: "is required", UNKNOWN: "unknown key",
 }  # fmt: skip
 """By pydantic's type of error, where its words are Python's."""
+_UNQUOTED = ("int_type", "float_type", "bool_type")
+_NUMBER_OR_WORD = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?|true|false")
+ELSEWHERE = {
+    "lr": "learning_rate", "num_train_epochs": "epochs", "n_epochs": "epochs", "num_epochs": "epochs",
+    "gradient_checkpointing": "activation_checkpointing", "lr_scheduler_type": "lr_scheduler", "optim": "optimizer",
+    "training_file": "train", "train_file": "train", "dataset": "train", "validation_file": "validation",
+    "model_name": "model", "model_name_or_path": "model", "max_source_length": "max_input_tokens",
+    "max_target_length": "max_target_tokens", "run_name": "name",
+}  # fmt: skip
+"""Names in other tools: what they are called here."""
 
 
-def explain(error: ValidationError, model: type[BaseModel], *, keys: str = KEYS_OF_A_JOB) -> UserError:
+def explain(
+    error: ValidationError,
+    model: type[BaseModel],
+    *,
+    keys: str = KEYS_OF_A_JOB,
+    further: Mapping[tuple[str, ...], str] = MappingProxyType({}),
+) -> UserError:
     """Every error, unknown keys before all others: the dotted key, the value, and what it may be.
 
-    `model`: what was validated. `keys` says which keys there are.
+    `model`: what was validated. `keys` says which keys there are. `further`: what else is wrong, by key.
     """
     by_key: dict[tuple[str, ...], list[Any]] = {}
     for entry in error.errors(include_url=False):
@@ -38,22 +55,23 @@ def explain(error: ValidationError, model: type[BaseModel], *, keys: str = KEYS_
     unknown = [key for key, entries in by_key.items() if entries[0]["type"] == UNKNOWN]
     near = {key: _nearest(key, model, by_key) for key in unknown[:LISTED]}
     # What a misspelt key leaves missing is not the user's mistake: the misspelt one is.
-    excused = {path for paths in near.values() for path in paths}
+    excused = {path[:depth] for paths in near.values() for path in paths for depth in range(1, len(path) + 1)}
     meant = {key: " or ".join(_named(path, key) for path in paths) for key, paths in near.items()}
     wrong = [*unknown, *(
         key for key, entries in by_key.items()
         if entries[0]["type"] != UNKNOWN and not (entries[0]["type"] == MISSING and key in excused)
-    )]  # fmt: skip
+    ), *(key for key in further if key not in by_key)]  # fmt: skip
     texts = [
         f"{_dotted(key)}: {text}" if key else text
         for key in wrong[:LISTED]
-        for text in [_said(by_key[key], meant.get(key))]
+        for text in [_said(by_key[key], meant.get(key)) if key in by_key else further[key]]
     ]
     param = _dotted(wrong[0]) or None
     if len(wrong) == 1:
-        one = meant.get(wrong[0])
-        hint = (f"did you mean {one}? {keys}" if one else keys) if unknown else None
-        return UserError(texts[0].partition("; did you mean")[0], param=param, hint=hint)
+        said, _, question = texts[0].partition("; did you mean ")
+        about_keys = unknown or (wrong[0] in by_key and by_key[wrong[0]][0]["type"] == MISSING)
+        hints = ([f"did you mean {question}"] if question else []) + ([keys] if about_keys else [])
+        return UserError(said, param=param, hint=" ".join(hints) or None)
     head = f"{len(wrong)} errors" + (f", the first {LISTED} of them:" if len(wrong) > LISTED else ":")
     message = "\n".join([head, *(f"- {text}" for text in texts)])
     return UserError(message, param=param, hint=keys if unknown else None)
@@ -90,7 +108,21 @@ def _said(entries: list[Any], meant: str | None) -> str:
     if first["type"] == MISSING:
         return texts[0]
     text = "; or: ".join([texts[0], *sorted({*texts} - {texts[0]})])
-    return text if isinstance(first["input"], Mapping) else f"{text} (got {shorten(first['input'])})"
+    given = first["input"]
+    if isinstance(given, Mapping):
+        return text
+    return f"{text} (got {shorten(given)}){_meant_value(given, entries)}"
+
+
+def _meant_value(given: object, entries: list[Any]) -> str:
+    """A question whether this was meant; '' where nothing is near."""
+    if not isinstance(given, str):
+        return ""
+    if any(entry["type"] in _UNQUOTED for entry in entries) and _NUMBER_OR_WORD.fullmatch(given):
+        return f"; did you mean {given}, without quotes?"
+    legal = [value for entry in entries for value in re.findall("'([^']+)'", entry.get("ctx", {}).get("expected", ""))]
+    near = get_close_matches(given, legal, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _in_our_words(message: str) -> str:
@@ -104,6 +136,9 @@ def _nearest(
     """The keys that may be meant by one that there is not: those of that name elsewhere, or else the one that is spelt
     nearly so, a required one that is missing before all others."""
     paths = list(_paths(model))
+    key = (*key[:-1], ELSEWHERE.get(key[-1], key[-1]))
+    if key in paths:
+        return [key]
     if (nested := tuple(".".join(key).split("."))) in paths:
         return [nested]
     if moved := [path for path in paths if path[-1] == key[-1]]:

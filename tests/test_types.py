@@ -14,10 +14,10 @@ MODEL_CONFIG = "config.json or tokenizer.json of a model: others write it"
 KEYWORDS = "keyword arguments of somebody else's function"
 REASONS = {
     "jobs/record.py": "fields of a record that an event changes",
+    "jobs/text/schemas.py": "a JSON schema, which is a JSON document",
     "longhaul/answers.py": "JsonObject: documents that the client passes on",
     "longhaul/demo.py": "JsonObject: a job file",
     "longhaul/jobfile.py": "JsonObject: a job file",
-    "longhaul/plan.py": "JsonObject: a job file",
     "longhaul/api.py": "JsonObject: plan.json",
     "longhaul/commands/submitting.py": "JsonObject: a job file",
     "service/answers/events.py": KEYWORDS,

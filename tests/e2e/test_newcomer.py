@@ -130,14 +130,14 @@ print(json.dumps(written))
 """
 
 
-def fenced(card: str, kind: str) -> str:
+def fenced(page: str, kind: str) -> str:
     """The first block of this kind."""
-    return str(re.findall(rf"^```{kind}\n(.*?)\n```$", card, re.MULTILINE | re.DOTALL)[0])
+    return str(re.findall(rf"^```{kind}\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)[0])
 
 
-def run_snippets(cards: dict[Path, str]) -> dict[str, str]:
+def run_snippets(pages: dict[Path, str]) -> dict[str, str]:
     """What each snippet prints, in one process: importing transformers takes longer than the rest."""
-    given = json.dumps([(str(folder), fenced(card, "python")) for folder, card in cards.items()])
+    given = json.dumps([(str(folder), fenced(page, "python")) for folder, page in pages.items()])
     done = subprocess.run([sys.executable, "-c", RUN_ALL], input=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -172,16 +172,16 @@ def test_a_file_of_every_usual_format_becomes_a_model_that_writes(
             jobs = {job["name"]: job for job in local.api.all() if not job["dry_run"]}
     problems = {name: told[name] for name, process in running.items() if process.returncode}
     assert problems == {}
-    cards: dict[Path, str] = {}
+    pages: dict[Path, str] = {}
     for name, (format, _) in FILES.items():
         assert f"read as {format}: " in told[name] and re.search(r"row [12] +input", told[name]), told[name]
         job = jobs[name.partition(".")[0]]
         assert job["status"] == "succeeded" and job["plan"]["rows_looked_at"] == ROWS, job
         folder = home / "runs" / job["id"] / "model"
-        cards[folder] = (folder / "README.md").read_text()
-        assert f"dataset:{name}" in cards[folder]
-    written = run_snippets(cards)
-    for folder, card in cards.items():
-        if "In the job it wrote:" in card:
-            assert written[str(folder)] == fenced(card, "text").strip(), card
-    assert sum("In the job it wrote:" in card for card in cards.values()) >= len(FILES) / 2
+        pages[folder] = (folder / "README.md").read_text()
+        assert f"dataset:{name}" in pages[folder]
+    written = run_snippets(pages)
+    for folder, page in pages.items():
+        if "In the job it wrote:" in page:
+            assert written[str(folder)] == fenced(page, "text").strip(), page
+    assert sum("In the job it wrote:" in page for page in pages.values()) >= len(FILES) / 2

@@ -30,10 +30,10 @@ from worker.training.machine import expandable_segments
 from worker.training.machine.device import hold_device, hold_job
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.memory import first_step, hard_limit
-from worker.training.model_card import generation_config, model_card
 from worker.training.network import guards
 from worker.training.network.model import WEIGHTS, weights_of, write_model
 from worker.training.planning.alternatives import Alternatives
+from worker.training.readme import generation_config, readme
 from worker.training.settings import TrainerSettings
 from worker.training.stop import StopAsked, StopSignal
 from worker.training.window import is_fragmented
@@ -186,8 +186,8 @@ def finish(context: TrainingContext) -> None:
             return shutil.copyfile(kept.folder / WEIGHTS, file)
         return write_tensors(file, weights_of(loaded.model), context.journal)
 
-    card = model_card(context, step=step, loss=loss)
-    write_model(loaded, run.model, write_weights, generation=generation_config(context), card=card)
+    text = readme(context, step=step, loss=loss)
+    write_model(loaded, run.model, write_weights, generation=generation_config(context), readme=text)
     result = TrainResult(model=run.model.name, loss=loss, first_loss=state.first_loss, step=step)
     context.journal.finish(Reason.DONE, result=result)
 

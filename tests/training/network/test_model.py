@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 def write(loaded: LoadedModel, target: Path, **facts: Any) -> None:
     generation = {"max_new_tokens": 9, "decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
-    facts = {"generation": generation, "card": "# Card\n"} | facts
+    facts = {"generation": generation, "readme": "# Job\n"} | facts
     write_model(loaded, target, lambda file: write_tensors(file, weights_of(loaded.model)), **facts)
 
 
@@ -55,7 +55,7 @@ def test_what_is_written_opens_again_with_every_tensor(model_folder: Path, tmp_p
     ids = tokenizer("w1 w2 w3", return_tensors="pt").input_ids
     assert again.generate(ids, max_new_tokens=4).shape[0] == 1
     assert again.generation_config.max_new_tokens == 9
-    assert (folder / "README.md").read_text() == "# Card\n"
+    assert (folder / "README.md").read_text() == "# Job\n"
 
 
 def test_an_older_model_is_replaced_whole(model_folder: Path, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_an_older_model_is_replaced_whole(model_folder: Path, tmp_path: Path) ->
     target = tmp_path / "out"
     write(loaded, target)
     (target / "stale").touch()
-    write(loaded, target, card="# Another\n")
+    write(loaded, target, readme="# Another\n")
     assert not (target / "stale").exists()
     assert (target / "README.md").read_text() == "# Another\n"
     assert [path.name for path in tmp_path.glob("tmp-*")] == []

@@ -125,7 +125,7 @@ def write_model(
     write_weights: Callable[[Path], object],
     *,
     generation: Mapping[str, object],
-    card: str,
+    readme: str,
 ) -> None:
     """Make the folder `target`: weights, config, tokenizer, generation_config.json, README.md; complete, then renamed.
 
@@ -151,7 +151,7 @@ def write_model(
         if name not in (CONFIG, GENERATION_CONFIG) and (loaded.folder / name).exists():
             shutil.copyfile(loaded.folder / name, temporary / name)
     write_synced(temporary / GENERATION_CONFIG, json.dumps(generation, indent=2, sort_keys=True).encode() + b"\n")
-    write_synced(temporary / "README.md", card.encode())
+    write_synced(temporary / "README.md", readme.encode())
     if target.exists():
         os.rename(target, old)
     os.rename(temporary, target)

@@ -16,47 +16,47 @@ from jobs.events import EvaluationFinished
 from jobs.version import VERSION
 from tests.training.attempts import attempt, facts
 from tests.training.conftest import MakeRun
-from worker.training.model_card import _fenced, evaluations_of
+from worker.training.readme import _fenced, evaluations_of
 
 
-def blocks(card: str, kind: str) -> list[str]:
+def blocks(page: str, kind: str) -> list[str]:
     """The fenced blocks of a kind."""
-    return re.findall(rf"^```{kind}\n(.*?)\n```$", card, re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{kind}\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
 
 
 def trained(make_run: MakeRun, **parts: Any) -> tuple[RunDir, str]:
-    """A job that has ended, and its card."""
+    """A job that has ended, and its page."""
     run = make_run(**parts)
     assert attempt(run) == 0
     return run, (run.model / "README.md").read_text()
 
 
 def test_the_snippet_writes_what_the_job_wrote(make_run: MakeRun) -> None:
-    run, card = trained(make_run, training={"epochs": 3}, evaluation={"every_steps": 5, "samples": 4})
-    [snippet] = blocks(card, "python")
+    run, page = trained(make_run, training={"epochs": 3}, evaluation={"every_steps": 5, "samples": 4})
+    [snippet] = blocks(page, "python")
     done = subprocess.run([sys.executable, "-c", snippet], cwd=run.model, capture_output=True, text=True, check=True)
-    told = blocks(card, "text")[0]
+    told = blocks(page, "text")[0]
     assert done.stdout == told + "\n"
-    step = int(re.findall(r"after step ([\d,]+)", card)[0].replace(",", ""))
+    step = int(re.findall(r"after step ([\d,]+)", page)[0].replace(",", ""))
     samples = evaluations_of(run)[step].samples
-    assert told in [sample.generated for sample in samples] and json.dumps(samples[0].input) in card
+    assert told in [sample.generated for sample in samples] and json.dumps(samples[0].input) in page
     shown = [text for each in samples[:3] for text in (each.input, each.target, each.generated)]
-    assert blocks(card.partition("## Samples")[2], "text") == shown
+    assert blocks(page.partition("## Samples")[2], "text") == shown
 
 
 def test_its_facts_are_those_of_the_job(make_run: MakeRun) -> None:
-    run, card = trained(make_run, evaluation={"every_steps": 2, "samples": 0})
-    assert card.startswith("---\nlibrary_name: transformers\n") and "base_model" not in card
-    assert f"\n# {run.spec().name}\n" in card and f"Model of job {run.id}" in card and VERSION in card
+    run, page = trained(make_run, evaluation={"every_steps": 2, "samples": 0})
+    assert page.startswith("---\nlibrary_name: transformers\n") and "base_model" not in page
+    assert f"\n# {run.spec().name}\n" in page and f"Model of job {run.id}" in page and VERSION in page
     evaluated = {each.step: each.loss for each in facts(run, EvaluationFinished)}
-    curve = re.findall(r"^\| ([\d,]+) \| [\d.–]+ \| ([\d.]+) \|$", card, re.MULTILINE)
+    curve = re.findall(r"^\| ([\d,]+) \| [\d.–]+ \| ([\d.]+) \|$", page, re.MULTILINE)
     assert 2 <= len(curve) <= 12
     assert {int(step): float(loss) for step, loss in curve}.items() <= {
         step: float(f"{loss:.4f}") for step, loss in evaluated.items()
     }.items()
     assert int(curve[0][0]) == 0 and int(curve[-1][0]) == max(evaluated)
-    assert f"{min(evaluated.values()):.6f}" in card
-    assert len(blocks(card, "text")) == 0 and "your input, written as in the table" in card
+    assert f"{min(evaluated.values()):.6f}" in page
+    assert len(blocks(page, "text")) == 0 and "your input, written as in the table" in page
 
 
 def test_a_bare_generate_has_room_for_the_targets(make_run: MakeRun, model_folder: Path) -> None:

@@ -18,7 +18,7 @@ POINTS = 12
 SAMPLES = 3
 
 
-def model_card(context: TrainingContext, *, step: int, loss: float | None) -> str:
+def readme(context: TrainingContext, *, step: int, loss: float | None) -> str:
     """The model's weights are those after `step`, with this validation loss (nats per target token)."""
     spec, plan, loaded = context.spec, context.plan, context.loaded
     report = context.data.manifest.report
