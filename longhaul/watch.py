@@ -130,6 +130,10 @@ class _EventPrinter:
 def _print_event(event: EventDict, console: Console) -> None:
     line = Text(f"{clock(event['at'])}  {one_line(event['message'])}", style=_STYLES.get(event["level"], ""))
     console.print(line, soft_wrap=True)
+    for sample in event["data"].get("samples", [])[:1]:
+        for side in ("input", "target", "generated"):
+            text = Text(f"{'':10}{side:11}{one_line(sample[side])}", style="dim")
+            console.print(text, no_wrap=True, overflow="ellipsis")
 
 
 def _status(job: JobDict) -> Table:

@@ -8,6 +8,7 @@ from functools import partial
 from jobs.text.printable import printable
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.commands.command import LEFT, OK, Call, Commands, ending, nothing_yet, print_json
+from longhaul.figures import duration
 from longhaul.sparklines import FIELDS, WIDTH, print_metrics
 from longhaul.tables import print_events, print_job
 from longhaul.watch import watch
@@ -47,6 +48,13 @@ def watch_to_end(call: Call, api: Longhaul, job: str) -> int:
         call.say(f"\n{_left(api, job)}; watch it again with: longhaul watch {job}")
         return LEFT
     print_job(shown, call.console)
+    match shown["status"]:
+        case "succeeded":
+            call.say(
+                f"trained for {duration(shown['training_s'])}; fetch the model with: longhaul download {job}", "dim"
+            )
+        case "failed" if shown["attempt"]:
+            call.say(f"trained for {duration(shown['training_s'])}; the log: longhaul logs {job}", "dim")
     return ending(shown)
 
 

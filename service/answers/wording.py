@@ -109,7 +109,7 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
         case JobPriorityChanged():
             return f"the priority is now {fact.priority}"
         case AttemptStarted():
-            return f"attempt {attempt} started on {fact.device} (worker {fact.worker})"
+            return f"attempt {attempt} started on {fact.gpu_name or fact.device} (worker {fact.worker})"
         case DeviceWaiting():
             return f"waiting for the GPU: {fact.message}"
         case ModelLoaded():

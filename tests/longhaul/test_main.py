@@ -27,6 +27,7 @@ from jobs.events import (
     JobValidated,
     ModelLoaded,
     OomRecovered,
+    Sample,
 )
 from longhaul.api import Longhaul
 from longhaul.main import main
@@ -39,13 +40,14 @@ from tests.summaries import checked, prepared, time_summary
 
 NEEDED = "about 2.0 h at the nominal peak of an RTX 5090 (about 5.0 h expected)"
 TIME = time_summary(hours_at_limit=2.0, hours_expected=5.0, text=NEEDED)
+SAMPLE = Sample(input="leeks\n" + "and more " * 30, target="Boil them.", generated="Boil boil.")
 START: tuple[AnyFact, ...] = (
     checked(),
     prepared(20, train_rows=400, rejected={"empty": 2}, time=TIME),
     JobQueued(),
     AttemptStarted(worker="w", device="cpu"),
     ModelLoaded(parameters=1000, parameter_bytes=2000, dtype="bfloat16", device="cpu", seconds=0.1, peak_ratio=1.0),
-    EvaluationFinished(step=0, loss=6.0, rows=4, seconds=0.1, best=True),
+    EvaluationFinished(step=0, loss=6.0, rows=4, seconds=0.1, best=True, samples=[SAMPLE, SAMPLE]),
 )
 END: tuple[AnyFact, ...] = (
     OomRecovered(step=3, micro_batch_before=8, micro_batch_after=4, message="m", milliseconds_lost=5.0),
@@ -156,13 +158,17 @@ def test_watch_tells_the_story_and_its_exit_code_is_the_jobs(
     story = [
         "submitted as 'tiny'", "checked:", "prepared: 400 training rows", "waits for its turn",
         "attempt 1 started on cpu",
-        "1,000 parameters", "validation loss 6.0000", "micro-batches of 4 instead of 8",
+        "1,000 parameters", "validation loss 6.0000", "input      leeks and more", "target     Boil them.",
+        "generated  Boil boil.", "micro-batches of 4 instead of 8",
         "checkpoint saved (954 MiB", "the trainer has finished", "succeeded: the model of step 20", "model is in",
+        f"fetch the model with: longhaul download {job}",
     ]  # fmt: skip
     places = [out.find(part) for part in story]
     assert -1 not in places, story[places.index(-1)]
     assert places == sorted(places)
     assert f"runs/{job}/model" in out
+    assert out.count("Boil boil.") == 1, "one sample"
+    assert max(len(line) for line in out.splitlines() if "and more" in line) <= 200, "and a line of it"
 
 
 def test_watch_can_be_entered_late(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
