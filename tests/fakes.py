@@ -212,6 +212,7 @@ class FakeDiscord(FakeServer):
         super().__init__()
         self.messages: list[Message] = []
         self.problems: list[str] = []
+        self._posted = 0
         self.limit: tuple[int, float] | None = None
         self.token = "fake-token_NEVER-TO-BE-SEEN"
         self._script: list[Reply] = []
@@ -274,7 +275,8 @@ class FakeDiscord(FakeServer):
                 problems.append("no User-Agent of the form DiscordBot (url, version)")
             if problems:
                 return self._refuse(problems)
-            message = Message(str(10**18 + len(self.messages)), [payload], files, time.time())
+            self._posted += 1
+            message = Message(str(10**18 + self._posted), [payload], files, time.time())
             self.messages.append(message)
             return Reply(200, self._shown(message)) if query.get("wait") == ["true"] else Reply(204)
         name = path.removeprefix(f"{base}/messages/")
@@ -289,6 +291,9 @@ class FakeDiscord(FakeServer):
                 return self._refuse(problems)
             message_or_none.versions.append({**message_or_none.payload, **payload})
             message_or_none.attachments |= files
+        elif method == "DELETE":
+            self.messages.remove(message_or_none)
+            return Reply(204)
         return Reply(200, self._shown(message_or_none))
 
     def _refuse(self, problems: list[str]) -> Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from jobs.events import JobFailed
 from tests.fakes import FakeDiscord
+from tests.local import until
 from tests.stack import Stack, tiny_job
 from worker.training.tasks.seq2seq import builtin
 
@@ -35,9 +37,10 @@ def test_a_missing_tensor_fails_the_job_with_its_name(tmp_path: Path, data: Path
         assert (shown["status"], shown["error"]["code"]) == ("failed", "missing_keys")
         assert LOST in shown["error"]["message"]
         assert "config.json" in shown["error"]["hint"]
-        discord.wait_for(lambda: LOST in str(discord.messages))
-        said = str(discord.messages)
-        assert "missing_keys" in said and "config.json do not belong together" in said
+        assert "config.json do not belong together" in shown["error"]["hint"]
+        read = run.sinks / "discord.json"
+        until(lambda: read.exists() and json.loads(read.read_text())["closed"] == "job.failed", stack.logs)
+        assert discord.messages == [], "whoever submitted it has the answer"
 
         whole = stack.submit(tiny_job(model="./whole"))
         assert stack.wait_for_event(whole, "job.failed", "job.checked").type == "job.checked"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ from tests.sinks.driving import closed
 from tests.summaries import checked, prepared, time_summary
 from worker.feed import SinkFeed
 from worker.sinks.discord.sink import DiscordSink
-from worker.sinks.discord.webhook import Webhook
+from worker.sinks.discord.webhook import SUPPRESS_NOTIFICATIONS, TOO_MANY_EDITS, Webhook
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -129,17 +130,64 @@ def test_a_held_back_row_is_shown_when_its_time_has_come(
     assert feed.due == float("inf")
 
 
+def silent(message: Message) -> bool:
+    """Whether no phone rang when it came."""
+    return bool(message.payload.get("flags", 0) & SUPPRESS_NOTIFICATIONS)
+
+
+@pytest.mark.parametrize("hours", [24, 434])
+def test_a_long_run_leaves_one_progress_message_and_wakes_nobody_without_need(
+    hours: int, discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
+) -> None:
+    """With an attempt that crashes each quarter, an out-of-memory error, and all that Discord and people do to it."""
+    story.start(run)
+    feed.turn()
+    draw, attempt, ticks, begun = random.Random(hours), 1, 300, clock.now
+    for tick in range(1, ticks + 1):
+        if tick % (ticks // 4) == ticks // 8:
+            run.append([oom(tick)])
+            run.append([AttemptEnded(reason="crash", step=tick, error=Fault(code="crash", message="Killed"))])
+            run.append([JobQueued(), AttemptStarted(worker="box-1", device="cuda")])
+            attempt += 1
+        story.train(run, tick, tick, attempt=attempt)
+        match draw.randrange(40):
+            case 0:
+                discord.answer_next(429, retry_after=2.0)
+            case 1:
+                discord.answer_next(500)
+            case 2 if hours == 24:  # with more between two rows each is a new message, and none is edited
+                discord.answer_next(400, code=TOO_MANY_EDITS)
+            case 3:
+                discord.messages[:] = [each for each in discord.messages if each.title != "chef: training"]
+        for _ in range(4):
+            clock.now += hours * 3
+            feed.turn()
+        standing = [each for each in discord.messages if each.title == "chef: training"]
+        assert len(standing) == 1 and f"step {tick:,} of" in standing[0].text, tick
+    story.succeed(run)
+    for _ in range(3):
+        clock.now += 300
+        feed.turn()
+    assert feed.closed and clock.now - begun >= hours * 3600
+    assert discord.titles.count("chef: training") == 0 and discord.titles[-1] == "chef: done"
+    ringing = [message.title for message in discord.messages if not silent(message)]
+    assert ringing == ["chef: done"]
+
+
 def test_an_old_message_is_replaced_before_an_hour_is_up(
     discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
 ) -> None:
     story.start(run)
     feed.turn()
+    seen = set()
     for minute in range(0, 120, 1):
         story.train(run, minute + 1, minute + 1)
         clock.now += 60
         feed.turn()
-    assert len(discord.messages) == 3
-    assert max(len(message.versions) for message in discord.messages) <= 52
+        (progress,) = discord.messages
+        seen.add(progress.id)
+        assert len(progress.versions) <= 52 and silent(progress)
+    assert len(seen) == 3
 
 
 @pytest.mark.parametrize(("status", "code"), [(400, 30046), (404, 10008)])
@@ -155,8 +203,8 @@ def test_a_message_that_cannot_be_edited_is_replaced(
     story.train(run, 20, 20)
     clock.now += 20
     feed.turn()
-    assert len(discord.messages) == 2
-    assert "step 20 of 400" in discord.messages[1].text
+    (progress,) = discord.messages
+    assert "step 20 of 400" in progress.text and silent(progress)
 
 
 def test_events_keep_their_order_through_429_5xx_and_silence(
@@ -269,13 +317,14 @@ def test_crashes_are_told_and_interruptions_only_shown(
     feed.turn()
     clock.now += 20
     feed.turn()
-    assert discord.titles == ["chef: attempt 1 ended", "chef: attempt 1 failed, trying again", "chef: training"]
+    assert discord.titles == ["chef: training", "chef: attempt 1 failed, trying again"]
     assert "Segmentation fault" in discord.messages[1].text
     assert "in 10 s" in discord.messages[1].text
-    assert "step 120" in discord.messages[2].text
+    assert "step 120" in discord.messages[0].text
     run.append([AttemptEnded(reason="interrupted", step=120), JobQueued(), AttemptStarted(worker="b", device="cpu")])
     feed.turn()
-    assert discord.titles[2:] == ["chef: attempt 2 ended", "chef: training"]
+    assert discord.titles == ["chef: training", "chef: attempt 1 failed, trying again"]
+    assert "attempt 3" in discord.messages[0].footer
 
 
 def test_warnings_are_not_repeated_without_end(discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock) -> None:
@@ -306,7 +355,8 @@ def test_memory_that_runs_out_again_has_a_message_every_ten_minutes_up_to_three(
     assert "9 more warnings in this attempt, not shown." in discord.messages[0].text
     run.append([JobQueued(), AttemptStarted(worker="box-1", device="RTX 5090"), oom(8)])
     feed.turn()
-    assert discord.titles[4:] == ["chef: training", recovered], "the next attempt is told anew"
+    assert discord.titles == ["chef: training", *[recovered] * 4], "the next attempt is told anew"
+    assert all(map(silent, discord.messages))
 
 
 def test_what_ran_out_and_why_is_shown(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:

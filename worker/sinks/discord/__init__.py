@@ -1,1 +1,1 @@
-"""Discord: one message per attempt, edited in place, and new ones for what a person should notice."""
+"""Discord: one progress message per job, edited in place, and new ones for what a person should notice."""

@@ -59,7 +59,7 @@ def unworded(job: SinkJob, event: Event) -> Payload:
 
 
 def ended(job: SinkJob, event: Event, fact: AttemptEnded, remarks: Sequence[str] = ()) -> Payload:
-    """The last edit of an attempt's message."""
+    """The last that the progress message says of an attempt."""
     row, total = row_of(job), job.steps
     lines = [f"`{bar(fact.step / total)}` {fact.step:,} of {total:,} steps"] if total else []
     lines += [fact.reason.headline, *remarks]

@@ -1,8 +1,10 @@
-"""Discord: one message per attempt, edited in place; new messages only for what a person should notice.
+"""Discord: one progress message per job, edited in place; new messages only for what a person should notice.
 
-New: the time that the job needs on its GPU, no usable GPU, start of an attempt, out of memory, low disk, a failure
-that is tried again, a run directory that is damaged or repaired, and the end of the job (with the loss curve). All else
-is an edit. The footer names job, attempt and event, so that a repeat after a crash is recognizable.
+A phone rings for what needs a person (no usable GPU, low disk, a damaged run directory, a failure, a pause of the job's
+own making) and for the end of training. Posted silently: the time that the job needs, the first out-of-memory error, a
+failure that is tried again, a repair, and what a person did (pause, cancel). All else is an edit. Discord limits edits
+of old messages: then the progress message is deleted and posted anew, silently. The footer names job, attempt and
+event, so that a repeat after a crash is recognizable.
 """
 
 from __future__ import annotations
@@ -42,8 +44,11 @@ from worker.sinks.wording import sentence
 EDIT_EVERY_S = 15.0
 NEW_MESSAGE_AFTER_S = 50 * 60.0
 """Discord limits edits of messages older than an hour."""
+DAY_S = 24 * 3600.0
+LATER_FACTOR = 5
+"""After its first day a job is edited, and its message posted anew, so many times more rarely."""
 ALERTS_PER_ATTEMPT = 3
-"""More of the same are only counted, in the attempt's message."""
+"""More of the same are only counted, in the progress message."""
 OOM_EVERY_S = 10 * 60.0
 """And so are further out-of-memory errors within so long of one that had a message."""
 
@@ -54,7 +59,11 @@ class DiscordNotes(TypedDict, total=False):
     """What is kept with the cursor. Times are Unix seconds."""
 
     message: str
-    """Id of the attempt's message."""
+    """Id of the progress message."""
+    old: list[str]
+    """Ids of progress messages before it that still have to be deleted."""
+    began_at: float
+    """When the first progress message was posted."""
     posted_at: float
     edited_at: float
     note: str
@@ -69,6 +78,10 @@ class DiscordNotes(TypedDict, total=False):
     """When memory had its last message."""
     waits: int
     """For a GPU, told since the last attempt began."""
+
+
+_OF_THE_MESSAGE = ("message", "old", "began_at", "posted_at", "edited_at")
+"""Notes that outlive an attempt."""
 
 
 class DiscordSink:
@@ -104,7 +117,7 @@ class DiscordSink:
     def _event(self, event: Event, job: SinkJob) -> Outcome:
         match event.fact:
             case JobPrepared() as fact if job.time is not None:
-                return self._post(embeds.planned(job, event, fact))
+                return self._post(embeds.planned(job, event, fact), silent=True)
             case AttemptStarted() as fact:
                 return self._start(event, fact, job)
             case ModelLoaded() as fact:
@@ -124,9 +137,9 @@ class DiscordSink:
             case AttemptEnded() as fact:
                 return self._end_attempt(event, fact, job)
             case JobQueued() as fact if job.failed_attempt is not None:
-                return self._post(embeds.retry(job, event, fact, job.failed_attempt))
+                return self._post(embeds.retry(job, event, fact, job.failed_attempt), silent=True)
             case JobRepaired() as fact:
-                return self._post(embeds.repaired(job, event, fact))
+                return self._post(embeds.repaired(job, event, fact), silent=True)
             case JobSucceeded() as fact:
                 picture = self._picture(job)
                 return self._post(embeds.succeeded(job, event, fact, picture and picture[0]), picture)
@@ -136,9 +149,9 @@ class DiscordSink:
                 picture = self._picture(job)
                 return self._post(embeds.failed(job, event, fact, picture and picture[0]), picture)
             case JobCancelled() as fact:
-                return self._post(embeds.cancelled(job, event, fact))
+                return self._post(embeds.cancelled(job, event, fact), silent=True)
             case JobPaused() as fact:
-                return self._post(embeds.paused(job, event, fact))
+                return self._post(embeds.paused(job, event, fact), silent=fact.error is None)
             case _:
                 return DONE
 
@@ -147,9 +160,10 @@ class DiscordSink:
         notes = _notes(job)
         if job.ending or notes.get("over", True) or rows[-1].attempt != job.attempt:
             return DONE  # the next message says more, or there is no message to edit
-        wait = notes["edited_at"] + self._edit_every_s - self._now()
+        every = self._edit_every_s * self._factor(job)
+        wait = notes["edited_at"] + every - self._now()
         if wait > 0:
-            return Later(min(wait, self._edit_every_s), "coalescing progress")
+            return Later(min(wait, every), "coalescing progress")
         return self._edit(job, notes["note"], None)
 
     def damaged(self, job: str, submitted: JobSubmitted | None, error: Damaged) -> Outcome:
@@ -163,20 +177,27 @@ class DiscordSink:
 
     def _start(self, event: Event, fact: AttemptStarted, job: SinkJob) -> Outcome:
         note = embeds.started_note(fact)
-        answer = self._call().post(embeds.progress(job, note, event))
-        if isinstance(answer, Later | Disabled):
-            return answer
+        outcome = self._replace(job, embeds.progress(job, note, event))
+        if isinstance(outcome, Later | Disabled):
+            return outcome
+        kept = {key: job.state[key] for key in _OF_THE_MESSAGE if key in job.state}
         job.state.clear()
-        job.state.update(alerts=0, hidden=0, note=note, over=True)
-        if isinstance(answer, Sent):
-            self._new_message(job, answer)
+        job.state.update(kept, alerts=0, hidden=0, note=note, over="message" not in kept)
         return DONE
 
     def _new_message(self, job: SinkJob, sent: Sent) -> None:
-        job.state.update(message=sent.message, posted_at=self._now(), edited_at=self._now(), over=False)
+        notes, now = _notes(job), self._now()
+        if "message" in notes:
+            notes["old"] = [*notes.get("old", []), notes["message"]]
+        notes.setdefault("began_at", now)
+        job.state.update(message=sent.message, posted_at=now, edited_at=now, over=False)
+
+    def _factor(self, job: SinkJob) -> int:
+        """How much more rarely than on its first day this job is reported."""
+        return 1 if self._now() - _notes(job).get("began_at", self._now()) < DAY_S else LATER_FACTOR
 
     def _edit(self, job: SinkJob, note: str, event: Event | None) -> Outcome:
-        """Put the attempt's message up to date; in place of one that can no longer be edited comes a new one."""
+        """Put the progress message up to date."""
         if _notes(job).get("over", True):
             return DONE
         outcome = self._replace(job, embeds.progress(job, "\n".join([note, *_hidden(job)]), event))
@@ -185,33 +206,41 @@ class DiscordSink:
         return outcome
 
     def _replace(self, job: SinkJob, payload: Payload) -> Outcome:
+        """Edit the progress message; where there is none, or it cannot be edited, a new one comes in its place."""
+        notes = _notes(job)
         answer: Answer = WebhookRejected(0, None)
-        young = self._now() - _notes(job)["posted_at"] < NEW_MESSAGE_AFTER_S
+        young = "message" in notes and self._now() - notes["posted_at"] < NEW_MESSAGE_AFTER_S * self._factor(job)
         if young:
-            answer = self._call().edit(_notes(job)["message"], payload)
+            answer = self._call().edit(notes["message"], payload)
         if not young or (isinstance(answer, WebhookRejected) and answer.code in (TOO_MANY_EDITS, UNKNOWN_MESSAGE)):
-            answer = self._call().post(payload)
+            answer = self._call().post(payload, silent=True)
             if isinstance(answer, Sent):
                 self._new_message(job, answer)
             elif isinstance(answer, Later) and young:
-                _notes(job)["posted_at"] = 0.0  # the old message is not tried again
+                notes["posted_at"] = 0.0  # the old message is not tried again
         if isinstance(answer, Later | Disabled):
             return answer
-        _notes(job)["edited_at"] = self._now()
+        notes["edited_at"] = self._now()
+        while notes.get("old"):
+            if isinstance(self._call().delete(notes["old"][0]), Later):
+                break  # at the next edit
+            notes["old"] = notes["old"][1:]
         return DONE
 
     def _out_of_memory(self, job: SinkJob, event: Event, fact: OomRecovered) -> Outcome:
         if self._now() - _notes(job).get("oom_at", 0.0) < OOM_EVERY_S:
             _hide(job)
             return DONE
-        outcome = self._alert(job, embeds.out_of_memory(job, event, fact))
+        outcome = self._alert(job, embeds.out_of_memory(job, event, fact), silent=True)
         if not isinstance(outcome, Later):
             _notes(job)["oom_at"] = self._now()
         return outcome
 
-    def _alert(self, job: SinkJob, payload: Payload, counter: Literal["alerts", "waits"] = "alerts") -> Outcome:
+    def _alert(
+        self, job: SinkJob, payload: Payload, counter: Literal["alerts", "waits"] = "alerts", *, silent: bool = False
+    ) -> Outcome:
         sent = _notes(job).get(counter, 0)
-        outcome = self._post(payload) if sent < ALERTS_PER_ATTEMPT else DONE
+        outcome = self._post(payload, silent=silent) if sent < ALERTS_PER_ATTEMPT else DONE
         if not isinstance(outcome, Later):
             _notes(job)[counter] = sent + 1
             if counter == "alerts" and sent >= ALERTS_PER_ATTEMPT:
@@ -226,8 +255,8 @@ class DiscordSink:
             _notes(job)["over"] = True
         return outcome
 
-    def _post(self, payload: Payload, picture: tuple[str, bytes] | None = None) -> Outcome:
-        answer = self._call().post(payload, picture)
+    def _post(self, payload: Payload, picture: tuple[str, bytes] | None = None, *, silent: bool = False) -> Outcome:
+        answer = self._call().post(payload, picture, silent=silent)
         if isinstance(answer, WebhookRejected) and answer.status == 413 and picture is not None:
             for embed in payload["embeds"]:
                 embed.pop("image", None)

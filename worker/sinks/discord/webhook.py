@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ LONGEST_BACKOFF_S = 60.0
 UNKNOWN_MESSAGE = 10008
 TOO_MANY_EDITS = 30046
 UNKNOWN_WEBHOOK = 10015
+SUPPRESS_NOTIFICATIONS = 1 << 12
+"""A flag of a message."""
 INVALID_TOKEN = 50027
 
 _DISCORD = re.compile(
@@ -106,21 +108,28 @@ class Webhook:
     def __repr__(self) -> str:
         return f"Webhook({self._id}, token masked)"
 
-    def post(self, payload: Payload, picture: tuple[str, bytes] | None = None) -> Answer:
-        """A new message, with a PNG of that name attached."""
-        return self._call("POST", f"{self._url}?wait=true", payload, picture)
+    def post(self, payload: Payload, picture: tuple[str, bytes] | None = None, *, silent: bool = False) -> Answer:
+        """A new message, with a PNG of that name attached. `silent`: no phone rings."""
+        message = {**payload, "flags": SUPPRESS_NOTIFICATIONS} if silent else {**payload}
+        return self._call("POST", f"{self._url}?wait=true", message, picture)
 
     def edit(self, message: str, payload: Payload) -> Answer:
         """Replace what an earlier message says."""
-        return self._call("PATCH", f"{self._url}/messages/{message}", payload, None)
+        return self._call("PATCH", f"{self._url}/messages/{message}", {**payload}, None)
 
-    def _call(self, method: str, url: str, payload: Payload, picture: tuple[str, bytes] | None) -> Answer:
+    def delete(self, message: str) -> Answer:
+        """Remove an earlier message."""
+        return self._call("DELETE", f"{self._url}/messages/{message}", None, None)
+
+    def _call(
+        self, method: str, url: str, payload: Mapping[str, object] | None, picture: tuple[str, bytes] | None
+    ) -> Answer:
         if self.gone is not None:
             return self.gone
         wait = self._not_before - self._clock()
         if wait > 0:
             return Later(wait, "rate limit or backing off")
-        message = {"allowed_mentions": {"parse": []}, **payload}
+        message = None if payload is None else {"allowed_mentions": {"parse": []}, **payload}
         try:
             answer = self._session.request(
                 method,
@@ -139,7 +148,7 @@ class Webhook:
     def _classify(self, method: str, answer: requests.Response) -> Answer:
         reply = self._read(answer)
         self._apply_rate_limit(answer)
-        if answer.ok and reply.id:
+        if answer.ok and (reply.id or method == "DELETE"):
             self._failures = 0
             return Sent(reply.id)
         if answer.status_code == 429:
