@@ -18,6 +18,8 @@ from tests.redis_server import RedisServer
 
 ALONE = {"e2e": "stacks", "faults": "stacks", "gpu": "gpu", "simulated_gpu": "stacks"}
 """Folder of tests → the group whose tests never run beside each other."""
+BESIDE_OTHERS = "test_newcomer.py"
+"""The longest of these, which waits for no moment that others could make it miss."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so, and children inherit it: those of tests have to hear Ctrl-C.
@@ -31,7 +33,7 @@ class ByFolderOrFile(LoadScopeScheduling):  # type: ignore[misc]  # untyped in p
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
-        return ALONE.get(Path(file).parent.name, file)
+        return file if Path(file).name == BESIDE_OTHERS else ALONE.get(Path(file).parent.name, file)
 
 
 @pytest.hookimpl(optionalhook=True)  # nobody asks without pytest-xdist
