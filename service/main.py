@@ -35,7 +35,7 @@ from service.settings import ServiceSettings
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
-    """The application. Connects when it is first asked something, so it starts without Redis, too.
+    """The application. Connects on the first request, so it also starts without Redis.
 
     ValueError: the file of keys cannot be used.
     """

@@ -89,8 +89,8 @@ class Job(Answer):
     estimated_finish: int | None
     """When it is expected to be done: by the job's own pace once that was measured, before by what is planned."""
     status: ShownStatus
-    """Where it stands. For good: `succeeded`, `failed`, `cancelled`, `validated` (the end of a dry run). `damaged`: its
-    run directory cannot be read, and `error` says why; the rest is what was known of it."""
+    """Its state. Final: `succeeded`, `failed`, `cancelled`, `validated` (the end of a dry run). `damaged`: its run
+    directory cannot be read, and `error` says why; the other fields are those last known."""
     model: str
     """As asked for: hub id, folder in the data directory, or `builtin:t5-tiny`."""
     fine_tuned_model: str | None

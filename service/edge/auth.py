@@ -1,6 +1,6 @@
-"""Bearer keys. Without one (loopback only, see ServiceSettings) every program of this machine may in.
+"""Bearer keys. Without one (loopback only, see ServiceSettings), every program on this machine has access.
 
-But no web page, unless it is the service's own: a browser on this machine sends its pages' requests to loopback, too,
+Web pages have none, except the service's own: a browser on this machine sends its pages' requests to loopback, too,
 also those of another local server. Without a key, requests that name another host (DNS rebinding) are refused, and
 those that come from a page of another address (Origin, Sec-Fetch-Site). Programs such as curl send neither header.
 """

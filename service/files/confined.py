@@ -1,4 +1,4 @@
-"""What people may have of a run directory: its regular files, and nothing that lies elsewhere or is our own business.
+"""What clients may download from a run directory: regular files inside it, except those for internal use.
 
 No `..` in any spelling, no symbolic link anywhere on the way, no device or pipe. Each folder is opened relative to the
 one before and without following links, so that whoever can write there leads no reader out either, not even by putting

@@ -1,6 +1,6 @@
-"""Something long on its way to a client: whole, or the range that was asked for, so that a broken download continues.
+"""Streams a file to a client: whole, or a range of it, so that an interrupted download resumes.
 
-A block is read in a pool thread, then sent; while the client is slow no thread waits. Memory: one block a download.
+A pool thread reads a block, then the block is sent; a slow client blocks no thread. Memory: one block per download.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Uploaded data sets: a folder each, which is there whole or not at all, and never changes.
+"""Uploaded data sets: one folder each, complete or absent, and never changed.
 
 uploads/recipes.jsonl/  recipes.jsonl  about.json
 uploads/tmp-…/          one on its way, or one that is being deleted

@@ -1,4 +1,4 @@
-"""What users can do to jobs: submit, clone, cancel, pause, resume, prioritise, delete; and how a job is found again.
+"""Actions on jobs: submit, clone, cancel, pause, resume, prioritize, delete; and looking one up.
 
 What a state allows is decided under the lock of the run directory, in `jobs.redis.store.append`.
 """

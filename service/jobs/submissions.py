@@ -1,4 +1,4 @@
-"""New jobs: as asked for, or as a clone of another with changes.
+"""New jobs: from a specification, or as a changed clone of another job.
 
 Order of a submission: reserve id and key in Redis (fails: nothing on disk), the run directory, the record
 in Redis (fails: reconcile does it), a ticket.

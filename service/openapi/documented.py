@@ -1,4 +1,4 @@
-"""How routes say in the OpenAPI document what they take and answer beside the model of their answer.
+"""How routes add to the OpenAPI document what their answer models do not say: parameters, bodies, errors.
 
     @router.get("/{job}", responses=documented(404))
     def get_job(job: JobId) -> answers.Job:

@@ -1,7 +1,7 @@
-"""A trainer's log as others may read it: whole lines alone, so that no piece cuts a secret in two (`redaction.py`).
+"""A trainer's log for clients: only whole lines, so that no chunk splits a secret (`redaction.py`).
 
-A line ends with a newline or, as those of progress bars do, with a carriage return. The last line of a log, as long as
-it may continue, is left for later; a line that is too long to be looked at as one is left out, and this is said.
+A line ends with a newline or, in a progress bar, with a carriage return. The last line is held back while it may still
+grow. A line that is too long to redact is left out, and a note takes its place.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class TrainerLog:
 
 
 async def follow_log(log: TrainerLog, feed: Feed, job: str, *, after: int | None) -> AsyncIterator[bytes]:
-    """What is there, then what is added, until the job has ended and all is sent.
+    """The log so far, then what is appended, until the job has ended and everything is sent.
 
     `after`: number of the event at which the job had not ended yet; None: it has. Looked for twice a second without a
     thread; only what is there to read is read in one.

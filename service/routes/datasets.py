@@ -120,8 +120,8 @@ def routes(actions: Actions, uploads: Uploads) -> APIRouter:
 
     @router.delete("/{name}", responses=documented(404, 409))
     def delete_dataset(name: DatasetName) -> answers.DeletedDataset:
-        """For good; not while an open job needs it: one that paused with `content_changed` does not. (A job that is
-        submitted at the same moment finds it gone, and says so when it is checked.)"""
+        """Permanently. Refused while an open job needs it; one that paused with `content_changed` does not. (A job that
+        is submitted at the same moment is rejected when it is checked.)"""
         dataset = uploads.get(name)
         open_jobs = needed_by(actions.store.using(dataset.name))
         if open_jobs:

@@ -32,8 +32,8 @@ def routes(actions: Actions, kept: SeriesCache) -> APIRouter:
         after: Annotated[str | None, Query(description="Id of the last checkpoint of the page before.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000, description="Checkpoints at most.")] = 100,
     ) -> answers.CheckpointList:
-        """What can be gone back to, newest first: download it from `/jobs/{job}/files/{path}`, or begin another job
-        with its `id` as `resume_from`. Only some are kept (`checkpoint.keep`), and the best one besides."""
+        """Checkpoints, newest first: download one from `/jobs/{job}/files/{path}`, or start another job with its `id`
+        as `resume_from`. The newest few are kept (`checkpoint.keep`), and the best one."""
         found = checkpoints_of(actions.run(job), kept, runs_name=actions.runs.name)
         later = [each for each in found if after is None or each.id < after]
         return page(answers.CheckpointList, later[:limit], has_more=len(later) > limit)
