@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -80,7 +81,8 @@ def _new_job(call: Call, api: Longhaul, make: Callable[..., JobDict]) -> int:
                 print_preview(found.preview, call.console)
             if given.dry_run:
                 return call.answer(found.job, lambda: call.say("the job can be trained; nothing was submitted"))
-            api.delete(found.job["id"])
+            with suppress(ApiError):  # it is in no list in any case
+                api.delete(found.job["id"])
         else:
             call.note("no worker is there to check the job: it is submitted unchecked")
     job = make(idempotency_key=given.idempotency_key)
