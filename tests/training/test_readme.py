@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from transformers import GenerationConfig
 
 from jobs.disk.rundir import RunDir
@@ -69,8 +70,12 @@ def test_a_bare_generate_has_room_for_the_targets(make_run: MakeRun, model_folde
     assert json.loads((run.model / "generation_config.json").read_text()).keys() == {*base, "max_new_tokens"}
 
 
-def test_a_model_without_a_generation_config_gets_one_that_generates(make_run: MakeRun, model_folder: Path) -> None:
-    (model_folder / "generation_config.json").unlink()
+@pytest.mark.parametrize("content", [None, b"{", b"\xff"])
+def test_a_model_without_a_generation_config_gets_one_that_generates(
+    make_run: MakeRun, model_folder: Path, content: bytes | None
+) -> None:
+    file = model_folder / "generation_config.json"
+    file.unlink() if content is None else file.write_bytes(content)
     run, _ = trained(make_run)
     written = GenerationConfig.from_pretrained(run.model)
     assert (written.decoder_start_token_id, written.eos_token_id, written.pad_token_id) == (0, 1, 0)

@@ -54,11 +54,14 @@ def readme(context: TrainingContext, *, step: int, loss: float | None) -> str:
 
 def generation_config(context: TrainingContext) -> dict[str, object]:
     """What the base model has, with room for the targets of this data: a bare `generate()` writes whole texts."""
-    file = context.loaded.folder / GENERATION_CONFIG
-    made = context.loaded.model.generation_config.to_diff_dict()  # by transformers, from config.json
-    base = json.loads(file.read_bytes()) if file.exists() else made
-    base.pop("max_length", None)
-    return {**base, "max_new_tokens": context.longest_target}
+    try:
+        base = json.loads((context.loaded.folder / GENERATION_CONFIG).read_bytes())
+    except (OSError, ValueError):  # there is none, or none that transformers reads either: it takes config.json's
+        base = context.loaded.model.generation_config.to_diff_dict()
+    return {
+        **{key: value for key, value in base.items() if key != "max_length"},
+        "max_new_tokens": context.longest_target,
+    }
 
 
 def evaluations_of(run: RunDir) -> dict[int, EvaluationFinished]:
