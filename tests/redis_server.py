@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import secrets
 import shutil
@@ -132,17 +133,21 @@ def redis_binary() -> str:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now.
+    """A loopback port that nobody listens on now, and that this process has not been given before.
 
     Not one of those that the kernel deals out (32768 and above): such a one may be given to somebody's outgoing
-    connection before our server has it. Each process of a run has 5,000 of its own (pytest-xdist's gw0, gw1, ...).
+    connection before our server has it. Each process of a run has 5,000 of its own (pytest-xdist's gw0, gw1, ...) and
+    takes them in turn from a random one on: a server that has its port, but does not listen yet, keeps it.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 4
     while True:
-        port = 12000 + 5000 * worker + secrets.randbelow(5000)
+        port = 12000 + 5000 * worker + next(_turn) % 5000
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
             return port
+
+
+_turn = itertools.count(secrets.randbelow(5000))
