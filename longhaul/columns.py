@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-GAP = 2
+GAP, INDENT = 2, 2
 FOLDED = 8
 """Characters of a line of a folded text, at least."""
 Row = Mapping[str, str | Text]
@@ -46,8 +48,39 @@ def print_table(columns: Sequence[Column], rows: Sequence[Row], console: Console
         else:
             table.add_column(each.title, no_wrap=True, justify=side)
     for row in rows:
-        table.add_row(*(row[each.title] for each in shown))
+        cells = zip(shown, table.columns, strict=True)
+        table.add_row(*(_broken(row[each.title], column.width) for each, column in cells))
     console.print(table, crop=False)
+
+
+def _broken(cell: str | Text, width: int | None) -> str | Text:
+    """A text whose lines are no wider, broken after a space or a mark between words where there is one."""
+    if width is None or cell_len(str(cell)) <= width:
+        return cell
+    lines, rest = [], cell if isinstance(cell, Text) else Text(cell)
+    while cell_len(rest.plain) > width:
+        fits = next(at for at in range(len(rest), 0, -1) if cell_len(rest.plain[:at]) <= width)
+        last = re.match(r".*\s", rest.plain[:fits]) or re.match(r".*[-_./:]", rest.plain[:fits])
+        line, rest = rest.divide([last.end() if last else fits])
+        lines.append(line)
+    return Text("\n").join([*lines, rest])
+
+
+def print_facts(facts: Sequence[tuple[str, str | Text]], console: Console) -> None:
+    """A name and a value in each line. A value wraps between words; one with too long a word starts below its name."""
+    label = max((cell_len(name) for name, _ in facts), default=0)
+    for name, value in facts:
+        text = value if isinstance(value, Text) else Text(value)
+        longest = max(map(cell_len, text.plain.split()), default=0)
+        if label + GAP + longest <= console.width:
+            line = Table.grid(padding=(0, GAP))
+            line.add_column(width=label)
+            line.add_row(Text(name, style="dim"), text)
+            console.print(line)
+            continue
+        console.print(Text(name, style="dim"))
+        whole = INDENT + longest > console.width  # the terminal breaks it, and copies it whole
+        console.print(text if whole else Padding(text, (0, 0, 0, INDENT)), soft_wrap=whole)
 
 
 def width_of(columns: Sequence[Column], rows: Sequence[Row]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,9 +17,22 @@ from jobs.preview import DataPreview
 from jobs.text.units import bytes_alike
 from longhaul.answers import JobDict
 from longhaul.api import Longhaul
+from longhaul.columns import Column, Row, print_facts, print_table
 from longhaul.jobfile import BadInput
 from longhaul.preview import print_preview
 from longhaul.tables import gpu_lines
+
+BAR = 32
+"""Characters of the budget."""
+_TRIED = (
+    Column(""),
+    Column("optimizer"),
+    Column("recomputation", folds=16),
+    Column("micro-batch", right=True),
+    Column("peak", right=True),
+    Column("time a row", right=True, goes=2),
+    Column("score", right=True, goes=1),
+)
 
 
 @dataclass(frozen=True)
@@ -70,8 +84,11 @@ def print_plan(plan: Plan, preview: DataPreview, job: JobDict, console: Console)
     memory = plan.memory
     assert memory is not None, "check has planned it"
     print_preview(preview, console)
+    console.print("\nmemory at the peak", style="italic")
     console.print(_parts(memory))
-    console.print(_candidates(memory))
+    console.print("\nwhat was tried, the best first", style="italic")
+    print_table(_TRIED, _candidates(memory), console)
+    console.print()
     lines = [
         ("memory", memory.text),
         ("why", memory.why),
@@ -80,42 +97,44 @@ def print_plan(plan: Plan, preview: DataPreview, job: JobDict, console: Console)
         ("host", _host(memory)),
         ("disk", _disk(memory)),
     ]
-    grid = Table.grid(padding=(0, 2))
-    for name, text in lines:
-        if text:
-            grid.add_row(Text(name, style="dim"), Text(text))
-    for name, line in gpu_lines(job):
-        grid.add_row(Text(name, style="dim"), line)
-    console.print(grid)
+    print_facts([(name, text) for name, text in lines if text] + gpu_lines(job), console)
 
 
 def _parts(memory: MemoryPlan) -> Table:
-    table = Table(title="at the peak", title_justify="left", box=None, pad_edge=False)
-    for name in (*memory.parts, "sum", "free", "budget"):
-        table.add_column(name, justify="right")
-    free = memory.budget_bytes - memory.peak_bytes
-    table.add_row(*bytes_alike(*memory.parts.values(), memory.peak_bytes, free, memory.budget_bytes))
+    """Each part beside its place in the budget."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(width=BAR)
+    parts = {**memory.parts, "free": memory.budget_bytes - memory.peak_bytes}
+    *sizes, budget = bytes_alike(*parts.values(), memory.budget_bytes)
+    begin = 0
+    for (name, size), shown in zip(parts.items(), sizes, strict=True):
+        style = "dim" if name == "free" else ""
+        place = Bar(memory.budget_bytes, begin, begin + size, width=BAR, color="bright_black" if style else "cyan")
+        table.add_row(Text(name, style="dim"), Text(shown, style), place)
+        begin += size
+    table.add_row(Text("budget", style="dim"), budget)
     return table
 
 
-def _candidates(memory: MemoryPlan) -> Table:
-    table = Table(title="what was tried, the best first", title_justify="left", box=None, pad_edge=False)
-    for name in ("", "optimizer", "recomputation", "micro-batch", "peak", "time a row", "score"):
-        table.add_column(name, justify="left" if name in ("", "optimizer", "recomputation") else "right")
+def _candidates(memory: MemoryPlan) -> list[Row]:
+    rows: list[Row] = []
     peaks = bytes_alike(*(each.peak_bytes for each in memory.candidates))
     for each, peak in zip(memory.candidates, peaks, strict=True):
         chosen = memory.chose(each)
-        table.add_row(
-            "→" if chosen else "",
-            each.optimizer,
-            layers(each.activation_checkpointing) if each.parts else "however recomputed",
-            f"{each.micro_batch}" if each.fits else "does not fit",
-            f"{'' if each.parts else '> '}{peak}",
-            f"x {each.slowdown:.2f}" if each.fits else "–",
-            f"{each.score:.2f}" if each.fits else "–",
-            style="bold" if chosen else "" if each.fits else "dim",
-        )
-    return table
+        cells = {
+            "": "→" if chosen else "",
+            "optimizer": each.optimizer,
+            "recomputation": layers(each.activation_checkpointing) if each.parts else "however recomputed",
+            "micro-batch": f"{each.micro_batch}" if each.fits else "does not fit",
+            "peak": f"{'' if each.parts else '> '}{peak}",
+            "time a row": f"x {each.slowdown:.2f}" if each.fits else "–",
+            "score": f"{each.score:.2f}" if each.fits else "–",
+        }
+        style = "bold" if chosen else "" if each.fits else "dim"
+        rows.append({name: Text(cell, style) for name, cell in cells.items()})
+    return rows
 
 
 def _host(memory: MemoryPlan) -> str | None:

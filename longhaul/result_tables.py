@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from longhaul.answers import CheckpointDict, DatasetDetailDict, DatasetDict, RunFileDict, WorkerDict
-from longhaul.columns import Column, Row, print_table
+from longhaul.columns import Column, Row, print_facts, print_table
 from longhaul.figures import clock, duration, loss, size
 
 _CHECKPOINTS = (
@@ -69,7 +68,7 @@ def print_datasets(datasets: Sequence[DatasetDict], console: Console) -> None:
 
 def print_dataset(dataset: DatasetDetailDict, console: Console) -> None:
     """One data set; of the report the figures, and the counts by reason or character."""
-    lines = [
+    lines: list[tuple[str, str | Text]] = [
         ("data set", dataset["uri"]),
         ("size", f"{size(dataset['bytes'])} ({dataset['bytes']:,} bytes)"),
         ("sha256", dataset["sha256"]),
@@ -83,10 +82,7 @@ def print_dataset(dataset: DatasetDetailDict, console: Console) -> None:
         for key, value in dataset["report"].items():
             if (text := _reported(value)) is not None:
                 lines.append((key.replace("_", " "), text))
-    grid = Table.grid(padding=(0, 2))
-    for name, text in lines:
-        grid.add_row(Text(name, style="dim"), Text(text))
-    console.print(grid)
+    print_facts(lines, console)
 
 
 def _reported(value: object) -> str | None:

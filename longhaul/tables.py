@@ -5,16 +5,14 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from jobs.state import is_open
 from jobs.text.printable import one_line
 from longhaul.answers import CheckpointDict, EventDict, JobDict, PageDict
-from longhaul.columns import Column, print_table
+from longhaul.columns import Column, print_facts, print_table
 from longhaul.figures import clock, duration, loss, memory_needed, size, time_needed
 
 _STATUS_STYLES = {
@@ -26,13 +24,13 @@ _STATUS_STYLES = {
     "damaged": "red",
 }
 _COLUMNS = (
-    Column("id"),
     Column("name", folds=16),
+    Column("id"),
     Column("status", folds=19),
     Column("pos.", right=True, goes=5),
     Column("prio.", right=True, goes=3),
     Column("step", right=True, goes=6),
-    Column("loss", right=True, goes=2),
+    Column("valid. loss", right=True, goes=2),
     Column("submitted", right=True, goes=1),
     Column("left", right=True, goes=4),
 )
@@ -62,7 +60,7 @@ def _cells(job: JobDict) -> dict[str, str | Text]:
         "pos.": "–" if job["queue_position"] is None else f"{job['queue_position']}",
         "prio.": f"{job['priority']}",
         "step": f"{job['progress']['step']:,}/{job['steps']:,}" if job["steps"] else "–",
-        "loss": loss(job["best_loss"] if job["final_loss"] is None else job["final_loss"]),
+        "valid. loss": loss(job["best_loss"] if job["final_loss"] is None else job["final_loss"]),
         "submitted": clock(job["created_at"]),
         "left": duration(left),
     }
@@ -72,7 +70,7 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
     """What matters about one job now; its checkpoints, newest first, where they were asked for."""
     progress, error = job["progress"], job["error"]
     wanted = "" if job["requested"] == "none" else f" ({job['requested']} requested)"
-    lines: list[tuple[str, Any]] = [
+    lines: list[tuple[str, str | Text]] = [
         ("job", Text(f"{job['name']} · {job['id']}", style="bold")),
         ("status", Text.assemble(_status(job), wanted)),
     ]
@@ -118,13 +116,10 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
     if job["fine_tuned_model"]:
         lines.append(("model is in", job["fine_tuned_model"]))
     lines.append(("run directory", job["run_dir"]))
-    grid = Table.grid(padding=(0, 2))
-    for name, value in lines:
-        grid.add_row(Text(name, style="dim"), value)
-    console.print(grid)
+    print_facts(lines, console)
 
 
-def gpu_lines(job: JobDict) -> list[tuple[str, Text]]:
+def gpu_lines(job: JobDict) -> list[tuple[str, str | Text]]:
     """Which GPUs can take it, and why the others cannot; nothing where there is no choice."""
     gpus = job["gpus"]
     if len(gpus) < 2 and all(gpu["can_take"] for gpu in gpus):

@@ -6,8 +6,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -17,6 +17,7 @@ from rich.text import Text
 from jobs.text.printable import one_line
 from longhaul.answers import EventDict, JobDict
 from longhaul.api import ApiError, Longhaul, Unreachable
+from longhaul.columns import GAP, print_facts
 from longhaul.figures import clock, duration, loss, size, time_needed
 
 POLL_S = 1.0
@@ -24,6 +25,8 @@ PLAIN_EVERY_S = 30.0
 HISTORY = 10
 """Events shown of the time before one came in."""
 STALE_S = 120.0
+SHORTEST_BAR, LONGEST_BAR = 6, 30
+SEPARATOR = " · "
 _STYLES = {"warn": "yellow", "error": "bold red"}
 
 
@@ -46,9 +49,9 @@ def watch(
     follower = _EventPrinter(api.another(), job, after)
     states = _states(api, job, follower, console, tick)
     if console.is_terminal:
-        with Live(_status(shown), console=console, refresh_per_second=4, transient=True) as live:
+        with Live(status_line(shown, console), console=console, refresh_per_second=4, transient=True) as live:
             for shown in states:
-                live.update(_status(shown))
+                live.update(status_line(shown, console))
         return shown
     told_at, told_step = time.monotonic(), 0
     for shown in states:
@@ -94,7 +97,7 @@ def _print_new(follower: _EventPrinter, console: Console) -> bool:
             case _End():
                 return True
             case event:
-                _print_event(event, console)
+                print_event(event, console)
     return False
 
 
@@ -127,29 +130,38 @@ class _EventPrinter:
             self._items.put(error)
 
 
-def _print_event(event: EventDict, console: Console) -> None:
-    line = Text(f"{clock(event['at'])}  {one_line(event['message'])}", style=_STYLES.get(event["level"], ""))
-    console.print(line, soft_wrap=True)
+def print_event(event: EventDict, console: Console) -> None:
+    """When, and what; an evaluation with its first sample. A line each where it is no terminal."""
+    message = Text(one_line(event["message"]), style=_STYLES.get(event["level"], ""))
+    if console.is_terminal:
+        print_facts([(clock(event["at"]), message)], console)
+    else:
+        console.print(Text.assemble(f"{clock(event['at'])}  ", message), soft_wrap=True)
     for sample in event["data"].get("samples", [])[:1]:
         for side in ("input", "target", "generated"):
             text = Text(f"{'':10}{side:11}{one_line(sample[side])}", style="dim")
             console.print(text, no_wrap=True, overflow="ellipsis")
 
 
-def _status(job: JobDict) -> Table:
-    """One line: state, bar, step, loss, speed, memory, time left."""
-    progress = job["progress"]
-    row: list[Any] = [Text(_state(job), style="bold")]
+def status_line(job: JobDict, console: Console) -> Table:
+    """State, bar, step, loss, time left, speed and memory, as many of them as one line has room for."""
+    row: list[Text | ProgressBar] = [Text(_state(job), style="bold")]
     if job["steps"]:
-        row.append(ProgressBar(total=job["steps"], completed=progress["step"], width=30))
-        row.append(Text(_figures(job)))
-    grid = Table.grid(padding=(0, 2))
+        figures = _figures(job)
+        room = console.width - cell_len(_state(job)) - GAP
+        while len(figures) > 1 and room < cell_len(SEPARATOR.join(figures)) + GAP + SHORTEST_BAR:
+            figures.pop()
+        bar = min(LONGEST_BAR, room - cell_len(SEPARATOR.join(figures)) - GAP)
+        if bar >= SHORTEST_BAR:
+            row.append(ProgressBar(total=job["steps"], completed=job["progress"]["step"], width=bar))
+        row.append(Text(SEPARATOR.join(figures)))
+    grid = Table.grid(padding=(0, GAP))
     grid.add_row(*row)
     return grid
 
 
 def _line(job: JobDict) -> str:
-    return f"{clock(time.time())}  {_state(job)}: {_figures(job)}"
+    return f"{clock(time.time())}  {_state(job)}: {SEPARATOR.join(_figures(job))}"
 
 
 def _state(job: JobDict) -> str:
@@ -167,19 +179,15 @@ def _state(job: JobDict) -> str:
     return status
 
 
-def _figures(job: JobDict) -> str:
+def _figures(job: JobDict) -> list[str]:
+    """What is known of its progress, what matters most first."""
     progress = job["progress"]
     if not progress["at"]:
         step = f"step {progress['step']:,}/{job['steps']:,}" if job["steps"] else "no figures yet"
-        return f"{step} · {needed}" if (needed := time_needed(job)) else step
-    rate, tokens, share = progress["rows_per_s"], progress["tokens_per_s"], progress["mfu"]
+        return [step, needed] if (needed := time_needed(job)) else [step]
     parts = [
         f"step {progress['step']:,}" + (f"/{job['steps']:,}" if job["steps"] else ""),
-        f"loss {loss(progress['loss'])}",
-        f"{rate:.1f} rows/s",
-        *([f"{tokens:,.0f} tokens/s"] if tokens is not None else []),
-        *([f"MFU {share:.0%}"] if share is not None else []),
-        size(progress["memory_bytes"]),
+        f"training loss {loss(progress['loss'])}",
     ]
     if job["status"] == "running":
         age = time.time() - progress["at"]
@@ -187,4 +195,11 @@ def _figures(job: JobDict) -> str:
             parts.append(f"last figures {duration(age)} ago")
         elif progress["eta_s"] is not None:
             parts.append(f"{duration(progress['eta_s'] - age)} left")
-    return " · ".join(parts)
+    rate, tokens, share = progress["rows_per_s"], progress["tokens_per_s"], progress["mfu"]
+    parts += [
+        f"{rate:.1f} rows/s",
+        size(progress["memory_bytes"]),
+        *([f"MFU {share:.0%}"] if share is not None else []),
+        *([f"{tokens:,.0f} tokens/s"] if tokens is not None else []),
+    ]
+    return parts

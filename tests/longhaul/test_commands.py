@@ -187,10 +187,10 @@ def test_the_queue_is_read_filtered_and_reordered(run: Run, service: Service) ->
     assert run("priority", running, "10") == f"{running} is running, priority 10\n"
     service.append(running, JobCancelled())
     lines = run("list", "--status", "validating").splitlines()
-    assert lines[0].split() == ["id", "name", "status", "pos.", "prio.", "step", "loss", "submitted", "left"]
+    assert lines[0].split() == ["name", "id", "status", "pos.", "prio.", "step", "valid.", "loss", "submitted", "left"]
     assert [line.split()[:5] for line in lines[1:]] == [
-        [second, "tiny", "validating", "1", "7"],
-        [first, "tiny", "validating", "2", "0"],
+        ["tiny", second, "validating", "1", "7"],
+        ["tiny", first, "validating", "2", "0"],
     ]
     service.append(first, JobCancelled())
     assert [job["id"] for job in run("list", "--status", "cancelled", "--json")["data"]] == [running, first]
@@ -214,9 +214,9 @@ def test_a_narrow_terminal_shows_ids_and_names_whole(service: Service, width: in
     other = service.submit(name="recipes")
     shown = printed(width, lambda console, api: print_jobs(api.list(), console), service)
     lines = shown.splitlines()
-    [at] = [at for at, line in enumerate(lines) if line.startswith(job)]
-    assert lines[1].split()[:2] == [other, "recipes"] and "…" not in shown
-    start, end = lines[0].index("name"), lines[0].index("status")
+    [at] = [at for at, line in enumerate(lines) if job in line]
+    assert lines[1].split()[:2] == ["recipes", other] and "…" not in shown
+    start, end = lines[0].index("name"), lines[0].index("id")
     assert "".join(line[start:end].strip() for line in lines[at:]) == name
     assert max(map(len, lines)) <= max(width, 24 + 2 + 8 + 2 + 8)
     assert "no_valid_checkpoint" in shown or width == 40
