@@ -6,6 +6,7 @@ import io
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from jobs.events import Event, JobCancelled, JobFailed, JobSubmitted, JobSucceeded
 from jobs.metrics import MetricRow
@@ -15,7 +16,9 @@ FILE_NAME = "loss.png"
 MOST_POINTS = 2000
 # A mid-grey page with light text is readable beside a white terminal and in Discord's dark theme alike.
 PAGE, PLOT, INK, GRID = "#2b2d31", "#232428", "#e3e5e8", "#4a4d55"
-FAINT, TRAINING, VALIDATION = "#435677", "#7fb2ff", "#ffb454"
+FAINT, TRAINING, VALIDATION, ATTEMPT = "#435677", "#7fb2ff", "#ffb454", "#b48ef0"
+SETTLED = 0.05
+"""Share of all steps after which the loss has left its first values."""
 MARGIN = 0.12
 """Around everything, inches."""
 
@@ -54,14 +57,21 @@ def draw_job(job: SinkJob) -> bytes | None:
     rows = job.rows()
     if not rows and not job.evaluations:
         return None
-    return draw(job.submitted.name, [(row.step, row.loss) for row in rows], job.evaluations)
+    later = [row.step for before, row in pairwise(rows) if row.attempt != before.attempt]
+    return draw(job.submitted.name, [(row.step, row.loss) for row in rows], job.evaluations, later)
 
 
-def draw(title: str, training: Sequence[tuple[int, float]], validation: Mapping[int, float]) -> bytes:
-    """A PNG of 1000 × 560 pixels: training loss (faint, and smoothed on top), validation points."""
+def draw(
+    title: str, training: Sequence[tuple[int, float]], validation: Mapping[int, float], later: Sequence[int] = ()
+) -> bytes:
+    """A PNG of 1000 × 560 pixels: training loss (faint, and smoothed on top), validation points, attempts.
+
+    `later`: the first steps of the attempts after the first. Where the first steps would take most of the scale, it
+    ends below them, and the title says so.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second: only where something is drawn
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     points = [(step, loss) for step, loss in training if math.isfinite(loss)]
     points = points[:: max(1, math.ceil(len(points) / MOST_POINTS))]
@@ -83,10 +93,17 @@ def draw(title: str, training: Sequence[tuple[int, float]], validation: Mapping[
             best_step, best = min(held_out, key=lambda point: point[1])
             label = f"validation (best {best:.4g} at step {best_step:,})"
             axes.plot(steps, losses, color=VALIDATION, marker="o", markersize=5, linewidth=1.4, label=label)
-        axes.set_title(f"{title} · loss".replace("$", r"\$"), color=INK, fontsize=14, loc="left")
+        for number, step in enumerate(later):
+            axes.axvline(step, color=ATTEMPT, linestyle=":", linewidth=1.2, label=None if number else "next attempt")
+        title += " · loss"
+        if (scale := settled([*points, *held_out])) is not None:
+            axes.set_ylim(*scale)
+            title += f", from {max(loss for _, loss in [*points, *held_out]):.4g}"
+        axes.set_title(title.replace("$", r"\$"), color=INK, fontsize=14, loc="left")
         axes.set_xlabel("step", color=INK)
         axes.set_ylabel("loss (nats per token)", color=INK)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axes.tick_params(colors=INK)
         axes.grid(color=GRID, linewidth=0.6)
         for spine in axes.spines.values():
@@ -96,6 +113,18 @@ def draw(title: str, training: Sequence[tuple[int, float]], validation: Mapping[
         out = io.BytesIO()
         figure.savefig(out, format="png")
     return out.getvalue()
+
+
+def settled(points: Sequence[tuple[int, float]]) -> tuple[float, float] | None:
+    """The scale without the first steps, if they alone would take most of it."""
+    last = max((step for step, _ in points), default=0)
+    settled = [loss for step, loss in points if step >= SETTLED * last]
+    if not settled:
+        return None
+    low, high = min(settled), max(settled)
+    highest = max(loss for _, loss in points)
+    space = 0.08 * (high - low)
+    return (low - space, high + space) if highest - low > 2 * (high - low) > 0 else None
 
 
 def _smooth(values: Sequence[float], window: int) -> list[float]:

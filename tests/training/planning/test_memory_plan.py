@@ -25,7 +25,7 @@ from tests.training.hub_server import running_hub
 from tests.training.workplace import Workplace, pairs
 from worker.training.planning.budget import Budget, find_budget, on_gpu
 from worker.training.planning.memory_plan import fallbacks, plan_memory
-from worker.training.planning.picture import draw
+from worker.training.planning.picture import draw, figure_of
 from worker.training.planning.stages import is_current
 from worker.training.tasks.seq2seq import builtin
 
@@ -224,6 +224,24 @@ def test_the_picture_grows_with_what_was_tried_and_is_the_same_for_the_same_plan
     one = memory_plan(candidates=both.candidates[:1])
     assert draw(both) == draw(both) != draw(one)
     assert size(one) == (1000, 240) and size(both) == (1000, 290)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-6, 1e-3, 1.0, 1.15, 40.0])
+def test_what_stands_beside_the_bars_is_inside_the_frame(scale: float) -> None:
+    """A tiny model on a large host, and one that needs many times the budget."""
+    plan = memory_plan()
+    scaled = [each.model_copy(update={
+        "peak_bytes": int(each.peak_bytes * scale), "parts": {k: int(v * scale) for k, v in each.parts.items()}
+    }) for each in plan.candidates]  # fmt: skip
+    figure = figure_of(plan.model_copy(update={"candidates": scaled, "peak_bytes": int(plan.peak_bytes * scale)}))
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    frame, whole = axes.get_window_extent(), figure.bbox
+    assert len(axes.texts) == 2
+    for text in axes.texts:
+        assert frame.x0 < text.get_window_extent().x0 and text.get_window_extent().x1 < frame.x1
+    for other in (*figure.legends, axes.title, *axes.get_yticklabels()):
+        assert whole.x0 <= other.get_window_extent().x0 and other.get_window_extent().x1 <= whole.x1
 
 
 def test_the_time_follows_what_is_recomputed(workplace: Workplace) -> None:

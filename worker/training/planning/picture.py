@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.gpus import short_name
 from jobs.memory_plan import Candidate, MemoryPlan, layers
 from jobs.text.units import ByteUnit, byte_unit, format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # The colours of the loss curve: readable beside a white terminal and in a dark chat alike.
 PAGE, PLOT, INK, GRID = "#2b2d31", "#232428", "#e3e5e8", "#4a4d55"
@@ -20,10 +24,19 @@ COLOURS = {
     "context": "#8a8f98",
 }
 UNTRACED, LIMIT, CHOSEN = "#6b4a4a", "#ffb454", "#ffffff"
+GAP = 8
+"""Pixels between a text and the frame."""
 
 
 def draw(plan: MemoryPlan) -> bytes:
     """A PNG, 1000 pixels wide: a bar for each candidate, the best on top, the chosen one framed; budget and limit."""
+    out = io.BytesIO()
+    figure_of(plan).savefig(out, format="png")
+    return out.getvalue()
+
+
+def figure_of(plan: MemoryPlan) -> Figure:
+    """The picture before it is rendered."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second: only where something is drawn
     from matplotlib.figure import Figure
 
@@ -47,16 +60,17 @@ def draw(plan: MemoryPlan) -> bytes:
             axes.barh(place, each.peak_bytes / unit.size, height=0.7, color=UNTRACED)
         if chosen:
             axes.barh(place, start, height=0.7, fill=False, edgecolor=CHOSEN, linewidth=2.0)
-        beside = max(each.peak_bytes / unit.size, budget if on_scale else 0.0) + 0.01 * widest
+        beside = max(each.peak_bytes / unit.size, budget if on_scale else 0.0) + 0.02 * widest
         weight = "bold" if chosen else "normal"
-        axes.text(beside, place, _remark(each, chosen, unit), color=INK, va="center", fontweight=weight)
+        axes.text(
+            beside, place, _remark(each, chosen, unit), color=INK, va="center", fontweight=weight, in_layout=False
+        )
     handles: list[Any] = [axes.barh(0, 0, color=colour, label=part) for part, colour in COLOURS.items()]
     if on_scale:
         limit = budget - plan.margin_bytes / unit.size
         handles.append(axes.axvline(budget, color=LIMIT, linewidth=2.0, label="budget"))
         handles.append(axes.axvline(limit, color=LIMIT, linewidth=1.0, linestyle="--", label="less a margin"))
-    # Room for what is written beside the bars.
-    axes.set_xlim(0, max(1.35 * widest, 1.6 * max(plan.peak_bytes / unit.size, budget if on_scale else 0.0)))
+    axes.set_xlim(0, 1.05 * max(widest, budget if on_scale else 0.0))
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_yticks(range(len(shown)), [_name(each) for each in shown])
     where = "memory.budget" if plan.budget_source == "job" else short_name(plan.gpu) if plan.gpu else "budget"
@@ -74,9 +88,16 @@ def draw(plan: MemoryPlan) -> bytes:
         handles=handles, loc="outside lower center", ncols=len(handles), fontsize=9, handlelength=1.2,
         columnspacing=1.2, facecolor=PLOT, edgecolor=GRID, labelcolor=INK,
     )  # fmt: skip
-    out = io.BytesIO()
-    figure.savefig(out, format="png")
-    return out.getvalue()
+    _make_room(figure, axes)
+    return figure
+
+
+def _make_room(figure: Figure, axes: Axes) -> None:
+    """Widen the scale until everything that is written beside the bars is within the frame."""
+    figure.draw_without_rendering()  # lays it out
+    frame = axes.get_window_extent().width
+    needed = (text.get_position()[0] * frame / (frame - text.get_window_extent().width - GAP) for text in axes.texts)
+    axes.set_xlim(0, max(axes.get_xlim()[1], *needed))
 
 
 def _name(candidate: Candidate) -> str:
