@@ -6,8 +6,10 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import shtab
 from rich.console import Console
 
 from jobs.state import is_open
@@ -20,6 +22,13 @@ OK, JOB_ENDED_BADLY, BAD_INPUT, UNREACHABLE, LEFT = 0, 1, 2, 3, 130
 ID_LENGTH = len("job-") + 20
 CANDIDATES = 5
 LAST = "last"
+SHELLS = ("bash", "zsh", "fish")
+JOBS = {"bash": "_longhaul_jobs", "zsh": "_longhaul_jobs", "fish": "(longhaul completion jobs 2>/dev/null)"}
+"""What completes a job in each shell."""
+JOBS_OF_SHELLS = {
+    "bash": '_longhaul_jobs() { compgen -W "$(longhaul completion jobs 2>/dev/null)" -- "$1"; }',
+    "zsh": '_longhaul_jobs() { compadd -- ${(f)"$(longhaul completion jobs 2>/dev/null)"}; }',
+}
 EXIT_CODES = """\
 exit codes:
   0    done
@@ -127,11 +136,25 @@ class Commands:
     ) -> argparse.ArgumentParser:
         """A command. `shown` is how its arguments are listed."""
         self._lines.append(f"  {f'{name} {shown}':25} {tells}")
-        made = self._commands.add_parser(name, description=tells[0].upper() + tells[1:] + ".")
+        made = self._commands.add_parser(name, help=tells, description=tells[0].upper() + tells[1:] + ".")
         made.set_defaults(run=run)
         if json_too:
             made.add_argument("--json", action="store_true", help="print JSON")
         return made
+
+    def completion(self, shell: str) -> str:
+        """The script that completes commands, options, files and jobs in this shell."""
+        parsers = [self._parser]
+        for parser in parsers:
+            for action in parser._actions:
+                if isinstance(action, argparse._SubParsersAction):
+                    action.help = None  # else it is hidden here as in --help
+                    parsers += action.choices.values()
+                elif action.dest == "id":
+                    action.complete = JOBS  # type: ignore[attr-defined]  # what shtab reads
+                elif action.dest == "file" or action.type is Path:
+                    action.complete = shtab.FILE  # type: ignore[attr-defined]
+        return shtab.complete(self._parser, shell, preamble=JOBS_OF_SHELLS)  # type: ignore[arg-type]  # a str, it says
 
     def finish(self) -> None:
         """The list of commands and the exit codes, as the end of the help."""

@@ -1,21 +1,22 @@
-"""The machine it runs on: workers, doctor, local, demo, key."""
+"""The machine it runs on: workers, doctor, local, demo, key, completion."""
 
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 from jobs.errors import UserError
 from jobs.process.keys import new_key
 from jobs.process.stopping import Stopped, run_child, stopped_once
 from longhaul.children import python
-from longhaul.commands.command import Call, Commands
+from longhaul.commands.command import OK, SHELLS, Call, Commands
 from longhaul.jobfile import BadInput
 from longhaul.result_tables import print_workers
 
 
 def add(commands: Commands) -> None:
-    """workers, doctor, local, demo, key."""
+    """workers, doctor, local, demo, key, completion."""
     commands.add("workers", _workers, "list workers: GPU, current job, last heartbeat")
     doctor = commands.add("doctor", _doctor, "examine this machine and its GPU: at most 5 minutes, no job, no download")
     doctor.add_argument("--report", metavar="FILE", help="write a page to paste into an issue")
@@ -46,6 +47,16 @@ def add(commands: Commands) -> None:
     )
     key = commands.add("key", _key, "create an API key, and its line for LONGHAUL_API_KEYS_FILE", shown="NAME")
     key.add_argument("name", metavar="NAME", help="name of its owner, as the access log shows it")
+    completion = commands.add(
+        "completion",
+        partial(_completion, commands),
+        "print the script that completes commands, files and jobs in a shell",
+        shown="SHELL",
+        json_too=False,
+    )
+    completion.add_argument(
+        "shell", choices=(*SHELLS, "jobs"), help='bash: eval "$(longhaul completion bash)"; jobs: what the scripts ask'
+    )
 
 
 def _workers(call: Call) -> int:
@@ -82,6 +93,17 @@ def _demo(call: Call) -> int:
     from longhaul.demo import run_demo
 
     return run_demo(call.environment, call.console, model=call.given.model, home=call.given.home)
+
+
+def _completion(commands: Commands, call: Call) -> int:
+    if call.given.shell != "jobs":
+        print(commands.completion(call.given.shell))
+        return OK
+    with call.connect() as api:
+        for job in api.list(limit=100, dry_run=False)["data"]:
+            call.say(job["id"])
+            call.say(job["name"])
+    return OK
 
 
 def _key(call: Call) -> int:

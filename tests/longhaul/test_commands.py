@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +42,8 @@ from tests.service.running import Service
 from tests.summaries import checked, dataset_report, prepared
 
 Run = Callable[..., Any]
-REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "job.md"
+REPOSITORY = Path(__file__).resolve().parents[2]
+REFERENCE = REPOSITORY / "docs" / "reference" / "job.md"
 
 
 @pytest.fixture
@@ -118,7 +120,7 @@ def test_help_names_every_command_once_and_the_exit_codes(capsys: pytest.Capture
             main([name, "--help"])
         assert asked.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: longhaul {name}")
-    assert len(listed) == len(set(listed)) == 26
+    assert len(listed) == len(set(listed)) == 27
 
 
 @pytest.mark.parametrize(
@@ -421,3 +423,46 @@ def test_show_tells_why_it_failed(run: Run, service: Service) -> None:
     assert "no row can be used [bad_data]" in shown and "look at the report" in shown
     assert run("metrics", job) == "no metrics: the job is failed\n", "none will come"
     assert run("checkpoints", job) == "no checkpoint: the job is failed\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("su", {"submit"}),
+        ("show ", {"job-1", "chef"}),
+        ("logs -f ch", {"chef"}),
+        ("submit ", {"rows.jsonl"}),
+        ("list --status fai", {"failed"}),
+        ("datasets s", {"show"}),
+    ],
+)
+def test_bash_completes_commands_jobs_files_and_choices(tmp_path: Path, typed: str, offered: set[str]) -> None:
+    (tmp_path / "rows.jsonl").touch()
+    script = """
+        longhaul() {
+            if [ "$*" = "completion jobs" ]; then printf 'job-1\\nchef\\n'; else "$PYTHON" -m longhaul.main "$@"; fi
+        }
+        eval "$(longhaul completion bash)"
+        COMP_WORDS=(longhaul "$@"); COMP_CWORD=$#; COMP_LINE="longhaul $*"; COMP_POINT=${#COMP_LINE}
+        completer=$(complete -p longhaul); completer=${completer##*-F }
+        "${completer%% *}" longhaul "${COMP_WORDS[$COMP_CWORD]}" "${COMP_WORDS[$COMP_CWORD-1]}"
+        printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *typed.split(" ")], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert set(done.stdout.split()) == offered, done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_command_and_option(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("submit", "no-check", "checkpoints", "datasets", "longhaul completion jobs"):
+        assert word in script
+
+
+def test_jobs_are_offered_by_id_and_by_name(run: Run, service: Service) -> None:
+    job = service.submit(name="chef")
+    assert run("completion", "jobs").split() == [job, "chef"]
