@@ -11,6 +11,7 @@ import torch
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import parse_spec
 from tests.clock import Clock
+from tests.metric_rows import metric_row
 from tests.training.gpu_stand_in import UUID, library
 from tests.training.stepping import step_result
 from worker.training.gpu_speed import GpuSpeed
@@ -18,7 +19,7 @@ from worker.training.machine.nvml import open_gpu
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.machine.usage import Cache, MemoryUse
 from worker.training.pace import STEPS, Durations, Pace
-from worker.training.window import Meter, Window, fragmentation, is_fragmented
+from worker.training.window import Meter, ProgressLog, Window, fragmentation, is_fragmented
 
 STEP_S, EVALUATION_S, SAVE_S, WARM_UP_S = 2.0, 30.0, 100.0, 77.0
 
@@ -236,3 +237,16 @@ def test_a_row_says_what_was_planned_what_others_hold_and_what_clearing_gave_bac
         run.clock.now += STEP_S
         meter.add(step_result(step))
     assert not (tmp_path / ".gpus").exists(), "what the model reaches beside others is not kept"
+
+
+def test_the_log_shows_progress_at_most_twice_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    clock = Clock()
+    progress = ProgressLog(100, clock)
+    for step in range(10, 101, 10):
+        progress.add(metric_row(step, eta_s=3600.0))
+        clock.now += 10
+    assert [record.getMessage() for record in caplog.records] == [
+        *(f"step {step} of 100: training loss 2.0000, 10.0 rows/s, 1 h left" for step in (10, 40, 70)),
+        "step 100 of 100: training loss 2.0000, 10.0 rows/s",
+    ]

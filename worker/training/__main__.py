@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
         return doctor(argv[1:])
     arguments = parse(argv)
     set_library_switches(arguments.stage)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    configure_log(logging.INFO)
     settings = from_environment(os.environ)
     run = RunDir(arguments.run_dir.resolve())
     attempt_file = run.attempt_file(arguments.attempt if arguments.stage == "train" else arguments.stage)
@@ -114,6 +114,15 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def configure_log(level: int) -> None:
+    """Lines on stderr from this level on; of libraries, what a reader of the log can do something about."""
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # that its CUDA extensions are not loaded
+    # That torchao registers enums in a way that torch deprecates. A filter: torch sets levels when it is imported.
+    logging.getLogger("torch.utils._pytree").addFilter(lambda record: record.levelno > logging.WARNING)
+
+
 def set_library_switches(stage: str) -> None:
     """Set what libraries read from the environment when they are imported. What is already set stands."""
     # Pinned copies of checkpoints take what they hold: torch rounds all that it caches up to a power of two. (Its
@@ -136,7 +145,7 @@ def doctor(argv: list[str]) -> int:
     from worker.training.doctor.command import main as examine
 
     set_library_switches("train")
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    configure_log(logging.WARNING)
     try:
         settings = from_environment(os.environ)
     except ValueError as error:

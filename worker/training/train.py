@@ -36,7 +36,7 @@ from worker.training.planning.alternatives import Alternatives
 from worker.training.readme import generation_config, readme
 from worker.training.settings import TrainerSettings
 from worker.training.stop import StopAsked, StopSignal
-from worker.training.window import is_fragmented
+from worker.training.window import ProgressLog, is_fragmented
 
 INTERRUPTED = 75
 log = logging.getLogger("longhaul.trainer")
@@ -80,6 +80,7 @@ def training_loop(context: TrainingContext) -> None:
     """
     spec, state, meter, memory = context.spec, context.state, context.meter, context.plan.memory
     device, first = context.cache.device, state.step + 1
+    progress = ProgressLog(context.plan.steps)
     rows, order, alternatives = context.data.train, context.order, Alternatives(spec, context.plan, device)
     if first <= order.steps:
         limit = context.loaded.task.limit(rows, state.micro_batch, state.safe)
@@ -97,6 +98,7 @@ def training_loop(context: TrainingContext) -> None:
         if result.step % spec.log.every_steps == 0 or result.step == context.plan.steps:
             context.optimizer.raise_if_nonfinite()
             context.metrics.write(row := meter.row(result, time.time()))
+            progress.add(row)
             if memory is not None and is_fragmented(row, memory.budget_bytes):
                 context.cache.clear()
         context.stop.raise_if_asked()

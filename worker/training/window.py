@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from jobs.metrics import MetricRow
+from jobs.text.units import format_duration
 from worker.training.gpu_speed import GpuSpeed
 from worker.training.machine.device import gpu_id
 from worker.training.machine.host import host_memory
@@ -17,6 +21,8 @@ from worker.training.machine.usage import Cache, MemoryUse, memory_use, process_
 from worker.training.pace import Durations, Pace
 from worker.training.steps.result import StepResult
 
+log = logging.getLogger("longhaul.trainer")
+LOGGED_EVERY_S = 30.0
 FRAGMENTED, FULL = 0.25, 0.9
 """Shares: of the reserved memory that was not in use even at the peak; of the budget that is reserved."""
 
@@ -149,3 +155,21 @@ def is_fragmented(row: MetricRow, budget: int) -> bool:
     """Whether to clear the cache at once: the budget is nearly used up, and much of that by memory not in use."""
     lost = row.memory_fragmentation
     return lost is not None and lost > FRAGMENTED and row.memory_reserved_bytes > FULL * budget
+
+
+class ProgressLog:
+    """Rows of metrics as lines of the log, the first at once, then at most two a minute."""
+
+    def __init__(self, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._steps, self._clock = steps, clock
+        self._next = clock()
+
+    def add(self, row: MetricRow) -> None:
+        """Log it if it is time."""
+        if self._clock() < self._next and row.step < self._steps:
+            return
+        self._next = self._clock() + LOGGED_EVERY_S
+        left = f", {format_duration(row.eta_s)} left" if row.step < self._steps else ""
+        log.info(
+            "step %d of %d: training loss %.4f, %.1f rows/s%s", row.step, self._steps, row.loss, row.rows_per_s, left
+        )
