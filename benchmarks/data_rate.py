@@ -206,7 +206,7 @@ def raw(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
     options = _preparation(scratch, arguments, Journal(scratch / "journal.jsonl"))
     tokenizer = TokenizerState.read(options["model"]).open()
-    texts = first_texts(options["sources"][0], options["templates"], options["data"], 1 << 40)  # all of them
+    texts = first_texts(options["sources"], options["data"], 1 << 40)  # all of them
     start = time.perf_counter()
     for begin in range(0, len(texts), _CHUNK):
         tokenizer.encode_batch_fast(texts[begin : begin + _CHUNK], add_special_tokens=False)
@@ -266,10 +266,10 @@ def _preparation(scratch: Path, arguments: argparse.Namespace, journal: Any) -> 
     plan, spec = run.plan(), run.spec()
     model = Path(str(plan.model.folder))
     layout = task_of(spec).layout(read_config(model, plan.model.source))
+    templates = template(plan.data.input, "data.input"), template(plan.data.target, "data.target")
     name = "tenfold.jsonl.gz" if (scratch / "data" / "tenfold.jsonl.gz").exists() else arguments.data.name
     return {
-        "sources": [find_source(name, "data.train", "auto", None, _settings(scratch), journal)],
-        "templates": (template(plan.data.input, "data.input"), template(plan.data.target, "data.target")),
+        "sources": [(find_source(name, "data.train", "auto", None, _settings(scratch), journal), templates)],
         "model": model,
         "embeddings": layout.shapes[layout.embedding][0],
         "data": spec.data,

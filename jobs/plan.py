@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydantic.json_schema import SkipJsonSchema
 
@@ -34,6 +34,38 @@ class ModelPlan(Frozen):
     """Counted from the config, without loading a weight."""
 
 
+class SourcePlan(Frozen):
+    """One source of training rows."""
+
+    name: str
+    """As in the job."""
+    place: str
+    """Absolute path of the file, or the hub data set as in the job."""
+    revision: str | None = None
+    """Commit of a hub data set; every attempt uses this one."""
+    input: str
+    """Template, as resolved."""
+    target: str
+    """Template, as resolved."""
+    read_as: str | None = None
+    """What its rows were recognized as by their columns; null: the job names its templates."""
+    weight: float = 1.0
+    """How often each row occurs in an epoch."""
+    rows: int = 0
+    """Training rows; before prepare, as estimated by check."""
+
+    @property
+    def text(self) -> str:
+        """Its name, with what is special about it."""
+        named = self.name if self.revision is None else f"{self.name} (commit {self.revision})"
+        return named if self.weight == 1 else f"{named} (weight {self.weight:g})"
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """As the weight says, rounded; at least one of any."""
+        return max(1, round(self.weight * self.rows)) if self.rows else 0
+
+
 class DataPlan(Frozen):
     """Which rows exactly."""
 
@@ -46,17 +78,29 @@ class DataPlan(Frozen):
     validation_revision: str | None = None
     """Commit of theirs."""
     input: str
-    """Template, as resolved."""
+    """Template, as resolved; of several sources the first one's, which validation rows of their own use, too."""
     target: str
-    """Template, as resolved."""
+    """Template, as resolved; as the input's."""
+    sources: tuple[SourcePlan, ...] = ()
+    """Where `data.train` names several: all of them; else empty."""
     prepared: str | None = None
     """Absolute path of the prepared dataset; known after prepare."""
     rows: int
-    """Training rows; before prepare, as estimated by check."""
+    """Rows of an epoch: all training rows, or as many as the weights of several sources make of them. Before prepare,
+    as estimated by check."""
     validation_rows: int = 0
     """Rows held out; before prepare, as estimated by check."""
     complete: bool = False
     """Whether all rows have been looked at."""
+
+    def sources_of(self, spec: JobSpec) -> Sequence[SourcePlan]:
+        """Every source of training rows, also where there is one."""
+        [name, *_] = spec.data.sources
+        alone = SourcePlan(
+            name=name.source, place=self.train, revision=self.train_revision, input=self.input, target=self.target,
+            rows=self.rows,
+        )  # fmt: skip
+        return self.sources or (alone,)
 
 
 class Resolved(Frozen):

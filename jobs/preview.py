@@ -35,9 +35,13 @@ class RowPreview(Frozen):
     """Characters of both texts that were written differently (`data.normalize`), and how often."""
 
 
-class DataPreview(Frozen):
-    """preview.json."""
+class SourcePreview(Frozen):
+    """What a source of training rows becomes."""
 
+    name: str
+    """As in the job."""
+    weight: float
+    """How often each of its rows occurs in an epoch."""
     read_as: str | None
     """What the rows were recognized as by their columns, such as `OpenAI chat`; null: the job names its templates."""
     input: str
@@ -46,3 +50,10 @@ class DataPreview(Frozen):
     """Template, as resolved."""
     rows: list[RowPreview]
     """The first two usable rows, and the longest of those that *check* looked at."""
+
+
+class DataPreview(Frozen):
+    """preview.json."""
+
+    sources: list[SourcePreview]
+    """Of the training rows, one or more."""

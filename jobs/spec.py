@@ -15,8 +15,10 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     StringConstraints,
+    Tag,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -26,7 +28,7 @@ from pydantic import (
 from jobs.data_names import DATA_SUFFIXES, DataFormat, data_format, hub_data
 from jobs.errors import UserError
 from jobs.memory_plan import OptimizerName
-from jobs.wrong_spec import explain, shorten
+from jobs.wrong_spec import ONE_SOURCE, SOURCES, explain, shorten
 
 Auto = Literal["auto"]
 LrScheduler = Literal["linear", "cosine", "constant"]
@@ -68,15 +70,37 @@ class FullMethod(Part):
 CsvQuoting = Literal["auto", "rfc4180", "none"]
 
 
+Name = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class WeightedSource(Part):
+    """One of several sources of training rows."""
+
+    source: Name
+    """A file, uploaded data set or hub data set, as `data.train` names one."""
+    weight: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
+    """How often each of its rows occurs in an epoch. With 2, twice. With 0.5 each epoch has half of them, the next one
+    the other half."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, given: object) -> object:
+        return {"source": given} if isinstance(given, str) else given
+
+
 class DataSpec(Part):
     """Which training rows and how a row becomes input and target text."""
 
-    train: Annotated[str, Field(min_length=1, max_length=1024)]
+    train: Annotated[
+        Annotated[Name, Tag(ONE_SOURCE)]
+        | Annotated[list[WeightedSource], Field(min_length=1, max_length=16), Tag(SOURCES)],
+        Discriminator(lambda given: SOURCES if isinstance(given, list | tuple) else ONE_SOURCE),
+    ]
     """File of training rows, relative to the data directory; an uploaded data set, `dataset:NAME`; or a hub data set,
     `org/name`, with `@revision` (a branch, tag or commit) and `:split` (default: train) or `:configuration/split` if
     you like. With `format` auto, whatever has that form and ends in no known file ending is a hub data set; `./` in
-    front makes it a file."""
-    validation: Annotated[float, Field(ge=0.0, lt=1.0)] | Annotated[str, Field(min_length=1, max_length=1024)] = 0.01
+    front makes it a file. Or a list of several: names, or `{"source": …, "weight": …}`."""
+    validation: Annotated[float, Field(ge=0.0, lt=1.0)] | Name = 0.01
     """Fraction of the rows held out for evaluation, by whole inputs (refused where that would take more than twice as
     much), or a file, uploaded data set or hub data set of its own (such as `org/name:validation`). 0: no evaluation."""
     format: Literal["auto", DataFormat] = "auto"
@@ -102,6 +126,20 @@ class DataSpec(Part):
     could all be rows; how the rest of the table uses quotes decides between the two, or the lines are rejected."""
     normalize: bool = True
     """Rewrite characters that tokenizers commonly do not know (½ becomes 1/2), and count it."""
+
+    @property
+    def sources(self) -> list[WeightedSource]:
+        """Those of the training rows, one or more."""
+        return [WeightedSource(source=self.train)] if isinstance(self.train, str) else self.train
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Every file and data set that is named, by its dotted key."""
+        if isinstance(self.train, str):
+            found = {"data.train": self.train}
+        else:
+            found = {f"data.train.{number}.source": each.source for number, each in enumerate(self.train)}
+        return found | ({"data.validation": self.validation} if isinstance(self.validation, str) else {})
 
     @model_validator(mode="after")
     def _both_columns_or_none(self) -> DataSpec:
@@ -375,10 +413,14 @@ def _odd_endings(data: object) -> dict[tuple[str, ...], str]:
     """Files whose names do not say their format, where the job does not say it either: what is wrong, by key."""
     if not isinstance(data, Mapping) or data.get("format", "auto") != "auto":
         return {}
+    train = data.get("train")
+    named: dict[tuple[str, ...], object] = {("data", key): data.get(key) for key in ("train", "validation")}
+    for number, each in enumerate(train if isinstance(train, list) else []):
+        named["data", "train", str(number), "source"] = each.get("source") if isinstance(each, Mapping) else each
     return {
-        ("data", key): f"{name!r} is neither a hub data set (org/name) nor a file whose name says what it is: the "
+        key: f"{name!r} is neither a hub data set (org/name) nor a file whose name says what it is: the "
         f"endings known are {', '.join(DATA_SUFFIXES)}"
-        for key in ("train", "validation")
-        if isinstance(name := data.get(key), str) and name
+        for key, name in named.items()
+        if isinstance(name, str) and name
         if data_format(name) is None and hub_data(name, "auto") is None
     }

@@ -18,6 +18,8 @@ from jobs.text.printable import escaped
 
 KEYS_OF_A_JOB = "`longhaul keys` and docs/reference/job.md list the keys of a job"
 UNKNOWN, MISSING = "extra_forbidden", "missing"
+ONE_SOURCE, SOURCES = "one source", "several sources"
+"""How the specification tells its forms of `data.train` apart; users never wrote this."""
 LISTED, LONGEST = 20, 200
 """Errors that are named; characters of a key."""
 _IN_JSON = {
@@ -56,10 +58,10 @@ def explain(
     near = {key: _nearest(key, model, by_key) for key in unknown[:LISTED]}
     # What a misspelt key leaves missing is not the user's mistake: the misspelt one is.
     excused = {path[:depth] for paths in near.values() for path in paths for depth in range(1, len(path) + 1)}
-    meant = {key: " or ".join(_named(path, key) for path in paths) for key, paths in near.items()}
+    meant = {key: " or ".join(_named(path, _without_places(key)) for path in paths) for key, paths in near.items()}
     wrong = [*unknown, *(
         key for key, entries in by_key.items()
-        if entries[0]["type"] != UNKNOWN and not (entries[0]["type"] == MISSING and key in excused)
+        if entries[0]["type"] != UNKNOWN and not (entries[0]["type"] == MISSING and _without_places(key) in excused)
     ), *(key for key in further if key not in by_key)]  # fmt: skip
     texts = [
         f"{_dotted(key)}: {text}" if key else text
@@ -79,8 +81,10 @@ def explain(
 
 def _key(place: Sequence[int | str], model: type[BaseModel]) -> tuple[str, ...]:
     """As the user wrote it: without the tags of union members ("literal['auto']", "constrained-float")."""
-    key = tuple(map(str, place))
+    key = tuple(str(name) for name in place if name not in (ONE_SOURCE, SOURCES))
     for depth, name in enumerate(key, start=1):
+        if name.isdecimal():  # its place in a list
+            continue
         field = model.model_fields.get(name)
         if field is None or typing.get_origin(field.annotation) is dict:
             return key
@@ -88,6 +92,11 @@ def _key(place: Sequence[int | str], model: type[BaseModel]) -> tuple[str, ...]:
             return key[:depth]
         model = inner
     return key
+
+
+def _without_places(key: Sequence[str]) -> tuple[str, ...]:
+    """The key of each item of a list."""
+    return tuple(name for name in key if not name.isdecimal())
 
 
 def _dotted(key: Sequence[str]) -> str:
@@ -126,8 +135,8 @@ def _meant_value(given: object, entries: list[Any]) -> str:
 
 
 def _in_our_words(message: str) -> str:
-    said = message.removeprefix("Value error, ").removesuffix(" after validation, not more")
-    return re.sub(r"^(Input|String|Dictionary) should ", "must ", said)
+    said = re.sub(r" after validation, not (more|\d+)$", "", message.removeprefix("Value error, "))
+    return re.sub(r"^(Input|String|Dictionary|List) should ", "must ", said)
 
 
 def _nearest(
@@ -136,6 +145,7 @@ def _nearest(
     """The keys that may be meant by one that there is not: those of that name elsewhere, or else the one that is spelt
     nearly so, a required one that is missing before all others."""
     paths = list(_paths(model))
+    key = _without_places(key)
     key = (*key[:-1], ELSEWHERE.get(key[-1], key[-1]))
     if key in paths:
         return [key]
@@ -166,7 +176,9 @@ def _paths(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tupl
 
 def _part(field: FieldInfo) -> type[BaseModel] | None:
     """The model of an object with keys of its own; None: the field is something else."""
-    found = (field.annotation, *typing.get_args(field.annotation))
+    found = [field.annotation, *typing.get_args(field.annotation)]
+    for each in found:
+        found += typing.get_args(each)
     return next((each for each in found if isinstance(each, type) and issubclass(each, BaseModel)), None)
 
 

@@ -19,7 +19,9 @@ def keys_below(prefix: str) -> list[Key]:
     """The keys of a job that this names, or that lie below it; all for ''. Raises BadInput where there is none."""
     schema = JobSpec.model_json_schema()
     known = list(keys(schema["properties"], schema["$defs"]))
-    found = [key for key in known if key.name == prefix or key.name.startswith(f"{prefix}.") or not prefix]
+    found = [
+        key for key in known if key.name == prefix or key.name.startswith((f"{prefix}.", f"{prefix}[")) or not prefix
+    ]
     if not found:  # a beginning, or a name without its part
         found = [key for key in known if key.name.startswith(prefix) or key.name.endswith(f".{prefix}")]
     if not found:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jobs.preview import DataPreview, TextPreview
+from jobs.preview import DataPreview, SourcePreview, TextPreview
 from jobs.text.printable import one_line
 
 SHOWN = 300
@@ -18,21 +18,25 @@ SHOWN = 300
 def print_preview(preview: DataPreview, console: Console) -> None:
     """What the rows were read as, then input and target of each."""
     grid = Table.grid(padding=(0, 2))
-    grid.add_row(Text("rows", style="dim"), "", Text(one_line(templates(preview))))
-    for row in preview.rows:
-        title = Text(f"row {row.number:,}", style="dim")
-        for side in ("input", "target"):
-            grid.add_row(title, Text(side, style="dim"), _shown(getattr(row, side), f"data.max_{side}_tokens"))
-            title = Text()
-        if row.rewritten:
-            grid.add_row("", "", Text(f"rewritten: {_characters(row.rewritten)}", style="yellow"))
+    for source in preview.sources:
+        if len(preview.sources) > 1:
+            often = "" if source.weight == 1 else f" (weight {source.weight:g})"
+            grid.add_row(Text("source", style="dim"), "", Text(one_line(source.name) + often, style="bold"))
+        grid.add_row(Text("rows", style="dim"), "", Text(one_line(templates(source))))
+        for row in source.rows:
+            title = Text(f"row {row.number:,}", style="dim")
+            for side in ("input", "target"):
+                grid.add_row(title, Text(side, style="dim"), _shown(getattr(row, side), f"data.max_{side}_tokens"))
+                title = Text()
+            if row.rewritten:
+                grid.add_row("", "", Text(f"rewritten: {_characters(row.rewritten)}", style="yellow"))
     console.print(grid)
 
 
-def templates(preview: DataPreview) -> str:
+def templates(source: SourcePreview) -> str:
     """What a row becomes, and by which format."""
-    arrow = f"{preview.input} → {preview.target}"
-    return f"read as {preview.read_as}: {arrow}" if preview.read_as else arrow
+    arrow = f"{source.input} → {source.target}"
+    return f"read as {source.read_as}: {arrow}" if source.read_as else arrow
 
 
 def _shown(text: TextPreview, limit: str) -> Text:

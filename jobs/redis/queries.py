@@ -62,7 +62,9 @@ def dataset_index(name: str) -> str:
 
 def lasting_indexes(metadata: Mapping[str, str], data: Mapping[str, Any], *, dry_run: bool) -> list[str]:
     """Indexes that a job is in whatever its state. `data`: that part of its specification."""
-    named = [uploaded_name(each) for each in (data["train"], data["validation"]) if isinstance(each, str)]
+    train = data["train"] if isinstance(data["train"], list) else [{"source": data["train"]}]
+    names = [*(each["source"] for each in train), data["validation"]]
+    named = [uploaded_name(each) for each in names if isinstance(each, str)]
     datasets = sorted({name for name in named if name is not None})
     labels = [metadata_index(*label) for label in metadata.items()]
     return labels + [dataset_index(name) for name in datasets] + [DRY_RUNS] * dry_run

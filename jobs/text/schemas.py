@@ -34,20 +34,34 @@ def keys(fields: Mapping[str, Schema], defs: Mapping[str, Schema], prefix: str =
         yield Key(f"{prefix}{name}", values(field), default, line(meaning), inner is not None)
         if inner:
             yield from keys(inner["properties"], defs, f"{prefix}{name}.")
+        if item := _item(field, defs):
+            yield from keys(item["properties"], defs, f"{prefix}{name}[].")
 
 
 def part(field: Schema, defs: Mapping[str, Schema]) -> Schema | None:
     """The object that a key holds; None where it holds a value."""
-    for kind in (field, *field.get("anyOf", [])):
-        if "$ref" in kind:
-            return defs[kind["$ref"].rpartition("/")[2]]
-    return None
+    return next((_object(kind, defs) for kind in _kinds(field) if "$ref" in kind), None)
+
+
+def _item(field: Schema, defs: Mapping[str, Schema]) -> Schema | None:
+    """The object that each item of a list is."""
+    items = [kind["items"] for kind in _kinds(field) if "items" in kind]
+    return next((_object(item, defs) for item in items if "$ref" in item), None)
+
+
+def _object(reference: Schema, defs: Mapping[str, Schema]) -> Schema:
+    return defs[reference["$ref"].rpartition("/")[2]]
+
+
+def _kinds(field: Schema) -> list[Schema]:
+    """What a value may be."""
+    return [*field.get("anyOf", []), *field.get("oneOf", [])] or [field]
 
 
 def values(field: Schema, *, links: bool = False) -> str:
     """The type and range of a value, such as: integer, 1 to 64. `links`: objects are named, each with a heading."""
-    if "anyOf" in field:
-        return " or ".join(values(kind, links=links) for kind in field["anyOf"])
+    if len(kinds := _kinds(field)) > 1:
+        return " or ".join(values(kind, links=links) for kind in kinds)
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})" if links else "object"

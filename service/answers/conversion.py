@@ -45,7 +45,7 @@ def job_answer(job: StoredJob, *, runs_name: str) -> Job:
             learning_rate=spec.training.learning_rate if spec else None,
         ),
         seed=spec.training.seed if spec else None,
-        training_file=spec.data.train if spec else None,
+        training_file=", ".join(each.source for each in spec.data.sources) if spec else None,
         validation_file=validation if isinstance(validation, str) else None,
         method=spec.method if spec else None,
         metadata=record.metadata,

@@ -101,7 +101,7 @@ class Job(Answer):
     seed: int | None
     """Order of rows and dropout follow from it."""
     training_file: str | None
-    """`data.train` of the specification."""
+    """`data.train` of the specification; several sources with commas between them."""
     validation_file: str | None
     """`data.validation`, where that is a file or data set of its own."""
     method: FullMethod | None

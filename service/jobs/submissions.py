@@ -107,9 +107,7 @@ class Submissions:
 
         And uploads that there are not: they came through here.
         """
-        paths = {"data.train": spec.data.train}
-        if isinstance(spec.data.validation, str):
-            paths["data.validation"] = spec.data.validation
+        paths = spec.data.names
         if spec.model.startswith(("./", "/")):
             paths["model"] = spec.model
         base = os.path.abspath(self._data)

@@ -315,3 +315,38 @@ def test_every_field_is_documented() -> None:
 def test_the_example_job_is_a_legal_one() -> None:
     example = Path(__file__).parents[2] / "examples" / "job.json"
     assert parse_spec(json.loads(example.read_text())).model == "builtin:t5-tiny"
+
+
+def test_training_rows_come_from_one_source_or_from_several() -> None:
+    one = parse_spec({"data": {"train": "a.jsonl"}}).data
+    assert [(each.source, each.weight) for each in one.sources] == [("a.jsonl", 1.0)]
+    train = ["a.jsonl", {"source": "org/name:train", "weight": 0.5}]
+    several = parse_spec({"data": {"train": train, "validation": "held_out.csv"}}).data
+    assert [(each.source, each.weight) for each in several.sources] == [("a.jsonl", 1.0), ("org/name:train", 0.5)]
+    assert several.names == {
+        "data.train.0.source": "a.jsonl",
+        "data.train.1.source": "org/name:train",
+        "data.validation": "held_out.csv",
+    }
+
+
+@pytest.mark.parametrize(
+    ("train", "param", "said"),
+    [
+        ([], "data.train", "must have at least 1 item"),
+        ({"source": "a.jsonl"}, "data.train", "must be a string"),
+        (["a.jsonl", 3], "data.train.1", "must be an object"),
+        ([{"weight": 2}], "data.train.0.source", "is required"),
+        ([{"source": "a.jsonl", "weight": 0}], "data.train.0.weight", "must be greater than 0 (got 0)"),
+        ([{"sorce": "a.jsonl"}], "data.train.0.sorce", "unknown key"),
+        (["a.jsonl", "b.odd"], "data.train.1.source", "'b.odd' is neither a hub data set"),
+        ([{"source": "b.odd"}], "data.train.0.source", "'b.odd' is neither a hub data set"),
+    ],
+)
+def test_a_wrong_source_is_named_by_its_place(train: object, param: str, said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_spec({"data": {"train": train}})
+    assert refused.value.param == param
+    assert said in str(refused.value)
+    if "sorce" in param:
+        assert refused.value.hint is not None and refused.value.hint.startswith("did you mean source?")

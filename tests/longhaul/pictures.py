@@ -20,7 +20,7 @@ from rich.text import Text
 from jobs.gpus import REFERENCE
 from jobs.memory_plan import HostPlan
 from jobs.plan import DataPlan, ModelPlan, Plan, Resolved, make_plan, make_time_plan
-from jobs.preview import DataPreview, RowPreview, TextPreview
+from jobs.preview import DataPreview, RowPreview, SourcePreview, TextPreview
 from jobs.spec import parse_spec
 from longhaul.plan import print_plan
 from longhaul.tables import print_job, print_jobs
@@ -164,8 +164,8 @@ def _text(text: str, tokens: int) -> TextPreview:
     return TextPreview(text=text, characters=len(text), tokens=tokens, cut_characters=0, unknown={})
 
 
-_PREVIEW = DataPreview(
-    read_as="title/directions", input="{title}", target="{directions}",
+_SOURCE = SourcePreview(
+    name="recipes.jsonl", weight=1.0, read_as="title/directions", input="{title}", target="{directions}",
     rows=[
         RowPreview(
             number=1, input=_text("Cream of tomato soup", 6),
@@ -181,6 +181,7 @@ _PREVIEW = DataPreview(
         ),
     ],
 )  # fmt: skip
+_PREVIEW = DataPreview(sources=[_SOURCE])
 
 
 if __name__ == "__main__":

@@ -268,9 +268,9 @@ def test_every_key_of_a_job_is_listed(run: Run) -> None:
         "name": "training.epochs", "values": "integer, 1 to 10,000", "default": "5",
         "meaning": "Times that every row is seen.", "holds_keys": False,
     }  # fmt: skip
-    listed = re.findall(r"^\| `([a-z_.]+)` \|", REFERENCE.read_text(), re.MULTILINE)
+    listed = re.findall(r"^\| `([a-z_.\[\]]+)` \|", REFERENCE.read_text(), re.MULTILINE)
     assert set(listed) == {key["name"] for key in known.values() if "." in key["name"] or not key["holds_keys"]}
-    assert "data.train  string, 1 to 1,024 characters; required" in run("keys", "data.tr")
+    assert "data.train  string, 1 to 1,024 characters or list of object; required" in run("keys", "data.tr")
     assert "default 512" in run("keys", "max_input_tokens")
     assert "did you mean training?" in run("keys", "traning", code=2)
 

@@ -13,13 +13,14 @@ import requests
 from rich.console import Console
 
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
-from jobs.preview import DataPreview, RowPreview, TextPreview
+from jobs.preview import RowPreview, TextPreview
 from jobs.spec import parse_spec
 from longhaul.main import main
 from longhaul.plan import print_plan
 from longhaul.preview import print_preview
 from longhaul.tables import print_job
 from tests.memory_plans import memory_plan
+from tests.previews import preview as make_preview
 from tests.stack import Stack, tiny_job
 
 
@@ -121,7 +122,7 @@ def test_what_is_lost_of_a_row_is_said() -> None:
         RowPreview(number=1_234, input=text("x", tokens=None), target=text("y", cut_characters=21), rewritten={"½": 1}),
     ]
     screen = io.StringIO()
-    preview = DataPreview(read_as="OpenAI chat", input="{a}", target="{b}", rows=rows)
+    preview = make_preview(rows, read_as="OpenAI chat")
     print_preview(preview, Console(file=screen, width=400, color_system=None))
     lines = [" ".join(line.split()) for line in screen.getvalue().splitlines()]
     assert lines[0] == "rows read as OpenAI chat: {a} → {b}"
@@ -134,7 +135,7 @@ def test_what_is_lost_of_a_row_is_said() -> None:
     ]
 
 
-PREVIEW = DataPreview(read_as="recipes", input="{a}", target="{b}", rows=[])
+PREVIEW = make_preview(read_as="recipes")
 
 
 def printed(plan: Plan, *gpus: dict[str, Any]) -> str:

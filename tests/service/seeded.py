@@ -37,8 +37,8 @@ from jobs.heartbeat import WorkerHeartbeat
 from jobs.memory_plan import PICTURE
 from jobs.metrics import MetricRow
 from jobs.plan import DataPlan, ModelPlan, make_plan
-from jobs.preview import DataPreview
 from tests.memory_plans import memory_plan
+from tests.previews import preview
 from tests.service.running import Service
 from tests.summaries import checked, prepared, time_summary
 
@@ -115,7 +115,7 @@ def train(service: Service, job: str, *, queued: bool = True) -> None:
     memory = memory_plan()
     service.append(job, checked(rows_estimated=64, steps=20, memory=memory.summary()))
     data = DataPlan(train="rows.jsonl", input="{title}", target="{directions}", rows=64)
-    run.write_preview(DataPreview(read_as=None, input="{input}", target="{target}", rows=[]))
+    run.write_preview(preview())
     run.write_plan(make_plan(run.spec(), ModelPlan(source="builtin:t5-tiny", parameters=10), data, "cuda", memory))
     (run.path / PICTURE).write_bytes(b"\x89PNG")
     service.append(job, prepared(20, train_rows=64, time=time_summary(hours_expected=0.5, text="30 min")))

@@ -331,6 +331,10 @@ def test_a_job_names_it_and_then_it_cannot_be_deleted(service: Service) -> None:
         service.submit(data={"train": "dataset:rows.jsonl", "validation": "dataset:other.jsonl"}) for _ in range(12)
     ]
     service.submit(data={"train": "rows.jsonl"})  # of the data directory
+    service.request("PUT", "/datasets/third.jsonl", data=ROWS)
+    mixed = service.submit(data={"train": ["rows.jsonl", {"source": "dataset:third.jsonl", "weight": 2}]})
+    assert service.get("/datasets/third.jsonl").json()["jobs"] == [mixed]
+    assert service.get(f"/jobs/{mixed}").json()["training_file"] == "rows.jsonl, dataset:third.jsonl"
     for name in ("rows.jsonl", "other.jsonl"):
         dataset = answers.DatasetDetail.model_validate(service.get(f"/datasets/{name}").json())
         assert (dataset.jobs, dataset.in_use) == (jobs[::-1][:10], True)
@@ -347,7 +351,7 @@ def test_a_job_names_it_and_then_it_cannot_be_deleted(service: Service) -> None:
     assert answers.DeletedDataset.model_validate(deleted.json())
     assert service.request("DELETE", "/datasets/rows.jsonl").status_code == 404
     assert service.get("/datasets/rows.jsonl").status_code == 404
-    assert folders(service) == ["other.jsonl"]
+    assert folders(service) == ["other.jsonl", "third.jsonl"]
     assert service.request("PUT", "/datasets/rows.jsonl", data=ROWS[::-1]).status_code == 201
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from jobs.preview import DataPreview, RowPreview, TextPreview
 from tests.memory_plans import memory_plan
+from tests.previews import preview
 from tests.service.running import Service
 from tests.summaries import checked, prepared, time_summary
 
@@ -28,11 +29,11 @@ def test_a_preview_is_shown_as_it_is_stored(service: Service) -> None:
     job = service.submit()
     text = TextPreview(text="½ {", characters=3, tokens=5, cut_characters=0, unknown={"{": 1})
     row = RowPreview(number=1, input=text, target=text, rewritten={"½": 2})
-    preview = DataPreview(read_as=None, input="{a}", target="{b}", rows=[row])
-    service.run(job).write_preview(preview)
+    shown = preview([row])
+    service.run(job).write_preview(shown)
     answer = service.get(f"/jobs/{job}/preview")
     assert answer.status_code == 200
-    assert DataPreview.model_validate(answer.json()) == preview
+    assert DataPreview.model_validate(answer.json()) == shown
 
 
 def test_before_check_there_is_none(service: Service) -> None:

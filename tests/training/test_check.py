@@ -22,7 +22,7 @@ import pytest
 from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir
 from jobs.errors import StageError
-from jobs.preview import DataPreview
+from jobs.preview import DataPreview, SourcePreview
 from tests.training.workplace import EXAMPLES, Workplace, pairs
 from worker.training.dataset.data import PreparedDataset
 from worker.training.models import model_files
@@ -289,8 +289,9 @@ def test_a_bad_start_of_a_long_file_is_not_held_against_the_rest(workplace: Work
 # -- preview ---------------------------------------------------------------------------------------------------------
 
 
-def preview_of(run: RunDir) -> DataPreview:
-    return DataPreview.model_validate_json((run.path / "preview.json").read_bytes())
+def preview_of(run: RunDir) -> SourcePreview:
+    [source] = DataPreview.model_validate_json((run.path / "preview.json").read_bytes()).sources
+    return source
 
 
 def test_rows_are_previewed_as_prepare_makes_them(with_model: Workplace) -> None:

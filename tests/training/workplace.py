@@ -65,7 +65,7 @@ class Workplace:
             shutil.copyfile(file, folder / file.name)
         return "./t5"
 
-    def job(self, train: str = "rows.jsonl", *, model: str = "builtin:t5-tiny", **parts: Any) -> RunDir:
+    def job(self, train: Any = "rows.jsonl", *, model: str = "builtin:t5-tiny", **parts: Any) -> RunDir:
         """A run directory, as the service leaves it. `data` in `parts` adds to data.train."""
         data = {"train": train, **parts.pop("data", {})}
         spec = parse_spec({"model": model, "data": data, **parts})

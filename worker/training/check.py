@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,8 @@ import numpy as np
 from jobs.attempt import CheckResult
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData
-from jobs.plan import CheckSummary, DataPlan, ModelPlan, make_plan
-from jobs.preview import DataPreview
+from jobs.plan import CheckSummary, DataPlan, ModelPlan, SourcePlan, make_plan
+from jobs.preview import DataPreview, SourcePreview
 from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.preview import preview_rows
 from worker.training.dataset.split import split
@@ -61,8 +62,12 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     """What goes into job.checked; preview.json and plan.json are written. Raises StageError."""
     spec = run.spec()
     before = find_source_job(run, spec)
-    commit = before.plan.data.train_revision if before else None
-    train = find_head(spec.data.train, "data.train", spec.data.format, settings, commit)
+    began = [each.revision for each in before.plan.data.sources_of(before.spec)] if before else repeat(None)
+    names = [(param, name) for param, name in spec.data.names.items() if param != "data.validation"]
+    train = [
+        find_head(name, param, spec.data.format, settings, commit)
+        for (param, name), commit in zip(names, began, strict=False)
+    ]
     own = spec.data.validation if isinstance(spec.data.validation, str) else None
     commit = before.plan.data.validation_revision if before else None
     validation = find_head(own, "data.validation", spec.data.format, settings, commit) if own else None
@@ -70,30 +75,39 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     task = task_of(spec)
     model, config, tokenizer = inspect_model(spec, settings, task, before.plan.model.revision if before else None)
     journal.progress(0.3)
-    columns = columns_of(train, CsvFormat.of(spec.data))
-    templates = task.templates(spec.data.input, spec.data.target, columns)
-    read_as = None if spec.data.input else task.row_format(columns)
-    rows = inspect_rows(train, spec.data, templates)
+    sources, found = [], []
+    for head, asked in zip(train, spec.data.sources, strict=True):
+        columns = columns_of(head, CsvFormat.of(spec.data))
+        templates = task.templates(spec.data.input, spec.data.target, columns)
+        rows = inspect_rows(head, spec.data, templates)
+        found.append((rows, templates))
+        read_as = None if spec.data.input else task.row_format(columns)
+        both = {"input": templates[0].source, "target": templates[1].source, "read_as": read_as}
+        place = {"name": head.name, "place": head.place, "revision": head.revision}
+        sources.append(SourcePlan(**place, **both, weight=asked.weight, rows=rows.estimated))
     journal.progress(0.4)
-    held_out = 0
-    if isinstance(spec.data.validation, float):
-        held_out = int(rows.estimated * spec.data.validation)
-        if rows.split_keys is not None:
-            held_out = len(split(rows.split_keys, [len(rows.split_keys)], spec.data.validation)["validation"])
     if validation:
-        held_out = inspect_rows(validation, spec.data, templates).estimated
+        held_out = inspect_rows(validation, spec.data, found[0][1]).estimated
+    else:
+        sources, held_out = without_validation(sources, [rows for rows, _ in found], spec.data.validation)
     layout = task.layout(config)
-    shown = preview_rows(rows.shown, templates, spec.data, tokenizer, layout.shapes[layout.embedding][0])
-    run.write_preview(DataPreview(read_as=read_as, input=templates[0].source, target=templates[1].source, rows=shown))
+    embeddings = layout.shapes[layout.embedding][0]
+    previews = []
+    for source, (rows, templates) in zip(sources, found, strict=True):
+        described = source.model_dump(include={"name", "weight", "read_as", "input", "target"})
+        shown = preview_rows(rows.shown, templates, spec.data, tokenizer, embeddings)
+        previews.append(SourcePreview(**described, rows=shown))
+    run.write_preview(DataPreview(sources=previews))
     journal.progress(0.5)
     data = DataPlan(
-        train=train.place,
-        train_revision=train.revision,
+        train=sources[0].place,
+        train_revision=sources[0].revision,
         validation=validation.place if validation else None,
         validation_revision=validation.revision if validation else None,
-        input=templates[0].source,
-        target=templates[1].source,
-        rows=rows.estimated if validation else max(1, rows.estimated - held_out),
+        input=sources[0].input,
+        target=sources[0].target,
+        sources=() if isinstance(spec.data.train, str) else tuple(sources),
+        rows=sum(each.rows_per_epoch for each in sources),
         validation_rows=held_out,
     )
     longest = rounded(np.array([spec.data.max_input_tokens, spec.data.max_target_tokens]))
@@ -110,7 +124,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         make_plan(spec, model, data, settings.device, memory),
         spec,
         config,
-        RowLengths.guessed(rows.characters, spec.data),
+        RowLengths.guessed(lengths_of(sources, [rows.characters for rows, _ in found]), spec.data),
         settings,
         done=before.step if before else 0,
     )
@@ -119,14 +133,14 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     summary = CheckSummary(
         model=model.source if model.revision is None else f"{model.source} (commit {model.revision})",
         parameters=model.parameters,
-        train=train.name if train.revision is None else f"{train.name} (commit {train.revision})",
-        rows_looked_at=rows.looked_at,
-        rows_estimated=rows.estimated,
-        invalid_rows=rows.invalid,
-        duplicates=rows.duplicates,
+        train=", ".join(each.text for each in sources),
+        rows_looked_at=sum(rows.looked_at for rows, _ in found),
+        rows_estimated=sum(rows.estimated for rows, _ in found),
+        invalid_rows=dict(sum((Counter(rows.invalid) for rows, _ in found), Counter[str]())),
+        duplicates=sum(rows.duplicates for rows, _ in found),
         input=data.input,
         target=data.target,
-        read_as=read_as,
+        read_as=sources[0].read_as,
         steps=plan.steps,
         resolved=plan.resolved,
         time=plan.time and plan.time.summary(),
@@ -134,6 +148,35 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         resume_from=before and before.summary(),
     )
     return CheckResult(plan=summary)
+
+
+def without_validation(
+    sources: list[SourcePlan], found: list[Inspected], validation: float | str
+) -> tuple[list[SourcePlan], int]:
+    """The sources less the rows that a fraction holds out, and how many those are."""
+    assert isinstance(validation, float)
+    total = sum(rows.estimated for rows in found)
+    held_out = int(total * validation)
+    keys = [rows.split_keys for rows in found if rows.split_keys is not None]
+    if len(keys) == len(found):  # all rows were looked at
+        together = np.concatenate(keys)
+        held_out = len(split(together, [len(together)], validation)["validation"])
+    shares = [round(each.rows * held_out / total) for each in sources]
+    return [
+        each.model_copy(update={"rows": max(1, each.rows - share)}) for each, share in zip(sources, shares, strict=True)
+    ], held_out
+
+
+def lengths_of(sources: list[SourcePlan], characters: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
+    """Characters of rows that stand for an epoch: of one source, all; of several, as many of each as its share says."""
+    if len(sources) == 1:
+        return characters[0]
+    total = sum(each.rows_per_epoch for each in sources)
+    chosen = []
+    for each, known in zip(sources, characters, strict=True):
+        count = max(1, round(ROWS * each.rows_per_epoch / total))
+        chosen += [known[place] for place in np.linspace(0, len(known) - 1, count).astype(int)]
+    return chosen
 
 
 def find_source_job(run: RunDir, spec: JobSpec) -> SourceJob | None:

@@ -31,6 +31,7 @@ from worker.training.network.model import LoadedModel, load
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.pace import Pace
 from worker.training.steps import order
+from worker.training.steps.mixture import mixture_of
 from worker.training.steps.order import StepOrder
 from worker.training.steps.randomness import seed_step
 from worker.training.stop import StopSignal
@@ -89,6 +90,8 @@ class TrainingContext:
         training, cache = spec.training, Cache(loaded.model.device)
         planned_bytes = None if plan.memory is None else plan.memory.peak_bytes
         pace = Pace(spec, plan, state.window.asides)
+        sources = plan.data.sources_of(spec)
+        mixture = mixture_of(sources, data.rows_of_sources(len(sources)), training.seed)
         return cls(
             run=run,
             spec=spec,
@@ -96,7 +99,9 @@ class TrainingContext:
             journal=journal,
             stop=stop,
             data=data,
-            order=StepOrder(loaded.task.widths(data.train), training.batch_size, training.epochs, training.seed),
+            order=StepOrder(
+                loaded.task.widths(data.train), training.batch_size, training.epochs, training.seed, mixture
+            ),
             loaded=loaded,
             optimizer=optimizer,
             cache=cache,

@@ -8,9 +8,9 @@ about the rows in `dataset.json` and `dataset.png`; the run directory gets copie
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from jobs.attempt import PrepareResult
 from jobs.data_names import uploaded_name
@@ -20,10 +20,10 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, Rejected
 from jobs.events import Adopted
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
-from jobs.spec import DataSpec, JobSpec
+from jobs.spec import JobSpec
 from worker.training.dataset.assembly import PICTURE, REJECTED, REPORT
 from worker.training.dataset.data import PreparedDataset
-from worker.training.dataset.writing import dataset_key, first_texts, write_dataset
+from worker.training.dataset.writing import Templates, dataset_key, first_texts, write_dataset
 from worker.training.journal import Journal
 from worker.training.models import model_store
 from worker.training.models.model_files import read_config, tokenizer_fingerprint
@@ -31,8 +31,9 @@ from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
 from worker.training.rows.origin import find_source
 from worker.training.rows.sources import Source
-from worker.training.rows.text import Template, template
+from worker.training.rows.text import template
 from worker.training.settings import TrainerSettings
+from worker.training.steps.mixture import mixture_of
 from worker.training.store import content_key, full_disk_named, make_once
 from worker.training.tasks.registry import task_of
 
@@ -43,21 +44,21 @@ _MOST_COPIED = 1 << 20
 def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> PrepareResult:
     """What goes into job.prepared; plan.json is completed. Raises StageError."""
     spec, plan, again = run.spec(), run.plan(), run.plan_is_final()
-    sources = find_sources(spec.data, plan.data, settings, journal)
-    hashes = [str(file.sha256) for source in sources for file in source.files]
-    templates = template(plan.data.input, "data.input"), template(plan.data.target, "data.target")
+    planned = plan.data.sources_of(spec)
+    sources = find_sources(spec, plan.data, settings, journal)
+    templates = [(template(each.input, "data.input"), template(each.target, "data.target")) for each in planned]
+    templates += templates[:1] * (len(sources) - len(planned))  # validation rows of their own
+    read = list(zip(sources, templates, strict=True))
     with full_disk_named(settings.models):
-        facts = [hashes[: len(sources[0].files)], templates[0].source, templates[1].source]
-        model = ready_model(plan.model, sources[0], facts, templates, spec, settings, journal, thorough=again)
-    folder = settings.prepared / dataset_key(sources, hashes, templates, tokenizer_fingerprint(model), spec.data)
+        model = ready_model(plan.model, read[: len(planned)], spec, settings, journal, thorough=again)
+    folder = settings.prepared / dataset_key(read, tokenizer_fingerprint(model), spec.data)
 
     def make(partial: Path) -> None:
         layout = task_of(spec).layout(read_config(model, plan.model.source))
         try:
             write_dataset(
                 partial,
-                sources=sources,
-                templates=templates,
+                sources=read,
                 model=model,
                 embeddings=layout.shapes[layout.embedding][0],
                 data=spec.data,
@@ -81,12 +82,14 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
         make_once(folder, make, opens, waiting=journal.progress, resumable=True)
     dataset = PreparedDataset.open(folder)
     copy_report(folder, run, REPORT, PICTURE, REJECTED)
+    rows = dataset.rows_of_sources(len(planned))
+    mixture = mixture_of(planned, rows, spec.training.seed)
+    planned = [each.model_copy(update={"rows": count}) for each, count in zip(planned, rows, strict=True)]
     data = plan.data.model_copy(
         update={
-            "input": templates[0].source,
-            "target": templates[1].source,
+            "sources": tuple(planned) if plan.data.sources else (),
             "prepared": str(folder),
-            "rows": len(dataset.train),
+            "rows": mixture.rows,
             "validation_rows": len(dataset.validation),
             "complete": True,
         }
@@ -103,11 +106,12 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     memory = plan_stage(run, spec, config, widths, settings, journal, plan.memory, optimizer=began)
     complete = make_plan(spec, plan.model.model_copy(update={"folder": str(model)}), data, settings.device, memory)
     adopted = take_over(run, spec, complete, journal)
+    epoch = mixture.epoch(0)
     complete = with_time(
         complete,
         spec,
         config,
-        RowLengths(dataset.train.input_lengths, dataset.train.target_lengths),
+        RowLengths(dataset.train.input_lengths[epoch], dataset.train.target_lengths[epoch]),
         settings,
         done=adopted.step if adopted else 0,
     )
@@ -137,7 +141,7 @@ def check_content(run: RunDir, plan: Plan, model: Path, dataset: Path) -> None:
         if before is not None and Path(before).name != now.name:
             what, hint = plan.model.source, "bring it back as it was"
             if param != "model":
-                rows = [each for each in (run.spec().data.train, run.spec().data.validation) if isinstance(each, str)]
+                rows = list(run.spec().data.names.values())
                 what = " with ".join(rows)
                 for name in filter(None, map(uploaded_name, rows)):
                     hint += f"; `longhaul datasets rm {name}` and `longhaul datasets add FILE --name {name}` do it"
@@ -160,12 +164,13 @@ def take_over(run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> Adopt
     return adopt(run, spec, plan, journal)
 
 
-def find_sources(data: DataSpec, plan: DataPlan, settings: TrainerSettings, journal: Journal) -> list[Source]:
-    """The source of training rows, then that of validation rows if there is one; all files at hand and hashed."""
-    found = [find_source(data.train, "data.train", data.format, plan.train_revision, settings, journal)]
-    if isinstance(data.validation, str):
-        revision = plan.validation_revision
-        found.append(find_source(data.validation, "data.validation", data.format, revision, settings, journal))
+def find_sources(spec: JobSpec, plan: DataPlan, settings: TrainerSettings, journal: Journal) -> list[Source]:
+    """The sources of training rows, then that of validation rows if there is one; all files at hand and hashed."""
+    revisions = [*(each.revision for each in plan.sources_of(spec)), plan.validation_revision]
+    found = [
+        find_source(name, param, spec.data.format, revision, settings, journal)
+        for (param, name), revision in zip(spec.data.names.items(), revisions, strict=False)
+    ]
     return [
         replace(source, files=tuple(file.known(source.param, journal.progress) for file in source.files))
         for source in found
@@ -174,9 +179,7 @@ def find_sources(data: DataSpec, plan: DataPlan, settings: TrainerSettings, jour
 
 def ready_model(
     plan: ModelPlan,
-    train: Source,
-    facts: list[Any],
-    templates: tuple[Template, Template],
+    train: Sequence[tuple[Source, Templates]],
     spec: JobSpec,
     settings: TrainerSettings,
     journal: Journal,
@@ -185,20 +188,30 @@ def ready_model(
 ) -> Path:
     """The folder of config, tokenizer and bf16 safetensors in the model store; made now unless it is there, undamaged.
 
-    `facts` about the training rows decide what the built-in model is learned from. `thorough`: what is there is read.
+    The built-in model is learned from `train`, the training rows. `thorough`: what is there is read.
     """
     task, data, seed = task_of(spec), spec.data, spec.training.seed
     builtin = task.builtin
     if plan.source != builtin.name:
         return model_store.stored_model(plan, settings, task, journal, thorough=thorough)
-    made_from = [builtin.version, *facts, data.csv_lists, data.csv_quoting, data.normalize, seed]
+    facts = [[source.hashes, *(each.source for each in both)] for source, both in train]
+    learned_from = facts[0] if len(facts) == 1 else facts
+    made_from = [
+        builtin.version,
+        *learned_from,
+        data.csv_lists,
+        data.csv_quoting,
+        data.normalize,
+        seed,
+    ]
     folder = settings.models / f"{builtin.name.removeprefix('builtin:')}-{content_key(made_from)}"
 
     def build(empty: Path) -> None:
-        builtin.build(empty, first_texts(train, templates, data, builtin.tokenizer_rows), seed)
+        builtin.build(empty, first_texts(train, data, builtin.tokenizer_rows), seed)
         model_store.seal(empty, builtin.name)
-        for file in train.files:  # what the name of the folder says was learned from
-            file.check_unchanged(train.param)
+        for source, _ in train:
+            for file in source.files:  # what the name of the folder says was learned from
+                file.check_unchanged(source.param)
 
     model_store.make_unless_there(folder, build, task, journal, thorough=thorough)
     return folder

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from jobs.attempt import Noted
 from jobs.disk.rundir import RunDir
 from jobs.events import EvaluationFinished, Sample
+from jobs.spec import WeightedSource
 from jobs.version import VERSION
 from worker.training.context import TrainingContext
 from worker.training.models.model_files import GENERATION_CONFIG
@@ -36,8 +38,8 @@ def readme(context: TrainingContext, *, step: int, loss: float | None) -> str:
         "| | |",
         "|---|---|",
         f"| base model | {_cell(base)} ({loaded.parameters:,} parameters) |",
-        f"| data | {_cell(spec.data.train)}: {report.train_rows:,} rows to learn from, {report.validation_rows:,} held "
-        f"out; prepared as `{context.data.folder.name}` |",
+        f"| data | {_cell(_named(spec.data.sources))}: {report.train_rows:,} rows to learn from, "
+        f"{report.validation_rows:,} held out; prepared as `{context.data.folder.name}` |",
         f"| input | `{_cell(plan.data.input)}`, at most {spec.data.max_input_tokens:,} tokens |",
         f"| target | `{_cell(plan.data.target)}`, at most {spec.data.max_target_tokens:,} tokens |",
         f"| training | {training.epochs:,} epochs, batch size {training.batch_size:,}, learning rate "
@@ -50,6 +52,13 @@ def readme(context: TrainingContext, *, step: int, loss: float | None) -> str:
         *_samples(evaluations.get(step)),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _named(sources: Sequence[WeightedSource]) -> str:
+    """With their weights where there are several."""
+    if len(sources) == 1:
+        return sources[0].source
+    return ", ".join(f"{each.source} (weight {each.weight:g})" for each in sources)
 
 
 def generation_config(context: TrainingContext) -> dict[str, object]:

@@ -71,10 +71,10 @@ def write(place: Workplace, folder: Path, workers: int, progress: Callable[..., 
     spec = place.job().spec()
     journal = WatchedJournal(place.root / "journal.jsonl")
     model = next(path for path in place.settings.models.iterdir() if path.name.startswith("t5-tiny-"))
+    source = find_source("rows.jsonl", "data.train", "auto", None, place.settings, journal)
     writing.write_dataset(
         folder,
-        sources=[find_source("rows.jsonl", "data.train", "auto", None, place.settings, journal)],
-        templates=(template("input", "data.input"), template("target", "data.target")),
+        sources=[(source, (template("input", "data.input"), template("target", "data.target")))],
         model=model,
         embeddings=builtin.VOCABULARY,
         data=spec.data,

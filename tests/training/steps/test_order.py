@@ -10,6 +10,7 @@ import pytest
 
 from tests.summaries import dataset_summary
 from worker.training.dataset.data import Int64, PreparedDataset, Rows, Writer
+from worker.training.steps.mixture import Mixture
 from worker.training.steps.order import POOL_ROWS, StepOrder, rounded
 from worker.training.tasks.seq2seq.widths import PairWidths
 
@@ -125,3 +126,52 @@ def test_a_large_epoch_is_sorted_in_pools_whose_borders_move(make_rows: MakeRows
     assert min(min(np.diff(one)) for one in borders) > 1536 / 3 / 3
     seen = np.concatenate([order.rows_of(step) for step in range(1536)])
     assert len(np.unique(seen)) == 3 * POOL_ROWS
+
+
+def counts(mixture: Mixture, rows: int, epochs: range) -> list[int]:
+    seen = np.zeros(rows, int)
+    for number in epochs:
+        np.add.at(seen, mixture.epoch(number), 1)
+    return seen.tolist()
+
+
+def test_rows_occur_as_often_as_their_source_says() -> None:
+    """10 rows twice, 5 once, 8 in halves, 7 at 2.5."""
+    mixture = Mixture([(10, 20), (5, 5), (8, 4), (7, 18)], seed=3)
+    assert mixture.rows == 47
+    for epoch in range(4):
+        seen = counts(mixture, 30, range(epoch, epoch + 1))
+        assert seen[:10] == [2] * 10 and seen[10:15] == [1] * 5
+        assert sorted(seen[15:23]) == [0] * 4 + [1] * 4
+        assert sorted(seen[23:]) == [2] * 3 + [3] * 4
+    assert counts(mixture, 30, range(2))[15:23] == [1] * 8, "two halves"
+    assert sorted(counts(mixture, 30, range(7))[23:]) == [18] * 7, "after as many epochs as rows all are even"
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 5, 11])
+def test_no_row_is_ever_more_than_one_ahead_of_another_of_its_source(epochs: int) -> None:
+    seen = counts(Mixture([(13, 4), (9, 31)], seed=1), 22, range(epochs))
+    for source in (seen[:13], seen[13:]):
+        assert max(source) - min(source) <= 1
+    assert sum(seen[:13]) == 4 * epochs and sum(seen[13:]) == 31 * epochs
+
+
+def test_steps_hold_the_rows_of_the_mixture_and_can_begin_anywhere(make_rows: MakeRows) -> None:
+    rows = make_rows(1000)
+    mixture = Mixture([(600, 1200), (400, 100)], seed=5)
+    straight = StepOrder(PairWidths(rows), 16, 3, 5, mixture)
+    assert straight.steps == -(-1300 * 3 // 16)
+    steps = [straight.rows_of(step) for step in range(straight.steps)]
+    seen = np.bincount(np.concatenate(steps), minlength=1000)
+    assert (seen[:600] == 6).all() and seen[600:].sum() == 300 and set(seen[600:]) == {0, 1}
+    again = StepOrder(PairWidths(rows), 16, 3, 5, Mixture([(600, 1200), (400, 100)], seed=5))
+    for step in (200, 3, 81, straight.steps - 1):
+        assert again.rows_of(step).tolist() == steps[step].tolist()
+
+
+def test_one_source_is_in_the_order_that_it_always_had(make_rows: MakeRows) -> None:
+    rows = make_rows(1000)
+    plain = StepOrder(PairWidths(rows), 16, 2, 5)
+    mixed = StepOrder(PairWidths(rows), 16, 2, 5, Mixture([(1000, 1000)], 5))
+    for step in range(plain.steps):
+        assert plain.rows_of(step).tolist() == mixed.rows_of(step).tolist()

@@ -123,7 +123,7 @@ class Assembly:
         full = full_report(names, self.source_counts, short)
         (self._folder / REPORT).write_text(json.dumps(full.model_dump(), indent=1, ensure_ascii=False) + "\n")
         (self._folder / PICTURE).write_bytes(histogram.draw(lengths))
-        self._writer.finish(parts, short)
+        self._writer.finish(parts, short, self.ends)
 
 
 def _full_lengths(side: str) -> str:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,10 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self._numbers)
+
+    def below(self, number: int) -> int:
+        """How many of them are before this row of the whole dataset."""
+        return int(np.searchsorted(self._numbers, number))
 
     @property
     def input_lengths(self) -> Int32:
@@ -137,6 +142,11 @@ class PreparedDataset:
             )
         return cls(folder, manifest)
 
+    def rows_of_sources(self, count: int) -> list[int]:
+        """[count] training rows of each source of training rows, which come first."""
+        ends = [0, *(self.train.below(end) for end in self.manifest.ends[: count - 1]), len(self.train)]
+        return [end - begin for begin, end in pairwise(ends)]
+
 
 class Writer:
     """Writes the files of one prepared dataset into a folder that exists; call `finish` last.
@@ -177,7 +187,7 @@ class Writer:
         self.ledger.append(f"{side}.tokens", tokens.astype(self._dtype, copy=False).tobytes())
         self.ledger.append(f"{WORK}{side}.lengths", lengths.astype("<i4").tobytes())
 
-    def finish(self, parts: Mapping[str, Int64], report: DatasetSummary) -> None:
+    def finish(self, parts: Mapping[str, Int64], report: DatasetSummary, ends: Sequence[int] = ()) -> None:
         """Write offsets, the row numbers of each part, and the manifest; all of it reaches the disk."""
         self.ledger.close()
         for side in SIDES:
@@ -194,7 +204,7 @@ class Writer:
             for file in lasting
             if file.name != MANIFEST
         }
-        manifest = Manifest(format=FORMAT, dtype=self._dtype.str, report=report, files=files)
+        manifest = Manifest(format=FORMAT, dtype=self._dtype.str, report=report, ends=tuple(ends), files=files)
         (self._folder / MANIFEST).write_text(json.dumps(manifest.model_dump(), indent=1, ensure_ascii=False) + "\n")
         for file in [*lasting, self._folder / MANIFEST]:
             with open(file, "rb") as handle:

@@ -20,4 +20,6 @@ class Manifest(Frozen):
     dtype: str
     """Of a token, as numpy writes it."""
     report: DatasetSummary
+    ends: tuple[int, ...] = ()
+    """Rows kept up to the end of each source. Earlier versions did not say."""
     files: dict[str, PreparedFile]

@@ -14,14 +14,15 @@ from worker.training.rows.row_filter import UInt64
 
 
 def split(keys: UInt64, ends: Sequence[int], validation: float | str) -> dict[str, Int64]:
-    """Row numbers of training and validation. `ends`: where each source ends; a second source is held out whole.
+    """Row numbers of training and validation. `ends`: where each source ends; the last is held out whole if
+    `validation` names it.
 
     A fraction is chosen by `keys` [rows], hashes of the inputs: rows of one input go to one side, whatever the order of
     the rows. Raises BadData (`validation_split`) where whole inputs allow nothing near the fraction.
     """
     rows = np.arange(len(keys), dtype=np.int64)
     if isinstance(validation, str):
-        return {"train": rows[: ends[0]], "validation": rows[ends[0] :]}
+        return {"train": rows[: ends[-2]], "validation": rows[ends[-2] :]}
     if validation == 0:
         return {"train": rows, "validation": rows[:0]}
     inputs, input_of, counts = np.unique(keys, return_inverse=True, return_counts=True)

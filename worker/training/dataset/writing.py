@@ -7,6 +7,7 @@ source ─blocks─▶ pool: rows → checks → templates → normalized → to
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
@@ -30,20 +31,24 @@ from worker.training.rows.text import RowReader, Template
 from worker.training.store import content_key
 
 BLOCK_ROWS = 500
+Templates = tuple[Template, Template]
+"""Of input and target."""
 
 log = logging.getLogger("longhaul.trainer")
 
 
-def dataset_key(
-    sources: list[Source], hashes: list[str], templates: tuple[Template, Template], tokenizer: str, data: DataSpec
-) -> str:
-    """Name of the prepared dataset: whatever decides its bytes, hashed; so not the seed. `tokenizer`: a fingerprint."""
+def dataset_key(sources: Sequence[tuple[Source, Templates]], tokenizer: str, data: DataSpec) -> str:
+    """Name of the prepared dataset: whatever decides its bytes, hashed; so neither the seed nor the weights of sources.
+
+    `sources` with their templates; `tokenizer`: a fingerprint.
+    """
+    named = [[one.source for one in both] for _, both in sources]
     return content_key(
         [
             FORMAT,
-            [[format_of(file, source.format) for file in source.files] for source in sources],
-            hashes,
-            [one.source for one in templates],
+            [[format_of(file, source.format) for file in source.files] for source, _ in sources],
+            [each for source, _ in sources for each in source.hashes],
+            named[0] if all(each == named[0] for each in named) else named,
             tokenizer,
             data.max_input_tokens,
             data.max_target_tokens,
@@ -59,15 +64,16 @@ def dataset_key(
 def write_dataset(
     folder: Path,
     *,
-    sources: list[Source],
-    templates: tuple[Template, Template],
+    sources: Sequence[tuple[Source, Templates]],
     model: Path,
     embeddings: int,
     data: DataSpec,
     journal: Journal,
     workers: int | None = None,
 ) -> None:
-    """Prepare all rows in `folder`, with this many processes (None: one per core); resumes where an earlier one ended.
+    """Prepare all rows in `folder`, by the templates of each source, with this many processes (None: one per core).
+
+    Resumes where an earlier one ended.
 
     Raises BadData (`too_many_invalid_rows`, `no_rows`), Rejected (`tokenizer_unusable`, `limit_too_small`), StageError
     (`worker_killed`).
@@ -77,20 +83,20 @@ def write_dataset(
     tokenizer.check_vocabulary(embeddings)
     rewrites = tokenizer.rewrites() if data.normalize else None
     rewriter = None if rewrites is None else Rewriter(rewrites)
-    first = islice(_row_filter(sources[0], templates, data, rewriter).good_rows(), BLOCK_ROWS)
+    first = islice(_row_filter(*sources[0], data, rewriter).good_rows(), BLOCK_ROWS)
     tokenizer = tokenizer.tried([text for _, texts in first for text in (texts.input, texts.target)])
     tokenizer.check_limits(limits)
-    recipe = Recipe(*templates, tokenizer, data.max_input_tokens, data.max_target_tokens, rewrites)
     with Assembly(folder, tokenizer.size, len(sources)) as assembly:
         if any(assembly.blocks):
             log.info("resuming behind the %d rows that were prepared before", assembly.rows)
-        with EncoderPool(recipe, cores() if workers is None else workers) as pool:
-            for number, source in enumerate(sources):
-                if number == len(assembly.ends):
-                    reader = open_source(source, _columns(templates), CsvFormat.of(data))
+        for number, (source, both) in enumerate(sources):
+            if number == len(assembly.ends):
+                recipe = Recipe(*both, tokenizer, data.max_input_tokens, data.max_target_tokens, rewrites)
+                reader = open_source(source, _columns(both), CsvFormat.of(data))
+                with EncoderPool(recipe, cores() if workers is None else workers) as pool:
                     _add_source(assembly, pool, reader, len(sources), journal)
-                check_usable(assembly.source_counts[number], source, data)
-        assembly.finish([source.name for source in sources], limits, data.validation)
+            check_usable(assembly.source_counts[number], source, data)
+        assembly.finish([source.name for source, _ in sources], limits, data.validation)
     folder.chmod(0o755)
     for file in folder.iterdir():
         file.chmod(0o444)  # other users read it; nobody writes
@@ -124,23 +130,25 @@ def check_usable(counts: RowCounts, source: Source, data: DataSpec) -> None:
         )
 
 
-def first_texts(train: Source, templates: tuple[Template, Template], data: DataSpec, most: int) -> list[str]:
-    """Inputs and targets of the first rows, at least one and at most so many: what the tokenizer is learned from."""
-    row_filter = _row_filter(train, templates, data, _typography(data))
-    rows = list(islice(row_filter.good_rows(), most))
-    if not rows:
-        check_usable(row_filter.counts, train, data)
-    return [text for _, texts in rows for text in (texts.input, texts.target)]
+def first_texts(train: Sequence[tuple[Source, Templates]], data: DataSpec, most: int) -> list[str]:
+    """Inputs and targets of the first rows, at least one of each source and at most so many of all: what the tokenizer
+    is learned from."""
+    found = []
+    for source, both in train:
+        row_filter = _row_filter(source, both, data, _typography(data))
+        rows = list(islice(row_filter.good_rows(), max(1, most // len(train))))
+        if not rows:
+            check_usable(row_filter.counts, source, data)
+        found += [text for _, texts in rows for text in (texts.input, texts.target)]
+    return found
 
 
-def _row_filter(
-    source: Source, templates: tuple[Template, Template], data: DataSpec, rewrite: Rewriter | None
-) -> RowFilter:
+def _row_filter(source: Source, templates: Templates, data: DataSpec, rewrite: Rewriter | None) -> RowFilter:
     blocks = open_source(source, _columns(templates), CsvFormat.of(data)).blocks(BLOCK_ROWS)
     return RowFilter(chain.from_iterable(block.rows() for block in blocks), RowReader(*templates, rewrite))
 
 
-def _columns(templates: tuple[Template, Template]) -> set[str]:
+def _columns(templates: Templates) -> set[str]:
     return {column for one in templates for column in one.columns}
 
 

@@ -98,6 +98,11 @@ class Source:
     revision: str | None = None
     """Commit of a hub data set."""
 
+    @property
+    def hashes(self) -> list[str]:
+        """sha256 of each file."""
+        return [str(file.sha256) for file in self.files]
+
 
 def find_file(data: Path, name: str, param: str) -> Path:
     """The regular, readable, not empty file `name` of the data directory, symbolic links resolved.

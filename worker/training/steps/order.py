@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.training.dataset.data import Int64
+from worker.training.steps.mixture import Mixture
 
 VERSION = 2
 """Goes up whenever the same seed would give another order: a run is not resumed in an order it did not begin in."""
@@ -50,15 +51,16 @@ class Widths(Protocol):
 class StepOrder:
     """The rows of every step of a run, in groups.
 
-    Every epoch holds each row once. Rows left at an epoch's end open the next epoch's first step; only the last step
-    of the run may be short.
+    Every epoch holds each row once, or as often as `mixture` says. Rows left at an epoch's end open the next epoch's
+    first step; only the last step of the run may be short.
     """
 
-    def __init__(self, widths: Widths, batch_size: int, epochs: int, seed: int) -> None:
+    def __init__(self, widths: Widths, batch_size: int, epochs: int, seed: int, mixture: Mixture | None = None) -> None:
         assert min(len(widths), batch_size, epochs) > 0
         self._widths = widths
-        self._rows, self._batch_size, self._seed = len(widths), batch_size, seed
-        self._total = len(widths) * epochs
+        self._mixture = mixture or Mixture([(len(widths), len(widths))], seed)
+        self._rows, self._batch_size, self._seed = self._mixture.rows, batch_size, seed
+        self._total = self._rows * epochs
         self.steps = math.ceil(self._total / batch_size)
         self._epoch = self._pool = -1
         self._permutation: Int64 = np.empty(0, np.int64)
@@ -116,7 +118,7 @@ class StepOrder:
 
     def _order(self, epoch: int) -> Int64:
         if epoch != self._epoch:
-            self._permutation = np.random.default_rng([self._seed, epoch]).permutation(self._rows)
+            self._permutation = np.random.default_rng([self._seed, epoch]).permutation(self._mixture.epoch(epoch))
             self._epoch, self._pool = epoch, -1
         return self._permutation
 
