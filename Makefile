@@ -20,7 +20,7 @@ TEST_PROCESSES ?= 2
 SIMULATED_GPU ?= ../shared/simulated_gpu
 SIMULATED_GPU_VENV := .venv-simulated-gpu
 
-.PHONY: help setup demo test test-docker simulated-gpu test-simulated-gpu check openapi bench up env lock
+.PHONY: help setup demo test test-docker simulated-gpu test-simulated-gpu check openapi bench up logs down env lock
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -81,10 +81,23 @@ bench: setup ## run one measurement: make bench BENCH=name
 	@[ -n "$(BENCH)" ] || { echo "make bench: say which, BENCH=name of a file in benchmarks/" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.$(BENCH) $(ARGS)
 
-up: ## build and start all containers
+# .env names the compose files; one of an earlier version does not.
+COMPOSE = docker compose $(shell grep -qs '^COMPOSE_FILE=' .env || echo -f $(COMPOSE_FILE))
+
+up: ## build and start all containers, and wait until they are healthy
 	@[ -e .env ] || { echo "make up: no .env; run 'make env' first" >&2; exit 1; }
-	@grep -qs '"examined_at": [0-9]' runs/.gpus/*.json || echo "make up: no GPU was examined here yet; 5 minutes: docker compose -f $(COMPOSE_FILE) run --rm --build worker doctor"
-	docker compose -f $(COMPOSE_FILE) up --build
+	@docker compose version >/dev/null 2>&1 || { echo "make up: there is no 'docker compose' (Compose v2.24 or newer; the older docker-compose v1 cannot read these files): see docs/docker.md" >&2; exit 1; }
+	@$(COMPOSE) up --build --detach --wait --wait-timeout 600 || { \
+		echo "make up: not all containers are healthy; '$(COMPOSE) ps' shows which, 'make logs' why" >&2; \
+		echo "  without an NVIDIA GPU: set COMPOSE_FILE=docker-compose.training.yml:docker-compose.cpu.yml in .env" >&2; exit 1; }
+	@grep -qs '"examined_at": [0-9]' runs/.gpus/*.json || echo "make up: no GPU was examined here yet; 5 minutes: $(COMPOSE) run --rm --build worker doctor"
+	@echo "make up: all containers are healthy; next: export \$$(grep ^LONGHAUL_API_KEY= .env), then longhaul submit FILE --watch"
+
+logs: ## follow the logs of all containers
+	$(COMPOSE) logs --follow --tail 100
+
+down: ## stop and remove all containers; a running job saves a checkpoint first, and volumes stay
+	$(COMPOSE) down
 
 # UID and GID are those of the person, also under sudo: the containers write ./runs as that user.
 env: ## write .env (your UID and GID, a random API key and Redis password) and make ./runs and ./data

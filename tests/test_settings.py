@@ -14,7 +14,7 @@ import worker.training.settings
 from jobs.process.secrets import NEEDED, VARIABLES
 
 ROOT = Path(__file__).parents[1]
-READ_BY_OTHERS = {"UID", "GID", "HF_TOKEN", "LONGHAUL_REDIS_PASSWORD"}
+READ_BY_OTHERS = {"COMPOSE_FILE", "UID", "GID", "HF_TOKEN", "LONGHAUL_REDIS_PASSWORD"}
 """By compose, and by the hub's own library."""
 
 

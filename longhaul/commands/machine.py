@@ -70,7 +70,7 @@ def _doctor(call: Call) -> int:
     if missing := [name for name in ("worker", "torch") if importlib.util.find_spec(name) is None]:
         raise BadInput(
             f"only the client is installed here, without {missing[0]}: on the machine with the GPU run `docker compose "
-            f"-f docker-compose.training.yml run --rm --build worker doctor` in the clone, or `make setup` first"
+            "run --rm --build worker doctor` in the clone, or `make setup` first"
         )
     options = {name: getattr(given, name) for name in ("report", "model", "seconds")}
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", value)]

@@ -79,7 +79,10 @@ class AccessLog:
             key = scope.get("state", {}).get("key_name")
             fields = {"method": scope["method"], "path": path, "status": status, "ms": milliseconds, "key": key}
             by = f" by {key}" if key else ""
-            log.info(
+            # Whoever looks after the containers asks every few seconds: only a change is worth a line.
+            healthy = scope["path"].startswith("/health") and status < 400
+            log.log(
+                logging.DEBUG if healthy else logging.INFO,
                 "%s %s %s %d %.1f ms%s", request_id, scope["method"], path, status, milliseconds, by,
                 extra={"fields": fields},
             )  # fmt: skip

@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 ENGINE = ROOT.parent / "shared" / "docker" / "engine"
 COMPOSE_FILE = "docker-compose.training.yml"
 SENT = (
-    "Dockerfile.training", COMPOSE_FILE, ".dockerignore", ".env.example", "Makefile", "pyproject.toml",
+    "Dockerfile.training", COMPOSE_FILE, "docker-compose.cpu.yml", "docker-compose.cdi.yml",
+    ".dockerignore", ".env.example", "Makefile", "pyproject.toml",
     "requirements.cuda.lock", "requirements.lock", "requirements.service.lock", "jobs", "service", "worker", "longhaul",
 )  # fmt: skip
 OURS = ("service", "prepare", "worker", "publish")
@@ -125,8 +126,8 @@ class Containers:
         return done.stdout if check else done.stdout + done.stderr
 
     def compose(self, *words: str, check: bool = True, timeout: float = 900) -> str:
-        """What `docker compose …` prints."""
-        return self.docker("compose", "-f", COMPOSE_FILE, "-p", self.project, *words, check=check, timeout=timeout)
+        """What `docker compose …` prints; .env says which files it reads."""
+        return self.docker("compose", "-p", self.project, *words, check=check, timeout=timeout)
 
     def inside(self, service: str, *command: str, check: bool = True, timeout: float = 120) -> str:
         """What a command prints in the running container of a service."""

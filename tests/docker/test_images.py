@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,3 +187,34 @@ def test_without_make_env_compose_says_what_to_do(containers: Containers) -> Non
     words = ["docker", "compose", "--env-file", "/dev/null", "-f", COMPOSE_FILE, "config", "--quiet"]
     done = subprocess.run(words, cwd=containers.home, env=containers.environment, capture_output=True, text=True)
     assert done.returncode != 0 and "run 'make env' first" in done.stderr
+
+
+def test_make_up_returns_when_all_is_healthy_and_says_what_is_next(containers: Containers) -> None:
+    environment = containers.environment | {"COMPOSE_PROJECT_NAME": containers.project}
+    done = subprocess.run(["make", "up"], cwd=containers.home, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all containers are healthy; next: export $(grep ^LONGHAUL_API_KEY= .env)" in done.stdout
+    assert "run --rm --build worker doctor" in done.stdout
+
+
+@pytest.mark.parametrize(("file", "devices"), [("cpu", None), ("cdi", ["nvidia.com/gpu=all"])])
+def test_the_files_for_a_cpu_and_for_cdi_change_only_the_devices(
+    containers: Containers, file: str, devices: list[str] | None
+) -> None:
+    def read(*more: str) -> dict[str, Any]:
+        files = [word for name in (COMPOSE_FILE, *more) for word in ("-f", name)]
+        return dict(json.loads(containers.docker("compose", *files, "config", "--format", "json"))["services"])
+
+    plain, changed = read(), read(f"docker-compose.{file}.yml")
+    reserved = (changed["worker"].pop("deploy", None) or {}).get("resources", {}).get("reservations", {}).get("devices")
+    assert (reserved and reserved[0]["device_ids"]) == devices
+    del plain["worker"]["deploy"]
+    for each in (*plain.values(), *changed.values()):
+        each.get("environment", {}).pop("LONGHAUL_DEVICE", None)
+    assert changed == plain
+
+
+def test_health_checks_are_not_in_the_log(containers: Containers) -> None:
+    containers.http.get(f"{containers.url}/workers", timeout=10)
+    log = containers.compose("logs", "--no-log-prefix", "service")
+    assert "/workers" in log and "/health" not in log

@@ -98,7 +98,7 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     "longhaul clone $ID --set training.epochs=10 --resume": Here(r"is validating", ended),
     "longhaul download $ID": Here(r"files, .* in job-", ended),
     "longhaul doctor": Elsewhere("tests/e2e/test_doctor.py::test_the_command_examines_this_machine"),
-    "docker compose -f docker-compose.training.yml run --rm --build worker doctor": Elsewhere(
+    "docker compose run --rm --build worker doctor": Elsewhere(
         "tests/docker/test_images.py::test_the_doctor_runs_in_the_worker_image"
     ),
     "git clone … longhaul && cd longhaul": Never("the address is the reader's own"),
@@ -106,7 +106,7 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     "$EDITOR .env": Here(r"LONGHAUL_API_KEY="),
     "cp …/recipes.jsonl data/": Here("", instead=("…", "examples")),
     "export $(grep ^LONGHAUL_API_KEY= .env)": Here(""),
-    "make up": Elsewhere("tests/docker/test_jobs.py::test_a_job_posted_from_outside_runs_to_the_end"),
+    "make up": Elsewhere("tests/docker/test_images.py::test_make_up_returns_when_all_is_healthy_and_says_what_is_next"),
     """curl -X POST localhost:8000/jobs -H "Authorization: Bearer $LONGHAUL_API_KEY" -d '{
   "name": "chef", "data": {"train": "recipes.jsonl", "max_input_tokens": 256, "max_target_tokens": 256},
   "training": {"epochs": 5, "batch_size": 128, "learning_rate": 1e-4}}'""": Here(CREATED),

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
+import yaml
 
 from jobs.events import AttemptStarted, JobCancelled, JobQueued
+from jobs.metrics import MetricRow
 from jobs.redis.connection import connect
 from jobs.redis.gauges import Gauges
 from jobs.state import Stage
@@ -21,6 +27,7 @@ from tests.service.scraping import figure, scrape, scraped
 from tests.sinks.driving import until
 from tests.summaries import checked, prepared
 
+ROOT = Path(__file__).resolve().parents[2]
 TO_QUEUE = (checked(), prepared(900), JobQueued())
 
 
@@ -161,3 +168,38 @@ def test_the_cost_does_not_grow_with_the_number_of_jobs(redis_server: RedisServe
         gauges.read()
         costs.append(calls() - before)
     assert costs[0] == costs[1] < 60
+
+
+FIGURE = re.compile(r"\b(longhaul_[a-z_]+)(?:\{([a-z_]+)=)?")
+RULES, DASHBOARD = (ROOT / "docs" / "prometheus" / name for name in ("alerts.yml", "grafana.json"))
+
+
+def expressions() -> list[str]:
+    """Every expression of the alert rules and of the dashboard."""
+    rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+    dashboard = json.loads(DASHBOARD.read_text())
+    targets = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    return [rule["expr"] for rule in rules] + targets + [dashboard["templating"]["list"][1]["query"]]
+
+
+def test_alerts_and_dashboard_name_figures_that_there_are(service: Service) -> None:
+    job = service.submit()
+    service.append(job, *TO_QUEUE, AttemptStarted(worker="w", device="cuda"))
+    everything = {name: 1 for name, field in MetricRow.model_fields.items() if field.default is None and name != "loss"}
+    service.store.set_latest(job, metric_row(30).model_copy(update=everything))
+    service.store.workers.report(heartbeat("train-1", gpu=H200))
+    service.store.workers.report(heartbeat("publish-1", sinks={"discord": {"jobs_behind": 1, "oldest_s": 2.0}}))
+    shown: dict[str, set[str]] = {}
+    for name, labels in scrape(service):
+        shown.setdefault(name, set()).update(dict(labels))
+    named = [match for expression in expressions() for match in FIGURE.findall(expression)]
+    assert len(named) > 25
+    for name, label in named:
+        assert name in shown, name
+        assert not label or label in shown[name], (name, label)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (of Prometheus) is not installed")
+def test_promtool_accepts_the_alert_rules() -> None:
+    done = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
