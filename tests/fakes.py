@@ -408,6 +408,9 @@ class Run:
     entity: str = "tester"
     name: str | None = None
     group: str | None = None
+    job_type: str | None = None
+    tags: list[str] = field(default_factory=list)
+    notes: str | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     """Rows as logged, plus W&B's own `_step`, `_runtime`, `_timestamp`."""
     summary: dict[str, Any] = field(default_factory=dict)
@@ -487,6 +490,9 @@ class FakeWandb(FakeServer):
             run.entity = given.get("entity") or run.entity
             run.name = given.get("displayName") or run.name
             run.group = given.get("groupName") or run.group
+            run.job_type = given.get("jobType") or run.job_type
+            run.tags = given.get("tags") or run.tags
+            run.notes = given.get("notes") or run.notes
             run.config |= json.loads(given.get("config") or "{}")
             if given.get("host"):  # sent when a run is opened, not when its config changes
                 run.starts += 1

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jobs.events import AttemptEnded, JobFailed, JobQueued, ModelLoaded
-from tests.docker.engine import Containers, few, steps_logged
+from tests.docker.engine import COMPOSE_FILE, Containers, few, steps_logged
 from tests.facts import facts_of, reasons
 from worker.training.__main__ import OOM_SCORE_ADDED
 
@@ -55,7 +55,9 @@ def limited(containers: Containers, service: str, mib: int) -> Iterator[None]:
     override = containers.home / "limited.yml"
     override.write_text(f"services: {{{service}: {{mem_limit: {mib}m, memswap_limit: {mib}m}}}}\n")
     try:
-        containers.compose("-f", override.name, "up", "-d", "--wait", "--wait-timeout", "120", service)
+        containers.compose(
+            "-f", COMPOSE_FILE, "-f", override.name, "up", "-d", "--wait", "--wait-timeout", "120", service
+        )
         assert containers.container(service)["HostConfig"]["Memory"] == mib << 20
         yield
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir, create
@@ -36,7 +37,7 @@ LOADED = ModelLoaded(
 SUCCEEDED = JobSucceeded(model="model", step=STEPS, loss=0.91, first_loss=2.31, seconds=4321.0)
 
 
-def submit(runs: Path, job: str = "job-1", name: str = "chef", **more: bool) -> RunDir:
+def submit(runs: Path, job: str = "job-1", name: str = "chef", **more: Any) -> RunDir:
     """A job that has just been submitted. `more`: of JobSubmitted."""
     runs.mkdir(exist_ok=True)
     spec = JobSpec.model_validate({"name": name, "data": {"train": "recipes.jsonl"}})

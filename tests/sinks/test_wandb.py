@@ -25,6 +25,7 @@ from jobs.events import (
     OomRecovered,
 )
 from tests.fakes import WANDB_KEY, FakeDiscord, FakeWandb
+from tests.plans import write_plan
 from tests.processes import alive
 from tests.service.damage import destroyed
 from tests.sinks import story
@@ -84,6 +85,37 @@ def test_online_one_run_per_job_across_restarts_and_attempts(tmp_path: Path) -> 
         assert server.keys == {WANDB_KEY}
     written = b"".join(file.read_bytes() for file in run.path.rglob("*") if file.is_file())
     assert WANDB_KEY.encode() not in written
+
+
+def test_a_run_says_what_was_decided_and_shows_what_people_compare(tmp_path: Path) -> None:
+    """Config, tags, notes and summary as a server gets them; which figures have a panel, read back from the file."""
+    run = story.submit(tmp_path, metadata={"team": "kitchen", "notes": "with half of the rows"})
+    write_plan(run)
+    with FakeWandb() as server:
+        with publishing(tmp_path, WandbSink(child, WANDB_KEY, server.url, flush_s=0.2)):
+            story.start(run)
+            story.train(run, 10, 400)
+            story.succeed(run)
+            until(lambda: closed(run, "wandb"))
+        (seen,) = server.runs.values()
+    assert (seen.job_type, seen.tags, seen.notes) == ("train", ["team:kitchen"], "with half of the rows")
+    config = {key: each["value"] for key, each in seen.config.items() if key != "_wandb"}
+    assert config["memory"]["optimizer"] == "adamw" and config["memory"]["micro_batch"] == 8
+    assert config["speed"]["compile"] is False
+    assert (config["data"]["rows"], config["parameters"], config["steps"]) == (8, 1, 1)
+    assert config["versions"].keys() == {"longhaul", "torch", "transformers", "tokenizers"}
+    assert not {"integrations", "log", "name"} & config.keys() and "auto" not in json.dumps(
+        config["memory"] | {"budget": 0}
+    )
+    losses = [loss for _, loss in expected(10, 400)]
+    assert seen.summary["train/loss"] == {"min": min(losses), "last": losses[-1]}
+    assert seen.summary["eval/loss"] == {"min": 0.91, "last": 0.91}
+    [file] = offline_files(run)
+    options = {
+        record["metric"].get("name"): record["metric"]["options"] for record in records(file) if "metric" in record
+    }
+    hidden = {name for name, each in options.items() if each.get("hidden")}
+    assert {"train/attempt", "eval/event", "train/step"} <= hidden and "train/loss" not in hidden
 
 
 def test_offline_history_row_by_row_and_one_directory_per_start(tmp_path: Path) -> None:

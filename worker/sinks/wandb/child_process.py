@@ -33,6 +33,16 @@ INIT_TIMEOUT_S = 5.0
 SYNC_TIMEOUT_S = 30.0
 WRITTEN_WITHIN_S = 0.2
 """A row is in the run's `.wandb` file one flush interval and this after `log`, whoever is killed then (measured)."""
+SUMMARY = {
+    "train/loss": "min,last", "eval/loss": "min,last", "train/rows_per_s": "mean,last", "train/mfu": "mean,last",
+    "train/memory_bytes": "max", "gpu/temperature_c": "max",
+}  # fmt: skip
+"""What the summary of a run says of a figure; of all others the last value."""
+HIDDEN = (
+    "train/attempt", "train/epoch", "train/eta_s", "train/cache_clears", "train/cache_clear_s",
+    "train/cache_freed_bytes", "train/memory_planned_bytes", "eval/event", "eval/rows", "eval/seconds",
+)  # fmt: skip
+"""Figures that are kept and can be plotted, but have no panel of their own from the beginning."""
 ALERT_AGAIN_S = 3600
 """W&B passes alerts of the same title on once in so long."""
 
@@ -112,7 +122,10 @@ def init(message: InitRequest, **how: Any) -> wandb.Run:
         entity=message["entity"],
         name=message["name"],
         group=message["id"],
+        job_type="train",
         config=message["config"],
+        tags=message["tags"],
+        notes=message["notes"],
         dir=message["folder"],
         settings=wandb.Settings(
             init_timeout=INIT_TIMEOUT_S,
@@ -129,9 +142,13 @@ def init(message: InitRequest, **how: Any) -> wandb.Run:
         ),
         **how,
     )
-    run.define_metric("train/step")
+    run.define_metric("train/step", hidden=True)
     for group in ("train", "eval", "gpu", "host"):
         run.define_metric(f"{group}/*", step_metric="train/step")
+    for name, best in SUMMARY.items():
+        run.define_metric(name, step_metric="train/step", summary=best)
+    for name in HIDDEN:
+        run.define_metric(name, step_metric="train/step", hidden=True)
     return run
 
 

@@ -22,6 +22,8 @@ class InitRequest(TypedDict):
     name: str
     folder: str
     config: dict[str, JsonValue]
+    tags: list[str]
+    notes: str | None
     flush_s: float
     finish_s: float
 

@@ -37,6 +37,7 @@ from jobs.text.units import format_duration
 from worker.sinks.base import DONE, Later, Outcome, SinkJob
 from worker.sinks.child import ChildGone, SinkChild
 from worker.sinks.wandb.access import child_environment, why_offline
+from worker.sinks.wandb.config import notes, run_config, tags
 from worker.sinks.wandb.protocol import FinishRequest, InitRequest, Request
 from worker.sinks.wandb.rows import alert, evaluation, finish_request, fresh_rows, metric_row
 
@@ -184,7 +185,9 @@ class WandbSink:
             "id": job.id,
             "name": job.submitted.name,
             "folder": os.fspath(job.folder),
-            "config": job.spec.model_dump(mode="json"),
+            "config": run_config(job),
+            "tags": tags(job),
+            "notes": notes(job),
             "flush_s": self._flush_s,
             "finish_s": self._finish_s,
         }
