@@ -223,6 +223,7 @@ class SinkFeed:
             spec=self.run.spec(),
             state=self._cursor.state,
             rows=self.run.metrics,
+            plan=self.run.plan,
             write=lambda name, content: write_atomically(self.run.path / name, content),
             highest_step=self._cursor.step,
         )

@@ -27,6 +27,7 @@ from jobs.events import (
     ModelLoaded,
 )
 from jobs.metrics import MetricRow
+from jobs.plan import Plan
 from jobs.spec import JobSpec
 
 
@@ -67,6 +68,8 @@ class SinkJob:
     """The sink's own notes, JSON-able: saved with the cursor, so they survive a restart of publish."""
     rows: Callable[[], list[MetricRow]]
     """Reads all metric rows, in order of step. Costs a file: for the end of a run."""
+    plan: Callable[[], Plan]
+    """Reads plan.json. Raises Damaged, and NotFound while there is none."""
     write: Callable[[str, bytes], None]
     """Writes a file of this name into the run directory, atomically."""
     highest_step: int = -1

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from jobs.disk.rundir import RunDir
 from jobs.errors import Damaged, NotFound
 from jobs.plan import Plan
 from jobs.version import VERSION
@@ -27,8 +26,8 @@ def run_config(job: SinkJob) -> dict[str, JsonValue]:
     libraries = {name: _version(name) for name in _LIBRARIES}
     config["versions"] = {"longhaul": VERSION, **{name: found for name, found in libraries.items() if found}}
     try:
-        return _decided(config, RunDir(job.folder).plan())
-    except (Damaged, NotFound, OSError):  # the run is reported all the same
+        return _decided(config, job.plan())
+    except (Damaged, NotFound):  # the run is reported all the same
         return config
 
 
