@@ -17,6 +17,7 @@ import email.policy
 import functools
 import gzip
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -290,6 +291,10 @@ class FakeDiscord(FakeServer):
             if problems := discord_problems(payload, files, edit=True):
                 return self._refuse(problems)
             message_or_none.versions.append({**message_or_none.payload, **payload})
+            kept = payload.get("attachments")
+            if kept is not None:  # those that it names stay; of new files each has its place as id
+                names = {each.get("filename") for each in kept}
+                message_or_none.attachments = {k: v for k, v in message_or_none.attachments.items() if k in names}
             message_or_none.attachments |= files
         elif method == "DELETE":
             self.messages.remove(message_or_none)
@@ -345,7 +350,9 @@ def discord_problems(payload: dict[str, Any], files: dict[str, bytes], *, edit: 
             problems.append(f"{what}: {size} characters, allowed are {least} to {limit}")
 
     within("content", payload.get("content") or "", 2000)
-    if payload.get("allowed_mentions") != {"parse": []}:
+    mentioned = re.findall(r"<@(&?)(\d+)>", payload.get("content") or "")
+    allowed = {"parse": []} | {"roles" if role else "users": [number] for role, number in mentioned}
+    if payload.get("allowed_mentions") != allowed:
         problems.append(f"allowed_mentions is {payload.get('allowed_mentions')}")
     if not edit and not (payload.get("content") or embeds or files):
         problems.append("empty message")

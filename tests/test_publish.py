@@ -28,7 +28,8 @@ from worker.feed import SinkFeed
 from worker.publish import sinks_of
 from worker.sinks.base import DONE, Later, Outcome
 from worker.sinks.curve import CurveSink
-from worker.sinks.discord.sink import DiscordSink
+from worker.sinks.discord.options import DiscordOptions
+from worker.sinks.discord.sink import EVERYTHING, DiscordSink
 from worker.sinks.discord.webhook import Webhook
 from worker.sinks.log import LogSink
 
@@ -251,6 +252,7 @@ def test_a_wrong_webhook_takes_only_discord_down(tmp_path: Path, caplog: pytest.
         wandb_api_key: str | None = None
         wandb_base_url: str | None = None
         wandb_mode: str | None = "disabled"
+        discord: DiscordOptions = EVERYTHING
 
     sinks = sinks_of(FirstSettings())
     assert [sink.name for sink in sinks] == ["log", "curve", "discord", "wandb"]
@@ -268,6 +270,7 @@ def test_a_webhook_that_was_gone_is_not_asked_by_the_next_publish(tmp_path: Path
         wandb_api_key: str | None = None
         wandb_base_url: str | None = None
         wandb_mode: str | None = "disabled"
+        discord: DiscordOptions = EVERYTHING
 
     first, second = whole(tmp_path / "runs", "job-1"), whole(tmp_path / "runs", "job-2")
     with FakeDiscord() as discord:

@@ -30,6 +30,7 @@ from worker.feed import SinkFeed, events_size
 from worker.sinks.base import Sink
 from worker.sinks.curve import CurveSink
 from worker.sinks.discord.gone import GoneFile
+from worker.sinks.discord.options import DiscordOptions
 from worker.sinks.discord.sink import DiscordSink
 from worker.sinks.discord.webhook import Webhook
 from worker.sinks.log import LogSink
@@ -52,6 +53,8 @@ class PublishSettings(Protocol):
     def runs(self) -> Path: ...
     @property
     def discord_webhook(self) -> str | None: ...
+    @property
+    def discord(self) -> DiscordOptions: ...
     @property
     def wandb_api_key(self) -> str | None: ...
     @property
@@ -76,7 +79,7 @@ def sinks_of(settings: PublishSettings) -> list[Sink]:
         base_url=settings.wandb_base_url,
         mode=settings.wandb_mode,
     )
-    return [LogSink(), CurveSink(), DiscordSink(webhook), wandb]
+    return [LogSink(), CurveSink(), DiscordSink(webhook, options=settings.discord), wandb]
 
 
 def publish(

@@ -11,6 +11,7 @@ from pathlib import Path
 from jobs.memory_plan import prepare_memory
 from jobs.process.logs import log_format
 from jobs.process.secrets import HUB, minimal_environment
+from worker.sinks.discord.options import DiscordOptions
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class WorkerSettings:
     gpus: str = "all"
     """Which GPUs train, each with a worker: `all`, or their indexes and UUIDs with commas between."""
     discord_webhook: str | None = field(default=None, repr=False)
+    discord: DiscordOptions = field(default_factory=DiscordOptions)
     wandb_api_key: str | None = field(default=None, repr=False)
     wandb_base_url: str | None = None
     wandb_mode: str | None = None
@@ -70,6 +72,11 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
         device=device,
         gpus=gpus,
         discord_webhook=environ.get("DISCORD_WEBHOOK") or None,
+        discord=DiscordOptions.of(
+            environ.get("LONGHAUL_DISCORD_EVENTS"),
+            environ.get("LONGHAUL_DISCORD_MENTION"),
+            environ.get("LONGHAUL_PUBLIC_URL"),
+        ),
         wandb_api_key=environ.get("WANDB_API_KEY") or None,
         wandb_base_url=environ.get("WANDB_BASE_URL") or None,
         wandb_mode=environ.get("WANDB_MODE") or None,

@@ -35,6 +35,7 @@ from tests.sinks import story
 from tests.sinks.driving import closed
 from tests.summaries import checked, prepared, time_summary
 from worker.feed import SinkFeed
+from worker.sinks.discord.options import DiscordOptions
 from worker.sinks.discord.sink import DiscordSink
 from worker.sinks.discord.webhook import SUPPRESS_NOTIFICATIONS, TOO_MANY_EDITS, Webhook
 
@@ -600,3 +601,94 @@ def test_a_job_of_which_not_all_is_left_is_told_of_if_it_may_be(
     for _ in range(2):
         feed.turn()
     assert [message.title for message in discord.messages] == ["job-1: its run directory is damaged"] * wanted
+
+
+def test_the_curve_in_the_progress_message_is_replaced_now_and_then(
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
+) -> None:
+    story.start(run)
+    feed.turn()
+    (progress,) = discord.messages
+    assert not progress.attachments, "nothing is known yet"
+    pictures = []
+    for step in range(10, 310, 10):  # two minutes a row
+        story.train(run, step, step)
+        clock.now += 120
+        feed.turn()
+        (progress,) = discord.messages
+        assert progress.attachments.keys() == {"loss.png"} and progress.attachments["loss.png"].startswith(PNG)
+        pictures.append(progress.attachments["loss.png"])
+    assert 6 <= len(set(pictures)) <= 9, "drawn anew every ten minutes, and for a message posted anew"
+
+
+def test_a_curve_that_discord_refuses_costs_no_figure(
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
+) -> None:
+    story.start(run)
+    feed.turn()
+    story.train(run, 10, 100)
+    clock.now += 20
+    discord.answer_next(413)
+    feed.turn()
+    story.train(run, 110, 200)
+    clock.now += 20
+    feed.turn()
+    (progress,) = discord.messages
+    assert "step 200 of 400" in progress.text
+
+
+def with_options(discord: FakeDiscord, run: RunDir, clock: Clock, **texts: str) -> SinkFeed:
+    given = {"events": None, "mention": None, "public_url": None, **texts}
+    webhook = Webhook(discord.url, clock, timeout_s=(5.0, 2.0))
+    return SinkFeed(DiscordSink(webhook, clock, options=DiscordOptions.of(**given)), run, clock)
+
+
+@pytest.mark.parametrize(("mention", "who"), [("<@123>", {"users": ["123"]}), ("<@&45>", {"roles": ["45"]})])
+def test_what_needs_a_person_calls_exactly_that_one(
+    discord: FakeDiscord, run: RunDir, clock: Clock, mention: str, who: dict[str, list[str]]
+) -> None:
+    story.start(run)
+    run.append([DiskLow(step=5, free_bytes=1, needed_bytes=2)])
+    story.train(run, 10, 100)
+    story.succeed(run)
+    with_options(discord, run, clock, mention=mention).turn()
+    called = [message for message in discord.messages if "content" in message.payload]
+    assert [message.title for message in called] == ["chef: the disk is nearly full"]
+    assert called[0].payload["content"] == mention
+    for message in discord.messages:
+        expected: dict[str, list[str]] = {"parse": []} | (who if message in called else {})
+        assert all(version["allowed_mentions"] == expected for version in message.versions)
+
+
+def test_only_the_messages_that_are_wanted_are_sent(discord: FakeDiscord, run: RunDir, clock: Clock) -> None:
+    story.start(run, time="about 5 h")
+    run.append([oom(12)])
+    story.train(run, 10, 400)
+    story.succeed(run)
+    feed = with_options(discord, run, clock, events="done, failed")
+    feed.turn()
+    assert discord.titles == ["chef: done"] and feed.closed
+
+
+def test_titles_lead_to_the_job(discord: FakeDiscord, run: RunDir, clock: Clock) -> None:
+    story.start(run)
+    story.train(run, 10, 400)
+    story.succeed(run)
+    with_options(discord, run, clock, public_url="https://box.example.org/").turn()
+    urls = {version["embeds"][0]["url"] for message in discord.messages for version in message.versions}
+    assert urls == {"https://box.example.org/jobs/job-1"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "texts"),
+    [
+        ("LONGHAUL_DISCORD_EVENTS", {"events": "done,finished"}),
+        ("LONGHAUL_DISCORD_MENTION", {"mention": "@everyone"}),
+        ("LONGHAUL_DISCORD_MENTION", {"mention": "<@1> @here"}),
+        ("LONGHAUL_PUBLIC_URL", {"public_url": "box.example.org"}),
+        ("LONGHAUL_PUBLIC_URL", {"public_url": "https://user:secret@box.example.org"}),
+    ],
+)
+def test_a_wrong_option_is_named(variable: str, texts: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=variable):
+        DiscordOptions.of(**{"events": None, "mention": None, "public_url": None, **texts})

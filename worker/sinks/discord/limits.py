@@ -35,6 +35,7 @@ class Embed(TypedDict, total=False):
     """A part of a message, as Discord takes it."""
 
     title: str
+    url: str
     description: str
     color: int
     fields: list[EmbedField]

@@ -21,6 +21,7 @@ from jobs.events import (
     DeviceWaiting,
     DiskLow,
     Event,
+    Fact,
     JobCancelled,
     JobFailed,
     JobPaused,
@@ -38,6 +39,7 @@ from worker.sinks.base import DONE, Disabled, Later, Outcome, SinkJob
 from worker.sinks.curve import FILE_NAME, draw_job
 from worker.sinks.discord import embeds
 from worker.sinks.discord.limits import FILE_BYTES, Payload
+from worker.sinks.discord.options import DiscordOptions
 from worker.sinks.discord.webhook import TOO_MANY_EDITS, UNKNOWN_MESSAGE, Answer, Sent, Webhook, WebhookRejected
 from worker.sinks.wording import sentence
 
@@ -49,6 +51,8 @@ LATER_FACTOR = 5
 """After its first day a job is edited, and its message posted anew, so many times more rarely."""
 ALERTS_PER_ATTEMPT = 3
 """More of the same are only counted, in the progress message."""
+PICTURE_EVERY_S = 10 * 60.0
+"""The curve in the progress message is drawn anew."""
 OOM_EVERY_S = 10 * 60.0
 """And so are further out-of-memory errors within so long of one that had a message."""
 
@@ -66,6 +70,10 @@ class DiscordNotes(TypedDict, total=False):
     """When the first progress message was posted."""
     posted_at: float
     edited_at: float
+    pictured_at: float
+    """When the curve was last drawn for the progress message."""
+    pictured: bool
+    """It shows a curve."""
     note: str
     """What it says below the figures."""
     over: bool
@@ -80,8 +88,25 @@ class DiscordNotes(TypedDict, total=False):
     """For a GPU, told since the last attempt began."""
 
 
-_OF_THE_MESSAGE = ("message", "old", "began_at", "posted_at", "edited_at")
+_OF_THE_MESSAGE = ("message", "old", "began_at", "posted_at", "edited_at", "pictured_at", "pictured")
 """Notes that outlive an attempt."""
+
+
+EVERYTHING = DiscordOptions()
+_NO_MORE_EDITS = (TOO_MANY_EDITS, UNKNOWN_MESSAGE)
+_KINDS: dict[type[Fact], str] = {
+    JobPrepared: "plan",
+    OomRecovered: "warnings",
+    DiskLow: "warnings",
+    DeviceWaiting: "warnings",
+    JobQueued: "warnings",
+    JobRepaired: "warnings",
+    JobSucceeded: "done",
+    JobFailed: "failed",
+    JobPaused: "paused",
+    JobCancelled: "cancelled",
+}
+"""Kinds of message, by what happened; all else is in the progress message."""
 
 
 class DiscordSink:
@@ -91,9 +116,14 @@ class DiscordSink:
     follows_metrics = True
 
     def __init__(
-        self, webhook: Webhook | None, now: Callable[[], float] = time.time, edit_every_s: float = EDIT_EVERY_S
+        self,
+        webhook: Webhook | None,
+        now: Callable[[], float] = time.time,
+        edit_every_s: float = EDIT_EVERY_S,
+        options: DiscordOptions = EVERYTHING,
     ) -> None:
         self._webhook = webhook
+        self._options = options
         self._now = now
         self._edit_every_s = edit_every_s
 
@@ -106,18 +136,22 @@ class DiscordSink:
 
     def event(self, event: Event, job: SinkJob) -> Outcome:
         """At most one call to Discord, but for an event that cannot be worded: that one is sent as it is."""
+        if _KINDS.get(type(event.fact), "progress") not in self._options.kinds:
+            if isinstance(event.fact, AttemptStarted):
+                self._begin(job, "")
+            return DONE
         try:
             return self._event(event, job)
         except OSError:  # of the disk: the feed tries again
             raise
         except Exception:
             log.exception("job %s: event %d cannot be worded and is sent as raw JSON", job.id, event.number)
-            return self._post(embeds.unworded(job, event))
+            return self._post(job.id, embeds.unworded(job, event))
 
     def _event(self, event: Event, job: SinkJob) -> Outcome:
         match event.fact:
             case JobPrepared() as fact if job.time is not None:
-                return self._post(embeds.planned(job, event, fact), silent=True)
+                return self._post(job.id, embeds.planned(job, event, fact), silent=True)
             case AttemptStarted() as fact:
                 return self._start(event, fact, job)
             case ModelLoaded() as fact:
@@ -137,21 +171,23 @@ class DiscordSink:
             case AttemptEnded() as fact:
                 return self._end_attempt(event, fact, job)
             case JobQueued() as fact if job.failed_attempt is not None:
-                return self._post(embeds.retry(job, event, fact, job.failed_attempt), silent=True)
+                return self._post(job.id, embeds.retry(job, event, fact, job.failed_attempt), silent=True)
             case JobRepaired() as fact:
-                return self._post(embeds.repaired(job, event, fact), silent=True)
+                return self._post(job.id, embeds.repaired(job, event, fact), silent=True)
             case JobSucceeded() as fact:
                 picture = self._picture(job)
-                return self._post(embeds.succeeded(job, event, fact, picture and picture[0]), picture)
+                return self._post(job.id, embeds.succeeded(job, event, fact, picture and picture[0]), picture)
             case JobFailed() if job.steps is None and not job.attempt:
                 return DONE  # rejected by check: whoever submitted it has just been told
             case JobFailed() as fact:
                 picture = self._picture(job)
-                return self._post(embeds.failed(job, event, fact, picture and picture[0]), picture)
+                return self._post(job.id, embeds.failed(job, event, fact, picture and picture[0]), picture, person=True)
             case JobCancelled() as fact:
-                return self._post(embeds.cancelled(job, event, fact), silent=True)
+                return self._post(job.id, embeds.cancelled(job, event, fact), silent=True)
             case JobPaused() as fact:
-                return self._post(embeds.paused(job, event, fact), silent=fact.error is None)
+                return self._post(
+                    job.id, embeds.paused(job, event, fact), silent=fact.error is None, person=fact.error is not None
+                )
             case _:
                 return DONE
 
@@ -170,7 +206,9 @@ class DiscordSink:
         """A message of its own, unless the job wants no Discord."""
         if self._webhook is None or (submitted is not None and not submitted.discord):
             return DONE
-        return self._post(embeds.damaged(job, submitted, error))
+        if "warnings" not in self._options.kinds:
+            return DONE
+        return self._post(job, embeds.damaged(job, submitted, error), person=True)
 
     def close(self, job: SinkJob) -> None:
         """Nothing is held."""
@@ -180,10 +218,15 @@ class DiscordSink:
         outcome = self._replace(job, embeds.progress(job, note, event))
         if isinstance(outcome, Later | Disabled):
             return outcome
+        self._begin(job, note)
+        return DONE
+
+    def _begin(self, job: SinkJob, note: str) -> None:
+        """Nothing is known of this attempt yet."""
         kept = {key: job.state[key] for key in _OF_THE_MESSAGE if key in job.state}
         job.state.clear()
-        job.state.update(kept, alerts=0, hidden=0, note=note, over="message" not in kept)
-        return DONE
+        over = "message" not in kept or "progress" not in self._options.kinds
+        job.state.update(kept, alerts=0, hidden=0, note=note, over=over)
 
     def _new_message(self, job: SinkJob, sent: Sent) -> None:
         notes, now = _notes(job), self._now()
@@ -206,21 +249,34 @@ class DiscordSink:
         return outcome
 
     def _replace(self, job: SinkJob, payload: Payload) -> Outcome:
-        """Edit the progress message; where there is none, or it cannot be edited, a new one comes in its place."""
+        """Edit the progress message; where there is none, or it cannot be edited, a new one comes in its place.
+
+        The curve is attached, and not part of the embed: an edit of an embed moves its picture out of it, or shows it
+        twice (discord-api-docs issue 5675), unless each edit brings the file along.
+        """
         notes = _notes(job)
         answer: Answer = WebhookRejected(0, None)
+        self._link(job.id, payload)
+        picture = self._new_picture(job)
         young = "message" in notes and self._now() - notes["posted_at"] < NEW_MESSAGE_AFTER_S * self._factor(job)
         if young:
-            answer = self._call().edit(notes["message"], payload)
-        if not young or (isinstance(answer, WebhookRejected) and answer.code in (TOO_MANY_EDITS, UNKNOWN_MESSAGE)):
-            answer = self._call().post(payload, silent=True)
+            answer = self._call().edit(notes["message"], payload, picture)
+            if picture is not None and isinstance(answer, WebhookRejected) and answer.code not in _NO_MORE_EDITS:
+                picture = None  # too large, say: the figures matter more
+                answer = self._call().edit(notes["message"], payload)
+        if not young or (isinstance(answer, WebhookRejected) and answer.code in _NO_MORE_EDITS):
+            if notes.get("pictured"):
+                picture = picture or self._picture(job)
+            answer = self._call().post(payload, picture, silent=True)
             if isinstance(answer, Sent):
                 self._new_message(job, answer)
+                notes["pictured"] = picture is not None
             elif isinstance(answer, Later) and young:
                 notes["posted_at"] = 0.0  # the old message is not tried again
         if isinstance(answer, Later | Disabled):
             return answer
         notes["edited_at"] = self._now()
+        notes["pictured"] = notes.get("pictured", False) or picture is not None
         while notes.get("old"):
             if isinstance(self._call().delete(notes["old"][0]), Later):
                 break  # at the next edit
@@ -240,7 +296,7 @@ class DiscordSink:
         self, job: SinkJob, payload: Payload, counter: Literal["alerts", "waits"] = "alerts", *, silent: bool = False
     ) -> Outcome:
         sent = _notes(job).get(counter, 0)
-        outcome = self._post(payload, silent=silent) if sent < ALERTS_PER_ATTEMPT else DONE
+        outcome = self._post(job.id, payload, silent=silent, person=not silent) if sent < ALERTS_PER_ATTEMPT else DONE
         if not isinstance(outcome, Later):
             _notes(job)[counter] = sent + 1
             if counter == "alerts" and sent >= ALERTS_PER_ATTEMPT:
@@ -255,15 +311,38 @@ class DiscordSink:
             _notes(job)["over"] = True
         return outcome
 
-    def _post(self, payload: Payload, picture: tuple[str, bytes] | None = None, *, silent: bool = False) -> Outcome:
-        answer = self._call().post(payload, picture, silent=silent)
+    def _post(
+        self,
+        job: str,
+        payload: Payload,
+        picture: tuple[str, bytes] | None = None,
+        *,
+        silent: bool = False,
+        person: bool = False,
+    ) -> Outcome:
+        """A message of its own. `person`: somebody has to do something."""
+        self._link(job, payload)
+        call = self._options.call() if person else {}
+        answer = self._call().post(payload, picture, silent=silent, call=call)
         if isinstance(answer, WebhookRejected) and answer.status == 413 and picture is not None:
             for embed in payload["embeds"]:
                 embed.pop("image", None)
-            answer = self._call().post(payload)
-        return (
-            answer if isinstance(answer, Later | Disabled) else DONE
-        )  # a WebhookRejected is in the log, with its reason
+            answer = self._call().post(payload, call=call)
+        # A WebhookRejected is in the log, with its reason.
+        return answer if isinstance(answer, Later | Disabled) else DONE
+
+    def _link(self, job: str, payload: Payload) -> None:
+        """The title leads to the job."""
+        if (link := self._options.link(job)) is not None:
+            payload["embeds"][0]["url"] = link
+
+    def _new_picture(self, job: SinkJob) -> tuple[str, bytes] | None:
+        """The curve so far, if the message has none, or an old one."""
+        since = self._now() - _notes(job).get("pictured_at", 0.0)
+        if job.latest is None or since < PICTURE_EVERY_S * self._factor(job):
+            return None
+        _notes(job)["pictured_at"] = self._now()
+        return self._picture(job)
 
     def _picture(self, job: SinkJob) -> tuple[str, bytes] | None:
         try:

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import requests
@@ -108,14 +109,23 @@ class Webhook:
     def __repr__(self) -> str:
         return f"Webhook({self._id}, token masked)"
 
-    def post(self, payload: Payload, picture: tuple[str, bytes] | None = None, *, silent: bool = False) -> Answer:
-        """A new message, with a PNG of that name attached. `silent`: no phone rings."""
-        message = {**payload, "flags": SUPPRESS_NOTIFICATIONS} if silent else {**payload}
+    def post(
+        self,
+        payload: Payload,
+        picture: tuple[str, bytes] | None = None,
+        *,
+        silent: bool = False,
+        call: Mapping[str, object] = MappingProxyType({}),
+    ) -> Answer:
+        """A new message, with a PNG of that name attached. `silent`: no phone rings. `call`: whom it mentions."""
+        message = {**payload, **call} | ({"flags": SUPPRESS_NOTIFICATIONS} if silent else {})
         return self._call("POST", f"{self._url}?wait=true", message, picture)
 
-    def edit(self, message: str, payload: Payload) -> Answer:
-        """Replace what an earlier message says."""
-        return self._call("PATCH", f"{self._url}/messages/{message}", {**payload}, None)
+    def edit(self, message: str, payload: Payload, picture: tuple[str, bytes] | None = None) -> Answer:
+        """Replace what an earlier message says; a PNG takes the place of the one attached, which else stays."""
+        # `attachments` names those to keep: the new one alone, by its place among the files.
+        files = {} if picture is None else {"attachments": [{"id": "0", "filename": picture[0]}]}
+        return self._call("PATCH", f"{self._url}/messages/{message}", {**payload, **files}, picture)
 
     def delete(self, message: str) -> Answer:
         """Remove an earlier message."""
