@@ -83,7 +83,7 @@ def test_files_are_listed_in_pages_and_each_can_be_had(service: Service, job: st
 def test_what_is_our_own_business_is_neither_listed_nor_had(service: Service, job: str) -> None:
     run = service.run(job).path
     kept_back = [
-        "lock", "events.lock", "request", "sinks/discord.json", "wandb/run/x", "tmp-x",
+        "lock", "events.lock", "request", "sinks/discord.json", "trainer.log", "tmp-x",
         "checkpoints/tmp-step-00000001/x", ".plan.json.1234", "model/.hidden", "attempts/tmp-1/x", "model/a b",
         "model/ü", 'model/a"b', "model/a\nb", "model/a\\b",
     ]  # fmt: skip
@@ -97,8 +97,24 @@ def test_what_is_our_own_business_is_neither_listed_nor_had(service: Service, jo
         assert (status, SECRET in body) == (404, False), path
     for folder in ("model", "checkpoints", "attempts"):
         assert SECRET not in service.get(f"/jobs/{job}/files/{folder}").content
-    for folder in ("sinks", "wandb", "wandb/run", "tmp-x", "checkpoints/tmp-step-00000001"):
+    for folder in ("sinks", "tmp-x", "checkpoints/tmp-step-00000001"):
         assert service.get(f"/jobs/{job}/files/{folder}").status_code == 404
+
+
+def test_offline_runs_of_wandb_can_be_had_to_sync_them_elsewhere(service: Service, job: str) -> None:
+    place = service.run(job).path / "wandb" / "offline-run-20261123_213703-job-1-25e585c8"
+    (place / "files" / "media").mkdir(parents=True)
+    (place / "run-job-1-25e585c8.wandb").write_bytes(b"rows")
+    (place / "files" / "media" / "samples.table.json").write_bytes(b"{}")
+    (place.parent / "latest-run").symlink_to(place.name)
+    listed = {file["path"] for file in service.get(f"/jobs/{job}/files").json()["data"]}
+    runs = {path for path in listed if path.startswith("wandb/")}
+    assert runs == {
+        f"wandb/{place.name}/run-job-1-25e585c8.wandb",
+        f"wandb/{place.name}/files/media/samples.table.json",
+    }
+    for path in runs:
+        assert service.get(f"/jobs/{job}/files/{path}").content == (service.run(job).path / path).read_bytes()
 
 
 def test_of_an_unknown_job_there_is_nothing(service: Service) -> None:
