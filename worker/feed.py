@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
@@ -66,10 +67,10 @@ def read_cursor(run: RunDir, sink: str) -> Cursor:
         return Cursor()
 
 
-def events_size(run: RunDir) -> int:
-    """Bytes of events.jsonl; 0 where it is gone."""
+def size_of(file: Path) -> int:
+    """Its bytes; 0 where it is gone."""
     try:
-        return run.events_file.stat().st_size
+        return file.stat().st_size
     except OSError:
         return 0
 
@@ -95,7 +96,7 @@ class SinkFeed:
         self._failures = 0
         self._looked: object = None
         self._damage: Damaged | None = None
-        if self._cursor.closed is not None and self._cursor.size not in (None, events_size(run)):
+        if self._cursor.closed is not None and self._cursor.size not in (None, size_of(run.events_file)):
             with contextlib.suppress(Damaged, NotFound, OSError):
                 self._follow_repairs(run.events())
         self.closed = self._cursor.closed is not None
@@ -223,6 +224,7 @@ class SinkFeed:
             spec=self.run.spec(),
             state=self._cursor.state,
             rows=self.run.metrics,
+            size_of_rows=lambda: size_of(self.run.metrics_file),
             plan=self.run.plan,
             write=lambda name, content: write_atomically(self.run.path / name, content),
             highest_step=self._cursor.step,

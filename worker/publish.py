@@ -26,7 +26,7 @@ from jobs.disk.rundir import RunDir, list_runs
 from jobs.errors import UserError
 from jobs.heartbeat import SinkLag
 from jobs.process.lifeline import tied_to_parent
-from worker.feed import SinkFeed, events_size
+from worker.feed import SinkFeed, size_of
 from worker.sinks.base import Sink
 from worker.sinks.curve import CurveSink
 from worker.sinks.discord.gone import GoneFile
@@ -189,7 +189,7 @@ class SinkThread(threading.Thread):
                 self._adopt(found[name])
 
     def _adopt(self, run_dir: RunDir) -> None:
-        size = events_size(run_dir)
+        size = size_of(run_dir.events_file)
         if self._closed.get(run_dir.id) == size:
             return
         try:

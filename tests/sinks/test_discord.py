@@ -692,3 +692,19 @@ def test_titles_lead_to_the_job(discord: FakeDiscord, run: RunDir, clock: Clock)
 def test_a_wrong_option_is_named(variable: str, texts: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=variable):
         DiscordOptions.of(**{"events": None, "mention": None, "public_url": None, **texts})
+
+
+def test_no_curve_is_drawn_on_the_way_from_very_many_rows(
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.sinks.discord.sink.MOST_READ_BYTES", 1000)
+    story.start(run)
+    story.train(run, 10, 200)
+    feed.turn()
+    clock.now += 20
+    feed.turn()
+    assert not discord.messages[0].attachments
+    story.train(run, 210, 400)
+    story.succeed(run)
+    feed.turn()
+    assert discord.messages[1].attachments.keys() == {"loss.png"}

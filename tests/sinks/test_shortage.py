@@ -37,7 +37,7 @@ def test_what_is_known_is_told_and_nothing_else() -> None:
 def test_the_alert_of_wandb_says_it(tmp_path: Path) -> None:
     submitted = JobSubmitted(name="chef", model="m", spec_sha256="0" * 64)
     spec, run = JobSpec(data=DataSpec(train="rows.jsonl")), RunDir(tmp_path)
-    job = SinkJob("j", tmp_path, submitted, spec, {}, run.metrics, run.plan, lambda name, content: None)
+    job = SinkJob("j", tmp_path, submitted, spec, {}, run.metrics, lambda: 0, run.plan, lambda name, content: None)
     told = alert(Event(number=9, job="j", at=1.0, attempt=1, fact=FULL), job)
     assert told is not None
     assert told["title"] == "chef: out of memory, recovered" and told["level"] == "WARN"

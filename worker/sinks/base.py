@@ -68,6 +68,8 @@ class SinkJob:
     """The sink's own notes, JSON-able: saved with the cursor, so they survive a restart of publish."""
     rows: Callable[[], list[MetricRow]]
     """Reads all metric rows, in order of step. Costs a file: for the end of a run."""
+    size_of_rows: Callable[[], int]
+    """Bytes that `rows` would read."""
     plan: Callable[[], Plan]
     """Reads plan.json. Raises Damaged, and NotFound while there is none."""
     write: Callable[[str, bytes], None]

@@ -53,6 +53,8 @@ ALERTS_PER_ATTEMPT = 3
 """More of the same are only counted, in the progress message."""
 PICTURE_EVERY_S = 10 * 60.0
 """The curve in the progress message is drawn anew."""
+MOST_READ_BYTES = 64 << 20
+"""Of rows of metrics, for a curve on the way; at the end all are read."""
 OOM_EVERY_S = 10 * 60.0
 """And so are further out-of-memory errors within so long of one that had a message."""
 
@@ -339,7 +341,7 @@ class DiscordSink:
     def _new_picture(self, job: SinkJob) -> tuple[str, bytes] | None:
         """The curve so far, if the message has none, or an old one."""
         since = self._now() - _notes(job).get("pictured_at", 0.0)
-        if job.latest is None or since < PICTURE_EVERY_S * self._factor(job):
+        if job.latest is None or since < PICTURE_EVERY_S * self._factor(job) or job.size_of_rows() > MOST_READ_BYTES:
             return None
         _notes(job)["pictured_at"] = self._now()
         return self._picture(job)
