@@ -30,12 +30,14 @@ class TrainerSettings:
     """Data sets that came in over HTTP, a folder each; jobs name them `dataset:…`."""
     prepare_memory: int = 16 * 10**9
     """Bytes of memory that check and prepare may have, each process."""
+    keep_downloads: bool = False
+    """Weights from the hub are kept beside their bf16 copy."""
     test_memory_limit: int | None = None
     """Tests alone: bytes that an attempt really gets, whatever was planned (memory/hard_limit.py)."""
 
 
 def from_environment(environ: Mapping[str, str]) -> TrainerSettings:
-    """LONGHAUL_{DATA,UPLOADS,PREPARED,MODELS,DEVICE,GPU,PREPARE_MEMORY_GB}, HF_HUB_OFFLINE, TEST_LIMIT."""
+    """LONGHAUL_{DATA,UPLOADS,PREPARED,MODELS,KEEP_DOWNLOADS,DEVICE,GPU,PREPARE_MEMORY_GB}, HF_HUB_OFFLINE and more."""
     device = environ.get("LONGHAUL_DEVICE", "cuda")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"LONGHAUL_DEVICE is {device!r}; it is cpu or cuda")
@@ -48,5 +50,6 @@ def from_environment(environ: Mapping[str, str]) -> TrainerSettings:
         offline=environ.get("HF_HUB_OFFLINE", "") not in ("", "0"),
         gpu=GpuFacts.parse(environ[GPU]) if environ.get(GPU) else None,
         prepare_memory=prepare_memory(environ.get("LONGHAUL_PREPARE_MEMORY_GB")),
+        keep_downloads=environ.get("LONGHAUL_KEEP_DOWNLOADS", "") not in ("", "0"),
         test_memory_limit=int(environ[TEST_LIMIT]) if environ.get(TEST_LIMIT) else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator
@@ -82,13 +83,45 @@ def test_what_is_in_the_store_needs_no_hub(workplace: Workplace, own_hub: Hub, m
 def test_what_was_converted_needs_not_even_the_download(workplace: Workplace, own_hub: Hub) -> None:
     first = workplace.job(model=NAME)
     workplace.prepare(first)
-    for blob in (workplace.settings.models / "hub").rglob("*.safetensors"):
-        blob.unlink()
+    assert not list((workplace.settings.models / "hub").rglob("*.safetensors")), "deleted once they were converted"
+    sizes = [file.stat().st_size for file in (workplace.settings.models / "hub").rglob("blobs/*")]
+    assert sizes and sum(sizes) < Path(str(first.plan().model.folder), "model.safetensors").stat().st_size
     fetched = own_hub.fetched.count("model.safetensors")
     second = workplace.job(model=NAME)
     workplace.prepare(second)
     assert second.plan().model == first.plan().model
     assert own_hub.fetched.count("model.safetensors") == fetched
+
+
+def test_downloads_are_kept_where_that_is_wanted(workplace: Workplace, own_hub: Hub) -> None:
+    workplace.settings = dataclasses.replace(workplace.settings, keep_downloads=True)
+    workplace.prepare(workplace.job(model=NAME))
+    [weights] = (workplace.settings.models / "hub").rglob("*.safetensors")
+    assert weights.exists()
+
+
+def test_a_damaged_copy_is_made_again_from_a_new_download(workplace: Workplace, own_hub: Hub) -> None:
+    first = workplace.job(model=NAME)
+    workplace.prepare(first)
+    copy = Path(str(first.plan().model.folder), "model.safetensors")
+    copy.chmod(0o644)
+    copy.unlink()
+    second = workplace.job(model=NAME)
+    workplace.prepare(second)
+    assert copy.exists() and own_hub.fetched.count("model.safetensors") == 2
+
+
+def test_weights_that_another_commit_shares_stay(workplace: Workplace, own_hub: Hub) -> None:
+    workplace.settings = dataclasses.replace(workplace.settings, keep_downloads=True)
+    workplace.prepare(workplace.job(model=NAME))
+    snapshots = workplace.settings.models / "hub" / f"models--{NAME.replace('/', '--')}" / "snapshots"
+    shared = (snapshots / COMMIT / "model.safetensors").resolve()
+    (snapshots / "another").mkdir()
+    (snapshots / "another" / "model.safetensors").symlink_to(shared)
+    hub.delete_weights(NAME, COMMIT, workplace.settings)
+    assert shared.exists() and not (snapshots / COMMIT / "model.safetensors").exists()
+    hub.delete_weights(NAME, "another", workplace.settings)
+    assert not shared.exists()
 
 
 def test_a_model_that_is_not_what_its_config_says_is_refused_once_it_is_here(

@@ -1,16 +1,19 @@
 """Models on the Hugging Face hub: looked up by *check*, fetched by *prepare*, kept in the model store.
 
 Only config, tokenizer and safetensors are ever fetched. The store is a hub cache of its own (`models/hub`): downloads
-resume, files are shared between revisions, and a model that is complete is found without a network.
+resume, files are shared between revisions, and a model that is complete is found without a network. Weights that were
+converted to bf16 are deleted from it; their names stay, so that the model is still found.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jobs.disk.files import write_atomically
 from jobs.errors import Rejected
 from worker.training.hub_calls import HubRequest, call_with_timeout, watch_download
 from worker.training.journal import Journal
@@ -47,7 +50,8 @@ def look_up(model: str, settings: TrainerSettings, task: Task) -> HubModel:
             raise _wanted(model).unreachable("HF_HUB_OFFLINE is set")
         return call_with_timeout(LOOKUP_S, lambda: _ask(repository, revision or None, settings, task), _wanted(model))
     except Rejected as refusal:
-        stored = _stored(repository, revision, settings, task) if refusal.detail_code == "hub_unreachable" else None
+        away = refusal.detail_code == "hub_unreachable"
+        stored = _stored(repository, revision, settings, task, converted=True) if away else None
         if stored is None:
             raise
         return stored
@@ -96,8 +100,31 @@ def _ask(repository: str, revision: str | None, settings: TrainerSettings, task:
     return HubModel(repository, folder.name, config, files, sum(sizes[file] for file in files))
 
 
-def _stored(repository: str, revision: str, settings: TrainerSettings, task: Task) -> HubModel | None:
-    """The model, if the store has all of it."""
+def delete_weights(repository: str, commit: str, settings: TrainerSettings) -> None:
+    """Delete the downloaded weights of a commit, which were converted, but for those that another commit shares."""
+    snapshots = _snapshots(repository, settings)
+    weights = sorted((snapshots / commit).glob("*.safetensors*"))
+    if not weights:
+        return
+    names = _converted(commit, settings)
+    names.parent.mkdir(exist_ok=True)
+    write_atomically(names, json.dumps([file.name for file in weights]).encode())
+    for file in weights:
+        blob = file.resolve()
+        file.unlink()
+        if not any(other.resolve() == blob for other in snapshots.glob("*/*.safetensors*")):
+            blob.unlink(missing_ok=True)
+
+
+def _converted(commit: str, settings: TrainerSettings) -> Path:
+    """What the weights of this commit were called."""
+    return _store(settings) / "converted" / f"{commit}.json"
+
+
+def _stored(
+    repository: str, revision: str, settings: TrainerSettings, task: Task, *, converted: bool = False
+) -> HubModel | None:
+    """The model, if the store has all of it; `converted`: or had its weights, and now has them as bf16."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -114,7 +141,9 @@ def _stored(repository: str, revision: str, settings: TrainerSettings, task: Tas
         )
     except (LocalEntryNotFoundError, ValueError):
         return None
-    names = [file.name for file in folder.iterdir()]
+    names = [file.name for file in folder.iterdir() if file.exists()]
+    if converted and (kept := _converted(folder.name, settings)).exists():
+        names += json.loads(kept.read_bytes())
     try:
         config = read_config(folder, repository)
         weights = check_model_files(config, names, repository, task)
@@ -133,7 +162,12 @@ def _shards_complete(weights: list[str]) -> bool:
 
 def folder_of(model: HubModel, settings: TrainerSettings) -> Path:
     """Where `look_up` has left its config and tokenizer, and `fetch` its weights."""
-    return _store(settings) / f"models--{model.repository.replace('/', '--')}" / "snapshots" / model.commit
+    return _snapshots(model.repository, settings) / model.commit
+
+
+def _snapshots(repository: str, settings: TrainerSettings) -> Path:
+    """A folder for each commit."""
+    return _store(settings) / f"models--{repository.replace('/', '--')}" / "snapshots"
 
 
 def _store(settings: TrainerSettings) -> Path:

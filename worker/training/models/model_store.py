@@ -83,6 +83,8 @@ def stored_model(
                 )
 
     make_unless_there(folder, make, task, journal, thorough=thorough)
+    if plan.revision is not None and not settings.keep_downloads:
+        hub.delete_weights(plan.source.partition("@")[0], plan.revision, settings)
     return folder
 
 
