@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from jobs.disk.rundir import RunDir
+from jobs.events import AttemptEnded, AttemptStarted, JobPaused, JobPauseRequested, JobResumed
 from tests.fakes import WANDB_KEY, FakeWandb
 from tests.processes import alive
 from tests.sinks import story
@@ -93,6 +94,52 @@ def test_away_from_mid_run_to_the_end_is_bounded_and_complete_after_sync(
         assert seen.rows("train/step", "eval/loss") == [(0, 2.31), (400, 0.91)]
         assert [step for step, _ in seen.tables("eval/samples")] == [400]
         assert (seen.complete, seen.exit_code, seen.summary["status"]) == (True, 0, "succeeded")
+
+
+def test_offline_with_a_pause_and_two_restarts_is_one_run_after_sync(tmp_path: Path) -> None:
+    run = story.submit(tmp_path)
+    story.start(run)
+    story.train(run, 10, 100)
+    with publishing(tmp_path, WandbSink(child, mode="offline", flush_s=0.2)):
+        until(lambda: read_cursor(run, "wandb").step == 100)
+    story.train(run, 110, 200)
+    with publishing(tmp_path, WandbSink(child, mode="offline", flush_s=0.2)):
+        until(lambda: read_cursor(run, "wandb").step == 200)
+        run.append([JobPauseRequested(), AttemptEnded(reason="interrupted", step=200), JobPaused()])
+        until(lambda: read_cursor(run, "wandb").event == run.record().number)
+        run.append([JobResumed(), AttemptStarted(worker="box-1", device="cpu")])
+        story.train(run, 210, 300, attempt=2)
+        until(lambda: read_cursor(run, "wandb").step == 300)
+    story.train(run, 310, 400, attempt=2)
+    story.succeed(run)
+    with publishing(tmp_path, WandbSink(child, mode="offline", flush_s=0.2)):
+        until(lambda: closed(run, "wandb"))
+    assert len(folders(run)) == 4, "a file for each time that the run was opened"
+    with FakeWandb() as server:
+        sync(server, *folders(run))
+        (seen,) = server.runs.values()
+        assert seen.rows("train/step", "train/loss") == expected(10, 400), "each row once, in order"
+        assert seen.rows("train/step", "eval/loss") == [(0, 2.31), (400, 0.91)]
+        assert (seen.complete, seen.exit_code, seen.summary["status"]) == (True, 0, "succeeded")
+        sync(server, *folders(run))
+        assert (len(server.runs), seen.lines) == (1, 42), "another sync sends nothing again"
+
+
+def test_offline_at_first_and_online_later_is_one_run(tmp_path: Path) -> None:
+    run = story.submit(tmp_path)
+    story.start(run)
+    story.train(run, 10, 200)
+    with publishing(tmp_path, WandbSink(child, mode="offline", flush_s=0.2)):
+        until(lambda: read_cursor(run, "wandb").step == 200)
+    story.train(run, 210, 400)
+    story.succeed(run)
+    with FakeWandb() as server:
+        with publishing(tmp_path, online(server)):
+            until(lambda: closed(run, "wandb"))
+        (seen,) = server.runs.values()
+        assert seen.rows("train/step", "train/loss") == expected(10, 400)
+        assert seen.complete
+        assert all(list(folder.glob("*.synced")) for folder in folders(run)), "nothing is left to sync"
 
 
 PUBLISH = """

@@ -1,14 +1,15 @@
 """The process that holds one W&B run: reads requests as JSON lines on stdin, answers each on stdout.
 
     {"do": "init", "project": …, "id": …, "online": true}    → {"mode": "online"}   or offline, with "why"
-    {"do": "log", "rows": [{"train/step": 10, …}]}           → {"logged": 1}        once they are in the run's file
+    {"do": "log", "rows": [{"train/step": 10, …}], "first": 0} → {"logged": 1}      once they are in the run's file
     {"do": "alert", "title": …, "text": …, "level": "WARN"}  → {"alerted": true}
     {"do": "finish", "exit_code": 0, "summary": {…}}         → {"finished": true, "unsent": null}   and the process ends
 
 A process of its own, because W&B's library is one run per process, blocks, and must not take publish with it.
 
 No row is lost: what was answered is in the run's `.wandb` file. What a server did not take in time stays there, and is
-sent before the same run is opened again (`send_unsent`), or by a person with `wandb sync`.
+sent before the same run is opened again (`send_unsent`), or by a person with `wandb sync`. A job is one run, online,
+offline, or both by turns: all its files have the same id, and W&B's own step never goes back from one to the next.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import shutil
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -72,31 +72,33 @@ def main() -> None:
 
 
 def begin(message: InitRequest) -> tuple[wandb.Run, Answer]:
-    """Online one run per job; offline one run per start of publish, in the job's group (offline runs cannot resume)."""
+    """Open the job's run. Offline it gets a further file; `wandb sync` sends the files of a run in order of time."""
     job = message["id"]
     why = message["why_offline"]
     if message["online"]:
         place = Path(message["folder"], "wandb")
-        before = set(place.glob(f"run-*-{job}"))
+        before = set(place.glob(f"*run-*-{job}"))
         try:
-            send_unsent(before, message["folder"])
+            send_unsent(before, job, message["folder"])
             run = init(message, mode="online", id=job, resume="allow")
         except (wandb.Error, OSError, TimeoutError) as error:
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            for stub in set(place.glob(f"run-*-{job}")) - before:
+            for stub in set(place.glob(f"*run-*-{job}")) - before:
                 shutil.rmtree(stub, ignore_errors=True)  # an empty run: `wandb sync` would show it as one that ended
         else:
             return run, {"mode": "online"}
-    return init(message, mode="offline", id=f"{job}-{uuid.uuid4().hex[:8]}"), {"mode": "offline", "why": why}
+    while any(Path(message["folder"], "wandb").glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-{job}")):
+        time.sleep(0.1)  # W&B names files by the second, and would write over this one
+    return init(message, mode="offline", id=job), {"mode": "offline", "why": why}
 
 
-def send_unsent(folders: set[Path], home: str) -> None:
-    """Send what earlier processes of this run wrote and could not send (they were killed, or the server was away).
+def send_unsent(folders: set[Path], job: str, home: str) -> None:
+    """Send what earlier processes of this run wrote and did not send (offline, killed, or the server was away).
 
     Before the run is opened again: W&B keeps counting from what the server has, so rows sent later would collide with
     newer ones. Raises TimeoutError when the server does not take them: then the rows to come go into an offline run.
     """
-    unsent = sorted(str(folder) for folder in folders if not synced(folder).exists())
+    unsent = sorted(str(folder) for folder in folders if not synced(folder, job).exists())
     if not unsent:
         return
     # Tied to this process by the same means as this process to publish (jobs.process.lifeline).
@@ -105,13 +107,12 @@ def send_unsent(folders: set[Path], home: str) -> None:
     environment = os.environ | {"WANDB_DIR": home}  # where it logs; else in the working directory
     with contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=SYNC_TIMEOUT_S, check=False)
-    if left := [folder for folder in unsent if not synced(Path(folder)).exists()]:
+    if left := [folder for folder in unsent if not synced(Path(folder), job).exists()]:
         raise TimeoutError(f"earlier rows are not sent yet ({', '.join(left)})")
 
 
-def synced(folder: Path) -> Path:
+def synced(folder: Path, job: str) -> Path:
     """W&B's own mark beside a run's file: all of it is on the server. `wandb sync` leaves such runs out."""
-    job = folder.name.split("-", 2)[2]
     return folder / f"run-{job}.wandb.synced"
 
 
@@ -162,8 +163,8 @@ def write(run: wandb.Run, message: LogRequest, written_after_s: float) -> Answer
         # for which `log` asks the server: it would wait, or raise, when that is away.
         samples.bind_to_run(run, table["key"], message["rows"][-1]["train/step"])
         rows[-1][table["key"]] = samples
-    for row in rows:
-        run.log(row)
+    for number, row in enumerate(rows, message["first"]):
+        run.log(row, step=max(number, run.step), commit=True)
     time.sleep(written_after_s)
     return {"logged": len(rows)}
 
@@ -185,7 +186,7 @@ def finish(run: wandb.Run, message: FinishRequest) -> Answer:
     except TimeoutError:
         return {"finished": True, "unsent": str(folder)}
     if not run.offline:
-        synced(folder).touch()
+        synced(folder, run.id).touch()
     return {"finished": True, "unsent": None}
 
 

@@ -41,6 +41,8 @@ class LogRequest(TypedDict):
 
     do: Literal["log"]
     rows: list[WandbRow]
+    first: NotRequired[int]
+    """W&B's own step of the first row; the others follow. Set when it is sent."""
     table: NotRequired[SampleTable]
 
 

@@ -49,6 +49,8 @@ LIMIT_S = {"init": 75.0, "log": 30.0, "alert": 30.0, "finish": 45.0}
 """After so long without an answer a child is given up. The child's own bounds come first."""
 FINISH_S = 20.0
 """How long the end of a run waits for the server."""
+UNKNOWN_ROWS = 1000
+"""So many rows an earlier child may have written at most, of which the cursor does not know (one request)."""
 CLOSE_S = 12.0
 LONGEST_BACKOFF_S = 300.0
 
@@ -62,6 +64,8 @@ class WandbNotes(TypedDict, total=False):
     """The run was begun."""
     reported: int
     """Number of the last event that the child has taken."""
+    rows: int
+    """W&B's own step of the next row. It never goes back, whether the run is online or offline."""
 
 
 @dataclass
@@ -175,6 +179,7 @@ class WandbSink:
             return self._receive(job, session) or session
         session = self._sessions[job.id] = Session(SinkChild(self._command(), self._environment))
         _notes(job)["opened"] = True
+        _notes(job)["rows"] = _notes(job).get("rows", -UNKNOWN_ROWS) + UNKNOWN_ROWS
         wandb = job.spec.integrations.wandb or WandbSpec()
         request: InitRequest = {
             "do": "init",
@@ -208,6 +213,9 @@ class WandbSink:
 
     def _send(self, job: SinkJob, session: Session, request: Request, number: int = 0) -> Later | None:
         assert session.pending is None, f"{job.id}: asked {request['do']} while waiting for {session.pending}"
+        if request["do"] == "log":
+            request["first"] = _notes(job).get("rows", 0)
+            _notes(job)["rows"] = request["first"] + len(request["rows"])
         try:
             session.child.ask(printable_document(request))
         except ChildGone as error:
