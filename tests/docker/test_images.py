@@ -137,6 +137,13 @@ def test_each_can_write_what_the_others_made(containers: Containers) -> None:
         assert "Read-only file system" in containers.inside(service, "touch", "/data/x", check=False)
 
 
+def test_temporary_files_are_in_memory_and_gone_with_the_container(containers: Containers) -> None:
+    for service in OURS[1:]:
+        where = containers.inside(service, "python", "-c", "import tempfile; print(tempfile.mkdtemp())").strip()
+        kind = containers.inside(service, "stat", "-f", "-c", "%T", where).strip()
+        assert (Path(where).parent, kind) == (Path("/tmp"), "tmpfs")
+
+
 @pytest.mark.parametrize("first", ["service", "worker"])
 def test_a_new_volume_lets_any_user_in_whichever_image_mounts_it_first(containers: Containers, first: str) -> None:
     second = "worker" if first == "service" else "service"
@@ -144,7 +151,6 @@ def test_a_new_volume_lets_any_user_in_whichever_image_mounts_it_first(container
         volume = f"{containers.project}-{first}-{place}"
         try:
             for name in (first, second):
-                touch = [f"/{place}/{name}"] + ([f"/{place}/tmp/{name}"] if place == "cache" else [])
                 mount = [
                     "--volume",
                     f"{volume}:/{place}",
@@ -154,7 +160,7 @@ def test_a_new_volume_lets_any_user_in_whichever_image_mounts_it_first(container
                     "--entrypoint",
                     "touch",
                 ]
-                containers.docker("run", "--rm", *mount, containers.image(name), *touch)
+                containers.docker("run", "--rm", *mount, containers.image(name), f"/{place}/{name}")
         finally:
             containers.docker("volume", "rm", volume)
 
