@@ -680,6 +680,31 @@ def test_titles_lead_to_the_job(discord: FakeDiscord, run: RunDir, clock: Clock)
 
 
 @pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("https://wandb.ai/us/longhaul/runs/job-1\n", ["[run](https://wandb.ai/us/longhaul/runs/job-1)"]),
+        ("https://wandb.ai/x) [free](https://example.org\n", []),
+        ("\n", []),
+        (None, []),
+    ],
+)
+def test_progress_and_the_end_link_to_wandb(
+    written: str | None, shown: list[str], discord: FakeDiscord, run: RunDir, feed: SinkFeed
+) -> None:
+    if written is not None:
+        (run.path / "wandb").mkdir()
+        (run.path / "wandb/url.txt").write_text(written)
+    story.start(run)
+    story.train(run, 10, 400)
+    feed.turn()
+    story.succeed(run)
+    feed.turn()
+    for message in discord.messages:
+        links = [field["value"] for field in message.versions[0]["embeds"][0]["fields"] if field["name"] == "W&B"]
+        assert links == shown, message.versions[0]["embeds"][0]["title"]
+
+
+@pytest.mark.parametrize(
     ("variable", "texts"),
     [
         ("LONGHAUL_DISCORD_EVENTS", {"events": "done,finished"}),

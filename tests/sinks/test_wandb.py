@@ -65,6 +65,7 @@ def test_online_one_run_per_job_across_restarts_and_attempts(tmp_path: Path) -> 
         with publishing(tmp_path, WandbSink(child, WANDB_KEY, server.url, flush_s=0.2)):
             until(lambda: closed(run, "wandb"))
         (seen,) = server.runs.values()
+        assert (run.path / "wandb/url.txt").read_text().strip().endswith("/longhaul/runs/job-1")
         assert seen.rows("train/step", "train/loss") == expected(10, 400)
         assert seen.rows("train/step", "eval/loss", "eval/event") == [(0, 2.31, 7), (400, 0.91, 11)]
         assert seen.rows("train/tokens_per_s", "train/mfu", "train/padding_fraction")[0] == (14_700.0, 0.6014, 0.04)

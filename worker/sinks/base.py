@@ -6,6 +6,7 @@ feed (`worker.feed`) keeps order, cursor and retries for them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,10 @@ from jobs.events import (
 from jobs.metrics import MetricRow
 from jobs.plan import Plan
 from jobs.spec import JobSpec
+
+WANDB_URL = "wandb/url.txt"
+"""In the run directory: where the job's run is in W&B, once it was online."""
+_URL = re.compile(r"https?://[^\s()<>\[\]]{1,512}")
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,14 @@ class SinkJob:
     """How the last attempt ended, if it failed and no other has started since."""
     from_scratch: bool = False
     """The next attempt begins at step 0: what was evaluated so far will count no more."""
+
+    def wandb_url(self) -> str | None:
+        """Where people see the job's run in W&B; None: nowhere yet."""
+        try:
+            url = (self.folder / WANDB_URL).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return url if _URL.fullmatch(url) else None
 
     def update(self, event: Event) -> None:
         """Update from an event (also from those that the sink got before a restart)."""

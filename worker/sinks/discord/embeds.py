@@ -26,7 +26,16 @@ from jobs.events import (
 from jobs.reasons import Reason
 from jobs.text.units import bytes_alike, format_duration
 from worker.sinks.base import SinkJob
-from worker.sinks.discord.fields import fault_fields, field, figures, memory_needed, row_of, samples_embed, time_needed
+from worker.sinks.discord.fields import (
+    fault_fields,
+    field,
+    figures,
+    links,
+    memory_needed,
+    row_of,
+    samples_embed,
+    time_needed,
+)
 from worker.sinks.discord.limits import Embed, Payload, cut, fit
 from worker.sinks.shortage import micro_batches, shortage_sizes
 from worker.sinks.wording import SHORTAGES, bar, change, code
@@ -48,7 +57,7 @@ def progress(job: SinkJob, note: str, event: Event | None = None) -> Payload:
         lines.append(f"step {step:,} · epoch {row.epoch:.2f}")
     lines.append(note)
     embed = _embed(job, f"{job.submitted.name}: training", RUNNING, "\n".join(lines), event)
-    embed["fields"] = figures(job, row)
+    embed["fields"] = figures(job, row) + links(job)
     return _payload(embed)
 
 
@@ -136,6 +145,7 @@ def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | Non
         field("Validation loss", change(fact.first_loss, fact.loss), inline=True),
         field("Kept step", f"{fact.step:,}" + (f" of {job.steps:,}" if job.steps else ""), inline=True),
         field("Time in attempts", format_duration(fact.seconds), inline=True),
+        *links(job),
     ]
     if picture is not None:
         embed["image"] = {"url": f"attachment://{picture}"}
@@ -151,7 +161,7 @@ def failed(job: SinkJob, event: Event, fact: JobFailed, picture: str | None) -> 
     if job.latest is not None:
         of = f" of {job.steps:,}" if job.steps else ""
         fields.append(field("Reached", f"step {job.latest.step:,}{of}", inline=True))
-    embed["fields"] = fields
+    embed["fields"] = fields + links(job)
     if picture is not None:
         embed["image"] = {"url": f"attachment://{picture}"}
     return _payload(embed)

@@ -50,6 +50,12 @@ def figures(job: SinkJob, row: MetricRow | None) -> list[EmbedField]:
     return fields if job.latest else fields + time_needed(job)
 
 
+def links(job: SinkJob) -> list[EmbedField]:
+    """Where there is more to see."""
+    url = job.wandb_url()
+    return [field("W&B", f"[run]({url})", inline=True)] if url else []
+
+
 def time_needed(job: SinkJob) -> list[EmbedField]:
     """As planned: what counts until something was measured."""
     return [field("Time needed", sentence(job.time))] if job.time else []

@@ -1,6 +1,6 @@
 """The process that holds one W&B run: reads requests as JSON lines on stdin, answers each on stdout.
 
-    {"do": "init", "project": …, "id": …, "online": true}    → {"mode": "online"}   or offline, with "why"
+    {"do": "init", "project": …, "id": …, "online": true}    → {"mode": "online", "url": …}   or offline, with "why"
     {"do": "log", "rows": [{"train/step": 10, …}], "first": 0} → {"logged": 1}      once they are in the run's file
     {"do": "alert", "title": …, "text": …, "level": "WARN"}  → {"alerted": true}
     {"do": "finish", "exit_code": 0, "summary": {…}}         → {"finished": true, "unsent": null}   and the process ends
@@ -86,7 +86,7 @@ def begin(message: InitRequest) -> tuple[wandb.Run, Answer]:
             for stub in set(place.glob(f"*run-*-{job}")) - before:
                 shutil.rmtree(stub, ignore_errors=True)  # an empty run: `wandb sync` would show it as one that ended
         else:
-            return run, {"mode": "online"}
+            return run, {"mode": "online", "url": run.url}
     while any(Path(message["folder"], "wandb").glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-{job}")):
         time.sleep(0.1)  # W&B names files by the second, and would write over this one
     return init(message, mode="offline", id=job), {"mode": "offline", "why": why}

@@ -34,7 +34,7 @@ from jobs.metrics import MetricRow
 from jobs.spec import WandbSpec
 from jobs.text.printable import printable_document
 from jobs.text.units import format_duration
-from worker.sinks.base import DONE, Later, Outcome, SinkJob
+from worker.sinks.base import DONE, WANDB_URL, Later, Outcome, SinkJob
 from worker.sinks.child import ChildGone, SinkChild
 from worker.sinks.wandb.access import child_environment, why_offline
 from worker.sinks.wandb.config import notes, run_config, tags
@@ -244,6 +244,8 @@ class WandbSink:
                 answer.get("why"),
                 job.folder / "wandb" / "offline-run-*",
             )
+        if url := answer.get("url"):
+            job.write(WANDB_URL, f"{url}\n".encode())
         if answer.get("unsent"):
             log.warning("job %s: W&B has not taken everything; later: wandb sync --include-online %s",
                         job.id, answer["unsent"])  # fmt: skip
