@@ -682,7 +682,7 @@ def test_titles_lead_to_the_job(discord: FakeDiscord, run: RunDir, clock: Clock)
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
-        ("https://wandb.ai/us/longhaul/runs/job-1\n", ["[run](https://wandb.ai/us/longhaul/runs/job-1)"]),
+        ("https://wandb.ai/us/longhaul/runs/job-1\n", ["[open the run](https://wandb.ai/us/longhaul/runs/job-1)"]),
         ("https://wandb.ai/x) [free](https://example.org\n", []),
         ("\n", []),
         (None, []),

@@ -77,7 +77,7 @@ def draw(
     points = points[:: max(1, math.ceil(len(points) / MOST_POINTS))]
     held_out = sorted((step, loss) for step, loss in validation.items() if math.isfinite(loss))
     with _drawing:
-        figure = Figure(figsize=(10, 5.6), dpi=100, facecolor=PAGE)
+        figure = Figure(figsize=(6.25, 3.5), dpi=160, facecolor=PAGE)
         figure.set_layout_engine("constrained", w_pad=MARGIN, h_pad=MARGIN)
         FigureCanvasAgg(figure)
         axes = figure.add_subplot(facecolor=PLOT)
@@ -99,7 +99,7 @@ def draw(
         if (scale := settled([*points, *held_out])) is not None:
             axes.set_ylim(*scale)
             title += f", from {max(loss for _, loss in [*points, *held_out]):.4g}"
-        axes.set_title(title.replace("$", r"\$"), color=INK, fontsize=14, loc="left")
+        axes.set_title(title.replace("$", r"\$"), color=INK, fontsize=11, loc="left", wrap=True)
         axes.set_xlabel("step", color=INK)
         axes.set_ylabel("loss (nats per token)", color=INK)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -109,7 +109,7 @@ def draw(
         for spine in axes.spines.values():
             spine.set_color(GRID)
         if points or held_out:
-            axes.legend(facecolor=PLOT, edgecolor=GRID, labelcolor=INK)
+            axes.legend(facecolor=PLOT, edgecolor=GRID, labelcolor=INK, fontsize="small")
         out = io.BytesIO()
         figure.savefig(out, format="png")
     return out.getvalue()

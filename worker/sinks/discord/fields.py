@@ -53,7 +53,7 @@ def figures(job: SinkJob, row: MetricRow | None) -> list[EmbedField]:
 def links(job: SinkJob) -> list[EmbedField]:
     """Where there is more to see."""
     url = job.wandb_url()
-    return [field("W&B", f"[run]({url})", inline=True)] if url else []
+    return [field("W&B", f"[open the run]({url})", inline=True)] if url else []
 
 
 def time_needed(job: SinkJob) -> list[EmbedField]:

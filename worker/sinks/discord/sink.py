@@ -308,6 +308,7 @@ class DiscordSink:
     def _end_attempt(self, event: Event, fact: AttemptEnded, job: SinkJob) -> Outcome:
         outcome: Outcome = DONE
         if not _notes(job).get("over", True):
+            _notes(job)["pictured_at"] = 0.0  # the curve is drawn to its end
             outcome = self._replace(job, embeds.ended(job, event, fact, _hidden(job)))
         if not isinstance(outcome, Later):
             _notes(job)["over"] = True
