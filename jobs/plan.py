@@ -77,8 +77,12 @@ class DataPlan(Frozen):
     """Absolute path of the source file of validation rows (or hub data set), if they have one of their own."""
     validation_revision: str | None = None
     """Commit of theirs."""
+    validation_input: str | None = None
+    """Their template, as resolved. Null: they have no file of their own, or it is read like the training rows."""
+    validation_target: str | None = None
+    """As the input's."""
     input: str
-    """Template, as resolved; of several sources the first one's, which validation rows of their own use, too."""
+    """Template, as resolved; of several sources the first one's."""
     target: str
     """Template, as resolved; as the input's."""
     sources: tuple[SourcePlan, ...] = ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -140,6 +141,23 @@ class DataSpec(Part):
         else:
             found = {f"data.train.{number}.source": each.source for number, each in enumerate(self.train)}
         return found | ({"data.validation": self.validation} if isinstance(self.validation, str) else {})
+
+    @field_validator("train", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, given: object) -> object:
+        return [given] if isinstance(given, dict) else given
+
+    @field_validator("train")
+    @classmethod
+    def _each_source_once(cls, given: str | list[WeightedSource]) -> str | list[WeightedSource]:
+        seen = set()
+        for each in given if isinstance(given, list) else []:
+            path = each.source.startswith(("./", "/")) or data_format(each.source) is not None
+            name = posixpath.normpath(each.source) if path else each.source
+            if name in seen:
+                raise ValueError(f"{each.source} is named twice: name it once, with its weight")
+            seen.add(name)
+        return given
 
     @model_validator(mode="after")
     def _both_columns_or_none(self) -> DataSpec:

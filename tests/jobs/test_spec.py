@@ -321,6 +321,9 @@ def test_training_rows_come_from_one_source_or_from_several() -> None:
     one = parse_spec({"data": {"train": "a.jsonl"}}).data
     assert [(each.source, each.weight) for each in one.sources] == [("a.jsonl", 1.0)]
     train = ["a.jsonl", {"source": "org/name:train", "weight": 0.5}]
+    alone = parse_spec({"data": {"train": {"source": "a.jsonl", "weight": 2}}}).data
+    assert [(each.source, each.weight) for each in alone.sources] == [("a.jsonl", 2.0)]
+    parse_spec({"data": {"train": ["org/name:train", "org/name:test", "name.jsonl", "other/name.jsonl"]}})
     several = parse_spec({"data": {"train": train, "validation": "held_out.csv"}}).data
     assert [(each.source, each.weight) for each in several.sources] == [("a.jsonl", 1.0), ("org/name:train", 0.5)]
     assert several.names == {
@@ -334,7 +337,9 @@ def test_training_rows_come_from_one_source_or_from_several() -> None:
     ("train", "param", "said"),
     [
         ([], "data.train", "must have at least 1 item"),
-        ({"source": "a.jsonl"}, "data.train", "must be a string"),
+        (3, "data.train", "must be a string"),
+        (["a.jsonl", {"source": "./a.jsonl", "weight": 2}], "data.train", "./a.jsonl is named twice: name it once"),
+        (["org/name", "b.jsonl", "org/name"], "data.train", "org/name is named twice"),
         (["a.jsonl", 3], "data.train.1", "must be an object"),
         ([{"weight": 2}], "data.train.0.source", "is required"),
         ([{"source": "a.jsonl", "weight": 0}], "data.train.0.weight", "must be greater than 0 (got 0)"),

@@ -94,7 +94,7 @@ def test_submit_shows_rows_as_the_model_gets_them_and_makes_no_job_of_a_mistake(
 
     (data / "odd.jsonl").write_text('{"subject": "no", "body": "known columns"}\n')
     for change, told in (
-        ("data.train=odd.jsonl", "the data has: body, subject"),
+        ("data.train=odd.jsonl", "recognized in odd.jsonl; it has: body, subject"),
         ("data.train=nowhere.jsonl", "there is no nowhere.jsonl"),
         ("model=./nowhere", "there is no folder ./nowhere"),
     ):

@@ -160,7 +160,7 @@ def test_a_column_name_that_is_no_unicode_is_written_differently(workplace: Work
     workplace.rows("rows.jsonl", ['{"\\ud83d": 1, "input": "a"}'] * 3)
     error = refusal(workplace)
     assert error.detail_code == "no_usable_columns"
-    assert str(error).endswith("the data has: input, \\ud83d")
+    assert str(error).endswith("rows.jsonl; it has: input, \\ud83d")
     workplace.rows("rows.jsonl", ['{"\\ud83d": 1, "input": "a", "target": "b"}', *pairs(3)])
     assert workplace.check(workplace.job())["plan"]["rows_looked_at"] == 4
 
@@ -246,8 +246,10 @@ def test_the_validation_file_is_checked_as_well(workplace: Workplace) -> None:
     workplace.rows("rows.jsonl", pairs(20))
     error = refusal(workplace, data={"validation": "other.jsonl"})
     assert (error.detail_code, error.param) == ("file_missing", "data.validation")
-    workplace.rows("other.jsonl", ["{}"] * 5)
+    workplace.rows("other.jsonl", [{"input": "a", "target": ""}] * 5)
     assert refusal(workplace, data={"validation": "other.jsonl"}).detail_code == "too_many_invalid_rows"
+    workplace.rows("other.jsonl", [{"ask": "a", "tell": "b"}] * 5)
+    assert "recognized in other.jsonl; it has: ask, tell" in str(refusal(workplace, data={"validation": "other.jsonl"}))
     workplace.rows("other.jsonl", pairs(5, start=100))
     run = workplace.job(data={"validation": "other.jsonl"})
     workplace.check(run)

@@ -79,6 +79,26 @@ def test_validation_rows_of_their_own_follow_all_sources(place: Workplace) -> No
     assert (len(dataset.train), len(dataset.validation), dataset.rows_of_sources(2)) == (60, 5, [40, 20])
 
 
+def test_validation_rows_of_their_own_are_recognized_by_their_own_columns(place: Workplace) -> None:
+    chats = [
+        {"messages": [{"role": "user", "content": f"hi {n}"}, {"role": "assistant", "content": f"hello {n}"}]}
+        for n in range(5)
+    ]
+    place.rows("held_out.jsonl", chats)
+    for train in (TWO, "rows.jsonl"):
+        run = job(place, train, data={"validation": "held_out.jsonl"})
+        place.prepare(run)
+        plan = run.plan().data
+        assert (plan.validation_input, plan.validation_target) == ("{messages.prompt}", "{messages.completion}")
+        assert len(PreparedDataset.open(Path(str(plan.prepared))).validation) == 5
+
+
+def test_a_column_that_one_source_lacks_is_named_with_the_source(place: Workplace) -> None:
+    named = {"input": "{input}", "target": "{target}"}
+    with pytest.raises(BadData, match=r"no row of alpaca\.json has a column"):
+        place.check(job(place, data=named))
+
+
 def test_weights_share_what_was_prepared_and_a_row_of_two_sources_is_kept_once(place: Workplace) -> None:
     first, second = job(place), job(place, ["rows.jsonl", "alpaca.json"])
     for run in (first, second):

@@ -78,7 +78,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     sources, found = [], []
     for head, asked in zip(train, spec.data.sources, strict=True):
         columns = columns_of(head, CsvFormat.of(spec.data))
-        templates = task.templates(spec.data.input, spec.data.target, columns)
+        templates = task.templates(spec.data.input, spec.data.target, columns, head.name)
         rows = inspect_rows(head, spec.data, templates)
         found.append((rows, templates))
         read_as = None if spec.data.input else task.row_format(columns)
@@ -86,8 +86,11 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         place = {"name": head.name, "place": head.place, "revision": head.revision}
         sources.append(SourcePlan(**place, **both, weight=asked.weight, rows=rows.estimated))
     journal.progress(0.4)
+    held_out_by = None
     if validation:
-        held_out = inspect_rows(validation, spec.data, found[0][1]).estimated
+        columns = columns_of(validation, CsvFormat.of(spec.data))
+        held_out_by = task.templates(spec.data.input, spec.data.target, columns, validation.name)
+        held_out = inspect_rows(validation, spec.data, held_out_by).estimated
     else:
         sources, held_out = without_validation(sources, [rows for rows, _ in found], spec.data.validation)
     layout = task.layout(config)
@@ -104,6 +107,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         train_revision=sources[0].revision,
         validation=validation.place if validation else None,
         validation_revision=validation.revision if validation else None,
+        validation_input=held_out_by and held_out_by[0].source,
+        validation_target=held_out_by and held_out_by[1].source,
         input=sources[0].input,
         target=sources[0].target,
         sources=() if isinstance(spec.data.train, str) else tuple(sources),

@@ -46,8 +46,10 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     spec, plan, again = run.spec(), run.plan(), run.plan_is_final()
     planned = plan.data.sources_of(spec)
     sources = find_sources(spec, plan.data, settings, journal)
-    templates = [(template(each.input, "data.input"), template(each.target, "data.target")) for each in planned]
-    templates += templates[:1] * (len(sources) - len(planned))  # validation rows of their own
+    named = [(each.input, each.target) for each in planned]
+    if len(sources) > len(planned):  # validation rows of their own
+        named.append((plan.data.validation_input or named[0][0], plan.data.validation_target or named[0][1]))
+    templates = [(template(one, "data.input"), template(other, "data.target")) for one, other in named]
     read = list(zip(sources, templates, strict=True))
     with full_disk_named(settings.models):
         model = ready_model(plan.model, read[: len(planned)], spec, settings, journal, thorough=again)

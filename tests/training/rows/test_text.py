@@ -120,7 +120,7 @@ RECIPE = {"title": "Pie", "ingredients": ["apples", "flour"]}
     ],
 )  # fmt: skip
 def test_the_usual_formats_are_recognized(columns: dict[str, Any], input: str, target: str) -> None:
-    texts = RowReader(*choose_templates(None, None, columns.keys()), None).read(columns)
+    texts = RowReader(*choose_templates(None, None, columns.keys(), "rows.jsonl"), None).read(columns)
     assert (texts.input, texts.target) == (input, target)
 
 
@@ -131,9 +131,9 @@ def test_every_format_that_is_recognized_is_tried_above() -> None:
 
 def test_columns_that_are_not_recognized_are_listed_with_what_to_write() -> None:
     with pytest.raises(BadData) as caught:
-        choose_templates(None, None, ["ask", "tell"])
+        choose_templates(None, None, ["ask", "tell"], "rows.jsonl")
     assert caught.value.detail_code == "no_usable_columns"
-    assert "the data has: ask, tell" in str(caught.value)
+    assert "recognized in rows.jsonl; it has: ask, tell" in str(caught.value)
     assert "data.input and data.target" in str(caught.value.hint) and "OpenAI chat" in str(caught.value.hint)
 
 
@@ -141,18 +141,18 @@ def test_long_names_of_columns_are_cut_in_a_message() -> None:
     columns = ["a" * 100_000, "translation." + "b" * 100_000, "translation." + "c" * 100_000]
     for input in (None, "x"):
         with pytest.raises(BadData) as caught:
-            choose_templates(input, input, columns)
+            choose_templates(input, input, columns, "rows.jsonl")
         assert len(str(caught.value)) + len(str(caught.value.hint)) < 2000
 
 
 def test_a_translation_asks_which_way_and_takes_the_answer() -> None:
     columns = ["id", "translation", "translation.de", "translation.en"]
     with pytest.raises(BadData) as caught:
-        choose_templates(None, None, columns)
+        choose_templates(None, None, columns, "rows.jsonl")
     assert caught.value.hint == (
         "say which way: data.input: {translation.de} and data.target: {translation.en}, or the reverse"
     )
-    templates = choose_templates("{translation.de}", "{translation.en}", columns)
+    templates = choose_templates("{translation.de}", "{translation.en}", columns, "rows.jsonl")
     assert RowReader(*templates, None).read({"translation": {"de": "Brot", "en": "bread"}}).input == "Brot"
 
 
@@ -231,12 +231,12 @@ def test_a_reply_is_one_under_any_of_its_names(role: str) -> None:
 
 def test_an_unknown_column_is_named_with_those_there_are() -> None:
     with pytest.raises(BadData) as caught:
-        choose_templates("{prompt}", "{title} {answr}", ["prompt", "title", "answer"])
+        choose_templates("{prompt}", "{title} {answr}", ["prompt", "title", "answer"], "rows.jsonl")
     assert (caught.value.detail_code, caught.value.param) == ("unknown_column", "data.target")
     assert "'answr'; there are: answer, prompt, title" in str(caught.value)
     assert str(caught.value.hint).startswith("did you mean 'answer'?")
-    with pytest.raises(BadData, match=re.escape("no row has a column 'a.c'")):
-        choose_templates("a.c", "a.b", ["a", "a.b"])
+    with pytest.raises(BadData, match=re.escape("no row of rows.jsonl has a column 'a.c'")):
+        choose_templates("a.c", "a.b", ["a", "a.b"], "rows.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,9 @@ class Task(Protocol):
     def name(self) -> str:
         """As in `task.type` of a job."""
 
-    def templates(self, input: str | None, target: str | None, columns: Collection[str]) -> tuple[Template, Template]:
+    def templates(
+        self, input: str | None, target: str | None, columns: Collection[str], source: str
+    ) -> tuple[Template, Template]:
         """What a row is made of: as the job says, else recognized by the columns of the data.
 
         Raises BadData (`unknown_column`, `no_usable_columns`), Rejected (`bad_template`).

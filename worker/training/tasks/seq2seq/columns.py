@@ -72,8 +72,10 @@ LONGEST = 200
 """Characters of a column's name that a message repeats; longer ones are not compared with a misspelt one."""
 
 
-def choose_templates(input: str | None, target: str | None, columns: Collection[str]) -> tuple[Template, Template]:
-    """The templates of a job: those it names, else recognized by the columns of the data.
+def choose_templates(
+    input: str | None, target: str | None, columns: Collection[str], name: str
+) -> tuple[Template, Template]:
+    """The templates of a source (`name`): those of the job, else recognized by its columns.
 
     Raises BadData (`unknown_column`, `no_usable_columns`), Rejected (`bad_template`).
     """
@@ -82,7 +84,7 @@ def choose_templates(input: str | None, target: str | None, columns: Collection[
         for param, one in zip(("data.input", "data.target"), chosen, strict=True):
             for placeholder in one.placeholders:
                 if not _is_known(placeholder, columns):
-                    raise _unknown(placeholder, param, columns)
+                    raise _unknown(placeholder, param, columns, name)
         return chosen
     names = _by_lower_case(columns)
     if (found := recognize(columns)) is not None:
@@ -97,7 +99,7 @@ def choose_templates(input: str | None, target: str | None, columns: Collection[
             f"without them, these are recognized: {'; '.join(dict.fromkeys(each.name for each in FORMATS))}"
         )
     raise BadData(
-        f"no columns to learn from are recognized; the data has: {_listed(columns)}",
+        f"no columns to learn from are recognized in {name}; it has: {_listed(columns)}",
         code="no_usable_columns",
         param="data.input",
         hint=hint,
@@ -124,11 +126,11 @@ def _is_known(placeholder: Placeholder, columns: Collection[str]) -> bool:
     return isinstance(key, int) or not fields or f"{inside}{key}" in fields or key in CHAT_FIELDS
 
 
-def _unknown(placeholder: Placeholder, param: str, columns: Collection[str]) -> BadData:
+def _unknown(placeholder: Placeholder, param: str, columns: Collection[str], source: str) -> BadData:
     near = difflib.get_close_matches(placeholder.name, sorted(name for name in columns if len(name) < LONGEST), 1)
     hint = "name one of these columns, or a template over them with the names in braces"
     return BadData(
-        f"{param}: no row has a column {placeholder.name!r}; there are: {_listed(columns)}",
+        f"{param}: no row of {source} has a column {placeholder.name!r}; there are: {_listed(columns)}",
         code="unknown_column",
         param=param,
         hint=f"did you mean {near[0]!r}? Otherwise {hint}" if near else hint,

@@ -38,8 +38,10 @@ class Seq2Seq:
         builtin.NAME, builtin.VERSION, builtin.CONFIG, builtin.TOKENIZER_ROWS, builtin.build
     )
 
-    def templates(self, input: str | None, target: str | None, columns: Collection[str]) -> tuple[Template, Template]:
-        return choose_templates(input, target, columns)
+    def templates(
+        self, input: str | None, target: str | None, columns: Collection[str], source: str
+    ) -> tuple[Template, Template]:
+        return choose_templates(input, target, columns, source)
 
     def row_format(self, columns: Collection[str]) -> str | None:
         """See `Task`."""
