@@ -89,16 +89,28 @@ def download(
     wanted = path.rstrip("/")
     names = [file["path"] for file in files if file["path"] == wanted or file["path"].startswith(f"{wanted}/")]
     if not names:
-        problem, hint = f"job {job} has no file or folder {path!r}", f"list them with: longhaul files {job}"
-        if wanted == "trainer.log":  # logs leave out what looks like a secret
-            problem, hint = f"{wanted} of job {job} cannot be downloaded", f"show it with: longhaul logs {job}"
-        raise ApiError(problem, status=404, code="not_found", hint=hint)
+        hint = f"list them with: longhaul files {job}"
+        raise ApiError(f"job {job} has no file or folder {path!r}", status=404, code="not_found", hint=hint)
     for name in names:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise Unreachable(f"the server at {connection.url} is not Longhaul: a job of it has a file {name!r}")
         address = f"/jobs/{part(job)}/files/{'/'.join(map(part, name.split('/')))}"
         _fetch(connection, address, folder / name, partial(report, name))
     return [folder / name for name in names]
+
+
+def save_log(read: Callable[[int], tuple[str, int]], file: Path) -> None:
+    """The whole lines of a trainer's log so far. `read`: the text from a byte on, and the byte behind it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.part")
+    with open(partial, "w", encoding="utf-8", newline="") as out:
+        text, offset = read(0)
+        before = 0
+        while offset > before:
+            out.write(text)
+            before = offset
+            text, offset = read(offset)
+    os.replace(partial, file)
 
 
 def _fetch(connection: Connection, path: str, target: Path, report: Progress) -> None:

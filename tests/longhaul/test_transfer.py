@@ -151,6 +151,17 @@ def test_a_model_and_a_single_file_of_a_job(service: Service, tmp_path: Path) ->
         assert missing.value.status == 404
 
 
+def test_the_log_of_the_trainer_is_whole_and_without_secrets(service: Service, tmp_path: Path) -> None:
+    job, token = service.submit(), "hf_" + "a1B2c3D4" * 4
+    lines = [f"step {number:,}: näher am Ziel" for number in range(60_000)]
+    service.run(job).trainer_log.write_text("\n".join([*lines, f"token {token}", "cut in the mid"]))
+    with Longhaul(service.url, service.settings.api_key) as api:
+        assert api.download(job, "trainer.log", tmp_path / "here") == [tmp_path / "here" / "trainer.log"]
+    written = (tmp_path / "here" / "trainer.log").read_text().splitlines()
+    assert written == [*lines, "token hf_***"], "the last line may still grow"
+    assert left(tmp_path / "here") == {"trainer.log"}
+
+
 @pytest.mark.parametrize("name", ["../up", "/etc/up", "model/../../up"])
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     api = Longhaul()
