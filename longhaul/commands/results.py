@@ -48,7 +48,9 @@ def _download(call: Call) -> int:
     if call.given.json:
         print_json([{"path": str(file), "bytes": os.path.getsize(file)} for file in written])
     else:
-        call.say(f"{len(written):,} file{'s' * (len(written) != 1)}, {size(sum(map(os.path.getsize, written)))}, in {folder}")
+        call.say(
+            f"{len(written):,} file{'s' * (len(written) != 1)}, {size(sum(map(os.path.getsize, written)))}, in {folder}"
+        )
     return OK
 
 
