@@ -248,6 +248,8 @@ def test_the_validation_file_is_checked_as_well(workplace: Workplace) -> None:
     assert (error.detail_code, error.param) == ("file_missing", "data.validation")
     workplace.rows("other.jsonl", [{"input": "a", "target": ""}] * 5)
     assert refusal(workplace, data={"validation": "other.jsonl"}).detail_code == "too_many_invalid_rows"
+    workplace.rows("other.jsonl", ["{}"] * 5)
+    assert "recognized in other.jsonl; it has: none" in str(refusal(workplace, data={"validation": "other.jsonl"}))
     workplace.rows("other.jsonl", [{"ask": "a", "tell": "b"}] * 5)
     assert "recognized in other.jsonl; it has: ask, tell" in str(refusal(workplace, data={"validation": "other.jsonl"}))
     workplace.rows("other.jsonl", pairs(5, start=100))

@@ -230,6 +230,7 @@ def columns_of(head: Head, csv: CsvFormat | None = None) -> set[str]:
             return set(parquet.names) | set(parquet.fields)
     columns: set[str] = set()
     unreadable: Counter[str] = Counter()
+    row = None
     for row in FirstRows(head, csv=csv):
         if row.columns is None:
             unreadable[str(row.defect)] += 1
@@ -239,7 +240,7 @@ def columns_of(head: Head, csv: CsvFormat | None = None) -> set[str]:
         # JSON objects may each have other keys; tables have one header.
         if len(columns) > _MANY_COLUMNS or format != "jsonl":
             break
-    if not columns and not unreadable:
+    if row is None:
         raise BadData(
             f"{head.param}: {head.name} holds no row", code="no_rows", param=head.param, hint="was it written in full?"
         )
@@ -248,7 +249,7 @@ def columns_of(head: Head, csv: CsvFormat | None = None) -> set[str]:
             f"{head.param}: the first rows of {head.name} are not UTF-8", code="wrong_encoding", param=head.param,
             hint=reencode(head.name),
         )  # fmt: skip
-    if not columns:
+    if not columns and unreadable:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in unreadable.most_common(3))
         raise BadData(
             f"{head.param}: none of the first rows of {head.name} can be read ({reasons})",
