@@ -51,6 +51,7 @@ class PrepareResult(Frozen):
     """What goes into job.prepared."""
 
     data: PreparedSummary
+    rows_per_epoch: int | None
     steps: int
     time: TimeSummary | None
     memory: MemorySummary | None

@@ -102,6 +102,8 @@ class JobPrepared(Fact):
     type: Literal["job.prepared"] = "job.prepared"
     data: PreparedSummary
     """What was found in the rows. A few KB; in full in `dataset.json` of the run directory."""
+    rows_per_epoch: int | None = None
+    """Where sources have weights: rows of an epoch. Null: each training row once."""
     steps: int
     """Optimizer steps of the whole run."""
     time: TimeSummary | None = None

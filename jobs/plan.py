@@ -270,7 +270,8 @@ class CheckSummary(Frozen):
     target: str
     """Template, as resolved."""
     read_as: str | None = None
-    """What the rows were recognized as by their columns, such as `OpenAI chat`; null: the job names its templates."""
+    """What the rows were recognized as by their columns, such as `OpenAI chat`, each of several sources; null: the job
+    names its templates."""
     steps: int
     """Optimizer steps of the whole run, by these rows."""
     resolved: Resolved

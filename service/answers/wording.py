@@ -88,7 +88,7 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
         case JobPrepared():
             adopted = f" (from {fact.adopted.source} on)" if fact.adopted else ""
             return (
-                f"prepared: {_prepared(fact.data)}{fact.steps:,} steps to train{adopted}"
+                f"prepared: {_prepared(fact.data, fact.rows_per_epoch)}{fact.steps:,} steps to train{adopted}"
                 f"{_text(fact.time)}{_text(fact.memory)}{_passed_over(fact)}"
             )
         case JobUnprepared():
@@ -217,8 +217,8 @@ def _text(planned: TimeSummary | MemorySummary | None) -> str:
     return f"; {planned.text}" if planned and planned.text else ""
 
 
-def _prepared(data: PreparedSummary) -> str:
-    parts = [f"{data.train_rows:,} training rows"]
+def _prepared(data: PreparedSummary, rows_per_epoch: int | None) -> str:
+    parts = [f"{data.train_rows:,} training rows{f' ({rows_per_epoch:,} an epoch)' if rows_per_epoch else ''}"]
     if data.validation_rows:
         asked, share = data.validation_asked, data.validation_share
         differs = isinstance(asked, float) and not 0.5 <= share / asked <= 1.5

@@ -33,8 +33,9 @@ KILL = FIND_TRAINER + "import os; os.kill(int(trainer.name), 9)"
 FILL = (
     FIND_TRAINER
     + """
-import json
+import json, os, signal
 from worker.trainer import oom_kills
+os.kill(int(trainer.name), signal.SIGSTOP)
 score, file, before, mib = (trainer / "oom_score_adj").read_text(), pathlib.Path("/dev/shm/filling"), oom_kills(), 0
 with open(file, "wb", buffering=0) as filling:
     while oom_kills() == before and mib < LIMIT_MIB:
@@ -43,7 +44,8 @@ file.unlink()
 print(json.dumps({"score": int(score), "mib": mib, "killed": oom_kills() - before}))
 """
 )
-"""Fill the container's memory until the kernel ends a process in it, then give all of it back."""
+"""Fill the container's memory until the kernel ends a process in it, then give all of it back. The trainer stands still
+meanwhile: were it done before memory is full, the kernel would have nobody to end but who fills it."""
 
 
 @contextmanager

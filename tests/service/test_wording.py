@@ -48,3 +48,5 @@ def test_texts_that_the_tokenizer_does_not_know_in_full_are_said_where_they_are_
     )
     few = prepared(4, **data, unknown_targets=3, rewritten={"characters rewritten": 6})
     assert worded(few) == "prepared: 100 training rows, 4 steps to train"
+    weighted = few.model_copy(update={"rows_per_epoch": 1250})
+    assert worded(weighted) == "prepared: 100 training rows (1,250 an epoch), 4 steps to train"

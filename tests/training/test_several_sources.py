@@ -49,7 +49,8 @@ def test_each_source_is_recognized_mixed_and_reported_by_itself(place: Workplace
         ("alpaca.json", 0.5, 3),
     ]
     assert shown[0].input == "{input}" and "instruction" in shown[1].input
-    place.prepare_only(run)
+    assert checked["read_as"] == "input and target, Alpaca"
+    assert place.prepare_only(run)["rows_per_epoch"] == 90
     plan = run.plan()
     assert [(each.rows, each.rows_per_epoch) for each in plan.data.sources] == [(40, 80), (20, 10)]
     assert plan.data.rows == 90 and plan.steps == -(-90 * 3 // 16)

@@ -145,7 +145,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         duplicates=sum(rows.duplicates for rows, _ in found),
         input=data.input,
         target=data.target,
-        read_as=sources[0].read_as,
+        read_as=", ".join(dict.fromkeys(each.read_as for each in sources if each.read_as)) or None,
         steps=plan.steps,
         resolved=plan.resolved,
         time=plan.time and plan.time.summary(),
