@@ -147,18 +147,6 @@ class DataSpec(Part):
     def _one_is_a_list(cls, given: object) -> object:
         return [given] if isinstance(given, dict) else given
 
-    @field_validator("train")
-    @classmethod
-    def _each_source_once(cls, given: str | list[WeightedSource]) -> str | list[WeightedSource]:
-        seen = set()
-        for each in given if isinstance(given, list) else []:
-            path = each.source.startswith(("./", "/")) or data_format(each.source) is not None
-            name = posixpath.normpath(each.source) if path else each.source
-            if name in seen:
-                raise ValueError(f"{each.source} is named twice: name it once, with its weight")
-            seen.add(name)
-        return given
-
     @model_validator(mode="after")
     def _both_columns_or_none(self) -> DataSpec:
         if (self.input is None) != (self.target is None):
@@ -414,31 +402,51 @@ def parse_spec(raw: object) -> JobSpec:
             f"a job is a JSON object, not {shorten(raw)}",
             hint='the minimum is {"data": {"train": "rows.jsonl"}}',
         )
-    odd = _odd_endings(raw.get("data"))
+    data = raw.get("data")
+    named = _named(data) if isinstance(data, Mapping) else {}
+    odd = _odd_endings(named) if isinstance(data, Mapping) and data.get("format", "auto") == "auto" else {}
+    again = _named_again(named)
     try:
         spec = JobSpec.model_validate(raw)
     except ValidationError as error:
-        raise explain(error, JobSpec, further=odd) from None
-    for key, why in odd.items():
-        param = ".".join(key)
-        raise UserError(
-            f"{param}: {why}", param=param, hint="rename the file, or set data.format to jsonl, csv or parquet"
-        )
+        raise explain(error, JobSpec, further=again | odd) from None
+    for key, why in (odd or again).items():
+        hint = "rename the file, or set data.format to jsonl, csv or parquet" if odd else None
+        raise UserError(f"{'.'.join(key)}: {why}", param=".".join(key), hint=hint)
     return spec
 
 
-def _odd_endings(data: object) -> dict[tuple[str, ...], str]:
-    """Files whose names do not say their format, where the job does not say it either: what is wrong, by key."""
-    if not isinstance(data, Mapping) or data.get("format", "auto") != "auto":
-        return {}
+def _named(data: Mapping[object, object]) -> dict[tuple[str, ...], str]:
+    """Every file and data set that is named, by its key."""
     train = data.get("train")
-    named: dict[tuple[str, ...], object] = {("data", key): data.get(key) for key in ("train", "validation")}
-    for number, each in enumerate(train if isinstance(train, list) else []):
+    named: dict[tuple[str, ...], object] = {("data", "train"): train}
+    several = [train] if isinstance(train, Mapping) else train if isinstance(train, list) else []
+    for number, each in enumerate(several):
         named["data", "train", str(number), "source"] = each.get("source") if isinstance(each, Mapping) else each
+    named["data", "validation"] = data.get("validation")
+    return {key: name for key, name in named.items() if isinstance(name, str) and name}
+
+
+def _named_again(named: Mapping[tuple[str, ...], str]) -> dict[tuple[str, ...], str]:
+    """Rows that the job names twice: duplicates, of which none would be left."""
+    seen: set[str] = set()
+    wrong = {}
+    for key, name in named.items():
+        path = name.startswith(("./", "/")) or data_format(name) is not None
+        plain = posixpath.normpath(name) if path else name
+        if plain in seen and key[1] == "validation":
+            wrong[key] = f"{name} is trained on: name other rows, or a fraction to hold out, such as 0.01"
+        elif plain in seen:
+            wrong[key] = f"{name} is named twice: name it once, with its weight"
+        seen.add(plain)
+    return wrong
+
+
+def _odd_endings(named: Mapping[tuple[str, ...], str]) -> dict[tuple[str, ...], str]:
+    """Files whose names do not say their format: what is wrong, by key."""
     return {
         key: f"{name!r} is neither a hub data set (org/name) nor a file whose name says what it is: the "
         f"endings known are {', '.join(DATA_SUFFIXES)}"
         for key, name in named.items()
-        if isinstance(name, str) and name
         if data_format(name) is None and hub_data(name, "auto") is None
     }

@@ -333,19 +333,32 @@ def test_training_rows_come_from_one_source_or_from_several() -> None:
     }
 
 
+def test_rows_that_are_trained_on_do_not_validate() -> None:
+    for train in ("a.jsonl", ["b.csv", "./a.jsonl"]):
+        with pytest.raises(UserError, match=r"a\.jsonl is trained on: name other rows, or a fraction") as refused:
+            parse_spec({"data": {"train": train, "validation": "a.jsonl"}})
+        assert refused.value.param == "data.validation"
+    parse_spec({"data": {"train": "org/name", "validation": "org/name:validation"}})
+
+
 @pytest.mark.parametrize(
     ("train", "param", "said"),
     [
         ([], "data.train", "must have at least 1 item"),
         (3, "data.train", "must be a string"),
-        (["a.jsonl", {"source": "./a.jsonl", "weight": 2}], "data.train", "./a.jsonl is named twice: name it once"),
-        (["org/name", "b.jsonl", "org/name"], "data.train", "org/name is named twice"),
+        (
+            ["a.jsonl", {"source": "./a.jsonl", "weight": 2}],
+            "data.train.1.source",
+            "./a.jsonl is named twice: name it once",
+        ),
+        (["org/name", "b.jsonl", "org/name"], "data.train.2.source", "org/name is named twice"),
         (["a.jsonl", 3], "data.train.1", "must be an object"),
         ([{"weight": 2}], "data.train.0.source", "is required"),
         ([{"source": "a.jsonl", "weight": 0}], "data.train.0.weight", "must be greater than 0 (got 0)"),
         ([{"sorce": "a.jsonl"}], "data.train.0.sorce", "unknown key"),
         (["a.jsonl", "b.odd"], "data.train.1.source", "'b.odd' is neither a hub data set"),
         ([{"source": "b.odd"}], "data.train.0.source", "'b.odd' is neither a hub data set"),
+        ({"source": "b.odd"}, "data.train.0.source", "'b.odd' is neither a hub data set"),
     ],
 )
 def test_a_wrong_source_is_named_by_its_place(train: object, param: str, said: str) -> None:
