@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from jobs.data_names import DATA_SUFFIXES, DataFormat, data_format, hub_data
+from jobs.data_names import DATA_SUFFIXES, UPLOADED, DataFormat, data_format, hub_data
 from jobs.errors import UserError
 from jobs.memory_plan import OptimizerName
 from jobs.wrong_spec import ONE_SOURCE, SOURCES, explain, shorten
@@ -432,7 +432,7 @@ def _named_again(named: Mapping[tuple[str, ...], str]) -> dict[tuple[str, ...], 
     seen: set[str] = set()
     wrong = {}
     for key, name in named.items():
-        path = name.startswith(("./", "/")) or data_format(name) is not None
+        path = name.startswith(("./", "/")) or (data_format(name) is not None and not name.startswith(UPLOADED))
         plain = posixpath.normpath(name) if path else name
         if plain in seen and key[1] == "validation":
             wrong[key] = f"{name} is trained on: name other rows, or a fraction to hold out, such as 0.01"
