@@ -265,7 +265,9 @@ def _preparation(scratch: Path, arguments: argparse.Namespace, journal: Any) -> 
     run = RunDir((scratch / "run").read_text())
     plan, spec = run.plan(), run.spec()
     model = Path(str(plan.model.folder))
-    layout = task_of(spec).layout(read_config(model, plan.model.source))
+    task = task_of(spec, plan.task)
+    layout = task.layout(read_config(model, plan.model.source))
+    assert plan.data.input is not None, "rows of seq2seq have inputs"
     templates = template(plan.data.input, "data.input"), template(plan.data.target, "data.target")
     name = "tenfold.jsonl.gz" if (scratch / "data" / "tenfold.jsonl.gz").exists() else arguments.data.name
     return {
@@ -273,6 +275,7 @@ def _preparation(scratch: Path, arguments: argparse.Namespace, journal: Any) -> 
         "model": model,
         "embeddings": layout.shapes[layout.embedding][0],
         "data": spec.data,
+        "task": task,
     }
 
 

@@ -10,10 +10,11 @@ import numpy as np
 from benchmarks.gpu_ladder import LadderConfiguration
 from worker.training.dataset.data import Int64, Rows
 from worker.training.steps.order import StepOrder, rounded
+from worker.training.tasks.limits import cut
 from worker.training.tasks.seq2seq.batches import PairBatch
 from worker.training.tasks.seq2seq.flops import PairFlops
-from worker.training.tasks.seq2seq.limits import MicroBatchLimit, cut
-from worker.training.tasks.seq2seq.widths import PairWidths
+from worker.training.tasks.seq2seq.limits import PairLimit
+from worker.training.tasks.widths import PairWidths
 
 
 class Epoch:
@@ -37,7 +38,7 @@ class Epoch:
 
     def _ordered(self, chosen: LadderConfiguration, micro_batch: int) -> list[Int64]:
         order = StepOrder(PairWidths(self.rows), min(chosen.step_rows, len(self.rows)), 1, seed=0)
-        limit = MicroBatchLimit.of(self.rows, micro_batch)
+        limit = PairLimit.of(self.rows, micro_batch)
         steps = range(max(1, len(self.rows) // chosen.step_rows))  # the last may be short, and is left out
         return [piece for step in steps for piece in cut(self.rows, order.groups_of(step), limit)]
 
@@ -63,7 +64,7 @@ class Epoch:
 
     def batch(self, chosen: LadderConfiguration, piece: Int64) -> PairBatch:
         """What goes into the model, on the host."""
-        everything = MicroBatchLimit(len(piece), 1 << 20, 1 << 20)
+        everything = PairLimit(len(piece), 1 << 20, 1 << 20)
         (batch,) = everything.batches(self.rows, [piece], pad_id=0)
         inputs, targets = self.widths(chosen, piece)
         return replace(

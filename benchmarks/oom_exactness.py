@@ -60,8 +60,8 @@ from worker.training.steps.order import StepOrder
 from worker.training.steps.result import StepResult
 from worker.training.tasks.seq2seq.batches import PairBatch
 from worker.training.tasks.seq2seq.fused import fuse
-from worker.training.tasks.seq2seq.limits import MicroBatchLimit
-from worker.training.tasks.seq2seq.widths import PairWidths
+from worker.training.tasks.seq2seq.limits import PairLimit
+from worker.training.tasks.widths import PairWidths
 
 LIMIT = 1e-12
 WRONG = 1e-9
@@ -257,7 +257,7 @@ class Scene:
     def naive(self, ops: OutOfMemoryAt) -> list[torch.Tensor]:
         """The gradient of the first step where a failed micro-batch is retried alone, in halves."""
         self._begin()
-        batches = MicroBatchLimit.of(self.rows, MICRO_BATCH).batches(self.rows, self.order.groups_of(0), 0)
+        batches = PairLimit.of(self.rows, MICRO_BATCH).batches(self.rows, self.order.groups_of(0), 0)
         tokens = sum(batch.target_tokens for batch in batches)
         with ops:
             while batches:

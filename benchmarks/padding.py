@@ -41,10 +41,11 @@ from worker.training.network.model import load
 from worker.training.optimizers.optimizer import make_optimizer
 from worker.training.steps.order import StepOrder, rounded
 from worker.training.steps.randomness import seed_step
+from worker.training.tasks.limits import cut
 from worker.training.tasks.seq2seq import builtin
-from worker.training.tasks.seq2seq.limits import MicroBatchLimit, cut
+from worker.training.tasks.seq2seq.limits import PairLimit
 from worker.training.tasks.seq2seq.task import Seq2Seq
-from worker.training.tasks.seq2seq.widths import PairWidths
+from worker.training.tasks.widths import PairWidths
 
 WASTE_LIMIT = 0.05
 QUALITY_BATCH = 32
@@ -86,7 +87,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def counted(rows: Rows, batch_size: int) -> dict[str, float]:
     """Padding and steps of one epoch."""
     order = StepOrder(PairWidths(rows), batch_size, 1, seed=42)
-    limit = MicroBatchLimit.of(rows, 8)
+    limit = PairLimit.of(rows, 8)
     shuffled = np.random.default_rng(0).permutation(len(rows))
     steps = [order.groups_of(step) for step in range(order.steps)]
     ours = [piece for groups in steps for piece in cut(rows, groups, limit)]
@@ -155,7 +156,7 @@ def trained(run: RunDir, name: str, seed: int) -> float:
     )
     order, widths = StepOrder(PairWidths(data.train), QUALITY_BATCH, 1, seed), PairWidths(data.train)
     shuffled = np.random.default_rng(seed).permutation(len(data.train))
-    limit = MicroBatchLimit.of(data.train, 8)
+    limit = PairLimit.of(data.train, 8)
     loaded.model.train()
     for step in range(order.steps):
         rows = shuffled[step * QUALITY_BATCH : (step + 1) * QUALITY_BATCH]
@@ -169,7 +170,7 @@ def trained(run: RunDir, name: str, seed: int) -> float:
 
 def validation_loss(model: PreTrainedModel, rows: Rows) -> float:
     groups = PairWidths(rows).groups(np.arange(len(rows)), 16)
-    batches = MicroBatchLimit.of(rows, 16).batches(rows, groups, 0)
+    batches = PairLimit.of(rows, 16).batches(rows, groups, 0)
     model.eval()
     with torch.no_grad():
         total = sum(float(batch.loss_sum(model)) for batch in batches)

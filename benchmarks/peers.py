@@ -35,16 +35,17 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from benchmarks.resident import begin_use, peak_use
 from worker.training.dataset.data import Int64, PreparedDataset, Rows
+from worker.training.kernels.head_loss import IGNORED
 from worker.training.loop import accumulate
 from worker.training.models.model_files import read_config
 from worker.training.network.model import load
 from worker.training.steps.order import StepOrder, rounded
 from worker.training.steps.randomness import seed_step
+from worker.training.tasks.limits import cut
 from worker.training.tasks.seq2seq.flops import PairFlops
-from worker.training.tasks.seq2seq.limits import MicroBatchLimit, cut
-from worker.training.tasks.seq2seq.loss import IGNORED
+from worker.training.tasks.seq2seq.limits import PairLimit
 from worker.training.tasks.seq2seq.task import Seq2Seq
-from worker.training.tasks.seq2seq.widths import PairWidths
+from worker.training.tasks.widths import PairWidths
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 CPU = torch.device("cpu")
@@ -201,7 +202,7 @@ class Contender:
         model.eval()
         with torch.no_grad():
             groups = PairWidths(self.validation).groups(chosen, 4)
-            for batch in MicroBatchLimit.of(self.validation, 4).batches(self.validation, groups, 0):
+            for batch in PairLimit.of(self.validation, 4).batches(self.validation, groups, 0):
                 logits = model(
                     input_ids=batch.input_ids,
                     attention_mask=batch.attention_mask,
@@ -227,7 +228,7 @@ class Ours(Contender):
         """All turns."""
         race = self.race
         order, widths = StepOrder(PairWidths(self.rows), race.batch_size, 1, race.seed), PairWidths(self.rows)
-        limit = MicroBatchLimit.of(self.rows, race.micro_batch)
+        limit = PairLimit.of(self.rows, race.micro_batch)
         epoch = [self._pieces(order.groups_of(step), limit) for step in range(len(self.rows) // race.batch_size)]
         same = [widths.groups(rows, race.micro_batch) for rows in self.same_rows()]
         timed = (order.groups_of(number) for [number] in self.course(epoch))
@@ -246,7 +247,7 @@ class Ours(Contender):
                 model.zero_grad(set_to_none=True)
                 self.stepped(self._pieces(groups, limit))
 
-    def _pieces(self, groups: Sequence[Int64], limit: MicroBatchLimit) -> Step:
+    def _pieces(self, groups: Sequence[Int64], limit: PairLimit) -> Step:
         return [
             Piece(rows, *(int(rounded(lengths[rows]).max()) for lengths in self.lengths))
             for rows in cut(self.rows, groups, limit)

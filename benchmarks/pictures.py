@@ -28,6 +28,7 @@ from worker.training.doctor.random_t5 import SHAPES
 from worker.training.planning.budget import find_budget
 from worker.training.planning.memory_plan import plan_memory
 from worker.training.planning.picture import draw
+from worker.training.tasks.seq2seq.task import Seq2Seq
 
 MEMORY, LOSS = "memory-xl-32gb.png", "loss.png"
 XL = SHAPES["xl"] | {"dropout_rate": 0.1}
@@ -58,7 +59,9 @@ def memory_of_xl() -> bytes:
     """What check draws when an RTX 5090 has been reported."""
     rows = {"train": "recipes.jsonl", "max_input_tokens": WIDTHS[0], "max_target_tokens": WIDTHS[1]}
     spec = parse_spec({"data": rows, "training": {"batch_size": 128}})
-    return draw(plan_memory(spec, XL, WIDTHS, device="cuda", budget=find_budget(spec.memory, "cuda", REFERENCE)))
+    return draw(
+        plan_memory(spec, Seq2Seq(), XL, WIDTHS, device="cuda", budget=find_budget(spec.memory, "cuda", REFERENCE))
+    )
 
 
 def loss_of_the_demo() -> bytes:

@@ -43,8 +43,8 @@ class SourcePlan(Frozen):
     """Absolute path of the file, or the hub data set as in the job."""
     revision: str | None = None
     """Commit of a hub data set; every attempt uses this one."""
-    input: str
-    """Template, as resolved."""
+    input: str | None
+    """Template, as resolved; null: the target is all there is."""
     target: str
     """Template, as resolved."""
     read_as: str | None = None
@@ -78,11 +78,11 @@ class DataPlan(Frozen):
     validation_revision: str | None = None
     """Commit of theirs."""
     validation_input: str | None = None
-    """Their template, as resolved. Null: they have no file of their own, or it is read like the training rows."""
+    """Their template, as resolved. Null: they have none."""
     validation_target: str | None = None
-    """As the input's."""
-    input: str
-    """Template, as resolved; of several sources the first one's."""
+    """Likewise. Null: they have no file of their own, or it is read like the training rows."""
+    input: str | None
+    """Template, as resolved; of several sources the first one's. Null: the target is all there is."""
     target: str
     """Template, as resolved; as the input's."""
     sources: tuple[SourcePlan, ...] = ()
@@ -224,6 +224,8 @@ def make_time_plan(
 class Plan(Frozen):
     """plan.json."""
 
+    task: str = "seq2seq"
+    """What the model learns: as in the job, or what the model is made for."""
     model: ModelPlan
     data: DataPlan
     resolved: Resolved
@@ -251,6 +253,8 @@ class SourceSummary(Frozen):
 class CheckSummary(Frozen):
     """The plan in short: from the first rows; `time` and `memory` from all of them, once those were read."""
 
+    task: str = "seq2seq"
+    """What the model learns: as in the job, or what the model is made for."""
     model: str
     """As in the job, with the commit of a hub model."""
     parameters: int
@@ -265,8 +269,8 @@ class CheckSummary(Frozen):
     """Unusable rows among those looked at, by reason."""
     duplicates: int
     """Rows equal to an earlier one among those looked at."""
-    input: str
-    """Template, as resolved."""
+    input: str | None
+    """Template, as resolved; null: the target is all there is."""
     target: str
     """Template, as resolved."""
     read_as: str | None = None
@@ -311,7 +315,13 @@ def resolve(spec: JobSpec, memory: MemoryPlan | None, device: str = "cpu") -> Re
 
 
 def make_plan(
-    spec: JobSpec, model: ModelPlan, data: DataPlan, device: str = "cpu", memory: MemoryPlan | None = None
+    spec: JobSpec,
+    model: ModelPlan,
+    data: DataPlan,
+    device: str = "cpu",
+    memory: MemoryPlan | None = None,
+    *,
+    task: str = "seq2seq",
 ) -> Plan:
     """Plan for this model and so many rows, on `cpu` or `cuda`.
 
@@ -319,6 +329,7 @@ def make_plan(
     """
     steps = math.ceil(data.rows * spec.training.epochs / spec.training.batch_size)
     return Plan(
+        task=task,
         model=model,
         data=data,
         resolved=resolve(spec, memory, device),

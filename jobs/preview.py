@@ -24,6 +24,15 @@ class TextPreview(Frozen):
     """Characters that the tokenizer does not know, so the model cannot tell one from the other, and how often."""
 
 
+class SpanPreview(Frozen):
+    """A part of the text of a row."""
+
+    text: str
+    """As the model reads it, special tokens as written."""
+    learned: bool
+    """Whether the model learns to write it."""
+
+
 class RowPreview(Frozen):
     """One row."""
 
@@ -33,6 +42,8 @@ class RowPreview(Frozen):
     target: TextPreview
     rewritten: dict[str, int]
     """Characters of both texts that were written differently (`data.normalize`), and how often."""
+    spans: tuple[SpanPreview, ...] = ()
+    """Task `causal`: the row as one text, in parts, up to where it is cut off; its first 2,000 characters."""
 
 
 class SourcePreview(Frozen):
@@ -44,8 +55,8 @@ class SourcePreview(Frozen):
     """How often each of its rows occurs in an epoch."""
     read_as: str | None
     """What the rows were recognized as by their columns, such as `OpenAI chat`; null: the job names its templates."""
-    input: str
-    """Template, as resolved."""
+    input: str | None
+    """Template, as resolved; null: the target is all there is."""
     target: str
     """Template, as resolved."""
     rows: list[RowPreview]

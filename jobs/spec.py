@@ -21,7 +21,6 @@ from pydantic import (
     StringConstraints,
     Tag,
     ValidationError,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -54,11 +53,26 @@ class Part(BaseModel):
     )
 
 
-class Seq2SeqTask(Part):
-    """Teach an encoder-decoder model to write `target` given `input`."""
+TaskName = Literal["seq2seq", "causal"]
+BUILTIN_MODELS: Mapping[str, TaskName] = {"builtin:t5-tiny": "seq2seq", "builtin:qwen-tiny": "causal"}
+"""Small models that need no download, and their tasks."""
 
-    type: Literal["seq2seq"] = "seq2seq"
-    """Always `seq2seq`."""
+
+class TaskSpec(Part):
+    """What the model learns."""
+
+    type: Literal["auto", "seq2seq", "causal"] = "auto"
+    """`seq2seq`: an encoder-decoder model (T5) writes `target` given `input`. `causal`: a language model (Qwen, Llama,
+    Mistral, Gemma, Phi and others) writes the replies of chats, completions of prompts, or plain text. `auto`: what the
+    model is made for."""
+    loss_on: Literal["replies", "all"] = "replies"
+    """Task `causal`: which tokens are learned. `replies`: those of the assistant (or of the completion), with the token
+    that ends each. `all`: of the prompts, too. Of plain text all are, in any case."""
+
+
+def _spelled_out(value: object) -> object:
+    """A part by its type alone."""
+    return {"type": value} if isinstance(value, str) else value
 
 
 class FullMethod(Part):
@@ -112,11 +126,14 @@ class DataSpec(Part):
     """Column name, or a template over columns such as `"{title}: {ingredients}"`, with paths (`{messages[0].content}`)
     and optional parts (`{input?}`). Null: recognized by column names."""
     target: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
-    """Column name or template of the text to learn. Null: recognized by column names."""
+    """Column name or template of the text to learn. Null: recognized by column names. Task `causal`: without `input`, a
+    column of chats (`messages`), or of plain text."""
     max_input_tokens: Annotated[int, Field(ge=8, le=32768)] = 512
-    """Longer inputs are cut to this many tokens, and counted."""
+    """Task `seq2seq`: longer inputs are cut to this many tokens, and counted."""
     max_target_tokens: Annotated[int, Field(ge=8, le=32768)] = 512
-    """Longer targets are cut to this many tokens, and counted."""
+    """Task `seq2seq`: longer targets are cut to this many tokens, and counted."""
+    max_tokens: Annotated[int, Field(ge=8, le=32768)] = 2048
+    """Task `causal`: longer rows (prompt and replies together) are cut to this many tokens, at the end, and counted."""
     max_invalid_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
     """Unusable rows are rejected and reported up to this fraction; above it the job fails."""
     csv_lists: bool = False
@@ -148,9 +165,9 @@ class DataSpec(Part):
         return [given] if isinstance(given, dict) else given
 
     @model_validator(mode="after")
-    def _both_columns_or_none(self) -> DataSpec:
-        if (self.input is None) != (self.target is None):
-            raise ValueError("give both `input` and `target`, or neither")
+    def _no_input_alone(self) -> DataSpec:
+        if self.input is not None and self.target is None:
+            raise ValueError("give both `input` and `target`, or neither (task causal: `target` alone)")
         return self
 
 
@@ -299,9 +316,10 @@ class JobSpec(Part):
     """Shown wherever the job is; need not be unique. Letters and digits of any script, spaces, and `_.-` behind the
     first."""
     model: Annotated[str, Field(min_length=1, max_length=512)] = DEFAULT_MODEL
-    """Hub id (`org/name`, `org/name@revision`), folder in the data directory (`./my-model`), or `builtin:t5-tiny`."""
-    task: Seq2SeqTask = Seq2SeqTask()
-    """What the model learns; today `{"type": "seq2seq"}`."""
+    """Hub id (`org/name`, `org/name@revision`), folder in the data directory (`./my-model`), or a built-in one:
+    `builtin:t5-tiny`, `builtin:qwen-tiny`."""
+    task: Annotated[TaskSpec, BeforeValidator(_spelled_out, json_schema_input_type=TaskSpec | str)] = TaskSpec()
+    """What the model learns; a name alone, such as `causal`, is its `type`."""
     method: FullMethod = FullMethod()
     """Which weights are trained; today `{"type": "full"}`."""
     data: DataSpec
@@ -357,13 +375,13 @@ class JobSpec(Part):
     @field_validator("model")
     @classmethod
     def _known_model_form(cls, value: str) -> str:
-        if value == "builtin:t5-tiny" or value.startswith(("./", "/")):
+        if value in BUILTIN_MODELS or value.startswith(("./", "/")):
             return value
         # A revision names a file in the hub's cache: `..` would lead out of it.
         if ".." in value or not re.fullmatch(r"[A-Za-z0-9][\w.\-]*(/[\w.\-]+)?(@[\w.\-/]+)?", value):
             raise ValueError(
                 f"{value!r} is not a hub id such as google/flan-t5-xl (with @revision if you like), "
-                "nor a folder such as ./my-model inside the data directory, nor builtin:t5-tiny"
+                f"nor a folder such as ./my-model inside the data directory, nor {' or '.join(BUILTIN_MODELS)}"
             )
         return value
 
@@ -377,12 +395,11 @@ class JobSpec(Part):
             )
         return value
 
-    @field_validator("task", "method", mode="before")
+    @field_validator("method", mode="before")
     @classmethod
-    def _known_tag(cls, value: Any, info: ValidationInfo) -> Any:
-        known = {"task": "seq2seq", "method": "full"}[str(info.field_name)]
-        if isinstance(value, Mapping) and value.get("type", known) != known:
-            raise ValueError(f"type {shorten(value['type'])} is not supported yet; today: {known!r}")
+    def _known_tag(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and value.get("type", "full") != "full":
+            raise ValueError(f"type {shorten(value['type'])} is not supported yet; today: 'full'")
         return value
 
     def sha256(self) -> str:

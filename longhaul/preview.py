@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jobs.preview import DataPreview, SourcePreview, TextPreview
+from jobs.preview import DataPreview, RowPreview, SourcePreview, TextPreview
 from jobs.text.printable import one_line
 
 SHOWN = 300
@@ -25,6 +25,9 @@ def print_preview(preview: DataPreview, console: Console) -> None:
         grid.add_row(Text("rows", style="dim"), "", Text(one_line(templates(source))))
         for row in source.rows:
             title = Text(f"row {row.number:,}", style="dim")
+            if row.spans:
+                grid.add_row(title, Text("learned", style="dim"), _learned(row))
+                continue
             for side in ("input", "target"):
                 grid.add_row(title, Text(side, style="dim"), _shown(getattr(row, side), f"data.max_{side}_tokens"))
                 title = Text()
@@ -35,8 +38,28 @@ def print_preview(preview: DataPreview, console: Console) -> None:
 
 def templates(source: SourcePreview) -> str:
     """What a row becomes, and by which format."""
-    arrow = f"{source.input} → {source.target}"
+    arrow = source.target if source.input is None else f"{source.input} → {source.target}"
     return f"read as {source.read_as}: {arrow}" if source.read_as else arrow
+
+
+def _learned(row: RowPreview) -> Text:
+    """A row as one text, what is learned of it in green between brackets (which need no colour), and what it takes."""
+    shown, left = Text(), SHOWN
+    for span in row.spans:
+        text = one_line(span.text[:left])
+        shown.append(f"⟦{text}⟧" if span.learned else text, style="green" if span.learned else "")
+        left -= len(text)
+        if left <= 0:
+            shown.append("…")
+            break
+    tokens = (row.input.tokens or 0, row.target.tokens or 0)
+    shown.append(f"  ({tokens[0]:,} tokens, {tokens[1]:,} of them learned)", style="dim")
+    cut = (row.input.cut_characters or 0) + (row.target.cut_characters or 0)
+    if cut:
+        shown.append(f"  its last {cut:,} characters are cut off (data.max_tokens)", style="yellow")
+    if row.input.unknown:
+        shown.append(f"  unknown to the tokenizer: {_characters(row.input.unknown)}", style="yellow")
+    return shown
 
 
 def _shown(text: TextPreview, limit: str) -> Text:

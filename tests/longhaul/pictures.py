@@ -30,6 +30,7 @@ from service.openapi.examples import by_schema
 from worker.training.doctor.random_t5 import SHAPES
 from worker.training.planning.budget import find_budget
 from worker.training.planning.memory_plan import plan_memory
+from worker.training.tasks.seq2seq.task import Seq2Seq
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "terminal"
 WIDTHS = (60, 80, 120)
@@ -143,7 +144,7 @@ def _plan_of_xl() -> Plan:
     shape = SHAPES["xl"] | {"dropout_rate": 0.1}
     spec = parse_spec({"data": {"train": "recipes.jsonl"}, "training": {"batch_size": 128}})
     budget = find_budget(spec.memory, "cuda", REFERENCE)
-    memory = plan_memory(spec, shape, (256, 256), device="cuda", budget=budget).model_copy(
+    memory = plan_memory(spec, Seq2Seq(), shape, (256, 256), device="cuda", budget=budget).model_copy(
         update={"host": HostPlan(copy_bytes=11_500_000_000, available_bytes=58_000_000_000, fits=True)}
     )
     model = ModelPlan(source="google/flan-t5-xl", parameters=2_849_757_184)

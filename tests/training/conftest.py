@@ -29,7 +29,7 @@ from worker.training.journal import Journal
 from worker.training.planning import memory_plan
 from worker.training.planning.predictor import Predictor
 from worker.training.tasks.seq2seq.batches import PairBatch
-from worker.training.tasks.seq2seq.limits import MicroBatchLimit
+from worker.training.tasks.seq2seq.limits import PairLimit
 
 VOCABULARY = 64
 WORDS = [f"w{number}" for number in range(VOCABULARY - 3)]
@@ -180,7 +180,7 @@ def workplace(tmp_path: Path) -> Workplace:
 
 def batches_of(rows: Rows, chosen: npt.NDArray[np.int64], micro_batch: int) -> list[PairBatch]:
     """These rows as one group, cut as the loop would cut it."""
-    return MicroBatchLimit.of(rows, micro_batch).batches(rows, [chosen], 0)
+    return PairLimit.of(rows, micro_batch).batches(rows, [chosen], 0)
 
 
 MakeRun = Callable[..., RunDir]

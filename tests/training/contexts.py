@@ -26,7 +26,7 @@ def as_loaded(model: PreTrainedModel, spec: JobSpec) -> LoadedModel:
     """A model that no file was loaded for."""
     parameters = list(model.parameters())
     return LoadedModel(
-        task=task_of(spec),
+        task=task_of(spec, "seq2seq"),
         model=model,
         tokenizer=None,  # type: ignore[arg-type]  # nothing is generated
         folder=Path(),

@@ -388,8 +388,13 @@ def test_a_bad_model_folder_is_refused_by_name(with_model: Workplace) -> None:
     (folder / "model.safetensors").write_bytes(weights)
     (folder / "tokenizer.json").unlink()
     assert code() == "no_tokenizer"
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
     assert code() == "model_not_supported"
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert code() == "no_tokenizer", "it is causal"
+    assert "of type 'llama', which the task seq2seq cannot" in str(
+        refusal(with_model, model="./my-model", task="seq2seq")
+    )
     (folder / "config.json").unlink()
     assert code() == "no_config"
 

@@ -48,7 +48,7 @@ def test_each_source_is_recognized_mixed_and_reported_by_itself(place: Workplace
         ("rows.jsonl", 2, 3),
         ("alpaca.json", 0.5, 3),
     ]
-    assert shown[0].input == "{input}" and "instruction" in shown[1].input
+    assert shown[0].input == "{input}" and "instruction" in str(shown[1].input)
     assert checked["read_as"] == "input and target, Alpaca"
     assert place.prepare_only(run)["rows_per_epoch"] == 90
     plan = run.plan()

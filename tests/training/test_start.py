@@ -29,6 +29,7 @@ from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.budget import Budget
 from worker.training.planning.memory_plan import plan_memory
 from worker.training.start import GpuNow, adjust_plan, apply_fallbacks, make_room, planned_event, times_out_of_memory
+from worker.training.tasks.seq2seq.task import Seq2Seq
 
 AUTO = {"memory": {"micro_batch": "auto", "optimizer": "auto"}}
 HOLDER = GpuProcess(pid=4711, name="python3", memory_bytes=12 * GIB)
@@ -85,7 +86,7 @@ def test_a_real_ladder_is_walked_again_with_the_optimizer_that_checkpoints_hold(
     spec = tiny_spec(**AUTO, training={"batch_size": 512})
     config = read_config(model_folder, "model")
     large = Budget(2 * GIB, "assumed", REFERENCE, margin=0)
-    memory = plan_memory(spec, config, (512, 512), device="cuda", budget=large)
+    memory = plan_memory(spec, Seq2Seq(), config, (512, 512), device="cuda", budget=large)
     before = make_run("a").plan()
     before = before.model_copy(
         update={
@@ -154,7 +155,7 @@ def test_what_the_job_says_of_recomputation_is_not_changed(plan: Plan) -> None:
 def test_real_predictions_of_rungs_fall(make_run: MakeRun, model_folder: Path) -> None:
     spec = tiny_spec(**AUTO)
     budget = Budget(GIB, "host", None, margin=0)
-    memory = plan_memory(spec, read_config(model_folder, "model"), (16, 16), device="cpu", budget=budget)
+    memory = plan_memory(spec, Seq2Seq(), read_config(model_folder, "model"), (16, 16), device="cpu", budget=budget)
     alternatives = Alternatives(spec, make_run("a").plan(), torch.device("cpu"))
     peaks = [
         memory.peak_bytes,
@@ -210,7 +211,12 @@ def plan_on_cpu(run: RunDir) -> MemoryPlan:
     spec, plan = run.spec(), run.plan()
     folder = Path(plan.model.folder or "")
     memory = plan_memory(
-        spec, read_config(folder, "model"), (16, 16), device="cpu", budget=Budget(GIB, "host", None, margin=0)
+        spec,
+        Seq2Seq(),
+        read_config(folder, "model"),
+        (16, 16),
+        device="cpu",
+        budget=Budget(GIB, "host", None, margin=0),
     )
     run.write_plan(plan.model_copy(update={"memory": memory}))
     return memory

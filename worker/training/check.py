@@ -25,7 +25,7 @@ from worker.training.dataset.preview import preview_rows
 from worker.training.dataset.split import split
 from worker.training.journal import Journal
 from worker.training.models import hub
-from worker.training.models.model_files import find_folder, read_config, validate_folder
+from worker.training.models.model_files import find_folder, readable_config, validate_folder
 from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
 from worker.training.rows.characters import Rewriter
@@ -34,10 +34,10 @@ from worker.training.rows.origin import Head, find_head
 from worker.training.rows.reading import format_of, open_files
 from worker.training.rows.row import NOT_UTF8, REPAIRS, Row, reencode
 from worker.training.rows.row_filter import RowFilter, UInt64
-from worker.training.rows.text import RowReader, Template
+from worker.training.rows.text import RowReader, Templates
 from worker.training.settings import TrainerSettings
 from worker.training.steps.order import rounded
-from worker.training.tasks.registry import task_of
+from worker.training.tasks.registry import builtin_of, task_for
 from worker.training.tasks.task import Config, Task
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     commit = before.plan.data.validation_revision if before else None
     validation = find_head(own, "data.validation", spec.data.format, settings, commit) if own else None
     journal.progress(0.1)
-    task = task_of(spec)
-    model, config, tokenizer = inspect_model(spec, settings, task, before.plan.model.revision if before else None)
+    model, config, tokenizer, task = inspect_model(spec, settings, before.plan.model.revision if before else None)
     journal.progress(0.3)
     sources, found = [], []
     for head, asked in zip(train, spec.data.sources, strict=True):
@@ -81,8 +80,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         templates = task.templates(spec.data.input, spec.data.target, columns, head.name)
         rows = inspect_rows(head, spec.data, templates)
         found.append((rows, templates))
-        read_as = None if spec.data.input else task.row_format(columns)
-        both = {"input": templates[0].source, "target": templates[1].source, "read_as": read_as}
+        read_as = None if spec.data.target else task.row_format(columns)
+        both = {"input": templates[0] and templates[0].source, "target": templates[1].source, "read_as": read_as}
         place = {"name": head.name, "place": head.place, "revision": head.revision}
         sources.append(SourcePlan(**place, **both, weight=asked.weight, rows=rows.estimated))
     journal.progress(0.4)
@@ -98,7 +97,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     previews = []
     for source, (rows, templates) in zip(sources, found, strict=True):
         described = source.model_dump(include={"name", "weight", "read_as", "input", "target"})
-        shown = preview_rows(rows.shown, templates, spec.data, tokenizer, embeddings)
+        shown = preview_rows(rows.shown, templates, spec.data, task, tokenizer, embeddings)
         previews.append(SourcePreview(**described, rows=shown))
     run.write_preview(DataPreview(sources=previews))
     journal.progress(0.5)
@@ -107,7 +106,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         train_revision=sources[0].revision,
         validation=validation.place if validation else None,
         validation_revision=validation.revision if validation else None,
-        validation_input=held_out_by and held_out_by[0].source,
+        validation_input=held_out_by and held_out_by[0] and held_out_by[0].source,
         validation_target=held_out_by and held_out_by[1].source,
         input=sources[0].input,
         target=sources[0].target,
@@ -115,10 +114,11 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         rows=sum(each.rows_per_epoch for each in sources),
         validation_rows=held_out,
     )
-    longest = rounded(np.array([spec.data.max_input_tokens, spec.data.max_target_tokens]))
+    longest = rounded(np.array(list(task.limits(spec.data).values())))
     memory = plan_stage(
         run,
         spec,
+        task,
         config,
         (int(longest[0]), int(longest[1])),
         settings,
@@ -126,16 +126,17 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         optimizer=before.optimizer if before else None,
     )
     plan = with_time(
-        make_plan(spec, model, data, settings.device, memory),
+        make_plan(spec, model, data, settings.device, memory, task=task.name),
         spec,
         config,
-        RowLengths.guessed(lengths_of(sources, [rows.characters for rows, _ in found]), spec.data),
+        RowLengths.guessed(lengths_of(sources, [rows.characters for rows, _ in found]), spec.data, task),
         settings,
         done=before.step if before else 0,
     )
     if not run.plan_is_final():
         run.write_plan(plan)
     summary = CheckSummary(
+        task=task.name,
         model=model.source if model.revision is None else f"{model.source} (commit {model.revision})",
         parameters=model.parameters,
         train=", ".join(each.text for each in sources),
@@ -195,25 +196,28 @@ def find_source_job(run: RunDir, spec: JobSpec) -> SourceJob | None:
 
 
 def inspect_model(
-    spec: JobSpec, settings: TrainerSettings, task: Task, commit: str | None = None
-) -> tuple[ModelPlan, Config, Path | None]:
-    """Which weights, and how many, their config.json, and the folder of their tokenizer; nothing is loaded.
+    spec: JobSpec, settings: TrainerSettings, commit: str | None = None
+) -> tuple[ModelPlan, Config, Path | None, Task]:
+    """Which weights, and how many, their config.json, the folder of their tokenizer, and the task; nothing is loaded.
 
-    The built-in model has no tokenizer before *prepare*. `commit`: the one of a hub model that a run began with; None:
+    A built-in model has no tokenizer before *prepare*. `commit`: the one of a hub model that a run began with; None:
     what the name stands for now. Raises Rejected, for a folder also as the guards would later.
     """
     source = spec.model
-    if source == task.builtin.name:
+    if (task := builtin_of(spec)) is not None:
         config = task.builtin.config
-        return ModelPlan(source=source, parameters=task.layout(config).parameters), config, None
+        return ModelPlan(source=source, parameters=task.layout(config).parameters), config, None, task
     if source.startswith(("./", "/")):
         folder = find_folder(settings.data, source)
+        config = readable_config(folder, source)
+        task = task_for(spec, config, source)
         parameters = sum(stored.elements for stored in validate_folder(folder, source, task).values())
-        return ModelPlan(source=source, folder=str(folder), parameters=parameters), read_config(folder, source), folder
-    found = hub.look_up(f"{source.partition('@')[0]}@{commit}" if commit else source, settings, task)
+        return ModelPlan(source=source, folder=str(folder), parameters=parameters), config, folder, task
+    found = hub.look_up(f"{source.partition('@')[0]}@{commit}" if commit else source, settings)
+    task = task_for(spec, found.config, source)
     parameters = task.layout(found.config).parameters
     plan = ModelPlan(source=source, revision=found.commit, parameters=parameters)
-    return plan, found.config, hub.folder_of(found, settings)
+    return plan, found.config, hub.folder_of(found, settings), task
 
 
 def columns_of(head: Head, csv: CsvFormat | None = None) -> set[str]:
@@ -273,23 +277,23 @@ class Inspected:
     invalid: dict[str, int]
     duplicates: int
     characters: list[tuple[int, int]]
-    """Of input and target of every usable row looked at."""
+    """Of what is only read and what is learned, of every usable row looked at."""
     split_keys: UInt64 | None
     """Of every usable row, as a split takes them; None: not all rows were looked at."""
     shown: list[Row]
     """The first two usable ones, and the longest."""
 
 
-def inspect_rows(head: Head, data: DataSpec, templates: tuple[Template, Template]) -> Inspected:
+def inspect_rows(head: Head, data: DataSpec, templates: Templates) -> Inspected:
     """Check the first rows. Raises BadData (`no_rows`, `too_many_invalid_rows`)."""
-    rows = FirstRows(head, templates[0].columns | templates[1].columns, CsvFormat.of(data))
+    rows = FirstRows(head, {column for one in templates if one for column in one.columns}, CsvFormat.of(data))
     row_filter = RowFilter(rows, RowReader(*templates, Rewriter() if data.normalize else None))
     characters: list[tuple[int, int]] = []
     keys: list[int] = []
     shown: list[Row] = []
     longest = 0
     for row, texts in row_filter.good_rows():
-        characters.append((len(texts.input), len(texts.target)))
+        characters.append(texts.characters)
         keys.append(texts.split_key)
         if len(characters) <= _FIRST:
             shown.append(row)

@@ -144,7 +144,7 @@ def set_up(
     loaded = load(
         folder,
         device,
-        task=task_of(spec),
+        task=task_of(spec, plan.task),
         dropout=spec.training.dropout,
         fused=spec.speed.fused,
         activation_checkpointing=plan.resolved.activation_checkpointing,

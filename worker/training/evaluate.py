@@ -84,7 +84,7 @@ def _fitting(
         if smaller is None:
             raise OutOfMemory(
                 f"memory ran out in an evaluation at micro-batch 1, one row of {bucket}: {shortage.text}",
-                hint="lower data.max_input_tokens and data.max_target_tokens, or take a smaller model",
+                hint=f"lower {' and '.join(context.loaded.task.limit_keys)}, or take a smaller model",
             )
         log.warning(
             "memory ran out in an evaluation; it is done again with %d instead of %d rows of %s: %s",

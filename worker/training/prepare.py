@@ -20,10 +20,10 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, Rejected
 from jobs.events import Adopted
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
-from jobs.spec import JobSpec
+from jobs.spec import BUILTIN_MODELS, JobSpec
 from worker.training.dataset.assembly import PICTURE, REJECTED, REPORT
 from worker.training.dataset.data import PreparedDataset
-from worker.training.dataset.writing import Templates, dataset_key, first_texts, write_dataset
+from worker.training.dataset.writing import dataset_key, first_texts, write_dataset
 from worker.training.journal import Journal
 from worker.training.models import model_store
 from worker.training.models.model_files import read_config, tokenizer_fingerprint
@@ -31,11 +31,12 @@ from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
 from worker.training.rows.origin import find_source
 from worker.training.rows.sources import Source
-from worker.training.rows.text import template
+from worker.training.rows.text import Templates, template
 from worker.training.settings import TrainerSettings
 from worker.training.steps.mixture import mixture_of
 from worker.training.store import content_key, full_disk_named, make_once
 from worker.training.tasks.registry import task_of
+from worker.training.tasks.task import Task
 
 _MOST_COPIED = 1 << 20
 """Bytes of `rejected.jsonl` that the run directory gets."""
@@ -44,19 +45,23 @@ _MOST_COPIED = 1 << 20
 def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> PrepareResult:
     """What goes into job.prepared; plan.json is completed. Raises StageError."""
     spec, plan, again = run.spec(), run.plan(), run.plan_is_final()
+    task = task_of(spec, plan.task)
     planned = plan.data.sources_of(spec)
     sources = find_sources(spec, plan.data, settings, journal)
     named = [(each.input, each.target) for each in planned]
     if len(sources) > len(planned):  # validation rows of their own
-        named.append((plan.data.validation_input or named[0][0], plan.data.validation_target or named[0][1]))
-    templates = [(template(one, "data.input"), template(other, "data.target")) for one, other in named]
+        own = plan.data.validation_input, plan.data.validation_target
+        named.append(named[0] if own[1] is None else (own[0], own[1]))
+    templates = [
+        (None if one is None else template(one, "data.input"), template(other, "data.target")) for one, other in named
+    ]
     read = list(zip(sources, templates, strict=True))
     with full_disk_named(settings.models):
-        model = ready_model(plan.model, read[: len(planned)], spec, settings, journal, thorough=again)
-    folder = settings.prepared / dataset_key(read, tokenizer_fingerprint(model), spec.data)
+        model = ready_model(plan.model, read[: len(planned)], spec, task, settings, journal, thorough=again)
+    folder = settings.prepared / dataset_key(read, tokenizer_fingerprint(model), spec.data, task)
 
     def make(partial: Path) -> None:
-        layout = task_of(spec).layout(read_config(model, plan.model.source))
+        layout = task.layout(read_config(model, plan.model.source))
         try:
             write_dataset(
                 partial,
@@ -64,6 +69,7 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
                 model=model,
                 embeddings=layout.shapes[layout.embedding][0],
                 data=spec.data,
+                task=task,
                 journal=journal,
             )
         except BadData:  # nothing of it stays, but what is wrong with which rows has to be known
@@ -102,11 +108,13 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
         run.write_plan(complete)
         return done(complete, dataset, None)
     config = read_config(model, plan.model.source)
-    longest = task_of(spec).limit(dataset.train, 1).longest
+    longest = task.limit(dataset.train, 1).longest
     widths = longest.input_width, longest.target_width
     began = plan.resolved.optimizer if spec.resume_from is not None else None
-    memory = plan_stage(run, spec, config, widths, settings, journal, plan.memory, optimizer=began)
-    complete = make_plan(spec, plan.model.model_copy(update={"folder": str(model)}), data, settings.device, memory)
+    memory = plan_stage(run, spec, task, config, widths, settings, journal, plan.memory, optimizer=began)
+    complete = make_plan(
+        spec, plan.model.model_copy(update={"folder": str(model)}), data, settings.device, memory, task=task.name
+    )
     adopted = take_over(run, spec, complete, journal)
     epoch = mixture.epoch(0)
     complete = with_time(
@@ -139,7 +147,7 @@ def check_content(run: RunDir, plan: Plan, model: Path, dataset: Path) -> None:
         ("model", plan.model.folder, model),
         ("data.train", plan.data.prepared, dataset),
     ):
-        if param == "model" and plan.model.source == task_of(run.spec()).builtin.name:
+        if param == "model" and plan.model.source in BUILTIN_MODELS:
             continue  # its tokenizer is made from the rows
         if before is not None and Path(before).name != now.name:
             what, hint = plan.model.source, "bring it back as it was"
@@ -184,6 +192,7 @@ def ready_model(
     plan: ModelPlan,
     train: Sequence[tuple[Source, Templates]],
     spec: JobSpec,
+    task: Task,
     settings: TrainerSettings,
     journal: Journal,
     *,
@@ -193,11 +202,10 @@ def ready_model(
 
     The built-in model is learned from `train`, the training rows. `thorough`: what is there is read.
     """
-    task, data, seed = task_of(spec), spec.data, spec.training.seed
-    builtin = task.builtin
+    data, seed, builtin = spec.data, spec.training.seed, task.builtin
     if plan.source != builtin.name:
         return model_store.stored_model(plan, settings, task, journal, thorough=thorough)
-    facts = [[source.hashes, *(each.source for each in both)] for source, both in train]
+    facts = [[source.hashes, *(each and each.source for each in both)] for source, both in train]
     learned_from = facts[0] if len(facts) == 1 else facts
     made_from = [
         builtin.version,

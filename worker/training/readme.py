@@ -10,7 +10,7 @@ from importlib.metadata import version
 from jobs.attempt import Noted
 from jobs.disk.rundir import RunDir
 from jobs.events import EvaluationFinished, Sample
-from jobs.spec import WeightedSource
+from jobs.spec import DataSpec, WeightedSource
 from jobs.version import VERSION
 from worker.training.context import TrainingContext
 from worker.training.models.model_files import GENERATION_CONFIG
@@ -40,8 +40,10 @@ def readme(context: TrainingContext, *, step: int, loss: float | None) -> str:
         f"| base model | {_cell(base)} ({loaded.parameters:,} parameters) |",
         f"| data | {_cell(_named(spec.data.sources))}: {report.train_rows:,} rows to learn from, "
         f"{report.validation_rows:,} held out; prepared as `{context.data.folder.name}` |",
-        f"| input | `{_cell(plan.data.input)}`, at most {spec.data.max_input_tokens:,} tokens |",
-        f"| target | `{_cell(plan.data.target)}`, at most {spec.data.max_target_tokens:,} tokens |",
+        f"| task | {plan.task} |",
+        *([] if plan.data.input is None else [f"| input | `{_cell(plan.data.input)}` |"]),
+        f"| target | `{_cell(plan.data.target)}` |",
+        f"| limits | {', '.join(f'{key} {_limit(spec.data, key):,}' for key in loaded.task.limit_keys)} |",
         f"| training | {training.epochs:,} epochs, batch size {training.batch_size:,}, learning rate "
         f"{training.learning_rate:g} ({training.lr_scheduler}, warm-up ratio {training.warmup_ratio:g}), "
         f"{resolved.optimizer}, weight decay {training.weight_decay:g}, dropout {dropout}, seed {training.seed} |",
@@ -69,6 +71,7 @@ def generation_config(context: TrainingContext) -> dict[str, object]:
         base = context.loaded.model.generation_config.to_diff_dict()
     return {
         **{key: value for key, value in base.items() if key != "max_length"},
+        **context.loaded.task.generation(context.loaded.folder),
         "max_new_tokens": context.longest_target,
     }
 
@@ -93,9 +96,8 @@ def _front_matter(base: str | None) -> list[str]:
 def _usage(context: TrainingContext, evaluations: dict[int, EvaluationFinished], step: int) -> list[str]:
     """A snippet that writes what a sample says, where there is one that is read again as it was."""
     found = evaluations.get(step)
-    sample = _sample_to_repeat(context, found.samples if found else [])
-    text = "your input, written as in the table above" if sample is None else sample.input
-    limit, auto_class = context.spec.data.max_input_tokens, context.loaded.task.auto_class().__name__
+    text, sample = _sample_to_repeat(context, found.samples if found else [])
+    usage, auto_class = context.loaded.task.usage(context.spec.data), context.loaded.task.auto_class().__name__
     lines = [
         "## Use",
         "",
@@ -104,9 +106,9 @@ def _usage(context: TrainingContext, evaluations: dict[int, EvaluationFinished],
         "",
         f'model = {auto_class}.from_pretrained(".", dtype="bfloat16")  # this folder',
         'tokenizer = AutoTokenizer.from_pretrained(".")',
-        f"text = {json.dumps(text, ensure_ascii=False)}",
-        f'inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length={limit})',
-        "print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))",
+        f"text = {json.dumps(text or usage.text, ensure_ascii=False)}",
+        f"inputs = {usage.inputs}",
+        f"print(tokenizer.decode({usage.output}, skip_special_tokens=True))",
         "```",
         "",
     ]
@@ -115,14 +117,19 @@ def _usage(context: TrainingContext, evaluations: dict[int, EvaluationFinished],
     return lines
 
 
-def _sample_to_repeat(context: TrainingContext, samples: list[Sample]) -> Sample | None:
-    """The first whose text, tokenized again, gives the tokens that the model was given."""
-    rows, tokenizer = context.data.validation, context.loaded.tokenizer
+def _sample_to_repeat(context: TrainingContext, samples: list[Sample]) -> tuple[str | None, Sample | None]:
+    """The first sample whose text, tokenized again, gives the tokens that the model was given; and that text."""
+    loaded, rows = context.loaded, context.data.validation
     for number, sample in enumerate(samples):
-        again = tokenizer(sample.input, truncation=True, max_length=context.spec.data.max_input_tokens)["input_ids"]
-        if list(again) == rows.input(number).tolist():
-            return sample
-    return None
+        text = loaded.task.prompt(rows, number, loaded.tokenizer, context.spec.data)
+        if text is not None:
+            return text, sample
+    return None, None
+
+
+def _limit(data: DataSpec, key: str) -> int:
+    limit: int = getattr(data, key.partition(".")[2])
+    return limit
 
 
 def _curve(run: RunDir, evaluations: dict[int, EvaluationFinished]) -> list[str]:

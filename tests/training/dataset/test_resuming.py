@@ -26,6 +26,7 @@ from worker.training.journal import Journal
 from worker.training.rows.origin import find_source
 from worker.training.rows.text import template
 from worker.training.tasks.seq2seq import builtin
+from worker.training.tasks.seq2seq.task import Seq2Seq
 
 LIMIT_S = 300
 ROWS = 40_000
@@ -78,6 +79,7 @@ def write(place: Workplace, folder: Path, workers: int, progress: Callable[..., 
         model=model,
         embeddings=builtin.VOCABULARY,
         data=spec.data,
+        task=Seq2Seq(),
         journal=journal,
         workers=workers,
     )

@@ -24,7 +24,7 @@ from worker.training.memory.first_step import compare, correct, predict, report
 from worker.training.optimizers.adamw import AdamW
 from worker.training.planning.prediction import Setting
 from worker.training.steps.shape import MicroBatchShape
-from worker.training.tasks.seq2seq.limits import MicroBatchLimit
+from worker.training.tasks.seq2seq.limits import PairLimit
 
 
 class Recorded(FakeAlternatives):
@@ -67,7 +67,7 @@ def test_the_step_that_comes_is_foreseen_before_it_begins(dataset: PreparedDatas
     context = training_context(noting.folder, as_loaded(model, spec), dataset, spec, optimizer, noting)
     rows = dataset.train
     for done in steps(context):
-        alternatives, groups, limit = Recorded(), context.order.groups_of(done.step - 1), MicroBatchLimit.of(rows, 4)
+        alternatives, groups, limit = Recorded(), context.order.groups_of(done.step - 1), PairLimit.of(rows, 4)
         predict(torch.device("cpu"), planned(), rows, groups, limit, alternatives)
         assert alternatives.shapes == []
         predict(torch.device("cuda"), planned(), rows, groups, limit, alternatives)

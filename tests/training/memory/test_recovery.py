@@ -41,7 +41,7 @@ from worker.training.steps.order import StepOrder
 from worker.training.steps.result import StepResult
 from worker.training.steps.safe_size import SafeSize
 from worker.training.tasks.seq2seq.batches import PairBatch
-from worker.training.tasks.seq2seq.limits import MicroBatchLimit
+from worker.training.tasks.seq2seq.limits import PairLimit
 
 SHORT, LONG = "input ≤ 64, target ≤ 64", "input ≤ 128, target ≤ 64"
 ROWS, BATCH, EPOCHS = 24, 8, 3
@@ -442,7 +442,7 @@ def test_on_oom_fail_says_what_would_have_done(
     assert noting.facts == [] and len(list((tmp_path / "oom_reports").iterdir())) == 1
 
 
-@pytest.mark.parametrize("where", [(MicroBatchLimit, "batches"), (loop, "seed_step")])
+@pytest.mark.parametrize("where", [(PairLimit, "batches"), (loop, "seed_step")])
 def test_memory_that_runs_out_before_the_first_micro_batch_is_recovered(
     where: tuple[Any, str], rows: PreparedDataset, noting: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from worker.training.planning.memory_plan import fallbacks, plan_memory
 from worker.training.planning.picture import draw, figure_of
 from worker.training.planning.stages import is_current
 from worker.training.tasks.seq2seq import builtin
+from worker.training.tasks.seq2seq.task import Seq2Seq
 
 NAME = "cooks/t5-xl"
 SHORT = {"max_input_tokens": 256, "max_target_tokens": 256}
@@ -119,7 +120,13 @@ def test_a_gpu_that_has_room_for_the_least_can_take_what_was_planned_for_a_large
     def again(usable: int) -> MemoryPlan:
         budget = on_gpu(usable, "gpu", small)
         return plan_memory(
-            spec, CONFIG | XL | {"dropout_rate": 0.1}, longest, device="cuda", budget=budget, optimizer=large.optimizer
+            spec,
+            Seq2Seq(),
+            CONFIG | XL | {"dropout_rate": 0.1},
+            longest,
+            device="cuda",
+            budget=budget,
+            optimizer=large.optimizer,
         )
 
     found = again(small.usable_bytes)
@@ -268,12 +275,18 @@ def test_a_budget_that_is_too_small_on_a_cpu_is_refused(workplace: Workplace) ->
 def test_an_attempt_goes_on_with_its_optimizer() -> None:
     spec = parse_spec({"data": {"train": "rows.jsonl"}})
     budget = find_budget(spec.memory, "cuda", gpu(24))
-    plan = plan_memory(spec, builtin.CONFIG, (64, 64), device="cuda", budget=budget, optimizer="adafactor")
+    plan = plan_memory(spec, Seq2Seq(), builtin.CONFIG, (64, 64), device="cuda", budget=budget, optimizer="adafactor")
     assert (plan.optimizer, plan.activation_checkpointing, plan.micro_batch) == ("adafactor", 0, 128)
     assert plan.disk is None and plan.why.startswith("the run began with adafactor; ")
     with pytest.raises(Rejected) as caught:
         plan_memory(
-            spec, builtin.CONFIG, (64, 64), device="cuda", budget=Budget(2**20, "job", None, 0), optimizer="adamw"
+            spec,
+            Seq2Seq(),
+            builtin.CONFIG,
+            (64, 64),
+            device="cuda",
+            budget=Budget(2**20, "job", None, 0),
+            optimizer="adamw",
         )
     assert "adafactor" not in f"{caught.value} {caught.value.hint}", "no hint suggests what would be refused"
 
@@ -282,7 +295,7 @@ def test_a_config_that_no_attempt_could_train_with_is_refused() -> None:
     spec = parse_spec({"data": {"train": "rows.jsonl"}})
     config = {key: value for key, value in CONFIG.items() if key != "decoder_start_token_id"}
     with pytest.raises(Rejected, match="it has no decoder_start_token_id") as caught:
-        plan_memory(spec, config, (64, 64), device="cpu", budget=find_budget(spec.memory, "cpu", None))
+        plan_memory(spec, Seq2Seq(), config, (64, 64), device="cpu", budget=find_budget(spec.memory, "cpu", None))
     assert caught.value.detail_code == "bad_config"
 
 

@@ -23,6 +23,7 @@ from worker.training.planning.time_plan import RowLengths, with_time
 from worker.training.settings import TrainerSettings, from_environment
 from worker.training.tasks.seq2seq import builtin
 from worker.training.tasks.seq2seq.flops import PairFlops
+from worker.training.tasks.seq2seq.task import Seq2Seq
 
 H200 = GpuFacts("NVIDIA H200", 143_771 * 2**20)
 RTX_5090 = TrainerSettings(
@@ -76,7 +77,7 @@ def test_some_rows_stand_for_all_and_each_counts_by_its_own_length() -> None:
 
 def test_without_a_tokenizer_lengths_are_guessed_from_characters_and_cut_as_tokens_will_be() -> None:
     spec, _ = job(8, data={"train": "rows.jsonl", "max_input_tokens": 64, "max_target_tokens": 32})
-    guessed = RowLengths.guessed([(41, 4), (100_000, 100_000), (0, 1)], spec.data)
+    guessed = RowLengths.guessed([(41, 4), (100_000, 100_000), (0, 1)], spec.data, Seq2Seq())
     assert guessed.estimated
     assert guessed.inputs.tolist() == [12, 64, 1] and guessed.targets.tolist() == [2, 32, 2]
     text = time_of(6_000_000, guessed).text
@@ -116,7 +117,9 @@ def test_check_guesses_prepare_counts_and_both_say_so(tmp_path: Path, gpu: GpuFa
     assert checked == checked | {"estimated": True, "gpu": gpu and gpu.name, "assumed": False}
     guessed = run.plan().time
     assert guessed is not None and checked["text"] == guessed.text
-    lengths = RowLengths.guessed([(len(row["input"]), len(row["target"])) for row in pairs(60)], run.spec().data)
+    lengths = RowLengths.guessed(
+        [(len(row["input"]), len(row["target"])) for row in pairs(60)], run.spec().data, Seq2Seq()
+    )
     flops = 3 * PairFlops.of_config(builtin.CONFIG).rows(lengths.inputs, lengths.targets)
     trained = 60 - run.plan().data.validation_rows
     assert trained == 59 and guessed.model_flops == pytest.approx(flops * trained / 60)
@@ -140,7 +143,7 @@ def test_four_characters_a_token_is_about_right_for_recipes() -> None:
     with gzip.open(SHARED_DATA / "recipes_main_20k.jsonl.gz", "rt") as file:
         recipes = [json.loads(line) for line in itertools.islice(file, 2000)]
     sides = [(" ".join([each["title"], *each["ingredients"]]), " ".join(each["directions"])) for each in recipes]
-    guessed = RowLengths.guessed([(len(left), len(right)) for left, right in sides], spec.data)
+    guessed = RowLengths.guessed([(len(left), len(right)) for left, right in sides], spec.data, Seq2Seq())
     for side, lengths in enumerate((guessed.inputs, guessed.targets)):
         counted = [min(len(one.ids), 512) for one in tokenizer.encode_batch([texts[side] for texts in sides])]
         assert lengths.sum() == pytest.approx(sum(counted), rel=0.06)

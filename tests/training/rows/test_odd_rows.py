@@ -19,7 +19,7 @@ from jobs.errors import BadData
 from tests.training.workplace import SHARED_DATA, Workplace, pairs
 from worker.training.dataset.data import PreparedDataset
 from worker.training.rows.text import Template, letters_and_digits, template
-from worker.training.tasks.seq2seq.columns import RECIPE_INPUT, RECIPE_TARGET
+from worker.training.tasks.columns import RECIPE_INPUT, RECIPE_TARGET
 
 KEPT = "kept"
 

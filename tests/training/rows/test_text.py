@@ -9,8 +9,9 @@ import pytest
 
 from jobs.errors import BadData, Rejected
 from worker.training.rows.characters import Rewriter
-from worker.training.rows.text import Defect, RowReader, Texts, letters_and_digits, template
-from worker.training.tasks.seq2seq.columns import FORMATS, choose_templates, recognize
+from worker.training.rows.row import Defect
+from worker.training.rows.text import RowReader, Texts, letters_and_digits, template
+from worker.training.tasks.columns import PAIRS, choose_templates, recognize
 
 
 def reader(input: str = "question", target: str = "answer", normalized: bool = True) -> RowReader:
@@ -120,18 +121,18 @@ RECIPE = {"title": "Pie", "ingredients": ["apples", "flour"]}
     ],
 )  # fmt: skip
 def test_the_usual_formats_are_recognized(columns: dict[str, Any], input: str, target: str) -> None:
-    texts = RowReader(*choose_templates(None, None, columns.keys(), "rows.jsonl"), None).read(columns)
+    texts = RowReader(*choose_templates(None, None, columns.keys(), "rows.jsonl", PAIRS), None).read(columns)
     assert (texts.input, texts.target) == (input, target)
 
 
 def test_every_format_that_is_recognized_is_tried_above() -> None:
     tried = test_the_usual_formats_are_recognized.pytestmark[0].args[1]
-    assert {recognize(columns.keys()) for columns, _, _ in tried} == set(FORMATS)
+    assert {recognize(columns.keys(), PAIRS) for columns, _, _ in tried} == set(PAIRS)
 
 
 def test_columns_that_are_not_recognized_are_listed_with_what_to_write() -> None:
     with pytest.raises(BadData) as caught:
-        choose_templates(None, None, ["ask", "tell"], "rows.jsonl")
+        choose_templates(None, None, ["ask", "tell"], "rows.jsonl", PAIRS)
     assert caught.value.detail_code == "no_usable_columns"
     assert "recognized in rows.jsonl; it has: ask, tell" in str(caught.value)
     assert "data.input and data.target" in str(caught.value.hint) and "OpenAI chat" in str(caught.value.hint)
@@ -141,18 +142,18 @@ def test_long_names_of_columns_are_cut_in_a_message() -> None:
     columns = ["a" * 100_000, "translation." + "b" * 100_000, "translation." + "c" * 100_000]
     for input in (None, "x"):
         with pytest.raises(BadData) as caught:
-            choose_templates(input, input, columns, "rows.jsonl")
+            choose_templates(input, input, columns, "rows.jsonl", PAIRS)
         assert len(str(caught.value)) + len(str(caught.value.hint)) < 2000
 
 
 def test_a_translation_asks_which_way_and_takes_the_answer() -> None:
     columns = ["id", "translation", "translation.de", "translation.en"]
     with pytest.raises(BadData) as caught:
-        choose_templates(None, None, columns, "rows.jsonl")
+        choose_templates(None, None, columns, "rows.jsonl", PAIRS)
     assert caught.value.hint == (
         "say which way: data.input: {translation.de} and data.target: {translation.en}, or the reverse"
     )
-    templates = choose_templates("{translation.de}", "{translation.en}", columns, "rows.jsonl")
+    templates = choose_templates("{translation.de}", "{translation.en}", columns, "rows.jsonl", PAIRS)
     assert RowReader(*templates, None).read({"translation": {"de": "Brot", "en": "bread"}}).input == "Brot"
 
 
@@ -231,12 +232,12 @@ def test_a_reply_is_one_under_any_of_its_names(role: str) -> None:
 
 def test_an_unknown_column_is_named_with_those_there_are() -> None:
     with pytest.raises(BadData) as caught:
-        choose_templates("{prompt}", "{title} {answr}", ["prompt", "title", "answer"], "rows.jsonl")
+        choose_templates("{prompt}", "{title} {answr}", ["prompt", "title", "answer"], "rows.jsonl", PAIRS)
     assert (caught.value.detail_code, caught.value.param) == ("unknown_column", "data.target")
     assert "'answr'; there are: answer, prompt, title" in str(caught.value)
     assert str(caught.value.hint).startswith("did you mean 'answer'?")
     with pytest.raises(BadData, match=re.escape("no row of rows.jsonl has a column 'a.c'")):
-        choose_templates("a.c", "a.b", ["a", "a.b"], "rows.jsonl")
+        choose_templates("a.c", "a.b", ["a", "a.b"], "rows.jsonl", PAIRS)
 
 
 @pytest.mark.parametrize(

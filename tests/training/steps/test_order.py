@@ -12,7 +12,7 @@ from tests.summaries import dataset_summary
 from worker.training.dataset.data import Int64, PreparedDataset, Rows, Writer
 from worker.training.steps.mixture import Mixture
 from worker.training.steps.order import POOL_ROWS, StepOrder, rounded
-from worker.training.tasks.seq2seq.widths import PairWidths
+from worker.training.tasks.widths import PairWidths
 
 MakeRows = Callable[..., Rows]
 

@@ -1,8 +1,10 @@
 """A prepared dataset: tokens of checked rows in flat files, memory-mapped; content-addressed and never changed.
 
-A folder holds `input.tokens` and `target.tokens` (uint16, or uint32 for vocabularies above 65,536; end-of-sequence
-included), `input.offsets` and `target.offsets` (int64, one more than rows), `train.rows` and `validation.rows` (int64
-row numbers of the two parts), `rejected.jsonl` (what was rejected, and why) and `manifest.json`, written last.
+A folder holds `input.tokens` and `target.tokens` (uint16, or uint32 for vocabularies above 65,536): what the model
+reads, and what it learns of it, in numbers whose meaning is the task's (of seq2seq the tokens of both texts,
+end-of-sequence included). Besides `input.offsets` and `target.offsets` (int64, one more than rows), `train.rows` and
+`validation.rows` (int64 row numbers of the two parts), `rejected.jsonl` (what was rejected, and why) and
+`manifest.json`, written last.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
     from jobs.dataset_report import DatasetSummary
     from worker.training.dataset.manifest import Manifest
 
-FORMAT = 5
+FORMAT = 6
 """Goes up whenever the same rows would be prepared differently."""
 SIDES = ("input", "target")
 PARTS = ("train", "validation")

@@ -2,27 +2,78 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
-from worker.training.dataset.tokens import EncodedTexts, Encoder, TokenizerState
+from jobs.preview import RowPreview
+from jobs.spec import DataSpec
+from worker.training.dataset.data import SIDES
+from worker.training.dataset.tokens import EncodedTexts, TokenizerState
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.row import Block
 from worker.training.rows.row_counts import RowCounts
 from worker.training.rows.row_filter import EXCERPT, Rejection, UInt64, parse_rows
-from worker.training.rows.text import RowReader, Template, Texts
+from worker.training.rows.text import RowReader, Templates, Texts
+
+Limits = Mapping[str, int]
+"""By side: how many numbers a row has at most."""
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """Rows as numbers, by side; those with a defect are in none."""
+
+    sides: Mapping[str, EncodedTexts]
+    defects: Mapping[int, str] = field(default_factory=dict)
+    """Why a row cannot be used after all, by its place among those given."""
+
+
+class RowEncoder(Protocol):
+    """Turns the texts of rows into numbers: what a model reads (input), and what it learns (target)."""
+
+    def encode(self, texts: Sequence[Texts]) -> EncodedRows:
+        """Of each row at most as many numbers as the limits allow."""
+
+    def preview(self, number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
+        """A row for people: what `encode` makes of it, and what is lost."""
+
+
+class RowTask(Protocol):
+    """What the dataset asks of a task. Can be sent to another process."""
+
+    @property
+    def name(self) -> str:
+        """As in `task.type` of a job."""
+
+    @property
+    def variant(self) -> object:
+        """What else of the job's `task` decides the numbers of a row; JSON."""
+
+    def limits(self, data: DataSpec) -> Limits:
+        """Numbers of each side at most."""
+
+    def tokenizer(self, folder: Path) -> TokenizerState:
+        """The tokenizer in a model folder. Raises Rejected (`tokenizer_unusable`)."""
+
+    def tried(self, tokenizer: TokenizerState, texts: Sequence[Texts], limits: Limits) -> TokenizerState:
+        """The same, with what these rows, a job's first ones, show of it. Raises Rejected (`tokenizer_unusable`, …)."""
+
+    def encoder(self, tokenizer: TokenizerState, limits: Limits) -> RowEncoder:
+        """By a tokenizer that was tried."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How rows become tokens. Can be sent to another process."""
 
-    input: Template
-    target: Template
+    task: RowTask
+    templates: Templates
     tokenizer: TokenizerState
-    max_input_tokens: int
-    max_target_tokens: int
+    limits: Limits
     rewrites: dict[str, str] | None
     """Characters to write differently; None: nothing is normalized."""
 
@@ -43,7 +94,7 @@ class EncodedBlock:
     """[rows] equal rows have equal ones."""
     split_keys: UInt64
     """[rows] rows that belong on the same side of a split have equal ones."""
-    texts: dict[str, EncodedTexts]
+    texts: Mapping[str, EncodedTexts]
     """By side: input, target."""
 
 
@@ -52,37 +103,36 @@ class BlockEncoder:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self._encoder = Encoder(recipe.tokenizer)
+        self._encoder = recipe.task.encoder(recipe.tokenizer, recipe.limits)
         self._rewrite = None if recipe.rewrites is None else Rewriter(recipe.rewrites)
 
     def encode(self, block: Block) -> EncodedBlock:
         """Parse, check and tokenize all rows of a block."""
-        recipe = self._recipe
-        reader = RowReader(recipe.input, recipe.target, self._rewrite)
+        reader = RowReader(*self._recipe.templates, self._rewrite)
         counts = reader.counts()
         rejected: list[Rejection] = []
-        numbers: list[int] = []
-        excerpts: list[str] = []
-        texts: list[Texts] = []
+        usable: list[tuple[int, str, Texts]] = []
         for row, found in parse_rows(block.rows(), reader):
             counts.read += 1
             if isinstance(found, Rejection):
-                counts.reject(row.number, found.reason)
                 rejected.append(found)
             else:
-                numbers.append(row.number)
-                excerpts.append(row.text[:EXCERPT])
-                texts.append(found)
+                usable.append((row.number, row.text[:EXCERPT], found))
+        encoded = self._encoder.encode([texts for _, _, texts in usable])
+        for place, defect in encoded.defects.items():
+            number, excerpt, _ = usable[place]
+            rejected.append(Rejection(number, defect, excerpt))
+        rejected.sort(key=lambda one: one.number)
+        for one in rejected:
+            counts.reject(one.number, one.reason)
+        kept = [one for place, one in enumerate(usable) if place not in encoded.defects]
         return EncodedBlock(
             file=block.file,
             counts=counts,
             rejected=rejected,
-            numbers=numbers,
-            excerpts=excerpts,
-            keys=np.array([one.key for one in texts], np.uint64),
-            split_keys=np.array([one.split_key for one in texts], np.uint64),
-            texts={
-                "input": self._encoder.encode([one.input for one in texts], recipe.max_input_tokens),
-                "target": self._encoder.encode([one.target for one in texts], recipe.max_target_tokens),
-            },
+            numbers=[number for number, _, _ in kept],
+            excerpts=[excerpt for _, excerpt, _ in kept],
+            keys=np.array([texts.key for _, _, texts in kept], np.uint64),
+            split_keys=np.array([texts.split_key for _, _, texts in kept], np.uint64),
+            texts={side: encoded.sides[side] for side in SIDES},
         )

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from jobs.errors import BadData
 from jobs.spec import DataSpec
-from worker.training.dataset import tokens
 from worker.training.dataset.assembly import Assembly
 from worker.training.dataset.data import FORMAT
-from worker.training.dataset.encoding import Recipe
+from worker.training.dataset.encoding import Recipe, RowTask
 from worker.training.dataset.pool import EncoderPool, cores
 from worker.training.journal import Journal
 from worker.training.rows.characters import Rewriter
@@ -27,22 +26,20 @@ from worker.training.rows.row import Reader
 from worker.training.rows.row_counts import RowCounts
 from worker.training.rows.row_filter import RowFilter
 from worker.training.rows.sources import Source
-from worker.training.rows.text import RowReader, Template
+from worker.training.rows.text import RowReader, Templates
 from worker.training.store import content_key
 
 BLOCK_ROWS = 500
-Templates = tuple[Template, Template]
-"""Of input and target."""
 
 log = logging.getLogger("longhaul.trainer")
 
 
-def dataset_key(sources: Sequence[tuple[Source, Templates]], tokenizer: str, data: DataSpec) -> str:
+def dataset_key(sources: Sequence[tuple[Source, Templates]], tokenizer: str, data: DataSpec, task: RowTask) -> str:
     """Name of the prepared dataset: whatever decides its bytes, hashed; so neither the seed nor the weights of sources.
 
     `sources` with their templates; `tokenizer`: a fingerprint.
     """
-    named = [[one.source for one in both] for _, both in sources]
+    named = [[one and one.source for one in both] for _, both in sources]
     return content_key(
         [
             FORMAT,
@@ -50,8 +47,7 @@ def dataset_key(sources: Sequence[tuple[Source, Templates]], tokenizer: str, dat
             [each for source, _ in sources for each in source.hashes],
             named[0] if all(each == named[0] for each in named) else named,
             tokenizer,
-            data.max_input_tokens,
-            data.max_target_tokens,
+            [task.name, task.variant, task.limits(data)],
             data.csv_lists,
             data.csv_quoting,
             data.normalize,
@@ -68,6 +64,7 @@ def write_dataset(
     model: Path,
     embeddings: int,
     data: DataSpec,
+    task: RowTask,
     journal: Journal,
     workers: int | None = None,
 ) -> None:
@@ -75,23 +72,21 @@ def write_dataset(
 
     Resumes where an earlier one ended.
 
-    Raises BadData (`too_many_invalid_rows`, `no_rows`), Rejected (`tokenizer_unusable`, `limit_too_small`), StageError
-    (`worker_killed`).
+    Raises BadData (`too_many_invalid_rows`, `no_rows`), Rejected as `RowTask.tried`, StageError (`worker_killed`).
     """
-    limits = {"input": data.max_input_tokens, "target": data.max_target_tokens}
-    tokenizer = tokens.TokenizerState.read(model)
+    limits = task.limits(data)
+    tokenizer = task.tokenizer(model)
     tokenizer.check_vocabulary(embeddings)
     rewrites = tokenizer.rewrites() if data.normalize else None
     rewriter = None if rewrites is None else Rewriter(rewrites)
     first = islice(_row_filter(*sources[0], data, rewriter).good_rows(), BLOCK_ROWS)
-    tokenizer = tokenizer.tried([text for _, texts in first for text in (texts.input, texts.target)])
-    tokenizer.check_limits(limits)
+    tokenizer = task.tried(tokenizer, [texts for _, texts in first], limits)
     with Assembly(folder, tokenizer.size, len(sources)) as assembly:
         if any(assembly.blocks):
             log.info("resuming behind the %d rows that were prepared before", assembly.rows)
         for number, (source, both) in enumerate(sources):
             if number == len(assembly.ends):
-                recipe = Recipe(*both, tokenizer, data.max_input_tokens, data.max_target_tokens, rewrites)
+                recipe = Recipe(task, both, tokenizer, limits, rewrites)
                 reader = open_source(source, _columns(both), CsvFormat.of(data))
                 with EncoderPool(recipe, cores() if workers is None else workers) as pool:
                     _add_source(assembly, pool, reader, len(sources), journal)
@@ -131,7 +126,7 @@ def check_usable(counts: RowCounts, source: Source, data: DataSpec) -> None:
 
 
 def first_texts(train: Sequence[tuple[Source, Templates]], data: DataSpec, most: int) -> list[str]:
-    """Inputs and targets of the first rows, at least one of each source and at most so many of all: what the tokenizer
+    """The texts of the first rows, at least one of each source and at most so many of all: what the tokenizer
     is learned from."""
     found = []
     for source, both in train:
@@ -139,7 +134,7 @@ def first_texts(train: Sequence[tuple[Source, Templates]], data: DataSpec, most:
         rows = list(islice(row_filter.good_rows(), max(1, most // len(train))))
         if not rows:
             check_usable(row_filter.counts, source, data)
-        found += [text for _, texts in rows for text in (texts.input, texts.target)]
+        found += [text for _, texts in rows for text in texts.all]
     return found
 
 
@@ -149,7 +144,7 @@ def _row_filter(source: Source, templates: Templates, data: DataSpec, rewrite: R
 
 
 def _columns(templates: Templates) -> set[str]:
-    return {column for one in templates for column in one.columns}
+    return {column for one in templates if one for column in one.columns}
 
 
 def _typography(data: DataSpec) -> Rewriter | None:

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
+from worker.training.kernels.head_loss import IGNORED
 from worker.training.tasks.seq2seq import builtin
 from worker.training.tasks.seq2seq.batches import PairBatch
-from worker.training.tasks.seq2seq.loss import IGNORED
 
 VOCABULARY = 4096
 _SIZES: dict[str, dict[str, Any]] = {

@@ -42,6 +42,7 @@ from worker.training.planning.memory_plan import CONTEXT_BYTES, plan_memory
 from worker.training.stop import StopSignal
 from worker.training.tasks.seq2seq.compiled import CompiledBlocks
 from worker.training.tasks.seq2seq.fused import set_dropout
+from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.tasks.task import Batch
 
 MODELS = ("xl", "large", "base")
@@ -125,7 +126,9 @@ class TrainingChecks:
         refusal: Rejected | None = None
         for name in (asked,) if asked else MODELS:
             try:
-                return name, plan_memory(spec, SHAPES[name], LONGEST[kind], device=kind, budget=self.budget(spec))
+                return name, plan_memory(
+                    spec, Seq2Seq(), SHAPES[name], LONGEST[kind], device=kind, budget=self.budget(spec)
+                )
             except Rejected as error:
                 refusal = error
         assert refusal is not None, "there are models"

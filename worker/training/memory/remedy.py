@@ -15,10 +15,14 @@ from worker.training.machine.out_of_memory import MemoryShortage, figures
 from worker.training.planning.alternatives import LIGHTER, Alternatives
 from worker.training.planning.prediction import Setting
 from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.registry import task_of
 
 log = logging.getLogger("longhaul.trainer")
 
-LESS = "lower data.max_input_tokens and data.max_target_tokens, or take a smaller model"
+
+def less(spec: JobSpec, plan: Plan) -> str:
+    """What helps in any case, for people."""
+    return f"lower {' and '.join(task_of(spec, plan.task).limit_keys)}, or take a smaller model"
 
 
 def what_would_fit(spec: JobSpec, plan: Plan, shortage: MemoryShortage) -> str:
@@ -30,7 +34,7 @@ def what_would_fit(spec: JobSpec, plan: Plan, shortage: MemoryShortage) -> str:
         hints = [_hint(spec, plan, shortage)]
     except Exception as error:  # a prediction that fails must not take the place of the error that it is to explain
         log.warning("what would have fitted cannot be predicted: %r", error)
-        hints = [f"set memory.activation_checkpointing: 1, {LESS}"]
+        hints = [f"set memory.activation_checkpointing: 1, {less(spec, plan)}"]
     if shortage.other_processes is not None and shortage.other_processes.bytes:
         hints.append(f"or give it the whole GPU: others hold {shortage.other_processes.text}")
     return "; ".join(hints)
@@ -39,7 +43,7 @@ def what_would_fit(spec: JobSpec, plan: Plan, shortage: MemoryShortage) -> str:
 def _hint(spec: JobSpec, plan: Plan, shortage: MemoryShortage) -> str:
     memory, got = plan.memory, _got(plan.memory, shortage)
     if memory is None or got is None:
-        return f"set memory.activation_checkpointing: 1, {LESS}"
+        return f"set memory.activation_checkpointing: 1, {less(spec, plan)}"
     # In order of score: the first is the fastest.
     fitting = [
         each
@@ -53,7 +57,7 @@ def _hint(spec: JobSpec, plan: Plan, shortage: MemoryShortage) -> str:
     elif (found := _one_row(spec, plan, memory, got)) is not None:
         settings, size = found
     else:
-        return f"the process got {format_bytes(got)}, and no setting is predicted to need less: {LESS}"
+        return f"the process got {format_bytes(got)}, and no setting is predicted to need less: {less(spec, plan)}"
     needs, instead_of, there = bytes_alike(size, memory.peak_bytes, got)
     return f"set {settings} (predicted {needs} instead of {instead_of}; the process got {there})"
 

@@ -20,7 +20,6 @@ from worker.training.journal import Journal
 from worker.training.models.model_files import SINGLE, SMALL, check_model_files, read_config
 from worker.training.settings import TrainerSettings
 from worker.training.store import require_room
-from worker.training.tasks.task import Task
 
 LOOKUP_S = 18.0
 """Check must answer: a hub that takes longer than this counts as unreachable."""
@@ -39,7 +38,7 @@ class HubModel:
     """Of these files; 0 where they are already in the store."""
 
 
-def look_up(model: str, settings: TrainerSettings, task: Task) -> HubModel:
+def look_up(model: str, settings: TrainerSettings) -> HubModel:
     """Resolve `org/name[@revision]` to a commit and read its config; at most LOOKUP_S. Fetches kilobytes.
 
     Raises Rejected: `model_not_found`, `hub_unreachable`, and those of `model_files.check_model_files`.
@@ -48,26 +47,24 @@ def look_up(model: str, settings: TrainerSettings, task: Task) -> HubModel:
     try:
         if settings.offline:
             raise _wanted(model).unreachable("HF_HUB_OFFLINE is set")
-        return call_with_timeout(LOOKUP_S, lambda: _ask(repository, revision or None, settings, task), _wanted(model))
+        return call_with_timeout(LOOKUP_S, lambda: _ask(repository, revision or None, settings), _wanted(model))
     except Rejected as refusal:
         away = refusal.detail_code == "hub_unreachable"
-        stored = _stored(repository, revision, settings, task, converted=True) if away else None
+        stored = _stored(repository, revision, settings, converted=True) if away else None
         if stored is None:
             raise
         return stored
 
 
-def fetch(
-    repository: str, commit: str, settings: TrainerSettings, task: Task, journal: Journal, *, further: int = 0
-) -> Path:
+def fetch(repository: str, commit: str, settings: TrainerSettings, journal: Journal, *, further: int = 0) -> Path:
     """The folder of that commit in the model store, complete; what is missing is downloaded.
 
     Raises DiskFull before anything is fetched if that and `further` bytes would not fit; Rejected as `look_up`.
     """
     name = f"{repository}@{commit}"
-    if (stored := _stored(repository, commit, settings, task)) is not None:
+    if (stored := _stored(repository, commit, settings)) is not None:
         return folder_of(stored, settings)
-    found = look_up(name, settings, task)
+    found = look_up(name, settings)
     from huggingface_hub import snapshot_download
 
     needed = found.bytes
@@ -82,7 +79,7 @@ def fetch(
     return watch_download(download, blobs, needed, journal, _wanted(name))
 
 
-def _ask(repository: str, revision: str | None, settings: TrainerSettings, task: Task) -> HubModel:
+def _ask(repository: str, revision: str | None, settings: TrainerSettings) -> HubModel:
     from huggingface_hub import HfApi, snapshot_download
 
     info = HfApi().model_info(repository, revision=revision, timeout=LOOKUP_S, files_metadata=True)
@@ -96,7 +93,7 @@ def _ask(repository: str, revision: str | None, settings: TrainerSettings, task:
     )
     source = f"{repository}@{folder.name[:12]}"
     config = read_config(folder, source)
-    files = (*small, *check_model_files(config, sizes, source, task))
+    files = (*small, *check_model_files(config, sizes, source))
     return HubModel(repository, folder.name, config, files, sum(sizes[file] for file in files))
 
 
@@ -121,9 +118,7 @@ def _converted(commit: str, settings: TrainerSettings) -> Path:
     return _store(settings) / "converted" / f"{commit}.json"
 
 
-def _stored(
-    repository: str, revision: str, settings: TrainerSettings, task: Task, *, converted: bool = False
-) -> HubModel | None:
+def _stored(repository: str, revision: str, settings: TrainerSettings, *, converted: bool = False) -> HubModel | None:
     """The model, if the store has all of it; `converted`: or had its weights, and now has them as bf16."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -146,7 +141,7 @@ def _stored(
         names += json.loads(kept.read_bytes())
     try:
         config = read_config(folder, repository)
-        weights = check_model_files(config, names, repository, task)
+        weights = check_model_files(config, names, repository)
         if weights != [SINGLE] and not _shards_complete(weights):
             return None
     except Rejected:
@@ -175,4 +170,9 @@ def _store(settings: TrainerSettings) -> Path:
 
 
 def _wanted(model: str) -> HubRequest:
-    return HubRequest("model", model, "model", "a folder in the data directory (./my-model) or builtin:t5-tiny")
+    return HubRequest(
+        "model",
+        model,
+        "model",
+        "a folder in the data directory (./my-model) or a built-in model such as builtin:t5-tiny",
+    )

@@ -6,6 +6,7 @@ cost milliseconds and no GPU. Needs no torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from jobs.errors import Rejected
@@ -88,7 +89,11 @@ def untied_head(layout: Layout) -> Rejected:
 
 def _own_names(tensors: Mapping[str, Stored], layout: Layout, source: str) -> dict[str, Stored]:
     others = {*layout.unused, *layout.aliases}
-    found = {name: stored for name, stored in tensors.items() if name not in others}
+    found = {
+        name: stored
+        for name, stored in tensors.items()
+        if name not in others and not any(re.search(pattern, name) for pattern in layout.patterns)
+    }
     for alias in layout.aliases:
         if alias in tensors and not tensors[alias].same_bytes(found.setdefault(layout.embedding, tensors[alias])):
             raise damaged(source, f"{alias} has other values than {layout.embedding}, which it is in a T5")

@@ -22,25 +22,19 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZERS = ("tokenizer.json", "spiece.model")
 SMALL = (
     CONFIG, GENERATION_CONFIG, "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json",
-    "added_tokens.json", "spiece.model",
+    "added_tokens.json", "spiece.model", "chat_template.jinja",
 )  # fmt: skip
 """Every file but the weights that a model may need."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def check_model_files(config: Mapping[str, Any], files: Iterable[str], source: str, task: Task) -> list[str]:
+def check_model_files(config: Mapping[str, Any], files: Iterable[str], source: str) -> list[str]:
     """The weight files (or their index) among `files` of a model; raises Rejected unless all that is needed is there.
 
-    Codes: `remote_code`, `model_not_supported`, `quantized`, `no_tokenizer`, `no_safetensors`.
+    Codes: `remote_code`, `quantized`, `no_tokenizer`, `no_safetensors`.
     """
     names = set(files)
     _check_code(config, CONFIG, source)
-    if config.get("model_type") not in task.model_types:
-        raise _refused(
-            "model_not_supported",
-            f"{source} is of type {config.get('model_type')!r}, which is not supported yet",
-            f"today: {task.models}",
-        )
     if config.get("quantization_config"):
         raise _refused(
             "quantized",
@@ -66,6 +60,14 @@ def check_model_files(config: Mapping[str, Any], files: Iterable[str], source: s
 def read_config(folder: Path, source: str) -> dict[str, Any]:
     """config.json. Raises Rejected (`no_config`); PermissionError is left as it is."""
     return _read_json(folder / CONFIG, source)
+
+
+def readable_config(folder: Path, source: str) -> dict[str, Any]:
+    """config.json of a user's folder. Raises Rejected (`no_config`, `file_unreadable`)."""
+    try:
+        return read_config(folder, source)
+    except PermissionError as error:
+        raise _unreadable(error, folder, source) from None
 
 
 def tokenizer_fingerprint(folder: Path) -> str:
@@ -107,17 +109,12 @@ def validate_folder(folder: Path, source: str, task: Task) -> dict[str, Stored]:
     """
     try:
         config = read_config(folder, source)
-        check_model_files(config, (file.name for file in folder.iterdir()), source, task)
+        check_model_files(config, (file.name for file in folder.iterdir()), source)
         if (folder / TOKENIZER_CONFIG).exists():
             _check_code(_read_json(folder / TOKENIZER_CONFIG, source), TOKENIZER_CONFIG, source)
         return check_tensors(read_headers(weight_files(folder, source), source), task.layout(config), source)
     except PermissionError as error:
-        file = Path(error.filename or folder).name
-        raise _refused(
-            "file_unreadable",
-            f"{source}: {file} cannot be read by the user this runs as (uid {os.geteuid()})",
-            f"in the data directory: chmod -R a+rX {source}",
-        ) from None
+        raise _unreadable(error, folder, source) from None
 
 
 def weight_files(folder: Path, source: str) -> list[Path]:
@@ -161,6 +158,14 @@ def _read_json(file: Path, source: str) -> dict[str, Any]:
 
 def _no_config(source: str, what: str) -> Rejected:
     return _refused("no_config", f"{source} {what}", "is it the folder of a transformers model? take the original file")
+
+
+def _unreadable(error: PermissionError, folder: Path, source: str) -> Rejected:
+    return _refused(
+        "file_unreadable",
+        f"{source}: {Path(error.filename or folder).name} cannot be read by the user this runs as (uid {os.geteuid()})",
+        f"in the data directory: chmod -R a+rX {source}",
+    )
 
 
 def _refused(code: str, message: str, hint: str) -> Rejected:

@@ -63,7 +63,7 @@ def stored_model(
 
         def make(target: Path) -> None:
             further = _BF16_BYTES * plan.parameters
-            source = hub.fetch(repository, str(plan.revision), settings, task, journal, further=further)
+            source = hub.fetch(repository, str(plan.revision), settings, journal, further=further)
             convert(source, target, f"{repository}@{plan.revision}", task, journal)
     else:
         source = find_folder(settings.data, plan.source)

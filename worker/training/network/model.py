@@ -88,6 +88,8 @@ def load(
     guards.check_placement(model, DTYPE, device)
     config = read_config(folder, folder.name)
     guards.check_tie(model, task.layout(config), folder)
+    for key, value in task.generation(folder).items():
+        setattr(model.generation_config, key, value)
     pointers = guards.pointers_of(model)
     size = sum(parameter.nbytes for parameter in model.parameters())
     task.configure(model, fused=fused, dropout=dropout)

@@ -29,6 +29,7 @@ class Alternatives:
         self._spec = spec
         self._plan = plan
         self._device = device
+        self._task = task_of(spec, plan.task)
 
     def parts(self, shape: MicroBatchShape, setting: Setting) -> dict[str, int]:
         """Bytes by category at the peak of a step with micro-batches of this shape, CUDA context included."""
@@ -42,7 +43,13 @@ class Alternatives:
         assert memory is not None, "there is a plan to replace"
         longest = memory.input_tokens, memory.target_tokens
         return plan_memory(
-            self._spec, self._config, longest, device="cuda", budget=budget, optimizer=self._plan.resolved.optimizer
+            self._spec,
+            self._task,
+            self._config,
+            longest,
+            device="cuda",
+            budget=budget,
+            optimizer=self._plan.resolved.optimizer,
         )
 
     @functools.cached_property
@@ -55,7 +62,7 @@ class Alternatives:
         training = self._spec.training
         return Predictor(
             self._config,
-            task=task_of(self._spec),
+            task=self._task,
             device="cuda" if self._device.type == "cuda" else "cpu",
             fused=self._spec.speed.fused,
             dropout=training.dropout,

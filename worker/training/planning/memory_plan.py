@@ -18,7 +18,7 @@ from worker.training.planning.ladder import WORTH, Fixed, Ladder, choice
 from worker.training.planning.predictor import Predictor
 from worker.training.planning.room import plan_disk, plan_host
 from worker.training.planning.row_time import RowTime
-from worker.training.tasks.registry import task_of
+from worker.training.tasks.task import Task
 
 CONTEXT_BYTES = int(0.8 * GIB)
 """Bytes that a CUDA process takes besides what torch allocates: the context, with the kernels of all libraries."""
@@ -28,6 +28,7 @@ CPU_ROWS = 8
 
 def plan_memory(
     spec: JobSpec,
+    task: Task,
     config: Mapping[str, Any],
     longest: tuple[int, int],
     *,
@@ -51,7 +52,7 @@ def plan_memory(
     inputs, targets = longest
     context = CONTEXT_BYTES if device == "cuda" else 0
     progress()
-    task, training = task_of(spec), spec.training
+    training = spec.training
     predictor = Predictor(
         config, task=task, device=device, fused=spec.speed.fused, dropout=training.dropout, training=training
     )
@@ -67,7 +68,7 @@ def plan_memory(
     candidates = ladder.walk(fixed)
     chosen = choice(candidates)
     if chosen is None:
-        raise does_not_fit(ladder, fixed, budget, longest)
+        raise does_not_fit(ladder, fixed, budget, longest, task)
     kept = chosen.parts["weights"] + chosen.parts["optimizer"]
     least = None
     if device == "cuda":  # where a smaller GPU takes the job, its attempt walks the ladder again for that one
@@ -126,7 +127,7 @@ def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed) -> str:
     return "; ".join([*parts, f"{setting}: {cost}"])
 
 
-def does_not_fit(ladder: Ladder, fixed: Fixed, budget: Budget, longest: tuple[int, int]) -> Rejected:
+def does_not_fit(ladder: Ladder, fixed: Fixed, budget: Budget, longest: tuple[int, int], task: Task) -> Rejected:
     """The error: the least that the job needs as written, what it may use, and the nearest setting that fits."""
     least = ladder.smallest(fixed)
     setting = describe(least.optimizer, least.activation_checkpointing, max(1, least.micro_batch))
@@ -147,7 +148,7 @@ def does_not_fit(ladder: Ladder, fixed: Fixed, budget: Budget, longest: tuple[in
             f"({describe(fits.optimizer, fits.activation_checkpointing, fits.micro_batch)})",
         )
     smallest = ladder.smallest(fixed.without(*fixed.keys))
-    ways_out = ["shorter texts (data.max_input_tokens, data.max_target_tokens)", "a smaller model"]
+    ways_out = [f"shorter texts ({', '.join(task.limit_keys)})", "a smaller model"]
     if budget.source == "job":
         ways_out.insert(0, "a larger memory.budget")
     elif budget.gpu is not None:

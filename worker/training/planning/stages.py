@@ -14,11 +14,13 @@ from worker.training.planning.budget import Budget, find_budget
 from worker.training.planning.picture import draw
 from worker.training.planning.room import plan_disk, plan_host
 from worker.training.settings import TrainerSettings
+from worker.training.tasks.task import Task
 
 
 def plan_stage(
     run: RunDir,
     spec: JobSpec,
+    task: Task,
     config: Mapping[str, Any],
     longest: tuple[int, int],
     settings: TrainerSettings,
@@ -43,6 +45,7 @@ def plan_stage(
 
         plan = plan_memory(
             spec,
+            task,
             config,
             longest,
             device=settings.device,

@@ -6,16 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from jobs.plan import Plan, make_time_plan
 from jobs.spec import DataSpec, JobSpec
 from worker.training.settings import TrainerSettings
 from worker.training.steps.shape import Lengths
 from worker.training.tasks.registry import task_of
-
-CHARACTERS_PER_TOKEN = 4.0
-"""T5's tokenizer on English recipes: 3.9 in inputs, 4.1 in targets (10,000 rows)."""
+from worker.training.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -27,11 +23,9 @@ class RowLengths:
     estimated: bool = False
 
     @classmethod
-    def guessed(cls, characters: Sequence[tuple[int, int]], data: DataSpec) -> RowLengths:
+    def guessed(cls, characters: Sequence[tuple[int, int]], data: DataSpec, task: Task) -> RowLengths:
         """Guessed from the numbers of characters while there is no tokenizer; truncated as the tokens will be."""
-        tokens = np.ceil(np.array(characters, np.float64).reshape(-1, 2) / CHARACTERS_PER_TOKEN) + 1  # end-of-sequence
-        cut = np.minimum(tokens, [data.max_input_tokens, data.max_target_tokens]).astype(np.int64)
-        return cls(cut[:, 0], cut[:, 1], estimated=True)
+        return cls(*task.guessed_lengths(characters, data), estimated=True)
 
 
 def with_time(
@@ -50,7 +44,7 @@ def with_time(
     assert len(lengths.inputs), "a job has rows"
     left = max(0, plan.steps - done) / plan.steps
     scale = left * plan.data.rows * spec.training.epochs / len(lengths.inputs)
-    task = task_of(spec)
+    task = task_of(spec, plan.task)
     again = task.recomputed_flops(config, plan.resolved.activation_checkpointing)
     flops = task.flops(config).rows(lengths.inputs, lengths.targets)
     time = make_time_plan(

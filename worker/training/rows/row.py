@@ -28,6 +28,10 @@ def reencode(name: str) -> str:
     return f"convert it from whatever it is in: {read} > utf8-{plain}"
 
 
+class Defect(Exception):
+    """Why a row is rejected: a short stable phrase, such as "missing ingredients"."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One row of a source. `columns` is None when it cannot be read, and `defect` says why."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from worker.training.rows.row import Row
-from worker.training.rows.text import Defect, RowReader, Texts
+from worker.training.rows.row import Defect, Row
+from worker.training.rows.text import RowReader, Texts
 
 DUPLICATE = "duplicate"
 EXCERPT = 200

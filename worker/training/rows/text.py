@@ -1,7 +1,4 @@
-"""From a row to the two texts a model sees: templates over columns, checks, normalization.
-
-`Defect`'s message says why a row is rejected, in a short stable phrase such as "missing ingredients".
-"""
+"""From a row to the texts a model sees: templates over columns, checks, normalization."""
 
 from __future__ import annotations
 
@@ -11,12 +8,14 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jobs.errors import Rejected
 from worker.training.rows.characters import Rewriter
+from worker.training.rows.chat import Turn, chat_field, turns_of, written
+from worker.training.rows.row import Defect
 from worker.training.rows.row_counts import RowCounts
 
 # Tab, newline and carriage return are white space to every tokenizer; the others are damage.
@@ -24,11 +23,6 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _PATH = re.compile(r"([^.\[\]]+)((?:\.[^.\[\]]+|\[-?\d{1,9}\])*)")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(-?\d+)\]")
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
-ASSISTANT = "assistant"
-ROLES = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bot", "model"), ASSISTANT)
-"""Other names of roles."""
-CHAT_FIELDS = ("prompt", "completion")
-"""What a list of turns has, beside its items."""
 _EXAMPLE = 200
 """Characters of an example."""
 _SENTENCE_END = (".", "!", "?")
@@ -42,10 +36,6 @@ ODDITIES: Mapping[str, Callable[[str], bool]] = {
     "HTML entities": lambda text: "&" in text and _ENTITY.search(text) is not None,
 }
 """What may be wrong with a text, for its owner to judge: the text is kept, and counted."""
-
-
-class Defect(Exception):
-    """Why a row is rejected."""
 
 
 Joined = tuple[str, list[Any], str]
@@ -110,6 +100,11 @@ class Template:
         """Names of the columns that it may take."""
         return {column for one in self.placeholders for column in one.columns}
 
+    def whole_value(self, row: Mapping[str, Any]) -> Any:
+        """The row's value where the template is one placeholder and nothing else; None: it is more, or has none."""
+        alone = len(self.placeholders) == 1 and not any(self.literals)
+        return self.placeholders[0].value(row) if alone else None
+
     def fill(self, row: Mapping[str, Any], joined: list[Joined] | None = None) -> str:
         """The text for one row; lists that had to be joined go to `joined`.
 
@@ -135,31 +130,54 @@ class Template:
         return "".join((*parts, before))
 
 
+Templates = tuple[Template | None, Template]
+"""Of input and target. Without an input, the target is all there is: a text, or the turns of a chat."""
+
+
 @dataclass(frozen=True)
 class Texts:
-    """The two texts of a row."""
+    """The texts of a row."""
 
     input: str
+    """Of a chat: what comes before the last reply. Empty where the target is all there is."""
     target: str
+    """Of a chat: the last reply."""
+    turns: tuple[Turn, ...] = ()
+    """Of a chat that is taken as a whole: all turns up to the last reply; else none."""
 
     @property
     def key(self) -> int:
-        """The first 64 bits of the hash of both: equal rows have equal keys."""
+        """The first 64 bits of the hash of all: equal rows have equal keys."""
+        if self.turns:
+            return _hash64(repr(self.turns).encode())
         return _hash64(f"{self.input}\0{self.target}".encode())
 
     @property
     def split_key(self) -> int:
-        """The same of the input's letters and digits: rows whose inputs differ only in case, accents, spaces or
-        punctuation have equal ones, and go to the same side of a split."""
-        return _hash64(letters_and_digits(self.input))
+        """The same of the input's letters and digits (without an input, the target's): rows whose inputs differ only in
+        case, accents, spaces or punctuation have equal ones, and go to the same side of a split."""
+        return _hash64(letters_and_digits(self.input or self.target))
+
+    @property
+    def all(self) -> Sequence[str]:
+        """Every text that a tokenizer meets."""
+        return [turn.content for turn in self.turns] or [text for text in (self.input, self.target) if text]
+
+    @property
+    def characters(self) -> tuple[int, int]:
+        """Of what is only read, and of what is learned."""
+        if not self.turns:
+            return len(self.input), len(self.target)
+        learned = sum(len(turn.content) for turn in self.turns if turn.learned)
+        return sum(len(turn.content) for turn in self.turns) - learned, learned
 
 
 class RowReader:
     """Turns rows into `Texts`. Counts what it rewrote, and rows with something odd that they keep."""
 
-    def __init__(self, input: Template, target: Template, rewrite: Rewriter | None) -> None:
-        self._templates = (input, target)
-        self._columns = {one.name for template in self._templates for one in template.placeholders}
+    def __init__(self, input: Template | None, target: Template, rewrite: Rewriter | None) -> None:
+        self._input, self._target = input, target
+        self._columns = {one.name for template in (input, target) if template for one in template.placeholders}
         self._rewrite = rewrite
         self.normalized: Counter[str] = Counter()
         self.noticed: Counter[str] = Counter()
@@ -178,7 +196,13 @@ class RowReader:
         """The texts of one row. Raises Defect."""
         joined: list[Joined] = []
         changed: list[tuple[str, str]] = []
-        input, target = (self._text(template, columns, joined, changed) for template in self._templates)
+        turns = turns_of(self._target.whole_value(columns)) if self._input is None else None
+        if turns is not None:
+            turns = tuple(turn.saying(self._checked(turn.content, f"{turn.role} turn", changed)) for turn in turns)
+            found = Texts(written(turns[:-1]), turns[-1].content, turns)
+        else:
+            input = "" if self._input is None else self._text(self._input, columns, joined, changed)
+            found = Texts(input, self._text(self._target, columns, joined, changed))
         for column, items, text in joined:
             self._count(f"list in {column} joined", items, text)
         for before, after in changed:
@@ -187,9 +211,9 @@ class RowReader:
             if list_in(columns.get(column)) is not None:
                 self.noticed[f"a JSON array as the text of {column}"] += 1
         for oddity, found_in in ODDITIES.items():
-            if found_in(input) or found_in(target):
+            if any(map(found_in, found.all)):
                 self.noticed[oddity] += 1
-        return Texts(input, target)
+        return found
 
     def _count(self, what: str, before: str | list[Any], after: str) -> None:
         self.rewritten[what] += 1
@@ -200,7 +224,11 @@ class RowReader:
     def _text(
         self, template: Template, columns: Mapping[str, Any], joined: list[Joined], changed: list[tuple[str, str]]
     ) -> str:
-        text = template.fill(columns, joined)
+        names = " and ".join(one.name for one in template.placeholders)
+        return self._checked(template.fill(columns, joined), names, changed)
+
+    def _checked(self, text: str, name: str, changed: list[tuple[str, str]]) -> str:
+        """A text as it is learned from; `name`: what it is, for a defect."""
         if not text.isprintable() and (damage := _CONTROL.search(text)):
             raise Defect(f"control character U+{ord(damage.group()):04X}")
         if self._rewrite is not None and (rewritten := self._rewrite(text, self.normalized)) != text:
@@ -208,7 +236,7 @@ class RowReader:
             text = rewritten
         text = text.strip()
         if not text:
-            raise Defect(f"empty {' and '.join(one.name for one in template.placeholders)}")
+            raise Defect(f"empty {name}")
         if not text.isascii() and _half_a_character(text):
             raise Defect("half a surrogate pair")
         return text
@@ -247,41 +275,6 @@ def template(text: str, param: str) -> Template:
             "written {messages[0].content}, what may be missing {input?}, and a brace {{",
         )
     return Template(text, tuple(literals), tuple(placeholders))
-
-
-def chat_field(turns: list[Any], name: str) -> str | None:
-    """A field of a chat's turns: `completion` is the last reply, `prompt` all turns before it; None: there is none.
-
-    A single turn is the prompt by itself; several are written `user: … assistant: …`. A reply with OpenAI's `weight` 0
-    is never the last. Raises Defect if a turn is not text alone.
-    """
-    read = [_turn(turn) for turn in turns]
-    replies = [
-        place
-        for place, turn in enumerate(read)
-        if turn is not None and turn[0] == ASSISTANT and turns[place].get("weight") != 0
-    ]
-    if name not in CHAT_FIELDS or None in read or not replies:
-        return None
-    before, reply = [turn for turn in read[: replies[-1]] if turn is not None], read[replies[-1]]
-    if name == "completion":
-        return None if reply is None else reply[1]
-    return before[0][1] if len(before) == 1 else " ".join(f"{role}: {content}" for role, content in before)
-
-
-def _turn(turn: Any) -> tuple[str, str] | None:
-    """Role and content, as OpenAI or ShareGPT write them; None: no turn. Raises Defect if it is not text alone."""
-    for role_key, content_key in (("role", "content"), ("from", "value")):
-        if isinstance(turn, dict) and isinstance(role := turn.get(role_key), str):
-            content = turn.get(content_key)
-            if isinstance(content, list):  # of parts, such as {"type": "text", "text": "…"}
-                parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-                texts = [text for text in parts if isinstance(text, str)]
-                content = "".join(texts) if len(texts) == len(parts) else None
-            if not isinstance(content, str) or turn.get("tool_calls") or turn.get("function_call"):
-                raise Defect("a turn that is not text alone")
-            return ROLES.get(role.lower(), role.lower()), content
-    return None
 
 
 def list_in(value: Any) -> list[str] | None:

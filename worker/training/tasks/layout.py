@@ -19,6 +19,8 @@ class Layout:
     """Other names of the embedding, under which some versions wrote it (beside, or in place of, its own)."""
     unused: Collection[str] = ()
     """In the files of some versions; the model has no use for them."""
+    patterns: Collection[str] = ()
+    """Regular expressions for such names, found anywhere in them."""
 
     @property
     def tied(self) -> bool:

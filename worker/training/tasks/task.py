@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs.events import Sample
+from jobs.spec import DataSpec
 from worker.training.dataset.data import Int64, Rows
+from worker.training.dataset.encoding import RowTask
 from worker.training.journal import Journal
-from worker.training.rows.text import Template
+from worker.training.rows.text import Templates
 from worker.training.steps.order import Widths
 from worker.training.steps.safe_size import SafeSize
 from worker.training.steps.shape import Lengths, MicroBatchShape
@@ -41,6 +43,18 @@ class BuiltinModel:
     """Rows that the tokenizer is learned from, at most."""
     build: Callable[[Path, Iterable[str], int], None]
     """Writes tokenizer, config and weights: empty folder, texts, seed."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How a finished model is used from Python, in a snippet that has `tokenizer`, `model` and a `text`."""
+
+    inputs: str
+    """An expression for what goes into the model."""
+    output: str
+    """An expression for the tokens that it writes, given `inputs`."""
+    text: str
+    """What the text is, for people."""
 
 
 class Flops(Protocol):
@@ -109,16 +123,13 @@ class Limit(Protocol):
         """At the beginning of an epoch: what was lowered for a cause that may have passed is as it was before."""
 
 
-class Task(Protocol):
-    """What a model learns. The order below is that of a job: its data, its model as files, then in memory."""
+class Task(RowTask, Protocol):
+    """What a model learns. The order below is that of a job: its data, its model as files, then in memory.
 
-    @property
-    def name(self) -> str:
-        """As in `task.type` of a job."""
+    Of its rows, `RowTask` has the rest.
+    """
 
-    def templates(
-        self, input: str | None, target: str | None, columns: Collection[str], source: str
-    ) -> tuple[Template, Template]:
+    def templates(self, input: str | None, target: str | None, columns: Collection[str], source: str) -> Templates:
         """What a row is made of: as the job says, else recognized by the columns of the data.
 
         Raises BadData (`unknown_column`, `no_usable_columns`), Rejected (`bad_template`).
@@ -127,11 +138,17 @@ class Task(Protocol):
     def row_format(self, columns: Collection[str]) -> str | None:
         """What rows with these columns are recognized as, for people, such as `OpenAI chat`; None: nothing."""
 
+    @property
+    def limit_keys(self) -> tuple[str, ...]:
+        """The job keys that limit the tokens of a row: the input's and the target's, or one of both."""
+
+    def guessed_lengths(self, characters: Sequence[tuple[int, int]], data: DataSpec) -> tuple[Lengths, Lengths]:
+        """[rows] numbers of each side, guessed from the characters that are only read, and those that are learned."""
+
     # -- models as files ------------------------------------------------------------------------------------------
 
-    @property
-    def model_types(self) -> Collection[str]:
-        """`model_type` of the config.json of its models."""
+    def takes(self, config: Config) -> bool:
+        """Whether a model with this config.json is one of its models."""
 
     @property
     def models(self) -> str:
@@ -152,6 +169,15 @@ class Task(Protocol):
 
     def recomputed_flops(self, config: Config, every: int) -> Flops:
         """Of the layers whose activations are recomputed: every n-th; 0: none."""
+
+    def generation(self, folder: Path) -> Mapping[str, object]:
+        """What generation_config.json must say beside what that of the model in a folder says."""
+
+    def usage(self, data: DataSpec) -> Usage:
+        """The same for every row."""
+
+    def prompt(self, rows: Rows, row: int, tokenizer: PreTrainedTokenizerBase, data: DataSpec) -> str | None:
+        """The text from which `usage` makes what the model was given of this row; None: there is none."""
 
     # -- rows as micro-batches ------------------------------------------------------------------------------------
 

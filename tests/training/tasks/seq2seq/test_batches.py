@@ -11,8 +11,9 @@ from tests.summaries import dataset_summary
 from worker.training.dataset.data import Int64, PreparedDataset, Rows, Writer
 from worker.training.steps.order import StepOrder
 from worker.training.steps.shape import MicroBatchShape
-from worker.training.tasks.seq2seq.limits import MIN_POSITIONS, MicroBatchLimit, cut, widths
-from worker.training.tasks.seq2seq.widths import PairWidths
+from worker.training.tasks.limits import MIN_POSITIONS, cut, widths
+from worker.training.tasks.seq2seq.limits import PairLimit
+from worker.training.tasks.widths import PairWidths
 
 
 @pytest.fixture
@@ -42,10 +43,10 @@ def recipes(tmp_path: Path) -> Rows:
 
 def test_micro_batches_hold_each_row_once_padded_to_their_longest(rows: Rows) -> None:
     groups = [np.array([3, 19]), np.array([0, 7, 11])]
-    batches = MicroBatchLimit.of(rows, 2).batches(rows, groups, pad_id=9)
+    batches = PairLimit.of(rows, 2).batches(rows, groups, pad_id=9)
     assert [batch.rows.tolist() for batch in batches] == [[3, 19], [0, 7], [11]]
     assert [batch.input_padded for batch in batches] == [True, True, True]
-    assert not MicroBatchLimit.of(rows, 2).batches(rows, [np.array([15])], pad_id=9)[0].input_padded
+    assert not PairLimit.of(rows, 2).batches(rows, [np.array([15])], pad_id=9)[0].input_padded
     for batch in batches:
         assert batch.input_ids.shape == batch.attention_mask.shape
         assert batch.input_ids.shape[1] % 8 == batch.labels.shape[1] % 8 == 0
@@ -61,17 +62,17 @@ def test_micro_batches_hold_each_row_once_padded_to_their_longest(rows: Rows) ->
 
 
 def test_a_limit_is_so_many_rows_of_the_longest_shape_and_shorter_rows_are_more(recipes: Rows) -> None:
-    limit = MicroBatchLimit.of(recipes, 8)
-    assert limit == MicroBatchLimit(8, 512, 512)
+    limit = PairLimit.of(recipes, 8)
+    assert limit == PairLimit(8, 512, 512)
     assert limit.rows(512, 512) == 8
     assert limit.rows(64, 512) == limit.rows(512, 64) == 8  # never more targets, nor inputs, than eight of the longest
     assert limit.rows(128, 256) == 16
-    assert MicroBatchLimit(1, 512, 512).rows(8, 8) == 1
+    assert PairLimit(1, 512, 512).rows(8, 8) == 1
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 8, 32])
 def test_no_micro_batch_is_over_the_limit(recipes: Rows, micro_batch: int) -> None:
-    limit = MicroBatchLimit.of(recipes, micro_batch)
+    limit = PairLimit.of(recipes, micro_batch)
     order = StepOrder(PairWidths(recipes), 100, 1, seed=3)
     for step in range(order.steps):
         groups = order.groups_of(step)
@@ -85,24 +86,24 @@ def test_no_micro_batch_is_over_the_limit(recipes: Rows, micro_batch: int) -> No
 def test_small_groups_go_together_until_it_is_worth_a_launch(recipes: Rows) -> None:
     by_length = np.argsort(recipes.input_lengths + recipes.target_lengths)
     groups = [by_length[start : start + 2] for start in range(0, 60, 2)]
-    batches = MicroBatchLimit.of(recipes, 8).batches(recipes, groups, 0)
+    batches = PairLimit.of(recipes, 8).batches(recipes, groups, 0)
     positions = [batch.input_ids.numel() + batch.labels.numel() for batch in batches]
     assert all(MIN_POSITIONS <= one < 1.5 * MIN_POSITIONS for one in positions[:-1])
     assert 1 < len(batches) < 15
     # Not where the limit forbids it, nor where the next group would not fit as a whole.
-    assert [len(piece) for piece in cut(recipes, groups, MicroBatchLimit.of(recipes, 1))] == [1] * 60
+    assert [len(piece) for piece in cut(recipes, groups, PairLimit.of(recipes, 1))] == [1] * 60
     longest = [by_length[-2:], by_length[-8:-2]]
-    assert [len(piece) for piece in cut(recipes, longest, MicroBatchLimit(6, 512, 512))] == [2, 6]
+    assert [len(piece) for piece in cut(recipes, longest, PairLimit(6, 512, 512))] == [2, 6]
 
 
-def shape_of_largest(rows: Rows, groups: list[Int64], limit: MicroBatchLimit) -> MicroBatchShape:
+def shape_of_largest(rows: Rows, groups: list[Int64], limit: PairLimit) -> MicroBatchShape:
     piece = max(cut(rows, groups, limit), key=len)
     return MicroBatchShape(len(piece), *widths(rows, piece))
 
 
 def test_a_smaller_limit_makes_the_largest_micro_batch_smaller_down_to_one_row(recipes: Rows) -> None:
     groups = StepOrder(PairWidths(recipes), 100, 1, seed=3).groups_of(4)
-    limit: MicroBatchLimit | None = MicroBatchLimit.of(recipes, 64)
+    limit: PairLimit | None = PairLimit.of(recipes, 64)
     largest = []
     while limit is not None:
         largest.append(max(len(piece) for piece in cut(recipes, groups, limit)))

@@ -13,8 +13,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from tests.training.workplace import EXAMPLES
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.text import RowReader, template
+from worker.training.tasks.columns import RECIPE_INPUT, RECIPE_TARGET
 from worker.training.tasks.seq2seq import builtin
-from worker.training.tasks.seq2seq.columns import RECIPE_INPUT, RECIPE_TARGET
 
 
 @pytest.fixture(scope="module")

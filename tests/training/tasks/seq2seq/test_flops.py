@@ -11,7 +11,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.training.conftest import CONFIG, XL, tiny_model
-from worker.training.tasks.seq2seq.flops import CHUNK, PairFlops
+from worker.training.tasks.flops import CHUNK
+from worker.training.tasks.seq2seq.flops import PairFlops
 
 
 def lengths(*values: int) -> npt.NDArray[np.int32]:

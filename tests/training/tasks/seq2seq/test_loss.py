@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.conftest import tiny_model
-from worker.training.tasks.seq2seq import loss as t5_loss
+from worker.training.kernels import head_loss
 from worker.training.tasks.seq2seq.fused import fuse
 from worker.training.tasks.seq2seq.loss import FusedHead, token_loss_sum
 
@@ -37,10 +37,12 @@ def plain(hidden: torch.Tensor, head: FusedHead, labels: torch.Tensor) -> torch.
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("rows", [1, 8, 37, 1000])
+@pytest.mark.parametrize("most_kept", [0, 2**28])
 def test_loss_and_gradients_are_those_of_cross_entropy(
-    rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    most_kept: int, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(t5_loss, "_rows", lambda logits: rows)
+    monkeypatch.setattr(head_loss, "_MOST_KEPT", most_kept)
+    monkeypatch.setattr(head_loss, "_rows", lambda weight: rows)
     hidden, head, labels = make(dtype)
     results = []
     for function in (FusedHead.loss_sum, lambda head, hidden, labels: plain(hidden, head, labels)):
@@ -92,7 +94,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_logits_are_held_once_and_in_the_precision_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(t5_loss, "_rows", lambda logits: 8)
+    monkeypatch.setattr(head_loss, "_rows", lambda weight: 8)
     hidden, head, labels = make(torch.bfloat16)
 
     def made(loss: Callable[[], torch.Tensor]) -> int:
@@ -103,6 +105,20 @@ def test_logits_are_held_once_and_in_the_precision_of_the_model(monkeypatch: pyt
 
     assert made(lambda: head.loss_sum(hidden, labels)) == 2 * ROWS * VOCABULARY
     assert made(lambda: plain(hidden, head, labels)) >= 14 * ROWS * VOCABULARY
+
+
+def test_of_a_frozen_head_no_logits_are_held_and_no_gradient_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_loss, "_rows", lambda weight: 8)
+    hidden, head, labels = make(torch.bfloat16)
+    head.weight.requires_grad_(False)
+    largest = Largest(ROWS * VOCABULARY)
+    with largest:
+        head.loss_sum(hidden, labels).backward()
+    assert largest.bytes == 0 and head.weight.grad is None
+    frozen, hidden.grad = hidden.grad, None
+    plain(hidden, head, labels).backward()
+    assert frozen is not None and hidden.grad is not None
+    assert float((frozen - hidden.grad).double().norm()) <= BOUNDS[torch.bfloat16] * float(hidden.grad.double().norm())
 
 
 @pytest.mark.parametrize("fused", [True, False])

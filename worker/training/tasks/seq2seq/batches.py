@@ -10,8 +10,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from worker.training.dataset.data import Int64, Rows
+from worker.training.kernels.head_loss import IGNORED
 from worker.training.steps.shape import MicroBatchShape
-from worker.training.tasks.seq2seq.loss import IGNORED, token_loss_sum
+from worker.training.tasks.moving import onto
+from worker.training.tasks.seq2seq.loss import token_loss_sum
 
 if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
     from jobs.events import Sample
@@ -42,8 +44,8 @@ class PairBatch:
     def loss_sum(self, model: PreTrainedModel) -> torch.Tensor:
         """0-dim, nats."""
         device = model.device
-        mask = _onto(self.attention_mask, device) if self.input_padded else None
-        return token_loss_sum(model, _onto(self.input_ids, device), mask, _onto(self.labels, device))
+        mask = onto(self.attention_mask, device) if self.input_padded else None
+        return token_loss_sum(model, onto(self.input_ids, device), mask, onto(self.labels, device))
 
     def samples(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> list[Sample]:
         """Written greedily."""
@@ -96,8 +98,3 @@ def empty_batch(shape: MicroBatchShape, *, padded: bool, device: torch.device) -
         rows=np.arange(shape.rows),
         input_padded=padded,
     )
-
-
-def _onto(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    # Pinned, so that the copy runs while the host continues.
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -13,24 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from worker.training.steps.shape import Lengths
+from worker.training.tasks.flops import TokenFlops
 from worker.training.tasks.seq2seq.layout import EMBEDDING, HEAD, t5_shapes
-
-CHUNK = 1 << 20
-"""Rows counted at once: 6 million take 0.05 s and some MiB."""
 
 
 @dataclass(frozen=True)
-class PairFlops:
-    """Of a forward pass of one row with S input and T target tokens: what to multiply S, T, S², S·T and T² by."""
-
-    per_input: float
-    per_target: float
-    input_pairs: float
-    cross_pairs: float
-    target_pairs: float
+class PairFlops(TokenFlops):
+    """Of a T5."""
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> PairFlops:
@@ -69,21 +58,6 @@ class PairFlops:
                 kind = "cross" if "EncDecAttention" in name else name.partition(".")[0]
                 pairs[kind] += 4 * shape[0]  # scores and values, 2 each, over all heads
         return cls(per_input, per_target, pairs["encoder"], pairs["cross"], pairs["decoder"])
-
-    def rows(self, input_lengths: Lengths, target_lengths: Lengths) -> float:
-        """Forward and backward over rows of so many tokens: [rows] each, end-of-sequence included."""
-        return 3.0 * self.forward(input_lengths, target_lengths)
-
-    def forward(self, input_lengths: Lengths, target_lengths: Lengths) -> float:
-        """One forward pass over these rows."""
-        assert len(input_lengths) == len(target_lengths)
-        total = 0.0
-        for start in range(0, len(input_lengths), CHUNK):
-            s = input_lengths[start : start + CHUNK].astype(np.float64)
-            t = target_lengths[start : start + CHUNK].astype(np.float64)
-            total += float(self.per_input * s.sum() + self.per_target * t.sum())
-            total += float(self.input_pairs * (s @ s) + self.cross_pairs * (s @ t) + self.target_pairs * (t @ t))
-        return total
 
 
 def layers(config: Mapping[str, Any]) -> int:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
+from jobs.errors import Rejected
+from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.data import Rows
+from worker.training.dataset.encoding import Limits
+from worker.training.dataset.tokens import TokenizerState, guessed_tokens
 from worker.training.journal import Journal
-from worker.training.rows.text import Template
+from worker.training.rows.text import Templates, Texts
 from worker.training.steps.safe_size import SafeSize
-from worker.training.steps.shape import MicroBatchShape
+from worker.training.steps.shape import Lengths, MicroBatchShape
+from worker.training.tasks.columns import PAIRS, choose_templates, recognize
 from worker.training.tasks.layout import Layout
 from worker.training.tasks.seq2seq import builtin
-from worker.training.tasks.seq2seq.columns import choose_templates, recognize
 from worker.training.tasks.seq2seq.flops import PairFlops, layers
 from worker.training.tasks.seq2seq.layout import layout_of
-from worker.training.tasks.seq2seq.limits import MicroBatchLimit
-from worker.training.tasks.seq2seq.widths import PairWidths
-from worker.training.tasks.task import BuiltinModel, Config
+from worker.training.tasks.seq2seq.limits import PairLimit
+from worker.training.tasks.seq2seq.rows import PairEncoder
+from worker.training.tasks.task import BuiltinModel, Config, Usage
+from worker.training.tasks.widths import PairWidths
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from worker.training.tasks.seq2seq.batches import PairBatch
 
@@ -32,21 +40,55 @@ class Seq2Seq:
     """Text to text, with the models of T5. The methods are described in `Task`."""
 
     name: ClassVar[str] = "seq2seq"
-    model_types: ClassVar[Collection[str]] = ("t5",)
+    variant: ClassVar[None] = None
+    limit_keys: ClassVar[tuple[str, ...]] = ("data.max_input_tokens", "data.max_target_tokens")
     models: ClassVar[str] = "T5, T5 1.1 and FLAN-T5 in any size"
     builtin: ClassVar[BuiltinModel] = BuiltinModel(
         builtin.NAME, builtin.VERSION, builtin.CONFIG, builtin.TOKENIZER_ROWS, builtin.build
     )
 
-    def templates(
-        self, input: str | None, target: str | None, columns: Collection[str], source: str
-    ) -> tuple[Template, Template]:
-        return choose_templates(input, target, columns, source)
+    def templates(self, input: str | None, target: str | None, columns: Collection[str], source: str) -> Templates:
+        if input is None and target is not None:
+            raise Rejected(
+                "data.target is set without data.input, from which a seq2seq model writes it",
+                code="no_input",
+                param="data.input",
+                hint="set data.input, too, or leave both out; text alone is learned by the task causal",
+            )
+        return choose_templates(input, target, columns, source, PAIRS)
 
     def row_format(self, columns: Collection[str]) -> str | None:
         """See `Task`."""
-        found = recognize(columns)
+        found = recognize(columns, PAIRS)
         return None if found is None else found.name
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Seq2Seq:
+        """As the job sets it."""
+        return cls()
+
+    def takes(self, config: Config) -> bool:
+        return config.get("model_type") == "t5"
+
+    def limits(self, data: DataSpec) -> Limits:
+        return {"input": data.max_input_tokens, "target": data.max_target_tokens}
+
+    def guessed_lengths(self, characters: Sequence[tuple[int, int]], data: DataSpec) -> tuple[Lengths, Lengths]:
+        tokens = guessed_tokens(characters) + 1  # end-of-sequence
+        cut = np.minimum(tokens, [data.max_input_tokens, data.max_target_tokens])
+        return cut[:, 0], cut[:, 1]
+
+    def tokenizer(self, folder: Path) -> TokenizerState:
+        return TokenizerState.read(folder)
+
+    def tried(self, tokenizer: TokenizerState, texts: Sequence[Texts], limits: Limits) -> TokenizerState:
+        """Raises Rejected (`tokenizer_unusable`, `limit_too_small`)."""
+        found = tokenizer.tried([text for one in texts for text in one.all])
+        found.check_limits(dict(zip(self.limit_keys, limits.values(), strict=True)))
+        return found
+
+    def encoder(self, tokenizer: TokenizerState, limits: Limits) -> PairEncoder:
+        return PairEncoder(tokenizer, limits)
 
     def layout(self, config: Config) -> Layout:
         return layout_of(config)
@@ -60,11 +102,27 @@ class Seq2Seq:
     def recomputed_flops(self, config: Config, every: int) -> PairFlops:
         return PairFlops.recomputed(config, every)
 
+    def generation(self, folder: Path) -> Mapping[str, object]:
+        return {}
+
+    def usage(self, data: DataSpec) -> Usage:
+        return Usage(
+            inputs=f'tokenizer(text, return_tensors="pt", truncation=True, max_length={data.max_input_tokens})',
+            output="model.generate(**inputs)[0]",
+            text="your input, written as in the table above",
+        )
+
+    def prompt(self, rows: Rows, row: int, tokenizer: PreTrainedTokenizerBase, data: DataSpec) -> str | None:
+        given = rows.input(row).tolist()
+        text = tokenizer.decode(given, skip_special_tokens=True)
+        again = tokenizer(text, truncation=True, max_length=data.max_input_tokens)["input_ids"]
+        return text if isinstance(text, str) and again == given else None
+
     def widths(self, rows: Rows) -> PairWidths:
         return PairWidths(rows)
 
-    def limit(self, rows: Rows, micro_batch: int, safe: Mapping[str, SafeSize] | None = None) -> MicroBatchLimit:
-        return MicroBatchLimit.of(rows, micro_batch, safe)
+    def limit(self, rows: Rows, micro_batch: int, safe: Mapping[str, SafeSize] | None = None) -> PairLimit:
+        return PairLimit.of(rows, micro_batch, safe)
 
     def empty_batch(self, shape: MicroBatchShape, *, padded: bool, device: torch.device) -> PairBatch:
         from worker.training.tasks.seq2seq import batches

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.errors import BadData
-from worker.training.rows.text import CHAT_FIELDS, Placeholder, Template, template
+from worker.training.rows.chat import CHAT_FIELDS
+from worker.training.rows.text import Placeholder, Template, Templates, template
 
 
 @dataclass(frozen=True)
@@ -17,25 +18,28 @@ class RowFormat:
 
     name: str
     """For people."""
-    input: str
+    input: str | None
+    """None: the target is all there is."""
     target: str
 
     @property
     def columns(self) -> frozenset[str]:
         """Those that it needs."""
-        parts = [*template(self.input, "").placeholders, *template(self.target, "").placeholders]
-        return frozenset(one.column for one in parts)
+        texts = [text for text in (self.input, self.target) if text is not None]
+        return frozenset(one.column for text in texts for one in template(text, "").placeholders)
 
-    def over(self, columns: Mapping[str, str]) -> tuple[Template, Template]:
+    def over(self, columns: Mapping[str, str]) -> Templates:
         """Its templates; `columns`: the real name of each."""
-        input, target = (
-            re.sub(r"\{(\w+)", lambda found: "{" + columns[found[1]], text) for text in (self.input, self.target)
-        )
-        return template(input, "data.input"), template(target, "data.target")
+
+        def named(text: str, param: str) -> Template:
+            return template(re.sub(r"\{(\w+)", lambda found: "{" + columns[found[1]], text), param)
+
+        input = None if self.input is None else named(self.input, "data.input")
+        return input, named(self.target, "data.target")
 
 
 RECIPE_INPUT, RECIPE_TARGET = "Write the directions. {title}: {ingredients}", "{directions}"
-FORMATS = (
+PAIRS = (
     RowFormat("instruction, input and target", "{instruction} {input?}", "{target}"),
     RowFormat("input and target", "{input}", "{target}"),
     RowFormat("recipes", RECIPE_INPUT, RECIPE_TARGET),
@@ -65,7 +69,14 @@ FORMATS = (
     RowFormat("text and summary", "{text}", "{summary}"),
     RowFormat("text and label", "{text}", "{label}"),
 )
-"""In order: the first whose columns are all there is meant."""
+"""Rows with an input and a target, in order: the first whose columns are all there is meant."""
+WHOLE = (
+    RowFormat("OpenAI chat", None, "{messages}"),
+    RowFormat("ShareGPT chat", None, "{conversations}"),
+    *(each for each in PAIRS if "chat" not in each.name),
+    RowFormat("text", None, "{text}"),
+)
+"""The same for models that learn every reply of a chat, or plain text."""
 
 
 LONGEST = 200
@@ -73,21 +84,21 @@ LONGEST = 200
 
 
 def choose_templates(
-    input: str | None, target: str | None, columns: Collection[str], name: str
-) -> tuple[Template, Template]:
-    """The templates of a source (`name`): those of the job, else recognized by its columns.
+    input: str | None, target: str | None, columns: Collection[str], name: str, formats: Sequence[RowFormat]
+) -> Templates:
+    """The templates of a source (`name`): those of the job, else recognized by its columns as one of `formats`.
 
     Raises BadData (`unknown_column`, `no_usable_columns`), Rejected (`bad_template`).
     """
-    if input is not None and target is not None:
-        chosen = template(input, "data.input"), template(target, "data.target")
+    if target is not None:
+        chosen = None if input is None else template(input, "data.input"), template(target, "data.target")
         for param, one in zip(("data.input", "data.target"), chosen, strict=True):
-            for placeholder in one.placeholders:
+            for placeholder in one.placeholders if one else ():
                 if not _is_known(placeholder, columns):
                     raise _unknown(placeholder, param, columns, name)
         return chosen
     names = _by_lower_case(columns)
-    if (found := recognize(columns)) is not None:
+    if (found := recognize(columns, formats)) is not None:
         return found.over(names)
     languages = sorted(name for name in columns if name.lower().startswith("translation.") and len(name) < LONGEST)
     if len(languages) > 1:
@@ -96,7 +107,7 @@ def choose_templates(
     else:
         hint = (
             'say which: data.input and data.target, each a column\'s name or a template such as "Answer: {question}"; '
-            f"without them, these are recognized: {'; '.join(dict.fromkeys(each.name for each in FORMATS))}"
+            f"without them, these are recognized: {'; '.join(dict.fromkeys(each.name for each in formats))}"
         )
     raise BadData(
         f"no columns to learn from are recognized in {name}; it has: {_listed(columns)}",
@@ -106,10 +117,10 @@ def choose_templates(
     )
 
 
-def recognize(columns: Collection[str]) -> RowFormat | None:
-    """The format of rows with these columns; None: it is not known."""
+def recognize(columns: Collection[str], formats: Sequence[RowFormat]) -> RowFormat | None:
+    """The format of rows with these columns; None: it is none of these."""
     names = _by_lower_case(columns)
-    return next((each for each in FORMATS if each.columns <= names.keys()), None)
+    return next((each for each in formats if each.columns <= names.keys()), None)
 
 
 def _by_lower_case(columns: Collection[str]) -> dict[str, str]:

@@ -13,8 +13,9 @@ from worker.training.dataset.data import Int64, PreparedDataset, Rows, Writer
 from worker.training.steps.order import StepOrder
 from worker.training.steps.safe_size import SafeSize
 from worker.training.steps.shape import MicroBatchShape, bucket_of
-from worker.training.tasks.seq2seq.limits import MicroBatchLimit, cut, widths
-from worker.training.tasks.seq2seq.widths import PairWidths
+from worker.training.tasks.limits import cut, widths
+from worker.training.tasks.seq2seq.limits import PairLimit
+from worker.training.tasks.widths import PairWidths
 
 SHORT, LONG = "input ≤ 64, target ≤ 64", "input ≤ 256, target ≤ 512"
 
@@ -41,7 +42,7 @@ def a(bucket: str) -> MicroBatchShape:
     return MicroBatchShape(1, *(int(part.split("≤ ")[1]) for part in bucket.split(", ")))
 
 
-def largest(rows: Rows, groups: list[Int64], limit: MicroBatchLimit) -> dict[str, int]:
+def largest(rows: Rows, groups: list[Int64], limit: PairLimit) -> dict[str, int]:
     """Rows of the largest micro-batch of each bucket."""
     found: dict[str, int] = defaultdict(int)
     for piece in cut(rows, groups, limit):
@@ -66,7 +67,7 @@ def test_a_bucket_is_named_by_the_next_powers_of_two(input_width: int, target_wi
 
 
 def test_only_the_bucket_that_failed_is_lowered(rows: Rows, groups: list[Int64]) -> None:
-    limit = MicroBatchLimit.of(rows, 8)
+    limit = PairLimit.of(rows, 8)
     before = largest(rows, groups, limit)
     assert before == {LONG: 8, SHORT: 32}
     lowered = limit.lowered(rows, groups, a(LONG), passing=False)
@@ -82,8 +83,8 @@ def test_only_the_bucket_that_failed_is_lowered(rows: Rows, groups: list[Int64])
 def test_every_lowering_makes_the_largest_of_its_bucket_smaller_down_to_one_row(rows: Rows) -> None:
     for step in range(10):
         groups = StepOrder(PairWidths(rows), 100, 1, seed=3).groups_of(step)
-        for bucket in largest(rows, groups, MicroBatchLimit.of(rows, 64)):
-            limit: MicroBatchLimit | None = MicroBatchLimit.of(rows, 64)
+        for bucket in largest(rows, groups, PairLimit.of(rows, 64)):
+            limit: PairLimit | None = PairLimit.of(rows, 64)
             seen = []
             while limit is not None:
                 seen.append(largest(rows, groups, limit).get(bucket, 0))
@@ -95,7 +96,7 @@ def test_every_lowering_makes_the_largest_of_its_bucket_smaller_down_to_one_row(
 def test_what_failed_is_smaller_next_time_even_where_others_of_its_bucket_were_larger(
     rows: Rows, groups: list[Int64]
 ) -> None:
-    limit = MicroBatchLimit.of(rows, 8)
+    limit = PairLimit.of(rows, 8)
     assert largest(rows, groups, limit)[LONG] == 8
     lowered = limit.lowered(rows, groups, MicroBatchShape(3, 200, 400), passing=False)
     assert lowered is not None and lowered.rows(200, 400) < 3
@@ -103,7 +104,7 @@ def test_what_failed_is_smaller_next_time_even_where_others_of_its_bucket_were_l
 
 @pytest.mark.parametrize("safe", [{}, {LONG: 3}, {SHORT: 2, LONG: 1}, {"input ≤ 128, target ≤ 256": 2}])
 def test_no_micro_batch_is_over_the_size_of_its_own_bucket(rows: Rows, safe: dict[str, int]) -> None:
-    limit = MicroBatchLimit.of(rows, 12, {bucket: SafeSize(size) for bucket, size in safe.items()})
+    limit = PairLimit.of(rows, 12, {bucket: SafeSize(size) for bucket, size in safe.items()})
     order = StepOrder(PairWidths(rows), 100, 1, seed=3)
     for step in range(order.steps):
         groups = order.groups_of(step)
@@ -122,14 +123,14 @@ def test_joined_groups_follow_the_smaller_of_their_sizes(tmp_path: Path) -> None
         writer.finish({"train": np.arange(4), "validation": np.arange(0)}, dataset_summary())
     rows = PreparedDataset.open(tmp_path).train
     groups = [np.arange(0, 2), np.arange(2, 4)]
-    assert [len(piece) for piece in cut(rows, groups, MicroBatchLimit.of(rows, 4))] == [4]
+    assert [len(piece) for piece in cut(rows, groups, PairLimit.of(rows, 4))] == [4]
     for bucket in ("input ≤ 128, target ≤ 64", "input ≤ 64, target ≤ 128", "input ≤ 128, target ≤ 128"):
-        limit = MicroBatchLimit.of(rows, 4, {bucket: SafeSize(2)})
+        limit = PairLimit.of(rows, 4, {bucket: SafeSize(2)})
         assert [len(piece) for piece in cut(rows, groups, limit)] == [2, 2]
 
 
 def test_what_was_lowered_for_a_passing_cause_goes_back_and_falls_at_once(rows: Rows, groups: list[Int64]) -> None:
-    limit = MicroBatchLimit.of(rows, 16)
+    limit = PairLimit.of(rows, 16)
     for _ in range(2):
         limit = limit.lowered(rows, groups, a(LONG), passing=True) or limit
     limit = limit.lowered(rows, groups, a(SHORT), passing=False) or limit
@@ -146,5 +147,5 @@ def test_what_was_lowered_for_a_passing_cause_goes_back_and_falls_at_once(rows: 
 
 
 def test_a_smaller_plan_is_never_exceeded(rows: Rows) -> None:
-    limit = MicroBatchLimit.of(rows, 2, {LONG: SafeSize(4, former=16), SHORT: SafeSize(1)})
+    limit = PairLimit.of(rows, 2, {LONG: SafeSize(4, former=16), SHORT: SafeSize(1)})
     assert (limit.size(LONG), limit.regrown().size(LONG), limit.size(SHORT)) == (2, 2, 1)

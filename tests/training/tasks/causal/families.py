@@ -1,0 +1,48 @@
+"""A tiny real checkpoint of each family of causal models, random, with the families' own settings in small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+VOCABULARY = 96
+_SMALL = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 16},
+    "llama": {"tie_word_embeddings": False},
+    "mistral": {"sliding_window": 8},
+    "gemma": {"head_dim": 16},
+    "gemma2": {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
+    "gemma3_text": {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
+    "phi3": {"tie_word_embeddings": False},
+    # Not in the list of the task: accepted by its architecture.
+    "gpt2": {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4},
+}
+
+
+def config_of(family: str, **more: Any) -> dict[str, Any]:
+    """config.json."""
+    config = CONFIG_MAPPING[family](**_SMALL | FAMILIES[family] | more).to_dict()
+    return {key: value for key, value in config.items() if value is not None} | {"model_type": family}
+
+
+def model_of(family: str, dtype: torch.dtype = torch.float64, **more: Any) -> PreTrainedModel:
+    """With random weights, large enough that tokens matter."""
+    config = config_of(family, **more)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        kind = CONFIG_MAPPING[family].from_dict(config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(kind, dtype=torch.float64)
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=0.1)
+    torch.nn.Module.to(model, dtype)
+    return model

@@ -1,0 +1,136 @@
+"""Gradients are those of plain transformers, however a step is cut: in float64, for every family."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+
+from jobs.errors import Rejected
+from tests.summaries import dataset_summary
+from tests.training.tasks.causal.families import FAMILIES, VOCABULARY, config_of, model_of
+from worker.training.dataset.data import PreparedDataset, Rows, Writer
+from worker.training.loop import accumulate
+from worker.training.tasks.causal import fused
+from worker.training.tasks.causal.fused import configure
+from worker.training.tasks.causal.limits import CausalLimit
+from worker.training.tasks.causal.loss import has_plain_head
+
+ROWS = 9
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """Chats of 6 to 30 tokens, longer than the sliding windows, with one reply or two."""
+    folder = tmp_path_factory.mktemp("prepared")
+    draw = np.random.default_rng(3)
+    inputs = [draw.integers(3, VOCABULARY, draw.integers(6, 31)) for _ in range(ROWS)]
+    learned = [
+        np.concatenate([np.arange(2, 4), np.arange(len(row) - 2, len(row))]) if number % 2 else np.arange(3, len(row))
+        for number, row in enumerate(inputs)
+    ]
+    with Writer(folder, VOCABULARY) as writer:
+        writer.add(inputs, learned)
+        writer.finish({"train": np.arange(ROWS), "validation": np.arange(0)}, dataset_summary())
+    return PreparedDataset.open(folder).train
+
+
+def gradients(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+
+def plain(model: PreTrainedModel, rows: Rows) -> tuple[float, dict[str, torch.Tensor]]:
+    """Each row by itself through the model's own forward pass; the mean over all learned tokens."""
+    model.zero_grad()
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for row in range(len(rows)):
+        ids = torch.from_numpy(rows.input(row).astype(np.int64))
+        learned = torch.from_numpy(rows.target(row).astype(np.int64))
+        labels = torch.full_like(ids, -100)
+        labels[learned] = ids[learned]
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+        total = total + F.cross_entropy(logits, labels[1:], reduction="sum")
+        count += len(learned)
+    (total / count).backward()
+    return float(total.detach()) / count, gradients(model)
+
+
+@pytest.fixture
+def _norms_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma's compute in fp32 whatever the dtype is."""
+
+    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * (1 + self.weight)  # type: ignore[operator]
+
+    for kind in (GemmaRMSNorm, Gemma2RMSNorm, Gemma3RMSNorm):
+        monkeypatch.setattr(kind, "forward", forward)
+
+
+@pytest.mark.usefixtures("_norms_in_float64")
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_is_that_of_plain_transformers_however_it_is_cut(family: str, is_fused: bool, rows: Rows) -> None:
+    model = model_of(family).train()
+    configure(model, fused=is_fused, dropout=0.0)
+    model.train()
+    expected, wanted = plain(model, rows)
+    bound = 1e-7 if family == "gemma2" else 1e-12  # its attention takes the softmax in fp32, whatever the dtype
+    for micro_batch in (1, 3, ROWS):
+        model.zero_grad()
+        batches = CausalLimit.of(rows, micro_batch).batches(rows, [np.arange(ROWS)], 0)
+        assert len(batches) > 1 or micro_batch == ROWS
+        loss = accumulate(model, batches)
+        assert float(loss) == pytest.approx(expected, rel=bound)
+        found = gradients(model)
+        assert found.keys() == wanted.keys()
+        for name, gradient in wanted.items():
+            difference = float((found[name] - gradient).norm())
+            assert difference <= bound * max(1e-3, float(gradient.norm())), (name, micro_batch)
+
+
+def test_logits_that_are_more_than_a_product_take_the_models_own_way() -> None:
+    assert not has_plain_head(model_of("gemma2")), "its logits are capped"
+    assert all(has_plain_head(model_of(family)) for family in FAMILIES if family != "gemma2")
+
+
+def test_a_model_that_looks_ahead_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("llama")
+    whole = model.model.forward
+
+    def looking_ahead(*arguments: object, **options: object) -> object:
+        found = whole(*arguments, **options)
+        found.last_hidden_state = found.last_hidden_state + found.last_hidden_state.mean(1, keepdim=True)
+        return found
+
+    monkeypatch.setattr(model.model, "forward", looking_ahead)
+    with pytest.raises(Rejected, match="the loss of a row is") as caught:
+        configure(model, fused=False, dropout=None)
+    assert caught.value.detail_code == "self_check_failed"
+
+
+def test_the_norms_of_every_family_that_can_be_are_fused() -> None:
+    assert {family: fused.fuse(model_of(family)) for family in ("qwen2", "qwen3", "llama", "mistral", "phi3")} == {
+        "qwen2": 5, "qwen3": 9, "llama": 5, "mistral": 5, "phi3": 9,
+    }  # fmt: skip
+    assert fused.fuse(model_of("gemma")) == 0, "it multiplies by 1 + weight"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bf16_passes_the_check_of_every_family(family: str) -> None:
+    configure(model_of(family, torch.bfloat16), fused=True, dropout=None)
+
+
+def test_every_dropout_is_set() -> None:
+    model = model_of("gpt2", attn_pdrop=0.1).train()
+    configure(model, fused=True, dropout=0.25)
+    rates = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
+    assert rates == {0.25}
+    llama = model_of("llama", attention_dropout=0.1)
+    configure(llama, fused=True, dropout=0.5)
+    assert {layer.self_attn.attention_dropout for layer in llama.model.layers} == {0.5}
+    assert config_of("llama")["attention_dropout"] == 0.0

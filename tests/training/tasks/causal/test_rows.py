@@ -1,0 +1,220 @@
+"""Chats as tokens: those of transformers, and of them exactly the replies are learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from jobs.errors import Rejected
+from worker.training.dataset.encoding import EncodedRows
+from worker.training.rows.text import RowReader, Texts, template
+from worker.training.tasks.causal import builtin
+from worker.training.tasks.causal.batches import prompt_length
+from worker.training.tasks.causal.rows import CausalEncoder, CausalTokenizer, tried
+
+LIMITS = {"input": 256, "target": 256}
+CHATML = builtin.CHAT_TEMPLATE
+# The ways of well-known models, in short.
+LLAMA = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|start|>' + m['role'] + '<|head|>\n\n' + m['content'] | trim + '<|eot|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant<|head|>\n\n' }}{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}{% else %}"
+    "{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% for m in messages %}{% set role = 'model' if m['role'] == 'assistant' else m['role'] %}"
+    "{{ '<|start|>' + role + '\n' + m['content'] | trim + '<|eot|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>model\n' }}{% endif %}"
+)
+# The last reply has a place to think, as Qwen3 writes it.
+QWEN3 = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if loop.last and m['role'] == 'assistant' %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    "{{ m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+GOOD = {"chatml": CHATML, "llama": LLAMA, "mistral": MISTRAL, "gemma": GEMMA, "qwen3": QWEN3}
+_TURN = "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+_ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+BROKEN = {
+    "no end token": ("{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+                     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}", "does not end a reply"),
+    "a prompt of its own": ("{% for m in messages %}" + _TURN + "{% endfor %}"
+                            "{% if add_generation_prompt %}{{ 'Now answer:' }}{% endif %}", "changes earlier turns"),
+    "counts the turns": ("{{ messages | length }}{% for m in messages %}" + _TURN + "{% endfor %}" + _ASK,
+                         "changes earlier turns"),
+    "newest first": ("{% for m in messages | reverse %}" + _TURN + "{% endfor %}" + _ASK, "changes earlier turns"),
+    "leaves replies out": ("{% for m in messages if m['role'] != 'assistant' %}" + _TURN + "{% endfor %}" + _ASK,
+                           "changes earlier turns"),
+    "shouts": ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] | upper + '<|im_end|>\n' }}"
+               "{% endfor %}" + _ASK, "does not repeat a reply"),
+    "cuts": ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'][:3] + '<|im_end|>\n' }}"
+             "{% endfor %}" + _ASK, "does not repeat a reply"),
+    "wants tools": ("{{ raise_exception('tools are missing') }}", "refuses the turns"),
+    "is no template": ("{% for m in messages %}", "refuses the turns"),
+    "another name": ("{% for m in messages %}{{ m['text'] }}{% endfor %}", "does not end a reply"),
+}  # fmt: skip
+ROW = {
+    "messages": [
+        {"role": "user", "content": "Where is my kettle?"},
+        {"role": "assistant", "content": "It is on its way."},
+        {"role": "user", "content": "When does it come?"},
+        {"role": "assistant", "content": "On Monday, ½ past two.\nGood bye!"},
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = builtin.learn_tokenizer(["Where is my kettle? It is on its way. On Monday. When does it come?"] * 3)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|start|>", "<|head|>", "<|eot|>", "<s>"]})
+    tokenizer.bos_token = "<s>"
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def with_template(folder: Path, tmp_path: Path, text: str | None, **generation: Any) -> CausalTokenizer:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = text
+    tokenizer.save_pretrained(tmp_path)
+    return CausalTokenizer.read(tmp_path)
+
+
+def texts_of(row: dict[str, Any], input: str | None = None, target: str = "messages") -> Texts:
+    templates = None if input is None else template(input, "data.input"), template(target, "data.target")
+    return RowReader(*templates, None).read(row)
+
+
+def encoded(tokenizer: CausalTokenizer, *texts: Texts, everything: bool = False, **limits: int) -> EncodedRows:
+    return CausalEncoder(tokenizer, LIMITS | limits, everything=everything).encode(texts)
+
+
+def learned(tokenizer: CausalTokenizer, rows: EncodedRows) -> str:
+    """What is learned of one row, decoded run by run."""
+    ids, places = rows.sides["input"].tokens, rows.sides["target"].tokens.astype(np.int64)
+    runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+    return "|".join(tokenizer.open().decode(ids[run].tolist(), skip_special_tokens=False) for run in runs)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_tokens_are_those_of_transformers_and_replies_with_their_ends_are_learned(
+    name: str, folder: Path, tmp_path: Path
+) -> None:
+    tokenizer = tried(with_template(folder, tmp_path, GOOD[name]), [texts_of(ROW)], LIMITS, everything=False)
+    rows = encoded(tokenizer, texts_of(ROW))
+    stock: Any = AutoTokenizer.from_pretrained(tmp_path)
+    expected: Any = stock.apply_chat_template(ROW["messages"], tokenize=True, return_dict=False)
+    assert rows.sides["input"].tokens.tolist() == expected and not rows.defects
+    end = {"llama": "<|eot|>", "gemma": "<|eot|>"}.get(name, "<|im_end|>")
+    before = {"mistral": " "}.get(name, "")
+    thinking = "<think>\n\n</think>\n\n" if name == "qwen3" else before
+    assert learned(tokenizer, rows) == (
+        f"{before}It is on its way.{end}|{thinking}On Monday, ½ past two.\nGood bye!{end}"
+    )
+    # What the model is asked with is where the loss begins.
+    asked: Any = stock.apply_chat_template(
+        ROW["messages"][:3], tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+    assert prompt_length(rows.sides["target"].tokens.astype(np.int64)) == len(asked)
+    assert end in tokenizer.chat.ends and tokenizer.open().token_to_id(end) in tokenizer.end_ids
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_template_is_refused_by_name(name: str, folder: Path, tmp_path: Path) -> None:
+    text, said = BROKEN[name]
+    with pytest.raises(Rejected, match=said) as caught:
+        tried(with_template(folder, tmp_path, text), [texts_of(ROW)], LIMITS, everything=False)
+    assert (caught.value.detail_code, caught.value.param) == ("chat_template", "model")
+
+
+def test_rows_that_a_template_cannot_write_are_rejected_beside_others(folder: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(folder, tmp_path, MISTRAL)
+    with_system = {"messages": [{"role": "system", "content": "Be brief."}, *ROW["messages"]]}
+    attack = {"messages": [{"role": "user", "content": "Hi<|im_end|>"}, {"role": "assistant", "content": "Yes"}]}
+    rows = encoded(tokenizer, texts_of(with_system), texts_of(ROW), texts_of(attack))
+    assert rows.defects == {
+        0: "the chat template refuses the turns: only user and assistant",
+        2: "a special token in the text",
+    }
+    assert len(rows.sides["input"].lengths) == 1
+    tried(tokenizer, [texts_of(with_system), texts_of(ROW)], LIMITS, everything=False)
+
+
+def test_prompt_and_completion_become_a_chat_or_follow_each_other(folder: Path, tmp_path: Path) -> None:
+    pair = texts_of({"prompt": "two plus two", "completion": "four"}, "prompt", "completion")
+    chat = with_template(folder, tmp_path / "chat", CHATML)
+    assert learned(chat, encoded(chat, pair)) == "four<|im_end|>"
+    assert "<|im_start|>user\ntwo plus two<|im_end|>" in chat.open().decode(
+        encoded(chat, pair).sides["input"].tokens.tolist(), skip_special_tokens=False
+    )
+    base = tried(with_template(folder, tmp_path / "base", None), [pair], LIMITS, everything=False)
+    rows = encoded(base, pair)
+    assert base.open().decode(rows.sides["input"].tokens.tolist(), skip_special_tokens=False) == (
+        "two plus two\nfour<|im_end|>"
+    )
+    assert learned(base, rows) == "four<|im_end|>"
+    with pytest.raises(Rejected, match="has no chat template") as caught:
+        tried(base, [texts_of(ROW)], LIMITS, everything=False)
+    assert "instruct model" in str(caught.value.hint)
+
+
+def test_plain_text_is_learned_but_for_its_first_token(folder: Path, tmp_path: Path) -> None:
+    base = with_template(folder, tmp_path, None)
+    rows = encoded(base, texts_of({"text": "Where is my kettle?"}, target="text"))
+    ids, places = rows.sides["input"].tokens, rows.sides["target"].tokens
+    assert places.tolist() == list(range(1, len(ids)))
+    assert base.open().decode(ids.tolist(), skip_special_tokens=False) == "Where is my kettle?<|im_end|>"
+
+
+def test_everything_may_be_learned(folder: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(folder, tmp_path, CHATML)
+    rows = encoded(tokenizer, texts_of(ROW), everything=True)
+    assert rows.sides["target"].lengths[0] == rows.sides["input"].lengths[0] - 1
+
+
+def test_long_rows_are_cut_at_the_end_and_rejected_when_nothing_learned_is_left(folder: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(folder, tmp_path, CHATML)
+    whole = encoded(tokenizer, texts_of(ROW)).sides
+    first = int(np.flatnonzero(np.diff(whole["target"].tokens.astype(np.int64)) != 1)[0]) + 1
+    limit = int(whole["target"].tokens[first - 1]) + 1
+    cut = encoded(tokenizer, texts_of(ROW), input=limit)
+    assert cut.sides["input"].lengths.tolist() == [limit]
+    assert cut.sides["input"].full_lengths.tolist() == whole["input"].lengths.tolist()
+    assert (cut.sides["target"].lengths[0], cut.sides["target"].full_lengths[0]) == (first, whole["target"].lengths[0])
+    assert learned(tokenizer, cut) == "It is on its way.<|im_end|>"
+    none = encoded(tokenizer, texts_of(ROW), input=8)
+    assert none.defects == {0: "no reply within data.max_tokens"} and not len(none.sides["input"].lengths)
+
+
+def test_a_reply_with_weight_0_is_read_and_not_learned(folder: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(folder, tmp_path, CHATML)
+    turns = [dict(turn) for turn in ROW["messages"]]
+    turns[1]["weight"] = 0  # type: ignore[assignment]
+    assert learned(tokenizer, encoded(tokenizer, texts_of({"messages": turns}))).startswith("On Monday")
+
+
+def test_the_preview_shows_what_is_learned_and_what_is_cut_off(folder: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(folder, tmp_path, CHATML)
+    texts = texts_of(ROW)
+    shown = CausalEncoder(tokenizer, LIMITS, everything=False).preview(7, texts, {"½": 1})
+    assert (shown.number, shown.rewritten) == (7, {"½": 1})
+    assert [span.text for span in shown.spans if span.learned] == [
+        "It is on its way.<|im_end|>", "On Monday, ½ past two.\nGood bye!<|im_end|>"
+    ]  # fmt: skip
+    assert "".join(span.text for span in shown.spans).startswith("<|im_start|>user\nWhere is my kettle?<|im_end|>\n")
+    sides = encoded(tokenizer, texts).sides
+    assert (shown.input.tokens, shown.target.tokens) == (sides["input"].lengths[0], sides["target"].lengths[0])
+    assert (shown.input.cut_characters, shown.target.cut_characters) == (0, 0)
+    short = CausalEncoder(tokenizer, LIMITS | {"input": int(sides["input"].lengths[0]) - 4}, everything=False)
+    cut = short.preview(7, texts, {})
+    assert cut.target.cut_characters and cut.input.cut_characters == 0
+    assert len("".join(span.text for span in cut.spans)) < len("".join(span.text for span in shown.spans))

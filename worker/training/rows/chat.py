@@ -1,0 +1,74 @@
+"""The turns of a chat, as OpenAI or ShareGPT write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from worker.training.rows.row import Defect
+
+ASSISTANT = "assistant"
+ROLES = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bot", "model"), ASSISTANT)
+"""Other names of roles."""
+CHAT_FIELDS = ("prompt", "completion")
+"""What a list of turns has, beside its items."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one side said."""
+
+    role: str
+    content: str
+    learned: bool
+    """Whether it is a reply that the model learns to write."""
+
+    def saying(self, content: str) -> Turn:
+        """The same turn with another content."""
+        return replace(self, content=content)
+
+
+def chat_field(turns: list[Any], name: str) -> str | None:
+    """A field of a chat's turns: `completion` is the last reply, `prompt` all turns before it; None: there is none.
+
+    Raises Defect if a turn is not text alone.
+    """
+    found = turns_of(turns) if name in CHAT_FIELDS else None
+    if found is None:
+        return None
+    return found[-1].content if name == "completion" else written(found[:-1])
+
+
+def turns_of(value: Any) -> tuple[Turn, ...] | None:
+    """The turns up to the last reply; None: it is no chat, or has no reply. Raises Defect if a turn is not text alone.
+
+    A reply with OpenAI's `weight` 0 is not learned.
+    """
+    turns = [_turn(turn) for turn in value] if isinstance(value, list) else []
+    if None in turns:
+        return None
+    found = [turn for turn in turns if turn is not None]
+    last = max((place for place, turn in enumerate(found) if turn.learned), default=None)
+    return None if last is None else tuple(found[: last + 1])
+
+
+def written(turns: Sequence[Turn]) -> str:
+    """Turns as one text: a single one by itself, several as `user: … assistant: …`."""
+    return turns[0].content if len(turns) == 1 else " ".join(f"{turn.role}: {turn.content}" for turn in turns)
+
+
+def _turn(turn: Any) -> Turn | None:
+    """None: it is no turn. Raises Defect if it is not text alone."""
+    for role_key, content_key in (("role", "content"), ("from", "value")):
+        if isinstance(turn, dict) and isinstance(role := turn.get(role_key), str):
+            content = turn.get(content_key)
+            if isinstance(content, list):  # of parts, such as {"type": "text", "text": "…"}
+                parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+                texts = [text for text in parts if isinstance(text, str)]
+                content = "".join(texts) if len(texts) == len(parts) else None
+            if not isinstance(content, str) or turn.get("tool_calls") or turn.get("function_call"):
+                raise Defect("a turn that is not text alone")
+            name = ROLES.get(role.lower(), role.lower())
+            return Turn(name, content, learned=name == ASSISTANT and turn.get("weight") != 0)
+    return None

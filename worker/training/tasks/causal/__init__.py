@@ -1,0 +1,1 @@
+"""Causal language models: chats, prompts with completions, plain text."""

@@ -1,0 +1,119 @@
+"""From a row to the text that a causal model reads, and which parts of it are learned.
+
+With a chat template, every row is a chat: of a prompt and its completion, one turn of the user and one reply. The text
+is what the template makes of all turns. A reply is learned from where the template asks for it (the text of the turns
+before, with the generation prompt) to the token that ends it, that included: what the model itself has to write. Where
+replies begin is found by rendering each beginning of the chat, for templates that mark replies are rare. A template
+that says something else of a beginning than of the whole would train what nobody asks for: such rows are defects.
+
+Without a template, a completion follows its prompt on a new line, and the tokenizer's end token ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from worker.training.rows.chat import ASSISTANT, Turn
+from worker.training.rows.row import Defect
+from worker.training.rows.text import Texts
+
+SEPARATOR = "\n"
+"""Between a prompt and its completion."""
+_PROBE = ("two plus two", "four altogether")
+NO_TEMPLATE = "a chat, and the tokenizer has no chat template"
+NOT_A_BEGINNING = "the chat template changes earlier turns"
+NO_END = "the chat template does not end a reply with an end token"
+NOT_SAID = "the chat template does not repeat a reply as it is"
+NOT_RENDERED = "the chat template refuses the turns"
+SPECIAL = "a special token in the text"
+
+
+class Span(NamedTuple):
+    """Characters [begin, end) that are learned."""
+
+    begin: int
+    end: int
+
+
+class Rendered(NamedTuple):
+    """A row as text."""
+
+    text: str
+    spans: Sequence[Span]
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """How a tokenizer writes chats. Can be sent to another process."""
+
+    template: str | None
+    """Jinja; None: it has none."""
+    names: Mapping[str, str]
+    """Special tokens by the name that a template has for them, such as `bos_token`."""
+    ends: tuple[str, ...]
+    """Tokens that end a reply; of a text without a template, the first."""
+    special: tuple[str, ...]
+    """All special tokens, as written."""
+
+    def render(self, texts: Texts, *, everything: bool) -> Rendered:
+        """The text of a row. `everything`: all of it is learned. Raises Defect."""
+        if any(token in text for text in texts.all for token in self.special):
+            raise Defect(SPECIAL)
+        if texts.turns:
+            found = self._chat(texts.turns)
+        elif texts.input and self.template is not None:
+            found = self._chat((Turn("user", texts.input, False), Turn(ASSISTANT, texts.target, True)))
+        else:
+            before = f"{texts.input}{SEPARATOR}" if texts.input else ""
+            text = f"{before}{texts.target}{self.ends[0]}"
+            found = Rendered(text, [Span(len(before), len(text))])
+        return Rendered(found.text, [Span(0, len(found.text))]) if everything else found
+
+    def with_end(self) -> ChatFormat:
+        """With the token by which the template ends a reply, where that is another than those known so far.
+
+        Raises Defect where it refuses a plain question and reply.
+        """
+        if self.template is None:
+            return self
+        text = self._written((Turn("user", _PROBE[0], False), Turn(ASSISTANT, _PROBE[1], True)))
+        after = text.rpartition(_PROBE[1])[2]
+        found = [(at, token) for token in self.special if (at := after.find(token)) >= 0]
+        return self if not found else replace(self, ends=tuple(dict.fromkeys([*self.ends, min(found)[1]])))
+
+    def _chat(self, turns: Sequence[Turn]) -> Rendered:
+        if self.template is None:
+            raise Defect(NO_TEMPLATE)
+        text = self._written(turns)
+        return Rendered(text, list(self._spans(text, turns)))
+
+    def _spans(self, text: str, turns: Sequence[Turn]) -> Iterator[Span]:
+        for place, turn in enumerate(turns):
+            if not turn.learned:
+                continue
+            before = self._written(turns[:place], asking=True)
+            if not text.startswith(before):
+                raise Defect(NOT_A_BEGINNING)
+            found = [(at, token) for token in self.ends if (at := text.find(token, len(before))) >= 0]
+            if not found:
+                raise Defect(NO_END)
+            at, token = min(found)
+            if turn.content.strip() not in text[len(before) : at]:
+                raise Defect(NOT_SAID)
+            yield Span(len(before), at + len(token))
+
+    def _written(self, turns: Sequence[Turn], *, asking: bool = False) -> str:
+        """`asking`: with the generation prompt behind it."""
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        said = [{"role": turn.role, "content": turn.content} for turn in turns]
+        try:
+            rendered: Any = render_jinja_template(
+                [said], chat_template=self.template, add_generation_prompt=asking, **dict[str, Any](self.names)
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
+            raise Defect(f"{NOT_RENDERED}: {str(error)[:100]}") from None
+        return str(rendered[0][0])

@@ -1,0 +1,131 @@
+"""`speed.fused`: modules of causal models exchanged for faster ones, in place, and the check that all is as it was.
+
+What is exchanged is a module's class, nothing else: parameters and attributes are the same in both. Any family may
+come that transformers knows; what this code takes for granted of it is checked on the model itself, before it trains.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+
+from jobs.errors import Rejected
+from worker.training.kernels.dropout import FusedDropout
+from worker.training.kernels.rms_norm import rms_norm
+from worker.training.tasks.causal.loss import learned_loss_sum
+
+NORMS = (
+    "LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "Phi3RMSNorm", "Olmo2RMSNorm", "SmolLM3RMSNorm",
+)  # fmt: skip
+"""Classes of transformers that all compute weight · x / sqrt(mean square + variance_epsilon)."""
+_LENGTHS = (7, 12)
+_TOLERANCE = {torch.bfloat16: 0.02, torch.float16: 0.02, torch.float32: 1e-4, torch.float64: 1e-4}
+"""Relative difference of the loss. Stock modules round after every operation, and take norms in fp32 in any case."""
+
+
+def configure(model: PreTrainedModel, *, fused: bool, dropout: float | None) -> None:
+    """As `Task.configure`. Raises Rejected (`self_check_failed`)."""
+    if dropout is not None:
+        set_dropout(model, dropout)
+    expected = None if model.device.type == "meta" else stock_loss(model)
+    if fused:
+        fuse(model)
+    if expected is not None:
+        check_loss(model, expected)
+
+
+def fuse(model: nn.Module) -> int:
+    """Exchange the stock modules for fused ones, in place; returns how many."""
+    count = 0
+    for module in model.modules():
+        kind = _fused(type(module))  # type: ignore[arg-type]  # a class is hashable, whatever mypy makes of Module
+        if kind is not None:
+            module.__class__ = kind
+            count += 1
+    return count
+
+
+def set_dropout(model: nn.Module, rate: float) -> None:
+    """Every dropout of the model, those of attention (a number there, not a module) included."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = rate
+        elif isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = rate  # type: ignore[assignment]  # of a module anything may be asked
+
+
+@functools.cache
+def _fused(kind: Any) -> type[nn.Module] | None:
+    """What takes the place of a class; None: it stays."""
+    if kind is nn.Dropout:
+        return FusedDropout
+    if kind.__name__ in NORMS and kind.__module__.startswith("transformers."):
+        return type(f"Fused{kind.__name__}", (_RMSNorm, kind), {})
+    return None
+
+
+class _RMSNorm(nn.Module):
+    weight: torch.Tensor
+    variance_epsilon: float
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden_states, self.weight, self.variance_epsilon)
+
+
+# -- the check -------------------------------------------------------------------------------------------------------
+
+
+def stock_loss(model: PreTrainedModel) -> list[float]:
+    """Of two short rows, each by itself, by the model's own forward pass: of all their tokens but the first."""
+    with _evaluating(model):
+        found = []
+        for ids in _rows(model):
+            logits: torch.Tensor = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+            found.append(float(F.cross_entropy(logits.double(), ids[1:], reduction="sum")))
+        return found
+
+
+def check_loss(model: PreTrainedModel, expected: list[float]) -> None:
+    """Refuse `self_check_failed`: the rows padded together, as training takes them, must have the same losses."""
+    rows = _rows(model)
+    width = max(_LENGTHS)
+    ids = torch.stack([F.pad(row, (0, width - len(row))) for row in rows])
+    with _evaluating(model):
+        for number, (row, loss) in enumerate(zip(rows, expected, strict=True)):
+            places = number * width + torch.arange(len(row) - 1, device=ids.device)
+            found = float(learned_loss_sum(model, ids, places, row[1:]))
+            if not abs(found - loss) <= _TOLERANCE[model.dtype] * abs(loss):
+                raise Rejected(
+                    f"model: {type(model).__name__} does not compute what training takes for granted of a causal "
+                    f"model: the loss of a row is {loss:.6g} by itself and {found:.6g} beside another",
+                    code="self_check_failed",
+                    param="model",
+                    hint="models of the families Llama, Mistral, Qwen2, Qwen3, Gemma and Phi-3 are known to work",
+                )
+
+
+def _rows(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Token numbers that every vocabulary has, all different, none of the first few, which may be special."""
+    embedding: Any = model.get_input_embeddings()
+    size = int(embedding.weight.shape[0])
+    first = torch.arange(max(_LENGTHS), device=model.device) * 7 % max(1, size - 8) + min(8, size - 1)
+    return [first[:length] + place for place, length in enumerate(_LENGTHS)]
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout and gradients; afterwards the model is in the mode in which it was."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)

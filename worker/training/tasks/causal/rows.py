@@ -1,0 +1,240 @@
+"""Rows of a causal model as numbers: the tokens of the row, and the positions of those that are learned."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jobs.errors import Rejected
+from jobs.preview import RowPreview, SpanPreview, TextPreview
+from worker.training.dataset.data import Int64, token_dtype
+from worker.training.dataset.encoding import EncodedRows, Limits
+from worker.training.dataset.preview import SHOWN
+from worker.training.dataset.tokens import EncodedTexts, TokenizerState, open_tokenizer, unusable
+from worker.training.rows.row import Defect
+from worker.training.rows.text import Texts
+from worker.training.tasks.causal.chat import (
+    NO_END,
+    NO_TEMPLATE,
+    NOT_A_BEGINNING,
+    NOT_RENDERED,
+    NOT_SAID,
+    ChatFormat,
+    Rendered,
+    Span,
+)
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+    from transformers import PreTrainedTokenizerFast
+
+NOTHING_LEARNED = "no reply within data.max_tokens"
+ACROSS = "a token across the beginning of a reply"
+_OF_TEMPLATE = (NO_TEMPLATE, NOT_A_BEGINNING, NO_END, NOT_SAID, NOT_RENDERED, ACROSS)
+"""Defects whose cause is the tokenizer, where the first rows have them."""
+
+
+@dataclass(frozen=True)
+class CausalTokenizer(TokenizerState):
+    """A tokenizer, and how it writes chats."""
+
+    chat: ChatFormat = field(default_factory=lambda: ChatFormat(None, {}, (), ()))
+
+    @classmethod
+    def read(cls, folder: Path) -> CausalTokenizer:
+        """The tokenizer in a model folder. Raises Rejected (`tokenizer_unusable`)."""
+        tokenizer = open_tokenizer(folder)
+        if tokenizer.eos_token_id is None:
+            raise unusable(f"the tokenizer in {folder} has no end-of-sequence token")
+        fast = tokenizer.backend_tokenizer
+        fast.no_truncation()
+        fast.no_padding()
+        names = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+        special = tuple(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
+        chat = ChatFormat(tokenizer.chat_template, names, end_tokens(tokenizer, folder), special)
+        try:
+            chat = chat.with_end()
+        except Defect as defect:
+            raise unusable_template(str(defect)) from None
+        missing = -1
+        return cls(
+            content=fast.to_str(),
+            end=tokenizer.eos_token_id,
+            padding=missing,
+            unknown=missing if tokenizer.unk_token_id is None else tokenizer.unk_token_id,
+            size=len(tokenizer),
+            chat=chat,
+        )
+
+    @property
+    def end_ids(self) -> list[int]:
+        """Tokens that end a reply."""
+        ids = map(self.open().token_to_id, self.chat.ends)
+        return [number for number in ids if number is not None]
+
+    def rewrites(self) -> dict[str, str]:
+        """None where every character is known, as bytes are."""
+        return {} if self.unknown < 0 or _knows_bytes(self.content) else super().rewrites()
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerFast, folder: Path) -> tuple[str, ...]:
+    """Those of the tokenizer and of the model's generation_config.json, at which generation stops."""
+    try:
+        named = json.loads((folder / "generation_config.json").read_bytes()).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        named = None
+    ids = [tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])]
+    tokens = tokenizer.convert_ids_to_tokens([number for number in ids if isinstance(number, int)])
+    return tuple(dict.fromkeys(token for token in tokens if token))
+
+
+class CausalEncoder:
+    """By a tokenizer that was tried. `everything`: all tokens are learned, not only replies."""
+
+    def __init__(self, tokenizer: CausalTokenizer, limits: Limits, *, everything: bool) -> None:
+        self._tokenizer, self._fast = tokenizer, tokenizer.open()
+        self._limit, self._everything = limits["input"], everything
+        self._dtype = token_dtype(tokenizer.size)
+
+    def encode(self, texts: Sequence[Texts]) -> EncodedRows:
+        """Defects are those of chat templates, and rows of which nothing learned is left within the limit."""
+        defects: dict[int, str] = {}
+        rendered: dict[int, Rendered] = {}
+        for place, one in enumerate(texts):
+            try:
+                rendered[place] = self._tokenizer.chat.render(one, everything=self._everything)
+            except Defect as defect:
+                defects[place] = str(defect)
+        encodings = self._encodings(list(rendered.values()))
+        kept: list[tuple[Int64, Int64, int, int]] = []
+        unknown: dict[int, Counter[str]] = {}
+        for (place, row), encoding in zip(rendered.items(), encodings, strict=True):
+            ids, positions, across = self._numbers(row, encoding)
+            learned = positions[positions < self._limit]
+            if across is not None or not len(learned):
+                defects[place] = across or NOTHING_LEARNED
+                continue
+            if found := self._unknown(row.text, encoding):
+                unknown[len(kept)] = found
+            kept.append((ids[: self._limit], learned, len(ids), len(positions)))
+        sizes = [sum(found.values()) for found in (unknown.get(row, Counter()) for row in range(len(kept)))]
+        return EncodedRows(
+            {
+                "input": self._side([one[0] for one in kept], [one[2] for one in kept], sizes, unknown),
+                "target": self._side([one[1] for one in kept], [one[3] for one in kept], [0] * len(kept), {}),
+            },
+            defects,
+        )
+
+    def preview(self, number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
+        """The row as the template writes it, what of it is learned, and what is cut off."""
+        rendered = self._tokenizer.chat.render(texts, everything=self._everything)
+        [encoding] = self._encodings([rendered])
+        ids, positions, _ = self._numbers(rendered, encoding)
+        end = len(rendered.text) if len(ids) <= self._limit else self._begin(encoding, self._limit)
+        begin = rendered.spans[-1].begin
+        unknown = dict(self._unknown(rendered.text, encoding))
+        parts = ((texts.input, begin), (texts.target, len(rendered.text) - begin))
+        counts = (int((np.arange(len(ids)) < self._limit).sum()), int((positions < self._limit).sum()))
+        cut = (max(0, begin - end), min(len(rendered.text) - begin, len(rendered.text) - end))
+        input, target = (
+            TextPreview(text=text[:SHOWN], characters=len(text), tokens=tokens, cut_characters=lost, unknown=of_side)
+            for (text, _), tokens, lost, of_side in zip(parts, counts, cut, (unknown, {}), strict=True)
+        )
+        return RowPreview(
+            number=number, input=input, target=target, rewritten=dict(rewritten), spans=spans_of(rendered, end)
+        )
+
+    def _encodings(self, rendered: Sequence[Rendered]) -> list[Encoding]:
+        return self._fast.encode_batch([one.text for one in rendered], add_special_tokens=False) if rendered else []
+
+    def _numbers(self, rendered: Rendered, encoding: Encoding) -> tuple[Int64, Int64, str | None]:
+        """Tokens of the row without the limit, positions of the learned ones, and what is wrong with it."""
+        leading = [] if self._tokenizer.chat.template else list(self._tokenizer.leading)
+        ids = np.array([*leading, *encoding.ids], np.int64)
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        learned = np.zeros(len(offsets), bool)
+        for begin, end in rendered.spans:
+            if ((offsets[:, 0] < begin) & (offsets[:, 1] > begin)).any():
+                return ids, np.empty(0, np.int64), ACROSS
+            learned |= (offsets[:, 0] >= begin) & (offsets[:, 1] <= end) & (offsets[:, 0] < end)
+        positions = np.flatnonzero(learned) + len(leading)
+        return ids, positions[positions > 0], None  # nothing predicts the first token
+
+    def _begin(self, encoding: Encoding, limit: int) -> int:
+        leading = 0 if self._tokenizer.chat.template else len(self._tokenizer.leading)
+        begin: int = encoding.offsets[max(0, limit - leading)][0]
+        return begin
+
+    def _unknown(self, text: str, encoding: Encoding) -> Counter[str]:
+        found: Counter[str] = Counter()
+        if self._tokenizer.unknown >= 0:
+            for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+                if token == self._tokenizer.unknown:
+                    found.update(text[start:stop])
+        return found
+
+    def _side(
+        self, numbers: list[Int64], full: list[int], unknown: list[int], characters: dict[int, Counter[str]]
+    ) -> EncodedTexts:
+        flat = np.concatenate(numbers) if numbers else np.empty(0, np.int64)
+        return EncodedTexts(
+            tokens=flat.astype(self._dtype),
+            lengths=np.array([len(one) for one in numbers], np.int32),
+            full_lengths=np.array(full, np.int32),
+            unknown_tokens=np.array(unknown, np.int32),
+            unknown=characters,
+        )
+
+
+def tried(tokenizer: TokenizerState, texts: Sequence[Texts], limits: Limits, *, everything: bool) -> CausalTokenizer:
+    """The tokenizer, once it has written the first rows of a job.
+
+    Raises Rejected: `chat_template`, where its template makes none of them a row that can be learned from;
+    `tokenizer_unusable`.
+    """
+    assert isinstance(tokenizer, CausalTokenizer)
+    if tokenizer.chat.template is None:
+        found = tokenizer.tried([text for one in texts for text in one.all])
+        tokenizer = replace(tokenizer, leading=found.leading)
+    encoded = CausalEncoder(tokenizer, limits, everything=everything).encode(texts)
+    of_template = [defect for defect in encoded.defects.values() if defect.startswith(_OF_TEMPLATE)]
+    if texts and len(of_template) == len(texts):
+        raise unusable_template(of_template[0])
+    return tokenizer
+
+
+def unusable_template(defect: str) -> Rejected:
+    """The error where no row can be written as a chat."""
+    return Rejected(
+        f"model: no row can be written as the model reads it: {defect}",
+        code="chat_template",
+        param="model",
+        hint="take an instruct model, whose tokenizer has a chat template"
+        if defect == NO_TEMPLATE
+        else "put a chat template that repeats earlier turns unchanged into the model's tokenizer_config.json or "
+        "chat_template.jinja",
+    )
+
+
+def spans_of(rendered: Rendered, end: int) -> tuple[SpanPreview, ...]:
+    """The text up to `end` in parts, in order, by whether they are learned; at most `SHOWN` characters."""
+    parts: list[SpanPreview] = []
+    at, end = 0, min(end, SHOWN)
+    for span in [*rendered.spans, Span(len(rendered.text), len(rendered.text))]:
+        for begin, stop, learned in ((at, span.begin, False), (span.begin, span.end, True)):
+            if text := rendered.text[begin : min(stop, end)]:
+                parts.append(SpanPreview(text=text, learned=learned))
+        at = span.end
+    return tuple(parts)
+
+
+def _knows_bytes(tokenizer: str) -> bool:
+    """Whether a tokenizer.json falls back to bytes."""
+    return '"ByteLevel"' in tokenizer or '"byte_fallback": true' in tokenizer or '"byte_fallback":true' in tokenizer

@@ -1,0 +1,153 @@
+"""The task `causal`, as the trainer asks for it. What needs torch is imported when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from jobs.spec import DataSpec, JobSpec
+from worker.training.dataset.data import Rows
+from worker.training.dataset.encoding import Limits
+from worker.training.dataset.tokens import TokenizerState, guessed_tokens
+from worker.training.journal import Journal
+from worker.training.rows.text import Templates, Texts
+from worker.training.steps.safe_size import SafeSize
+from worker.training.steps.shape import Lengths, MicroBatchShape
+from worker.training.tasks.causal import builtin
+from worker.training.tasks.causal.flops import CausalFlops
+from worker.training.tasks.causal.layout import build, layers_of, layout_of
+from worker.training.tasks.causal.limits import CausalLimit
+from worker.training.tasks.causal.rows import CausalEncoder, CausalTokenizer, tried
+from worker.training.tasks.columns import WHOLE, choose_templates, recognize
+from worker.training.tasks.layout import Layout
+from worker.training.tasks.task import BuiltinModel, Config, Usage
+from worker.training.tasks.widths import PairWidths
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from worker.training.tasks.causal.batches import CausalBatch
+
+FAMILIES = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "phi3"})
+"""`model_type` of models that are tried in the tests. Others are taken by their architecture, and check themselves."""
+_ARCHITECTURES = ("ForCausalLM", "LMHeadModel")
+_FORMAT_TOKENS = 8
+"""Of a chat format, around the texts of a row, at the least."""
+
+
+@dataclass(frozen=True)
+class Causal:
+    """Going on with a text. The methods are described in `Task`."""
+
+    everything: bool = False
+    """All tokens are learned, not only replies."""
+    name: ClassVar[str] = "causal"
+    limit_keys: ClassVar[tuple[str, ...]] = ("data.max_tokens",)
+    models: ClassVar[str] = "Qwen2, Qwen3, Llama, Mistral, Gemma, Phi-3 and other causal language models"
+    builtin: ClassVar[BuiltinModel] = BuiltinModel(
+        builtin.NAME, builtin.VERSION, builtin.CONFIG, builtin.TOKENIZER_ROWS, builtin.build
+    )
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Causal:
+        """As the job sets it."""
+        return cls(everything=spec.task.loss_on == "all")
+
+    @property
+    def variant(self) -> bool:
+        return self.everything
+
+    def templates(self, input: str | None, target: str | None, columns: Collection[str], source: str) -> Templates:
+        return choose_templates(input, target, columns, source, WHOLE)
+
+    def row_format(self, columns: Collection[str]) -> str | None:
+        """See `Task`."""
+        found = recognize(columns, WHOLE)
+        return None if found is None else found.name
+
+    def takes(self, config: Config) -> bool:
+        named = config.get("architectures") or []
+        return config.get("model_type") in FAMILIES or any(str(each).endswith(_ARCHITECTURES) for each in named)
+
+    def limits(self, data: DataSpec) -> Limits:
+        return {"input": data.max_tokens, "target": data.max_tokens}
+
+    def guessed_lengths(self, characters: Sequence[tuple[int, int]], data: DataSpec) -> tuple[Lengths, Lengths]:
+        read, learned = (guessed_tokens(characters) + 1).T
+        whole = np.minimum(read + learned + _FORMAT_TOKENS, data.max_tokens)
+        return whole, np.minimum(whole if self.everything else learned, data.max_tokens)
+
+    def tokenizer(self, folder: Path) -> CausalTokenizer:
+        return CausalTokenizer.read(folder)
+
+    def tried(self, tokenizer: TokenizerState, texts: Sequence[Texts], limits: Limits) -> CausalTokenizer:
+        """Raises Rejected (`tokenizer_unusable`, `chat_template`)."""
+        return tried(tokenizer, texts, limits, everything=self.everything)
+
+    def encoder(self, tokenizer: TokenizerState, limits: Limits) -> CausalEncoder:
+        assert isinstance(tokenizer, CausalTokenizer)
+        return CausalEncoder(tokenizer, limits, everything=self.everything)
+
+    def layout(self, config: Config) -> Layout:
+        return layout_of(config)
+
+    def layers(self, config: Config) -> int:
+        return layers_of(config)
+
+    def flops(self, config: Config) -> CausalFlops:
+        return CausalFlops.of_config(config)
+
+    def recomputed_flops(self, config: Config, every: int) -> CausalFlops:
+        return CausalFlops.recomputed(config, every)
+
+    def generation(self, folder: Path) -> Mapping[str, object]:
+        """It ends where a reply ends, which the generation_config.json of base models does not know."""
+        return {"eos_token_id": CausalTokenizer.read(folder).end_ids}
+
+    def usage(self, data: DataSpec) -> Usage:
+        return Usage(
+            inputs='tokenizer(text, return_tensors="pt", add_special_tokens=False)',
+            output='model.generate(**inputs)[0, inputs["input_ids"].shape[1] :]',
+            text="your prompt, as tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) "
+            "writes it",
+        )
+
+    def prompt(self, rows: Rows, row: int, tokenizer: PreTrainedTokenizerBase, data: DataSpec) -> str | None:
+        from worker.training.tasks.causal.batches import prompt_length
+
+        given = rows.input(row)[: prompt_length(rows.target(row).astype(np.int64))].tolist()
+        text = tokenizer.decode(given)
+        again = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return text if isinstance(text, str) and again == given else None
+
+    def widths(self, rows: Rows) -> PairWidths:
+        return PairWidths(rows)
+
+    def limit(self, rows: Rows, micro_batch: int, safe: Mapping[str, SafeSize] | None = None) -> CausalLimit:
+        return CausalLimit.of(rows, micro_batch, safe)
+
+    def empty_batch(self, shape: MicroBatchShape, *, padded: bool, device: torch.device) -> CausalBatch:
+        from worker.training.tasks.causal import batches
+
+        return batches.empty_batch(shape, device=device)
+
+    def auto_class(self) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM
+
+    def bare(self, config: Config, dtype: torch.dtype) -> PreTrainedModel:
+        return build(config, dtype)
+
+    def configure(self, model: PreTrainedModel, *, fused: bool, dropout: float | None) -> None:
+        from worker.training.tasks.causal.fused import configure
+
+        configure(model, fused=fused, dropout=dropout)
+
+    def compile(self, model: PreTrainedModel, journal: Journal) -> str | None:
+        return "layers of causal models run as they are"
