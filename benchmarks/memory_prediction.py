@@ -37,7 +37,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel
 
-from benchmarks.stock_tasks import Causal, Classification
+from benchmarks.stock_tasks import StockClassification
 from jobs.memory_plan import OptimizerName
 from jobs.spec import TrainingSpec
 from jobs.text.units import GIB, format_bytes, format_duration
@@ -49,6 +49,8 @@ from worker.training.planning.bare_model import bare_model, give_device
 from worker.training.planning.prediction import Setting
 from worker.training.planning.predictor import Predictor
 from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.causal.loss import learned_loss_sum
+from worker.training.tasks.causal.task import Causal
 from worker.training.tasks.seq2seq.loss import token_loss_sum
 from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.tasks.task import Task
@@ -61,6 +63,10 @@ MOST_ROWS = 512
 OPTIMIZERS: tuple[OptimizerName, ...] = ("adamw", "adamw_8bit", "adafactor")
 
 _T5 = SHAPES["xl"]
+_QWEN2: dict[str, Any] = {
+    "model_type": "qwen2", "vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1536,
+    "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True,
+}  # fmt: skip
 MODELS: dict[str, tuple[Task, dict[str, Any]]] = {
     "t5-small": (Seq2Seq(), _T5 | {
         "d_model": 512, "d_ff": 1024, "num_heads": 6, "num_layers": 8, "num_decoder_layers": 8,
@@ -72,11 +78,14 @@ MODELS: dict[str, tuple[Task, dict[str, Any]]] = {
     "t5-base": (Seq2Seq(), _T5 | {
         "d_model": 768, "d_ff": 2048, "num_heads": 12, "num_layers": 12, "num_decoder_layers": 12,
     }),
-    "qwen2": (Causal(), {
-        "model_type": "qwen2", "vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1536,
-        "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    "qwen2": (Causal(), _QWEN2),
+    "qwen2-152k": (Causal(), _QWEN2 | {"vocab_size": 151936, "hidden_size": 256, "num_hidden_layers": 4}),
+    "qwen3": (Causal(), _QWEN2 | {"model_type": "qwen3", "head_dim": 128, "tie_word_embeddings": False}),
+    "gemma-256k": (Causal(), _QWEN2 | {
+        "model_type": "gemma", "vocab_size": 256000, "hidden_size": 256, "head_dim": 64,
     }),
-    "roberta": (Classification(), {
+    "llama": (Causal(), _QWEN2 | {"model_type": "llama", "tie_word_embeddings": False}),
+    "roberta": (StockClassification(), {
         "model_type": "roberta", "vocab_size": 50265, "hidden_size": 384, "intermediate_size": 1536,
         "num_hidden_layers": 6, "num_attention_heads": 6, "max_position_embeddings": 514, "type_vocab_size": 1,
         "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "num_labels": 3,
@@ -122,8 +131,16 @@ CONFIGURATIONS = (
         "base, fp32, recompute 1", "t5-base", "adafactor", 4, 64, 128, dtype=FP32, activation_checkpointing=1
     ),
     Configuration("base, stock", "t5-base", "adafactor", 4, 256, 64, fused=False),
-    Configuration("Qwen2", "qwen2", "adafactor", 8, 256, 0),
-    Configuration("Qwen2, fp32, recompute 1, not padded", "qwen2", "adamw", 8, 128, 0, 1, FP32, padded=False),
+    Configuration("Qwen2", "qwen2", "adafactor", 8, 256, 256),
+    Configuration("Qwen2, short replies", "qwen2", "adamw_8bit", 8, 512, 64),
+    Configuration("Qwen2, stock", "qwen2", "adafactor", 8, 256, 128, fused=False),
+    Configuration("Qwen2, recompute 2", "qwen2", "adamw", 8, 512, 256, 2),
+    Configuration("Qwen2, fp32, recompute 1", "qwen2", "adamw", 8, 128, 128, 1, FP32),
+    Configuration("Qwen2, 152k tokens", "qwen2-152k", "adamw_8bit", 8, 256, 128),
+    Configuration("Qwen2, 152k tokens, no logits", "qwen2-152k", "adafactor", 8, 256, 256),
+    Configuration("Qwen3", "qwen3", "adamw_8bit", 8, 256, 128),
+    Configuration("Llama, recompute 1", "llama", "adafactor", 16, 256, 256, 1),
+    Configuration("Gemma, 256k tokens", "gemma-256k", "adafactor", 4, 256, 200),
     Configuration("RoBERTa", "roberta", "adamw_8bit", 16, 256, 0),
     Configuration("RoBERTa, fp32, not padded", "roberta", "adafactor", 16, 128, 0, dtype=FP32, padded=False),
 )
@@ -298,9 +315,9 @@ def seq2seq(model: PreTrainedModel, configuration: Configuration, vocabulary: in
 
 def causal(model: PreTrainedModel, configuration: Configuration, vocabulary: int) -> torch.Tensor:
     ids = tokens(configuration.rows, configuration.inputs, vocabulary)
-    mask = mask_of(configuration) if configuration.padded else None
-    loss: torch.Tensor = model(input_ids=ids, attention_mask=mask, labels=ids.clone(), use_cache=False).loss
-    return loss
+    ends = torch.arange(1, configuration.rows + 1)[:, None] * configuration.inputs
+    places = (ends - 1 - torch.arange(configuration.targets)).flatten()
+    return learned_loss_sum(model, ids, places, tokens(1, len(places), vocabulary)[0]) / len(places)
 
 
 def classification(model: PreTrainedModel, configuration: Configuration, vocabulary: int) -> torch.Tensor:

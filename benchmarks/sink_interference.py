@@ -49,7 +49,7 @@ ROWS_TRAINED, BATCH = 64, 8
 
 
 @dataclass(frozen=True)
-class Turn:
+class Interval:
     """Some seconds in which publish stood or ran; Unix seconds."""
 
     start: float
@@ -131,7 +131,7 @@ def one_round(steps: int) -> Round:
         )
 
 
-def train(stack: Stack, steps: int, discord: FakeDiscord) -> tuple[RunDir, list[Turn], float]:
+def train(stack: Stack, steps: int, discord: FakeDiscord) -> tuple[RunDir, list[Interval], float]:
     """Run the job to its end; the turns, and the cores that publish used meanwhile."""
     stack.start(*ROLES)
     training = {"epochs": steps * BATCH // ROWS_TRAINED, "batch_size": BATCH, "learning_rate": 0.001}
@@ -143,7 +143,7 @@ def train(stack: Stack, steps: int, discord: FakeDiscord) -> tuple[RunDir, list[
     began = stack.wait_for_event(run, "attempt.started", "job.failed")
     publish = stack.processes["publish"].pid
     before = processor_s(publish)
-    turns: list[Turn] = []
+    turns: list[Interval] = []
     threading.Thread(target=fall_silent, args=[discord], daemon=True).start()
     try:
         while not run.record().status.terminal:
@@ -152,7 +152,7 @@ def train(stack: Stack, steps: int, discord: FakeDiscord) -> tuple[RunDir, list[
                     os.kill(pid, signum)
                 start = time.time()
                 time.sleep(TURN_S)  # a turn is this long: there is nothing to wait for
-                turns.append(Turn(start, time.time(), standing=signum == signal.SIGSTOP))
+                turns.append(Interval(start, time.time(), standing=signum == signal.SIGSTOP))
     finally:
         for pid in family(publish):
             os.kill(pid, signal.SIGCONT)
@@ -167,7 +167,7 @@ def fall_silent(discord: FakeDiscord) -> None:
     discord.hang()
 
 
-def pair_ratios(turns: list[Turn], rows: list[MetricRow]) -> list[float]:
+def pair_ratios(turns: list[Interval], rows: list[MetricRow]) -> list[float]:
     """For each turn with publish standing and the next with it running: the mean step of this over that."""
     ratios = []
     for standing, running in zip(turns[::2], turns[1::2], strict=True):

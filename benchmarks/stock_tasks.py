@@ -1,14 +1,14 @@
-"""Tasks with a model's own loss, as far as a memory prediction asks for them: how models beside T5 are predicted."""
+"""A task with a model's own loss, as far as a memory prediction asks for one: how other models are predicted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from worker.training.steps.shape import MicroBatchShape
@@ -24,22 +24,22 @@ class StockBatch(PairBatch):
     def loss_sum(self, model: PreTrainedModel) -> torch.Tensor:
         """The model's own, a mean."""
         mask = self.attention_mask if self.input_padded else None
-        options = {"use_cache": False} if self.labels.ndim == 2 else {}
-        loss: torch.Tensor = model(input_ids=self.input_ids, attention_mask=mask, labels=self.labels, **options).loss
+        loss: torch.Tensor = model(input_ids=self.input_ids, attention_mask=mask, labels=self.labels).loss
         return loss
 
 
 @dataclass(frozen=True)
-class Causal(Seq2Seq):
-    """A label for every token."""
+class StockClassification(Seq2Seq):
+    """A label for every row."""
 
-    name: ClassVar[str] = "causal"
-    model_class: ClassVar[Any] = AutoModelForCausalLM
+    name: ClassVar[str] = "classification"
 
     def bare(self, config: Config, dtype: torch.dtype) -> PreTrainedModel:
         """As in `Task`."""
         kind = CONFIG_MAPPING[config["model_type"]]
-        model: PreTrainedModel = self.model_class.from_config(kind.from_dict(dict(config)), dtype=dtype)
+        model: PreTrainedModel = AutoModelForSequenceClassification.from_config(
+            kind.from_dict(dict(config)), dtype=dtype
+        )
         return model
 
     def configure(self, model: PreTrainedModel, *, fused: bool, dropout: float | None) -> None:
@@ -53,20 +53,6 @@ class Causal(Seq2Seq):
         """As in `Task`."""
         ids, mask, labels = (
             torch.empty(size, dtype=torch.int64, device=device)
-            for size in (*2 * [(shape.rows, shape.input_width)], self._labels(shape))
+            for size in (*2 * [(shape.rows, shape.input_width)], (shape.rows,))
         )
         return StockBatch(ids, mask, labels, target_tokens=1, rows=np.arange(shape.rows), input_padded=padded)
-
-    def _labels(self, shape: MicroBatchShape) -> tuple[int, ...]:
-        return shape.rows, shape.input_width
-
-
-@dataclass(frozen=True)
-class Classification(Causal):
-    """A label for every row."""
-
-    name: ClassVar[str] = "classification"
-    model_class: ClassVar[Any] = AutoModelForSequenceClassification
-
-    def _labels(self, shape: MicroBatchShape) -> tuple[int, ...]:
-        return (shape.rows,)

@@ -40,6 +40,8 @@ REASONS = {
     "worker/training/rows/hub_data.py": "what a data set on the hub says of itself: others write it",
     "worker/training/rows/row_counts.py": KEYWORDS,
     "worker/training/steps/randomness.py": "states of random generators",
+    "worker/training/tasks/causal/builtin.py": MODEL_CONFIG,
+    "worker/training/tasks/causal/chat.py": KEYWORDS,
     "worker/training/tasks/seq2seq/builtin.py": MODEL_CONFIG,
 }
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.memory_prediction import Configuration, measured
-from benchmarks.stock_tasks import Causal, Classification
+from benchmarks.stock_tasks import StockClassification
 from jobs.errors import Rejected
 from jobs.memory_plan import OptimizerName
 from jobs.spec import TrainingSpec
@@ -19,6 +19,7 @@ from worker.training.machine.usage import process_bytes
 from worker.training.planning.prediction import Setting
 from worker.training.planning.predictor import Predictor
 from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.causal.task import Causal
 from worker.training.tasks.seq2seq.layout import layout_of
 from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.tasks.task import Task
@@ -71,7 +72,7 @@ def test_a_t5_takes_what_was_predicted(
 
 @pytest.mark.parametrize(
     ("task", "config", "activation_checkpointing", "padded"),
-    [(Causal(), QWEN2, 0, True), (Causal(), QWEN2, 1, False), (Classification(), ROBERTA, 0, True)],
+    [(Causal(), QWEN2, 0, True), (Causal(), QWEN2, 1, False), (StockClassification(), ROBERTA, 0, True)],
 )
 def test_other_models_are_predicted_as_exactly(
     task: Task, config: dict[str, Any], activation_checkpointing: int, padded: bool
@@ -155,7 +156,7 @@ def test_fused_modules_keep_less(on_gpu: Predictor) -> None:
 
 
 def test_stock_models_of_all_tasks_run_on_the_kernels_of_a_gpu() -> None:
-    configs: list[tuple[Task, dict[str, Any]]] = [(Causal(), QWEN2), (Classification(), ROBERTA)]
+    configs: list[tuple[Task, dict[str, Any]]] = [(Causal(), QWEN2), (StockClassification(), ROBERTA)]
     for task, config in configs:
         one = predictor(config, "cuda", task=task)
         peaks = {

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
     from jobs.events import Sample
 
 LEAST_PROMPT = 32
-"""Tokens of a plain text that a sample goes on from, or half of them."""
+"""Tokens of a plain text that a sample begins with, or half of them."""
 
 
 @dataclass(frozen=True)

@@ -67,11 +67,11 @@ def _fused(kind: Any) -> type[nn.Module] | None:
     if kind is nn.Dropout:
         return FusedDropout
     if kind.__name__ in NORMS and kind.__module__.startswith("transformers."):
-        return type(f"Fused{kind.__name__}", (_RMSNorm, kind), {})
+        return type(f"Fused{kind.__name__}", (_FusedNorm, kind), {})
     return None
 
 
-class _RMSNorm(nn.Module):
+class _FusedNorm(nn.Module):
     weight: torch.Tensor
     variance_epsilon: float
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from worker.training.kernels.head_loss import head_loss
 
+_UNMASKED = "sdpa_unmasked"
+"""An attention for which transformers has no function that makes masks."""
 CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Keys of a config.json by which logits are more than the product of head and hidden states."""
 
@@ -25,9 +31,30 @@ def learned_loss_sum(
     if not has_plain_head(model):
         logits: torch.Tensor = model(input_ids=input_ids, use_cache=False).logits.flatten(0, 1)[places]
         return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), labels, reduction="sum")
-    hidden: torch.Tensor = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+    with _without_mask(model, input_ids.shape[1]):
+        hidden: torch.Tensor = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     head: Any = model.get_output_embeddings()
     return head_loss(hidden.flatten(0, 1)[places], head.weight, labels)
+
+
+@contextmanager
+def _without_mask(model: PreTrainedModel, width: int) -> Iterator[None]:
+    """Inside, no attention mask is made: transformers asks the device whether one is needed, for which the host waits.
+
+    None is, where positions are those of one row and no window is shorter than it. The kernel is the same one, also
+    for a layer that is recomputed later, which has kept that there is no mask.
+    """
+    config: Any = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if config._attn_implementation != "sdpa" or (window is not None and width > window):
+        yield
+        return
+    ALL_ATTENTION_FUNCTIONS.register(_UNMASKED, sdpa_attention_forward)
+    config._attn_implementation = _UNMASKED
+    try:
+        yield
+    finally:
+        config._attn_implementation = "sdpa"
 
 
 def has_plain_head(model: PreTrainedModel) -> bool:
