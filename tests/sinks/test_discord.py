@@ -191,12 +191,13 @@ def test_an_old_message_is_replaced_before_an_hour_is_up(
     assert len(seen) == 3
 
 
-@pytest.mark.parametrize(("status", "code"), [(400, 30046), (404, 10008)])
+@pytest.mark.parametrize(("status", "code"), [(400, 30046), (429, 30046), (404, 10008)])
 def test_a_message_that_cannot_be_edited_is_replaced(
     status: int, code: int, discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
 ) -> None:
     story.start(run)
     feed.turn()
+    (before,) = discord.messages
     discord.answer_next(status, code=code)
     story.train(run, 10, 10)
     clock.now += 20
@@ -205,7 +206,7 @@ def test_a_message_that_cannot_be_edited_is_replaced(
     clock.now += 20
     feed.turn()
     (progress,) = discord.messages
-    assert "step 20 of 400" in progress.text and silent(progress)
+    assert "step 20 of 400" in progress.text and silent(progress) and progress.id != before.id
 
 
 def test_events_keep_their_order_through_429_5xx_and_silence(

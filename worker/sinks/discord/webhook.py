@@ -161,7 +161,7 @@ class Webhook:
         if answer.ok and (reply.id or method == "DELETE"):
             self._failures = 0
             return Sent(reply.id)
-        if answer.status_code == 429:
+        if answer.status_code == 429 and reply.code != TOO_MANY_EDITS:  # which comes as 429 and as 400
             wait = reply.retry_after_s or _seconds(answer.headers.get("Retry-After")) or FIRST_BACKOFF_S
             self._not_before = max(self._not_before, self._clock() + wait)
             return Later(wait, "Discord says 429")
