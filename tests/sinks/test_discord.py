@@ -118,6 +118,23 @@ def test_progress_is_coalesced_and_the_latest_wins(
     assert len(discord.requests) == before + 2
 
 
+@pytest.mark.parametrize("days", [-400, -2, 2, 400])
+def test_a_clock_that_is_set_holds_no_row_back(days: int, discord: FakeDiscord, run: RunDir, clock: Clock) -> None:
+    wall = Clock(1_700_000_000.0)
+    feed = SinkFeed(DiscordSink(Webhook(discord.url, clock), wall), run, clock)
+    story.start(run)
+    story.train(run, 10, 10)
+    feed.turn()
+    wall.now += days * 86400
+    for step in (20, 30):
+        story.train(run, step, step)
+        clock.now += 80
+        wall.now += 80
+        feed.turn()
+    (progress,) = discord.messages
+    assert "step 30 of 400" in progress.text and "loss.png" in progress.attachments
+
+
 def test_a_held_back_row_is_shown_when_its_time_has_come(
     discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
 ) -> None:

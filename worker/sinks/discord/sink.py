@@ -10,6 +10,7 @@ event, so that a repeat after a crash is recognizable.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal, TypedDict, cast
@@ -199,9 +200,9 @@ class DiscordSink:
         if job.ending or notes.get("over", True) or rows[-1].attempt != job.attempt:
             return DONE  # the next message says more, or there is no message to edit
         every = self._edit_every_s * self._factor(job)
-        wait = notes["edited_at"] + every - self._now()
-        if wait > 0:
-            return Later(min(wait, every), "coalescing progress")
+        passed = self._since(notes["edited_at"])
+        if passed < every:
+            return Later(every - passed, "coalescing progress")
         return self._edit(job, notes["note"], None)
 
     def damaged(self, job: str, submitted: JobSubmitted | None, error: Damaged) -> Outcome:
@@ -241,6 +242,11 @@ class DiscordSink:
         """How much more rarely than on its first day this job is reported."""
         return 1 if self._now() - _notes(job).get("began_at", self._now()) < DAY_S else LATER_FACTOR
 
+    def _since(self, then: float) -> float:
+        """Seconds that have passed. Infinity where the clock was set back past `then`: nothing waits for it to return."""
+        passed = self._now() - then
+        return passed if passed >= 0 else math.inf
+
     def _edit(self, job: SinkJob, note: str, event: Event | None) -> Outcome:
         """Put the progress message up to date."""
         if _notes(job).get("over", True):
@@ -260,7 +266,7 @@ class DiscordSink:
         answer: Answer = WebhookRejected(0, None)
         self._link(job.id, payload)
         picture = self._new_picture(job)
-        young = "message" in notes and self._now() - notes["posted_at"] < NEW_MESSAGE_AFTER_S * self._factor(job)
+        young = "message" in notes and self._since(notes["posted_at"]) < NEW_MESSAGE_AFTER_S * self._factor(job)
         if young:
             answer = self._call().edit(notes["message"], payload, picture)
             if picture is not None and isinstance(answer, WebhookRejected) and answer.code not in _NO_MORE_EDITS:
@@ -286,7 +292,7 @@ class DiscordSink:
         return DONE
 
     def _out_of_memory(self, job: SinkJob, event: Event, fact: OomRecovered) -> Outcome:
-        if self._now() - _notes(job).get("oom_at", 0.0) < OOM_EVERY_S:
+        if self._since(_notes(job).get("oom_at", 0.0)) < OOM_EVERY_S:
             _hide(job)
             return DONE
         outcome = self._alert(job, embeds.out_of_memory(job, event, fact), silent=True)
@@ -341,7 +347,7 @@ class DiscordSink:
 
     def _new_picture(self, job: SinkJob) -> tuple[str, bytes] | None:
         """The curve so far, if the message has none, or an old one."""
-        since = self._now() - _notes(job).get("pictured_at", 0.0)
+        since = self._since(_notes(job).get("pictured_at", 0.0))
         if job.latest is None or since < PICTURE_EVERY_S * self._factor(job) or job.size_of_rows() > MOST_READ_BYTES:
             return None
         _notes(job)["pictured_at"] = self._now()
