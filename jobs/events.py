@@ -180,6 +180,8 @@ class DeviceWaiting(Fact):
     by_trainer: ClassVar[bool] = True
     message: str
     """Why."""
+    available: bool = False
+    """A train worker has a GPU for the job again: it waits for its turn alone."""
 
 
 class ModelLoaded(Fact):

@@ -244,12 +244,12 @@ class Reconciler:
             if why is None and here and known is not None and (known[1].waiting_reason or "").startswith(NO_GPU):
                 why = "there is a GPU again that can take the job: it waits for its turn"
             if why is not None:
-                self._report_wait(job, why)
+                self._report_wait(job, why, available=here)
 
-    def _report_wait(self, job: str, why: str) -> None:
+    def _report_wait(self, job: str, why: str, available: bool) -> None:
         def decide(record: JobRecord) -> list[AnyFact]:
             reported = record.status is not Status.QUEUED or record.waiting_reason == why
-            return [] if reported else [DeviceWaiting(message=why)]
+            return [] if reported else [DeviceWaiting(message=why, available=available)]
 
         try:
             _, new = self._store.append(RunDir(self._runs / job), decide)

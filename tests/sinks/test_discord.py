@@ -452,6 +452,15 @@ def test_no_usable_gpu_is_told_before_the_first_attempt(discord: FakeDiscord, ru
     assert len(discord.messages) == 3
 
 
+def test_a_gpu_that_is_there_again_wakes_nobody(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:
+    run.append([checked(), prepared(400), JobQueued()])
+    run.append([DeviceWaiting(message="no GPU here can take the job")])
+    run.append([DeviceWaiting(message="there is a GPU again: it waits for its turn", available=True)])
+    feed.turn()
+    assert discord.titles == ["chef: waits for a GPU", "chef: waits for its turn"]
+    assert [silent(message) for message in discord.messages] == [False, True]
+
+
 def test_a_gpu_that_another_trainer_holds_is_a_line_in_the_attempts_message(
     discord: FakeDiscord, run: RunDir, feed: SinkFeed
 ) -> None:

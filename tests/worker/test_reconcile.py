@@ -252,6 +252,8 @@ def test_jobs_that_no_gpu_here_can_take_say_so_until_there_is_one(house: House) 
     for _ in range(2):
         house.reconciler.run_once()
     assert house.tickets.count(Stage.TRAIN) == 3
+    told = [event.fact for run in asking for event in run.events() if isinstance(event.fact, DeviceWaiting)]
+    assert {(fact.message == there, fact.available) for fact in told} == {(False, False), (True, True)}
     assert house.store.claim(Stage.TRAIN, "t", H200.facts) == "a"
     assert house.store.claim(Stage.TRAIN, "u", H200.facts) == "b"
 

@@ -38,7 +38,7 @@ from worker.sinks.discord.fields import (
 )
 from worker.sinks.discord.limits import Embed, Payload, cut, fit
 from worker.sinks.shortage import micro_batches, shortage_sizes
-from worker.sinks.wording import SHORTAGES, bar, change, code
+from worker.sinks.wording import SHORTAGES, bar, change, code, sentence
 
 RUNNING, GOOD, BAD, WARNING, QUIET = 0x5865F2, 0x2ECC71, 0xE74C3C, 0xF1C40F, 0x95A5A6
 MESSAGE_TEXT = 1500
@@ -107,6 +107,11 @@ def no_gpu(job: SinkJob, event: Event, fact: DeviceWaiting) -> Payload:
     embed = _embed(job, f"{job.submitted.name}: waits for a GPU", WARNING, text, event)
     embed["fields"] = [field("What the workers say", code(cut(fact.message, MESSAGE_TEXT)))]
     return _payload(embed)
+
+
+def gpu_again(job: SinkJob, event: Event, fact: DeviceWaiting) -> Payload:
+    """What the message before it called a person for is over."""
+    return _payload(_embed(job, f"{job.submitted.name}: waits for its turn", QUIET, sentence(fact.message), event))
 
 
 def out_of_memory(job: SinkJob, event: Event, fact: OomRecovered) -> Payload:

@@ -163,6 +163,8 @@ class DiscordSink:
                 )
                 note = f"{format_parameters(fact.parameters)} parameters in {fact.dtype} on {fact.device}; {where}."
                 return self._edit(job, note, event)
+            case DeviceWaiting(available=True) as fact:
+                return self._post(job.id, embeds.gpu_again(job, event, fact), silent=True)
             case DeviceWaiting() as fact if _notes(job).get("over", True):  # no attempt has begun: nobody has a GPU
                 return self._alert(job, embeds.no_gpu(job, event, fact), "waits")
             case DeviceWaiting() as fact:
