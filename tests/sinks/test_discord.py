@@ -355,27 +355,39 @@ def test_warnings_are_not_repeated_without_end(discord: FakeDiscord, run: RunDir
     clock.now += 20
     feed.turn()
     assert discord.titles == ["chef: training", "chef: out of memory, recovered", "chef: the disk is nearly full"]
-    assert "7 more warnings in this attempt, not shown." in discord.messages[0].text
+    assert "Memory ran out 8 times in this attempt; each time the step was repeated" in discord.messages[0].text
+    assert "1 checkpoint was skipped in this attempt" in discord.messages[0].text
 
 
-def test_memory_that_runs_out_again_has_a_message_every_ten_minutes_up_to_three(
+def test_memory_that_runs_out_again_is_counted(
     discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
 ) -> None:
     story.start(run)
     for step in range(1, 7):
         run.append([oom(step), oom(step)])
         feed.turn()
-        clock.now += 301
+        clock.now += 1200
     recovered = "chef: out of memory, recovered"
-    assert discord.titles == ["chef: training", recovered, recovered, recovered]
+    assert discord.titles == ["chef: training", recovered]
     run.append([AttemptEnded(reason="done", step=7)])
     feed.turn()
-    assert discord.titles[0] == "chef: attempt 1 ended"
-    assert "9 more warnings in this attempt, not shown." in discord.messages[0].text
+    assert sorted(discord.titles) == ["chef: attempt 1 ended", recovered]
+    assert "Memory ran out 12 times in this attempt" in "".join(message.text for message in discord.messages)
     run.append([JobQueued(), AttemptStarted(worker="box-1", device="RTX 5090"), oom(8)])
     feed.turn()
-    assert discord.titles == ["chef: training", *[recovered] * 4], "the next attempt is told anew"
+    assert discord.titles.count(recovered) == 2, "the next attempt is told anew"
     assert all(map(silent, discord.messages))
+
+
+def test_memory_that_runs_out_is_counted_where_warnings_are_not_wanted(
+    discord: FakeDiscord, run: RunDir, clock: Clock
+) -> None:
+    story.start(run)
+    run.append([oom(1), DeviceWaiting(message="another trainer holds GPU 1")])
+    feed = with_options(discord, run, clock, events="progress, done")
+    feed.turn()
+    assert discord.titles == ["chef: training"]
+    assert "Another trainer holds GPU 1\nMemory ran out once in this attempt" in discord.messages[0].text
 
 
 def test_what_ran_out_and_why_is_shown(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:

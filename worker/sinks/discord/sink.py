@@ -50,14 +50,12 @@ NEW_MESSAGE_AFTER_S = 50 * 60.0
 DAY_S = 24 * 3600.0
 LATER_FACTOR = 5
 """After its first day a job is edited, and its message posted anew, so many times more rarely."""
-ALERTS_PER_ATTEMPT = 3
-"""More of the same are only counted, in the progress message."""
+WAITS_TOLD = 3
+"""Reasons why a job waits for a GPU that have a message, until the next attempt begins."""
 PICTURE_EVERY_S = 10 * 60.0
 """The curve in the progress message is drawn anew."""
 MOST_READ_BYTES = 64 << 20
 """Of rows of metrics, for a curve on the way; at the end all are read."""
-OOM_EVERY_S = 10 * 60.0
-"""And so are further out-of-memory errors within so long of one that had a message."""
 
 log = logging.getLogger("longhaul.discord")
 
@@ -81,12 +79,10 @@ class DiscordNotes(TypedDict, total=False):
     """What it says below the figures."""
     over: bool
     """It is edited no more."""
-    alerts: int
-    """Sent in this attempt."""
-    hidden: int
-    """Only counted in this attempt."""
-    oom_at: float
-    """When memory had its last message."""
+    ooms: int
+    """Recovered from in this attempt. The first has a message."""
+    skipped: int
+    """Checkpoints for want of room, in this attempt. The first has a message."""
     waits: int
     """For a GPU, told since the last attempt began."""
 
@@ -139,7 +135,7 @@ class DiscordSink:
 
     def event(self, event: Event, job: SinkJob) -> Outcome:
         """At most one call to Discord, but for an event that cannot be worded: that one is sent as it is."""
-        if _KINDS.get(type(event.fact), "progress") not in self._options.kinds:
+        if not self._wants(event, job):
             if isinstance(event.fact, AttemptStarted):
                 self._begin(job, "")
             return DONE
@@ -150,6 +146,15 @@ class DiscordSink:
         except Exception:
             log.exception("job %s: event %d cannot be worded and is sent as raw JSON", job.id, event.number)
             return self._post(job.id, embeds.unworded(job, event))
+
+    def _wants(self, event: Event, job: SinkJob) -> bool:
+        match event.fact:
+            case OomRecovered() | DiskLow():  # counted in the progress message, at least
+                return True
+            case DeviceWaiting() if not _notes(job).get("over", True):
+                return "progress" in self._options.kinds
+            case fact:
+                return _KINDS.get(type(fact), "progress") in self._options.kinds
 
     def _event(self, event: Event, job: SinkJob) -> Outcome:
         match event.fact:
@@ -166,13 +171,13 @@ class DiscordSink:
             case DeviceWaiting(available=True) as fact:
                 return self._post(job.id, embeds.gpu_again(job, event, fact), silent=True)
             case DeviceWaiting() as fact if _notes(job).get("over", True):  # no attempt has begun: nobody has a GPU
-                return self._alert(job, embeds.no_gpu(job, event, fact), "waits")
+                return self._wait(job, embeds.no_gpu(job, event, fact))
             case DeviceWaiting() as fact:
                 return self._edit(job, sentence(fact.message), event)
             case OomRecovered() as fact:
-                return self._out_of_memory(job, event, fact)
+                return self._count("ooms", job, embeds.out_of_memory(job, event, fact), silent=True)
             case DiskLow() as fact:
-                return self._alert(job, embeds.disk_low(job, event, fact))
+                return self._count("skipped", job, embeds.disk_low(job, event, fact))
             case AttemptEnded() as fact:
                 return self._end_attempt(event, fact, job)
             case JobQueued() as fact if job.failed_attempt is not None:
@@ -231,7 +236,7 @@ class DiscordSink:
         kept = {key: job.state[key] for key in _OF_THE_MESSAGE if key in job.state}
         job.state.clear()
         over = "message" not in kept or "progress" not in self._options.kinds
-        job.state.update(kept, alerts=0, hidden=0, note=note, over=over)
+        job.state.update(kept, note=note, over=over)
 
     def _new_message(self, job: SinkJob, sent: Sent) -> None:
         notes, now = _notes(job), self._now()
@@ -253,7 +258,7 @@ class DiscordSink:
         """Put the progress message up to date."""
         if _notes(job).get("over", True):
             return DONE
-        outcome = self._replace(job, embeds.progress(job, "\n".join([note, *_hidden(job)]), event))
+        outcome = self._replace(job, embeds.progress(job, "\n".join([note, *_counted(job)]), event))
         if not isinstance(outcome, Later):
             _notes(job)["note"] = note
         return outcome
@@ -293,31 +298,30 @@ class DiscordSink:
             notes["old"] = notes["old"][1:]
         return DONE
 
-    def _out_of_memory(self, job: SinkJob, event: Event, fact: OomRecovered) -> Outcome:
-        if self._since(_notes(job).get("oom_at", 0.0)) < OOM_EVERY_S:
-            _hide(job)
-            return DONE
-        outcome = self._alert(job, embeds.out_of_memory(job, event, fact), silent=True)
+    def _count(
+        self, counter: Literal["ooms", "skipped"], job: SinkJob, payload: Payload, *, silent: bool = False
+    ) -> Outcome:
+        """The first of an attempt has a message; the progress message says how many there were."""
+        before = _notes(job).get(counter, 0)
+        outcome: Outcome = DONE
+        if not before and "warnings" in self._options.kinds:
+            outcome = self._post(job.id, payload, silent=silent, person=not silent)
         if not isinstance(outcome, Later):
-            _notes(job)["oom_at"] = self._now()
+            _notes(job)[counter] = before + 1
         return outcome
 
-    def _alert(
-        self, job: SinkJob, payload: Payload, counter: Literal["alerts", "waits"] = "alerts", *, silent: bool = False
-    ) -> Outcome:
-        sent = _notes(job).get(counter, 0)
-        outcome = self._post(job.id, payload, silent=silent, person=not silent) if sent < ALERTS_PER_ATTEMPT else DONE
+    def _wait(self, job: SinkJob, payload: Payload) -> Outcome:
+        told = _notes(job).get("waits", 0)
+        outcome = self._post(job.id, payload, person=True) if told < WAITS_TOLD else DONE
         if not isinstance(outcome, Later):
-            _notes(job)[counter] = sent + 1
-            if counter == "alerts" and sent >= ALERTS_PER_ATTEMPT:
-                _hide(job)
+            _notes(job)["waits"] = told + 1
         return outcome
 
     def _end_attempt(self, event: Event, fact: AttemptEnded, job: SinkJob) -> Outcome:
         outcome: Outcome = DONE
         if not _notes(job).get("over", True):
             _notes(job)["pictured_at"] = 0.0  # the curve is drawn to its end
-            outcome = self._replace(job, embeds.ended(job, event, fact, _hidden(job)))
+            outcome = self._replace(job, embeds.ended(job, event, fact, _counted(job)))
         if not isinstance(outcome, Later):
             _notes(job)["over"] = True
         return outcome
@@ -372,11 +376,14 @@ def _notes(job: SinkJob) -> DiscordNotes:
     return cast("DiscordNotes", job.state)
 
 
-def _hide(job: SinkJob) -> None:
-    _notes(job)["hidden"] = _notes(job).get("hidden", 0) + 1
-
-
-def _hidden(job: SinkJob) -> list[str]:
-    """The line about warnings that have no message, if there were any."""
-    hidden = _notes(job).get("hidden", 0)
-    return [f"{hidden} more warning{'s' * (hidden > 1)} in this attempt, not shown."] if hidden else []
+def _counted(job: SinkJob) -> list[str]:
+    """What happened again and again in this attempt, a line each."""
+    ooms, skipped = _notes(job).get("ooms", 0), _notes(job).get("skipped", 0)
+    lines = []
+    if ooms:
+        times = "once in this attempt; the" if ooms == 1 else f"{ooms:,} times in this attempt; each time the"
+        lines.append(f"Memory ran out {times} step was repeated, and nothing was lost.")
+    if skipped:
+        were = "1 checkpoint was" if skipped == 1 else f"{skipped:,} checkpoints were"
+        lines.append(f"{were} skipped in this attempt: the disk is nearly full.")
+    return lines
