@@ -359,9 +359,22 @@ def test_warnings_are_not_repeated_without_end(discord: FakeDiscord, run: RunDir
     assert "1 checkpoint was skipped in this attempt" in discord.messages[0].text
 
 
-def test_memory_that_runs_out_again_is_counted(
-    discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
+def test_a_disk_and_a_gpu_that_fail_for_days_wake_a_person_twice_in_434_hours(
+    discord: FakeDiscord, run: RunDir, sink: DiscordSink, clock: Clock
 ) -> None:
+    story.start(run)
+    for step in range(1, 32):  # every 14 hours
+        low = DiskLow(step=step, free_bytes=10**9, needed_bytes=10**10)
+        lost: list[AnyFact] = [AttemptEnded(reason="gpu_lost", step=step), JobQueued()]
+        run.append([low, low, *lost, *[DeviceWaiting(message=f"nvidia-smi says {number}") for number in range(6)]])
+        SinkFeed(sink, run, clock).turn()  # publish is started anew
+        run.append([AttemptStarted(worker="box-1", device="cuda"), story.LOADED])
+        clock.now += 14 * 3600
+    ringing = [message.title for message in discord.messages if not silent(message)]
+    assert ringing == ["chef: the disk is nearly full", "chef: waits for a GPU"] * 2
+
+
+def test_memory_that_runs_out_again_is_counted(discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock) -> None:
     story.start(run)
     for step in range(1, 7):
         run.append([oom(step), oom(step)])

@@ -50,6 +50,8 @@ NEW_MESSAGE_AFTER_S = 50 * 60.0
 DAY_S = 24 * 3600.0
 LATER_FACTOR = 5
 """After its first day a job is edited, and its message posted anew, so many times more rarely."""
+RING_AGAIN_S, RING_FACTOR = 4 * DAY_S, 4
+"""A phone that rang for a warning rings for one of its kind again after so long, then after so many times as long."""
 WAITS_TOLD = 3
 """Reasons why a job waits for a GPU that have a message, until the next attempt begins."""
 PICTURE_EVERY_S = 10 * 60.0
@@ -85,9 +87,11 @@ class DiscordNotes(TypedDict, total=False):
     """Checkpoints for want of room, in this attempt. The first has a message."""
     waits: int
     """For a GPU, told since the last attempt began."""
+    rang: dict[str, tuple[int, float]]
+    """How often a phone rang for each kind of warning, and when last."""
 
 
-_OF_THE_MESSAGE = ("message", "old", "began_at", "posted_at", "edited_at", "pictured_at", "pictured")
+_OF_THE_JOB = ("message", "old", "began_at", "posted_at", "edited_at", "pictured_at", "pictured", "rang")
 """Notes that outlive an attempt."""
 
 
@@ -175,7 +179,7 @@ class DiscordSink:
             case DeviceWaiting() as fact:
                 return self._edit(job, sentence(fact.message), event)
             case OomRecovered() as fact:
-                return self._count("ooms", job, embeds.out_of_memory(job, event, fact), silent=True)
+                return self._count("ooms", job, embeds.out_of_memory(job, event, fact))
             case DiskLow() as fact:
                 return self._count("skipped", job, embeds.disk_low(job, event, fact))
             case AttemptEnded() as fact:
@@ -233,7 +237,7 @@ class DiscordSink:
 
     def _begin(self, job: SinkJob, note: str) -> None:
         """Nothing is known of this attempt yet."""
-        kept = {key: job.state[key] for key in _OF_THE_MESSAGE if key in job.state}
+        kept = {key: job.state[key] for key in _OF_THE_JOB if key in job.state}
         job.state.clear()
         over = "message" not in kept or "progress" not in self._options.kinds
         job.state.update(kept, note=note, over=over)
@@ -250,7 +254,7 @@ class DiscordSink:
         return 1 if self._now() - _notes(job).get("began_at", self._now()) < DAY_S else LATER_FACTOR
 
     def _since(self, then: float) -> float:
-        """Seconds that have passed. Infinity where the clock was set back past `then`: nothing waits for it to return."""
+        """Seconds that have passed; infinity where the clock was set back past `then`, so that nothing waits for it."""
         passed = self._now() - then
         return passed if passed >= 0 else math.inf
 
@@ -298,23 +302,34 @@ class DiscordSink:
             notes["old"] = notes["old"][1:]
         return DONE
 
-    def _count(
-        self, counter: Literal["ooms", "skipped"], job: SinkJob, payload: Payload, *, silent: bool = False
-    ) -> Outcome:
-        """The first of an attempt has a message; the progress message says how many there were."""
+    def _count(self, counter: Literal["ooms", "skipped"], job: SinkJob, payload: Payload) -> Outcome:
+        """The first of an attempt has a message, and one for which a phone rings; the progress message counts all."""
         before = _notes(job).get(counter, 0)
         outcome: Outcome = DONE
-        if not before and "warnings" in self._options.kinds:
-            outcome = self._post(job.id, payload, silent=silent, person=not silent)
+        rings = counter == "skipped" and self._rings(job, counter)
+        if (rings or not before) and "warnings" in self._options.kinds:
+            outcome = self._warn(job, payload, counter, rings)
         if not isinstance(outcome, Later):
             _notes(job)[counter] = before + 1
         return outcome
 
     def _wait(self, job: SinkJob, payload: Payload) -> Outcome:
-        told = _notes(job).get("waits", 0)
-        outcome = self._post(job.id, payload, person=True) if told < WAITS_TOLD else DONE
+        told, rings = _notes(job).get("waits", 0), self._rings(job, "waits")
+        outcome = self._warn(job, payload, "waits", rings) if rings or told < WAITS_TOLD else DONE
         if not isinstance(outcome, Later):
             _notes(job)["waits"] = told + 1
+        return outcome
+
+    def _rings(self, job: SinkJob, kind: str) -> bool:
+        """Whether a phone may ring for this kind of warning: a fault that comes and goes wakes nobody each day."""
+        times, at = _notes(job).get("rang", {}).get(kind, (0, 0.0))
+        return times == 0 or self._since(at) >= RING_AGAIN_S * RING_FACTOR ** (times - 1)
+
+    def _warn(self, job: SinkJob, payload: Payload, kind: str, rings: bool) -> Outcome:
+        outcome = self._post(job.id, payload, silent=not rings, person=rings)
+        if rings and not isinstance(outcome, Later):
+            rang = _notes(job).get("rang", {})
+            _notes(job)["rang"] = {**rang, kind: (rang.get(kind, (0, 0.0))[0] + 1, self._now())}
         return outcome
 
     def _end_attempt(self, event: Event, fact: AttemptEnded, job: SinkJob) -> Outcome:
