@@ -6,6 +6,7 @@ Online runs of the real library against the fake server; what is left over goes 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -123,6 +124,28 @@ def test_offline_with_a_pause_and_two_restarts_is_one_run_after_sync(tmp_path: P
         assert (seen.complete, seen.exit_code, seen.summary["status"]) == (True, 0, "succeeded")
         sync(server, *folders(run))
         assert (len(server.runs), seen.lines) == (1, 42), "another sync sends nothing again"
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_comes_after_a_sync_during_training_is_sent_by_the_next_one(killed: bool, tmp_path: Path) -> None:
+    run = story.submit(tmp_path)
+    story.start(run)
+    story.train(run, 10, 100)
+    with FakeWandb() as server:
+        with publishing(tmp_path, WandbSink(child, mode="offline", flush_s=0.2)):
+            until(lambda: read_cursor(run, "wandb").step == 100)
+            sync(server, *folders(run))
+            (seen,) = server.runs.values()
+            assert seen.rows("train/step", "train/loss") == expected(10, 100)
+            story.train(run, 110, 200)
+            until(lambda: read_cursor(run, "wandb").step == 200)
+            if killed:
+                os.kill(wandb_children()[0], signal.SIGKILL)
+            story.succeed(run)
+            until(lambda: closed(run, "wandb"))
+        sync(server, *folders(run))
+        assert seen.rows("train/step", "train/loss") == expected(10, 200)
+        assert (seen.exit_code, seen.summary["status"]) == (0, "succeeded")
 
 
 def test_offline_at_first_and_online_later_is_one_run(tmp_path: Path) -> None:

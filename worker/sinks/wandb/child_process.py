@@ -75,9 +75,11 @@ def begin(message: InitRequest) -> tuple[wandb.Run, Answer]:
     """Open the job's run. Offline it gets a further file; `wandb sync` sends the files of a run in order of time."""
     job = message["id"]
     why = message["why_offline"]
+    place = Path(message["folder"], "wandb")
+    before = set(place.glob(f"*run-*-{job}"))
+    for folder in before:
+        unmark(folder, job)
     if message["online"]:
-        place = Path(message["folder"], "wandb")
-        before = set(place.glob(f"*run-*-{job}"))
         try:
             send_unsent(before, job, message["folder"])
             run = init(message, mode="online", id=job, resume="allow")
@@ -87,7 +89,7 @@ def begin(message: InitRequest) -> tuple[wandb.Run, Answer]:
                 shutil.rmtree(stub, ignore_errors=True)  # an empty run: `wandb sync` would show it as one that ended
         else:
             return run, {"mode": "online", "url": run.url}
-    while any(Path(message["folder"], "wandb").glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-{job}")):
+    while any(place.glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-{job}")):
         time.sleep(0.1)  # W&B names files by the second, and would write over this one
     return init(message, mode="offline", id=job), {"mode": "offline", "why": why}
 
@@ -114,6 +116,14 @@ def send_unsent(folders: set[Path], job: str, home: str) -> None:
 def synced(folder: Path, job: str) -> Path:
     """W&B's own mark beside a run's file: all of it is on the server. `wandb sync` leaves such runs out."""
     return folder / f"run-{job}.wandb.synced"
+
+
+def unmark(folder: Path, job: str) -> None:
+    """Remove the mark from a file that was synced while it was being written: what came since would be left out."""
+    mark = synced(folder, job)
+    with contextlib.suppress(FileNotFoundError):
+        if mark.stat().st_mtime_ns < (folder / f"run-{job}.wandb").stat().st_mtime_ns:
+            mark.unlink()
 
 
 def init(message: InitRequest, **how: Any) -> wandb.Run:
@@ -185,7 +195,9 @@ def finish(run: wandb.Run, message: FinishRequest) -> Answer:
         run.finish(exit_code=message["exit_code"])
     except TimeoutError:
         return {"finished": True, "unsent": str(folder)}
-    if not run.offline:
+    if run.offline:
+        unmark(folder, run.id)
+    else:
         synced(folder, run.id).touch()
     return {"finished": True, "unsent": None}
 
