@@ -18,8 +18,9 @@ import pytest
 
 from jobs.disk.metrics_file import truncate_metrics
 from jobs.disk.rundir import list_runs
-from jobs.events import Event, JobSubmitted
+from jobs.events import Event, Fault, JobSubmitted
 from jobs.heartbeat import SinkLag
+from jobs.process.logs import JsonLines, TextLines
 from tests.fakes import FakeDiscord
 from tests.sinks import story
 from tests.sinks.driving import Listener, closed, publishing, until, whole
@@ -288,9 +289,25 @@ def test_the_log_has_one_line_for_each_event(tmp_path: Path, caplog: pytest.LogC
     caplog.set_level(logging.INFO, "longhaul.events")
     run = whole(tmp_path)
     SinkFeed(LogSink(), run).turn()
-    lines = [json.loads(record.message) for record in caplog.records if record.name == "longhaul.events"]
+    records = [record for record in caplog.records if record.name == "longhaul.events"]
+    lines = [json.loads(JsonLines().format(record)) for record in records]
     assert [(line["event"], line["type"]) for line in lines] == [(event.number, event.type) for event in run.events()]
-    assert lines[-1]["loss"] == 0.91
+    assert lines[-1]["fact"]["loss"] == 0.91
+    text = TextLines().format(records[-1])
+    assert "job-1 event 10, attempt 1: job.succeeded (model=model, step=400, loss=0.91" in text and "{" not in text
+
+
+def test_a_secret_in_an_event_is_in_no_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "longhaul.events")
+    run = story.submit(tmp_path)
+    story.start(run)
+    secret = "hf_" + "a1B2" * 9
+    story.fail(run, Fault(code="rejected", message=f"one line\nanother with {secret}"))
+    SinkFeed(LogSink(), run).turn()
+    for record in (record for record in caplog.records if record.name == "longhaul.events"):
+        for form in (JsonLines(), TextLines()):
+            line = form.format(record)
+            assert secret not in line and "\n" not in line
 
 
 KILLED = """

@@ -102,5 +102,11 @@ class JsonLines(logging.Formatter):
             "stack": record.stack_info,
             **getattr(record, "fields", {}),
         }
-        clean = {name: redact(value) if isinstance(value, str) else value for name, value in line.items()}
-        return json.dumps({name: value for name, value in clean.items() if value is not None}, default=str)
+        return json.dumps({name: _clean(value) for name, value in line.items() if value is not None}, default=str)
+
+
+def _clean(value: object) -> object:
+    """Without secrets."""
+    if isinstance(value, dict):
+        return {name: _clean(each) for name, each in value.items()}
+    return redact(value) if isinstance(value, str) else value

@@ -1,14 +1,15 @@
-"""Every event as one structured line (JSON) in the process log."""
+"""Every event as one line in the process log; with LONGHAUL_LOG=json its facts are members of that line's object."""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+
+from pydantic import JsonValue
 
 from jobs.events import Event, JobPaused, JobSubmitted
 from jobs.metrics import MetricRow
+from jobs.text.printable import one_line
 from worker.sinks.base import DONE, Outcome, SinkJob
 
 LONGEST_TEXT = 500
@@ -31,7 +32,7 @@ class LogSink:
         bad = event.type in ("job.failed", "oom.recovered", "disk.low")
         bad = bad or (isinstance(event.fact, JobPaused) and event.fact.error is not None)
         level = logging.WARNING if bad else logging.INFO
-        log.log(level, "%s", line(event))
+        log.log(level, "%s", text(event), extra={"fields": fields(event)})
         return DONE
 
     def metrics(self, rows: Sequence[MetricRow], job: SinkJob) -> Outcome:
@@ -42,20 +43,31 @@ class LogSink:
         """Nothing is held."""
 
 
-def line(event: Event) -> str:
-    """The event as JSON, long texts cut, lists as their length, newlines escaped (so one event is one line)."""
+def fields(event: Event) -> dict[str, JsonValue]:
+    """The event; long texts cut, lists as their length."""
     fact = event.fact.model_dump(mode="json", exclude={"type"}, exclude_none=True)
-    head = {
-        "job": event.job,
-        "event": event.number,
-        "type": event.type,
-        "attempt": event.attempt,
-        "at": round(event.at, 3),
-    }
-    return json.dumps(head | {key: _short(value) for key, value in fact.items()}, ensure_ascii=False)
+    head: dict[str, JsonValue] = {"job": event.job, "event": event.number, "type": event.type, "attempt": event.attempt}
+    return {**head, "at": round(event.at, 3), "fact": _short(fact)}
 
 
-def _short(value: Any) -> Any:
+def text(event: Event) -> str:
+    """The same for people, without newlines (so one event is one line)."""
+    said = fields(event)
+    values = ", ".join(f"{name}={one_line(str(value))}" for name, value in _flat("fact", said["fact"]))
+    head = f"{event.job} event {event.number}, attempt {event.attempt}: {event.type}"
+    return f"{head} ({values})" if values else head
+
+
+def _flat(name: str, value: JsonValue) -> Iterator[tuple[str, JsonValue]]:
+    """The members of an object, and of those in it, by their dotted names."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _flat(f"{name}.{key}", each)
+    else:
+        yield name.removeprefix("fact."), value
+
+
+def _short(value: JsonValue) -> JsonValue:
     if isinstance(value, str):
         return value if len(value) <= LONGEST_TEXT else value[: LONGEST_TEXT - 1] + "…"
     if isinstance(value, list):
