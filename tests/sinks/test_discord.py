@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,28 @@ def test_a_good_run_is_two_messages_and_a_picture(
     assert done.payload["embeds"][0]["image"] == {"url": "attachment://loss.png"}
     assert done.footer == "job-1 · attempt 1 · event 10"
     assert "2.31 → 0.91 (-61%)" in done.text
+    assert "Fetch it with `longhaul download job-1`." in done.text
     assert feed.closed
+
+
+def test_the_progress_message_shows_a_sample_and_the_time_of_its_figures(
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock
+) -> None:
+    story.start(run)
+    feed.turn()
+    (progress,) = discord.messages
+    assert len(progress.payload["embeds"]) == 1
+    story.train(run, 10, 20)
+    run.append([story.evaluation(20, 1.9, samples=3, text="<@123> *Boil* the rice at <t:0:R>.")])
+    clock.now += 20
+    feed.turn()
+    figures, sample = progress.payload["embeds"]
+    at = datetime.fromisoformat(figures["timestamp"]).timestamp()
+    assert at == pytest.approx(run.metrics()[-1].at, abs=1), "a trainer that hangs is not taken for one that trains"
+    assert sample["title"] == "Sample, step 20"
+    assert [(field["name"], field["value"]) for field in sample["fields"]] == [
+        (name, r"\<@123\> \*Boil\* the rice at \<t:0:R\>.") for name in ("Input", "Wanted", "Written")
+    ]
 
 
 def test_progress_is_coalesced_and_the_latest_wins(

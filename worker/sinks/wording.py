@@ -19,7 +19,7 @@ def code(text: str) -> str:
 
 def plain(text: str) -> str:
     """Text of a data set, so that Discord shows its markup characters as they are."""
-    return "".join("\\" + character if character in "\\*_~`|>#[]" else character for character in text)
+    return "".join("\\" + character if character in "\\*_~`|<>#[]" else character for character in text)
 
 
 def sentence(text: str) -> str:

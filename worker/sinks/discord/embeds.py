@@ -33,7 +33,7 @@ from worker.sinks.discord.fields import (
     links,
     memory_needed,
     row_of,
-    samples_embed,
+    samples,
     time_needed,
 )
 from worker.sinks.discord.limits import Embed, Payload, cut, fit
@@ -41,6 +41,7 @@ from worker.sinks.shortage import micro_batches, shortage_sizes
 from worker.sinks.wording import SHORTAGES, bar, change, code, sentence
 
 RUNNING, GOOD, BAD, WARNING, QUIET = 0x5865F2, 0x2ECC71, 0xE74C3C, 0xF1C40F, 0x95A5A6
+SAMPLES_AT_THE_END = 3
 MESSAGE_TEXT = 1500
 """Of an error: hundreds of tensor names would push what helps out of sight. All of it is in the record."""
 
@@ -57,8 +58,10 @@ def progress(job: SinkJob, note: str, event: Event | None = None) -> Payload:
         lines.append(f"step {step:,} · epoch {row.epoch:.2f}")
     lines.append(note)
     embed = _embed(job, f"{job.submitted.name}: training", RUNNING, "\n".join(lines), event)
+    if row is not None:
+        embed["timestamp"] = _time(row.at)  # of the figures: a phone shows how old they are
     embed["fields"] = figures(job, row) + links(job)
-    return _payload(embed)
+    return _payload(embed, *samples(job, 1, RUNNING))
 
 
 def unworded(job: SinkJob, event: Event) -> Payload:
@@ -145,7 +148,8 @@ def disk_low(job: SinkJob, event: Event, fact: DiskLow) -> Payload:
 
 def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | None) -> Payload:
     """The model is done; `picture` is the name of the attached file."""
-    embed = _embed(job, f"{job.submitted.name}: done", GOOD, f"The model is in `{job.id}/{fact.model}`.", event)
+    text = f"The model is in `{job.id}/{fact.model}`. Fetch it with `longhaul download {job.id}`."
+    embed = _embed(job, f"{job.submitted.name}: done", GOOD, text, event)
     embed["fields"] = [
         field("Validation loss", change(fact.first_loss, fact.loss), inline=True),
         field("Kept step", f"{fact.step:,}" + (f" of {job.steps:,}" if job.steps else ""), inline=True),
@@ -154,8 +158,7 @@ def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | Non
     ]
     if picture is not None:
         embed["image"] = {"url": f"attachment://{picture}"}
-    samples = job.last_evaluation.samples if job.last_evaluation else []
-    return _payload(embed, *([samples_embed(samples, GOOD)] if samples else []))
+    return _payload(embed, *samples(job, SAMPLES_AT_THE_END, GOOD))
 
 
 def failed(job: SinkJob, event: Event, fact: JobFailed, picture: str | None) -> Payload:
@@ -238,5 +241,9 @@ def _embed(job: SinkJob, title: str, colour: int, description: str, event: Event
     ]
     embed: Embed = {"title": title, "color": colour, "description": description, "footer": {"text": " · ".join(where)}}
     if event is not None:
-        embed["timestamp"] = datetime.fromtimestamp(event.at, UTC).isoformat(timespec="seconds")
+        embed["timestamp"] = _time(event.at)
     return embed
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from jobs.events import Fault, JobPrepared, Sample
+from jobs.events import Fault, JobPrepared
 from jobs.metrics import MetricRow
 from jobs.text.units import format_bytes, format_duration
 from worker.sinks.base import SinkJob
 from worker.sinks.discord.limits import Embed, EmbedField, cut
 from worker.sinks.wording import change, plain, sentence
 
-SAMPLES_SHOWN = 3
 SAMPLE_TEXT = 500
 
 
@@ -87,20 +86,22 @@ def _gpu(row: MetricRow) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def samples_embed(samples: list[Sample], colour: int) -> Embed:
-    """The first few samples, each in three fields."""
-    shown = samples[:SAMPLES_SHOWN]
+def samples(job: SinkJob, most: int, colour: int) -> list[Embed]:
+    """The first few samples of the last evaluation, each in three fields, in an embed of their own if there are any."""
+    if job.last_evaluation is None or not job.last_evaluation.samples:
+        return []
+    made = job.last_evaluation.samples
     fields = [
         text
-        for number, sample in enumerate(shown, 1)
+        for number, sample in enumerate(made[:most], 1)
         for text in (
-            field(f"{number}. Input", cut(plain(sample.input), SAMPLE_TEXT)),
+            field(f"{number}. Input" if most > 1 else "Input", cut(plain(sample.input), SAMPLE_TEXT)),
             field("Wanted", cut(plain(sample.target), SAMPLE_TEXT)),
             field("Written", cut(plain(sample.generated), SAMPLE_TEXT)),
         )
     ]
-    title = f"Samples ({len(shown)} of {len(samples)})" if len(samples) > len(shown) else "Samples"
-    return {"title": title, "color": colour, "fields": fields}
+    what = "Sample" if most == 1 else f"Samples ({most} of {len(made)})" if len(made) > most else "Samples"
+    return [{"title": f"{what}, step {job.last_evaluation.step:,}", "color": colour, "fields": fields}]
 
 
 def field(name: str, value: str, inline: bool = False) -> EmbedField:
