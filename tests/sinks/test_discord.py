@@ -368,6 +368,28 @@ def test_crashes_are_told_and_interruptions_only_shown(
     assert "attempt 3" in discord.messages[0].footer
 
 
+def test_an_attempt_that_is_continued_says_so_and_one_that_was_resumed_is_told_below_the_pause(
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed
+) -> None:
+    story.start(run)
+    run.append([CheckpointSaved(step=50, path="checkpoints/step-00000050", bytes=1, seconds=0.1)])
+    run.append([AttemptEnded(reason="worker_lost", step=70), JobQueued()])
+    feed.turn()
+    (progress,) = discord.messages
+    told = "The next attempt starts as soon as it is first in the queue. The newest checkpoint is that of step 50."
+    assert (
+        progress.text.splitlines()[:1] == ["chef: attempt 1 ended"] and f"The worker was lost\n{told}" in progress.text
+    )
+    run.append([AttemptStarted(worker="box-1", device="cuda"), story.LOADED])
+    run.append([JobPauseRequested(), AttemptEnded(reason="interrupted", step=80), JobPaused()])
+    feed.turn()
+    assert discord.titles == ["chef: attempt 2 ended", "chef: paused"] and "next attempt" not in progress.text
+    run.append([JobResumed(), AttemptStarted(worker="box-1", device="cuda"), story.LOADED])
+    feed.turn()
+    assert discord.titles == ["chef: paused", "chef: training"], "the last message is true"
+    assert all(map(silent, discord.messages))
+
+
 def test_warnings_are_not_repeated_without_end(discord: FakeDiscord, run: RunDir, feed: SinkFeed, clock: Clock) -> None:
     story.start(run)
     run.append([oom(step) for step in range(1, 9)])

@@ -95,10 +95,15 @@ class SinkJob:
     evaluations: dict[int, float] = field(default_factory=dict)
     """Validation loss by step."""
     last_evaluation: EvaluationFinished | None = None
-    failed_attempt: AttemptEnded | None = None
-    """How the last attempt ended, if it failed and no other has started since."""
+    ended: AttemptEnded | None = None
+    """How the last attempt ended, if no other has started since."""
     from_scratch: bool = False
     """The next attempt begins at step 0: what was evaluated so far will count no more."""
+
+    @property
+    def failed_attempt(self) -> AttemptEnded | None:
+        """How the last attempt ended, if it failed and no other has started since."""
+        return self.ended if self.ended is not None and self.ended.reason.severity == "error" else None
 
     def wandb_url(self) -> str | None:
         """Where people see the job's run in W&B; None: nowhere yet."""
@@ -125,10 +130,10 @@ class SinkJob:
             case EvaluationFinished() as evaluation:
                 self.evaluations[evaluation.step] = evaluation.loss
                 self.last_evaluation = evaluation
-            case AttemptEnded(reason=reason) as ended:
-                self.failed_attempt = ended if reason.severity == "error" else None
+            case AttemptEnded() as ended:
+                self.ended = ended
             case AttemptStarted():
-                self.failed_attempt = None
+                self.ended = None
                 if self.from_scratch:
                     self.checkpoint_step = None
                     self.evaluations.clear()

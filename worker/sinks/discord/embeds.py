@@ -91,17 +91,22 @@ def planned(job: SinkJob, event: Event, fact: JobPrepared) -> Payload:
 
 def retry(job: SinkJob, event: Event, fact: JobQueued, ended: AttemptEnded) -> Payload:
     """An attempt failed and another one follows."""
+    where = f"at step {ended.step:,}" if ended.step else "before its first step"
+    text = f"{ended.reason.headline} {where}. {next_attempt(job, fact)}"
+    embed = _embed(job, f"{job.submitted.name}: attempt {event.attempt} failed, trying again", WARNING, text, event)
+    if ended.error:
+        embed["fields"] = [field("What happened", code(ended.error.message))]
+    return _payload(embed)
+
+
+def next_attempt(job: SinkJob, fact: JobQueued) -> str:
+    """When it starts by itself, and from where."""
     when = (
         f"in {format_duration(fact.not_before_s)} at the earliest"
         if fact.not_before_s
         else "as soon as it is first in the queue"
     )
-    where = f"at step {ended.step:,}" if ended.step else "before its first step"
-    text = f"{ended.reason.headline} {where}. The next attempt starts {when}. {_begins(job)}"
-    embed = _embed(job, f"{job.submitted.name}: attempt {event.attempt} failed, trying again", WARNING, text, event)
-    if ended.error:
-        embed["fields"] = [field("What happened", code(ended.error.message))]
-    return _payload(embed)
+    return f"The next attempt starts {when}. {_begins(job)}"
 
 
 def no_gpu(job: SinkJob, event: Event, fact: DeviceWaiting) -> Payload:

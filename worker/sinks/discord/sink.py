@@ -29,6 +29,7 @@ from jobs.events import (
     JobPrepared,
     JobQueued,
     JobRepaired,
+    JobResumed,
     JobSubmitted,
     JobSucceeded,
     ModelLoaded,
@@ -157,6 +158,8 @@ class DiscordSink:
                 return True
             case DeviceWaiting() if not _notes(job).get("over", True):
                 return "progress" in self._options.kinds
+            case JobQueued() if job.failed_attempt is None:
+                return "progress" in self._options.kinds
             case fact:
                 return _KINDS.get(type(fact), "progress") in self._options.kinds
 
@@ -186,6 +189,13 @@ class DiscordSink:
                 return self._end_attempt(event, fact, job)
             case JobQueued() as fact if job.failed_attempt is not None:
                 return self._post(job.id, embeds.retry(job, event, fact, job.failed_attempt), silent=True)
+            case JobQueued() as fact if job.ended is not None and "message" in _notes(job):
+                return self._replace(
+                    job, embeds.ended(job, event, job.ended, [*_counted(job), embeds.next_attempt(job, fact)])
+                )
+            case JobResumed():
+                _notes(job)["posted_at"] = 0.0  # the next attempt's message stands below the one that says "paused"
+                return DONE
             case JobRepaired() as fact:
                 return self._post(job.id, embeds.repaired(job, event, fact), silent=True)
             case JobSucceeded() as fact:
