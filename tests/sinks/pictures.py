@@ -24,7 +24,8 @@ from worker.sinks.discord.sink import DiscordSink
 from worker.sinks.discord.webhook import SUPPRESS_NOTIFICATIONS, Webhook
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "discord.png"
-SIZE = (1180, 850)
+SIZE = (1180, 1190)
+SAMPLE = "Rinse 1 cup of rice. Boil it in 2 cups of water for 12 minutes."
 STYLE = """
 body { margin: 0; padding: 16px; background: #313338; color: #dbdee1; font: 14px/1.4 "DejaVu Sans", sans-serif;
   columns: 3; column-gap: 16px; }
@@ -52,6 +53,7 @@ def stages(folder: Path) -> list[tuple[str, Message]]:
         feed = SinkFeed(sink, run, clock)
         story.start(run, time="about 22 min on an RTX 5090")
         story.train(run, 10, 270)
+        run.append([story.evaluation(250, 1.02, samples=1, text=SAMPLE)])
         feed.turn()
         clock.now += 20
         text = "CUDA out of memory. Tried to allocate 1.20 GiB."
@@ -61,7 +63,7 @@ def stages(folder: Path) -> list[tuple[str, Message]]:
         planned, training, memory = discord.messages
         during = replace(training, versions=[*training.versions], attachments={**training.attachments})
         story.train(run, 280, story.STEPS)
-        story.succeed(run, samples=1, text="Rinse 1 cup of rice. Boil it in 2 cups of water for 12 minutes.")
+        story.succeed(run, samples=1, text=SAMPLE)
         clock.now += 20
         feed.turn()
         done = discord.messages[-1]
@@ -94,7 +96,8 @@ def _embed(embed: dict[str, Any], message: Message) -> str:
         for field in embed.get("fields", [])
     )
     picture = "".join(map(_image, message.attachments.values())) if "image" in embed else ""
-    footer = f"<footer>{_text(embed['footer']['text'])}</footer>" if "footer" in embed else ""
+    at = " · today at 03:12" if "timestamp" in embed else ""
+    footer = f"<footer>{_text(embed['footer']['text'])}{at}</footer>" if "footer" in embed else ""
     return (
         f"<article style='border-color: #{embed['color']:06x}'><h3>{_text(embed['title'])}</h3>"
         f"<p>{_text(embed.get('description', ''))}</p><dl>{fields}</dl>{picture}{footer}</article>"
