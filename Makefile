@@ -82,7 +82,7 @@ bench: setup ## run one measurement: make bench BENCH=name
 	$(BIN)/python -m benchmarks.$(BENCH) $(ARGS)
 
 # .env names the compose files; one of an earlier version does not.
-COMPOSE = docker compose $(shell grep -qs '^COMPOSE_FILE=' .env || echo -f $(COMPOSE_FILE))
+COMPOSE = $(strip docker compose $(shell grep -qs '^COMPOSE_FILE=' .env || echo -f $(COMPOSE_FILE)))
 
 up: ## build and start all containers, and wait until they are healthy
 	@[ -e .env ] || { echo "make up: no .env; run 'make env' first" >&2; exit 1; }
@@ -90,7 +90,7 @@ up: ## build and start all containers, and wait until they are healthy
 	@$(COMPOSE) up --build --detach --wait --wait-timeout 600 || { \
 		echo "make up: not all containers are healthy; '$(COMPOSE) ps' shows which, 'make logs' why" >&2; \
 		echo "  without an NVIDIA GPU: set COMPOSE_FILE=docker-compose.training.yml:docker-compose.cpu.yml in .env" >&2; exit 1; }
-	@grep -qs '"examined_at": [0-9]' runs/.gpus/*.json || echo "make up: no GPU was examined here yet; 5 minutes: $(COMPOSE) run --rm --build worker doctor"
+	@grep -qs '^COMPOSE_FILE=.*docker-compose\.cpu\.yml' .env || grep -qs '"examined_at": [0-9]' runs/.gpus/*.json || echo "make up: no GPU was examined here yet; 5 minutes: $(COMPOSE) run --rm --build worker doctor"
 	@echo "make up: all containers are healthy; next: export \$$(grep ^LONGHAUL_API_KEY= .env), then longhaul submit FILE --watch"
 
 logs: ## follow the logs of all containers
