@@ -291,6 +291,8 @@ class WandbSpec(Part):
     """Project name."""
     entity: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")] | None = None
     """Team or user; null: the key's default."""
+    artifacts: bool = False
+    """Prepared rows and final model are artifacts of the run: as references to where they are, never their bytes."""
 
 
 def _switched(value: object) -> object:

@@ -37,10 +37,13 @@ LOADED = ModelLoaded(
 SUCCEEDED = JobSucceeded(model="model", step=STEPS, loss=0.91, first_loss=2.31, seconds=4321.0)
 
 
-def submit(runs: Path, job: str = "job-1", name: str = "chef", **more: Any) -> RunDir:
+def submit(
+    runs: Path, job: str = "job-1", name: str = "chef", integrations: dict[str, Any] | None = None, **more: Any
+) -> RunDir:
     """A job that has just been submitted. `more`: of JobSubmitted."""
     runs.mkdir(exist_ok=True)
-    spec = JobSpec.model_validate({"name": name, "data": {"train": "recipes.jsonl"}})
+    given = {"name": name, "data": {"train": "recipes.jsonl"}, "integrations": integrations or {}}
+    spec = JobSpec.model_validate(given)
     first = JobSubmitted(name=name, model=spec.model, spec_sha256="0" * 64, **more)
     return create(runs, job, spec, first)[0]
 

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from jobs.disk.metrics_file import truncate_metrics
 from jobs.disk.repair import repair
 from jobs.events import (
@@ -30,7 +32,7 @@ from tests.processes import alive
 from tests.service.damage import destroyed
 from tests.sinks import story
 from tests.sinks.driving import closed, publishing, until
-from tests.sinks.wandb_runs import child, expected, history, offline_files, records, wandb_children
+from tests.sinks.wandb_runs import child, expected, history, offline_files, records, sync, wandb_children
 from worker.feed import read_cursor
 from worker.sinks.base import Sink
 from worker.sinks.discord.sink import DiscordSink
@@ -149,6 +151,62 @@ def test_offline_history_row_by_row_and_one_file_per_start(tmp_path: Path) -> No
     assert {each["run_id"] for each in runs} == {"job-1"}
     (end,) = [record["exit"] for record in records(second) if record["type"] == "exit"]
     assert end["exit_code"] == 1
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_rows_and_model_are_artifacts_by_reference_if_the_job_wants_them(wanted: bool, tmp_path: Path) -> None:
+    run = story.submit(tmp_path, integrations={"wandb": {"artifacts": wanted}})
+    write_plan(run, prepared="/gone/0a1b2c3d")
+    run.model.mkdir()
+    (run.model / "model.safetensors").write_bytes(b"weights")
+    story.start(run)
+    story.train(run, 10, 100)
+    with publishing(tmp_path, WandbSink(child, flush_s=0.2)):
+        until(lambda: read_cursor(run, "wandb").step == 100)
+    story.succeed(run)
+    with publishing(tmp_path, WandbSink(child, flush_s=0.2)):
+        until(lambda: closed(run, "wandb"))
+    read = [record["artifact"] for file in offline_files(run) for record in records(file) if "artifact" in record]
+    rows = ("dataset", "rows-0a1b2c3d", [("longhaul://prepared/0a1b2c3d", None)])
+    model = ("model", "model-job-1", [((run.model / "model.safetensors").absolute().as_uri(), "7")])
+    shown = [
+        (each["type"], each["name"], [(part["ref"], part.get("size")) for part in each["manifest"]["contents"]])
+        for each in read
+    ]
+    assert shown == ([rows, rows, model] if wanted else [])
+    assert len({each["digest"] for each in read}) == (2 if wanted else 0), "a restart makes no new version"
+    if wanted:
+        told = json.loads(read[-1]["metadata"])
+        assert told == {"job": "job-1", "base_model": run.spec().model, "step": 400, "loss": 0.91}
+    assert not list(run.path.glob("wandb/**/model.safetensors")), "no bytes"
+    run.model.rename(tmp_path / "elsewhere")  # on another machine there is no model
+    with FakeWandb() as server:
+        sync(server, *sorted((run.path / "wandb").glob("*run-*")))
+        (seen,) = server.runs.values()
+    assert [logged[:2] for logged in seen.artifacts] == ([rows[:2], rows[:2], model[:2]] if wanted else [])
+
+
+@pytest.mark.parametrize("model", [True, False])
+def test_artifacts_of_an_online_run_and_a_model_that_is_gone(
+    model: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = story.submit(tmp_path, integrations={"wandb": {"artifacts": True}})
+    write_plan(run, prepared="/gone/0a1b2c3d")
+    if model:
+        run.model.mkdir()
+        (run.model / "model.safetensors").write_bytes(b"weights")
+    story.start(run)
+    story.train(run, 10, 400)
+    story.succeed(run)
+    with FakeWandb() as server:
+        with publishing(tmp_path, WandbSink(child, WANDB_KEY, server.url, flush_s=0.2)):
+            until(lambda: closed(run, "wandb"))
+        (seen,) = server.runs.values()
+    names = [("dataset", "rows-0a1b2c3d"), ("model", "model-job-1")]
+    assert [logged[:2] for logged in seen.artifacts] == names[: 1 + model]
+    assert (seen.exit_code, seen.summary["status"]) == (0, "succeeded")
+    assert ("not all artifacts are in its W&B run: model-job-1" in caplog.text) is not model
+    assert "model.safetensors" not in seen.files
 
 
 def test_unreachable_becomes_offline_and_complete_and_no_one_waits(tmp_path: Path) -> None:

@@ -20,21 +20,13 @@ from tests.fakes import WANDB_KEY, FakeWandb
 from tests.processes import alive
 from tests.sinks import story
 from tests.sinks.driving import closed, publishing, until
-from tests.sinks.wandb_runs import child, expected, history, offline_files, wandb_children
+from tests.sinks.wandb_runs import child, expected, history, offline_files, sync, wandb_children
 from worker.feed import read_cursor
 from worker.sinks.wandb.sink import WandbSink
 
 
 def online(server: FakeWandb, finish_s: float = 20.0) -> WandbSink:
     return WandbSink(child, WANDB_KEY, server.url, flush_s=0.2, finish_s=finish_s)
-
-
-def sync(server: FakeWandb, *folders: Path) -> None:
-    """What a person types, as the warning says."""
-    command = [str(Path(sys.executable).with_name("wandb")), "sync", "--include-online", *map(str, folders)]
-    environment = os.environ | {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": WANDB_KEY}
-    environment["WANDB_DIR"] = str(folders[0].parents[1])  # where it logs
-    subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60)
 
 
 def folders(run: RunDir) -> list[Path]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from jobs.disk.rundir import RunDir
 from jobs.process.lifeline import tied_to_parent
+from tests.fakes import WANDB_KEY, FakeWandb
 from tests.processes import children
 from tests.sinks import story
 
@@ -21,6 +22,14 @@ LEET = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json
 
 def child() -> list[str]:
     return tied_to_parent(sys.executable, "-m", "worker.sinks.wandb.child_process")
+
+
+def sync(server: FakeWandb, *folders: Path) -> None:
+    """What a person types, as the warning says."""
+    command = [str(Path(sys.executable).with_name("wandb")), "sync", "--include-online", *map(str, folders)]
+    environment = os.environ | {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": WANDB_KEY}
+    environment["WANDB_DIR"] = str(folders[0].parents[1])  # where it logs
+    subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60)
 
 
 def offline_files(run: RunDir) -> list[Path]:

@@ -26,7 +26,7 @@ from typing import Any
 
 import wandb
 
-from worker.sinks.wandb.protocol import AlertRequest, FinishRequest, InitRequest, LogRequest, Request
+from worker.sinks.wandb.protocol import AlertRequest, ArtifactRequest, FinishRequest, InitRequest, LogRequest, Request
 
 Answer = dict[str, str | int | None]
 INIT_TIMEOUT_S = 5.0
@@ -88,10 +88,11 @@ def begin(message: InitRequest) -> tuple[wandb.Run, Answer]:
             for stub in set(place.glob(f"*run-*-{job}")) - before:
                 shutil.rmtree(stub, ignore_errors=True)  # an empty run: `wandb sync` would show it as one that ended
         else:
-            return run, {"mode": "online", "url": run.url}
+            return run, {"mode": "online", "url": run.url, "artifacts": refer(run, message["artifacts"])}
     while any(place.glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-{job}")):
         time.sleep(0.1)  # W&B names files by the second, and would write over this one
-    return init(message, mode="offline", id=job), {"mode": "offline", "why": why}
+    run = init(message, mode="offline", id=job)
+    return run, {"mode": "offline", "why": why, "artifacts": refer(run, message["artifacts"])}
 
 
 def send_unsent(folders: set[Path], job: str, home: str) -> None:
@@ -185,21 +186,35 @@ def alert(run: wandb.Run, message: AlertRequest) -> Answer:
     return {"alerted": True}
 
 
+def refer(run: wandb.Run, artifacts: list[ArtifactRequest]) -> str | None:
+    """Add artifacts by reference; why one is left out. The same again is no new version of it."""
+    for each in artifacts:
+        artifact = wandb.Artifact(each["name"], each["type"], metadata={**each["metadata"]})
+        try:
+            # No checksum: that of gigabytes takes minutes.
+            artifact.add_reference(each["reference"], name=each["path"], checksum=False)
+            run.log_artifact(artifact)
+        except (wandb.Error, OSError, ValueError) as error:
+            return f"{each['name']}: {' '.join(str(error).split())}"
+    return None
+
+
 def finish(run: wandb.Run, message: FinishRequest) -> Answer:
     """End the run within bounds. `unsent` is the folder to sync later, if the server did not take everything."""
     if message["alert"]:
         alert(run, message["alert"])
+    left_out = refer(run, message["artifacts"])
     run.summary.update(message["summary"])
     folder = Path(run.dir).parent
     try:
         run.finish(exit_code=message["exit_code"])
     except TimeoutError:
-        return {"finished": True, "unsent": str(folder)}
+        return {"finished": True, "unsent": str(folder), "artifacts": left_out}
     if run.offline:
         unmark(folder, run.id)
     else:
         synced(folder, run.id).touch()
-    return {"finished": True, "unsent": None}
+    return {"finished": True, "unsent": None, "artifacts": left_out}
 
 
 if __name__ == "__main__":

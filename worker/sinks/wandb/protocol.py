@@ -10,6 +10,18 @@ WandbRow = dict[str, float]
 """Figures by W&B's names."""
 
 
+class ArtifactRequest(TypedDict):
+    """What a job reads or makes, by reference."""
+
+    name: str
+    type: Literal["dataset", "model"]
+    reference: str
+    """URI of a folder, or of something that only has a name."""
+    path: str
+    """What it is called within the artifact."""
+    metadata: dict[str, JsonValue]
+
+
 class InitRequest(TypedDict):
     """Open the run of a job."""
 
@@ -24,6 +36,7 @@ class InitRequest(TypedDict):
     config: dict[str, JsonValue]
     tags: list[str]
     notes: str | None
+    artifacts: list[ArtifactRequest]
     flush_s: float
     finish_s: float
 
@@ -62,6 +75,7 @@ class FinishRequest(TypedDict):
     exit_code: int
     summary: dict[str, str | float | None]
     alert: AlertRequest | None
+    artifacts: list[ArtifactRequest]
 
 
 Request = InitRequest | LogRequest | AlertRequest | FinishRequest

@@ -8,7 +8,8 @@ from jobs.events import EvaluationFinished, Event, Fault, JobFailed, JobPaused, 
 from jobs.metrics import MetricRow
 from worker.sinks.base import SinkJob
 from worker.sinks.shortage import shortage
-from worker.sinks.wandb.protocol import AlertRequest, FinishRequest, LogRequest, WandbRow
+from worker.sinks.wandb.artifacts import model_artifact
+from worker.sinks.wandb.protocol import AlertRequest, ArtifactRequest, FinishRequest, LogRequest, WandbRow
 
 EXIT_CODES = {"job.succeeded": 0, "job.paused": 0, "job.failed": 1, "job.cancelled": 255}
 SAMPLES = "eval/samples"
@@ -81,9 +82,14 @@ def _alert(job: SinkJob, what: str, text: str, level: str) -> AlertRequest:
 def finish_request(event: Event, job: SinkJob) -> FinishRequest:
     """Exit state and summary."""
     summary: dict[str, str | float | None] = {"status": event.type.removeprefix("job."), "attempts": job.attempt}
+    artifacts: list[ArtifactRequest] = []
     match event.fact:
         case JobSucceeded() as fact:
+            artifacts = model_artifact(job, fact)
             summary |= {"model": fact.model, "model_step": fact.step, "model_loss": fact.loss}
         case JobFailed(error=error) | JobPaused(error=Fault() as error):
             summary |= {"error_code": error.code, "error": error.message[:2000]}
-    return {"do": "finish", "exit_code": EXIT_CODES[event.type], "summary": summary, "alert": alert(event, job)}
+    return {
+        "do": "finish", "exit_code": EXIT_CODES[event.type], "summary": summary, "alert": alert(event, job),
+        "artifacts": artifacts,
+    }  # fmt: skip

@@ -37,6 +37,7 @@ from jobs.text.units import format_duration
 from worker.sinks.base import DONE, WANDB_URL, Later, Outcome, SinkJob
 from worker.sinks.child import ChildGone, SinkChild
 from worker.sinks.wandb.access import child_environment, why_offline
+from worker.sinks.wandb.artifacts import rows_artifact
 from worker.sinks.wandb.config import notes, run_config, tags
 from worker.sinks.wandb.protocol import FinishRequest, InitRequest, Request
 from worker.sinks.wandb.rows import alert, evaluation, finish_request, fresh_rows, metric_row
@@ -164,7 +165,7 @@ class WandbSink:
         if session is None:
             return
         deadline = time.monotonic() + CLOSE_S
-        finish: FinishRequest = {"do": "finish", "exit_code": 0, "summary": {}, "alert": None}
+        finish: FinishRequest = {"do": "finish", "exit_code": 0, "summary": {}, "alert": None, "artifacts": []}
         while job.id in self._sessions and not session.finished and time.monotonic() < deadline:
             if self._receive(job, session, listen_s=0.2) is None and not session.finished:
                 self._send(job, session, finish)
@@ -193,6 +194,7 @@ class WandbSink:
             "config": run_config(job),
             "tags": tags(job),
             "notes": notes(job),
+            "artifacts": rows_artifact(job),
             "flush_s": self._flush_s,
             "finish_s": self._finish_s,
         }
@@ -246,6 +248,8 @@ class WandbSink:
             )
         if url := answer.get("url"):
             job.write(WANDB_URL, f"{url}\n".encode())
+        if answer.get("artifacts"):
+            log.warning("job %s: not all artifacts are in its W&B run: %s", job.id, answer["artifacts"])
         if answer.get("unsent"):
             log.warning("job %s: W&B has not taken everything; later: wandb sync --include-online %s",
                         job.id, answer["unsent"])  # fmt: skip
