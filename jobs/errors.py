@@ -125,6 +125,8 @@ class StageError(LonghaulError):
         self.detail_code = code or self.reason.value
         self.hint = hint or self.reason.hint
         self.param = param
+        self.parts: tuple[StageError, ...] = (self,)
+        """The errors that it is made of, where it names several."""
 
 
 class Rejected(StageError):

@@ -265,6 +265,35 @@ def test_an_unknown_column_in_a_template_is_named(workplace: Workplace) -> None:
     assert "'answer'; there are: completion, prompt" in str(error)
 
 
+def test_all_that_is_wrong_is_said_at_once(with_model: Workplace) -> None:
+    with_model.rows("rows.jsonl", [{"prompt": "a", "completion": "b"}])
+    error = refusal(
+        with_model,
+        ["none.jsonl", "rows.jsonl"],
+        model="./t6",
+        data={"input": "{promt}", "target": "{completion}{answer}", "validation": "held_out.jsonl"},
+    )
+    said = str(error)
+    assert said.startswith("5 errors:\n- data.train.0.source: there is no none.jsonl in the data directory\n  hint: ")
+    assert (error.detail_code, error.param, error.hint) == ("file_missing", "data.train.0.source", None)
+    for one in (
+        "- data.validation: there is no held_out.jsonl",
+        "- model: there is no folder ./t6",
+        "- data.input: no row of rows.jsonl has a column 'promt'; there are: completion, prompt\n"
+        "  hint: did you mean 'prompt'?",
+        "- data.target: no row of rows.jsonl has a column 'answer'",
+    ):
+        assert f"\n{one}" in said
+
+
+def test_what_is_wrong_with_every_source_is_said_once(workplace: Workplace) -> None:
+    for name in ("rows.jsonl", "more.jsonl"):
+        workplace.rows(name, pairs(3))
+    error = refusal(workplace, ["rows.jsonl", "more.jsonl"], data={"input": "{input", "target": "target}"})
+    assert str(error).startswith("2 errors:\n- data.input = '{input': ") and "\n- data.target = 'target}'" in str(error)
+    assert error.detail_code == "bad_template"
+
+
 def test_an_estimate_of_the_rows_refuses_nothing(workplace: Workplace) -> None:
     # The first rows are long, so there seem to be 11,000. Before: "1.4 %" of rows, of which 0.15 % are bad.
     long = [json.dumps({"input": f"{n} {'word ' * 100}", "target": "x"}) for n in range(10_000)]

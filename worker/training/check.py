@@ -24,6 +24,7 @@ from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.preview import preview_rows
 from worker.training.dataset.split import split
 from worker.training.journal import Journal
+from worker.training.mistakes import Mistakes
 from worker.training.models import hub
 from worker.training.models.model_files import find_folder, readable_config, validate_folder
 from worker.training.planning.stages import plan_stage
@@ -37,7 +38,7 @@ from worker.training.rows.row_filter import RowFilter, UInt64
 from worker.training.rows.text import RowReader, Templates
 from worker.training.settings import TrainerSettings
 from worker.training.steps.order import rounded
-from worker.training.tasks.registry import builtin_of, task_for
+from worker.training.tasks.registry import assumed_task, builtin_of, task_for
 from worker.training.tasks.task import Config, Task
 
 if TYPE_CHECKING:
@@ -59,38 +60,51 @@ _NEEDED = {
 
 
 def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResult:
-    """What goes into job.checked; preview.json and plan.json are written. Raises StageError."""
+    """What goes into job.checked; preview.json and plan.json are written. Raises StageError.
+
+    All that is wrong with data and model is raised together.
+    """
     spec = run.spec()
     before = find_source_job(run, spec)
     began = [each.revision for each in before.plan.data.sources_of(before.spec)] if before else repeat(None)
     names = [(param, name) for param, name in spec.data.names.items() if param != "data.validation"]
-    train = [
-        find_head(name, param, spec.data.format, settings, commit)
-        for (param, name), commit in zip(names, began, strict=False)
-    ]
+    mistakes = Mistakes()
+    train: list[Head] = []
+    for (param, name), commit in zip(names, began, strict=False):
+        with mistakes.kept_back():
+            train.append(find_head(name, param, spec.data.format, settings, commit))
     own = spec.data.validation if isinstance(spec.data.validation, str) else None
     commit = before.plan.data.validation_revision if before else None
-    validation = find_head(own, "data.validation", spec.data.format, settings, commit) if own else None
+    validation = None
+    if own:
+        with mistakes.kept_back():
+            validation = find_head(own, "data.validation", spec.data.format, settings, commit)
     journal.progress(0.1)
-    model, config, tokenizer, task = inspect_model(spec, settings, before.plan.model.revision if before else None)
+    task = assumed_task(spec)
+    with mistakes.kept_back():
+        model, config, tokenizer, task = inspect_model(spec, settings, before.plan.model.revision if before else None)
     journal.progress(0.3)
+    weights = {each.source: each.weight for each in spec.data.sources}
     sources, found = [], []
-    for head, asked in zip(train, spec.data.sources, strict=True):
-        columns = columns_of(head, CsvFormat.of(spec.data))
-        templates = task.templates(spec.data.input, spec.data.target, columns, head.name)
-        rows = inspect_rows(head, spec.data, templates)
-        found.append((rows, templates))
-        read_as = None if spec.data.target else task.row_format(columns)
-        both = {"input": templates[0] and templates[0].source, "target": templates[1].source, "read_as": read_as}
-        place = {"name": head.name, "place": head.place, "revision": head.revision}
-        sources.append(SourcePlan(**place, **both, weight=asked.weight, rows=rows.estimated))
+    for head in train:
+        with mistakes.kept_back():
+            columns = columns_of(head, CsvFormat.of(spec.data))
+            templates = task.templates(spec.data.input, spec.data.target, columns, head.name)
+            rows = inspect_rows(head, spec.data, templates)
+            found.append((rows, templates))
+            read_as = None if spec.data.target else task.row_format(columns)
+            both = {"input": templates[0] and templates[0].source, "target": templates[1].source, "read_as": read_as}
+            place = {"name": head.name, "place": head.place, "revision": head.revision}
+            sources.append(SourcePlan(**place, **both, weight=weights[head.name], rows=rows.estimated))
     journal.progress(0.4)
     held_out_by = None
     if validation:
-        columns = columns_of(validation, CsvFormat.of(spec.data))
-        held_out_by = task.templates(spec.data.input, spec.data.target, columns, validation.name)
-        held_out = inspect_rows(validation, spec.data, held_out_by).estimated
-    else:
+        with mistakes.kept_back():
+            columns = columns_of(validation, CsvFormat.of(spec.data))
+            held_out_by = task.templates(spec.data.input, spec.data.target, columns, validation.name)
+            held_out = inspect_rows(validation, spec.data, held_out_by).estimated
+    mistakes.raise_all()
+    if not validation:
         sources, held_out = without_validation(sources, [rows for rows, _ in found], spec.data.validation)
     layout = task.layout(config)
     embeddings = layout.shapes[layout.embedding][0]

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.errors import BadData
+from worker.training.mistakes import Mistakes
 from worker.training.rows.chat import CHAT_FIELDS
 from worker.training.rows.text import Placeholder, Template, Templates, template
 
@@ -91,12 +92,17 @@ def choose_templates(
     Raises BadData (`unknown_column`, `no_usable_columns`), Rejected (`bad_template`).
     """
     if target is not None:
-        chosen = None if input is None else template(input, "data.input"), template(target, "data.target")
-        for param, one in zip(("data.input", "data.target"), chosen, strict=True):
-            for placeholder in one.placeholders if one else ():
-                if not _is_known(placeholder, columns):
-                    raise _unknown(placeholder, param, columns, name)
-        return chosen
+        mistakes, chosen = Mistakes(), []
+        for param, text in (("data.input", input), ("data.target", target)):
+            if text is None:
+                continue
+            with mistakes.kept_back():
+                chosen.append(template(text, param))
+                for placeholder in chosen[-1].placeholders:
+                    if not _is_known(placeholder, columns):
+                        mistakes.add(_unknown(placeholder, param, columns, name))
+        mistakes.raise_all()
+        return None if input is None else chosen[0], chosen[-1]
     names = _by_lower_case(columns)
     if (found := recognize(columns, formats)) is not None:
         return found.over(names)

@@ -18,6 +18,11 @@ def task_of(spec: JobSpec, name: str) -> Task:
     return _TASKS[name](spec)
 
 
+def assumed_task(spec: JobSpec) -> Task:
+    """The task while nothing is known of the model: the job's own, else the one that knows the most kinds of rows."""
+    return task_of(spec, "causal" if spec.task.type == "auto" else spec.task.type)
+
+
 def builtin_of(spec: JobSpec) -> Task | None:
     """The task whose built-in model the job trains; None: it is another model.
 
