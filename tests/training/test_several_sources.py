@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jobs.disk.rundir import RunDir
@@ -98,6 +100,21 @@ def test_a_column_that_one_source_lacks_is_named_with_the_source(place: Workplac
     named = {"input": "{input}", "target": "{target}"}
     with pytest.raises(BadData, match=r"no row of alpaca\.json has a column"):
         place.check(job(place, data=named))
+
+
+def test_an_optional_column_need_be_in_one_source_alone(place: Workplace) -> None:
+    without = [{"subject": f"s{n}", "reply": f"r{n}"} for n in range(3)]
+    place.rows("notes.jsonl", [{"subject": "a", "note": "b", "reply": "c"}])
+    place.rows("plain.jsonl", [{"subject": "d", "reply": "e"}])
+    (place.data / "plain.csv").write_text("subject,reply\nf,g\n")
+    pq.write_table(pa.Table.from_pylist(without), place.data / "plain.parquet")
+    sources = ["notes.jsonl", "plain.jsonl", "plain.csv", "plain.parquet"]
+    run = job(place, sources, data={"input": "{subject} ({note?})", "target": "reply"})
+    assert place.prepare(run)["data"]["kept"] == 6
+    shown = DataPreview.model_validate_json((run.path / "preview.json").read_bytes()).sources
+    assert [each.rows[0].input.text for each in shown] == ["a (b)", "d)", "f)", "s0)"]
+    with pytest.raises(BadData, match="has a column 'nota'"):
+        place.check(job(place, sources, data={"input": "{subject} {nota?}", "target": "reply"}))
 
 
 def test_weights_share_what_was_prepared_and_a_row_of_two_sources_is_kept_once(place: Workplace) -> None:

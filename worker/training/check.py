@@ -85,11 +85,17 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         model, config, tokenizer, task = inspect_model(spec, settings, before.plan.model.revision if before else None)
     journal.progress(0.3)
     weights = {each.source: each.weight for each in spec.data.sources}
+    columns_by_source: dict[str, set[str]] = {}
+    for head in [*train, *([validation] if validation else [])]:
+        with mistakes.kept_back():
+            columns_by_source[head.param] = columns_of(head, CsvFormat.of(spec.data))
+    everywhere = set[str]().union(*columns_by_source.values())
     sources, found = [], []
     for head in train:
+        if (columns := columns_by_source.get(head.param)) is None:
+            continue
         with mistakes.kept_back():
-            columns = columns_of(head, CsvFormat.of(spec.data))
-            templates = task.templates(spec.data.input, spec.data.target, columns, head.name)
+            templates = task.templates(spec.data.input, spec.data.target, columns, head.name, everywhere)
             rows = inspect_rows(head, spec.data, templates)
             found.append((rows, templates))
             read_as = None if spec.data.target else task.row_format(columns)
@@ -98,10 +104,9 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
             sources.append(SourcePlan(**place, **both, weight=weights[head.name], rows=rows.estimated))
     journal.progress(0.4)
     held_out_by = None
-    if validation:
+    if validation and (columns := columns_by_source.get(validation.param)) is not None:
         with mistakes.kept_back():
-            columns = columns_of(validation, CsvFormat.of(spec.data))
-            held_out_by = task.templates(spec.data.input, spec.data.target, columns, validation.name)
+            held_out_by = task.templates(spec.data.input, spec.data.target, columns, validation.name, everywhere)
             held_out = inspect_rows(validation, spec.data, held_out_by).estimated
     mistakes.raise_all()
     if not validation:

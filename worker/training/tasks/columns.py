@@ -85,9 +85,16 @@ LONGEST = 200
 
 
 def choose_templates(
-    input: str | None, target: str | None, columns: Collection[str], name: str, formats: Sequence[RowFormat]
+    input: str | None,
+    target: str | None,
+    columns: Collection[str],
+    name: str,
+    formats: Sequence[RowFormat],
+    elsewhere: Collection[str] = (),
 ) -> Templates:
     """The templates of a source (`name`): those of the job, else recognized by its columns as one of `formats`.
+
+    `elsewhere`: columns of the job's other sources, which this one may lack where they are optional.
 
     Raises BadData (`unknown_column`, `no_usable_columns`), Rejected (`bad_template`).
     """
@@ -99,7 +106,9 @@ def choose_templates(
             with mistakes.kept_back():
                 chosen.append(template(text, param))
                 for placeholder in chosen[-1].placeholders:
-                    if not _is_known(placeholder, columns):
+                    if not (
+                        _is_known(placeholder, columns) or (placeholder.optional and _is_known(placeholder, elsewhere))
+                    ):
                         mistakes.add(_unknown(placeholder, param, columns, name))
         mistakes.raise_all()
         return None if input is None else chosen[0], chosen[-1]

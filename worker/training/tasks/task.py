@@ -129,8 +129,17 @@ class Task(RowTask, Protocol):
     Of its rows, `RowTask` has the rest.
     """
 
-    def templates(self, input: str | None, target: str | None, columns: Collection[str], source: str) -> Templates:
+    def templates(
+        self,
+        input: str | None,
+        target: str | None,
+        columns: Collection[str],
+        source: str,
+        elsewhere: Collection[str] = (),
+    ) -> Templates:
         """What a row is made of: as the job says, else recognized by the columns of the data.
+
+        `elsewhere`: columns of the job's other sources, which this one may lack where they are optional.
 
         Raises BadData (`unknown_column`, `no_usable_columns`), Rejected (`bad_template`).
         """

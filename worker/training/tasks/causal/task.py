@@ -62,8 +62,15 @@ class Causal:
     def variant(self) -> bool:
         return self.everything
 
-    def templates(self, input: str | None, target: str | None, columns: Collection[str], source: str) -> Templates:
-        return choose_templates(input, target, columns, source, WHOLE)
+    def templates(
+        self,
+        input: str | None,
+        target: str | None,
+        columns: Collection[str],
+        source: str,
+        elsewhere: Collection[str] = (),
+    ) -> Templates:
+        return choose_templates(input, target, columns, source, WHOLE, elsewhere)
 
     def row_format(self, columns: Collection[str]) -> str | None:
         """See `Task`."""

@@ -47,7 +47,14 @@ class Seq2Seq:
         builtin.NAME, builtin.VERSION, builtin.CONFIG, builtin.TOKENIZER_ROWS, builtin.build
     )
 
-    def templates(self, input: str | None, target: str | None, columns: Collection[str], source: str) -> Templates:
+    def templates(
+        self,
+        input: str | None,
+        target: str | None,
+        columns: Collection[str],
+        source: str,
+        elsewhere: Collection[str] = (),
+    ) -> Templates:
         if input is None and target is not None:
             raise Rejected(
                 "data.target is set without data.input, from which a seq2seq model writes it",
@@ -55,7 +62,7 @@ class Seq2Seq:
                 param="data.input",
                 hint="set data.input, too, or leave both out; text alone is learned by the task causal",
             )
-        return choose_templates(input, target, columns, source, PAIRS)
+        return choose_templates(input, target, columns, source, PAIRS, elsewhere)
 
     def row_format(self, columns: Collection[str]) -> str | None:
         """See `Task`."""
