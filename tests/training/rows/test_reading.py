@@ -23,7 +23,7 @@ from jobs.spec import CsvQuoting
 from worker.training.rows.csv_rows import CsvFormat
 from worker.training.rows.lines import BLOCK_BYTES, MAX_LINE_BYTES
 from worker.training.rows.reading import open_files, open_source
-from worker.training.rows.row import Block, Reader, Row
+from worker.training.rows.row import Block, Reader, Row, reencode
 from worker.training.rows.sources import DataFile, Source
 
 RAW_ODD = [
@@ -746,6 +746,18 @@ def test_a_byte_of_another_encoding_costs_its_own_row(tmp_path: Path) -> None:
     assert rows[1].text.startswith("cr\\xe8me,1")
 
 
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("dataset:rows.csv", "WINDOWS-1252 -t UTF-8 rows.csv > utf8-rows.csv"),
+        ("dataset:rows.csv.zst", "zstd -dc rows.csv.zst | iconv -f WINDOWS-1252 -t UTF-8 > utf8-rows.csv"),
+        ("new/my rows.csv", "WINDOWS-1252 -t UTF-8 'new/my rows.csv' > 'utf8-my rows.csv'"),
+    ],
+)
+def test_a_command_that_helps_names_a_file(name: str, command: str) -> None:
+    assert reencode(name).endswith(command)
+
+
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
 def test_a_table_in_another_encoding_is_not_guessed(tmp_path: Path, name: str) -> None:
     error = refusal(tmp_path, "é,b\n1,2\n".encode("cp1252"), name)
@@ -834,7 +846,10 @@ def damaged_parquets() -> dict[str, tuple[bytes, str]]:
 @pytest.mark.parametrize("kind", damaged_parquets())
 def test_a_damaged_parquet_file_is_named(tmp_path: Path, kind: str) -> None:
     content, code = damaged_parquets()[kind]
-    assert refusal(tmp_path, content, "rows.parquet").detail_code == code
+    error = refusal(tmp_path, content, "rows.parquet")
+    assert error.detail_code == code
+    if code == "not_parquet":
+        assert error.hint == "see what it is with: file rows.parquet"
 
 
 def test_two_columns_of_a_name_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from jobs.errors import BadData
 from worker.training.rows.lines import BLOCK_BYTES, MAX_LINE_BYTES
-from worker.training.rows.row import NOT_UTF8, Row
+from worker.training.rows.row import NOT_UTF8, Row, in_shell
 from worker.training.rows.sources import Hashing, RowFile, changed_error
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
@@ -63,7 +63,7 @@ class ParquetReader:
             magic = raw.read(len(_MAGIC))
             if magic != _MAGIC:
                 what = "is encrypted Parquet" if magic == _ENCRYPTED else "is read as Parquet, and is something else"
-                self._refuse("not_parquet", what, f"see what it is with: file {self._file.name}")
+                self._refuse("not_parquet", what, f"see what it is with: file {in_shell(self._file.name)}")
             done = 0
             try:
                 for batch in self._batches(raw, size):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Protocol
+
+from jobs.data_names import uploaded_name
 
 NOT_UTF8 = "not UTF-8"
 """What is wrong with a row that has a byte of another encoding."""
@@ -18,14 +21,20 @@ REPAIRS = dict.fromkeys((STRAY_QUOTE, DOUBTFUL_QUOTES), QUOTING)
 """What else helps with rows that cannot be read, by what is wrong with them."""
 
 
+def in_shell(name: str) -> str:
+    """The file that a job names, as a command takes it; of an uploaded data set, that of its name."""
+    return shlex.quote(uploaded_name(name) or name)
+
+
 def reencode(name: str) -> str:
     """What helps with a file that is not UTF-8."""
-    plain = PurePath(name).name
+    plain = PurePath(uploaded_name(name) or name).name
     unpack = {".gz": "gzip -dc", ".zst": "zstd -dc"}.get(PurePath(name).suffix.lower())
     if unpack is not None:
         plain = PurePath(plain).stem
-    read = f"{unpack} {name} | iconv -f WINDOWS-1252 -t UTF-8" if unpack else f"iconv -f WINDOWS-1252 -t UTF-8 {name}"
-    return f"convert it from whatever it is in: {read} > utf8-{plain}"
+    convert, file = "iconv -f WINDOWS-1252 -t UTF-8", in_shell(name)
+    read = f"{unpack} {file} | {convert}" if unpack else f"{convert} {file}"
+    return f"convert it from whatever it is in: {read} > {shlex.quote(f'utf8-{plain}')}"
 
 
 class Defect(Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shlex
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -210,5 +211,5 @@ def _chmod(path: Path, name: str) -> str:
     """The command that helps: for the file, or for the first folder on the way that cannot be entered."""
     for folder in reversed(path.parents):
         if not os.access(folder, os.X_OK, effective_ids=True):
-            return f"chmod a+rx {folder}"
-    return f"chmod a+r{'x' if path.is_dir() else ''} {name}"
+            return f"chmod a+rx {shlex.quote(str(folder))}"
+    return f"chmod a+r{'x' if path.is_dir() else ''} {shlex.quote(name)}"
