@@ -65,6 +65,8 @@ def test_what_is_no_file_of_rows_is_named(tmp_path: Path, name: str, code: str) 
     error = refusal(tmp_path, name)
     assert isinstance(error, BadData)
     assert error.detail_code == code
+    if name == "missing.jsonl":
+        assert "`longhaul datasets add FILE`" in str(error.hint)
 
 
 @pytest.fixture

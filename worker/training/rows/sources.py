@@ -194,7 +194,8 @@ def named_errors(path: Path, name: str, param: str) -> Iterator[None]:
             f"{param}: there is no {name} in the data directory",
             code="file_missing",
             param=param,
-            hint="paths are relative to the data directory; is the file there, and is the name spelt the same?",
+            hint="is the name spelt the same? It is relative to the data directory; `longhaul datasets add FILE` "
+            "uploads a file from elsewhere, and says what a job calls it",
         ) from None
     except PermissionError:
         raise BadData(
