@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -26,7 +28,10 @@ Progress = Callable[[int, int], None]
 
 
 def sha256_of(file: Path) -> bytes:
-    """Digest of its content."""
+    """Digest of its content. Raises OSError when it cannot be read, or not twice: a pipe, a device."""
+    mode = os.stat(file).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a folder has an error of its own
+        raise OSError(errno.EINVAL, "is not a regular file; write the rows to one", str(file))
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").digest()
 

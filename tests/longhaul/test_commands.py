@@ -151,6 +151,9 @@ def test_rows_that_lie_anywhere_are_enough_for_a_job(run: Run) -> None:
     assert job["spec"]["training"]["epochs"] == 1
     os.mkdir("folder.jsonl")
     assert "folder.jsonl: Is a directory" in run("submit", "folder.jsonl", code=2)
+    os.mkfifo("pipe.jsonl")
+    for command in (["submit"], ["datasets", "add"]):  # it would wait for a writer for ever
+        assert "pipe.jsonl: is not a regular file; write" in run(*command, "pipe.jsonl", code=2)
     os.mkdir("data")
     os.rename("recipes.jsonl", "data/recipes.jsonl")
     assert run("submit", "data/recipes.jsonl", "--json")["training_file"] == "recipes.jsonl"
