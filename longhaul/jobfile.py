@@ -60,9 +60,10 @@ def _job_in(file: str) -> JsonObject | None:
     """The job in a .json file; None: it holds rows."""
     try:
         with open(file, "rb") as handle:  # rows may be gigabytes
-            if handle.read(_START).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+            start = handle.read(_START)
+            if start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
                 return None
-        job = json.loads(Path(file).read_text(encoding="utf-8"))
+            job = json.loads((start + handle.read()).decode("utf-8-sig"))  # read once: it may be a pipe
     except OSError as error:
         raise BadInput(f"{file}: {error.strerror}; give a job file (.json) or a file of rows (.jsonl)") from None
     except json.JSONDecodeError as error:

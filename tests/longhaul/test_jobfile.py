@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,16 @@ def test_a_job_file_with_changes(tmp_path: Path) -> None:
         "memory": {"budget": "auto"},
         "resume_from": None,
     }
+
+
+def test_a_job_may_come_through_a_pipe_and_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    text = json.dumps({"name": "n" * 70_000})  # more than is read at first
+    file = tmp_path / "job.json"
+    file.write_text(text, encoding="utf-8-sig")
+    with subprocess.Popen(["cat", file], stdout=subprocess.PIPE) as cat:
+        assert cat.stdout is not None
+        for name in (str(file), f"/dev/fd/{cat.stdout.fileno()}"):
+            assert read_job(name, [], rows=str) == json.loads(text)
 
 
 def test_a_file_of_rows_is_a_job() -> None:
