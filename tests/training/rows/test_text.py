@@ -190,7 +190,8 @@ def test_a_template_takes_paths_and_leaves_out_what_is_optional(text: str, fille
     [
         ("{a.c}", "missing a.c"), ("{m[7]}", "missing m[7]"), ("{m.prompt}", "missing m.prompt"),
         ("{a[0]}", "missing a[0]"),
-        ("{m[0]}", "wrong type in m[0]"), ("{turns.completion}", "missing turns.completion"),
+        ("{m[0]}", "wrong type in m[0]"), ("{turns.completion}", "a chat without a reply"),
+        ("{turns.prompt}", "a chat without a reply"), ("{none.prompt}", "missing none.prompt"),
     ],
 )  # fmt: skip
 def test_a_path_that_leads_nowhere_rejects_the_row(text: str, reason: str) -> None:

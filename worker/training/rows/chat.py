@@ -32,7 +32,7 @@ class Turn:
 def chat_field(turns: list[Any], name: str) -> str | None:
     """A field of a chat's turns: `completion` is the last reply, `prompt` all turns before it; None: there is none.
 
-    Raises Defect if a turn is not text alone.
+    Raises Defect as `turns_of`.
     """
     found = turns_of(turns) if name in CHAT_FIELDS else None
     if found is None:
@@ -41,16 +41,18 @@ def chat_field(turns: list[Any], name: str) -> str | None:
 
 
 def turns_of(value: Any) -> tuple[Turn, ...] | None:
-    """The turns up to the last reply; None: it is no chat, or has no reply. Raises Defect if a turn is not text alone.
+    """The turns up to the last reply; None: it is no chat. A reply with OpenAI's `weight` 0 is not learned.
 
-    A reply with OpenAI's `weight` 0 is not learned.
+    Raises Defect if a turn is not text alone, or there is no reply.
     """
-    turns = [_turn(turn) for turn in value] if isinstance(value, list) else []
+    turns = [_turn(turn) for turn in value] if isinstance(value, list) else [None]
     if None in turns:
         return None
     found = [turn for turn in turns if turn is not None]
     last = max((place for place, turn in enumerate(found) if turn.learned), default=None)
-    return None if last is None else tuple(found[: last + 1])
+    if last is None:
+        raise Defect("a chat without a reply")
+    return tuple(found[: last + 1])
 
 
 def written(turns: Sequence[Turn]) -> str:
