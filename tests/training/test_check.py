@@ -30,7 +30,7 @@ from worker.training.tasks.seq2seq import builtin
 from worker.training.tasks.seq2seq.layout import layout_of, t5_shapes
 
 
-def refusal(workplace: Workplace, train: str = "rows.jsonl", **parts: Any) -> StageError:
+def refusal(workplace: Workplace, train: Any = "rows.jsonl", **parts: Any) -> StageError:
     with pytest.raises(StageError) as caught:
         workplace.check(workplace.job(train, **parts))
     return caught.value
@@ -263,6 +263,32 @@ def test_an_unknown_column_in_a_template_is_named(workplace: Workplace) -> None:
     error = refusal(workplace, data={"input": "{prompt}", "target": "{answer}"})
     assert (error.detail_code, error.param) == ("unknown_column", "data.target")
     assert "'answer'; there are: completion, prompt" in str(error)
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("{messages[0].contnt}", "messages[0].content"),
+        ("{messages[-1].contents}", "messages[-1].content"),
+        ("{messages.promt}", "messages.prompt"),
+        ("{mesages[0].content}", "messages[0].content"),
+        ("{meta.langage}", "meta.language"),
+    ],
+)
+def test_a_path_that_no_row_has_is_named_with_the_nearest(
+    workplace: Workplace, format: str, written: str, meant: str
+) -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    rows = [{"messages": turns, "meta": {"language": "en"}}]
+    workplace.rows("rows.jsonl", rows)
+    pq.write_table(pa.Table.from_pylist(rows), workplace.data / "rows.parquet")
+    error = refusal(workplace, f"rows.{format}", data={"input": written, "target": "{messages[-1].content}"})
+    assert (error.detail_code, error.param) == ("unknown_column", "data.input")
+    assert str(error.hint).startswith(f"did you mean {meant!r}?")
+    assert "there are: messages, messages[0].content, messages[0].role, meta, meta.language" in str(error)
+    right = {"input": "{messages[7].content?}{meta.language}{messages[0].content}", "target": "{messages.completion}"}
+    workplace.check(workplace.job(f"rows.{format}", data={**right, "validation": 0}))
 
 
 def test_all_that_is_wrong_is_said_at_once(with_model: Workplace) -> None:

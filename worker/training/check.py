@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 ROWS = 10_000
 """Rows looked at."""
 _MANY_COLUMNS = 1000
+_ITEMS = 100
+"""Of a list: those that are looked into."""
 _BLOCK = 500
 _FIRST = 2
 """Rows shown from the beginning."""
@@ -240,7 +242,7 @@ def inspect_model(
 
 
 def columns_of(head: Head, csv: CsvFormat | None = None) -> set[str]:
-    """Names of the columns in the first rows, and of what is in them, such as `translation.en`.
+    """Names of the columns in the first rows, and of what is in them (`translation.en`, `messages[0].content`).
 
     Raises BadData (`no_rows`) when there is no row at all.
     """
@@ -259,7 +261,7 @@ def columns_of(head: Head, csv: CsvFormat | None = None) -> set[str]:
             unreadable[str(row.defect)] += 1
             continue
         columns |= row.columns.keys()
-        columns |= {f"{name}.{key}" for name, value in row.columns.items() if isinstance(value, dict) for key in value}
+        columns |= {field for name, value in row.columns.items() for field in _fields_of(name, value)}
         # JSON objects may each have other keys; tables have one header.
         if len(columns) > _MANY_COLUMNS or format != "jsonl":
             break
@@ -284,6 +286,14 @@ def columns_of(head: Head, csv: CsvFormat | None = None) -> set[str]:
             ),
         )
     return columns
+
+
+def _fields_of(name: str, value: object) -> set[str]:
+    """What is in an object, or in the objects of a list, as a template names it; of a list, by the first place."""
+    if isinstance(value, dict):
+        return {f"{name}.{key}" for key in value}
+    items = value[:_ITEMS] if isinstance(value, list) else []
+    return {f"{name}[0].{key}" for item in items if isinstance(item, dict) for key in item}
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class ParquetReader:
         self.names: list[str] = []
         """Of all columns, once the first row was read."""
         self.fields: list[str] = []
-        """Of what is inside columns, such as `translation.en`."""
+        """Of what is inside columns, such as `translation.en` or `messages[0].content`."""
         self.fraction = 0.0
         """Share of the rows read so far."""
 
@@ -85,10 +85,7 @@ class ParquetReader:
         options = {"buffer_size": _PAGES_BYTES, "pre_buffer": False, "page_checksum_verification": True}
         with pq.ParquetFile(raw, **options) as file:
             self.names = file.schema_arrow.names
-            self.fields = [
-                f"{column.name}.{inner.name}"
-                for column in file.schema_arrow if pa.types.is_struct(column.type) for inner in column.type
-            ]  # fmt: skip
+            self.fields = [field for column in file.schema_arrow for field in _fields_of(column)]
             self._check_names(self.names)
             done = 0
             for batch in file.iter_batches(_batch_rows(file.metadata, size), columns=self._columns, use_threads=False):
@@ -103,6 +100,14 @@ class ParquetReader:
 
     def _refuse(self, code: str, what: str, hint: str) -> NoReturn:
         raise BadData(f"{self._param}: {self._file.name} {what}", code=code, param=self._param, hint=hint)
+
+
+def _fields_of(column: pa.Field) -> list[str]:
+    """As `check._fields_of`, for a struct or a list of them."""
+    kind, inside = column.type, "."
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind, inside = kind.value_type, "[0]."
+    return [f"{column.name}{inside}{inner.name}" for inner in kind] if pa.types.is_struct(kind) else []
 
 
 def _stream(batch: pa.RecordBatch) -> bytes:

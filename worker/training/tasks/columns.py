@@ -147,13 +147,32 @@ def _is_known(placeholder: Placeholder, columns: Collection[str]) -> bool:
         return True
     if not placeholder.path or placeholder.column not in columns:
         return False
-    key, inside = placeholder.path[0], f"{placeholder.column}."
-    fields = {name for name in columns if name.startswith(inside)}
-    return isinstance(key, int) or not fields or f"{inside}{key}" in fields or key in CHAT_FIELDS
+    first, *rest = placeholder.path
+    of_object, of_items = _fields(f"{placeholder.column}.", columns), _fields(f"{placeholder.column}[0].", columns)
+    if isinstance(first, str):
+        legal = of_object | (set(CHAT_FIELDS) if of_items else set())
+        return not legal or first in legal or first in CHAT_FIELDS
+    return not of_items or not rest or not isinstance(rest[0], str) or rest[0] in of_items
+
+
+def _fields(beginning: str, columns: Collection[str]) -> set[str]:
+    """What follows this beginning in the names."""
+    return {name.removeprefix(beginning) for name in columns if name.startswith(beginning)}
+
+
+def _candidates(placeholder: Placeholder, columns: Collection[str]) -> list[str]:
+    """What may be meant by one that is not known, as it is written in a template."""
+    index = next((step for step in placeholder.path if isinstance(step, int)), 0)
+    found = set()
+    for name in columns:
+        column, of_items, field = name.partition("[0].")
+        if len(name) < LONGEST:
+            found |= {f"{column}[{index}].{field}", *(f"{column}.{one}" for one in CHAT_FIELDS)} if of_items else {name}
+    return sorted(found)
 
 
 def _unknown(placeholder: Placeholder, param: str, columns: Collection[str], source: str) -> BadData:
-    near = difflib.get_close_matches(placeholder.name, sorted(name for name in columns if len(name) < LONGEST), 1)
+    near = difflib.get_close_matches(placeholder.name, _candidates(placeholder, columns), 1)
     hint = "name one of these columns, or a template over them with the names in braces"
     return BadData(
         f"{param}: no row of {source} has a column {placeholder.name!r}; there are: {_listed(columns)}",
