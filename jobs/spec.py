@@ -424,12 +424,13 @@ def parse_spec(raw: object) -> JobSpec:
     data = raw.get("data")
     named = _named(data) if isinstance(data, Mapping) else {}
     odd = _odd_endings(named) if isinstance(data, Mapping) and data.get("format", "auto") == "auto" else {}
-    again = _named_again(named)
+    wrong = _named_again(named) | _quoted_fraction({key: named[key] for key in odd})
+    odd = {key: why for key, why in odd.items() if key not in wrong}
     try:
         spec = JobSpec.model_validate(raw)
     except ValidationError as error:
-        raise explain(error, JobSpec, further=again | odd) from None
-    for key, why in (odd or again).items():
+        raise explain(error, JobSpec, further=wrong | odd) from None
+    for key, why in (odd or wrong).items():
         hint = "rename the file, or set data.format to jsonl, csv or parquet" if odd else None
         raise UserError(f"{'.'.join(key)}: {why}", param=".".join(key), hint=hint)
     return spec
@@ -459,6 +460,14 @@ def _named_again(named: Mapping[tuple[str, ...], str]) -> dict[tuple[str, ...], 
             wrong[key] = f"{name} is named twice: name it once, with its weight"
         seen.add(plain)
     return wrong
+
+
+def _quoted_fraction(named: Mapping[tuple[str, ...], str]) -> dict[tuple[str, ...], str]:
+    """A fraction as `data.validation` that was written as text."""
+    key = ("data", "validation")
+    if (given := named.get(key)) is None or not re.fullmatch(r"[01](\.\d*)?|\.\d+", given):
+        return {}
+    return {key: f"must be a number, or the name of rows (got {given!r}); did you mean {given}, without quotes?"}
 
 
 def _odd_endings(named: Mapping[tuple[str, ...], str]) -> dict[tuple[str, ...], str]:

@@ -342,6 +342,17 @@ def test_rows_that_are_trained_on_do_not_validate() -> None:
     parse_spec({"data": {"train": "org/name", "validation": "org/name:validation"}})
 
 
+def test_a_fraction_in_quotes_is_no_file() -> None:
+    for given in ("0.1", ".05", "0"):
+        with pytest.raises(UserError) as refused:
+            parse_spec({"data": {"train": "rows.jsonl", "validation": given}})
+        assert (refused.value.param, refused.value.hint) == ("data.validation", None)
+        assert f"(got {given!r}); did you mean {given}, without quotes?" in str(refused.value)
+    with pytest.raises(UserError, match=r"2 errors:\n(?s:.*)\n- data.validation: must be a number"):
+        parse_spec({"data": {"train": "rows.jsonl", "validation": "0.1"}, "traning": {}})
+    parse_spec({"data": {"train": "rows", "validation": "0.1", "format": "csv"}})
+
+
 @pytest.mark.parametrize(
     ("train", "param", "said"),
     [
