@@ -38,7 +38,12 @@ def _checkpoints(call: Call) -> int:
 def _files(call: Call) -> int:
     with call.connect() as api:
         found = list(api.files(call.given.id))
-    return call.answer(found, lambda: result_tables.print_files(found, call.console))
+
+    def people() -> None:
+        result_tables.print_files(found, call.console)
+        call.note(f"trainer.log is fetched by name: longhaul download {call.given.id} trainer.log")
+
+    return call.answer(found, people)
 
 
 def _download(call: Call) -> int:

@@ -344,7 +344,8 @@ def test_checkpoints_files_and_download(run: Run, service: Service) -> None:
     folder.model.mkdir()
     (folder.model / "config.json").write_text("{}")
     (folder.model / "model.safetensors").write_bytes(b"x" * 3000)
-    assert "model/model.safetensors" in run("files", job)
+    listed = run("files", job)
+    assert "model/model.safetensors" in listed and f"longhaul download {job} trainer.log" in listed
     assert "2 files, 3 KiB, in " in run("download", job)
     assert Path(job, "model", "model.safetensors").read_bytes() == b"x" * 3000
     [one] = run("download", job, "model/config.json", "--to", "there", "--json")
