@@ -10,6 +10,7 @@ from rich.text import Text
 
 from jobs.spec import JobSpec
 from jobs.text.schemas import REQUIRED, Key, keys
+from jobs.wrong_spec import ELSEWHERE
 from longhaul.jobfile import BadInput
 
 INDENT = 4
@@ -25,7 +26,10 @@ def keys_below(prefix: str) -> list[Key]:
     if not found:  # a beginning, or a name without its part
         found = [key for key in known if key.name.startswith(prefix) or key.name.endswith(f".{prefix}")]
     if not found:
-        near = get_close_matches(prefix, [key.name for key in known], n=1)
+        last = {key.name.rpartition(".")[2]: key.name for key in reversed(known)}
+        word = prefix.rpartition(".")[2]
+        here = [ELSEWHERE[word]] if word in ELSEWHERE else get_close_matches(word, last, n=1)
+        near = get_close_matches(prefix, [key.name for key in known], n=1) or [last[name] for name in here]
         raise BadInput(
             f"no key of a job is called {prefix}",
             hint=f"did you mean {near[0]}?" if near else "`longhaul keys` lists all of them",

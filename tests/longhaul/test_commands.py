@@ -275,7 +275,14 @@ def test_every_key_of_a_job_is_listed(run: Run) -> None:
     assert set(listed) == {key["name"] for key in known.values() if "." in key["name"] or not key["holds_keys"]}
     assert "data.train  string, 1 to 1,024 characters or list of object; required" in run("keys", "data.tr")
     assert "default 512" in run("keys", "max_input_tokens")
-    assert "did you mean training?" in run("keys", "traning", code=2)
+    for written, meant in [
+        ("traning", "training"),
+        ("training.epohcs", "training.epochs"),
+        ("epoch", "training.epochs"),
+        ("lr", "training.learning_rate"),
+        ("data.train_file", "data.train"),
+    ]:
+        assert f"did you mean {meant}?" in run("keys", written, code=2)
 
 
 def test_the_next_page_has_the_same_filters(run: Run, service: Service) -> None:
