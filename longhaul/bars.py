@@ -20,9 +20,9 @@ def bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=None)
+        task = progress.add_task("", total=None, visible=False)  # nothing may be on its way: the rows are there already
 
         def report(name: str, done: int, size: int) -> None:
-            progress.update(task, description=name, completed=done, total=size)
+            progress.update(task, description=name, completed=done, total=size, visible=True)
 
         yield report
