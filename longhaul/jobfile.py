@@ -31,7 +31,7 @@ def read_job(file: str, changes: Sequence[str], *, rows: Callable[[str], str]) -
 
     `rows` is asked what `data.train` has to be for a file of rows.
     """
-    if not file.endswith(ROWS) and (job := _job_in(file)) is not None:
+    if not file.lower().endswith(ROWS) and (job := _job_in(file)) is not None:
         return apply_changes(job, changes)
     name = NOT_IN_NAMES.sub("-", Path(file).name.split(".")[0]).lstrip(" -_.")[:64]
     return apply_changes({"name": name or "job", "data": {"train": rows(file)}}, changes)
@@ -69,12 +69,23 @@ def _job_in(file: str) -> JsonObject | None:
     except json.JSONDecodeError as error:
         if _is_json_lines(error):
             return None
-        raise BadInput(f"{file} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+        where = f"at line {error.lineno}, column {error.colno}"
+        raise BadInput(f"{file} is not JSON: {error.msg} {where}", hint=_rows_hint(file)) from None
     except UnicodeDecodeError:
-        raise BadInput(f"{file} is not UTF-8 text; a job file is JSON") from None
+        raise BadInput(f"{file} is not UTF-8 text; a job file is JSON", hint=_rows_hint(file)) from None
     if not isinstance(job, dict):
         raise BadInput(f'{file}: a job is a JSON object; the minimum is {{"data": {{"train": "rows.jsonl"}}}}')
     return job
+
+
+def _rows_hint(file: str) -> str | None:
+    """For a file that is called neither job nor rows."""
+    if file.lower().endswith(".json"):
+        return None
+    return (
+        "if it holds rows, they have to be JSON, CSV or Parquet, and its name has to say so: it ends in .jsonl, .json, "
+        ".csv, .tsv (each also with .gz or .zst) or .parquet"
+    )
 
 
 def _is_json_lines(error: json.JSONDecodeError) -> bool:

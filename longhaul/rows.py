@@ -70,6 +70,8 @@ def _on_this_machine(url: str) -> bool:
 
 def _dataset_name(name: str) -> str:
     """The nearest legal name (jobs/data_names.py)."""
+    if data_format(name) is None:
+        name += ".json"  # rows are recognized under another name only where they are JSON, by the line or in an array
     legal = re.sub(r"[^A-Za-z0-9_.\-]", "-", name)[-100:].lstrip("-_.")
     return f"data.{legal}" if data_format(f".{legal}") and not data_format(legal) else legal  # nothing but the ending
 

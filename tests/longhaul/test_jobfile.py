@@ -56,6 +56,20 @@ def test_a_json_file_with_an_object_a_line_holds_rows(tmp_path: Path) -> None:
     assert read_job(str(file), [], rows=lambda file: "there") == {"name": "rows", "data": {"train": "there"}}
 
 
+@pytest.mark.parametrize("name", ["ROWS.CSV", "rows.Parquet"])
+def test_an_ending_counts_in_any_case(name: str) -> None:
+    assert read_job(name, [], rows=str)["data"] == {"train": name}
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04\xff", b"question,answer\na,b\n"])
+def test_a_file_that_is_no_job_may_hold_rows_under_another_name(tmp_path: Path, content: bytes) -> None:
+    for name, hinted in [("rows.zip", True), ("job.json", False)]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(BadInput) as refused:
+            read_job(str(tmp_path / name), [], rows=nobody)
+        assert ("it ends in .jsonl, .json, .csv" in str(refused.value.hint)) is hinted
+
+
 @pytest.mark.parametrize("text", ['[{"input": "a"}]', '\ufeff\n [\n  {"input": "a"}\n]'])
 def test_a_json_array_holds_rows(tmp_path: Path, text: str) -> None:
     file = tmp_path / "rows.json"

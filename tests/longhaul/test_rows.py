@@ -63,6 +63,11 @@ def test_a_name_without_a_legal_character_becomes_data(service: Service, here: P
     assert placed(service, file)[0] == f"dataset:{name}"
 
 
+def test_json_under_another_name_gets_an_ending(service: Service, here: Path) -> None:
+    (here / "rows.txt").write_text("{}\n")
+    assert placed(service, "rows.txt")[0] == "dataset:rows.txt.json"
+
+
 def test_a_file_that_is_not_here_may_be_there(service: Service, here: Path) -> None:
     train, said = placed(service, "elsewhere.jsonl")
     assert train == "elsewhere.jsonl" and "looks for it in its data directory" in said
