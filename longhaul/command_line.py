@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from jobs.version import VERSION
 from longhaul.api import ApiError, Unreachable
 from longhaul.commands import datasets, following, machine, queue, results, submitting
-from longhaul.commands.command import BAD_INPUT, OK, UNREACHABLE, Call, Commands
+from longhaul.commands.command import BAD_INPUT, OK, UNREACHABLE, Call, Commands, Parser
 from longhaul.jobfile import BadInput
 from longhaul.terminal import Terminal
 
@@ -66,7 +66,7 @@ def _hint(error: ApiError) -> str | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="longhaul",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

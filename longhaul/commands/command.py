@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import shtab
 from rich.console import Console
@@ -99,7 +101,31 @@ def find_id(api: Longhaul, given: str) -> str:
 Run = Callable[[Call], int]
 
 
-class _CommandParser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """One that says what was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and what is wrong; exit."""
+        chosen = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
+        unknown = re.match(r"unrecognized arguments:.*?(--[^ =]+)", message)
+        if message.endswith("required: COMMAND"):
+            message = "which command? `longhaul --help` lists them"
+        elif chosen and message.startswith("argument COMMAND:"):
+            near = _near(chosen[1], re.findall(r"[a-z]+", chosen[2]))
+            message = f"there is no command {chosen[1]!r}{near or ';'} `longhaul --help` lists all of them"
+        elif chosen:
+            message += _near(chosen[1], re.findall(r"[a-z]+", chosen[2]))
+        elif unknown:
+            message += _near(unknown[1], self._option_string_actions)
+        super().error(message)
+
+
+def _near(written: str, known: Iterable[str]) -> str:
+    near = get_close_matches(written, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+class _CommandParser(Parser):
     """The parser of one command: it refuses what it does not know with its own usage, not with that of `longhaul`."""
 
     def parse_known_args(  # type: ignore[override]  # typeshed: overloads

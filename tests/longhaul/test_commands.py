@@ -137,6 +137,28 @@ def test_a_mistyped_option_shows_the_usage_of_its_command(
     assert "unrecognized arguments: --" in shown
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("", "which command? `longhaul --help` lists them"),
+        ("lsit", "there is no command 'lsit'; did you mean list? `longhaul --help` lists all of them"),
+        ("xyzzy", "there is no command 'xyzzy'; `longhaul --help` lists all of them"),
+        ("submit rows.jsonl --sett a=b", "unrecognized arguments: --sett a=b; did you mean --set?"),
+        ("list --staus=failed", "did you mean --status?"),
+        ("list --status runing", "did you mean running?"),
+        ("datasets ad rows.jsonl", "did you mean add?"),
+        ("completion bahs", "did you mean bash?"),
+    ],
+)
+def test_a_mistyped_word_names_the_one_that_was_meant(
+    capsys: pytest.CaptureFixture[str], written: str, said: str
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(written.split())
+    assert refused.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["--version"])
