@@ -138,6 +138,20 @@ def test_columns_that_are_not_recognized_are_listed_with_what_to_write() -> None
     assert "data.input and data.target" in str(caught.value.hint) and "OpenAI chat" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize(
+    ("columns", "example"),
+    [
+        (["subject", "body", "reply"], "Answer: {body}"),
+        (["Frage?", "a.b", "frage"], "Answer: {frage}"),
+        (["two words"], "Answer: {question}"),
+    ],
+)
+def test_the_example_of_a_template_is_over_a_column_that_there_is(columns: list[str], example: str) -> None:
+    with pytest.raises(BadData) as caught:
+        choose_templates(None, None, columns, "rows.jsonl")
+    assert f'a template such as "{example}";' in str(caught.value.hint)
+
+
 def test_long_names_of_columns_are_cut_in_a_message() -> None:
     columns = ["a" * 100_000, "translation." + "b" * 100_000, "translation." + "c" * 100_000]
     for input in (None, "x"):

@@ -121,7 +121,7 @@ def choose_templates(
         hint = f"say which way: data.input: {first} and data.target: {second}, or the reverse"
     else:
         hint = (
-            'say which: data.input and data.target, each a column\'s name or a template such as "Answer: {question}"; '
+            f"say which: data.input and data.target, each a column's name or a template such as {_example(columns)}; "
             f"without them, these are recognized: {'; '.join(dict.fromkeys(each.name for each in formats))}"
         )
     raise BadData(
@@ -180,6 +180,12 @@ def _unknown(placeholder: Placeholder, param: str, columns: Collection[str], sou
         param=param,
         hint=f"did you mean {near[0]!r}? Otherwise {hint}" if near else hint,
     )
+
+
+def _example(columns: Collection[str]) -> str:
+    """A template over a column that there is, if one is a plain word."""
+    word = next((name for name in sorted(columns) if re.fullmatch(r"\w{1,40}", name)), "question")
+    return f'"Answer: {{{word}}}"'
 
 
 def _listed(columns: Collection[str]) -> str:
