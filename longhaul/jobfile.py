@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -73,6 +74,11 @@ def _job_in(file: str) -> JsonObject | None:
         raise BadInput(f"{file} is not JSON: {error.msg} {where}", hint=_rows_hint(file)) from None
     except UnicodeDecodeError:
         raise BadInput(f"{file} is not UTF-8 text; a job file is JSON", hint=_rows_hint(file)) from None
+    if isinstance(job, dict) and isinstance(job.get("data"), list):
+        raise BadInput(
+            f"{file} is no job: its `data` is an array",
+            hint=f"if it holds the rows, make it a file of its own: jq .data {shlex.quote(file)} > rows.json",
+        )
     if not isinstance(job, dict):
         raise BadInput(f'{file}: a job is a JSON object; the minimum is {{"data": {{"train": "rows.jsonl"}}}}')
     return job

@@ -89,6 +89,7 @@ def test_a_json_array_holds_rows(tmp_path: Path, text: str) -> None:
         (b'{"name":\n"x"}\n{}', [], "line 3, column 1"),
         (b"{} {}", [], "line 1, column 4"),
         (b"7", [], "a job is a JSON object"),
+        (b'{"data": [{"question": "a"}]}', [], "is no job: its `data` is an array"),
         (b"{}", ["epochs"], "write key.dotted=value"),
         (b"{}", ["a..b=1"], "write key.dotted=value"),
         (b'{"name": "x"}', ["name.first=1"], "has no keys"),
