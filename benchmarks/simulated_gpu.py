@@ -48,10 +48,11 @@ from benchmarks.gpu_ladder import compile_layers
 from jobs.memory_plan import OptimizerName
 from jobs.spec import TrainingSpec
 from jobs.text.units import GIB, MIB
-from worker.training.checkpoints.checkpoint import OPTIMIZER
+from worker.training.adapters.full import weights_of
+from worker.training.checkpoints.checkpoint import OPTIMIZER, WEIGHTS
 from worker.training.checkpoints.saving import copy_tensors, make_buffers
 from worker.training.doctor.random_t5 import SHAPES, write_checkpoint
-from worker.training.network.model import WEIGHTS, load, weights_of
+from worker.training.network.model import load
 from worker.training.optimizers.gradients import finite_clipping
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.planning.prediction import Prediction, Setting

@@ -14,6 +14,7 @@
         ├── Rejected                 configuration or guard: never repaired, never retried
         ├── BadData
         ├── NonFinite
+        ├── BaseChanged             weights that are not trained have changed
         ├── DiskFull
         ├── DeviceBusy
         ├── NotPrepared             the job goes back to *prepare*
@@ -145,6 +146,12 @@ class NonFinite(StageError):
     """Loss or gradient norm is NaN or infinite; the weights were not touched."""
 
     reason = Reason.NON_FINITE
+
+
+class BaseChanged(StageError):
+    """Weights that are not trained are no longer what they were when they were loaded."""
+
+    reason = Reason.BASE_CHANGED
 
 
 class DiskFull(StageError):

@@ -129,6 +129,8 @@ class MemoryFigures(Frozen):
     """At the peak: weights, gradients, optimizer, activations, temporaries, context."""
     peak_bytes: int
     """Their sum."""
+    trained_parameters: int = 0
+    """Numbers that are trained; 0 in plans of earlier versions, which trained all."""
     least_bytes: int | None = None
     """Peak of the smallest setting with the same optimizer that the job allows: a GPU with room for less cannot take
     the job. Null on a CPU, and in plans of earlier versions."""

@@ -92,6 +92,9 @@ class Reason(StrEnum):
                  "make room")
     NO_VALID_CHECKPOINT = ("no_valid_checkpoint", "No valid checkpoint is left",
                            "none of the job's checkpoints verifies", _NEXT.WHEN_RESUMED, "error", 79)
+    BASE_CHANGED = ("base_changed", "The base model has changed",
+                    "weights of the model that are not trained have changed in memory", _NEXT.NEVER, "error", 83,
+                    "look for faulty memory (of a GPU: `nvidia-smi -q -d ECC`), then: longhaul clone ID --resume")
     CRASH = "crash", "The trainer crashed", "the trainer crashed", _NEXT.BACKOFF, "error", 1, _LOG
     STALLED = ("stalled", "The trainer stalled and was stopped",
                "the trainer made no progress for too long and was stopped", _NEXT.BACKOFF, "error", 1, _LOG)

@@ -32,6 +32,7 @@ from jobs.wrong_spec import ONE_SOURCE, SOURCES, explain, shorten
 
 Auto = Literal["auto"]
 LrScheduler = Literal["linear", "cosine", "constant"]
+ALL_LINEAR = "all-linear"
 DEFAULT_MODEL = "google/flan-t5-xl"
 NOT_IN_NAMES = re.compile(
     "[^A-Za-z0-9 _.\\-\u00aa-\U0010ffff]|[\u061c\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ud800-\uf8ff\ufeff]"
@@ -79,8 +80,76 @@ class FullMethod(Part):
     """Every weight of the model is trained."""
 
     type: Literal["full"] = "full"
-    """Always `full`."""
+    """Which weights are trained; `"method": "lora"` is short for `{"type": "lora"}`."""
 
+
+class LoraMethod(Part):
+    """The model stays as it is; beside its linear layers small matrices are trained, the adapters (docs/lora.md)."""
+
+    type: Literal["lora"]
+    """Always `lora`."""
+    rank: Annotated[int, Field(ge=1, le=8192)] = 16
+    """Width of an adapter: for a layer of m inputs and n outputs it has rank × (m + n) weights. High ranks (128) come
+    close to full fine-tuning."""
+    alpha: Annotated[float, Field(gt=0.0, le=65_536.0)] | None = None
+    """What an adapter adds is multiplied by alpha / rank. Null: alpha is the rank, the factor 1."""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Dropout rate of what goes into the adapters; that of the model is `training.dropout`."""
+    targets: (
+        Annotated[str, Field(min_length=1, max_length=1024)]
+        | Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(min_length=1, max_length=1024)]
+    ) = ALL_LINEAR
+    """Which layers get an adapter. `all-linear`: every linear layer but the output head. A list: those whose names end
+    so, such as `["q", "v"]`. Another text: a regular expression for whole names. All must be linear layers, and every
+    ending must occur."""
+    rslora: bool = False
+    """Multiply by alpha / √rank in place of alpha / rank (rank-stabilized LoRA)."""
+    dora: bool = False
+    """Train the length of each weight vector apart from its direction (DoRA): slower, and takes more memory."""
+    adapter_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Type of the adapters; the model is bfloat16 in any case. `float32` casts what goes into every adapter, and takes
+    more memory."""
+    merge: bool = False
+    """Deliver the whole model with the adapters merged into it, and the adapters beside it in `model/adapter/`."""
+
+    @property
+    def scale(self) -> float:
+        """`alpha`, decided."""
+        return float(self.rank) if self.alpha is None else self.alpha
+
+    @field_validator("targets")
+    @classmethod
+    def _a_regular_expression(cls, value: str | list[str]) -> str | list[str]:
+        if isinstance(value, str):
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise ValueError(
+                    f"{value!r} is no regular expression ({error}); for the endings of names write a list"
+                ) from None
+        return value
+
+
+METHODS = ("full", "lora")
+
+
+def _named_method(value: object) -> object:
+    """`"lora"` stands for `{"type": "lora"}`, and an empty object for the default."""
+    if isinstance(value, str):
+        value = {"type": value}
+    if not isinstance(value, Mapping):
+        return value
+    if value and "type" not in value:
+        raise ValueError(f"`type` is missing: {' or '.join(map(repr, METHODS))}")
+    if (kind := value.get("type", "full")) not in METHODS:
+        raise ValueError(f"type {shorten(kind)} is not known: {' or '.join(map(repr, METHODS))}")
+    return value or {"type": "full"}
+
+
+Method = Annotated[
+    Annotated[FullMethod | LoraMethod, Discriminator("type")],
+    BeforeValidator(_named_method, json_schema_input_type=FullMethod | LoraMethod | Literal["full", "lora"]),
+]
 
 CsvQuoting = Literal["auto", "rfc4180", "none"]
 
@@ -179,7 +248,7 @@ class TrainingSpec(Part):
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128
     """Rows of one optimizer step, exactly; cut into micro-batches as memory allows, whose gradients are added up."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-4
-    """Peak learning rate."""
+    """Peak learning rate. LoRA wants about ten times that of full fine-tuning."""
     warmup_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.03
     """Share of all steps over which the learning rate rises linearly from 0."""
     lr_scheduler: LrScheduler = "linear"
@@ -322,8 +391,8 @@ class JobSpec(Part):
     `builtin:t5-tiny`, `builtin:qwen-tiny`."""
     task: Annotated[TaskSpec, BeforeValidator(_spelled_out, json_schema_input_type=TaskSpec | str)] = TaskSpec()
     """What the model learns; a name alone, such as `causal`, is its `type`."""
-    method: FullMethod = FullMethod()
-    """Which weights are trained; today `{"type": "full"}`."""
+    method: Method = FullMethod()
+    """Which weights are trained: all (`full`), or adapters beside them (`lora`)."""
     data: DataSpec
     training: TrainingSpec = TrainingSpec()
     memory: MemorySpec = MemorySpec()
@@ -395,13 +464,6 @@ class JobSpec(Part):
                 "it is the id of a job, such as job-1a2b3c (then its newest checkpoint is taken), or one of its "
                 "checkpoints, such as job-1a2b3c/step-00000500"
             )
-        return value
-
-    @field_validator("method", mode="before")
-    @classmethod
-    def _known_tag(cls, value: Any) -> Any:
-        if isinstance(value, Mapping) and value.get("type", "full") != "full":
-            raise ValueError(f"type {shorten(value['type'])} is not supported yet; today: 'full'")
         return value
 
     def sha256(self) -> str:

@@ -23,7 +23,8 @@ ONE_SOURCE, SOURCES = "one source", "several sources"
 LISTED, LONGEST = 20, 200
 """Errors that are named; characters of a key."""
 _IN_JSON = {
-    "model_type": "must be an object", "dict_type": "must be an object", "list_type": "must be an array",
+    "model_type": "must be an object", "model_attributes_type": "must be an object", "dict_type": "must be an object",
+    "list_type": "must be an array",
     "string_type": "must be a string", "int_type": "must be an integer", "float_type": "must be a number",
     "bool_type": "must be true or false", MISSING: "is required", UNKNOWN: "unknown key",
 }  # fmt: skip
@@ -81,17 +82,22 @@ def explain(
 
 def _key(place: Sequence[int | str], model: type[BaseModel]) -> tuple[str, ...]:
     """As the user wrote it: without the tags of union members ("literal['auto']", "constrained-float")."""
-    key = tuple(str(name) for name in place if name not in (ONE_SOURCE, SOURCES))
-    for depth, name in enumerate(key, start=1):
+    names = [str(name) for name in place if name not in (ONE_SOURCE, SOURCES)]
+    key: list[str] = []
+    while names:
+        key.append(name := names.pop(0))
         if name.isdecimal():  # its place in a list
             continue
         field = model.model_fields.get(name)
         if field is None or typing.get_origin(field.annotation) is dict:
-            return key
-        if (inner := _part(field)) is None:
-            return key[:depth]
-        model = inner
-    return key
+            return (*key, *names)
+        if not (parts := _parts(field)):
+            return tuple(key)
+        model = parts[0]
+        if len(parts) > 1 and names:  # the tag tells them apart
+            model = next(part for part in parts if names[0] in typing.get_args(part.model_fields["type"].annotation))
+            names.pop(0)
+    return tuple(key)
 
 
 def _without_places(key: Sequence[str]) -> tuple[str, ...]:
@@ -170,16 +176,15 @@ def _paths(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tupl
     """Every key, those of the parts included."""
     for name, field in model.model_fields.items():
         yield (*above, name)
-        if (inner := _part(field)) is not None:
-            yield from _paths(inner, (*above, name))
+        yield from dict.fromkeys(path for part in _parts(field) for path in _paths(part, (*above, name)))
 
 
-def _part(field: FieldInfo) -> type[BaseModel] | None:
-    """The model of an object with keys of its own; None: the field is something else."""
+def _parts(field: FieldInfo) -> list[type[BaseModel]]:
+    """The models of an object with keys of its own, one or several to choose from; none: it is something else."""
     found = [field.annotation, *typing.get_args(field.annotation)]
     for each in found:
         found += typing.get_args(each)
-    return next((each for each in found if isinstance(each, type) and issubclass(each, BaseModel)), None)
+    return list(dict.fromkeys(each for each in found if isinstance(each, type) and issubclass(each, BaseModel)))
 
 
 def shorten(value: object) -> str:

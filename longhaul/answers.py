@@ -97,7 +97,7 @@ class JobDict(TypedDict):
     seed: int | None
     training_file: str | None
     validation_file: str | None
-    method: dict[str, str] | None
+    method: dict[str, object] | None
     metadata: dict[str, str]
     organization_id: str
     result_files: list[str]

@@ -39,8 +39,22 @@ def keys(fields: Mapping[str, Schema], defs: Mapping[str, Schema], prefix: str =
 
 
 def part(field: Schema, defs: Mapping[str, Schema]) -> Schema | None:
-    """The object that a key holds; None where it holds a value."""
-    return next((_object(kind, defs) for kind in _kinds(field) if "$ref" in kind), None)
+    """The object that a key holds, or what several kinds of it have together; None where it holds a value."""
+    kinds = [_object(kind, defs) for kind in _kinds(field) if "$ref" in kind]
+    return _together(kinds) if len(kinds) > 1 else next(iter(kinds), None)
+
+
+def _together(kinds: list[Schema]) -> Schema:
+    """One object with the fields of all, which their `type` tells apart."""
+    fields: Schema = {}
+    for kind in kinds:
+        for name, field in kind["properties"].items():
+            if name in fields:
+                fields[name] = {**fields[name], "anyOf": [*_kinds(fields[name]), field]}
+            else:
+                fields[name] = field
+    meanings = [f"`{kind['properties']['type']['const']}`: {kind['description']}" for kind in kinds]
+    return {"description": " ".join(meanings), "properties": fields}
 
 
 def _item(field: Schema, defs: Mapping[str, Schema]) -> Schema | None:
@@ -61,7 +75,7 @@ def _kinds(field: Schema) -> list[Schema]:
 def values(field: Schema, *, links: bool = False) -> str:
     """The type and range of a value, such as: integer, 1 to 64. `links`: objects are named, each with a heading."""
     if len(kinds := _kinds(field)) > 1:
-        return " or ".join(values(kind, links=links) for kind in kinds)
+        return " or ".join(dict.fromkeys(values(kind, links=links) for kind in kinds))
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})" if links else "object"

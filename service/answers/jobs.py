@@ -9,7 +9,7 @@ from jobs.events import Fault
 from jobs.frozen import Empty
 from jobs.plan import CheckSummary
 from jobs.reasons import Reason
-from jobs.spec import FullMethod, JobSpec
+from jobs.spec import JobSpec, Method
 from jobs.state import Requested, Stage
 from service.answers.parts import Answer, Page
 
@@ -104,8 +104,8 @@ class Job(Answer):
     """`data.train` of the specification; several sources with commas between them."""
     validation_file: str | None
     """`data.validation`, where that is a file or data set of its own."""
-    method: FullMethod | None
-    """Which weights are trained: `{"type": "full"}`."""
+    method: Method | None
+    """Which weights are trained, and how: `{"type": "full"}`, or `lora` with its settings."""
     metadata: dict[str, str]
     """Your own labels; lists can be filtered by them."""
     organization_id: Literal["longhaul"]

@@ -17,6 +17,7 @@ from tests.stack import ROOT
     [
         (0, None), (1, None), (2, None), (-9, None), (75, Reason.INTERRUPTED), (76, Reason.OUT_OF_MEMORY),
         (77, Reason.REJECTED), (78, Reason.NON_FINITE), (79, Reason.NO_VALID_CHECKPOINT), (80, Reason.GPU_LOST),
+        (83, Reason.BASE_CHANGED),
         (82, Reason.DISK_FULL),
         (81, Reason.NOT_PREPARED),
     ],

@@ -20,9 +20,8 @@ from jobs.spec import parse_spec
 from tests.training.killed_saves import killed_at, lines_run
 from worker.training.checkpoints import adoption, pruning, saving, tensorfile
 from worker.training.checkpoints.adoption import ADOPTED, adopt
-from worker.training.checkpoints.checkpoint import OPTIMIZER, TrainState, newest_first, verify
+from worker.training.checkpoints.checkpoint import OPTIMIZER, WEIGHTS, TrainState, newest_first, verify
 from worker.training.journal import Journal
-from worker.training.network.model import WEIGHTS
 from worker.training.steps.order import VERSION
 
 OWN = {adoption.__file__, pruning.__file__, saving.__file__, tensorfile.__file__}

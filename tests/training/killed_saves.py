@@ -19,9 +19,8 @@ import torch
 
 from jobs.disk.rundir import RunDir
 from worker.training.checkpoints import pruning, saving, tensorfile
-from worker.training.checkpoints.checkpoint import OPTIMIZER, TrainState, newest
+from worker.training.checkpoints.checkpoint import OPTIMIZER, WEIGHTS, TrainState, newest
 from worker.training.journal import Journal
-from worker.training.network.model import WEIGHTS
 
 OWN = {saving.__file__, pruning.__file__, tensorfile.__file__}
 

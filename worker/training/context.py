@@ -14,6 +14,7 @@ from jobs.events import ModelLoaded
 from jobs.plan import Plan
 from jobs.spec import JobSpec
 from worker.training import start
+from worker.training.adapters.registry import method_of
 from worker.training.checkpoints import checkpoint
 from worker.training.checkpoints.checkpoint import TrainState
 from worker.training.checkpoints.pruning import clean, start_from_scratch
@@ -33,7 +34,7 @@ from worker.training.pace import Pace
 from worker.training.steps import order
 from worker.training.steps.mixture import mixture_of
 from worker.training.steps.order import StepOrder
-from worker.training.steps.randomness import seed_step
+from worker.training.steps.randomness import init_seed, seed_step
 from worker.training.stop import StopSignal
 from worker.training.tasks.registry import task_of
 from worker.training.window import Meter
@@ -118,7 +119,7 @@ class TrainingContext:
                 gpu_speed(run, cache.device, loaded, plan, data.train),
             ),
             metrics=LineWriter(run.metrics_file),
-            saver=Saver(run, loaded.model, optimizer, spec.checkpoint.keep, journal),
+            saver=Saver(run, loaded.weights, optimizer, spec.checkpoint.keep, journal),
         )
 
 
@@ -134,7 +135,8 @@ def set_up(
     expected = None if from_scratch else record.checkpoint
     if expected is None and spec.resume_from is not None and not record.scratch_attempt:
         expected = f"the checkpoint of {spec.resume_from}"  # trained by hand: the events do not know of it
-    folder, data = start.open_stores(run, plan, journal, weights=expected is None)
+    method = method_of(spec)
+    folder, data = start.open_stores(run, plan, journal, weights=expected is None or not method.whole)
     plan = start.plan_attempt(run, spec, plan, attempt, device, monitor, journal, stop)
     prepare_numerics(device)
     seed_step(spec.training.seed, 0)
@@ -148,6 +150,8 @@ def set_up(
         dropout=spec.training.dropout,
         fused=spec.speed.fused,
         activation_checkpointing=plan.resolved.activation_checkpointing,
+        method=method,
+        seed=init_seed(spec.training.seed),
     )
     optimizer = make_optimizer(
         plan.resolved.optimizer, loaded.model.named_parameters(), spec.training, fused=spec.speed.fused
@@ -155,7 +159,7 @@ def set_up(
     optimizer.compile(journal)
     compiled = plan.resolved.compile and loaded.task.compile(loaded.model, journal) is None
     if found is not None:
-        checkpoint.restore(found, loaded.model, optimizer)
+        checkpoint.restore(found, loaded.weights, optimizer)
         state = found.state
         state.micro_batch = min(state.micro_batch, plan.resolved.micro_batch)
     else:
@@ -197,7 +201,7 @@ def gpu_speed(run: RunDir, device: torch.device, loaded: LoadedModel, plan: Plan
         return None
     lengths = rows.input_lengths[:SAMPLE], rows.target_lengths[:SAMPLE]
     again = loaded.task.recomputed_flops(loaded.config, plan.resolved.activation_checkpointing).forward(*lengths)
-    recomputed = again / loaded.task.flops(loaded.config).rows(*lengths)
+    recomputed = again / loaded.flops.rows(*lengths)
     return GpuSpeed.of(
         run.path.parent,
         device,

@@ -38,9 +38,8 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
     """
     training, plan, order, rows = context.spec.training, context.plan, context.order, context.data.train
     loaded, journal, device = context.loaded, context.journal, context.cache.device
-    model, task = loaded.model, loaded.task
-    flops = task.flops(loaded.config)
-    limit = task.limit(rows, context.state.micro_batch, context.state.safe)
+    model, flops = loaded.model, loaded.flops
+    limit = loaded.task.limit(rows, context.state.micro_batch, context.state.safe)
     recovery = Recovery(context)
     model.train()
     for number in range(context.state.step + 1, plan.steps + 1):

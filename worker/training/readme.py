@@ -10,8 +10,10 @@ from importlib.metadata import version
 from jobs.attempt import Noted
 from jobs.disk.rundir import RunDir
 from jobs.events import EvaluationFinished, Sample
+from jobs.plan import Plan
 from jobs.spec import DataSpec, WeightedSource
 from jobs.version import VERSION
+from worker.training.adapters.method import BaseModel
 from worker.training.context import TrainingContext
 from worker.training.models.model_files import GENERATION_CONFIG
 
@@ -30,7 +32,7 @@ def readme(context: TrainingContext, *, step: int, loss: float | None) -> str:
     training, resolved = spec.training, plan.resolved
     dropout = "the model's own" if training.dropout is None else f"{training.dropout}"
     lines = [
-        *_front_matter(plan.model.source if plan.model.revision else None),
+        *_front_matter(plan.model.source if plan.model.revision else None, loaded.method.library),
         f"# {spec.name}",
         "",
         f"Model of job {context.run.id}: the weights after step {step:,} of {plan.steps:,}, {measured}; bfloat16.",
@@ -44,6 +46,7 @@ def readme(context: TrainingContext, *, step: int, loss: float | None) -> str:
         *([] if plan.data.input is None else [f"| input | `{_cell(plan.data.input)}` |"]),
         f"| target | `{_cell(plan.data.target)}` |",
         f"| limits | {', '.join(f'{key} {_limit(spec.data, key):,}' for key in loaded.task.limit_keys)} |",
+        f"| method | {_cell(loaded.method.description)}; {loaded.trained_parameters:,} weights trained |",
         f"| training | {training.epochs:,} epochs, batch size {training.batch_size:,}, learning rate "
         f"{training.learning_rate:g} ({training.lr_scheduler}, warm-up ratio {training.warmup_ratio:g}), "
         f"{resolved.optimizer}, weight decay {training.weight_decay:g}, dropout {dropout}, seed {training.seed} |",
@@ -87,10 +90,17 @@ def evaluations_of(run: RunDir) -> dict[int, EvaluationFinished]:
     }
 
 
-def _front_matter(base: str | None) -> list[str]:
+def base_model(plan: Plan) -> BaseModel:
+    """Of the hub, as the job names it; any other is the copy in the model store, which is what was trained."""
+    if plan.model.revision is not None:
+        return BaseModel(plan.model.source.partition("@")[0], plan.model.revision)
+    return BaseModel(str(plan.model.folder))
+
+
+def _front_matter(base: str | None, library: str) -> list[str]:
     """What the hub reads."""
     known = [f"base_model: {base.partition('@')[0]}"] if base else []
-    return ["---", "library_name: transformers", *known, "tags: [longhaul]", "---", ""]
+    return ["---", f"library_name: {library}", *known, "tags: [longhaul]", "---", ""]
 
 
 def _usage(context: TrainingContext, evaluations: dict[int, EvaluationFinished], step: int) -> list[str]:
@@ -102,9 +112,7 @@ def _usage(context: TrainingContext, evaluations: dict[int, EvaluationFinished],
         "## Use",
         "",
         "```python",
-        f"from transformers import {auto_class}, AutoTokenizer",
-        "",
-        f'model = {auto_class}.from_pretrained(".", dtype="bfloat16")  # this folder',
+        *context.loaded.method.opening(auto_class, base_model(context.plan)),
         'tokenizer = AutoTokenizer.from_pretrained(".")',
         f"text = {json.dumps(text or usage.text, ensure_ascii=False)}",
         f"inputs = {usage.inputs}",

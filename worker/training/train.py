@@ -5,22 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import shutil
 import time
-from pathlib import Path
 
 import torch
 
 from jobs.attempt import TrainResult
 from jobs.disk.rundir import RunDir
-from jobs.errors import DiskFull
 from jobs.events import EvaluationFinished
 from jobs.reasons import Reason
-from jobs.text.units import bytes_alike
 from worker.training import start
 from worker.training.checkpoints import checkpoint
 from worker.training.checkpoints.saving import is_saved
-from worker.training.checkpoints.tensorfile import write_tensors
 from worker.training.context import TrainingContext, set_up
 from worker.training.evaluate import evaluate
 from worker.training.journal import Journal
@@ -31,9 +26,8 @@ from worker.training.machine.device import hold_device, hold_job
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.memory import first_step, hard_limit
 from worker.training.network import guards
-from worker.training.network.model import WEIGHTS, weights_of, write_model
 from worker.training.planning.alternatives import Alternatives
-from worker.training.readme import generation_config, readme
+from worker.training.result import write_result
 from worker.training.settings import TrainerSettings
 from worker.training.stop import StopAsked, StopSignal
 from worker.training.window import ProgressLog, is_fragmented
@@ -166,7 +160,7 @@ def save_on_stop(context: TrainingContext) -> None:
 
 def finish(context: TrainingContext) -> None:
     """Leave the best model (or the last) in `model/`, and say that it is done."""
-    run, state, loaded = context.run, context.state, context.loaded
+    run, state = context.run, context.state
     context.metrics.close()
     context.saver.wait()
     kept = checkpoint.best(run, context.journal) if context.spec.checkpoint.best else None
@@ -175,21 +169,7 @@ def finish(context: TrainingContext) -> None:
         kept = None  # the weights in memory are better: there was no room for a checkpoint of them
     step, loss = (kept.state.step, kept.state.validation_loss) if kept else (state.step, state.validation_loss)
     context.journal.phase("save", step=state.step)
-    free, needed = shutil.disk_usage(run.path).free, int(1.1 * loaded.parameter_bytes)
-    if free < needed:
-        model, room = bytes_alike(needed, free)
-        raise DiskFull(
-            f"the final model needs {model}, and {room} are free",
-            hint="make room in the runs directory",
-        )
-
-    def write_weights(file: Path) -> object:
-        if kept is not None:
-            return shutil.copyfile(kept.folder / WEIGHTS, file)
-        return write_tensors(file, weights_of(loaded.model), context.journal)
-
-    text = readme(context, step=step, loss=loss)
-    write_model(loaded, run.model, write_weights, generation=generation_config(context), readme=text)
+    write_result(context, kept, step=step, loss=loss)
     result = TrainResult(model=run.model.name, loss=loss, first_loss=state.first_loss, step=step)
     context.journal.finish(Reason.DONE, result=result)
 

@@ -20,6 +20,7 @@ from jobs.spec import TrainingSpec
 from tests.training.attempts import attempt, checkpoints, facts, same_tensors
 from tests.training.conftest import MakeRun
 from worker.training import window
+from worker.training.adapters.full import weights_of
 from worker.training.checkpoints import saving
 from worker.training.checkpoints.checkpoint import FILES, TrainState, verify
 from worker.training.checkpoints.saving import Saver
@@ -62,7 +63,7 @@ def model() -> nn.Module:
 
 def saver(run: RunDir, model: nn.Module, *, copies: bool | None, keep: int = 3) -> Saver:
     optimizer = make_optimizer("adamw", model.named_parameters(), TrainingSpec(), fused=False)
-    return Saver(run, model, optimizer, keep, Journal(run.attempt_file(1)), copies=copies)
+    return Saver(run, weights_of(model), optimizer, keep, Journal(run.attempt_file(1)), copies=copies)
 
 
 def state(step: int) -> TrainState:

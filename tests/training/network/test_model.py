@@ -13,8 +13,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config
 from transformers.models.t5.modeling_t5 import T5Attention, T5ForConditionalGeneration
 
 from tests.training.conftest import CONFIG
+from worker.training.adapters.method import BaseModel
 from worker.training.checkpoints.tensorfile import write_tensors
-from worker.training.network.model import LoadedModel, load, weights_of, write_model
+from worker.training.network.model import LoadedModel, load, write_model
 from worker.training.tasks.seq2seq.task import Seq2Seq
 
 CPU = torch.device("cpu")
@@ -22,8 +23,8 @@ CPU = torch.device("cpu")
 
 def write(loaded: LoadedModel, target: Path, **facts: Any) -> None:
     generation = {"max_new_tokens": 9, "decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
-    facts = {"generation": generation, "readme": "# Job\n"} | facts
-    write_model(loaded, target, lambda file: write_tensors(file, weights_of(loaded.model)), **facts)
+    facts = {"generation": generation, "readme": "# Job\n", "base": BaseModel("x"), **facts}
+    write_model(loaded, target, lambda file: write_tensors(file, loaded.weights), **facts)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -10,13 +10,14 @@ from jobs.memory_plan import Candidate
 from jobs.text.units import GIB
 from tests.training.conftest import XL
 from worker.training.planning.ladder import RECOMPUTE, WORTH, Fixed, Ladder, choice
-from worker.training.planning.prediction import Prediction, Setting
+from worker.training.planning.prediction import ModelSize, Prediction, Setting
 from worker.training.planning.row_time import RowTime
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.seq2seq.task import Seq2Seq
 
 PARAMETERS = 2_849_757_184
 CONTEXT = GIB // 2
+SIZE = ModelSize(2 * PARAMETERS, PARAMETERS, 2 * PARAMETERS, 4 * PARAMETERS)
 STATES = {"adamw": 12, "adamw_8bit": 2, "adafactor": 0}
 
 
@@ -24,8 +25,7 @@ class Plain:
     """Weights and gradients of 2 bytes, states, and 1 GiB a row; of recomputed layers a tenth. Remembers what it was
     asked."""
 
-    parameters = PARAMETERS
-    parameter_bytes = 2 * PARAMETERS
+    size = SIZE
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, Setting]] = []
@@ -50,7 +50,7 @@ class Plain:
 
 
 def ladder(limit_gib: float, *, cap: int = 128, model: Plain | None = None, gpu: str | None = None) -> Ladder:
-    pace = RowTime(Seq2Seq(), XL, 256, 256, 2 * PARAMETERS, None if gpu is None else GpuFacts(gpu, 0))
+    pace = RowTime(Seq2Seq(), XL, Seq2Seq().flops(XL), 256, 256, SIZE, None if gpu is None else GpuFacts(gpu, 0))
     return Ladder(model or Plain(), pace, limit=int(limit_gib * GIB), context=CONTEXT, cap=cap)
 
 
@@ -95,7 +95,7 @@ def test_looking_no_further_than_can_win_finds_what_looking_at_everything_finds(
 
 
 def test_a_score_is_speed_times_worth() -> None:
-    pace = RowTime(Seq2Seq(), XL, 256, 256, 2 * PARAMETERS, None)
+    pace = RowTime(Seq2Seq(), XL, Seq2Seq().flops(XL), 256, 256, SIZE, None)
     for candidate in ladder(20).walk(Fixed()):
         rows = candidate.micro_batch or 1
         slowdown = pace.seconds(rows, candidate.activation_checkpointing) / pace.seconds(128, 0)
@@ -161,7 +161,7 @@ def test_where_nothing_fits_the_smallest_is_known() -> None:
 
 def test_the_slower_the_memory_the_more_a_small_micro_batch_costs() -> None:
     def cost(gpu: str, measured: MeasuredGpu | None = None) -> float:
-        pace = RowTime(Seq2Seq(), XL, 256, 256, 2 * PARAMETERS, GpuFacts(gpu, 0, measured))
+        pace = RowTime(Seq2Seq(), XL, Seq2Seq().flops(XL), 256, 256, SIZE, GpuFacts(gpu, 0, measured))
         return pace.seconds(1, 0) - pace.seconds(2, 0)
 
     assert cost("NVIDIA GeForce RTX 3090") > cost("NVIDIA GeForce RTX 5090") > cost("NVIDIA H200")

@@ -120,16 +120,16 @@ def test_weights_and_gradients_are_counted_exactly(tied: bool, device: Literal["
     config = T5 | {"tie_word_embeddings": tied}
     one = predictor(config, device)
     parts = one.predict(SHAPE, ADAFACTOR).parts
-    assert one.parameters == layout_of(config).parameters
-    assert one.parameter_bytes == 2 * one.parameters
+    assert one.size.trained == layout_of(config).parameters
+    assert one.size.parameter_bytes == one.size.trained_bytes == 2 * one.size.trained
     # The GPU's allocator rounds each tensor up to 512 bytes.
     assert parts["weights"] == parts["gradients"]
-    assert 0 <= parts["weights"] - one.parameter_bytes <= (512 * 200 if device == "cuda" else 0)
+    assert 0 <= parts["weights"] - one.size.parameter_bytes <= (512 * 200 if device == "cuda" else 0)
 
 
 def test_states_are_those_of_the_optimizer(on_gpu: Predictor) -> None:
     per_weight = {
-        name: on_gpu.predict(SHAPE, Setting(0, name)).parts["optimizer"] / on_gpu.parameters
+        name: on_gpu.predict(SHAPE, Setting(0, name)).parts["optimizer"] / on_gpu.size.trained
         for name in ("adamw", "adamw_8bit", "adafactor")
     }
     assert per_weight["adamw"] == pytest.approx(12, rel=0.05)

@@ -29,6 +29,7 @@ from worker.training.checkpoints.checkpoint import (
     MANIFEST,
     OPTIMIZER,
     STATE,
+    WEIGHTS,
     TrainState,
     check_order,
     folder_of,
@@ -46,7 +47,6 @@ from worker.training.checkpoints.source_job import (
 )
 from worker.training.checkpoints.tensorfile import write_bytes
 from worker.training.journal import Journal
-from worker.training.network.model import WEIGHTS
 
 ADOPTED = "adopted.json"
 PIECE = 1 << 26

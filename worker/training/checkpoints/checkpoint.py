@@ -2,6 +2,8 @@
 
     checkpoints/step-00000500/  model.safetensors  optimizer.safetensors  state.json  manifest.json
 
+`model.safetensors` holds the weights that are trained: all, or the adapters.
+
 What is called `step-…` was complete once (saving.py); that it still is, is verified before it is used.
 """
 
@@ -18,13 +20,12 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import safe_open
-from torch import nn
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import NoValidCheckpoint, Rejected
 from jobs.events import CheckpointRejected
 from worker.training.journal import Journal
-from worker.training.network.model import WEIGHTS, weights_of
+from worker.training.models.model_files import SINGLE
 from worker.training.optimizers.optimizer import Optimizer
 from worker.training.rows.sources import fingerprint
 from worker.training.steps import order
@@ -32,6 +33,7 @@ from worker.training.steps.randomness import restore_rng
 from worker.training.steps.safe_size import SafeSize
 from worker.training.window import Window
 
+WEIGHTS = SINGLE
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 MANIFEST = "manifest.json"
@@ -168,10 +170,17 @@ def check_order(state: TrainState) -> None:
         )
 
 
+def restore(checkpoint: VerifiedCheckpoint, weights: Mapping[str, torch.Tensor], optimizer: Optimizer) -> None:
+    """Copy weights, optimizer states and RNG states in. The tensors of the model, `weights`, stay where they are."""
+    restore_weights(checkpoint, weights)
+    with safe_open(checkpoint.folder / OPTIMIZER, framework="pt") as file:
+        optimizer.load_state_dict(_Lazy(file))
+    restore_rng(checkpoint.state.rng)
+
+
 @torch.no_grad()
-def restore(checkpoint: VerifiedCheckpoint, model: nn.Module, optimizer: Optimizer) -> None:
-    """Copy weights, optimizer states and RNG states in. The tensors of the model stay where they are."""
-    weights = weights_of(model)
+def restore_weights(checkpoint: VerifiedCheckpoint, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy the weights in. Raises Rejected (`checkpoint_weights`) unless they are exactly these."""
     with safe_open(checkpoint.folder / WEIGHTS, framework="pt") as file:
         wrong = sorted(weights.keys() ^ set(file.keys()))
         wrong = wrong or [name for name in weights if list(weights[name].shape) != file.get_slice(name).get_shape()]
@@ -183,9 +192,6 @@ def restore(checkpoint: VerifiedCheckpoint, model: nn.Module, optimizer: Optimiz
             )
         for name, tensor in weights.items():
             tensor.copy_(file.get_tensor(name))
-    with safe_open(checkpoint.folder / OPTIMIZER, framework="pt") as file:
-        optimizer.load_state_dict(_Lazy(file))
-    restore_rng(checkpoint.state.rng)
 
 
 class _Lazy(Mapping[str, torch.Tensor]):

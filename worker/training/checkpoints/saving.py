@@ -19,17 +19,15 @@ import time
 from collections.abc import Mapping
 
 import torch
-from torch import nn
 
 from jobs.disk.files import sync_folder
 from jobs.disk.rundir import RunDir
 from jobs.events import CheckpointSaved, DiskLow
-from worker.training.checkpoints.checkpoint import MANIFEST, OPTIMIZER, STATE, TrainState, folder_of, loss_in
+from worker.training.checkpoints.checkpoint import MANIFEST, OPTIMIZER, STATE, WEIGHTS, TrainState, folder_of, loss_in
 from worker.training.checkpoints.pruning import REPLACED, move_away, prune
 from worker.training.checkpoints.tensorfile import WriteProgress, write_bytes, write_tensors
 from worker.training.journal import Journal
 from worker.training.machine.host import host_memory
-from worker.training.network.model import WEIGHTS, weights_of
 from worker.training.optimizers.optimizer import Optimizer
 from worker.training.steps.randomness import rng_states
 
@@ -42,7 +40,9 @@ log = logging.getLogger("longhaul.trainer")
 
 
 class Saver:
-    """Saves one model and its optimizer. `copies`: in the background; None: if the host has room for them.
+    """Saves the trained weights of one model, and its optimizer.
+
+    `copies`: in the background; None: if the host has room for them.
 
     Only the trainer's one thread may call it. What became of a save is noted in the journal by the next `poll`.
     """
@@ -50,7 +50,7 @@ class Saver:
     def __init__(
         self,
         run: RunDir,
-        model: nn.Module,
+        weights: Mapping[str, torch.Tensor],
         optimizer: Optimizer,
         keep: int,
         journal: Journal,
@@ -58,7 +58,7 @@ class Saver:
         copies: bool | None = None,
     ) -> None:
         self._run, self._keep, self._journal = run, keep, journal
-        self._model, self._optimizer = model, optimizer
+        self._weights, self._optimizer = weights, optimizer
         self._copies = copies
         self._buffers: dict[str, dict[str, torch.Tensor]] | None = None
         self._writer: _Writer | None = None
@@ -68,7 +68,7 @@ class Saver:
         self.wait()
         self._journal.phase("save", step=state.step)
         state = state.model_copy(update={"rng": rng_states()}, deep=True)
-        live = {WEIGHTS: weights_of(self._model), OPTIMIZER: self._optimizer.state_dict()}
+        live = {WEIGHTS: self._weights, OPTIMIZER: self._optimizer.state_dict()}
         if (low := too_little_room(self._run, state.step, live)) is not None:
             self._journal.note(low)
             return

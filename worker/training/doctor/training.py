@@ -21,7 +21,7 @@ from jobs.gpus import GpuFacts, peak_flops
 from jobs.memory_plan import MemoryPlan
 from jobs.spec import JobSpec, parse_spec
 from jobs.text.units import GIB, MIB, bytes_alike, format_bytes, format_duration, format_milliseconds, format_parameters
-from worker.training.checkpoints.checkpoint import MANIFEST, OPTIMIZER, folder_of
+from worker.training.checkpoints.checkpoint import MANIFEST, OPTIMIZER, WEIGHTS, folder_of
 from worker.training.checkpoints.saving import Saver, bytes_needed, write
 from worker.training.context import TrainingContext, set_up
 from worker.training.dataset.data import Rows
@@ -36,7 +36,6 @@ from worker.training.loop import accumulate
 from worker.training.machine import expandable_segments
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.network import guards
-from worker.training.network.model import WEIGHTS, weights_of
 from worker.training.planning.budget import Budget, find_budget, on_gpu
 from worker.training.planning.memory_plan import CONTEXT_BYTES, plan_memory
 from worker.training.stop import StopSignal
@@ -269,12 +268,12 @@ class TrainingChecks:
         context = self.context
         if context is None or self.stepping is None or self.steps is None:
             return skip("checkpoint_copy", "no steps were made")
-        live = {WEIGHTS: weights_of(context.loaded.model), OPTIMIZER: context.optimizer.state_dict()}
+        live = {WEIGHTS: context.loaded.weights, OPTIMIZER: context.optimizer.state_dict()}
         needed, free = 2 * bytes_needed(live), shutil.disk_usage(context.run.path).free
         if free < needed:
             figures = bytes_alike(needed, free)
             return skip("checkpoint_copy", f"two checkpoints need {figures[0]} of disk, {figures[1]} are free")
-        saver = Saver(context.run, context.loaded.model, context.optimizer, 1, self.journal)
+        saver = Saver(context.run, context.loaded.weights, context.optimizer, 1, self.journal)
         if not saver.reserve(live):
             return judge("checkpoint_copy", "the host has no room for a copy", warn=True,
                          hint="steps wait for as long as a checkpoint is written; add memory")  # fmt: skip

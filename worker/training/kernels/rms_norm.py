@@ -40,7 +40,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         values, weight, scales = ctx.saved_tensors
         width, wide = weight.shape[0], scales.dtype
         rows, weights = values.reshape(-1, width), weight.to(wide)
@@ -48,10 +48,11 @@ class _RMSNorm(torch.autograd.Function):
         for piece, given, result, scale in _pieces(rows, gradient.reshape(-1, width), inward, scales):
             normed = piece.to(wide) * scale
             product = normed * given
-            of_weight += product.sum(0)
+            if ctx.needs_input_grad[1]:
+                of_weight += product.sum(0)
             mean = (product @ weights).div_(-width)[:, None]
             result.copy_((given.to(wide) * weights).addcmul_(normed, mean).mul_(scale))
-        return inward.view(values.shape), of_weight.to(weight.dtype), None
+        return inward.view(values.shape), of_weight.to(weight.dtype) if ctx.needs_input_grad[1] else None, None
 
 
 def _pieces(*matrices: torch.Tensor) -> Any:

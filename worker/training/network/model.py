@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -17,13 +17,14 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from jobs.disk.files import write_synced
+from jobs.errors import BaseChanged
+from worker.training.adapters.full import DTYPE, Full
+from worker.training.adapters.method import BaseModel, Method
 from worker.training.machine.usage import process_bytes
-from worker.training.models.model_files import CONFIG, GENERATION_CONFIG, SINGLE, SMALL, read_config, validate_folder
+from worker.training.models.model_files import CONFIG, GENERATION_CONFIG, SMALL, read_config, validate_folder
 from worker.training.network import guards
-from worker.training.tasks.task import Config, Task
+from worker.training.tasks.task import Config, Flops, Task
 
-DTYPE = torch.bfloat16
-WEIGHTS = SINGLE
 # `from_pretrained` is not thread-safe: in 8 threads it left meta parameters in 199 of 200 models.
 _loading = threading.Lock()
 
@@ -41,10 +42,34 @@ class LoadedModel:
     pointers: Mapping[str, int]
     """Address of every parameter as loaded."""
     parameters: int
+    """Of the model as it came."""
     parameter_bytes: int
     seconds: float
     peak_ratio: float
     """Peak memory while loading, above what was in use before, / parameter bytes."""
+    method: Method = field(default_factory=Full)
+    untrained_sha256: str | None = None
+    """Hash of the weights that are not trained, as loaded; None: all are."""
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """What is trained, as checkpoints hold it: the tensors themselves."""
+        return self.method.weights(self.model)
+
+    @property
+    def trained_parameters(self) -> int:
+        """Numbers that are trained."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    @property
+    def flops(self) -> Flops:
+        """Of training it."""
+        return self.method.flops(self.task.flops(self.config), self.trained_parameters, self.parameters)
+
+    def check_untrained(self) -> None:
+        """Raise BaseChanged unless the weights that are not trained are as they were loaded."""
+        if self.method.untrained_sha256(self.model) != self.untrained_sha256:
+            raise BaseChanged("the weights that are not trained are no longer those that were loaded")
 
     @property
     def pad_id(self) -> int:
@@ -53,13 +78,23 @@ class LoadedModel:
 
 
 def load(
-    folder: Path, device: torch.device, *, task: Task, dropout: float | None, fused: bool, activation_checkpointing: int
+    folder: Path,
+    device: torch.device,
+    *,
+    task: Task,
+    dropout: float | None,
+    fused: bool,
+    activation_checkpointing: int,
+    method: Method | None = None,
+    seed: int = 0,
 ) -> LoadedModel:
     """Load once, in bf16, straight onto `device`; refuse what the guards refuse; then set the job's switches.
 
     `dropout` None keeps the model's own rate. `activation_checkpointing` n: activations of every n-th layer are
-    recomputed in the backward pass (0: of none). None of the three changes what `write_model` writes.
+    recomputed in the backward pass (0: of none). None of the three changes what `write_model` writes. `method` None:
+    every weight is trained. `seed`: of what the method adds to the model.
     """
+    method = method or Full()
     guards.check_device(device)
     transformers_logging.disable_progress_bar()
     # Before anything is loaded, and because not all of it can be seen afterwards: int8 weights, for one, become bf16
@@ -91,8 +126,11 @@ def load(
     for key, value in task.generation(folder).items():
         setattr(model.generation_config, key, value)
     pointers = guards.pointers_of(model)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     size = sum(parameter.nbytes for parameter in model.parameters())
     task.configure(model, fused=fused, dropout=dropout)
+    method.inject(model, seed)
+    guards.check_not_copied(model, pointers, added=True)
     if activation_checkpointing:
         # Blocks are counted through encoder and decoder; use_reentrant=False restores the dropout RNG by itself.
         model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=activation_checkpointing)
@@ -102,23 +140,14 @@ def load(
         tokenizer=tokenizer,
         folder=folder,
         config=config,
-        pointers=pointers,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        pointers=guards.pointers_of(model),
+        parameters=parameters,
         parameter_bytes=size,
         seconds=seconds,
         peak_ratio=peak / size,
+        method=method,
+        untrained_sha256=method.untrained_sha256(model),
     )
-
-
-def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Name → tensor as files hold them: a shared tensor once, under its first name (`shared.weight` for T5)."""
-    named: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            named[name] = tensor.detach()
-    return named
 
 
 def write_model(
@@ -126,29 +155,25 @@ def write_model(
     target: Path,
     write_weights: Callable[[Path], object],
     *,
+    base: BaseModel,
     generation: Mapping[str, object],
     readme: str,
 ) -> None:
     """Make the folder `target`: weights, config, tokenizer, generation_config.json, README.md; complete, then renamed.
 
-    `write_weights` writes the safetensors file it is given the name of (from the model, or from a checkpoint).
-    config.json is the original one: dropout and fused kernels of this job are not part of the model. Two keys are set
-    to what is true of the weights: `dtype`, and `tie_word_embeddings`, which transformers 5 saves as true always.
+    `write_weights` writes the safetensors file it is given the name of (from the model, or from a checkpoint). What
+    weights and config are, the method of the model says.
     """
     temporary = target.with_name(f"tmp-{target.name}")
     old = target.with_name(f"tmp-old-{target.name}")
     for leftover in (temporary, old):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
-    write_weights(temporary / WEIGHTS)
+    method = loaded.method
+    write_weights(temporary / method.weights_file)
     layout = loaded.task.layout(loaded.config)
-    config = {
-        **loaded.config,
-        "dtype": str(DTYPE).removeprefix("torch."),
-        "tie_word_embeddings": loaded.model.get_parameter(layout.head) is loaded.model.get_parameter(layout.embedding),
-    }
-    config.pop("torch_dtype", None)  # the old name of dtype
-    write_synced(temporary / "config.json", json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
+    for name, content in method.configs(loaded.model, loaded.config, layout, base).items():
+        write_synced(temporary / name, json.dumps(content, indent=2, sort_keys=True).encode() + b"\n")
     for name in SMALL:
         if name not in (CONFIG, GENERATION_CONFIG) and (loaded.folder / name).exists():
             shutil.copyfile(loaded.folder / name, temporary / name)

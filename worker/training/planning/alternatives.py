@@ -10,6 +10,7 @@ import torch
 from jobs.memory_plan import MemoryPlan, OptimizerName
 from jobs.plan import Plan
 from jobs.spec import JobSpec
+from worker.training.adapters.registry import method_of
 from worker.training.models.model_files import read_config
 from worker.training.planning.budget import Budget
 from worker.training.planning.memory_plan import plan_memory
@@ -67,4 +68,5 @@ class Alternatives:
             fused=self._spec.speed.fused,
             dropout=training.dropout,
             training=training,
+            method=method_of(self._spec),
         )

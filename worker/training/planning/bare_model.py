@@ -7,13 +7,17 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from jobs.errors import Rejected
+from worker.training.adapters.method import Method
 from worker.training.tasks.task import Config, Task
 
 
 def bare_model(
-    config: Config, task: Task, dtype: torch.dtype, *, fused: bool, dropout: float | None
+    config: Config, task: Task, dtype: torch.dtype, *, fused: bool, dropout: float | None, method: Method | None = None
 ) -> PreTrainedModel:
-    """The model in training mode, on the device "meta". Raises Rejected (`bad_config`)."""
+    """The model in training mode, on the device "meta". Raises Rejected (`bad_config`).
+
+    `method` None: every weight is trained; one that adds to the model raises Rejected, too, where it cannot.
+    """
     try:
         with torch.device("meta"):
             model = task.bare(config, dtype)
@@ -29,6 +33,9 @@ def bare_model(
             hint="take the original file",
         ) from error
     task.configure(model, fused=fused, dropout=dropout)
+    if method is not None:
+        with torch.device("meta"):
+            method.inject(model, 0)
     model.train()
     return model
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from jobs.memory_plan import Candidate, OptimizerName
-from worker.training.planning.prediction import Prediction, Setting
+from worker.training.planning.prediction import ModelSize, Prediction, Setting
 from worker.training.planning.row_time import RowTime
 from worker.training.steps.shape import MicroBatchShape
 
 WORTH: dict[OptimizerName, float] = {"adamw": 1.0, "adamw_8bit": 0.95, "adafactor": 0.6}
 """What an optimizer's quality is worth in speed. In docs/bf16.md `adamw_8bit` ends 0.3 % above `adamw` in loss;
 Adafactor was no worse there, but has no momentum, and is known to need other learning rates than people usually set."""
-STATE_BYTES: dict[OptimizerName, int] = {"adamw": 12, "adamw_8bit": 2, "adafactor": 0}
-"""A weight, at the least."""
+STATE_BYTES: dict[OptimizerName, int] = {"adamw": 8, "adamw_8bit": 2, "adafactor": 0}
+"""A trained weight, at the least, without the master copy that `adamw` keeps of those in bf16."""
 RECOMPUTE = (0, 4, 3, 2, 1)
 """Every n-th layer; from the fastest to the smallest."""
 _SMALLEST: OptimizerName = "adafactor"
@@ -36,12 +36,8 @@ class Predicts(Protocol):
     """What the ladder needs from `predictor.Predictor`."""
 
     @property
-    def parameters(self) -> int:
-        """Trained numbers."""
-
-    @property
-    def parameter_bytes(self) -> int:
-        """Bytes of the weights."""
+    def size(self) -> ModelSize:
+        """Of the model."""
 
     def predict(self, shape: MicroBatchShape, setting: Setting, *, padded: bool = True) -> Prediction:
         """The peak of a step with micro-batches of this shape."""
@@ -159,7 +155,9 @@ class Ladder:
     def _found(self, optimizer: OptimizerName, activation_checkpointing: int, micro_batch: int | None) -> Candidate:
         one = micro_batch or 1
         # Weights, gradients and states are all there while the weights are updated.
-        static = 2 * self._predictor.parameter_bytes + STATE_BYTES[optimizer] * self._predictor.parameters
+        size = self._predictor.size
+        static = size.parameter_bytes + size.trained_bytes + STATE_BYTES[optimizer] * size.trained
+        static += size.master_bytes if optimizer == "adamw" else 0
         if static + self._context > self._limit:
             return self._candidate(optimizer, activation_checkpointing, 0, one, {}, static + self._context)
         self._progress()

@@ -11,10 +11,12 @@ from typing import Any
 
 from jobs.errors import Rejected
 from jobs.memory_plan import Candidate, Device, MemoryPlan, OptimizerName, describe
-from jobs.spec import JobSpec
+from jobs.spec import JobSpec, LoraMethod
 from jobs.text.units import GIB, bytes_alike, format_bytes
+from worker.training.adapters.registry import method_of
 from worker.training.planning.budget import Budget
 from worker.training.planning.ladder import WORTH, Fixed, Ladder, choice
+from worker.training.planning.prediction import ModelSize
 from worker.training.planning.predictor import Predictor
 from worker.training.planning.room import plan_disk, plan_host
 from worker.training.planning.row_time import RowTime
@@ -52,14 +54,29 @@ def plan_memory(
     inputs, targets = longest
     context = CONTEXT_BYTES if device == "cuda" else 0
     progress()
-    training = spec.training
+    method, training = method_of(spec), spec.training
     predictor = Predictor(
-        config, task=task, device=device, fused=spec.speed.fused, dropout=training.dropout, training=training
+        config,
+        task=task,
+        device=device,
+        fused=spec.speed.fused,
+        dropout=training.dropout,
+        training=training,
+        method=method,
     )
+    size = predictor.size
     fixed = fixed_by(spec, optimizer)
     ladder = Ladder(
         predictor,
-        RowTime(task, config, inputs, targets, predictor.parameter_bytes, budget.gpu),
+        RowTime(
+            task,
+            config,
+            method.flops(task.flops(config), size.trained, task.layout(config).parameters),
+            inputs,
+            targets,
+            size,
+            budget.gpu,
+        ),
         limit=budget.limit,
         context=context,
         cap=min(spec.training.batch_size, CPU_ROWS) if device == "cpu" else spec.training.batch_size,
@@ -69,7 +86,7 @@ def plan_memory(
     chosen = choice(candidates)
     if chosen is None:
         raise does_not_fit(ladder, fixed, budget, longest, task)
-    kept = chosen.parts["weights"] + chosen.parts["optimizer"]
+    kept = size.trained_bytes + chosen.parts["optimizer"]
     least = None
     if device == "cuda":  # where a smaller GPU takes the job, its attempt walks the ladder again for that one
         least = min(chosen.peak_bytes, ladder.smallest(replace(fixed, optimizer=chosen.optimizer)).peak_bytes)
@@ -85,14 +102,21 @@ def plan_memory(
         activation_checkpointing=chosen.activation_checkpointing,
         optimizer=chosen.optimizer,
         parts=chosen.parts,
+        trained_parameters=size.trained,
         peak_bytes=chosen.peak_bytes,
         least_bytes=least,
         candidates=candidates,
         why=why(chosen, candidates, fixed),
         host=plan_host(kept),
-        disk=None if runs is None else plan_disk(runs, spec, kept, chosen.parts["weights"]),
+        disk=None if runs is None else plan_disk(runs, spec, kept, delivered_bytes(spec, size)),
         seconds=time.monotonic() - started,
     )
+
+
+def delivered_bytes(spec: JobSpec, size: ModelSize) -> int:
+    """Of the result: what is trained, and the whole model besides where adapters are merged into it."""
+    merged = isinstance(spec.method, LoraMethod) and spec.method.merge
+    return size.parameter_bytes if merged else size.trained_bytes
 
 
 def fixed_by(spec: JobSpec, begun: OptimizerName | None) -> Fixed:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import nn
+
 from jobs.memory_plan import OptimizerName
 
 
@@ -14,6 +16,31 @@ class Setting:
     activation_checkpointing: int
     """Every n-th layer is recomputed in the backward pass; 0: none."""
     optimizer: OptimizerName
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Weights of a model; shared ones count once."""
+
+    parameter_bytes: int
+    trained: int
+    """Numbers that are trained."""
+    trained_bytes: int
+    """Theirs; as many again for their gradients."""
+    master_bytes: int
+    """Of an fp32 copy of those that are trained and have fewer bits."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> ModelSize:
+        """`requires_grad` says what is trained."""
+        every = list(model.parameters())
+        trained = [each for each in every if each.requires_grad]
+        return cls(
+            parameter_bytes=sum(each.nbytes for each in every),
+            trained=sum(each.numel() for each in trained),
+            trained_bytes=sum(each.nbytes for each in trained),
+            master_bytes=sum(4 * each.numel() for each in trained if each.dtype.itemsize < 4),
+        )
 
 
 @dataclass(frozen=True)

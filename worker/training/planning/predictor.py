@@ -19,11 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from jobs.memory_plan import Device, OptimizerName
 from jobs.spec import TrainingSpec
+from worker.training.adapters.method import Method
 from worker.training.optimizers.optimizer import make_optimizer
 from worker.training.planning import tracker as counted
 from worker.training.planning.bare_model import bare_model, give_device
 from worker.training.planning.kernels import WORKSPACES, WithoutData, inside_cpu, inside_cuda, run_backward
-from worker.training.planning.prediction import Prediction, Setting
+from worker.training.planning.prediction import ModelSize, Prediction, Setting
 from worker.training.planning.row_search import next_rows
 from worker.training.planning.tracker import CATEGORIES, Tracker
 from worker.training.planning.updates import without_data
@@ -59,17 +60,18 @@ class Predictor:
         fused: bool,
         dropout: float | None,
         training: TrainingSpec,
+        method: Method | None = None,
     ) -> None:
-        """`config`: the content of config.json. `dropout` None: the model's own.
+        """`config`: the content of config.json. `dropout` None: the model's own. `method` None: all is trained.
 
-        Raises Rejected (`bad_config`) if transformers cannot build a model of it.
+        Raises Rejected (`bad_config`) if transformers cannot build a model of it, and as `Method.inject` does.
         """
         self._task = task
         self._schedule = training
         self._cuda = device == "cuda"
         self._device = torch.device("meta" if self._cuda else "cpu")
         self._fake = None if self._cuda else FakeTensorMode()
-        self._model = bare_model(config, task, dtype, fused=fused, dropout=dropout)
+        self._model = bare_model(config, task, dtype, fused=fused, dropout=dropout, method=method)
         if self._fake is not None:
             with self._fake:
                 give_device(self._model, self._device)
@@ -82,14 +84,9 @@ class Predictor:
         self._trace_passes(MicroBatchShape(1, 8, 8), 0, True)
 
     @property
-    def parameters(self) -> int:
-        """Trained numbers; shared ones once."""
-        return sum(parameter.numel() for parameter in self._model.parameters())
-
-    @property
-    def parameter_bytes(self) -> int:
-        """Bytes of the weights."""
-        return sum(parameter.nbytes for parameter in self._model.parameters())
+    def size(self) -> ModelSize:
+        """Of the model, with what the method adds to it."""
+        return ModelSize.of(self._model)
 
     def predict(self, shape: MicroBatchShape, setting: Setting, *, padded: bool = True) -> Prediction:
         """The peak of a step whose micro-batches have this shape. `padded`: some inputs are shorter than the widest."""

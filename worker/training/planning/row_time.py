@@ -8,7 +8,8 @@ import numpy as np
 
 from jobs.gpus import REFERENCE, GpuFacts
 from jobs.plan import EXPECTED_SHARE
-from worker.training.tasks.task import Config, Task
+from worker.training.planning.prediction import ModelSize
+from worker.training.tasks.task import Config, Flops, Task
 
 LAUNCHES = 66
 """Kernels that a micro-batch starts for each layer: 3,155 for the 48 of FLAN-T5-XL (docs/measurements.md)."""
@@ -21,28 +22,29 @@ class RowTime:
     """Seconds of rows of one shape, the longest there is. The optimizer's step is not in it.
 
     Arithmetic: FLOPs of the longest shape at `EXPECTED_SHARE` of the GPU's peak, recomputation counted as work. Each
-    micro-batch besides: its weights are read twice and its gradients read and written once, at the bandwidth of the
-    GPU's memory, and its kernels are launched. An unknown GPU, and a CPU, count as the reference GPU: it is
-    only the ratios that count.
+    micro-batch besides: its weights are read twice, and the gradients of those that are trained read and written once,
+    at the bandwidth of the GPU's memory, and its kernels are launched. An unknown GPU and a CPU count as the reference
+    GPU: it is only the ratios that count.
     """
 
     task: Task
     config: Config
+    flops: Flops
+    """Of training the model."""
     inputs: int
     targets: int
-    parameter_bytes: int
+    size: ModelSize
     gpu: GpuFacts | None
 
     def seconds(self, rows: int, activation_checkpointing: int) -> float:
         """Seconds of one row in micro-batches of this many rows."""
         shape = np.array([self.inputs]), np.array([self.targets])
-        flops = self.task.flops(self.config).rows(*shape)
+        flops = self.flops.rows(*shape)
         if activation_checkpointing:
             flops += self.task.recomputed_flops(self.config, activation_checkpointing).forward(*shape)
-        gpu = self.gpu or REFERENCE
+        gpu, size = self.gpu or REFERENCE, self.size
         peak, bandwidth = gpu.peak_flops or REFERENCE.peak_flops, gpu.memory_bandwidth or REFERENCE.memory_bandwidth
         assert peak and bandwidth, "the reference GPU is known"
-        return (
-            flops / (EXPECTED_SHARE * peak)
-            + (4 * self.parameter_bytes / bandwidth + LAUNCHES * self.task.layers(self.config) * LAUNCH_S) / rows
-        )
+        traffic = 2 * (size.parameter_bytes + size.trained_bytes)
+        launches = LAUNCHES * self.task.layers(self.config)
+        return flops / (EXPECTED_SHARE * peak) + (traffic / bandwidth + launches * LAUNCH_S) / rows

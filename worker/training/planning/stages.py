@@ -36,8 +36,9 @@ def plan_stage(
     """
     budget = find_budget(spec.memory, settings.device, settings.gpu, spec.resources)
     if earlier is not None and is_current(earlier, longest, budget):
-        kept = earlier.parts["weights"] + earlier.parts["optimizer"]
-        disk = plan_disk(run.path, spec, kept, earlier.parts["weights"])
+        assert earlier.host is not None and earlier.disk is not None, "a plan of this stage has both"
+        kept = earlier.host.copy_bytes
+        disk = plan_disk(run.path, spec, kept, earlier.disk.model_bytes)
         plan = earlier.model_copy(update={"host": plan_host(kept), "disk": disk})
     else:
         # Imported here: torch takes seconds, and a wrong job is refused before that, at once.

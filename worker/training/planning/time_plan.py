@@ -8,6 +8,7 @@ from typing import Any
 
 from jobs.plan import Plan, make_time_plan
 from jobs.spec import DataSpec, JobSpec
+from worker.training.adapters.registry import method_of
 from worker.training.settings import TrainerSettings
 from worker.training.steps.shape import Lengths
 from worker.training.tasks.registry import task_of
@@ -46,7 +47,9 @@ def with_time(
     scale = left * plan.data.rows * spec.training.epochs / len(lengths.inputs)
     task = task_of(spec, plan.task)
     again = task.recomputed_flops(config, plan.resolved.activation_checkpointing)
-    flops = task.flops(config).rows(lengths.inputs, lengths.targets)
+    trained = plan.memory.trained_parameters if plan.memory else 0
+    whole = method_of(spec).flops(task.flops(config), trained, plan.model.parameters)
+    flops = whole.rows(lengths.inputs, lengths.targets)
     time = make_time_plan(
         model_flops=scale * flops,
         recomputed_flops=scale * again.forward(lengths.inputs, lengths.targets),

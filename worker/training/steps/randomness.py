@@ -21,6 +21,11 @@ def update_seed(seed: int, step: int) -> int:
     return _derived(seed, step, "update")
 
 
+def init_seed(seed: int) -> int:
+    """Seed of the weights that a method adds to the model."""
+    return _derived(seed, "init")
+
+
 def rng_states() -> dict[str, Any]:
     """States of python's, numpy's and torch's generators, as JSON."""
     version, internal, gauss = random.getstate()

@@ -1,0 +1,246 @@
+"""Jobs with `method: lora`, as the trainer runs them: what they train, save, resume from and deliver."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from jobs.disk.rundir import RunDir
+from jobs.errors import BaseChanged, NotPrepared, Rejected
+from jobs.events import Adopted, CheckpointRejected, ModelLoaded
+from jobs.spec import LoraMethod
+from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors, trained
+from tests.training.checkpoints.damage import flip_a_bit
+from tests.training.conftest import OVERFIT, WORDS, MakeRun
+from tests.training.workplace import Workplace
+from worker.training import train
+from worker.training.adapters.lora import Lora
+from worker.training.context import TrainingContext
+from worker.training.models.model_store import seal
+from worker.training.network.model import load
+from worker.training.optimizers import adamw_8bit
+from worker.training.tasks.seq2seq.task import Seq2Seq
+
+CPU = torch.device("cpu")
+LORA: dict[str, Any] = {"type": "lora", "rank": 4, "dropout": 0.1}
+FAST = {"epochs": 4, "learning_rate": 0.1}
+LAST = "checkpoints/step-00000021"
+TENSORS = ("model.safetensors", "optimizer.safetensors")
+STEP_7 = 4 + 7 + 3
+"""Looks until an attempt stops at step 7, as in test_checkpoint.py."""
+
+
+@pytest.mark.parametrize("settings", [{}, {"dora": True, "rslora": True}, {"adapter_dtype": "float32"}])
+def test_a_job_learns_and_its_adapter_opens_with_the_same_logits(
+    make_run: MakeRun, model_folder: Path, settings: dict[str, Any]
+) -> None:
+    before = (model_folder / "model.safetensors").read_bytes()
+    run = make_run(method=LORA | settings, training=FAST)
+    assert attempt(run) == 0
+    assert (trained(run).loss or 9.0) < (trained(run).first_loss or 0.0) - 0.05
+    assert (model_folder / "model.safetensors").read_bytes() == before
+    assert {path.name for path in run.model.iterdir()} == {
+        "adapter_model.safetensors", "adapter_config.json", "generation_config.json", "README.md", "tokenizer.json",
+        "tokenizer_config.json",
+    }  # fmt: skip
+    config = json.loads((run.model / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(model_folder) and config["revision"] is None
+
+    method = Lora(LoraMethod.model_validate(LORA | settings))
+    own = load(
+        model_folder, CPU, task=Seq2Seq(), dropout=None, fused=False, activation_checkpointing=0, method=method
+    ).model.eval()
+    saved = load_file(run.model / "adapter_model.safetensors")
+    with torch.no_grad():
+        for name, tensor in method.weights(own).items():
+            tensor.copy_(saved[name])
+    theirs = PeftModel.from_pretrained(
+        AutoModelForSeq2SeqLM.from_pretrained(model_folder, dtype="bfloat16"),
+        run.model,
+        autocast_adapter_dtype="adapter_dtype" in settings,
+    ).eval()
+    ids = AutoTokenizer.from_pretrained(run.model)("w1 w2 w3 w4", return_tensors="pt").input_ids
+    with torch.no_grad():
+        one, other = (model(input_ids=ids, labels=ids).logits for model in (own, theirs))
+        with theirs.disable_adapter():
+            plain = theirs(input_ids=ids, labels=ids).logits
+    assert torch.equal(one, other) and not torch.equal(one, plain)
+
+
+def test_the_snippet_of_its_page_writes_what_the_job_wrote(make_run: MakeRun) -> None:
+    run = make_run(method=LORA, training=FAST, evaluation={"every_steps": 5, "samples": 4})
+    assert attempt(run) == 0
+    page = (run.model / "README.md").read_text()
+    [snippet] = re.findall(r"^```python\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", snippet], cwd=run.model, capture_output=True, text=True, check=True)
+    told = re.findall(r"^```text\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)[0]
+    assert done.stdout == told + "\n"
+    assert page.startswith("---\nlibrary_name: peft\n")
+    weights = sum(tensor.numel() for tensor in load_file(run.model / "adapter_model.safetensors").values())
+    assert f"| method | LoRA: rank 4, alpha 4, dropout 0.1, targets all-linear, bfloat16; {weights:,} weights" in page
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "adafactor"])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    monkeypatch.setattr(adamw_8bit, "LEAST_QUANTISED", 256)
+    parts = {"memory": {"optimizer": optimizer, "micro_batch": 4}, "method": LORA, "training": FAST}
+    whole, broken = make_run("whole", **parts), make_run("broken", **parts)
+    assert attempt(whole) == 0
+    assert attempt(broken, 1, stop_at=STEP_7) == 75
+    torch.rand(5)
+    assert attempt(broken, 2) == 0
+    assert facts(broken, ModelLoaded, 2)[0].resumed_step == 7
+    assert logged(broken) == logged(whole)
+    assert finished(broken, 2).result == finished(whole).result
+    assert same_tensors(broken.model / "adapter_model.safetensors", whole.model / "adapter_model.safetensors")
+    for file in TENSORS:
+        assert same_tensors(broken.path / LAST / file, whole.path / LAST / file)
+    names = {name: load_file(whole.path / LAST / name).keys() for name in TENSORS}
+    assert all("lora_" in name for name in names["model.safetensors"])
+    assert all(
+        "lora_" in name or name.startswith("table.") or name == "steps" for name in names["optimizer.safetensors"]
+    )
+
+
+def test_from_scratch_it_begins_with_the_same_bytes(make_run: MakeRun) -> None:
+    one, other = make_run("one", method=LORA), make_run("other", method=LORA)
+    for run in (one, other):
+        assert attempt(run) == 0
+        torch.rand(7)
+    assert same_tensors(one.model / "adapter_model.safetensors", other.model / "adapter_model.safetensors")
+
+
+def test_the_best_checkpoint_becomes_the_adapter_and_a_damaged_one_is_passed_over(make_run: MakeRun) -> None:
+    training = OVERFIT["training"] | {"learning_rate": 0.1}
+    run = make_run("best", **OVERFIT | {"training": training}, method=LORA | {"dropout": 0.0})
+    assert attempt(run) == 0
+    best = f"step-{trained(run).step:08d}"
+    assert best in checkpoints(run)
+    assert same_tensors(run.model / "adapter_model.safetensors", run.checkpoints / best / "model.safetensors")
+
+    broken = make_run("broken", method=LORA)
+    assert attempt(broken, 1, stop_at=STEP_7) == 75
+    flip_a_bit(broken.checkpoints / "step-00000007")
+    assert attempt(broken, 2) == 0
+    assert [fact.path for fact in facts(broken, CheckpointRejected, 2)] == ["checkpoints/step-00000007"]
+    assert facts(broken, ModelLoaded, 2)[0].resumed_step == 5
+
+
+def test_the_model_is_read_again_where_a_run_resumes(make_run: MakeRun, model_folder: Path) -> None:
+    seal(model_folder, "x")
+    run = make_run(method=LORA)
+    assert attempt(run, 1, stop_at=STEP_7) == 75
+    flip_a_bit(model_folder)
+    with pytest.raises(NotPrepared, match="has changed"):
+        attempt(run, 2)
+
+
+def test_a_model_that_changes_in_memory_is_no_result(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, real = make_run(method=LORA), train.training_loop
+
+    def damaging(context: TrainingContext) -> None:
+        real(context)
+        with torch.no_grad():
+            context.loaded.model.get_parameter("shared.weight")[5, 5] += 1.0
+
+    monkeypatch.setattr(train, "training_loop", damaging)
+    with pytest.raises(BaseChanged) as caught:
+        attempt(run)
+    assert caught.value.reason.exit_code == 83 and not run.model.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"), [({"rank": 17}, "rank_too_large"), ({"targets": ["q_proj"]}, "no_such_target")]
+)
+def test_what_the_model_cannot_have_is_refused_at_check(
+    place: LoraWorkplace, settings: dict[str, Any], code: str
+) -> None:
+    with pytest.raises(Rejected) as caught:
+        place.check(place.small_job(method=LORA | settings))
+    assert caught.value.detail_code == code
+
+
+class LoraWorkplace(Workplace):
+    """A tiny model and 41 rows, for all three stages."""
+
+    def small_job(self, **parts: Any) -> RunDir:
+        settings: dict[str, Any] = {
+            "model": "./model",
+            "data": {"validation": "held_out.jsonl", "max_input_tokens": 32, "max_target_tokens": 32},
+            "training": FAST | {"batch_size": 8},
+            "memory": {"micro_batch": 4, "optimizer": "adamw"},
+            "log": {"every_steps": 4},
+            "evaluation": {"every_steps": 5, "max_rows": 6, "samples": 2},
+            "checkpoint": {"every_steps": 5, "every_minutes": None, "keep": 2},
+            "method": LORA,
+        }
+        return self.job(**settings | parts)
+
+    def resuming(self, source: RunDir, **parts: Any) -> RunDir:
+        return self.small_job(resume_from=source.id, **parts)
+
+
+@pytest.fixture
+def place(tmp_path: Path, model_folder: Path) -> LoraWorkplace:
+    place = LoraWorkplace(tmp_path / "place")
+    shutil.copytree(model_folder, place.data / "model")
+    draw = random.Random(7)
+    rows = []
+    for _ in range(41 + 8):
+        words = [draw.choice(WORDS) for _ in range(draw.randint(3, 14))]
+        rows.append({"input": " ".join(words), "target": " ".join(reversed(words[::2]))})
+    place.rows("rows.jsonl", rows[:41])
+    place.rows("held_out.jsonl", rows[41:])
+    return place
+
+
+def test_another_job_resumes_from_it_and_the_method_must_be_the_same(place: LoraWorkplace) -> None:
+    whole, source = place.small_job(), place.small_job()
+    for run in (whole, source):
+        place.prepare(run)
+    assert attempt(whole) == 0
+    assert attempt(source, stop_at=STEP_7) == 75
+    run = place.resuming(source)
+    assert Adopted.model_validate(place.prepare(run)["adopted"]).step == 7
+    assert attempt(run) == 0
+    assert [row for row in logged(whole) if row[0] > 7] == logged(run)
+    for file in TENSORS:
+        assert same_tensors(run.path / LAST / file, whole.path / LAST / file)
+    for method in ("full", LORA | {"rank": 8}):
+        with pytest.raises(Rejected) as caught:
+            place.check(place.resuming(source, method=method))
+        assert caught.value.detail_code == "other_run" and str(caught.value.param).startswith("method")
+
+
+def test_the_plan_counts_what_lora_needs(place: LoraWorkplace) -> None:
+    plans = {}
+    for method in ("full", LORA):
+        run = place.small_job(method=method)
+        place.prepare(run)
+        plans["full" if method == "full" else "lora"] = run.plan(), run
+    (full, _), (lora, run) = plans["full"], plans["lora"]
+    assert full.memory and lora.memory and lora.memory.disk and lora.memory.host and full.memory.host
+    trained = lora.memory.trained_parameters
+    assert 0 < trained < full.memory.trained_parameters == full.model.parameters == lora.model.parameters
+    assert lora.memory.parts["weights"] == full.memory.parts["weights"] + 2 * trained
+    assert lora.memory.parts["gradients"] == 2 * trained
+    assert lora.memory.disk.model_bytes == 2 * trained
+    assert lora.memory.host.copy_bytes == lora.memory.disk.checkpoint_bytes < full.memory.host.copy_bytes
+    assert lora.time and full.time and lora.time.model_flops < full.time.model_flops
+    assert attempt(run) == 0
+    [one] = {sum(file.stat().st_size for file in (run.path / LAST).glob("*.safetensors"))}
+    assert lora.memory.disk.checkpoint_bytes <= one < lora.memory.disk.checkpoint_bytes + 40_000  # their headers

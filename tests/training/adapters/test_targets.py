@@ -1,0 +1,64 @@
+"""Which layers get an adapter, by the names of a real T5, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+
+from jobs.errors import Rejected
+from jobs.spec import LoraMethod
+from tests.training.conftest import tiny_model
+from worker.training.adapters.targets import shortened, targets_of
+from worker.training.tasks.seq2seq.fused import fuse
+
+
+def method(**settings: Any) -> LoraMethod:
+    return LoraMethod.model_validate({"type": "lora", "rank": 4} | settings)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_all_linear_means_every_linear_layer_but_the_head(fused: bool) -> None:
+    model = tiny_model()
+    if fused:
+        fuse(model)
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    found = targets_of(model, method())
+    assert found == [name for name in linear if name != "lm_head"]
+    assert len(found) == 3 * 4 + 2 * 3  # two self-attentions, one cross-attention, two gated feed-forwards
+    assert shortened(model, found) == ["k", "o", "q", "v", "wi_0", "wi_1", "wo"]
+
+
+def test_a_list_names_the_endings_of_names() -> None:
+    model = tiny_model()
+    found = targets_of(model, method(targets=["SelfAttention.q", "wo"]))
+    assert found == [
+        "encoder.block.0.layer.0.SelfAttention.q", "encoder.block.0.layer.1.DenseReluDense.wo",
+        "decoder.block.0.layer.0.SelfAttention.q", "decoder.block.0.layer.2.DenseReluDense.wo",
+    ]  # fmt: skip
+    assert shortened(model, found) == [found[2], found[0], "wo"], "another q is no target"
+
+
+def test_any_other_text_is_a_regular_expression_for_whole_names() -> None:
+    found = targets_of(tiny_model(), method(targets=r"decoder\..*\.(q|v)"))
+    assert found and all(name.startswith("decoder.") and name[-2:] in (".q", ".v") for name in found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "said"),
+    [
+        ({"targets": ["q", "q_proj"]}, "no_such_target", "'q_proj'"),
+        ({"targets": "q"}, "no_such_target", "whole name like 'q'"),
+        ({"targets": ["q", "final_layer_norm"]}, "target_not_linear", "encoder.final_layer_norm (T5LayerNorm)"),
+        ({"targets": ["shared"]}, "target_not_linear", "shared (Embedding)"),
+        ({"targets": ["lm_head"]}, "target_is_head", "the output head gets no adapter"),
+        ({"rank": 17}, "rank_too_large", "encoder.block.0.layer.0.SelfAttention.q (16 × 32)"),
+    ],
+)
+def test_what_cannot_have_an_adapter_is_refused_by_name(settings: dict[str, Any], code: str, said: str) -> None:
+    with pytest.raises(Rejected) as caught:
+        targets_of(tiny_model(), method(**settings))
+    assert caught.value.detail_code == code
+    assert said in str(caught.value) and caught.value.hint
+    assert caught.value.param == ("method.rank" if code == "rank_too_large" else "method.targets")

@@ -1,0 +1,78 @@
+"""Every weight is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from worker.training.adapters.method import BaseModel
+from worker.training.models.model_files import CONFIG, SINGLE
+from worker.training.tasks.layout import Layout
+from worker.training.tasks.task import Config, Flops
+
+DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Full:
+    """See `Method`."""
+
+    whole: ClassVar[bool] = True
+    weights_file: ClassVar[str] = SINGLE
+    library: ClassVar[str] = "transformers"
+
+    @property
+    def description(self) -> str:
+        """See `Method`."""
+        return "full: every weight"
+
+    def inject(self, model: nn.Module, seed: int) -> None:
+        """Nothing: the parameters are there, and all require gradients."""
+
+    def weights(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """See `Method`."""
+        return weights_of(model)
+
+    def untrained_sha256(self, model: nn.Module) -> str | None:
+        """See `Method`."""
+        return None
+
+    def flops(self, model: Flops, trained: int, base: int) -> Flops:
+        """See `Method`."""
+        return model
+
+    def configs(
+        self, model: nn.Module, config: Config, layout: Layout, base: BaseModel
+    ) -> Mapping[str, Mapping[str, object]]:
+        """config.json is the original one: dropout and fused modules of this job are not part of the model.
+
+        Two keys are set to what is true of the weights: `dtype`, and `tie_word_embeddings`, which transformers 5 saves
+        as true always.
+        """
+        tied = model.get_parameter(layout.head) is model.get_parameter(layout.embedding)
+        own = {**config, "dtype": str(DTYPE).removeprefix("torch."), "tie_word_embeddings": tied}
+        own.pop("torch_dtype", None)  # the old name of dtype
+        return {CONFIG: own}
+
+    def opening(self, auto_class: str, base: BaseModel) -> list[str]:
+        """See `Method`."""
+        return [
+            f"from transformers import {auto_class}, AutoTokenizer",
+            "",
+            f'model = {auto_class}.from_pretrained(".", dtype="bfloat16")  # this folder',
+        ]
+
+
+def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Name → tensor as files hold them: a shared tensor once, under its first name (`shared.weight` for T5)."""
+    named: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            named[name] = tensor.detach()
+    return named

@@ -1,0 +1,169 @@
+"""Adapters are trained beside a model that stays as it is (LoRA, rsLoRA, DoRA), with the modules of peft (ADR 0008).
+
+peft puts its layers into the model in place: nothing wraps the model, no weight of it is copied or converted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import nn
+
+from jobs.spec import LoraMethod
+from worker.training.adapters.flops import AdapterFlops
+from worker.training.adapters.method import BaseModel
+from worker.training.adapters.targets import shortened, targets_of
+from worker.training.models.layout import reject_tensors
+from worker.training.tasks.layout import Layout
+from worker.training.tasks.task import Config, Flops
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."
+"""In front of every name in the files of peft."""
+_ADAPTER_NAME = "default"
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_PIECE = 2**26
+"""Bytes hashed at a time."""
+_OUR_FAULT = "this is a fault of Longhaul, or of the installed peft: run the versions of the lock file"
+
+
+@dataclass(frozen=True)
+class Lora:
+    """See `Method`."""
+
+    settings: LoraMethod
+    whole: ClassVar[bool] = False
+    weights_file: ClassVar[str] = ADAPTER
+    library: ClassVar[str] = "peft"
+
+    @property
+    def description(self) -> str:
+        """See `Method`."""
+        settings = self.settings
+        kind = " and ".join(name for name, on in (("DoRA", settings.dora), ("rsLoRA", settings.rslora)) if on) or "LoRA"
+        targets = settings.targets if isinstance(settings.targets, str) else ", ".join(settings.targets)
+        return (
+            f"{kind}: rank {settings.rank}, alpha {settings.scale:g}, dropout {settings.dropout:g}, targets {targets}, "
+            f"{settings.adapter_dtype}"
+        )
+
+    def inject(self, model: nn.Module, seed: int) -> None:
+        """See `Method`. Raises Rejected as `targets_of` and `check` do."""
+        from peft import inject_adapter_in_model
+
+        targets = targets_of(model, self.settings)
+        with _seeded(seed):
+            inject_adapter_in_model(self._config(targets), model, _ADAPTER_NAME)
+        dtype = _DTYPES[self.settings.adapter_dtype]
+        for _, parameter in adapter_parameters(model):
+            parameter.data = parameter.data.to(dtype)
+        check(model, targets, dtype)
+
+    def weights(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """See `Method`; under the names of peft's files."""
+        from peft import get_peft_model_state_dict
+
+        named = get_peft_model_state_dict(model, save_embedding_layers=False)
+        return {f"{_PREFIX}{name}": tensor.detach() for name, tensor in named.items()}
+
+    def untrained_sha256(self, model: nn.Module) -> str | None:
+        """See `Method`."""
+        digest = hashlib.sha256()
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
+                flat = parameter.detach().contiguous().reshape(-1).view(torch.uint8)
+                for piece in flat.split(_PIECE):
+                    digest.update(piece.cpu().numpy().data)
+        return digest.hexdigest()
+
+    def flops(self, model: Flops, trained: int, base: int) -> Flops:
+        """See `Method`."""
+        return AdapterFlops(model, trained / base)
+
+    def configs(
+        self, model: nn.Module, config: Config, layout: Layout, base: BaseModel
+    ) -> Mapping[str, Mapping[str, object]]:
+        """adapter_config.json, as peft writes it; the targets by the endings of their names."""
+        written = self._config(shortened(model, adapted_modules(model)))
+        written.base_model_name_or_path, written.revision = base.name, base.revision
+        written.inference_mode = True
+        written.auto_mapping = {"base_model_class": type(model).__name__, "parent_library": type(model).__module__}
+        content: dict[str, object] = written.to_dict()  # type: ignore[no-untyped-call]  # untyped
+        return {ADAPTER_CONFIG: {key: sorted(each) if isinstance(each, set) else each for key, each in content.items()}}
+
+    def opening(self, auto_class: str, base: BaseModel) -> list[str]:
+        """See `Method`."""
+        revision = f', revision="{base.revision}"' if base.revision else ""
+        as_trained = "" if self.settings.adapter_dtype == "float32" else ", autocast_adapter_dtype=False"
+        return [
+            "from peft import PeftModel",
+            f"from transformers import {auto_class}, AutoTokenizer, GenerationConfig",
+            "",
+            f'base = {auto_class}.from_pretrained("{base.name}"{revision}, dtype="bfloat16")',
+            'base.generation_config = GenerationConfig.from_pretrained(".")  # this folder',
+            f'model = PeftModel.from_pretrained(base, "."{as_trained}).eval()',
+        ]
+
+    def _config(self, targets: list[str]) -> LoraConfig:
+        from peft import LoraConfig
+
+        settings = self.settings
+        return LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.scale,  # type: ignore[arg-type]  # any number does
+            lora_dropout=settings.dropout,
+            target_modules=targets,
+            use_rslora=settings.rslora,
+            use_dora=settings.dora,
+            bias="none",
+        )
+
+
+def adapted_modules(model: nn.Module) -> list[str]:
+    """Names of the modules that have an adapter."""
+    from peft.tuners.lora import LoraLayer
+
+    return [name for name, module in model.named_modules() if isinstance(module, LoraLayer)]
+
+
+def adapter_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Those of the adapters, by name: of an adapted module all but its base layer's."""
+    for name in adapted_modules(model):
+        for key, parameter in model.get_submodule(name).named_parameters():
+            if not key.startswith("base_layer."):
+                yield f"{name}.{key}", parameter
+
+
+def check(model: nn.Module, targets: list[str], dtype: torch.dtype) -> None:
+    """Refuse `adapters_misplaced`, `wrong_trainable`, `wrong_dtype`, `wrong_device`, naming modules and tensors."""
+    placed = set(adapted_modules(model)) ^ set(targets)
+    reject_tensors("adapters_misplaced", placed, "with an adapter too many or none", kind="modules", hint=_OUR_FAULT)
+    adapters = dict(adapter_parameters(model))
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    odd = trained ^ adapters.keys()
+    reject_tensors("wrong_trainable", odd, "trained that are no adapters, or not trained", hint=_OUR_FAULT)
+    others = [f"{name} ({parameter.dtype})" for name, parameter in adapters.items() if parameter.dtype != dtype]
+    reject_tensors("wrong_dtype", others, f"not {dtype}", hint=_OUR_FAULT)
+    device = next(model.parameters()).device
+    away = [f"{name} ({parameter.device})" for name, parameter in adapters.items() if parameter.device != device]
+    reject_tensors("wrong_device", away, f"not on {device}", hint=_OUR_FAULT)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Adapters are drawn on the host, whatever device they go to; its generator is put back."""
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)

@@ -1,0 +1,69 @@
+"""What the trainer asks of a method: which weights are trained, and what of a model is saved and delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from worker.training.tasks.layout import Layout
+from worker.training.tasks.task import Config, Flops
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """Where the model that was trained comes from, as another program would open it."""
+
+    name: str
+    """Hub id, or the absolute path of a folder."""
+    revision: str | None = None
+    """Commit of a hub model."""
+
+
+class Method(Protocol):
+    """Which weights are trained. The order below is that of a job."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether a checkpoint holds the whole model: then the weights that the model came with need not be read."""
+
+    @property
+    def description(self) -> str:
+        """For people."""
+
+    def inject(self, model: nn.Module, seed: int) -> None:
+        """Give the model, in place, the parameters that are trained, and let them alone require gradients.
+
+        The same seed gives the same bytes on every device; generators stay as they are. Raises Rejected where the
+        model cannot be trained so.
+        """
+
+    def weights(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """Name → tensor, as checkpoints and the result hold what is trained; the tensors themselves, not copies."""
+
+    def untrained_sha256(self, model: nn.Module) -> str | None:
+        """Hash of the weights that must not change; None: there are none."""
+
+    def flops(self, model: Flops, trained: int, base: int) -> Flops:
+        """Of training a model of `base` weights so that `trained` are; `model`: the same where every weight is."""
+
+    # -- the result -----------------------------------------------------------------------------------------------
+
+    @property
+    def weights_file(self) -> str:
+        """Name of the file of `weights` in the folder of the result."""
+
+    @property
+    def library(self) -> str:
+        """That opens the result, as the hub names it."""
+
+    def configs(
+        self, model: nn.Module, config: Config, layout: Layout, base: BaseModel
+    ) -> Mapping[str, Mapping[str, object]]:
+        """File name → content of the JSON files that say what the result is. `config`, `layout`: the model's own."""
+
+    def opening(self, auto_class: str, base: BaseModel) -> list[str]:
+        """Lines of Python that open the folder of the result, which is the current one, as `model`."""

@@ -1,0 +1,114 @@
+"""Which linear layers get an adapter; what cannot have one is refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+
+from torch import nn
+
+from jobs.errors import Rejected
+from jobs.spec import ALL_LINEAR, LoraMethod
+
+_TARGETS = "method.targets"
+
+
+def targets_of(model: nn.Module, method: LoraMethod) -> list[str]:
+    """Names of the modules, in the order of the model.
+
+    Raises Rejected: `no_such_target`, `target_not_linear`, `target_is_head`, `rank_too_large`.
+    """
+    modules = {name: module for name, module in model.named_modules() if name}
+    head = _head_of(model)
+    if method.targets == ALL_LINEAR:
+        found = [name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head]
+    else:
+        found = _matching(list(modules), method.targets)
+    if not found:
+        raise _refused("no_such_target", "the model has no linear layer but its head", "train it with method: full")
+    others = [f"{name} ({type(modules[name]).__name__})" for name in found if not isinstance(modules[name], nn.Linear)]
+    if others:
+        raise _refused(
+            "target_not_linear",
+            f"{_some(others)}: adapters are for linear layers",
+            f"name layers such as {_some(_endings(modules))}",
+        )
+    if any(modules[name] is head for name in found):
+        raise _refused("target_is_head", "the output head gets no adapter", "leave it out")
+    _check_rank(modules, found, method.rank)
+    return found
+
+
+def shortened(model: nn.Module, targets: Collection[str]) -> list[str]:
+    """The fewest endings of names that stand for these modules and no other, as peft reads a list of targets."""
+    names = [name for name, _ in model.named_modules() if name]
+    wanted = set(targets)
+    by_ending: dict[str, set[str]] = {}
+    for name in names:
+        by_ending.setdefault(name.rpartition(".")[2], set()).add(name)
+    short: set[str] = set()
+    for name in targets:
+        ending = name.rpartition(".")[2]
+        short.add(ending if by_ending[ending] <= wanted else name)
+    return sorted(short)
+
+
+def _matching(names: list[str], targets: str | list[str]) -> list[str]:
+    if isinstance(targets, str):
+        found = [name for name in names if re.fullmatch(targets, name)]
+        if not found:
+            raise _refused(
+                "no_such_target",
+                f"no module of the model has a whole name like {targets!r}",
+                f"the text is a regular expression; for the endings of names write a list: [{targets!r}]",
+            )
+        return found
+    for each in targets:
+        if not any(_ends(name, each) for name in names):
+            raise _refused(
+                "no_such_target",
+                f"no module of the model has a name that ends in {each!r}",
+                f"the names of its modules are such as {_some(names[-8:])}",
+            )
+    return [name for name in names if any(_ends(name, each) for each in targets)]
+
+
+def _ends(name: str, ending: str) -> bool:
+    return name == ending or name.endswith(f".{ending}")
+
+
+def _check_rank(modules: dict[str, nn.Module], targets: Iterable[str], rank: int) -> None:
+    small = []
+    for name in targets:
+        layer = modules[name]
+        assert isinstance(layer, nn.Linear), "others are refused before"
+        if rank > min(layer.in_features, layer.out_features):
+            small.append(f"{name} ({layer.out_features} × {layer.in_features})")
+    if small:
+        raise Rejected(
+            f"method.rank is {rank}, and {len(small)} of the layers have a smaller side: {_some(small)}",
+            code="rank_too_large",
+            param="method.rank",
+            hint="an adapter of that rank is larger than what it adapts: lower the rank, or leave those layers out of "
+            "method.targets",
+        )
+
+
+def _head_of(model: nn.Module) -> nn.Module | None:
+    """The output head, as transformers knows it."""
+    found = getattr(model, "get_output_embeddings", lambda: None)()
+    return found if isinstance(found, nn.Module) else None
+
+
+def _endings(modules: dict[str, nn.Module]) -> list[str]:
+    linear = (name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, nn.Linear))
+    return list(dict.fromkeys(linear))
+
+
+def _some(names: Collection[str]) -> str:
+    shown = list(names)
+    return ", ".join(shown[:5]) + (", …" if len(shown) > 5 else "")
+
+
+def _refused(code: str, message: str, hint: str) -> Rejected:
+    return Rejected(f"{_TARGETS}: {message}", code=code, param=_TARGETS, hint=hint)
