@@ -39,8 +39,11 @@ from transformers import PreTrainedModel
 
 from benchmarks.stock_tasks import StockClassification
 from jobs.memory_plan import OptimizerName
-from jobs.spec import TrainingSpec
+from jobs.spec import LoraMethod, TrainingSpec
 from jobs.text.units import GIB, format_bytes, format_duration
+from worker.training.adapters.full import Full
+from worker.training.adapters.lora import Lora
+from worker.training.adapters.method import Method
 from worker.training.doctor.random_t5 import SHAPES
 from worker.training.journal import Journal
 from worker.training.machine.usage import process_bytes
@@ -107,9 +110,15 @@ class Configuration:
     dtype: torch.dtype = torch.bfloat16
     fused: bool = True
     padded: bool = True
+    method: LoraMethod | None = None
+    """None: every weight is trained."""
 
 
 FP32 = torch.float32
+RANK_8 = LoraMethod(type="lora", rank=8)
+RANK_128 = LoraMethod(type="lora", rank=128, dropout=0.05)
+DORA = LoraMethod(type="lora", rank=8, dora=True)
+FP32_ADAPTERS = LoraMethod(type="lora", rank=8, adapter_dtype="float32")
 CONFIGURATIONS = (
     Configuration("small, long/long", "t5-small", "adamw_8bit", 8, 256, 256),
     Configuration("small, long/short, not padded", "t5-small", "adamw_8bit", 8, 384, 64, padded=False),
@@ -141,6 +150,15 @@ CONFIGURATIONS = (
     Configuration("Qwen3", "qwen3", "adamw_8bit", 8, 256, 128),
     Configuration("Llama, recompute 1", "llama", "adafactor", 16, 256, 256, 1),
     Configuration("Gemma, 256k tokens", "gemma-256k", "adafactor", 4, 256, 200),
+    Configuration("base, LoRA 8", "t5-base", "adamw", 4, 256, 128, method=RANK_8),
+    Configuration("base, LoRA 8, recompute 1", "t5-base", "adamw_8bit", 8, 256, 256, 1, method=RANK_8),
+    Configuration("base, LoRA 128", "t5-base", "adamw", 4, 256, 128, method=RANK_128),
+    Configuration("base, LoRA 128, recompute 2", "t5-base", "adafactor", 8, 128, 256, 2, method=RANK_128),
+    Configuration("small, stock, LoRA 8", "t5-small", "adamw", 4, 256, 256, fused=False, method=RANK_8),
+    Configuration("small, LoRA 8, fp32 adapters", "t5-small", "adamw", 8, 256, 128, method=FP32_ADAPTERS),
+    Configuration("small, DoRA 8", "t5-small", "adamw", 8, 256, 128, method=DORA),
+    Configuration("Qwen2, LoRA 8", "qwen2", "adamw", 4, 256, 128, method=RANK_8),
+    Configuration("Qwen2, LoRA 128, recompute 1", "qwen2", "adamw_8bit", 8, 256, 128, 1, method=RANK_128),
     Configuration("RoBERTa", "roberta", "adamw_8bit", 16, 256, 0),
     Configuration("RoBERTa, fp32, not padded", "roberta", "adafactor", 16, 128, 0, dtype=FP32, padded=False),
 )
@@ -191,7 +209,7 @@ def compared(configuration: Configuration) -> dict[str, Any]:
     begun = time.perf_counter()
     predictor = Predictor(
         config, task=task, dtype=configuration.dtype, device="cpu", fused=configuration.fused, dropout=None,
-        training=TrainingSpec(),
+        training=TrainingSpec(), method=method_in(configuration),
     )  # fmt: skip
     predicted = predictor.predict(
         MicroBatchShape(configuration.rows, configuration.inputs, configuration.targets),
@@ -204,6 +222,7 @@ def compared(configuration: Configuration) -> dict[str, Any]:
     return {
         **dataclasses.asdict(configuration),
         "dtype": str(configuration.dtype).removeprefix("torch."),
+        "method": "full" if configuration.method is None else configuration.method.model_dump(),
         "predicted_peak": predicted.peak,
         "real_peak": real,
         "error": predicted.peak / real - 1,
@@ -227,10 +246,17 @@ def describe(figures: dict[str, Any]) -> str:
     )
 
 
+def method_in(configuration: Configuration) -> Method:
+    """As the trainer asks it."""
+    return Full() if configuration.method is None else Lora(configuration.method)
+
+
 def measured(task: Task, config: dict[str, Any], configuration: Configuration) -> tuple[int, int]:
     """Real peaks of the passes and of the update, bytes."""
     torch.manual_seed(0)
-    model = bare_model(config, task, configuration.dtype, fused=configuration.fused, dropout=None)
+    model = bare_model(
+        config, task, configuration.dtype, fused=configuration.fused, dropout=None, method=method_in(configuration)
+    )
     give_device(model, torch.device("cpu"))
     fill(model)
     if configuration.activation_checkpointing:
@@ -260,8 +286,9 @@ def watched(
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         loss = run()
         loss.backward()
+        loss = loss.detach()  # as the loop does
         with record_function("update"):
-            optimizer.step(2, 1e-5, loss.detach())
+            optimizer.step(2, 1e-5, loss)
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     events = profiler.profiler.kineto_results.events()
     update = next(event.start_ns() for event in events if event.name() == "update")

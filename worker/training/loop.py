@@ -114,7 +114,10 @@ def accumulate(
             going.at = number
         part = batch.loss_sum(model) / tokens
         part.backward()
-        loss = part.detach() if loss is None else loss + part.detach()
+        # Without its graph, which would hold the inputs of recomputed layers, where the model is not trained, for as
+        # long as the next micro-batch goes forward.
+        part = part.detach()
+        loss = part if loss is None else loss + part
         if journal is not None:
             journal.progress()
     assert loss is not None, "a step has rows"

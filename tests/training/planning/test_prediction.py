@@ -13,7 +13,9 @@ from benchmarks.memory_prediction import Configuration, measured
 from benchmarks.stock_tasks import StockClassification
 from jobs.errors import Rejected
 from jobs.memory_plan import OptimizerName
-from jobs.spec import TrainingSpec
+from jobs.spec import LoraMethod, TrainingSpec
+from worker.training.adapters.full import Full
+from worker.training.adapters.lora import Lora
 from worker.training.doctor.random_t5 import SHAPES
 from worker.training.machine.usage import process_bytes
 from worker.training.planning.prediction import Setting
@@ -80,6 +82,27 @@ def test_other_models_are_predicted_as_exactly(
     assert_predicted(task, config, "adafactor", activation_checkpointing, torch.bfloat16, False, padded)
 
 
+@pytest.mark.parametrize(
+    ("task", "config", "settings", "optimizer", "activation_checkpointing"),
+    [
+        (Seq2Seq(), T5, {"rank": 8}, "adamw", 0),
+        (Seq2Seq(), T5, {"rank": 64, "adapter_dtype": "float32", "dropout": 0.1}, "adafactor", 1),
+        (Seq2Seq(), T5, {"rank": 8, "dora": True}, "adamw", 0),
+        (Causal(), QWEN2, {"rank": 8}, "adamw", 1),
+    ],
+)
+def test_adapters_are_predicted_as_exactly(
+    task: Task,
+    config: dict[str, Any],
+    settings: dict[str, Any],
+    optimizer: OptimizerName,
+    activation_checkpointing: int,
+) -> None:
+    method = LoraMethod.model_validate({"type": "lora"} | settings)
+    fused = task.name == "seq2seq"
+    assert_predicted(task, config, optimizer, activation_checkpointing, torch.bfloat16, fused, True, method)
+
+
 def assert_predicted(
     task: Task,
     config: dict[str, Any],
@@ -88,8 +111,10 @@ def assert_predicted(
     dtype: torch.dtype,
     fused: bool,
     padded: bool,
+    method: LoraMethod | None = None,
 ) -> None:
-    predicted = predictor(config, task=task, dtype=dtype, fused=fused).predict(
+    asked = Full() if method is None else Lora(method)
+    predicted = predictor(config, task=task, dtype=dtype, fused=fused, method=asked).predict(
         SHAPE, Setting(activation_checkpointing, optimizer), padded=padded
     )
     passes, update = measured(
@@ -106,6 +131,7 @@ def assert_predicted(
             dtype,
             fused,
             padded,
+            method,
         ),
     )
     assert predicted.pass_peak == pytest.approx(passes, rel=0.02)
