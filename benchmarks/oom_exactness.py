@@ -1,16 +1,16 @@
 """Out of memory at every operation of a step: what the real loop makes of it, compared with the undisturbed step.
 
-    python -m benchmarks.oom_exactness [--every N] [--seconds 120]
+    python -m benchmarks.oom_exactness [--every N] [--seconds 120] [--method lora]
 
-A tiny fused T5 in float64 without dropout runs `worker.training.loop.steps` with the real optimizers. At each operation
-of a step's forward and backward passes in turn (`points`; at every `every`-th where all would take longer than
-`--seconds`; with optimizers but the first at every tenth of those) an out-of-memory error is raised, in one of the
-message forms of `FORMS` after the other. Compared are the gradient that the optimizer gets and the weights after it
-(`max_abs_diff`, `max_weight_diff`), the steps (`lost_steps`, `double_steps`), rows and their order (`rows_differ`).
-`recovery_ratio` is the worst case of rows that went through the model besides those of the step, over those of the
-step; `lost_over_step` the median of the event's milliseconds over an undisturbed step, in wall-clock time.
-`naive_wrong_share`: where retrying the failed micro-batch alone, keeping the gradients that were there, would have gone
-wrong.
+A tiny fused T5 in float64 without dropout (with `--method lora` one that stays as it is, with adapters) runs
+`worker.training.loop.steps` with the real optimizers. At each operation of a step's forward and backward passes in turn
+(`points`; at every `every`-th where all would take longer than `--seconds`; with optimizers but the first at every
+tenth of those) an out-of-memory error is raised, in one of the message forms of `FORMS` after the other. Compared are
+the gradient that the optimizer gets and the weights after it (`max_abs_diff`, `max_weight_diff`), the steps
+(`lost_steps`, `double_steps`), rows and their order (`rows_differ`). `recovery_ratio` is the worst case of rows that
+went through the model besides those of the step, over those of the step; `lost_over_step` the median of the event's
+milliseconds over an undisturbed step, in wall-clock time. `naive_wrong_share`: where retrying the failed micro-batch
+alone, keeping the gradients that were there, would have gone wrong.
 
 With dropout: `streams_differ` counts later steps whose random numbers begin elsewhere than those of the undisturbed
 run, and `losses_differ` losses, of the step or later ones, that are not the same bit for bit where the step was redone
@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 from unittest import mock
 
 import numpy as np
@@ -52,6 +52,7 @@ from jobs.spec import parse_spec
 from tests.summaries import dataset_summary
 from tests.training.contexts import as_loaded, training_context
 from worker.training import loop
+from worker.training.adapters.registry import method_of
 from worker.training.dataset.data import PreparedDataset, Writer
 from worker.training.journal import Journal
 from worker.training.machine.out_of_memory import MemoryShortage
@@ -63,6 +64,7 @@ from worker.training.tasks.seq2seq.fused import fuse
 from worker.training.tasks.seq2seq.limits import PairLimit
 from worker.training.tasks.widths import PairWidths
 
+MethodName = Literal["full", "lora"]
 LIMIT = 1e-12
 WRONG = 1e-9
 """A gradient is wrong from here on, not rounded otherwise."""
@@ -163,7 +165,7 @@ class RunSeen:
 class Scene:
     """Rows, and a model that every run begins with alike."""
 
-    def __init__(self, folder: Path, *, dropout: float, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, *, dropout: float, dtype: torch.dtype, method: MethodName = "full") -> None:
         draw = random.Random(3)
         # Targets of more than 64 tokens are another length bucket.
         lengths = [(draw.randint(3, 40), draw.choice((draw.randint(3, 30), draw.randint(65, 80)))) for _ in range(ROWS)]
@@ -184,6 +186,7 @@ class Scene:
                 "data": {"train": "rows.jsonl"},
                 "training": {"epochs": 1, "batch_size": BATCH, "learning_rate": 0.01, "max_grad_norm": 0.1},
                 "memory": {"micro_batch": MICRO_BATCH},
+                "method": {"type": "lora", "rank": 4, "dropout": dropout} if method == "lora" else method,
             }
         )
         model, data = ModelPlan(source="x", parameters=1), DataPlan(train="x", input="x", target="x", rows=ROWS)
@@ -199,6 +202,12 @@ class Scene:
         self.model.to(dtype)  # type: ignore[arg-type]  # wrapped by transformers
         self.model.lm_head.weight = torch.nn.Parameter(torch.randn_like(self.model.lm_head.weight) * 0.05)
         fuse(self.model)
+        method_of(self.spec).inject(self.model, 0)
+        self.model.to(dtype)  # type: ignore[arg-type]  # wrapped by transformers
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                if "lora_B" in name:  # zero at first, and then nothing would flow into the other half of the adapters
+                    parameter.normal_(0, 0.1)
         self._weights = weights_of(self.model)
         self._journal = folder / f"journal-{dropout}-{dtype}.jsonl"
 
@@ -387,10 +396,12 @@ def in_the_optimizer(scene: Scene, optimizer: OptimizerName, most: int) -> dict[
     return {"points": len(places), "wrong": wrong}
 
 
-def measure(folder: Path, *, every: int | None = None, seconds: float = 120.0, others: int = 60) -> dict[str, Any]:
+def measure(
+    folder: Path, *, every: int | None = None, seconds: float = 120.0, others: int = 60, method: MethodName = "full"
+) -> dict[str, Any]:
     """Everything; `every` None: as close together as fits into about so many seconds. `others`: points of the rest."""
     start = time.perf_counter()
-    exact = Scene(folder, dropout=0.0, dtype=torch.float64)
+    exact = Scene(folder, dropout=0.0, dtype=torch.float64, method=method)
     gc.freeze()  # what was imported is not looked through again at every recovery
     try:
         if every is None:
@@ -403,7 +414,7 @@ def measure(folder: Path, *, every: int | None = None, seconds: float = 120.0, o
         spacing = {name: every if name == OPTIMIZERS[0] else every * OTHERS_EVERY for name in OPTIMIZERS}
         found = {name: in_a_step(exact, name, spacing[name]) for name in OPTIMIZERS}
         inside = {name: in_the_optimizer(exact, name, others) for name in OPTIMIZERS}
-        dropout = with_dropout(Scene(folder, dropout=0.1, dtype=torch.float32), others)
+        dropout = with_dropout(Scene(folder, dropout=0.1, dtype=torch.float32, method=method), others)
     finally:
         gc.unfreeze()
     worst = {
@@ -415,6 +426,7 @@ def measure(folder: Path, *, every: int | None = None, seconds: float = 120.0, o
     summed = ("points", "lost_steps", "double_steps", "rows_differ", "events_wrong")
     totals = {name: sum(each[name] for each in found.values()) for name in summed}
     return {
+        "method": method,
         **totals,
         **worst,
         "every": every,
@@ -443,10 +455,11 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, help="only every so manieth operation of a step")
     parser.add_argument("--seconds", type=float, default=120.0, help="what the points may take, about")
+    parser.add_argument("--method", choices=get_args(MethodName), default="full", help="which weights are trained")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="longhaul-oom-") as folder:
-        result = measure(Path(folder), every=arguments.every, seconds=arguments.seconds)
+        result = measure(Path(folder), every=arguments.every, seconds=arguments.seconds, method=arguments.method)
     print(json.dumps(result))
     return 1 if wrong(result) else 0
 

@@ -12,6 +12,7 @@ from jobs.disk.rundir import RunDir
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from jobs.spec import JobSpec
 from tests.training.attempts import StopAt
+from worker.training.adapters.registry import method_of
 from worker.training.checkpoints.checkpoint import TrainState
 from worker.training.context import TrainingContext
 from worker.training.dataset.data import PreparedDataset
@@ -36,6 +37,7 @@ def as_loaded(model: PreTrainedModel, spec: JobSpec) -> LoadedModel:
         parameter_bytes=sum(each.nbytes for each in parameters),
         seconds=0.0,
         peak_ratio=1.0,
+        method=method_of(spec),
     )
 
 

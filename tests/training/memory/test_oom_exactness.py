@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.oom_exactness import FORMS, measure, wrong
+from benchmarks.oom_exactness import FORMS, MethodName, measure, wrong
 from worker.training.machine.out_of_memory import is_out_of_memory
 
 
-def test_no_operation_of_a_step_is_a_bad_moment(tmp_path: Path) -> None:
-    """Every seventh operation; `python -m benchmarks.oom_exactness` takes them all."""
+@pytest.mark.parametrize(("method", "every"), [("full", 7), ("lora", 9)])
+def test_no_operation_of_a_step_is_a_bad_moment(tmp_path: Path, method: MethodName, every: int) -> None:
+    """Every so manieth operation; `python -m benchmarks.oom_exactness` takes them all."""
     assert all(is_out_of_memory(form()) for form in FORMS)
-    found = measure(tmp_path, every=7, others=12)
+    found = measure(tmp_path, every=every, others=12, method=method)
     assert wrong(found) == []
     assert found["points"] > 120 and found["dropout_points"] == 12 and found["optimizer_points"] == 24
     assert found["max_abs_diff"] < 1e-12 < found["gradient_scale"]
