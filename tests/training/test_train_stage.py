@@ -49,8 +49,14 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], 
         time.sleep(0.01)
 
 
-def test_sigterm_finishes_the_step_saves_and_the_next_attempt_goes_on_bit_for_bit(make_run: MakeRun) -> None:
-    long = {"training": {"epochs": 20}, "evaluation": {"every_steps": 10}, "checkpoint": {"every_steps": 50}}
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_sigterm_finishes_the_step_saves_and_the_next_attempt_goes_on_bit_for_bit(
+    make_run: MakeRun, method: str
+) -> None:
+    long = {
+        "method": {"type": "lora", "rank": 4, "merge": True} if method == "lora" else method,
+        "training": {"epochs": 20}, "evaluation": {"every_steps": 10}, "checkpoint": {"every_steps": 50},
+    }  # fmt: skip
     whole, broken = make_run("whole", **long), make_run("broken", **long)
     first = start(broken, 1)
     wait_until(lambda: len(facts(broken, EvaluationFinished)) >= 3, first, broken)

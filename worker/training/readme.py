@@ -13,7 +13,7 @@ from jobs.events import EvaluationFinished, Sample
 from jobs.plan import Plan
 from jobs.spec import DataSpec, WeightedSource
 from jobs.version import VERSION
-from worker.training.adapters.method import BaseModel
+from worker.training.adapters.method import BaseModel, Method
 from worker.training.context import TrainingContext
 from worker.training.models.model_files import GENERATION_CONFIG
 
@@ -22,8 +22,13 @@ POINTS = 12
 SAMPLES = 3
 
 
-def readme(context: TrainingContext, *, step: int, loss: float | None) -> str:
-    """The model's weights are those after `step`, with this validation loss (nats per target token)."""
+def readme(
+    context: TrainingContext, method: Method, *, step: int, loss: float | None, remark: str | None = None
+) -> str:
+    """The model's weights are those after `step`, with this validation loss (nats per target token).
+
+    `method`: the one that says what is delivered. `remark`: what else there is to say of it.
+    """
     spec, plan, loaded = context.spec, context.plan, context.loaded
     report = context.data.manifest.report
     evaluations = evaluations_of(context.run)
@@ -32,7 +37,7 @@ def readme(context: TrainingContext, *, step: int, loss: float | None) -> str:
     training, resolved = spec.training, plan.resolved
     dropout = "the model's own" if training.dropout is None else f"{training.dropout}"
     lines = [
-        *_front_matter(plan.model.source if plan.model.revision else None, loaded.method.library),
+        *_front_matter(plan.model.source if plan.model.revision else None, method.library),
         f"# {spec.name}",
         "",
         f"Model of job {context.run.id}: the weights after step {step:,} of {plan.steps:,}, {measured}; bfloat16.",
@@ -52,7 +57,8 @@ def readme(context: TrainingContext, *, step: int, loss: float | None) -> str:
         f"{resolved.optimizer}, weight decay {training.weight_decay:g}, dropout {dropout}, seed {training.seed} |",
         f"| made with | Longhaul {VERSION}, torch {version('torch')}, transformers {version('transformers')} |",
         "",
-        *_usage(context, evaluations, step),
+        *([f"{remark[0].upper()}{remark[1:]}.", ""] if remark else []),
+        *_usage(context, method, evaluations, step),
         *_curve(context.run, evaluations),
         *_samples(evaluations.get(step)),
     ]
@@ -103,7 +109,9 @@ def _front_matter(base: str | None, library: str) -> list[str]:
     return ["---", f"library_name: {library}", *known, "tags: [longhaul]", "---", ""]
 
 
-def _usage(context: TrainingContext, evaluations: dict[int, EvaluationFinished], step: int) -> list[str]:
+def _usage(
+    context: TrainingContext, method: Method, evaluations: dict[int, EvaluationFinished], step: int
+) -> list[str]:
     """A snippet that writes what a sample says, where there is one that is read again as it was."""
     found = evaluations.get(step)
     text, sample = _sample_to_repeat(context, found.samples if found else [])
@@ -112,7 +120,7 @@ def _usage(context: TrainingContext, evaluations: dict[int, EvaluationFinished],
         "## Use",
         "",
         "```python",
-        *context.loaded.method.opening(auto_class, base_model(context.plan)),
+        *method.opening(auto_class, base_model(context.plan)),
         'tokenizer = AutoTokenizer.from_pretrained(".")',
         f"text = {json.dumps(text or usage.text, ensure_ascii=False)}",
         f"inputs = {usage.inputs}",

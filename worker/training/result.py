@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jobs.errors import DiskFull
 from jobs.text.units import bytes_alike
-from worker.training.checkpoints.checkpoint import WEIGHTS, VerifiedCheckpoint
+from worker.training.adapters.method import Method
+from worker.training.checkpoints.checkpoint import WEIGHTS, VerifiedCheckpoint, restore_weights
 from worker.training.checkpoints.tensorfile import write_tensors
 from worker.training.context import TrainingContext
+from worker.training.merge_check import check_merged
 from worker.training.network.model import write_model
 from worker.training.readme import base_model, generation_config, readme
+
+ADAPTER_FOLDER = "adapter"
+"""Within `model/`: the adapters that are merged into what is there."""
+Parts = Mapping[str, tuple[Method, Callable[[Path], object]]]
 
 
 def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, *, step: int, loss: float | None) -> None:
@@ -21,25 +28,37 @@ def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, *, s
     """
     run, loaded = context.run, context.loaded
     loaded.check_untrained()
-    weights = loaded.weights
-    free, needed = shutil.disk_usage(run.path).free, int(1.1 * sum(each.nbytes for each in weights.values()))
+    free, needed = shutil.disk_usage(run.path).free, int(1.1 * loaded.result_bytes)
     if free < needed:
         model, room = bytes_alike(needed, free)
         raise DiskFull(
             f"the final model needs {model}, and {room} are free",
             hint="make room in the runs directory",
         )
+    method, merged = loaded.method, loaded.method.merged
 
-    def write_weights(file: Path) -> object:
+    def write_trained(file: Path) -> object:
         if kept is not None:
             return shutil.copyfile(kept.folder / WEIGHTS, file)
-        return write_tensors(file, weights, context.journal)
+        return write_tensors(file, loaded.weights, context.journal)
 
-    write_model(
-        loaded,
-        run.model,
-        write_weights,
-        base=base_model(context.plan),
-        generation=generation_config(context),
-        readme=readme(context, step=step, loss=loss),
-    )
+    def write(parts: Parts, delivered: Method, remark: str | None = None) -> None:
+        write_model(
+            loaded,
+            run.model,
+            parts,
+            base=base_model(context.plan),
+            generation=generation_config(context),
+            readme=readme(context, delivered, step=step, loss=loss, remark=remark),
+        )
+
+    write({".": (method, write_trained)}, method)
+    if merged is not None:  # only now: where the check refuses them, the adapters are there
+        if kept is not None:
+            restore_weights(kept, loaded.weights)
+        remark = check_merged(context).text
+
+        def write_merged(file: Path) -> object:
+            return write_tensors(file, merged.weights(loaded.model), context.journal)
+
+        write({".": (merged, write_merged), ADAPTER_FOLDER: (method, write_trained)}, merged, remark)

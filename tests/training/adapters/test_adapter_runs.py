@@ -25,7 +25,8 @@ from tests.training.attempts import attempt, checkpoints, facts, finished, logge
 from tests.training.checkpoints.damage import flip_a_bit
 from tests.training.conftest import OVERFIT, WORDS, MakeRun
 from tests.training.workplace import Workplace
-from worker.training import train
+from worker.training import merge_check, train
+from worker.training.adapters import merging
 from worker.training.adapters.lora import Lora
 from worker.training.context import TrainingContext
 from worker.training.models.model_store import seal
@@ -138,6 +139,60 @@ def test_the_best_checkpoint_becomes_the_adapter_and_a_damaged_one_is_passed_ove
     assert attempt(broken, 2) == 0
     assert [fact.path for fact in facts(broken, CheckpointRejected, 2)] == ["checkpoints/step-00000007"]
     assert facts(broken, ModelLoaded, 2)[0].resumed_step == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "fused", "wide"),
+    [
+        ({}, True, torch.float64),
+        ({}, True, torch.float32),
+        ({"dora": True, "alpha": 16.0}, True, torch.float64),
+        ({"rslora": True, "adapter_dtype": "float32"}, False, torch.float64),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied")  # peft, of every untied T5
+def test_a_merged_model_is_the_model_with_its_adapters(
+    make_run: MakeRun,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    fused: bool,
+    wide: torch.dtype,
+) -> None:
+    monkeypatch.setattr(merge_check, "wide_dtype", lambda loaded: wide)
+    run = make_run(method=LORA | settings | {"merge": True}, training=FAST, speed={"fused": fused})
+    caplog.set_level("INFO", "longhaul.trainer")
+    assert attempt(run) == 0
+    [(change, worst, exact)] = re.findall(
+        r"changes by ([+-]\S+) nats \(of one row by (\S+) at most\), and by (\S+) before", caplog.text
+    )
+    assert float(exact) <= (1e-12 if wide == torch.float64 else 1e-6)
+    assert 0 < abs(float(change)) <= float(worst) < 0.01
+    page = (run.model / "README.md").read_text()
+    assert change in page and page.startswith("---\nlibrary_name: transformers\n")
+
+    assert {path.name for path in (run.model / "adapter").iterdir()} == {
+        "adapter_config.json", "adapter_model.safetensors",
+    }  # fmt: skip
+    whole, info = AutoModelForSeq2SeqLM.from_pretrained(run.model, dtype="auto", output_loading_info=True)
+    assert not any(info.values()) and whole.dtype == torch.bfloat16
+    base = AutoModelForSeq2SeqLM.from_pretrained(str(run.plan().model.folder), dtype=torch.float32)
+    theirs: Any = PeftModel.from_pretrained(base, str(run.model / "adapter"))
+    merged = theirs.merge_and_unload().state_dict()
+    for name, weight in whole.state_dict().items():
+        assert torch.allclose(weight.float(), merged[name], rtol=2**-8, atol=1e-6), name
+
+
+def test_a_merge_that_differs_is_refused_and_the_adapters_stay(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = merging.merged_weight
+    monkeypatch.setattr(merging, "merged_weight", lambda layer: real(layer) * 1.001)
+    run = make_run(method=LORA | {"merge": True}, training=FAST)
+    with pytest.raises(Rejected) as caught:
+        attempt(run)
+    assert caught.value.detail_code == "merge_differs"
+    assert (run.model / "adapter_model.safetensors").exists() and not (run.model / "model.safetensors").exists()
 
 
 def test_the_model_is_read_again_where_a_run_resumes(make_run: MakeRun, model_folder: Path) -> None:

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def write(loaded: LoadedModel, target: Path, **facts: Any) -> None:
     generation = {"max_new_tokens": 9, "decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
     facts = {"generation": generation, "readme": "# Job\n", "base": BaseModel("x"), **facts}
-    write_model(loaded, target, lambda file: write_tensors(file, loaded.weights), **facts)
+    write_model(loaded, target, {".": (loaded.method, lambda file: write_tensors(file, loaded.weights))}, **facts)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from worker.training.adapters.method import BaseModel
+from worker.training.adapters.method import BaseModel, Method
 from worker.training.models.model_files import CONFIG, SINGLE
 from worker.training.tasks.layout import Layout
 from worker.training.tasks.task import Config, Flops
@@ -33,7 +33,7 @@ class Full:
     def inject(self, model: nn.Module, seed: int) -> None:
         """Nothing: the parameters are there, and all require gradients."""
 
-    def weights(self, model: nn.Module) -> dict[str, torch.Tensor]:
+    def weights(self, model: nn.Module) -> Mapping[str, torch.Tensor]:
         """See `Method`."""
         return weights_of(model)
 
@@ -42,6 +42,15 @@ class Full:
         return None
 
     def flops(self, model: Flops, trained: int, base: int) -> Flops:
+        """See `Method`."""
+        return model
+
+    @property
+    def merged(self) -> Method | None:
+        """See `Method`."""
+        return None
+
+    def result_bytes(self, trained: int, model: int) -> int:
         """See `Method`."""
         return model
 

@@ -16,7 +16,8 @@ from torch import nn
 
 from jobs.spec import LoraMethod
 from worker.training.adapters.flops import AdapterFlops
-from worker.training.adapters.method import BaseModel
+from worker.training.adapters.merging import Merged, adapted_layers
+from worker.training.adapters.method import BaseModel, Method
 from worker.training.adapters.targets import shortened, targets_of
 from worker.training.models.layout import reject_tensors
 from worker.training.tasks.layout import Layout
@@ -67,7 +68,7 @@ class Lora:
             parameter.data = parameter.data.to(dtype)
         check(model, targets, dtype)
 
-    def weights(self, model: nn.Module) -> dict[str, torch.Tensor]:
+    def weights(self, model: nn.Module) -> Mapping[str, torch.Tensor]:
         """See `Method`; under the names of peft's files."""
         from peft import get_peft_model_state_dict
 
@@ -89,11 +90,20 @@ class Lora:
         """See `Method`."""
         return AdapterFlops(model, trained / base)
 
+    @property
+    def merged(self) -> Method | None:
+        """See `Method`."""
+        return Merged() if self.settings.merge else None
+
+    def result_bytes(self, trained: int, model: int) -> int:
+        """See `Method`."""
+        return trained + (model if self.settings.merge else 0)
+
     def configs(
         self, model: nn.Module, config: Config, layout: Layout, base: BaseModel
     ) -> Mapping[str, Mapping[str, object]]:
         """adapter_config.json, as peft writes it; the targets by the endings of their names."""
-        written = self._config(shortened(model, adapted_modules(model)))
+        written = self._config(shortened(model, adapted_layers(model)))
         written.base_model_name_or_path, written.revision = base.name, base.revision
         written.inference_mode = True
         written.auto_mapping = {"base_model_class": type(model).__name__, "parent_library": type(model).__module__}
@@ -128,24 +138,17 @@ class Lora:
         )
 
 
-def adapted_modules(model: nn.Module) -> list[str]:
-    """Names of the modules that have an adapter."""
-    from peft.tuners.lora import LoraLayer
-
-    return [name for name, module in model.named_modules() if isinstance(module, LoraLayer)]
-
-
 def adapter_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Those of the adapters, by name: of an adapted module all but its base layer's."""
-    for name in adapted_modules(model):
-        for key, parameter in model.get_submodule(name).named_parameters():
+    for name, layer in adapted_layers(model).items():
+        for key, parameter in layer.named_parameters():
             if not key.startswith("base_layer."):
                 yield f"{name}.{key}", parameter
 
 
 def check(model: nn.Module, targets: list[str], dtype: torch.dtype) -> None:
     """Refuse `adapters_misplaced`, `wrong_trainable`, `wrong_dtype`, `wrong_device`, naming modules and tensors."""
-    placed = set(adapted_modules(model)) ^ set(targets)
+    placed = set(adapted_layers(model)) ^ set(targets)
     reject_tensors("adapters_misplaced", placed, "with an adapter too many or none", kind="modules", hint=_OUR_FAULT)
     adapters = dict(adapter_parameters(model))
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -41,7 +41,7 @@ class Method(Protocol):
         model cannot be trained so.
         """
 
-    def weights(self, model: nn.Module) -> dict[str, torch.Tensor]:
+    def weights(self, model: nn.Module) -> Mapping[str, torch.Tensor]:
         """Name → tensor, as checkpoints and the result hold what is trained; the tensors themselves, not copies."""
 
     def untrained_sha256(self, model: nn.Module) -> str | None:
@@ -51,6 +51,13 @@ class Method(Protocol):
         """Of training a model of `base` weights so that `trained` are; `model`: the same where every weight is."""
 
     # -- the result -----------------------------------------------------------------------------------------------
+
+    @property
+    def merged(self) -> Method | None:
+        """That of the whole model with what was trained merged into it, if that is to be delivered; else None."""
+
+    def result_bytes(self, trained: int, model: int) -> int:
+        """Of all that is delivered, for so many bytes of trained weights, and of the model as it came."""
 
     @property
     def weights_file(self) -> str:

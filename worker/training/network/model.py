@@ -52,9 +52,15 @@ class LoadedModel:
     """Hash of the weights that are not trained, as loaded; None: all are."""
 
     @property
-    def weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> Mapping[str, torch.Tensor]:
         """What is trained, as checkpoints hold it: the tensors themselves."""
         return self.method.weights(self.model)
+
+    @property
+    def result_bytes(self) -> int:
+        """Of the weights that are delivered."""
+        trained = sum(parameter.nbytes for parameter in self.model.parameters() if parameter.requires_grad)
+        return self.method.result_bytes(trained, self.parameter_bytes)
 
     @property
     def trained_parameters(self) -> int:
@@ -153,7 +159,7 @@ def load(
 def write_model(
     loaded: LoadedModel,
     target: Path,
-    write_weights: Callable[[Path], object],
+    parts: Mapping[str, tuple[Method, Callable[[Path], object]]],
     *,
     base: BaseModel,
     generation: Mapping[str, object],
@@ -161,19 +167,21 @@ def write_model(
 ) -> None:
     """Make the folder `target`: weights, config, tokenizer, generation_config.json, README.md; complete, then renamed.
 
-    `write_weights` writes the safetensors file it is given the name of (from the model, or from a checkpoint). What
-    weights and config are, the method of the model says.
+    `parts`: by folder within it (`.` first), the method that says what weights and config are there, and what writes
+    the safetensors file that it is given the name of (from the model, or from a checkpoint).
     """
     temporary = target.with_name(f"tmp-{target.name}")
     old = target.with_name(f"tmp-old-{target.name}")
     for leftover in (temporary, old):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
-    method = loaded.method
-    write_weights(temporary / method.weights_file)
     layout = loaded.task.layout(loaded.config)
-    for name, content in method.configs(loaded.model, loaded.config, layout, base).items():
-        write_synced(temporary / name, json.dumps(content, indent=2, sort_keys=True).encode() + b"\n")
+    for part, (method, write_weights) in parts.items():
+        folder = temporary / part
+        folder.mkdir(exist_ok=True)
+        write_weights(folder / method.weights_file)
+        for name, content in method.configs(loaded.model, loaded.config, layout, base).items():
+            write_synced(folder / name, json.dumps(content, indent=2, sort_keys=True).encode() + b"\n")
     for name in SMALL:
         if name not in (CONFIG, GENERATION_CONFIG) and (loaded.folder / name).exists():
             shutil.copyfile(loaded.folder / name, temporary / name)

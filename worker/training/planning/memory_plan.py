@@ -11,12 +11,11 @@ from typing import Any
 
 from jobs.errors import Rejected
 from jobs.memory_plan import Candidate, Device, MemoryPlan, OptimizerName, describe
-from jobs.spec import JobSpec, LoraMethod
+from jobs.spec import JobSpec
 from jobs.text.units import GIB, bytes_alike, format_bytes
 from worker.training.adapters.registry import method_of
 from worker.training.planning.budget import Budget
 from worker.training.planning.ladder import WORTH, Fixed, Ladder, choice
-from worker.training.planning.prediction import ModelSize
 from worker.training.planning.predictor import Predictor
 from worker.training.planning.room import plan_disk, plan_host
 from worker.training.planning.row_time import RowTime
@@ -87,6 +86,7 @@ def plan_memory(
     if chosen is None:
         raise does_not_fit(ladder, fixed, budget, longest, task)
     kept = size.trained_bytes + chosen.parts["optimizer"]
+    delivered = method.result_bytes(size.trained_bytes, size.parameter_bytes)
     least = None
     if device == "cuda":  # where a smaller GPU takes the job, its attempt walks the ladder again for that one
         least = min(chosen.peak_bytes, ladder.smallest(replace(fixed, optimizer=chosen.optimizer)).peak_bytes)
@@ -108,15 +108,9 @@ def plan_memory(
         candidates=candidates,
         why=why(chosen, candidates, fixed),
         host=plan_host(kept),
-        disk=None if runs is None else plan_disk(runs, spec, kept, delivered_bytes(spec, size)),
+        disk=None if runs is None else plan_disk(runs, spec, kept, delivered),
         seconds=time.monotonic() - started,
     )
-
-
-def delivered_bytes(spec: JobSpec, size: ModelSize) -> int:
-    """Of the result: what is trained, and the whole model besides where adapters are merged into it."""
-    merged = isinstance(spec.method, LoraMethod) and spec.method.merge
-    return size.parameter_bytes if merged else size.trained_bytes
 
 
 def fixed_by(spec: JobSpec, begun: OptimizerName | None) -> Fixed:

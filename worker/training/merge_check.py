@@ -1,0 +1,107 @@
+"""Whether merged weights are those of the model with its adapters: asked before they are delivered.
+
+Held-out rows go through both, in fp32 (on a CPU float64), with no copy of the model: the mean log-probability of their
+tokens must be the same. What rounding the merged weights to bf16 changes, with which they are written, is measured with
+them: so much the result departs from what was trained and evaluated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from jobs.errors import Rejected
+from worker.training.adapters.merging import computed_merged
+from worker.training.adapters.wide import Widened
+from worker.training.context import TrainingContext
+from worker.training.network.model import LoadedModel
+from worker.training.tasks.task import Batch
+
+LIMIT = 1e-6
+"""Nats a token, at most, between the model with adapters and the one with merged weights, before these are rounded."""
+ROWS = 16
+Float64 = npt.NDArray[np.float64]
+log = logging.getLogger("longhaul.trainer")
+
+
+@dataclass(frozen=True)
+class MergeCheck:
+    """Differences of the mean log-probability of a held-out token (nats)."""
+
+    rows: int
+    tokens: int
+    exact: float
+    """Of weights merged in wide numbers."""
+    rounded: float
+    """Of the weights that are written, in bf16."""
+    rounded_worst: float
+    """The same of the row for which it is largest."""
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return (
+            f"merged in bf16: the mean log-probability of {self.tokens:,} tokens of {self.rows} rows changes by "
+            f"{self.rounded:+.2g} nats (of one row by {self.rounded_worst:.2g} at most), and by {self.exact:.1g} "
+            "before the weights are rounded"
+        )
+
+
+def check_merged(context: TrainingContext) -> MergeCheck:
+    """Compare the two, for the adapters that are in memory. Raises Rejected (`merge_differs`)."""
+    loaded, data = context.loaded, context.data
+    rows = data.validation if len(data.validation) else data.train
+    chosen = [np.array([row]) for row in range(min(ROWS, len(rows)))]
+    batches = loaded.task.limit(rows, 1).batches(rows, chosen, loaded.pad_id)
+    context.cache.clear()
+    training = loaded.model.training
+    loaded.model.eval()
+    try:
+        apart = likelihoods(context, batches)
+        with computed_merged(loaded.model, rounded=False):
+            merged = likelihoods(context, batches)
+        with computed_merged(loaded.model, rounded=True):
+            rounded = likelihoods(context, batches)
+    finally:
+        loaded.model.train(training)
+    tokens = np.array([batch.target_tokens for batch in batches])
+    by_row = np.abs(rounded - apart) / tokens
+    found = MergeCheck(
+        rows=len(batches),
+        tokens=int(tokens.sum()),
+        exact=abs(float((merged - apart).sum() / tokens.sum())),
+        rounded=float((rounded - apart).sum() / tokens.sum()),
+        rounded_worst=float(by_row.max()),
+    )
+    log.info("%s", found.text)
+    if not found.exact <= LIMIT:  # also where it is no number
+        raise Rejected(
+            f"with merged weights the mean log-probability of a token is another by {found.exact:.2g} nats, and "
+            f"{LIMIT:g} is the most that is rounding",
+            code="merge_differs",
+            param="method.merge",
+            hint="model/ holds the adapters, which are as they were trained; the merged model was not written",
+        )
+    return found
+
+
+@torch.no_grad()
+def likelihoods(context: TrainingContext, batches: Sequence[Batch]) -> Float64:
+    """[batches] log-likelihoods of the targets, in wide numbers."""
+    model = context.loaded.model
+    found = []
+    with Widened(wide_dtype(context.loaded)):
+        for batch in batches:
+            found.append(-batch.loss_sum(model).item())
+            context.journal.progress()
+    return np.array(found)
+
+
+def wide_dtype(loaded: LoadedModel) -> torch.dtype:
+    """The attention kernels of a GPU have no float64."""
+    return torch.float64 if loaded.model.device.type == "cpu" else torch.float32
