@@ -15,7 +15,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import BaseChanged, NotPrepared, Rejected
@@ -24,7 +24,7 @@ from jobs.spec import LoraMethod
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors, trained
 from tests.training.checkpoints.damage import flip_a_bit
 from tests.training.conftest import OVERFIT, WORDS, MakeRun
-from tests.training.workplace import Workplace
+from tests.training.workplace import Workplace, pairs
 from worker.training import merge_check, train
 from worker.training.adapters import merging
 from worker.training.adapters.lora import Lora
@@ -299,3 +299,24 @@ def test_the_plan_counts_what_lora_needs(place: LoraWorkplace) -> None:
     assert attempt(run) == 0
     [one] = {sum(file.stat().st_size for file in (run.path / LAST).glob("*.safetensors"))}
     assert lora.memory.disk.checkpoint_bytes <= one < lora.memory.disk.checkpoint_bytes + 40_000  # their headers
+
+
+def test_a_causal_model_is_trained_merged_and_opened_alike(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", pairs(60))
+    run = workplace.job(
+        model="builtin:qwen-tiny",
+        method=LORA | {"rank": 8, "merge": True},
+        data={"validation": 0.2},
+        training={"epochs": 1, "batch_size": 8, "learning_rate": 0.01},
+        memory={"micro_batch": 4, "optimizer": "adamw"},
+        evaluation={"every_steps": 100, "max_rows": 6, "samples": 2, "sample_tokens": 8},
+    )
+    workplace.prepare(run)
+    assert attempt(run) == 0
+    assert (trained(run).loss or 99.0) < (trained(run).first_loss or 0.0)
+    base = AutoModelForCausalLM.from_pretrained(str(run.plan().model.folder), dtype=torch.float32)
+    apart = PeftModel.from_pretrained(base, str(run.model / "adapter")).eval()
+    merged = AutoModelForCausalLM.from_pretrained(run.model, dtype=torch.float32).eval()
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    with torch.no_grad():
+        assert torch.allclose(apart(input_ids=ids).logits, merged(input_ids=ids).logits, atol=0.02)
