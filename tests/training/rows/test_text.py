@@ -148,7 +148,7 @@ def test_columns_that_are_not_recognized_are_listed_with_what_to_write() -> None
 )
 def test_the_example_of_a_template_is_over_a_column_that_there_is(columns: list[str], example: str) -> None:
     with pytest.raises(BadData) as caught:
-        choose_templates(None, None, columns, "rows.jsonl")
+        choose_templates(None, None, columns, "rows.jsonl", PAIRS)
     assert f'a template such as "{example}";' in str(caught.value.hint)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from jobs.plan import Plan, make_time_plan
 from jobs.spec import DataSpec, JobSpec
-from worker.training.adapters.registry import method_of
 from worker.training.settings import TrainerSettings
 from worker.training.steps.shape import Lengths
 from worker.training.tasks.registry import task_of
@@ -42,6 +41,9 @@ def with_time(
 
     `config`: the model's config.json. `done`: steps that another job did. Raises Rejected (`bad_config`).
     """
+    # Imported here: torch takes seconds, and a wrong job is refused before that, at once.
+    from worker.training.adapters.registry import method_of
+
     assert len(lengths.inputs), "a job has rows"
     left = max(0, plan.steps - done) / plan.steps
     scale = left * plan.data.rows * spec.training.epochs / len(lengths.inputs)
