@@ -1,4 +1,4 @@
-"""`longhaul demo` (what `make demo` runs): one job on the example recipes, from an empty folder to a model that writes.
+"""`longhaul demo` (what `make demo` runs): one job on example rows, from an empty folder to a model that writes.
 
 Exit code 0 only if the job succeeded and the validation loss ended at least 40 % below its first value.
 """
@@ -28,20 +28,22 @@ from longhaul.local import READY_WITHIN_S, ROLES, cannot_write, free_port
 from longhaul.watch import watch
 
 EXAMPLES = ROOT / "examples"
+JOBS = {"recipes": "job.json", "chat": "chat.json"}
+"""By what is learned."""
 MUST_FALL_BY = 0.40
 PLOT_WITHIN_S = 20.0
 STOP_WITHIN_S = 60.0
 SAMPLES = 3
 
 
-def run_demo(environment: Mapping[str, str], console: Console, *, model: str | None, home: Path) -> int:
-    """Start `longhaul local` in `home`, submit, watch, show what came out, stop."""
+def run_demo(environment: Mapping[str, str], console: Console, *, kind: str, model: str | None, home: Path) -> int:
+    """Start `longhaul local` in `home`, submit a job of `JOBS`, watch, show what came out, stop."""
     home = home.absolute()
-    job = _job(home, model)
+    job = _job(home, JOBS[kind], model)
     with _local(environment, console, home) as api:
         _cancel_leftovers(api)
         made = api.submit(job)
-        console.print(f"submitted examples/job.json as {made['id']}", highlight=False)
+        console.print(f"submitted examples/{JOBS[kind]} as {made['id']}", highlight=False)
         try:
             ended = watch(api, made["id"], console=console, history=100)
         except KeyboardInterrupt:
@@ -52,12 +54,12 @@ def run_demo(environment: Mapping[str, str], console: Console, *, model: str | N
         return _report(console, ended, evaluations, home)
 
 
-def _job(home: Path, model: str | None) -> JsonObject:
-    """The example job; its data, and a model given as a folder, are put into a data directory of the demo's own."""
+def _job(home: Path, file: str, model: str | None) -> JsonObject:
+    """An example job; its data, and a model given as a folder, are put into a data directory of the demo's own."""
     try:
-        job: JsonObject = json.loads((EXAMPLES / "job.json").read_text())
+        job: JsonObject = json.loads((EXAMPLES / file).read_text())
     except OSError as error:
-        raise BadInput(f"{EXAMPLES / 'job.json'}: {error.strerror}; run the demo from a clone") from None
+        raise BadInput(f"{EXAMPLES / file}: {error.strerror}; run the demo from a clone") from None
     data = home / "data"
     try:
         data.mkdir(parents=True, exist_ok=True)
