@@ -179,6 +179,7 @@ def set_up(
             compiled=compiled,
         )
     )
+    log.info("method %s: %d weights are trained", method.description, loaded.trained_parameters)
     log.info("model loaded in %.1f s; %d of %d steps are done", loaded.seconds, state.step, plan.steps)
     return TrainingContext.of(
         run,
