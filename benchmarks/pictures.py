@@ -68,7 +68,7 @@ def loss_of_the_demo() -> bytes:
     """What publish draws when the demo's job has ended."""
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {"LONGHAUL_DEVICE": "cpu"}
     with tempfile.TemporaryDirectory(prefix="longhaul-pictures-") as scratch:
-        if run_demo(environment, Console(stderr=True), model=None, home=Path(scratch)):
+        if run_demo(environment, Console(stderr=True), kind="recipes", model=None, home=Path(scratch)):
             sys.exit(1)
         (picture,) = Path(scratch).glob("runs/*/loss.png")
         return picture.read_bytes()

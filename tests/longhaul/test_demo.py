@@ -68,11 +68,11 @@ def test_its_data_and_a_model_folder_are_copied_into_its_home(tmp_path: Path, mo
     (model / "config.json").write_text("{}")
     monkeypatch.setattr(demo, "EXAMPLES", examples)
     home = tmp_path / "home"
-    assert demo._job(home, None) == {"data": {"train": "recipes.jsonl"}}
+    assert demo._job(home, "job.json", None) == {"data": {"train": "recipes.jsonl"}}
     assert (home / "data" / "recipes.jsonl").exists()
-    assert demo._job(home, "org/name")["model"] == "org/name"
-    assert demo._job(home, str(model))["model"] == "./model"
+    assert demo._job(home, "job.json", "org/name")["model"] == "org/name"
+    assert demo._job(home, "job.json", str(model))["model"] == "./model"
     assert (home / "data" / "model" / "config.json").exists()
     (examples / "job.json").unlink()
     with pytest.raises(BadInput, match="run the demo from a clone"):
-        demo._job(home, None)
+        demo._job(home, "job.json", None)

@@ -92,7 +92,8 @@ def _own_names(tensors: Mapping[str, Stored], layout: Layout, source: str) -> di
     found = {
         name: stored
         for name, stored in tensors.items()
-        if name not in others and not any(re.search(pattern, name) for pattern in layout.patterns)
+        if name in layout.shapes
+        or (name not in others and not any(re.search(pattern, name) for pattern in layout.patterns))
     }
     for alias in layout.aliases:
         if alias in tensors and not tensors[alias].same_bytes(found.setdefault(layout.embedding, tensors[alias])):

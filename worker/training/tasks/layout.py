@@ -20,7 +20,7 @@ class Layout:
     unused: Collection[str] = ()
     """In the files of some versions; the model has no use for them."""
     patterns: Collection[str] = ()
-    """Regular expressions for such names, found anywhere in them."""
+    """Regular expressions, found anywhere in such names; tensors of `shapes` are none of them."""
 
     @property
     def tied(self) -> bool:

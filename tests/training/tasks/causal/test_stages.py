@@ -1,0 +1,183 @@
+"""A chat model from its rows to a folder that opens, as the stages make it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from jobs.disk.rundir import RunDir
+from jobs.errors import Rejected
+from jobs.events import EvaluationFinished
+from jobs.preview import DataPreview
+from tests.training.attempts import attempt, facts, logged, same_tensors, trained
+from tests.training.stepping import Noting
+from tests.training.tasks.causal.families import FAMILIES, VOCABULARY, config_of, model_of
+from tests.training.workplace import EXAMPLES, Workplace, pairs
+from worker.training.dataset.data import PreparedDataset
+from worker.training.models.model_files import validate_folder
+from worker.training.network.model import load
+from worker.training.tasks.causal import builtin
+from worker.training.tasks.causal.flops import CausalFlops
+from worker.training.tasks.causal.layout import layout_of
+from worker.training.tasks.causal.task import Causal
+
+CHATS = EXAMPLES.with_name("chats.jsonl")
+SETTINGS: dict[str, Any] = {
+    "model": "builtin:qwen-tiny",
+    "training": {"epochs": 2, "batch_size": 16, "learning_rate": 3e-3},
+    "memory": {"micro_batch": 4},
+    "evaluation": {"every_steps": 4, "samples": 2, "sample_tokens": 24},
+    "checkpoint": {"every_steps": 4},
+    "log": {"every_steps": 2},
+}
+
+
+def rows_of(workplace: Workplace) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in CHATS.read_text().splitlines()[:80]]
+    workplace.rows("chats.jsonl", rows)
+    return rows
+
+
+def job(workplace: Workplace, **parts: Any) -> RunDir:
+    return workplace.job("chats.jsonl", **SETTINGS | {"data": {"validation": 0.1}} | parts)
+
+
+def test_a_stopped_run_goes_on_bit_for_bit_and_its_model_writes_what_the_job_wrote(workplace: Workplace) -> None:
+    rows = rows_of(workplace)
+    whole, stopped = job(workplace), job(workplace)
+    checked = workplace.check(whole)["plan"]
+    assert (checked["task"], checked["read_as"], checked["input"], checked["target"]) == (
+        "causal", "OpenAI chat", None, "{messages}",
+    )  # fmt: skip
+    prepared = workplace.prepare_only(whole)["data"]
+    replies = sum(turn["role"] == "assistant" for row in rows for turn in row["messages"])
+    tokenizer = AutoTokenizer.from_pretrained(whole.plan().model.folder)
+    assert prepared["kept"] == 80
+    texts = [turn["content"] for row in rows for turn in row["messages"] if turn["role"] == "assistant"]
+    assert prepared["target_tokens"] == replies + sum(len(tokenizer(text)["input_ids"]) for text in texts)
+    workplace.prepare(stopped)
+    assert attempt(whole) == 0
+    assert attempt(stopped, stop_at=6) == 75 and attempt(stopped, 2) == 0
+    assert logged(whole) == logged(stopped)
+    assert same_tensors(whole.model / "model.safetensors", stopped.model / "model.safetensors")
+    last = facts(whole, EvaluationFinished)[-1]
+    assert trained(whole).step == whole.plan().steps
+    readme = (whole.model / "README.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", readme, re.S)
+    said, before = io.StringIO(), Path.cwd()
+    os.chdir(whole.model)
+    try:
+        with contextlib.redirect_stdout(said):
+            exec(compile(code.replace("model.generate(", "model.generate(max_new_tokens=24, "), "README", "exec"), {})
+    finally:
+        os.chdir(before)
+    assert said.getvalue().strip() == last.samples[0].generated
+    generation = json.loads((whole.model / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [tokenizer.convert_tokens_to_ids(builtin.END), tokenizer.pad_token_id]
+    assert generation["max_new_tokens"] == prepared["lengths"]["target"]["after"]["p99"]
+    opened = AutoModelForCausalLM.from_pretrained(whole.model)
+    assert opened.get_output_embeddings().weight is opened.get_input_embeddings().weight
+
+
+def test_the_validation_loss_is_that_of_transformers(workplace: Workplace) -> None:
+    rows_of(workplace)
+    run = job(workplace, training=SETTINGS["training"] | {"epochs": 1})
+    workplace.prepare(run)
+    assert attempt(run) == 0
+    model = AutoModelForCausalLM.from_pretrained(run.model, dtype=torch.float32).eval()
+    rows = PreparedDataset.open(Path(str(run.plan().data.prepared))).validation
+    total, count = 0.0, 0
+    for row in range(len(rows)):
+        ids = torch.from_numpy(rows.input(row).astype(np.int64))[None]
+        labels = torch.full_like(ids, -100)
+        learned = torch.from_numpy(rows.target(row).astype(np.int64))
+        labels[0, learned] = ids[0, learned]
+        with torch.no_grad():
+            total += float(model(input_ids=ids, labels=labels).loss) * len(learned)
+        count += len(learned)
+    loss = trained(run).loss
+    assert loss is not None and loss == pytest.approx(total / count, rel=0.01)
+
+
+def test_pairs_and_plain_text_are_learned_as_well(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", [{"text": f"Line {number} of a long story."} for number in range(40)])
+    run = workplace.job(**SETTINGS)
+    workplace.prepare(run)
+    assert run.plan().data.input is None and run.plan().data.target == "{text}"
+    assert attempt(run) == 0
+    sample = facts(run, EvaluationFinished)[-1].samples[0]
+    assert sample.input.startswith("Line") and sample.target.endswith("story.")
+    workplace.rows("pairs.jsonl", pairs(30))
+    both = workplace.job("pairs.jsonl", **SETTINGS)
+    workplace.prepare(both)
+    [shown] = DataPreview.model_validate_json((both.path / "preview.json").read_bytes()).sources
+    assert (shown.read_as, shown.input, shown.target) == ("input and target", "{input}", "{target}")
+
+
+def test_the_task_is_the_models_and_another_is_refused(workplace: Workplace) -> None:
+    rows_of(workplace)
+    for task, model, param in (("seq2seq", "builtin:qwen-tiny", "task"), ("causal", "builtin:t5-tiny", "task")):
+        with pytest.raises(Rejected) as caught:
+            workplace.check(job(workplace, model=model, task=task))
+        assert (caught.value.detail_code, caught.value.param) == ("model_not_supported", param)
+        assert caught.value.hint is not None and "leave it out" in caught.value.hint
+    workplace.check(job(workplace, task="causal"))
+    workplace.rows("text.jsonl", [{"text": f"line {number}"} for number in range(30)])
+    with pytest.raises(Rejected) as caught:
+        workplace.check(workplace.job("text.jsonl", data={"target": "text"}))
+    assert (caught.value.detail_code, caught.value.param) == ("no_input", "data.input")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_of_every_family_is_loaded_once_with_its_guards(family: str, tmp_path: Path, noting: Noting) -> None:
+    model = model_of(family, torch.bfloat16)
+    builtin.learn_tokenizer(["some text"]).save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
+    task = Causal()
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert task.takes(config)
+    tensors = validate_folder(tmp_path, "x", task)
+    layout = layout_of(config)
+    assert {name: stored.shape for name, stored in tensors.items()} == layout.shapes
+    assert layout.parameters == sum(each.numel() for each in model.parameters())
+    loaded = load(tmp_path, torch.device("cpu"), task=task, dropout=None, fused=True, activation_checkpointing=0)
+    assert loaded.parameters == layout.parameters
+    assert (layout.tied, layout.head) == (config["tie_word_embeddings"], "lm_head.weight")
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma", "phi3", "gpt2"])
+def test_flops_are_those_that_torch_counts(family: str) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, config = model_of(family, torch.float32), config_of(family)
+    ids = torch.arange(3, 3 + 24)[None] % VOCABULARY
+    model.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, use_cache=False)
+    flops = CausalFlops.of_config(config)
+    ours = flops.forward(np.array([24]), np.array([24]))
+    masked = flops.input_pairs * 24**2  # eager attention computes what the causal mask hides as well
+    assert ours + masked == pytest.approx(counter.get_total_flops(), rel=0.02)
+    assert CausalFlops.recomputed(config, 0).forward(np.array([24]), np.array([24])) == 0
+    every = CausalFlops.recomputed(config, 1)
+    assert every.per_input == flops.per_input and every.per_target == 0.0
+
+
+def test_the_built_in_model_is_the_same_every_time(tmp_path: Path) -> None:
+    texts = [turn["content"] for line in CHATS.read_text().splitlines()[:50] for turn in json.loads(line)["messages"]]
+    for name, seed in (("one", 1), ("again", 1), ("other", 2)):
+        (tmp_path / name).mkdir()
+        builtin.build(tmp_path / name, texts, seed)
+    for file in (tmp_path / "one").iterdir():
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
+    assert not same_tensors(tmp_path / "one" / "model.safetensors", tmp_path / "other" / "model.safetensors")
