@@ -1,0 +1,154 @@
+"""Peaks of LoRA in torch's real allocator against the plan's, on a simulated GPU that counts and computes nothing.
+
+    python -m benchmarks.simulated_lora [--layers N]      # with the module `simgpu`, its libraries in LD_PRELOAD
+
+Qwen2.5-7B with adapters of rank 128 beside all linear layers (on a GPU of 32 GB), and FLAN-T5-XL with rank 16: weights
+without values, then with each optimizer forward and backward of every shape and an update, as in the middle of a run.
+`--layers`: the same widths with so many layers (of T5, in each stack).
+
+| figure | of | limit |
+|---|---|---|
+| `max_error` | relative error of a planned peak, at most | 0.01 |
+| `host_syncs` | waits of the host for the GPU in a micro-batch, at most | 0 |
+| `launches` | kernels and products that a micro-batch starts, at most | |
+| `qwen_2x2048_gib` | Qwen2.5-7B, 2 × 2,048 tokens, all of them learned, every layer recomputed, adamw_8bit, CUDA context included | 20 |
+
+JSON on the last line. Exit code 1 when a limit is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from worker.training.__main__ import set_library_switches
+
+set_library_switches("train")  # before torch is imported
+
+# ruff: noqa: E402
+import torch
+
+from jobs.memory_plan import OptimizerName
+from jobs.spec import LoraMethod, TrainingSpec
+from jobs.text.units import GIB
+from worker.training.adapters.lora import Lora
+from worker.training.doctor.random_t5 import SHAPES
+from worker.training.optimizers.optimizer import make_optimizer
+from worker.training.planning.bare_model import bare_model, give_device
+from worker.training.planning.memory_plan import CONTEXT_BYTES
+from worker.training.planning.prediction import Setting
+from worker.training.planning.predictor import Predictor
+from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.causal.task import Causal
+from worker.training.tasks.seq2seq.task import Seq2Seq
+from worker.training.tasks.task import Task
+
+LIMITS = {"max_error": 0.01, "host_syncs": 0, "qwen_2x2048_gib": 20.0}
+QWEN_7B: dict[str, Any] = {
+    "model_type": "qwen2", "hidden_act": "silu", "hidden_size": 3584, "intermediate_size": 18944,
+    "max_position_embeddings": 32768, "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 152064,
+}  # fmt: skip
+"""Qwen2.5-7B."""
+NAMED = MicroBatchShape(2, 2048, 2048)
+PASSES = {
+    "qwen": [
+        (0, MicroBatchShape(1, 512, 512)), (0, MicroBatchShape(1, 1024, 128)), (2, MicroBatchShape(1, 1536, 1536)),
+        (1, NAMED), (1, MicroBatchShape(4, 1024, 1000)),
+    ],
+    "t5": [
+        (0, MicroBatchShape(8, 256, 256)), (0, MicroBatchShape(4, 512, 128)), (1, MicroBatchShape(16, 512, 512)),
+    ],
+}  # fmt: skip
+OPTIMIZERS: tuple[OptimizerName, ...] = ("adamw_8bit", "adamw", "adafactor")
+GPU, TRAINING = torch.device("cuda"), TrainingSpec()
+
+
+def models(layers: int | None) -> dict[str, tuple[Task, dict[str, Any], int]]:
+    """Task, config and rank by name."""
+    qwen = QWEN_7B if layers is None else QWEN_7B | {"num_hidden_layers": layers}
+    t5 = SHAPES["xl"] if layers is None else SHAPES["xl"] | {"num_layers": layers, "num_decoder_layers": layers}
+    return {"qwen": (Causal(), qwen, 128), "t5": (Seq2Seq(), t5, 16)}
+
+
+def measure(name: str, task: Task, config: dict[str, Any], rank: int) -> Iterator[dict[str, Any]]:
+    """Every shape with every optimizer, where it fits."""
+    simgpu = importlib.import_module("simgpu")
+    method = Lora(LoraMethod(type="lora", rank=rank))
+    options: dict[str, Any] = {"fused": True, "dropout": None, "method": method}
+    predictor = Predictor(config, task=task, device="cuda", training=TRAINING, **options)
+    model = bare_model(config, task, torch.bfloat16, **options)
+    give_device(model, GPU)
+
+    def backward(shape: MicroBatchShape) -> None:
+        batch = task.empty_batch(shape, padded=True, device=torch.device("cpu"))
+        (batch.loss_sum(model) / batch.target_tokens).backward()
+
+    for optimizer in OPTIMIZERS:
+        trained = [(key, each) for key, each in model.named_parameters() if each.requires_grad]
+        states = make_optimizer(optimizer, trained, TRAINING, fused=True)
+        backward(MicroBatchShape(1, 32, 32))
+        for every, shape in PASSES[name]:
+            if every:
+                model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
+            else:
+                model.activation_checkpointing_disable()
+            try:
+                backward(shape)
+                torch.cuda.reset_peak_memory_stats()
+                before = simgpu.counts()
+                backward(shape)
+            except torch.OutOfMemoryError as error:
+                print(f"{name}, {optimizer}, {shape}: {str(error).splitlines()[0]}")
+                gc.collect()
+                torch.cuda.empty_cache()
+                continue
+            peak, now = torch.cuda.max_memory_allocated(), simgpu.counts()
+            planned = predictor.predict(shape, Setting(every, optimizer)).pass_peak
+            yield {
+                "model": name, "optimizer": optimizer, "activation_checkpointing": every,
+                "shape": [shape.rows, shape.input_width, shape.target_width],
+                "peak_gib": round(peak / GIB, 3), "plan_gib": round(planned / GIB, 3), "error": planned / peak - 1,
+                "host_syncs": now["syncs"] - before["syncs"],
+                "launches": sum(now[kind] - before[kind] for kind in ("launches", "gemms")),
+            }  # fmt: skip
+        model.zero_grad(set_to_none=True)
+        del states
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int)
+    found = []
+    for name, (task, config, rank) in models(parser.parse_args().layers).items():
+        for figures in measure(name, task, config, rank):
+            found.append(figures)
+            print(figures, flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+    named = [NAMED.rows, NAMED.input_width, NAMED.target_width]
+    result: dict[str, Any] = {
+        "max_error": max(abs(each["error"]) for each in found),
+        "host_syncs": max(each["host_syncs"] for each in found),
+        "launches": max(each["launches"] for each in found),
+        "qwen_2x2048_gib": next(
+            round(each["peak_gib"] + CONTEXT_BYTES / GIB, 2)
+            for each in found
+            if (each["shape"], each["optimizer"]) == (named, "adamw_8bit")
+        ),
+        "measured": found,
+    }
+    result["broken"] = [name for name, limit in LIMITS.items() if result[name] > limit]
+    print(json.dumps(result))
+    return int(bool(result["broken"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""The plan of LoRA against torch's real allocator, for layers as wide as those of Qwen2.5-7B and FLAN-T5-XL."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.local import ROOT
+
+pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(600)]
+
+
+def test_what_is_planned_is_what_is_allocated_and_the_host_never_waits() -> None:
+    command = [sys.executable, "-m", "benchmarks.simulated_lora", "--layers", "4"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert len(result["measured"]) == 3 * (5 + 3), "everything fits"
+    assert result["host_syncs"] == 0
