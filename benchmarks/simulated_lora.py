@@ -11,7 +11,7 @@ without values, then with each optimizer forward and backward of every shape and
 | `max_error` | relative error of a planned peak, at most | 0.01 |
 | `host_syncs` | waits of the host for the GPU in a micro-batch, at most | 0 |
 | `launches` | kernels and products that a micro-batch starts, at most | |
-| `qwen_2x2048_gib` | Qwen2.5-7B, 2 × 2,048 tokens, all of them learned, every layer recomputed, adamw_8bit, CUDA context included | 20 |
+| `qwen_2x2048_gib` | Qwen2.5-7B, 2 × 2,048 tokens, every layer recomputed, adamw_8bit, context included | 20 |
 
 JSON on the last line. Exit code 1 when a limit is broken.
 """
