@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, TypeAdapter
+from pydantic.json_schema import SkipJsonSchema
 
 from jobs.dataset_report import PreparedSummary
-from jobs.frozen import Frozen
+from jobs.frozen import Frozen, left_out
 from jobs.memory_plan import MemorySummary
 from jobs.plan import CheckSummary, TimeSummary
 from jobs.reasons import Reason
@@ -275,6 +276,9 @@ class EvaluationFinished(Fact):
     """Whether this is the lowest loss so far."""
     samples: list[Sample] = Field([])
     """Texts generated."""
+    metrics: dict[str, float] = Field({})
+    """Task `classification`: `accuracy` and `macro_f1`, of several labels a row `subset_accuracy`, `micro_f1` and
+    `macro_f1`; else empty."""
 
 
 class Sample(Frozen):
@@ -285,7 +289,9 @@ class Sample(Frozen):
     target: str
     """What the data has."""
     generated: str
-    """What the model wrote."""
+    """What the model wrote; of a classifier the label that it finds most probable, or those more probable than not."""
+    probability: float | SkipJsonSchema[None] = left_out()
+    """Of that label; left out where there is none, or may be several."""
 
 
 class CheckpointSaved(Fact):

@@ -32,6 +32,18 @@ class ModelPlan(Frozen):
     """Absolute path of the safetensors, config and tokenizer; known after prepare."""
     parameters: int
     """Counted from the config, without loading a weight."""
+    new: tuple[str, ...] = ()
+    """Tensors that the model named does not have, and that training begins with at random: a classifier's head. Of a
+    hub model exact after prepare."""
+
+
+class LabelPlan(Frozen):
+    """A class that a classifier knows."""
+
+    name: str
+    """As in the rows."""
+    rows: int
+    """Training rows that have it; before prepare, of those looked at."""
 
 
 class SourcePlan(Frozen):
@@ -94,6 +106,8 @@ class DataPlan(Frozen):
     as estimated by check."""
     validation_rows: int = 0
     """Rows held out; before prepare, as estimated by check."""
+    labels: tuple[LabelPlan, ...] = ()
+    """Task `classification`: the classes, in the order of their numbers; before prepare, those of the first rows."""
     complete: bool = False
     """Whether all rows have been looked at."""
 
@@ -276,6 +290,11 @@ class CheckSummary(Frozen):
     read_as: str | None = None
     """What the rows were recognized as by their columns, such as `OpenAI chat`, each of several sources; null: the job
     names its templates."""
+    labels: int | SkipJsonSchema[None] = left_out()
+    """Task `classification`: classes, among the rows looked at or as the job or the model names them."""
+    new_tensors: list[str] | SkipJsonSchema[None] = left_out()
+    """Tensors that training begins with at random because the model named has none: a classifier's head; left out where
+    it has all."""
     steps: int
     """Optimizer steps of the whole run, by these rows."""
     resolved: Resolved

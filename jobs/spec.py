@@ -9,6 +9,7 @@ import hashlib
 import json
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -54,21 +55,74 @@ class Part(BaseModel):
     )
 
 
-TaskName = Literal["seq2seq", "causal"]
-BUILTIN_MODELS: Mapping[str, TaskName] = {"builtin:t5-tiny": "seq2seq", "builtin:qwen-tiny": "causal"}
+TaskName = Literal["seq2seq", "causal", "classification"]
+BUILTIN_MODELS: Mapping[str, TaskName] = {
+    "builtin:t5-tiny": "seq2seq", "builtin:qwen-tiny": "causal", "builtin:roberta-tiny": "classification",
+}  # fmt: skip
 """Small models that need no download, and their tasks."""
+MOST_LABELS = 10_000
+"""Classes that a classifier can have."""
 
 
 class TaskSpec(Part):
     """What the model learns."""
 
-    type: Literal["auto", "seq2seq", "causal"] = "auto"
+    type: Literal["auto", "seq2seq", "causal", "classification"] = "auto"
     """`seq2seq`: an encoder-decoder model (T5) writes `target` given `input`. `causal`: a language model (Qwen, Llama,
-    Mistral, Gemma, Phi and others) writes the replies of chats, completions of prompts, or plain text. `auto`: what the
-    model is made for."""
+    Mistral, Gemma, Phi and others) writes the replies of chats, completions of prompts, or plain text.
+    `classification`: an encoder (BERT, RoBERTa, DeBERTa, ModernBERT and others) tells which label `target` a text
+    `input` has. `auto`: what the model is made for."""
     loss_on: Literal["replies", "all"] = "replies"
     """Task `causal`: which tokens are learned. `replies`: those of the assistant (or of the completion), with the token
     that ends each. `all`: of the prompts, too. Of plain text all are, in any case."""
+    multi_label: bool = False
+    """Task `classification`: a row has any number of labels, a list that may be empty; false: one."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """Task `classification`: `balanced` gives every class the same weight in the loss, however rare it is."""
+    labels: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=512)]], Field(min_length=1, max_length=MOST_LABELS)
+        ]
+        | None
+    ) = None
+    """Task `classification`: the labels, in the order of their numbers; a row with another one is rejected. Null: those
+    that the rows have, sorted."""
+
+    @field_validator("labels")
+    @classmethod
+    def _all_different(cls, value: list[str] | None) -> list[str] | None:
+        twice = [label for label, count in Counter(value or ()).items() if count > 1]
+        if twice:
+            raise ValueError(f"the label {shorten(twice[0])} is named twice")
+        return value
+
+    @model_validator(mode="after")
+    def _no_option_of_another_task(self) -> TaskSpec:
+        if self.type != "auto" and (foreign := self.options_of_others(self.type)):
+            raise ValueError(self.foreign_option(foreign, self.type))
+        return self
+
+    def options_of_others(self, task: str) -> str | None:
+        """The first option that the job sets, and that this task does not have."""
+        others = {name: field.default for name, field in type(self).model_fields.items() if name != "type"}
+        return next(
+            (
+                name
+                for name, default in others.items()
+                if _TASK_OF_OPTION[name] != task and getattr(self, name) != default
+            ),
+            None,
+        )
+
+    @staticmethod
+    def foreign_option(option: str, task: str) -> str:
+        """What is wrong with such an option."""
+        return f"`{option}` is an option of the task {_TASK_OF_OPTION[option]}, and the task is {task}: leave it out"
+
+
+_TASK_OF_OPTION: Mapping[str, TaskName] = {
+    "loss_on": "causal", "multi_label": "classification", "class_weights": "classification", "labels": "classification",
+}  # fmt: skip
 
 
 def _spelled_out(value: object) -> object:
@@ -196,9 +250,10 @@ class DataSpec(Part):
     and optional parts (`{input?}`). Null: recognized by column names."""
     target: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     """Column name or template of the text to learn. Null: recognized by column names. Task `causal`: without `input`, a
-    column of chats (`messages`), or of plain text."""
+    column of chats (`messages`), or of plain text. Task `classification`: the label, or with `task.multi_label` a list
+    of labels."""
     max_input_tokens: Annotated[int, Field(ge=8, le=32768)] = 512
-    """Task `seq2seq`: longer inputs are cut to this many tokens, and counted."""
+    """Tasks `seq2seq` and `classification`: longer inputs are cut to this many tokens, and counted."""
     max_target_tokens: Annotated[int, Field(ge=8, le=32768)] = 512
     """Task `seq2seq`: longer targets are cut to this many tokens, and counted."""
     max_tokens: Annotated[int, Field(ge=8, le=32768)] = 2048
@@ -388,7 +443,7 @@ class JobSpec(Part):
     first."""
     model: Annotated[str, Field(min_length=1, max_length=512)] = DEFAULT_MODEL
     """Hub id (`org/name`, `org/name@revision`), folder in the data directory (`./my-model`), or a built-in one:
-    `builtin:t5-tiny`, `builtin:qwen-tiny`."""
+    `builtin:t5-tiny`, `builtin:qwen-tiny`, `builtin:roberta-tiny`."""
     task: Annotated[TaskSpec, BeforeValidator(_spelled_out, json_schema_input_type=TaskSpec | str)] = TaskSpec()
     """What the model learns; a name alone, such as `causal`, is its `type`."""
     method: Method = FullMethod()

@@ -98,22 +98,26 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
             continue
         with mistakes.kept_back():
             templates = task.templates(spec.data.input, spec.data.target, columns, head.name, everywhere)
-            rows = inspect_rows(head, spec.data, templates)
+            rows = inspect_rows(head, spec.data, templates, task)
             found.append((rows, templates))
             read_as = None if spec.data.target else task.row_format(columns)
             both = {"input": templates[0] and templates[0].source, "target": templates[1].source, "read_as": read_as}
             place = {"name": head.name, "place": head.place, "revision": head.revision}
             sources.append(SourcePlan(**place, **both, weight=weights[head.name], rows=rows.estimated))
     journal.progress(0.4)
-    held_out_by = None
+    held_out_by, labels = None, Counter[str]()
     if validation and (columns := columns_by_source.get(validation.param)) is not None:
         with mistakes.kept_back():
             held_out_by = task.templates(spec.data.input, spec.data.target, columns, validation.name, everywhere)
-            held_out = inspect_rows(validation, spec.data, held_out_by).estimated
+            inspected = inspect_rows(validation, spec.data, held_out_by, task)
+            held_out, labels = inspected.estimated, inspected.labels
     mistakes.raise_all()
     if not validation:
         sources, held_out = without_validation(sources, [rows for rows, _ in found], spec.data.validation)
+    task = task.labelled(sum((rows.labels for rows, _ in found), labels), config, complete=False)
+    config = task.adapted(config)
     layout = task.layout(config)
+    model = model.model_copy(update={"parameters": layout.parameters})
     embeddings = layout.shapes[layout.embedding][0]
     previews = []
     for source, (rows, templates) in zip(sources, found, strict=True):
@@ -134,6 +138,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         sources=() if isinstance(spec.data.train, str) else tuple(sources),
         rows=sum(each.rows_per_epoch for each in sources),
         validation_rows=held_out,
+        labels=task.labels,
     )
     longest = rounded(np.array(list(task.limits(spec.data).values())))
     memory = plan_stage(
@@ -168,6 +173,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         input=data.input,
         target=data.target,
         read_as=", ".join(dict.fromkeys(each.read_as for each in sources if each.read_as)) or None,
+        labels=len(task.labels) or None,
+        new_tensors=list(model.new) or None,
         steps=plan.steps,
         resolved=plan.resolved,
         time=plan.time and plan.time.summary(),
@@ -232,12 +239,15 @@ def inspect_model(
         folder = find_folder(settings.data, source)
         config = readable_config(folder, source)
         task = task_for(spec, config, source)
-        parameters = sum(stored.elements for stored in validate_folder(folder, source, task).values())
-        return ModelPlan(source=source, folder=str(folder), parameters=parameters), config, folder, task
+        found_in = validate_folder(folder, source, task)
+        layout = task.layout(config)
+        new = tuple(sorted(layout.shapes.keys() - found_in.keys()))
+        return ModelPlan(source=source, folder=str(folder), parameters=layout.parameters, new=new), config, folder, task
     found = hub.look_up(f"{source.partition('@')[0]}@{commit}" if commit else source, settings)
     task = task_for(spec, found.config, source)
-    parameters = task.layout(found.config).parameters
-    plan = ModelPlan(source=source, revision=found.commit, parameters=parameters)
+    layout = task.layout(found.config)
+    new = tuple(sorted(name for group in layout.new for name in group))
+    plan = ModelPlan(source=source, revision=found.commit, parameters=layout.parameters, new=new)
     return plan, found.config, hub.folder_of(found, settings), task
 
 
@@ -311,19 +321,23 @@ class Inspected:
     """Of every usable row, as a split takes them; None: not all rows were looked at."""
     shown: list[Row]
     """The first two usable ones, and the longest."""
+    labels: Counter[str]
+    """How many of the usable rows looked at have each."""
 
 
-def inspect_rows(head: Head, data: DataSpec, templates: Templates) -> Inspected:
+def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: Task) -> Inspected:
     """Check the first rows. Raises BadData (`no_rows`, `too_many_invalid_rows`)."""
     rows = FirstRows(head, {column for one in templates if one for column in one.columns}, CsvFormat.of(data))
     row_filter = RowFilter(rows, RowReader(*templates, Rewriter() if data.normalize else None))
     characters: list[tuple[int, int]] = []
     keys: list[int] = []
+    labels: Counter[str] = Counter()
     shown: list[Row] = []
     longest = 0
     for row, texts in row_filter.good_rows():
         characters.append(texts.characters)
         keys.append(texts.split_key)
+        labels.update(task.labels_of(texts))
         if len(characters) <= _FIRST:
             shown.append(row)
         elif sum(characters[-1]) > longest:
@@ -338,7 +352,9 @@ def inspect_rows(head: Head, data: DataSpec, templates: Templates) -> Inspected:
         raise BadData(f"{head.param}: no row of {head.name} can be used ({reasons})", code="no_rows", param=head.param)
     estimated = max(1, round(counts.kept / counts.read * total))
     split_keys = np.array(keys, np.uint64) if rows.all_of_them else None
-    return Inspected(counts.read, estimated, dict(counts.rejected), counts.duplicates, characters, split_keys, shown)
+    return Inspected(
+        counts.read, estimated, dict(counts.rejected), counts.duplicates, characters, split_keys, shown, labels
+    )
 
 
 class FirstRows:

@@ -146,7 +146,7 @@ def set_up(
     loaded = load(
         folder,
         device,
-        task=task_of(spec, plan.task),
+        task=task_of(spec, plan.task, plan.data),
         dropout=spec.training.dropout,
         fused=spec.speed.fused,
         activation_checkpointing=plan.resolved.activation_checkpointing,

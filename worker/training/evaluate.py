@@ -18,7 +18,7 @@ from worker.training.context import TrainingContext
 from worker.training.dataset.data import Int64
 from worker.training.machine.out_of_memory import KINDS, MemoryShortage
 from worker.training.memory.recovery import Pass, release_memory
-from worker.training.tasks.task import Limit
+from worker.training.tasks.task import Limit, Measured
 
 GROUP = 32
 """Rows that go through the model together, where memory allows it."""
@@ -29,9 +29,10 @@ log = logging.getLogger("longhaul.trainer")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean negative log likelihood of a target token (nats) over `rows` rows, and generated texts."""
+    """Mean negative log likelihood of a target token (nats) over `rows` rows, other measures, and generated texts."""
 
     loss: float
+    measured: Measured
     rows: int
     seconds: float
     samples: list[Sample]
@@ -54,11 +55,11 @@ def evaluate(context: TrainingContext) -> Evaluation:
     loaded.model.eval()
     try:
         with torch.random.fork_rng(devices), torch.no_grad():
-            loss, limit = _fitting(_loss, context, looked_at, limit)
+            (loss, measured), limit = _fitting(_loss, context, looked_at, limit)
             texts, _ = _fitting(_generate, context, shown, limit)
     finally:
         loaded.model.train(training)
-    return Evaluation(loss=loss, rows=count, seconds=time.perf_counter() - start, samples=texts)
+    return Evaluation(loss=loss, measured=measured, rows=count, seconds=time.perf_counter() - start, samples=texts)
 
 
 def _fitting(
@@ -93,15 +94,19 @@ def _fitting(
         limit = smaller
 
 
-def _loss(context: TrainingContext, going: Pass, limit: Limit) -> float:
+def _loss(context: TrainingContext, going: Pass, limit: Limit) -> tuple[float, Measured]:
     loaded, journal = context.loaded, context.journal
     journal.phase("evaluate")
     total = torch.zeros((), dtype=torch.float64, device=loaded.model.device)
     going.batches = batches = limit.batches(context.data.validation, going.groups, loaded.pad_id)
+    answers: list[torch.Tensor] = []
     for done, batch in enumerate(batches):
         context.stop.raise_if_asked()
         going.at = done
-        total += batch.loss_sum(loaded.model)
+        loss_sum, answer = batch.evaluated(loaded.model)
+        total += loss_sum
+        if answer is not None:
+            answers.append(answer)
         journal.progress((done + 1) / len(batches))
     loss = float(total.item()) / sum(batch.target_tokens for batch in batches)
     if not math.isfinite(loss):
@@ -109,7 +114,9 @@ def _loss(context: TrainingContext, going: Pass, limit: Limit) -> float:
             f"the validation loss is {loss}: the weights do not give numbers any more",
             hint="lower training.learning_rate, or look at the validation rows; the checkpoints before are intact",
         )
-    return loss
+    chosen = np.concatenate([batch.rows for batch in batches])
+    answered = torch.cat(answers).cpu().numpy() if answers else np.empty(0, np.int64)
+    return loss, loaded.task.measured(context.data.validation, chosen, answered)
 
 
 def _generate(context: TrainingContext, going: Pass, limit: Limit) -> list[Sample]:

@@ -23,10 +23,10 @@ from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from jobs.spec import BUILTIN_MODELS, JobSpec
 from worker.training.dataset.assembly import PICTURE, REJECTED, REPORT
 from worker.training.dataset.data import PreparedDataset
-from worker.training.dataset.writing import dataset_key, first_texts, write_dataset
+from worker.training.dataset.writing import dataset_key, first_texts, labels_of, write_dataset
 from worker.training.journal import Journal
-from worker.training.models import model_store
-from worker.training.models.model_files import read_config, tokenizer_fingerprint
+from worker.training.models import hub, model_store
+from worker.training.models.model_files import find_folder, read_config, tokenizer_fingerprint
 from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
 from worker.training.rows.origin import find_source
@@ -36,7 +36,7 @@ from worker.training.settings import TrainerSettings
 from worker.training.steps.mixture import mixture_of
 from worker.training.store import content_key, full_disk_named, make_once
 from worker.training.tasks.registry import task_of
-from worker.training.tasks.task import Task
+from worker.training.tasks.task import Config, Task
 
 _MOST_COPIED = 1 << 20
 """Bytes of `rejected.jsonl` that the run directory gets."""
@@ -53,9 +53,12 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
         own = plan.data.validation_input, plan.data.validation_target
         named.append(named[0] if own[1] is None else (own[0], own[1]))
     templates = [
-        (None if one is None else template(one, "data.input"), template(other, "data.target")) for one, other in named
+        (None if one is None else template(one, "data.input"), task.target_template(other)) for one, other in named
     ]
     read = list(zip(sources, templates, strict=True))
+    if task.has_labels:
+        base = base_config(plan.model, task, settings)
+        task = task.labelled(labels_of(read, spec.data, task, journal), base, complete=True)
     with full_disk_named(settings.models):
         model = ready_model(plan.model, read[: len(planned)], spec, task, settings, journal, thorough=again)
     folder = settings.prepared / dataset_key(read, tokenizer_fingerprint(model), spec.data, task)
@@ -93,17 +96,18 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     rows = dataset.rows_of_sources(len(planned))
     mixture = mixture_of(planned, rows, spec.training.seed)
     planned = [each.model_copy(update={"rows": count}) for each, count in zip(planned, rows, strict=True)]
+    placed = plan.model.model_copy(update={"folder": str(model), "new": model_store.new_tensors(model)})
     data = plan.data.model_copy(
         update={
             "sources": tuple(planned) if plan.data.sources else (),
             "prepared": str(folder),
             "rows": mixture.rows,
             "validation_rows": len(dataset.validation),
+            "labels": task.counted(dataset.train),
             "complete": True,
         }
     )
     if again:  # its checkpoints continue: nothing is decided again
-        placed = plan.model.model_copy(update={"folder": str(model)})
         complete = plan.model_copy(update={"model": placed, "data": data})
         run.write_plan(complete)
         return done(complete, dataset, None)
@@ -112,9 +116,7 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     widths = longest.input_width, longest.target_width
     began = plan.resolved.optimizer if spec.resume_from is not None else None
     memory = plan_stage(run, spec, task, config, widths, settings, journal, plan.memory, optimizer=began)
-    complete = make_plan(
-        spec, plan.model.model_copy(update={"folder": str(model)}), data, settings.device, memory, task=task.name
-    )
+    complete = make_plan(spec, placed, data, settings.device, memory, task=task.name)
     adopted = take_over(run, spec, complete, journal)
     epoch = mixture.epoch(0)
     complete = with_time(
@@ -204,7 +206,7 @@ def ready_model(
     """
     data, seed, builtin = spec.data, spec.training.seed, task.builtin
     if plan.source != builtin.name:
-        return model_store.stored_model(plan, settings, task, journal, thorough=thorough)
+        return model_store.stored_model(plan, settings, task, journal, seed=seed, thorough=thorough)
     facts = [[source.hashes, *(each and each.source for each in both)] for source, both in train]
     learned_from = facts[0] if len(facts) == 1 else facts
     made_from = [
@@ -214,6 +216,7 @@ def ready_model(
         data.csv_quoting,
         data.normalize,
         seed,
+        *task.model_facts(seed),
     ]
     folder = settings.models / f"{builtin.name.removeprefix('builtin:')}-{content_key(made_from)}"
 
@@ -226,6 +229,15 @@ def ready_model(
 
     model_store.make_unless_there(folder, build, task, journal, thorough=thorough)
     return folder
+
+
+def base_config(plan: ModelPlan, task: Task, settings: TrainerSettings) -> Config:
+    """The config.json of the model that the job names."""
+    if plan.source == task.builtin.name:
+        return task.builtin.config
+    if plan.revision is None:
+        return read_config(find_folder(settings.data, plan.source), plan.source)
+    return hub.look_up(f"{plan.source.partition('@')[0]}@{plan.revision}", settings).config
 
 
 def copy_report(folder: Path, run: RunDir, *names: str) -> None:

@@ -45,6 +45,7 @@ def readme(
         "| | |",
         "|---|---|",
         f"| base model | {_cell(base)} ({loaded.parameters:,} parameters) |",
+        *([f"| new | the classification head is new: {_cell(', '.join(plan.model.new))} |"] if plan.model.new else []),
         f"| data | {_cell(_named(spec.data.sources))}: {report.train_rows:,} rows to learn from, "
         f"{report.validation_rows:,} held out; prepared as `{context.data.folder.name}` |",
         f"| task | {plan.task} |",
@@ -72,15 +73,21 @@ def _named(sources: Sequence[WeightedSource]) -> str:
     return ", ".join(f"{each.source} (weight {each.weight:g})" for each in sources)
 
 
-def generation_config(context: TrainingContext) -> dict[str, object]:
-    """What the base model has, with room for the targets of this data: a bare `generate()` writes whole texts."""
+def generation_config(context: TrainingContext) -> dict[str, object] | None:
+    """What the base model has, with room for the targets of this data: a bare `generate()` writes whole texts.
+
+    None where the model writes nothing.
+    """
+    own = context.loaded.task.generation(context.loaded.folder)
+    if own is None:
+        return None
     try:
         base = json.loads((context.loaded.folder / GENERATION_CONFIG).read_bytes())
     except (OSError, ValueError):  # there is none, or none that transformers reads either: it takes config.json's
         base = context.loaded.model.generation_config.to_diff_dict()
     return {
         **{key: value for key, value in base.items() if key != "max_length"},
-        **context.loaded.task.generation(context.loaded.folder),
+        **own,
         "max_new_tokens": context.longest_target,
     }
 
@@ -124,12 +131,12 @@ def _usage(
         'tokenizer = AutoTokenizer.from_pretrained(".")',
         f"text = {json.dumps(text or usage.text, ensure_ascii=False)}",
         f"inputs = {usage.inputs}",
-        f"print(tokenizer.decode({usage.output}, skip_special_tokens=True))",
+        f"print({usage.shown})",
         "```",
         "",
     ]
     if sample is not None:
-        lines += ["In the job it wrote:", "", *_fenced(sample.generated), ""]
+        lines += ["In the job it answered:", "", *_fenced(sample.generated), ""]
     return lines
 
 

@@ -10,6 +10,7 @@ import time
 import torch
 
 from jobs.attempt import TrainResult
+from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
 from jobs.events import EvaluationFinished
 from jobs.reasons import Reason
@@ -33,6 +34,8 @@ from worker.training.stop import StopAsked, StopSignal
 from worker.training.window import ProgressLog, is_fragmented
 
 INTERRUPTED = 75
+CONFUSION = "confusion.png"
+"""In the run directory: which class is taken for which other, in the newest evaluation."""
 log = logging.getLogger("longhaul.trainer")
 
 
@@ -126,10 +129,19 @@ def evaluate_and_record(context: TrainingContext) -> None:
         state.first_loss = seen.loss
     context.journal.note(
         EvaluationFinished(
-            step=state.step, loss=seen.loss, rows=seen.rows, seconds=seen.seconds, best=best, samples=seen.samples
+            step=state.step,
+            loss=seen.loss,
+            rows=seen.rows,
+            seconds=seen.seconds,
+            best=best,
+            samples=seen.samples,
+            metrics=dict(seen.measured.metrics),
         )
     )
-    log.info("step %d: validation loss %.4f over %d rows", state.step, seen.loss, seen.rows)
+    if seen.measured.picture is not None:
+        write_atomically(context.run.path / CONFUSION, seen.measured.picture)
+    also = "".join(f", {name} {value:.4f}" for name, value in seen.measured.metrics.items())
+    log.info("step %d: validation loss %.4f%s over %d rows", state.step, seen.loss, also, seen.rows)
     context.journal.phase("step", step=state.step)
 
 

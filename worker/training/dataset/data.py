@@ -94,6 +94,12 @@ class Rows:
             row[:length] = tokens[start : start + length]
         return gathered
 
+    def occurrences(self, side: str, numbers: int) -> Int64:
+        """[numbers] how often each number below that occurs on a side, in all rows."""
+        starts, lengths = self._starts[side], self._lengths[side].astype(np.int64)
+        places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
+        return np.bincount(self._tokens[side][places].astype(np.int64), minlength=numbers).astype(np.int64)
+
     def _one(self, side: str, row: int) -> Tokens:
         start = int(self._starts[side][row])
         return self._tokens[side][start : start + int(self._lengths[side][row])]

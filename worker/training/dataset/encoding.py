@@ -17,7 +17,7 @@ from worker.training.rows.characters import Rewriter
 from worker.training.rows.row import Block
 from worker.training.rows.row_counts import RowCounts
 from worker.training.rows.row_filter import EXCERPT, Rejection, UInt64, parse_rows
-from worker.training.rows.text import RowReader, Templates, Texts
+from worker.training.rows.text import RowReader, Template, Templates, Texts
 
 Limits = Mapping[str, int]
 """By side: how many numbers a row has at most."""
@@ -52,6 +52,16 @@ class RowTask(Protocol):
     @property
     def variant(self) -> object:
         """What else of the job's `task` decides the numbers of a row; JSON."""
+
+    def target_template(self, text: str) -> Template:
+        """What the target of a row is made of, as `templates` has resolved it. Raises Rejected (`bad_template`)."""
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the labels of all rows must be known before one is encoded."""
+
+    def labels_of(self, texts: Texts) -> Sequence[str]:
+        """The labels of a row; none where the task has none."""
 
     def limits(self, data: DataSpec) -> Limits:
         """Numbers of each side at most."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,11 @@ class TokenizerState:
         return cls(fast.to_str(), *ids, len(tokenizer))
 
     def tried(self, texts: Sequence[str]) -> TokenizerState:
+        """The same as `as_it_is`, with end-of-sequence behind every text in any case."""
+        found = self.as_it_is(texts)
+        return found if found.end in found.trailing else replace(found, trailing=(*found.trailing, found.end))
+
+    def as_it_is(self, texts: Sequence[str]) -> Self:
         """The same, with what it adds and whether a shortcut gives the same for these texts, a job's first ones.
 
         Raises Rejected (`tokenizer_unusable`) if it does not put the same around each.
@@ -90,8 +95,6 @@ class TokenizerState:
                 words = None
         assert around
         leading, trailing = min(around)
-        if self.end not in trailing:
-            trailing = (*trailing, self.end)
         return replace(self, leading=leading, trailing=trailing, by_words=words is not None)
 
     def check_vocabulary(self, embeddings: int) -> None:

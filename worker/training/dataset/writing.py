@@ -7,6 +7,7 @@ source ─blocks─▶ pool: rows → checks → templates → normalized → to
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from itertools import chain, islice
@@ -24,9 +25,9 @@ from worker.training.rows.csv_rows import CsvFormat
 from worker.training.rows.reading import format_of, open_source
 from worker.training.rows.row import Reader
 from worker.training.rows.row_counts import RowCounts
-from worker.training.rows.row_filter import RowFilter
+from worker.training.rows.row_filter import RowFilter, parse_rows
 from worker.training.rows.sources import Source
-from worker.training.rows.text import RowReader, Templates
+from worker.training.rows.text import RowReader, Templates, Texts
 from worker.training.store import content_key
 
 BLOCK_ROWS = 500
@@ -123,6 +124,21 @@ def check_usable(counts: RowCounts, source: Source, data: DataSpec) -> None:
         raise BadData(
             f"{source.param}: no row of {source.name} is left to use ({why})", code="no_rows", param=source.param
         )
+
+
+def labels_of(
+    sources: Sequence[tuple[Source, Templates]], data: DataSpec, task: RowTask, journal: Journal
+) -> Counter[str]:
+    """How many rows have each label, in all sources together; rows that cannot be used are not looked at."""
+    found: Counter[str] = Counter()
+    for number, (source, both) in enumerate(sources):
+        reader, row_reader = open_source(source, _columns(both), CsvFormat.of(data)), RowReader(*both, None)
+        for block in reader.blocks(BLOCK_ROWS):
+            for _, texts in parse_rows(block.rows(), row_reader):
+                if isinstance(texts, Texts):
+                    found.update(task.labels_of(texts))
+            journal.progress((number + reader.fraction) / len(sources))
+    return found
 
 
 def first_texts(train: Sequence[tuple[Source, Templates]], data: DataSpec, most: int) -> list[str]:

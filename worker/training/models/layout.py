@@ -28,19 +28,25 @@ def check_tensors(tensors: Mapping[str, Stored], layout: Layout, source: str) ->
         if not found[head].same_bytes(found[embedding]):
             raise untied_head(layout)
         del found[head]
-    if not layout.tied and head not in found:
+    new = {name for group in layout.new for name in group}
+    if not layout.tied and head not in found and head not in new:
         raise tied_head(layout, "is not among the weights")
+    reject_tensors("unexpected_keys", new & {head} & found.keys(), UNNAMED, hint=NAME_HEAD)
     mismatched = [
         f"{name} {found[name].shape} in the file, {shape} in the model"
         for name, shape in expected.items()
         if name in found and found[name].shape != shape
     ]
     reject_tensors("mismatched_shapes", mismatched, "of other shapes than config.json asks for")
-    reject_tensors("missing_keys", expected.keys() - found.keys(), MISSING)
+    missing = expected.keys() - found.keys()
+    for group in layout.new:
+        if group <= missing:
+            missing -= group
+    reject_tensors("missing_keys", missing, MISSING)
     reject_tensors("unexpected_keys", found.keys() - expected.keys(), UNEXPECTED)
     numbers = [f"{name} ({stored.dtype})" for name, stored in found.items() if stored.dtype not in _FLOATS]
     reject_tensors("wrong_dtype", numbers, "not of F32, F16 or BF16: quantized weights cannot be trained")
-    if not layout.tied and found[head].same_bytes(found[embedding]):
+    if not layout.tied and head in found and found[head].same_bytes(found[embedding]):
         raise tied_head(layout, f"has the same values as {embedding}")
     return found
 
@@ -49,6 +55,8 @@ MISSING = "missing from the weights, which would train on from random values"
 UNEXPECTED = "in the weights, which the model of config.json does not have"
 
 
+UNNAMED = "in the weights, which those that config.json names in `architectures` do not have"
+NAME_HEAD = "name the model's class in `architectures` of its config.json, such as RobertaForSequenceClassification"
 FILES_HINT = "the model folder and its config.json do not belong together, or the files are damaged"
 
 
@@ -89,12 +97,13 @@ def untied_head(layout: Layout) -> Rejected:
 
 def _own_names(tensors: Mapping[str, Stored], layout: Layout, source: str) -> dict[str, Stored]:
     others = {*layout.unused, *layout.aliases}
-    found = {
-        name: stored
-        for name, stored in tensors.items()
-        if name in layout.shapes
-        or (name not in others and not any(re.search(pattern, name) for pattern in layout.patterns))
-    }
+    found: dict[str, Stored] = {}
+    for name, stored in tensors.items():
+        own = layout.own_name(name)
+        if own in found:
+            raise damaged(source, f"{name} and another tensor are both {own}")
+        if own in layout.shapes or not (own in others or any(re.search(each, own) for each in layout.patterns)):
+            found[own] = stored
     for alias in layout.aliases:
         if alias in tensors and not tensors[alias].same_bytes(found.setdefault(layout.embedding, tensors[alias])):
             raise damaged(source, f"{alias} has other values than {layout.embedding}, which it is in a T5")

@@ -14,9 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from jobs.disk.files import write_synced
 from jobs.errors import BadData, Rejected
@@ -38,6 +38,9 @@ from worker.training.settings import TrainerSettings
 from worker.training.store import make_once, require_room
 from worker.training.tasks.task import Task
 
+if TYPE_CHECKING:
+    import torch
+
 VERSION = 1
 """Goes up whenever the same source would give other files."""
 MANIFEST = "manifest.json"
@@ -51,29 +54,32 @@ _BF16_BYTES = 2
 
 
 def stored_model(
-    plan: ModelPlan, settings: TrainerSettings, task: Task, journal: Journal, *, thorough: bool = False
+    plan: ModelPlan, settings: TrainerSettings, task: Task, journal: Journal, *, seed: int = 0, thorough: bool = False
 ) -> Path:
     """The store's folder of a hub id's commit or of a user's folder; made now unless it is there and undamaged.
 
+    `seed`: of what begins at random.
+
     Raises Rejected as `validate_folder` and `hub.fetch` do, and DiskFull before anything is written that would not fit.
     """
+    facts = task.model_facts(seed)
     if plan.revision is not None:
         repository = plan.source.partition("@")[0]
-        folder = settings.models / _hash(["hub", VERSION, repository, plan.revision])
+        folder = settings.models / _hash(["hub", VERSION, repository, plan.revision, *facts])
 
         def make(target: Path) -> None:
             further = _BF16_BYTES * plan.parameters
             source = hub.fetch(repository, str(plan.revision), settings, journal, further=further)
-            convert(source, target, f"{repository}@{plan.revision}", task, journal)
+            convert(source, target, f"{repository}@{plan.revision}", task, journal, seed)
     else:
         source = find_folder(settings.data, plan.source)
         validate_folder(source, plan.source, task)
         before = _state_of(source, plan.source)
         content = {name: fingerprint(source / name, journal.progress) for name in before}
-        folder = settings.models / _hash(["folder", VERSION, content])
+        folder = settings.models / _hash(["folder", VERSION, content, *facts])
 
         def make(target: Path) -> None:
-            convert(source, target, plan.source, task, journal)
+            convert(source, target, plan.source, task, journal, seed)
             if _state_of(source, plan.source) != before:
                 raise Rejected(
                     f"model: {plan.source} changed while it was copied",
@@ -99,22 +105,25 @@ def make_unless_there(
     make_once(folder, make, usable, waiting=journal.progress)
 
 
-def convert(source: Path, target: Path, name: str, task: Task, journal: Journal) -> None:
+def convert(source: Path, target: Path, name: str, task: Task, journal: Journal, seed: int = 0) -> None:
     """Write the model in `source` as bf16 into the empty folder `target`: one file of weights, whatever it was before.
 
-    `config.json` gets the dtype, and in `tie_word_embeddings` the truth about the head.
+    `config.json` becomes what the task makes of it, and gets the dtype, and in `tie_word_embeddings` the truth about
+    the head. Tensors that the task adds begin at random values, by `seed`.
     """
     tensors = validate_folder(source, name, task)
-    config = read_config(source, name)
+    config = {**task.adapted(read_config(source, name))}
+    layout = task.layout(config)
     config.pop("torch_dtype", None)  # the old name of dtype
-    config |= {"dtype": "bfloat16", "tie_word_embeddings": task.layout(config).tied}
+    config |= {"dtype": "bfloat16", "tie_word_embeddings": layout.tied}
+    new = task.initialized(config, layout.shapes.keys() - tensors.keys(), seed)
     require_room(target, sum(_bytes(stored) for stored in tensors.values()), f"{name} (bf16 copy)")
     for small in SMALL:
         if small != CONFIG and (source / small).exists():
             write_synced(target / small, (source / small).read_bytes())
     write_synced(target / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
-    weights = _write_weights(target / SINGLE, tensors, name, journal)
-    seal(target, name, {SINGLE: weights})
+    weights = _write_weights(target / SINGLE, tensors, new, name, journal)
+    seal(target, name, {SINGLE: weights}, new=sorted(new))
 
 
 class SealedFile(TypedDict):
@@ -124,13 +133,18 @@ class SealedFile(TypedDict):
     sha256: str
 
 
-def seal(folder: Path, source: str, known: Mapping[str, SealedFile] = {}) -> None:
-    """Write the manifest of all files in `folder`: bytes and sha256, computed unless `known`."""
+def new_tensors(folder: Path) -> tuple[str, ...]:
+    """Names of the tensors in a folder of the store that the model it was made from does not have."""
+    return tuple(json.loads((folder / MANIFEST).read_bytes()).get("new", ()))
+
+
+def seal(folder: Path, source: str, known: Mapping[str, SealedFile] = {}, *, new: Sequence[str] = ()) -> None:
+    """Write the manifest of all files in `folder`: bytes and sha256, computed unless `known`; and of `new` tensors."""
     files = {
         file.name: known.get(file.name) or {"bytes": file.stat().st_size, "sha256": fingerprint(file, lambda: None)}
         for file in sorted(folder.iterdir())
     }
-    manifest = {"version": VERSION, "source": source, "files": files}
+    manifest = {"version": VERSION, "source": source, "files": files} | ({"new": list(new)} if new else {})
     write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
 
 
@@ -180,8 +194,10 @@ def _state_of(folder: Path, source: str) -> dict[str, tuple[int, ...]]:
     return {name: (status.st_size, status.st_mtime_ns, status.st_ctime_ns) for name, status in found.items()}
 
 
-def _write_weights(file: Path, tensors: Mapping[str, Stored], source: str, journal: Journal) -> SealedFile:
-    """A safetensors file of these tensors, synced; returns its bytes and sha256."""
+def _write_weights(
+    file: Path, tensors: Mapping[str, Stored], new: Mapping[str, torch.Tensor], source: str, journal: Journal
+) -> SealedFile:
+    """A safetensors file of these tensors and then the `new` ones, synced; returns its bytes and sha256."""
     # In the order of the source, so that a disk reads on and on.
     ordered = sorted(tensors.items(), key=lambda entry: (entry[1].file.name, entry[1].begin))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -190,14 +206,19 @@ def _write_weights(file: Path, tensors: Mapping[str, Stored], source: str, journ
         dtype = "BF16" if stored.dtype in _FLOATS else stored.dtype
         header[name] = {"dtype": dtype, "shape": stored.shape, "data_offsets": [size, size + _bytes(stored)]}
         size += _bytes(stored)
+    for name, tensor in new.items():
+        header[name] = {
+            "dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [size, size + _BF16_BYTES * tensor.numel()]
+        }  # fmt: skip
+        size += _BF16_BYTES * tensor.numel()
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
     start = len(text).to_bytes(8, "little") + text
     digest, written, synced = hashlib.sha256(start), len(start), 0
     with open(file, "wb", buffering=0) as handle:
         handle.write(start)
-        for _, stored in ordered:
-            for piece in _pieces(stored, source):
+        for pieces in (*(_pieces(stored, source) for _, stored in ordered), map(_as_bf16, new.values())):
+            for piece in pieces:
                 digest.update(piece)
                 written += handle.write(piece)
                 if written - synced >= _SYNC_EVERY:
@@ -225,10 +246,16 @@ def _pieces(stored: Stored, source: str) -> Iterator[memoryview]:
                 filled += got
             left -= len(view)
             if stored.dtype in _FLOATS:
-                numbers = torch.frombuffer(view, dtype=getattr(torch, _FLOATS[stored.dtype]))
-                yield numbers.to(torch.bfloat16).view(torch.uint8).numpy().data
+                yield _as_bf16(torch.frombuffer(view, dtype=getattr(torch, _FLOATS[stored.dtype])))
             else:
                 yield view
+
+
+def _as_bf16(numbers: torch.Tensor) -> memoryview:
+    import torch
+
+    content: memoryview = numbers.to(torch.bfloat16).reshape(-1).view(torch.uint8).numpy().data
+    return content
 
 
 def _bytes(stored: Stored) -> int:

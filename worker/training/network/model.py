@@ -129,7 +129,7 @@ def load(
     guards.check_placement(model, DTYPE, device)
     config = read_config(folder, folder.name)
     guards.check_tie(model, task.layout(config), folder)
-    for key, value in task.generation(folder).items():
+    for key, value in (task.generation(folder) or {}).items():
         setattr(model.generation_config, key, value)
     pointers = guards.pointers_of(model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -162,7 +162,7 @@ def write_model(
     parts: Mapping[str, tuple[Method, Callable[[Path], object]]],
     *,
     base: BaseModel,
-    generation: Mapping[str, object],
+    generation: Mapping[str, object] | None,
     readme: str,
 ) -> None:
     """Make the folder `target`: weights, config, tokenizer, generation_config.json, README.md; complete, then renamed.
@@ -185,7 +185,8 @@ def write_model(
     for name in SMALL:
         if name not in (CONFIG, GENERATION_CONFIG) and (loaded.folder / name).exists():
             shutil.copyfile(loaded.folder / name, temporary / name)
-    write_synced(temporary / GENERATION_CONFIG, json.dumps(generation, indent=2, sort_keys=True).encode() + b"\n")
+    if generation is not None:
+        write_synced(temporary / GENERATION_CONFIG, json.dumps(generation, indent=2, sort_keys=True).encode() + b"\n")
     write_synced(temporary / "README.md", readme.encode())
     if target.exists():
         os.rename(target, old)

@@ -30,7 +30,7 @@ class Alternatives:
         self._spec = spec
         self._plan = plan
         self._device = device
-        self._task = task_of(spec, plan.task)
+        self._task = task_of(spec, plan.task, plan.data)
 
     def parts(self, shape: MicroBatchShape, setting: Setting) -> dict[str, int]:
         """Bytes by category at the peak of a step with micro-batches of this shape, CUDA context included."""

@@ -47,7 +47,7 @@ def with_time(
     assert len(lengths.inputs), "a job has rows"
     left = max(0, plan.steps - done) / plan.steps
     scale = left * plan.data.rows * spec.training.epochs / len(lengths.inputs)
-    task = task_of(spec, plan.task)
+    task = task_of(spec, plan.task, plan.data)
     again = task.recomputed_flops(config, plan.resolved.activation_checkpointing)
     trained = plan.memory.trained_parameters if plan.memory else 0
     whole = method_of(spec).flops(task.flops(config), trained, plan.model.parameters)

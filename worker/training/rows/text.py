@@ -10,7 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from jobs.errors import Rejected
 from worker.training.rows.characters import Rewriter
@@ -94,6 +94,8 @@ class Template:
     source: str
     literals: tuple[str, ...]
     placeholders: tuple[Placeholder, ...]
+    verbatim: ClassVar[bool] = False
+    """Whether no character of the text is rewritten, whatever the tokenizer knows."""
 
     @property
     def columns(self) -> set[str]:
@@ -117,7 +119,7 @@ class Template:
             value = one.value(row)
             if one.optional and _is_missing(value):
                 value = ""
-            text = _join(value, one.name) if isinstance(value, list) else _plain_text(value, one.name)
+            text = _join(value, one.name) if isinstance(value, list) else plain_text(value, one.name)
             if not text or text.isspace():
                 if not one.optional:
                     raise Defect(f"empty {one.name}")
@@ -225,13 +227,13 @@ class RowReader:
         self, template: Template, columns: Mapping[str, Any], joined: list[Joined], changed: list[tuple[str, str]]
     ) -> str:
         names = " and ".join(one.name for one in template.placeholders)
-        return self._checked(template.fill(columns, joined), names, changed)
+        return self._checked(template.fill(columns, joined), names, changed, verbatim=template.verbatim)
 
-    def _checked(self, text: str, name: str, changed: list[tuple[str, str]]) -> str:
+    def _checked(self, text: str, name: str, changed: list[tuple[str, str]], *, verbatim: bool = False) -> str:
         """A text as it is learned from; `name`: what it is, for a defect."""
         if not text.isprintable() and (damage := _CONTROL.search(text)):
             raise Defect(f"control character U+{ord(damage.group()):04X}")
-        if self._rewrite is not None and (rewritten := self._rewrite(text, self.normalized)) != text:
+        if not verbatim and self._rewrite is not None and (rewritten := self._rewrite(text, self.normalized)) != text:
             changed.append((text, rewritten))
             text = rewritten
         text = text.strip()
@@ -290,12 +292,13 @@ def list_in(value: Any) -> list[str] | None:
 
 def _join(items: list[Any], column: str) -> str:
     """A list as one text: sentences joined by spaces, other items by semicolons; blank items are skipped."""
-    texts = [text for text in (_plain_text(item, column).strip() for item in items) if text]
+    texts = [text for text in (plain_text(item, column).strip() for item in items) if text]
     sentences = 2 * sum(text.endswith(_SENTENCE_END) for text in texts) > len(texts)
     return (" " if sentences else "; ").join(texts)
 
 
-def _plain_text(value: Any, column: str) -> str:
+def plain_text(value: Any, column: str) -> str:
+    """A single value as text. Raises Defect where there is none, or it is of a type that is no text."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

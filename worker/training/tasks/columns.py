@@ -78,6 +78,21 @@ WHOLE = (
     RowFormat("text", None, "{text}"),
 )
 """The same for models that learn every reply of a chat, or plain text."""
+_TEXTS = ("text", "sentence", "question", "utterance", "content", "review")
+_LABELS = ("label", "labels", "intent", "category")
+_TWO_TEXTS = (
+    ("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("question", "sentence"),
+    ("text1", "text2"),
+)  # fmt: skip
+LABELLED = (
+    *(
+        RowFormat(f"{one}, {other} and {label}", f"{one}: {{{one}}} {other}: {{{other}}}", f"{{{label}}}")
+        for one, other in _TWO_TEXTS
+        for label in _LABELS[:2]
+    ),
+    *(RowFormat(f"{text} and {label}", f"{{{text}}}", f"{{{label}}}") for text in _TEXTS for label in _LABELS),
+)
+"""The same for texts with labels; rows with two texts first, for they may be recognized by one of them as well."""
 
 
 LONGEST = 200

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,19 @@ class Layout:
     """In the files of some versions; the model has no use for them."""
     patterns: Collection[str] = ()
     """Regular expressions, found anywhere in such names; tensors of `shapes` are none of them."""
+    new: Collection[frozenset[str]] = ()
+    """Tensors that a file may lack, and that the model store then adds: each of these sets whole, or not at all."""
+    prefix: str = ""
+    """What some versions left out at the beginning of names."""
+    renames: Mapping[str, str] = field(default_factory=dict)
+    """Regular expressions for what some versions wrote in names, and what is written today."""
+
+    def own_name(self, name: str) -> str:
+        """What a tensor of a file is called in the model."""
+        for old, now in self.renames.items():
+            name = re.sub(old, now, name)
+        whole = f"{self.prefix}{name}"
+        return whole if name not in self.shapes and whole in self.shapes else name
 
     @property
     def tied(self) -> bool:

@@ -42,8 +42,12 @@ class MicroBatchLimit(ABC, Generic[AnyBatch]):
     @classmethod
     def of(cls, rows: Rows, micro_batch: int, safe: Mapping[str, SafeSize] | None = None) -> Self:
         """For the longest input and the longest target of these rows."""
-        longest = int(rounded(rows.input_lengths).max()), int(rounded(rows.target_lengths).max())
-        return cls(micro_batch, *longest, dict(safe or {}))
+        return cls(micro_batch, *cls.longest_of(rows), dict(safe or {}))
+
+    @classmethod
+    def longest_of(cls, rows: Rows) -> tuple[int, int]:
+        """Padded widths of the longest input and the longest target of these rows."""
+        return int(rounded(rows.input_lengths).max()), int(rounded(rows.target_lengths).max())
 
     def size(self, bucket: str) -> int:
         """Of a bucket, in rows of the longest shape."""
@@ -64,7 +68,11 @@ class MicroBatchLimit(ABC, Generic[AnyBatch]):
 
     def shapes(self, rows: Rows, groups: Sequence[Int64]) -> list[MicroBatchShape]:
         """Of the micro-batches of these groups, in order."""
-        return [MicroBatchShape(len(piece), *widths(rows, piece)) for piece in cut(rows, groups, self)]
+        return [MicroBatchShape(len(piece), *self.widths(rows, piece)) for piece in cut(rows, groups, self)]
+
+    def widths(self, rows: Rows, chosen: Int64) -> tuple[int, int]:
+        """Padded widths of input and target when these rows go together."""
+        return widths(rows, chosen)
 
     @abstractmethod
     def batch(self, rows: Rows, chosen: Int64, pad_id: int, input_width: int, target_width: int) -> AnyBatch:
@@ -72,7 +80,7 @@ class MicroBatchLimit(ABC, Generic[AnyBatch]):
 
     def batches(self, rows: Rows, groups: Sequence[Int64], pad_id: int) -> list[AnyBatch]:
         """The rows of these groups in micro-batches, on the CPU."""
-        return [self.batch(rows, piece, pad_id, *widths(rows, piece)) for piece in cut(rows, groups, self)]
+        return [self.batch(rows, piece, pad_id, *self.widths(rows, piece)) for piece in cut(rows, groups, self)]
 
     def lowered(self, rows: Rows, groups: Sequence[Int64], failed: MicroBatchShape, *, passing: bool) -> Self | None:
         """A smaller size for the bucket of a micro-batch that `failed`.
@@ -108,7 +116,7 @@ class MicroBatchLimit(ABC, Generic[AnyBatch]):
 
     def _most(self, rows: Rows, groups: Sequence[Int64], bucket: str) -> int:
         pieces = cut(rows, groups, self)
-        return max((len(piece) for piece in pieces if bucket_of(*widths(rows, piece)) == bucket), default=0)
+        return max((len(piece) for piece in pieces if bucket_of(*self.widths(rows, piece)) == bucket), default=0)
 
 
 def widths(rows: Rows, chosen: Int64) -> tuple[int, int]:
@@ -128,7 +136,7 @@ def cut(rows: Rows, groups: Sequence[Int64], limit: MicroBatchLimit[Batch]) -> l
         if not len(waiting):
             waiting = group
         elif len(both) <= limit.rows(
-            *widths(rows, both), bucket_of(*widths(rows, waiting)), bucket_of(*widths(rows, group))
+            *limit.widths(rows, both), bucket_of(*limit.widths(rows, waiting)), bucket_of(*limit.widths(rows, group))
         ):
             waiting = both
         else:
@@ -136,7 +144,7 @@ def cut(rows: Rows, groups: Sequence[Int64], limit: MicroBatchLimit[Batch]) -> l
             waiting = group
         *whole, waiting = _parts(rows, waiting, limit)
         pieces += whole
-        if len(waiting) * sum(widths(rows, waiting)) >= MIN_POSITIONS:
+        if len(waiting) * sum(limit.widths(rows, waiting)) >= MIN_POSITIONS:
             pieces.append(waiting)
             waiting = np.empty(0, np.int64)
     return [*pieces, waiting] if len(waiting) else pieces
@@ -144,7 +152,7 @@ def cut(rows: Rows, groups: Sequence[Int64], limit: MicroBatchLimit[Batch]) -> l
 
 def _parts(rows: Rows, chosen: Int64, limit: MicroBatchLimit[Batch]) -> list[Int64]:
     """As few equal parts as the limit allows; a part of shorter rows may be of a bucket that allows less."""
-    count = -(-len(chosen) // limit.rows(*widths(rows, chosen)))
+    count = -(-len(chosen) // limit.rows(*limit.widths(rows, chosen)))
     if count == 1:
         return [chosen]
     return [part for each in np.array_split(chosen, count) for part in _parts(rows, each, limit)]

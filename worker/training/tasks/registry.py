@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jobs.errors import Rejected
+from jobs.plan import DataPlan
 from jobs.spec import BUILTIN_MODELS, JobSpec
 from worker.training.tasks.causal.task import Causal
+from worker.training.tasks.classification.task import Classification
 from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.tasks.task import Config, Task
 
-_TASKS: dict[str, Callable[[JobSpec], Task]] = {"seq2seq": Seq2Seq.of, "causal": Causal.of}
+_TASKS: dict[str, Callable[[JobSpec, DataPlan | None], Task]] = {
+    "seq2seq": Seq2Seq.of, "causal": Causal.of, "classification": Classification.of,
+}  # fmt: skip
 
 
-def task_of(spec: JobSpec, name: str) -> Task:
-    """The task of this name, as the job sets it. `name`: `plan.task`."""
-    return _TASKS[name](spec)
+def task_of(spec: JobSpec, name: str, data: DataPlan | None = None) -> Task:
+    """The task of this name, as the job sets it, with what is known of its rows. `name`: `plan.task`."""
+    return _TASKS[name](spec, data)
 
 
 def assumed_task(spec: JobSpec) -> Task:
@@ -33,7 +37,7 @@ def builtin_of(spec: JobSpec) -> Task | None:
     task = task_of(spec, BUILTIN_MODELS[spec.model])
     if spec.task.type not in ("auto", task.name):
         raise _not_supported(f"{spec.model} is for the task {task.name}, and the job's is {spec.task.type}", task.name)
-    return task
+    return _with_its_options(spec, task)
 
 
 def task_for(spec: JobSpec, config: Config, source: str) -> Task:
@@ -45,13 +49,25 @@ def task_for(spec: JobSpec, config: Config, source: str) -> Task:
             raise _not_supported(f"{source} is of type {kind!r}, which the task {task.name} cannot train", None)
         return task
     for make in _TASKS.values():
-        if (task := make(spec)).takes(config):
-            return task
+        if (task := make(spec, None)).takes(config):
+            return _with_its_options(spec, task)
     raise _not_supported(f"{source} is of type {kind!r}, which is not supported yet", None)
 
 
+def _with_its_options(spec: JobSpec, task: Task) -> Task:
+    """The task; raises Rejected (`option_of_another_task`) where the job sets an option that it does not have."""
+    if (option := spec.task.options_of_others(task.name)) is not None:
+        raise Rejected(
+            f"task.{option}: {spec.task.foreign_option(option, task.name)}",
+            code="option_of_another_task",
+            param=f"task.{option}",
+            hint="or take a model that is made for that task",
+        )
+    return task
+
+
 def _not_supported(what: str, task: str | None) -> Rejected:
-    known = "; ".join(f"{name}: {Task_.models}" for name, Task_ in (("seq2seq", Seq2Seq), ("causal", Causal)))
+    known = "; ".join(f"{each.name}: {each.models}" for each in (Seq2Seq, Causal, Classification))
     return Rejected(
         f"model: {what}",
         code="model_not_supported",

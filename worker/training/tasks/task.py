@@ -7,11 +7,12 @@ imports no torch, which *check* has no need of.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs.events import Sample
+from jobs.plan import LabelPlan
 from jobs.spec import DataSpec
 from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.encoding import RowTask
@@ -51,10 +52,19 @@ class Usage:
 
     inputs: str
     """An expression for what goes into the model."""
-    output: str
-    """An expression for the tokens that it writes, given `inputs`."""
+    shown: str
+    """An expression for what it says, as text, given `inputs`."""
     text: str
     """What the text is, for people."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How well a model does, besides its loss."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    picture: bytes | None = None
+    """A PNG."""
 
 
 class Flops(Protocol):
@@ -84,6 +94,9 @@ class Batch(Protocol):
 
     def loss_sum(self, model: PreTrainedModel) -> torch.Tensor:
         """Negative log likelihood summed over the target tokens (0-dim, nats), in fp32 or better."""
+
+    def evaluated(self, model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`loss_sum`, and [B, …] what the metrics of the task are computed from for each row; None: it has none."""
 
     def samples(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> list[Sample]:
         """What the model writes for each row, beside input and target."""
@@ -144,6 +157,21 @@ class Task(RowTask, Protocol):
         Raises BadData (`unknown_column`, `no_usable_columns`), Rejected (`bad_template`).
         """
 
+    def labelled(self, found: Mapping[str, int], config: Config, *, complete: bool) -> Task:
+        """The same task, knowing labels and how many rows have each; of a task without labels itself.
+
+        `config`: of the model that the job names, which may have labels. `complete`: these are all.
+
+        Raises Rejected (`other_labels`), BadData (`too_few_labels`, `too_many_labels`).
+        """
+
+    @property
+    def labels(self) -> tuple[LabelPlan, ...]:
+        """Those that are known, in the order of their numbers; of a task without labels none."""
+
+    def counted(self, rows: Rows) -> tuple[LabelPlan, ...]:
+        """The same, with how many of these rows have each."""
+
     def row_format(self, columns: Collection[str]) -> str | None:
         """What rows with these columns are recognized as, for people, such as `OpenAI chat`; None: nothing."""
 
@@ -167,6 +195,15 @@ class Task(RowTask, Protocol):
     def builtin(self) -> BuiltinModel:
         """The model that needs no download."""
 
+    def adapted(self, config: Config) -> Config:
+        """The config.json of the model that is trained, given that of the model that the job names."""
+
+    def model_facts(self, seed: int) -> Sequence[object]:
+        """What else than files decides the model that is trained; JSON."""
+
+    def initialized(self, config: Config, names: Collection[str], seed: int) -> Mapping[str, torch.Tensor]:
+        """First values for tensors of an adapted model that no file has (`Layout.new`)."""
+
     def layout(self, config: Config) -> Layout:
         """Which tensors the model has. Raises Rejected (`bad_config`)."""
 
@@ -179,8 +216,8 @@ class Task(RowTask, Protocol):
     def recomputed_flops(self, config: Config, every: int) -> Flops:
         """Of the layers whose activations are recomputed: every n-th; 0: none."""
 
-    def generation(self, folder: Path) -> Mapping[str, object]:
-        """What generation_config.json must say beside what that of the model in a folder says."""
+    def generation(self, folder: Path) -> Mapping[str, object] | None:
+        """What generation_config.json must say beside what that of the model in a folder says; None: there is none."""
 
     def usage(self, data: DataSpec) -> Usage:
         """The same for every row."""
@@ -189,6 +226,9 @@ class Task(RowTask, Protocol):
         """The text from which `usage` makes what the model was given of this row; None: there is none."""
 
     # -- rows as micro-batches ------------------------------------------------------------------------------------
+
+    def measured(self, rows: Rows, chosen: Int64, answers: Int64) -> Measured:
+        """[chosen] rows, and what `evaluated` gave for each."""
 
     def widths(self, rows: Rows) -> Widths:
         """By what rows are grouped."""

@@ -66,3 +66,10 @@ class PairWidths:
                 break
         assert best is not None
         return best[1]
+
+
+class InputWidths(PairWidths):
+    """Padded widths of inputs, which alone take room in the model."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.inputs = self.targets = rounded(rows.input_lengths)

@@ -60,6 +60,10 @@ class CausalBatch:
         device = model.device
         return learned_loss_sum(model, *(onto(one, device) for one in (self.input_ids, self.places, self.labels)))
 
+    def evaluated(self, model: PreTrainedModel) -> tuple[torch.Tensor, None]:
+        """There is nothing but the loss."""
+        return self.loss_sum(model), None
+
     def samples(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> list[Sample]:
         """Written greedily: the last reply of each row, after what comes before it."""
         from jobs.events import Sample

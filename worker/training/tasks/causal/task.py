@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from jobs.plan import DataPlan
 from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.data import Rows
 from worker.training.dataset.encoding import Limits
@@ -25,6 +26,7 @@ from worker.training.tasks.causal.rows import CausalEncoder, CausalTokenizer, tr
 from worker.training.tasks.columns import WHOLE, choose_templates, recognize
 from worker.training.tasks.layout import Layout
 from worker.training.tasks.task import BuiltinModel, Config, Usage
+from worker.training.tasks.unlabelled import Unlabelled
 from worker.training.tasks.widths import PairWidths
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ _FORMAT_TOKENS = 8
 
 
 @dataclass(frozen=True)
-class Causal:
+class Causal(Unlabelled):
     """Going on with a text. The methods are described in `Task`."""
 
     everything: bool = False
@@ -54,7 +56,7 @@ class Causal:
     )
 
     @classmethod
-    def of(cls, spec: JobSpec) -> Causal:
+    def of(cls, spec: JobSpec, data: DataPlan | None = None) -> Causal:
         """As the job sets it."""
         return cls(everything=spec.task.loss_on == "all")
 
@@ -119,7 +121,8 @@ class Causal:
     def usage(self, data: DataSpec) -> Usage:
         return Usage(
             inputs='tokenizer(text, return_tensors="pt", add_special_tokens=False)',
-            output='model.generate(**inputs)[0, inputs["input_ids"].shape[1] :]',
+            shown='tokenizer.decode(model.generate(**inputs)[0, inputs["input_ids"].shape[1] :], '
+            "skip_special_tokens=True)",
             text="your prompt, as tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) "
             "writes it",
         )

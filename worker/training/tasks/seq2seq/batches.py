@@ -47,6 +47,10 @@ class PairBatch:
         mask = onto(self.attention_mask, device) if self.input_padded else None
         return token_loss_sum(model, onto(self.input_ids, device), mask, onto(self.labels, device))
 
+    def evaluated(self, model: PreTrainedModel) -> tuple[torch.Tensor, None]:
+        """There is nothing but the loss."""
+        return self.loss_sum(model), None
+
     def samples(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> list[Sample]:
         """Written greedily."""
         from jobs.events import Sample

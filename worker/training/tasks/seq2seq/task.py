@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from jobs.errors import Rejected
+from jobs.plan import DataPlan
 from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.data import Rows
 from worker.training.dataset.encoding import Limits
@@ -26,6 +27,7 @@ from worker.training.tasks.seq2seq.layout import layout_of
 from worker.training.tasks.seq2seq.limits import PairLimit
 from worker.training.tasks.seq2seq.rows import PairEncoder
 from worker.training.tasks.task import BuiltinModel, Config, Usage
+from worker.training.tasks.unlabelled import Unlabelled
 from worker.training.tasks.widths import PairWidths
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Seq2Seq:
+class Seq2Seq(Unlabelled):
     """Text to text, with the models of T5. The methods are described in `Task`."""
 
     name: ClassVar[str] = "seq2seq"
@@ -70,7 +72,7 @@ class Seq2Seq:
         return None if found is None else found.name
 
     @classmethod
-    def of(cls, spec: JobSpec) -> Seq2Seq:
+    def of(cls, spec: JobSpec, data: DataPlan | None = None) -> Seq2Seq:
         """As the job sets it."""
         return cls()
 
@@ -115,7 +117,7 @@ class Seq2Seq:
     def usage(self, data: DataSpec) -> Usage:
         return Usage(
             inputs=f'tokenizer(text, return_tensors="pt", truncation=True, max_length={data.max_input_tokens})',
-            output="model.generate(**inputs)[0]",
+            shown="tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True)",
             text="your input, written as in the table above",
         )
 

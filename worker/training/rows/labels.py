@@ -1,0 +1,61 @@
+"""Labels of rows: one text, or several, which may be none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from worker.training.rows.row import Defect
+from worker.training.rows.text import Joined, Template, list_in, plain_text, template
+
+_LONGEST = 512
+NOT_NAMED = "a label that task.labels does not name"
+NOT_ONE = "a list that is not one label"
+TOO_LONG = f"a label of more than {_LONGEST} characters"
+
+
+@dataclass(frozen=True)
+class LabelTemplate(Template):
+    """What the label of a row is made of. Filled in, it is the label; of `several` labels, a JSON list of them."""
+
+    several: bool = False
+    known: frozenset[str] | None = None
+    """Labels that a row may have; None: any."""
+    verbatim: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, text: str, param: str, *, several: bool, known: frozenset[str] | None) -> LabelTemplate:
+        """Raises Rejected (`bad_template`)."""
+        plain = template(text, param)
+        return cls(plain.source, plain.literals, plain.placeholders, several, known)
+
+    def fill(self, row: Mapping[str, Any], joined: list[Joined] | None = None) -> str:
+        """See `Template`. Raises Defect also for a list that is not one label, and for labels that are not known."""
+        found = self._labels(row)
+        if self.known is not None and not self.known.issuperset(found):
+            raise Defect(NOT_NAMED)
+        if any(len(label) > _LONGEST for label in found):
+            raise Defect(TOO_LONG)
+        return json.dumps(found, ensure_ascii=False) if self.several else found[0]
+
+    def _labels(self, row: Mapping[str, Any]) -> list[str]:
+        value = self.whole_value(row)
+        if self.several and isinstance(value, str):
+            value = [] if value.strip() in ("", "[]") else list_in(value) or value
+        if not isinstance(value, list):
+            return [super().fill(row).strip()]
+        name = self.placeholders[0].name
+        found = list(dict.fromkeys(text for item in value if (text := plain_text(item, name).strip())))
+        if not self.several and len(found) != 1:
+            raise Defect(NOT_ONE)
+        return found
+
+
+def labels_in(text: str, *, several: bool) -> list[str]:
+    """The labels of a row, of the text that `LabelTemplate` made of them."""
+    if not several:
+        return [text]
+    labels: list[str] = json.loads(text)
+    return labels

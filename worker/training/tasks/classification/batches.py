@@ -1,0 +1,122 @@
+"""What goes into a classifier: rows of a step as a micro-batch.
+
+Rows are padded at their ends. Where none is, there is no attention mask, and attention takes its fastest kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from worker.training.dataset.data import Int64, Rows
+from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.classification.loss import ClassLoss
+from worker.training.tasks.classification.metrics import names, probable
+from worker.training.tasks.moving import onto
+
+if TYPE_CHECKING:
+    from jobs.events import Sample
+
+
+@dataclass(frozen=True)
+class ClassBatch:
+    """Texts that go through the model at once, on the CPU. The methods are described in `Batch`."""
+
+    input_ids: torch.Tensor
+    """[B, S] int64."""
+    attention_mask: torch.Tensor | None
+    """[B, S] int64, 1 where there is a token; None: no row is padded."""
+    labels: torch.Tensor
+    """As of `ClassLoss.labels`."""
+    rows: Int64
+    """[B] their numbers in the dataset."""
+    loss: ClassLoss
+
+    @property
+    def target_tokens(self) -> int:
+        """What the loss counts: rows."""
+        return len(self.rows)
+
+    @property
+    def shape(self) -> MicroBatchShape:
+        """Rows and padded width. Labels take the place of one token."""
+        return MicroBatchShape(len(self.rows), self.input_ids.shape[1], 1)
+
+    def loss_sum(self, model: PreTrainedModel) -> torch.Tensor:
+        """0-dim, nats."""
+        return self.loss.sum(self.logits(model), onto(self.labels, model.device))
+
+    def evaluated(self, model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss, and of each row the number of the class that is most probable, or a 1 for each that is probable."""
+        logits = self.logits(model)
+        return self.loss.sum(logits, onto(self.labels, model.device)), probable(logits, several=self.loss.several)
+
+    def samples(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> list[Sample]:
+        """The label of each row, and the one that the model finds most probable."""
+        from jobs.events import Sample
+
+        logits, several = self.logits(model).float().cpu(), self.loss.several
+        guessed = probable(logits, several=several)
+        likely = None if several else logits.softmax(-1).max(-1).values.tolist()
+        known: Any = model.config.id2label  # by number
+        return [
+            Sample(
+                input=_text(tokenizer, ids if mask is None else ids[mask.bool()]),
+                target=names(label, known),
+                generated=names(guess, known),
+                probability=None if likely is None else likely[row],
+            )
+            for row, (ids, mask, label, guess) in enumerate(
+                zip(self.input_ids, self._masks(), self.labels, guessed, strict=True)
+            )
+        ]
+
+    def _masks(self) -> Iterable[torch.Tensor | None]:
+        return [None] * len(self.rows) if self.attention_mask is None else self.attention_mask
+
+    def logits(self, model: PreTrainedModel) -> torch.Tensor:
+        """[B, K]"""
+        mask = None if self.attention_mask is None else onto(self.attention_mask, model.device)
+        found: torch.Tensor = model(input_ids=onto(self.input_ids, model.device), attention_mask=mask).logits
+        return found
+
+
+def class_batch(rows: Rows, chosen: Int64, pad_id: int, width: int, loss: ClassLoss) -> ClassBatch:
+    """These rows, padded to this width."""
+    lengths = rows.input_lengths[chosen]
+    mask = None
+    if lengths.min() < width:
+        mask = torch.from_numpy((np.arange(width) < lengths[:, None]).astype(np.int64))
+    return ClassBatch(
+        input_ids=torch.from_numpy(rows.gather("input", chosen, width, pad_id)),
+        attention_mask=mask,
+        labels=loss.labels(rows, chosen),
+        rows=chosen,
+        loss=loss,
+    )
+
+
+def empty_batch(shape: MicroBatchShape, *, padded: bool, device: torch.device, loss: ClassLoss) -> ClassBatch:
+    """Without values. `padded`: some rows are shorter than the widest."""
+
+    def tokens() -> torch.Tensor:
+        return torch.empty((shape.rows, shape.input_width), dtype=torch.int64, device=device)
+
+    return ClassBatch(
+        input_ids=tokens(),
+        attention_mask=tokens() if padded else None,
+        labels=loss.empty_labels(shape.rows, device),
+        rows=np.arange(shape.rows),
+        loss=loss,
+    )
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, tokens: torch.Tensor) -> str:
+    text = tokenizer.decode(tokens, skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text.strip()

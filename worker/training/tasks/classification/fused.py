@@ -1,0 +1,90 @@
+"""`speed.fused`: dropout with cheaper random numbers, in place; and the check that a row is the same beside others.
+
+Norms and GELU of encoders are single kernels of torch already. Any encoder may come that transformers knows; what this
+code takes for granted of it is checked on the model itself, before it trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+
+from jobs.errors import Rejected
+from worker.training.kernels.dropout import FusedDropout
+
+_LENGTHS = (7, 12)
+_TOLERANCE = {torch.bfloat16: 0.05, torch.float16: 0.05, torch.float32: 1e-3, torch.float64: 1e-6}
+"""Difference of logits, relative to the largest."""
+_RATES = ("attention_dropout", "dropout", "dropout_prob", "attention_probs_dropout_prob")
+"""Attributes of modules that hold a rate as a number."""
+
+
+def configure(model: PreTrainedModel, *, fused: bool, dropout: float | None) -> None:
+    """As `Task.configure`. Raises Rejected (`self_check_failed`)."""
+    if dropout is not None:
+        set_dropout(model, dropout)
+    if fused:
+        fuse(model)
+    if model.device.type != "meta":
+        check_rows(model)
+
+
+def fuse(model: nn.Module) -> int:
+    """Exchange the stock modules for fused ones, in place; returns how many."""
+    found = [module for module in model.modules() if type(module) is nn.Dropout]
+    for module in found:
+        module.__class__ = FusedDropout
+    return len(found)
+
+
+def set_dropout(model: nn.Module, rate: float) -> None:
+    """Every dropout of the model, those of attention (a number there, not a module) included."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = rate
+        for name in _RATES:
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, rate)
+
+
+def check_rows(model: PreTrainedModel) -> None:
+    """Refuse `self_check_failed`: rows padded together must have the logits that each has by itself."""
+    embedding: Any = model.get_input_embeddings()
+    size = int(embedding.weight.shape[0])
+    first = torch.arange(max(_LENGTHS), device=model.device) * 7 % max(1, size - 8) + min(8, size - 1)
+    rows = [first[:length] + place for place, length in enumerate(_LENGTHS)]
+    rows = [row.clamp(max=size - 1) for row in rows]
+    width = max(_LENGTHS)
+    pad = int(model.config.pad_token_id or 0)
+    ids = torch.stack([F.pad(row, (0, width - len(row)), value=pad) for row in rows])
+    mask = torch.stack([F.pad(torch.ones_like(row), (0, width - len(row))) for row in rows])
+    with _evaluating(model):
+        alone = torch.cat([model(input_ids=row[None]).logits for row in rows]).float()
+        together = model(input_ids=ids, attention_mask=mask).logits.float()
+    bound = _TOLERANCE[model.dtype] * max(0.1, float(alone.abs().max()))
+    if not float((alone - together).abs().max()) <= bound:
+        raise Rejected(
+            f"model: {type(model).__name__} does not compute what training takes for granted of an encoder: the logits "
+            f"of a row are {alone[0, :3].tolist()} by itself and {together[0, :3].tolist()} beside another",
+            code="self_check_failed",
+            param="model",
+            hint="models of the families BERT, RoBERTa, DeBERTa, ModernBERT and DistilBERT are known to work",
+        )
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout and gradients; afterwards the model is in the mode in which it was."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)

@@ -1,0 +1,159 @@
+"""Which tensors a classifier has, which of them a pretrained encoder lacks, and the values with which those begin."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jobs.errors import Rejected
+from worker.training.tasks.layout import Layout
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+CLASSIFIER = "ForSequenceClassification"
+PRETRAINING = (
+    r"^(lm_head|cls|decoder|head|vocab_transform|vocab_layer_norm|vocab_projector|lm_predictions|mask_predictions)\.",
+    r"^(generator_predictions|generator_lm_head|discriminator_predictions|deberta\.embeddings\.mask_)",
+    r"(^|\.)pooler\.",
+    r"(^|\.)(position_ids|token_type_ids)$",
+)
+"""Heads for other purposes, a pooler that the classifier does not ask, and what is computed from config.json."""
+RENAMES = {r"\.gamma$": ".weight", r"\.beta$": ".bias"}
+"""As norms were called when TensorFlow wrote them."""
+_MOST_LAYERS = 1000
+_POSITIONS = "embeddings.position_embeddings.weight"
+_COUNTED_FROM_PADDING = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl"})
+"""`model_type` of families whose first place has the number behind that of padding."""
+
+
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """Whether the model of this config.json has a head for labels already."""
+    return any(str(name).endswith(CLASSIFIER) for name in config.get("architectures") or [])
+
+
+def labels_of(config: Mapping[str, Any]) -> list[str]:
+    """The labels that config.json names, by number. Raises Rejected (`bad_config`)."""
+    named = config.get("id2label") or {}
+    try:
+        by_number = {int(number): str(label) for number, label in named.items()}
+        return [by_number[number] for number in range(len(by_number))]
+    except (AttributeError, TypeError, ValueError, KeyError):
+        raise _bad(f"id2label does not number labels from 0: {json.dumps(named)[:100]}") from None
+
+
+def adapted(config: Mapping[str, Any], labels: Sequence[str], *, multi_label: bool) -> dict[str, Any]:
+    """The config.json of a classifier with these labels."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+
+    name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(str(config.get("model_type")))
+    if name is None:
+        raise _bad(f"transformers has no classifier of type {config.get('model_type')!r}")
+    return {
+        **config,
+        "architectures": [name],
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+        "num_labels": len(labels),
+        "problem_type": "multi_label_classification" if multi_label else "single_label_classification",
+    }
+
+
+def layout_of(config: Mapping[str, Any]) -> Layout:
+    """The tensors of this model. Raises Rejected (`bad_config`)."""
+    return _layout(json.dumps(config, sort_keys=True))
+
+
+def layers_of(config: Mapping[str, Any]) -> int:
+    """How many layers the model has."""
+    found = next((config[key] for key in ("num_hidden_layers", "n_layers", "num_layers") if key in config), None)
+    if not isinstance(found, int):
+        raise ValueError("it does not say how many layers the model has")
+    return found
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """Tokens of a text at most, where the model has an embedding for each place; None: any number."""
+    found = [shape[0] for name, shape in layout_of(config).shapes.items() if name.endswith(_POSITIONS)]
+    if not found:
+        return None
+    before = int(config.get("pad_token_id", 1)) + 1 if config.get("model_type") in _COUNTED_FROM_PADDING else 0
+    return found[0] - before
+
+
+def build(config: Mapping[str, Any], dtype: Any) -> PreTrainedModel:
+    """The model that config.json describes, on the device in use. Raises whatever transformers does."""
+    from transformers import AutoModelForSequenceClassification
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = CONFIG_MAPPING[config["model_type"]]
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(kind.from_dict(dict(config)), dtype=dtype)
+    return model
+
+
+def initialized(config: Mapping[str, Any], names: Collection[str], seed: int) -> dict[str, torch.Tensor]:
+    """New values for these tensors, in fp32, drawn as transformers draws them; nothing else of the model is made."""
+    import torch
+
+    with torch.device("meta"):
+        model = build(config, torch.float32)
+    for name in names:
+        module, _, tensor = name.rpartition(".")
+        empty = torch.zeros(model.get_parameter(name).shape, dtype=torch.float32, device="cpu")
+        setattr(model.get_submodule(module), tensor, torch.nn.Parameter(empty))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model.apply(model._init_weights)  # without effect on what is on the device "meta"
+    return {name: model.get_parameter(name).detach() for name in sorted(names)}
+
+
+@functools.lru_cache(maxsize=8)
+def _layout(text: str) -> Layout:
+    import torch
+
+    config = json.loads(text)
+    try:
+        if layers_of(config) > _MOST_LAYERS:
+            raise ValueError(f"no model has more than {_MOST_LAYERS} layers")
+        with torch.device("meta"):
+            model = build(config, torch.bfloat16)
+        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        prefix = f"{model.base_model_prefix}."
+        outside = [name for name in shapes if not _of_body(name, prefix)]
+        head = [name for name in outside if len(shapes[name]) == 2][-1]
+        embedding = next(
+            f"{name}.weight" for name, module in model.named_modules() if module is model.get_input_embeddings()
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever transformers raises on a value it did not expect
+        raise _bad(f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]) from None
+    groups: dict[str, set[str]] = {}
+    for name in outside:
+        parts = re.fullmatch(rf"({re.escape(prefix)})?(\w+)\..*", name)
+        groups.setdefault(name if parts is None else f"{parts[1] or ''}{parts[2]}", set()).add(name)
+    is_pretrained = not is_classifier(config)
+    return Layout(
+        shapes,
+        head=head,
+        embedding=embedding,
+        patterns=(*(model._keys_to_ignore_on_load_unexpected or ()), *(PRETRAINING if is_pretrained else ())),
+        new=tuple(frozenset(group) for group in groups.values()) if is_pretrained else (),
+        prefix=prefix,
+        renames=RENAMES,
+    )
+
+
+def _of_body(name: str, prefix: str) -> bool:
+    return name.startswith(prefix) and not name.startswith(f"{prefix}pooler.")
+
+
+def _bad(reason: str) -> Rejected:
+    return Rejected(
+        f"model: config.json cannot be understood: {reason}", code="bad_config", param="model",
+        hint="take the original file",
+    )  # fmt: skip

@@ -1,0 +1,254 @@
+"""The task `classification`, as the trainer asks for it. What needs torch is imported when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from jobs.errors import Rejected
+from jobs.plan import DataPlan, LabelPlan
+from jobs.spec import DataSpec, JobSpec
+from worker.training.dataset.data import Int64, Rows
+from worker.training.dataset.encoding import Limits
+from worker.training.dataset.tokens import TokenizerState, guessed_tokens
+from worker.training.journal import Journal
+from worker.training.rows.labels import LabelTemplate, labels_in
+from worker.training.rows.text import Templates, Texts
+from worker.training.steps.safe_size import SafeSize
+from worker.training.steps.shape import Lengths, MicroBatchShape
+from worker.training.tasks.classification import builtin, layout, metrics
+from worker.training.tasks.classification.flops import ClassFlops
+from worker.training.tasks.classification.labels import chosen_labels
+from worker.training.tasks.classification.limits import ClassLimit
+from worker.training.tasks.classification.loss import ClassLoss, balanced
+from worker.training.tasks.classification.rows import ClassEncoder, ClassTokenizer
+from worker.training.tasks.columns import LABELLED, choose_templates, recognize
+from worker.training.tasks.layout import Layout
+from worker.training.tasks.task import BuiltinModel, Config, Measured, Usage
+from worker.training.tasks.widths import InputWidths
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from worker.training.tasks.classification.batches import ClassBatch
+
+FAMILIES = frozenset(
+    {
+        "bert", "roberta", "deberta", "deberta-v2", "modernbert", "distilbert", "electra", "xlm-roberta", "camembert",
+        "mpnet",
+    }
+)  # fmt: skip
+"""`model_type` of encoders. Others are taken by their architecture, and check themselves."""
+_ARCHITECTURES = ("ForMaskedLM", layout.CLASSIFIER)
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Which label, or which labels, a text has. The methods are described in `Task`."""
+
+    several: bool = False
+    """A row has any number of labels."""
+    named: tuple[str, ...] | None = None
+    """Labels that the job names."""
+    labels: tuple[LabelPlan, ...] = ()
+    """Empty until rows were looked at."""
+    weights: tuple[float, ...] | None = None
+    """Of the labels, in the loss."""
+    positions: int = 0
+    """Tokens of a text at most, as the job says."""
+    name: ClassVar[str] = "classification"
+    limit_keys: ClassVar[tuple[str, ...]] = ("data.max_input_tokens",)
+    has_labels: ClassVar[bool] = True
+    models: ClassVar[str] = "BERT, RoBERTa, DeBERTa, ModernBERT, DistilBERT and other encoders"
+
+    @classmethod
+    def of(cls, spec: JobSpec, data: DataPlan | None = None) -> Classification:
+        """As the job sets it."""
+        asked, labels = spec.task, () if data is None else data.labels
+        weights = None
+        if data is not None and asked.class_weights == "balanced":
+            rows = sum(source.rows for source in data.sources) or data.rows
+            weights = balanced(labels, rows, several=asked.multi_label)
+        named = None if asked.labels is None else tuple(asked.labels)
+        return cls(asked.multi_label, named, labels, weights, spec.data.max_input_tokens)
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    @property
+    def label_names(self) -> list[str]:
+        """By number."""
+        return [label.name for label in self.labels]
+
+    @property
+    def variant(self) -> object:
+        return [self.several, self.label_names]
+
+    def templates(
+        self,
+        input: str | None,
+        target: str | None,
+        columns: Collection[str],
+        source: str,
+        elsewhere: Collection[str] = (),
+    ) -> Templates:
+        if input is None and target is not None:
+            raise Rejected(
+                "data.target is set without data.input, the text whose label it is",
+                code="no_input",
+                param="data.input",
+                hint="set data.input, too, or leave both out",
+            )
+        text, label = choose_templates(input, target, columns, source, LABELLED, elsewhere)
+        return text, self.target_template(label.source)
+
+    def target_template(self, text: str) -> LabelTemplate:
+        known = None if self.named is None else frozenset(self.named)
+        return LabelTemplate.of(text, "data.target", several=self.several, known=known)
+
+    def row_format(self, columns: Collection[str]) -> str | None:
+        """See `Task`."""
+        found = recognize(columns, LABELLED)
+        return None if found is None else found.name
+
+    def labels_of(self, texts: Texts) -> Sequence[str]:
+        return labels_in(texts.target, several=self.several)
+
+    def labelled(self, found: Mapping[str, int], config: Config, *, complete: bool) -> Classification:
+        """Raises Rejected (`too_few_labels`, `too_many_labels`, `other_labels`)."""
+        known = layout.labels_of(config) if layout.is_classifier(config) else None
+        chosen = chosen_labels(found, named=self.named, known=known, least=1 if self.several or not complete else 2)
+        return replace(self, labels=tuple(LabelPlan(name=label, rows=found.get(label, 0)) for label in chosen))
+
+    def counted(self, rows: Rows) -> tuple[LabelPlan, ...]:
+        counts = rows.occurrences("target", len(self.labels)).tolist()
+        return tuple(LabelPlan(name=label.name, rows=count) for label, count in zip(self.labels, counts, strict=True))
+
+    def limits(self, data: DataSpec) -> Limits:
+        return {"input": data.max_input_tokens, "target": max(1, len(self.labels)) if self.several else 1}
+
+    def guessed_lengths(self, characters: Sequence[tuple[int, int]], data: DataSpec) -> tuple[Lengths, Lengths]:
+        tokens = np.minimum(guessed_tokens(characters)[:, 0] + 2, data.max_input_tokens)
+        return tokens, np.ones_like(tokens)
+
+    def tokenizer(self, folder: Path) -> ClassTokenizer:
+        return ClassTokenizer.read(folder)
+
+    def tried(self, tokenizer: TokenizerState, texts: Sequence[Texts], limits: Limits) -> TokenizerState:
+        """Raises Rejected (`tokenizer_unusable`, `limit_too_small`)."""
+        found = tokenizer.as_it_is([one.input for one in texts])
+        found.check_limits({self.limit_keys[0]: limits["input"]})
+        return found
+
+    def encoder(self, tokenizer: TokenizerState, limits: Limits) -> ClassEncoder:
+        return ClassEncoder(tokenizer, limits, self.label_names, several=self.several)
+
+    # -- models as files ---------------------------------------------------------------------------------------------
+
+    def takes(self, config: Config) -> bool:
+        named = config.get("architectures") or []
+        return config.get("model_type") in FAMILIES or any(str(each).endswith(_ARCHITECTURES) for each in named)
+
+    @property
+    def builtin(self) -> BuiltinModel:
+        config = self.adapted(builtin.CONFIG)
+        return BuiltinModel(
+            builtin.NAME, builtin.VERSION, config, builtin.TOKENIZER_ROWS, partial(builtin.write, config)
+        )
+
+    def adapted(self, config: Config) -> Config:
+        """Raises Rejected (`bad_config`, `limit_too_large`)."""
+        most = layout.positions_of(config)
+        if most is not None and self.positions > most:
+            raise Rejected(
+                f"data.max_input_tokens is {self.positions:,}, and the model knows {most:,} positions",
+                code="limit_too_large",
+                param="data.max_input_tokens",
+                hint=f"set data.max_input_tokens to {most:,} or less",
+            )
+        if not self.labels:
+            return config
+        return layout.adapted(config, self.label_names, multi_label=self.several)
+
+    def model_facts(self, seed: int) -> Sequence[object]:
+        return [self.label_names, self.several, seed]
+
+    def initialized(self, config: Config, names: Collection[str], seed: int) -> Mapping[str, torch.Tensor]:
+        return layout.initialized(config, names, seed)
+
+    def layout(self, config: Config) -> Layout:
+        return layout.layout_of(config)
+
+    def layers(self, config: Config) -> int:
+        return layout.layers_of(config)
+
+    def flops(self, config: Config) -> ClassFlops:
+        return ClassFlops.of_config(config)
+
+    def recomputed_flops(self, config: Config, every: int) -> ClassFlops:
+        return ClassFlops.recomputed(config, every)
+
+    def generation(self, folder: Path) -> None:
+        """It writes nothing."""
+
+    def usage(self, data: DataSpec) -> Usage:
+        one = "model.config.id2label[model(**inputs).logits[0].argmax().item()]"
+        several = '"; ".join(model.config.id2label[n] for n, each in enumerate(model(**inputs).logits[0]) if each > 0)'
+        return Usage(
+            inputs=f'tokenizer(text, return_tensors="pt", truncation=True, max_length={data.max_input_tokens})',
+            shown=several if self.several else one,
+            text="your text, written as in the table above",
+        )
+
+    def prompt(self, rows: Rows, row: int, tokenizer: PreTrainedTokenizerBase, data: DataSpec) -> str | None:
+        given = rows.input(row).tolist()
+        text = tokenizer.decode(given, skip_special_tokens=True)
+        assert isinstance(text, str)
+        for each in (text, text.strip()):
+            if tokenizer(each, truncation=True, max_length=data.max_input_tokens)["input_ids"] == given:
+                return each
+        return None
+
+    # -- rows as micro-batches ---------------------------------------------------------------------------------------
+
+    @property
+    def loss(self) -> ClassLoss:
+        """What is learned."""
+        return ClassLoss(max(1, len(self.labels)), self.several, self.weights)
+
+    def measured(self, rows: Rows, chosen: Int64, answers: Int64) -> Measured:
+        return metrics.measured(rows, chosen, answers, self.label_names, several=self.several)
+
+    def widths(self, rows: Rows) -> InputWidths:
+        return InputWidths(rows)
+
+    def limit(self, rows: Rows, micro_batch: int, safe: Mapping[str, SafeSize] | None = None) -> ClassLimit:
+        return ClassLimit.of(rows, micro_batch, safe).with_loss(self.loss)
+
+    def empty_batch(self, shape: MicroBatchShape, *, padded: bool, device: torch.device) -> ClassBatch:
+        from worker.training.tasks.classification import batches
+
+        return batches.empty_batch(shape, padded=padded, device=device, loss=self.loss)
+
+    # -- models in memory --------------------------------------------------------------------------------------------
+
+    def auto_class(self) -> Any:
+        from transformers import AutoModelForSequenceClassification
+
+        return AutoModelForSequenceClassification
+
+    def bare(self, config: Config, dtype: torch.dtype) -> PreTrainedModel:
+        return layout.build(config, dtype)
+
+    def configure(self, model: PreTrainedModel, *, fused: bool, dropout: float | None) -> None:
+        from worker.training.tasks.classification.fused import configure
+
+        configure(model, fused=fused, dropout=dropout)
+
+    def compile(self, model: PreTrainedModel, journal: Journal) -> str | None:
+        return "layers of encoders run as they are"

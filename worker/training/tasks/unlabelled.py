@@ -1,0 +1,46 @@
+"""Tasks whose rows have no labels and whose models are trained as they come: what `Task` asks of them about either."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from jobs.plan import LabelPlan
+from worker.training.dataset.data import Int64, Rows
+from worker.training.rows.text import Template, Texts, template
+from worker.training.tasks.task import Config, Measured
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Unlabelled:
+    """The methods are described in `Task`."""
+
+    has_labels: ClassVar[bool] = False
+    labels: ClassVar[tuple[LabelPlan, ...]] = ()
+
+    def target_template(self, text: str) -> Template:
+        return template(text, "data.target")
+
+    def labels_of(self, texts: Texts) -> Sequence[str]:
+        return ()
+
+    def labelled(self, found: Mapping[str, int], config: Config, *, complete: bool) -> Self:
+        return self
+
+    def counted(self, rows: Rows) -> tuple[LabelPlan, ...]:
+        return ()
+
+    def adapted(self, config: Config) -> Config:
+        return config
+
+    def model_facts(self, seed: int) -> Sequence[object]:
+        return ()
+
+    def initialized(self, config: Config, names: Collection[str], seed: int) -> Mapping[str, torch.Tensor]:
+        assert not names, names
+        return {}
+
+    def measured(self, rows: Rows, chosen: Int64, answers: Int64) -> Measured:
+        return Measured()
