@@ -176,6 +176,10 @@ class Task(RowTask, Protocol):
         """What rows with these columns are recognized as, for people, such as `OpenAI chat`; None: nothing."""
 
     @property
+    def methods(self) -> tuple[str, ...]:
+        """Of the `method.type` of jobs those that train it."""
+
+    @property
     def limit_keys(self) -> tuple[str, ...]:
         """The job keys that limit the tokens of a row: the input's and the target's, or one of both."""
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from jobs.plan import LabelPlan
+from jobs.spec import METHODS
 from worker.training.dataset.data import Int64, Rows
 from worker.training.rows.text import Template, Texts, template
 from worker.training.tasks.task import Config, Measured
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 class Unlabelled:
     """The methods are described in `Task`."""
 
+    methods: ClassVar[tuple[str, ...]] = METHODS
     has_labels: ClassVar[bool] = False
     labels: ClassVar[tuple[LabelPlan, ...]] = ()
 

@@ -40,7 +40,7 @@ def config_of(family: str, labels: tuple[str, ...] | None = LABELS, **more: Any)
     if labels is None:
         for key in ("id2label", "label2id", "num_labels"):
             config.pop(key, None)
-        kind = AutoModelForMaskedLM._model_mapping[CONFIG_MAPPING[family]]
+        kind: Any = AutoModelForMaskedLM._model_mapping[CONFIG_MAPPING[family]]
         return config | {"architectures": [kind.__name__]}
     return layout.adapted(config, labels, multi_label=bool(more.get("multi_label")))
 

@@ -60,7 +60,7 @@ def plain(model: PreTrainedModel, rows: Rows, loss: ClassLoss) -> tuple[float, d
             labels[row, rows.target(row).astype(np.int64)] = 1
     else:
         labels = torch.tensor([int(rows.target(row)[0]) for row in range(ROWS)])
-    model.config.problem_type = f"{'multi' if loss.several else 'single'}_label_classification"
+    model.config.problem_type = "multi_label_classification" if loss.several else "single_label_classification"
     found = model(input_ids=ids, attention_mask=mask, labels=labels)
     value = found.loss
     if loss.weights is not None:

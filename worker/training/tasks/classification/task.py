@@ -65,6 +65,7 @@ class Classification:
     name: ClassVar[str] = "classification"
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_input_tokens",)
     has_labels: ClassVar[bool] = True
+    methods: ClassVar[tuple[str, ...]] = ("full",)  # adapters would leave a new head as it is, at random
     models: ClassVar[str] = "BERT, RoBERTa, DeBERTa, ModernBERT, DistilBERT and other encoders"
 
     @classmethod
@@ -171,7 +172,7 @@ class Classification:
                 param="data.max_input_tokens",
                 hint=f"set data.max_input_tokens to {most:,} or less",
             )
-        if not self.labels:
+        if len(self.labels) < (1 if self.several else 2):  # the first rows have one: there must be another further down
             return config
         return layout.adapted(config, self.label_names, multi_label=self.several)
 
