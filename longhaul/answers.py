@@ -54,6 +54,7 @@ class SummaryDict(TypedDict):
 class PlanSummaryDict(TypedDict, total=False):
     """The plan in short; empty before check."""
 
+    task: str
     model: str
     parameters: int
     train: str
@@ -61,7 +62,7 @@ class PlanSummaryDict(TypedDict, total=False):
     rows_estimated: int
     invalid_rows: dict[str, int]
     duplicates: int
-    input: str
+    input: str | None
     target: str
     read_as: str | None
     steps: int

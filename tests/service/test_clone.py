@@ -60,7 +60,7 @@ def test_a_patch_replaces_what_it_names_and_null_is_the_default_again(service: S
     training = {key: spec["training"][key] for key in ("learning_rate", "epochs", "dropout", "max_grad_norm")}
     assert training == {"learning_rate": 5e-5, "epochs": 5, "dropout": 0.0, "max_grad_norm": None}
     assert spec["metadata"] == {"run": "2"}
-    assert spec["integrations"] == {"wandb": {"project": "p", "entity": None}, "discord": False}
+    assert spec["integrations"] == {"wandb": {"project": "p", "entity": None, "artifacts": False}, "discord": False}
 
 
 def test_a_dry_run_that_went_well_is_cloned_to_run_and_the_other_way_round(service: Service) -> None:
