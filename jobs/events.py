@@ -280,6 +280,13 @@ class EvaluationFinished(Fact):
     """Task `classification`: `accuracy` and `macro_f1`, of several labels a row `subset_accuracy`, `micro_f1` and
     `macro_f1`; else empty."""
 
+    @property
+    def metrics_text(self) -> str:
+        """The metrics for people, such as `accuracy 0.9012, macro F1 0.8934`."""
+        return ", ".join(
+            f"{name.replace('_', ' ').replace('f1', 'F1')} {each:.4f}" for name, each in self.metrics.items()
+        )
+
 
 class Sample(Frozen):
     """One generated text beside what the data has."""

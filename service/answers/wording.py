@@ -137,7 +137,8 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             )
         case EvaluationFinished():
             best = ", the best so far" if fact.best else ""
-            return f"step {fact.step:,}: validation loss {fact.loss:.4f} over {fact.rows:,} rows{best}"
+            also = f", {fact.metrics_text}" if fact.metrics else ""
+            return f"step {fact.step:,}: validation loss {fact.loss:.4f}{also} over {fact.rows:,} rows{best}"
         case CheckpointSaved():
             return (
                 f"step {fact.step:,}: checkpoint saved ({format_bytes(fact.bytes)} in {format_duration(fact.seconds)})"

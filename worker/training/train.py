@@ -128,7 +128,7 @@ def evaluate_and_record(context: TrainingContext) -> None:
     if state.step == 0:
         state.first_loss = seen.loss
     context.journal.note(
-        EvaluationFinished(
+        fact := EvaluationFinished(
             step=state.step,
             loss=seen.loss,
             rows=seen.rows,
@@ -140,7 +140,7 @@ def evaluate_and_record(context: TrainingContext) -> None:
     )
     if seen.measured.picture is not None:
         write_atomically(context.run.path / CONFUSION, seen.measured.picture)
-    also = "".join(f", {name} {value:.4f}" for name, value in seen.measured.metrics.items())
+    also = f", {fact.metrics_text}" if fact.metrics else ""
     log.info("step %d: validation loss %.4f%s over %d rows", state.step, seen.loss, also, seen.rows)
     context.journal.phase("step", step=state.step)
 

@@ -35,6 +35,8 @@ def figures(job: SinkJob, row: MetricRow | None) -> list[EmbedField]:
     if job.evaluations:
         first, last = (job.evaluations[pick(job.evaluations)] for pick in (min, max))
         fields.append(field("Validation loss", change(first, last), inline=True))
+    if job.last_evaluation is not None and job.last_evaluation.metrics:
+        fields.append(field("Metrics", job.last_evaluation.metrics_text, inline=True))
     if row is not None:
         fields += [
             field("Time left", format_duration(row.eta_s), inline=True),

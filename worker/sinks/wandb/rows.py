@@ -41,6 +41,7 @@ def evaluation(event: Event, fact: EvaluationFinished) -> LogRequest:
         "eval/rows": fact.rows,
         "eval/seconds": fact.seconds,
         "eval/event": event.number,
+        **{f"eval/{name}": value for name, value in fact.metrics.items()},
     }
     samples: list[list[int | str]] = [[fact.step, each.input, each.target, each.generated] for each in fact.samples]
     return {"do": "log", "rows": [row], "table": {"key": SAMPLES, "columns": SAMPLE_COLUMNS, "data": samples}}

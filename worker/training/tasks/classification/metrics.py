@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.training.dataset.data import Int64, Rows
+from worker.training.tasks.classification import confusion
 from worker.training.tasks.task import Measured
 
 if TYPE_CHECKING:
@@ -31,9 +32,8 @@ def names(labels: torch.Tensor, known: Mapping[int, str]) -> str:
 
 def of_one_label(truth: Int64, guessed: Int64, classes: int) -> dict[str, float]:
     """[rows] each. F1 is the mean over the classes that occur in either, as scikit-learn has it."""
-    confusion = confusion_of(truth, guessed, classes)
-    right = confusion.diagonal()
-    both = confusion.sum(0) + confusion.sum(1)
+    right = np.bincount(truth[truth == guessed], minlength=classes)
+    both = np.bincount(truth, minlength=classes) + np.bincount(guessed, minlength=classes)
     occurs = both > 0
     return {
         "accuracy": float(right.sum() / max(1, len(truth))),
@@ -52,12 +52,6 @@ def of_several_labels(truth: Int64, guessed: Int64) -> dict[str, float]:
     }
 
 
-def confusion_of(truth: Int64, guessed: Int64, classes: int) -> npt.NDArray[np.int64]:
-    """[K, K]: rows of a class (first index) by the class that they are taken for."""
-    counts = np.bincount(truth * classes + guessed, minlength=classes * classes)
-    return counts.reshape(classes, classes).astype(np.int64)
-
-
 def truth_of(rows: Rows, chosen: Int64, classes: int, *, several: bool) -> npt.NDArray[Any]:
     """[rows] number of the label; of `several` [rows, K] of 0 and 1."""
     if not several:
@@ -73,4 +67,5 @@ def measured(rows: Rows, chosen: Int64, answers: Int64, labels: Sequence[str], *
     truth = truth_of(rows, chosen, len(labels), several=several)
     if several:
         return Measured(of_several_labels(truth, answers))
-    return Measured(of_one_label(truth, answers, len(labels)))
+    picture = confusion.draw(*confusion.of_the_commonest(truth, answers, labels))
+    return Measured(of_one_label(truth, answers, len(labels)), picture)
