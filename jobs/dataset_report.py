@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from jobs.frozen import Frozen
+from pydantic.json_schema import SkipJsonSchema
+
+from jobs.frozen import Frozen, left_out
 
 
 class Percentiles(Frozen):
@@ -38,6 +40,33 @@ class SideLengths(Frozen):
     """Of inputs."""
     target: LengthSummary
     """Of targets."""
+
+
+class ContradictoryText(Frozen):
+    """A text that rows have with different labels."""
+
+    text: str
+    """As the model reads it; its first 200 characters."""
+    labels: list[str]
+    """Those of its rows; of several labels a row, the labels of each."""
+
+
+class ClassSummary(Frozen):
+    """Task `classification`: the labels of all rows."""
+
+    classes: dict[str, int]
+    """Rows that have a label, by label; the commonest twenty (in `dataset.json` the commonest thousand), and
+    `(others)`."""
+    largest_share: float
+    """Share of the rows that have the commonest label."""
+    without_label: int
+    """Rows that have none (`task.multi_label`)."""
+    validation_only: list[str]
+    """Labels of held-out rows that no training row has; the first twenty."""
+    contradictory_texts: int
+    """Texts that occur more than once, with different labels."""
+    contradictory_example: ContradictoryText | None
+    """The first of them; null: there is none."""
 
 
 class DatasetSummary(Frozen):
@@ -87,6 +116,8 @@ class DatasetSummary(Frozen):
     """Texts that are not as they stood in the row, by what was done."""
     lengths: SideLengths
     """In tokens."""
+    labels: ClassSummary | SkipJsonSchema[None] = left_out()
+    """Task `classification`: what labels the rows have; left out for other tasks."""
 
 
 class PreparedSummary(DatasetSummary):

@@ -16,8 +16,8 @@ import numpy as np
 
 from worker.training.dataset import histogram
 from worker.training.dataset.data import SIDES, WORK, Int64, Writer
-from worker.training.dataset.encoding import EncodedBlock
-from worker.training.dataset.report import Lengths, full_report, summary
+from worker.training.dataset.encoding import EncodedBlock, LabelReport
+from worker.training.dataset.report import IN_FULL, IN_SUMMARY, Lengths, full_report, summary
 from worker.training.dataset.split import shared_inputs, split
 from worker.training.rows.row_counts import RowCounts
 from worker.training.rows.row_filter import DUPLICATE, Rejection, Seen, UInt64
@@ -108,7 +108,9 @@ class Assembly:
             self.ends.append(self.rows)
         self._new, self._new_blocks = RowCounts(), 0
 
-    def finish(self, names: Sequence[str], limits: Mapping[str, int], validation: float | str) -> None:
+    def finish(
+        self, names: Sequence[str], limits: Mapping[str, int], validation: float | str, label_report: LabelReport
+    ) -> None:
         """Split the rows, report, and complete the folder. `names` of the sources; `limits` of tokens by side.
 
         Raises BadData as `split`.
@@ -120,7 +122,9 @@ class Assembly:
         }
         rows = {part: len(numbers) for part, numbers in parts.items()}
         short = summary(self.source_counts, lengths, rows, validation, shared_inputs(split_keys, parts))
-        full = full_report(names, self.source_counts, short)
+        labels = {most: label_report(self._writer.numbers(), split_keys, parts, most) for most in (IN_SUMMARY, IN_FULL)}
+        full = full_report(names, self.source_counts, short.model_copy(update={"labels": labels[IN_FULL]}))
+        short = short.model_copy(update={"labels": labels[IN_SUMMARY]})
         (self._folder / REPORT).write_text(json.dumps(full.model_dump(), indent=1, ensure_ascii=False) + "\n")
         (self._folder / PICTURE).write_bytes(histogram.draw(lengths))
         self._writer.finish(parts, short, self.ends)

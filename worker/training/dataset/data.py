@@ -190,6 +190,15 @@ class Writer:
             self.append(side, np.concatenate(ids), np.array([len(one) for one in ids], np.int32))
         self.rows += len(inputs)
 
+    def numbers(self) -> dict[str, tuple[Tokens, Int64]]:
+        """By side, all that was committed: the numbers of all rows, and [rows + 1] where each row begins and ends."""
+        found = {}
+        for side in SIDES:
+            lengths = _read(self._folder / f"{WORK}{side}.lengths", "<i4")
+            ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            found[side] = (_map(self._folder / f"{side}.tokens", self._dtype.str), ends)
+        return found
+
     def append(self, side: str, tokens: Tokens, lengths: Int32) -> None:
         """One side of some more rows: the tokens of all, one after the other, and how many each has."""
         self.ledger.append(f"{side}.tokens", tokens.astype(self._dtype, copy=False).tobytes())

@@ -9,9 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
+from jobs.dataset_report import ClassSummary
 from jobs.preview import RowPreview
 from jobs.spec import DataSpec
-from worker.training.dataset.data import SIDES
+from worker.training.dataset.data import SIDES, Int64, Tokens
 from worker.training.dataset.tokens import EncodedTexts, TokenizerState
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.row import Block
@@ -42,6 +43,16 @@ class RowEncoder(Protocol):
         """A row for people: what `encode` makes of it, and what is lost."""
 
 
+class LabelReport(Protocol):
+    """Says which labels the rows of a dataset have."""
+
+    def __call__(
+        self, numbers: Mapping[str, tuple[Tokens, Int64]], split_keys: UInt64, parts: Mapping[str, Int64], most: int
+    ) -> ClassSummary | None:
+        """`numbers` by side, with where each row begins and ends; [rows] keys; rows of train and validation; classes
+        to name at most."""
+
+
 class RowTask(Protocol):
     """What the dataset asks of a task. Can be sent to another process."""
 
@@ -62,6 +73,9 @@ class RowTask(Protocol):
 
     def labels_of(self, texts: Texts) -> Sequence[str]:
         """The labels of a row; none where the task has none."""
+
+    def label_report(self, tokenizer: TokenizerState) -> LabelReport:
+        """What is said of the labels of all rows."""
 
     def limits(self, data: DataSpec) -> Limits:
         """Numbers of each side at most."""

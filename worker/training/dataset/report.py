@@ -23,9 +23,9 @@ from worker.training.dataset.data import Int32, Int64
 from worker.training.rows.row_counts import RowCounts
 
 _PERCENTILES = (50, 90, 95, 99)
-_MOST_IN_SUMMARY = 20
+IN_SUMMARY = 20
 OTHERS = "(others)"
-_MOST = 1000
+IN_FULL = 1000
 """Entries of a list, the commonest first: a corpus may have every character there is."""
 
 
@@ -73,7 +73,7 @@ def summary(
     return DatasetSummary(
         rows_read=total.read,
         kept=total.kept,
-        rejected=commonest(total.rejected, _MOST_IN_SUMMARY),
+        rejected=commonest(total.rejected, IN_SUMMARY),
         duplicates=total.duplicates,
         train_rows=rows["train"],
         validation_rows=rows["validation"],
@@ -88,10 +88,10 @@ def summary(
         unknown_targets=total.unknown_texts["target"],
         unknown_tokens=total.unknown_tokens,
         unknown_token_rate=round(total.unknown_tokens / max(1, total.tokens.total()), 8),
-        unknown_characters=commonest(total.unknown, _MOST_IN_SUMMARY),
-        normalized=commonest(total.normalized, _MOST_IN_SUMMARY),
-        noticed=commonest(total.noticed, _MOST_IN_SUMMARY),
-        rewritten=commonest(total.rewritten, _MOST_IN_SUMMARY),
+        unknown_characters=commonest(total.unknown, IN_SUMMARY),
+        normalized=commonest(total.normalized, IN_SUMMARY),
+        noticed=commonest(total.noticed, IN_SUMMARY),
+        rewritten=commonest(total.rewritten, IN_SUMMARY),
         lengths=SideLengths(input=lengths["input"].summary(), target=lengths["target"].summary()),
     )
 
@@ -115,11 +115,11 @@ def source_report(name: str, counts: RowCounts) -> SourceReport:
         duplicates=counts.duplicates,
         rejected={
             reason: RejectedRows(rows=count, first=counts.first.get(reason, []))
-            for reason, count in commonest(counts.rejected, _MOST).items()
+            for reason, count in commonest(counts.rejected, IN_FULL).items()
         },
-        unknown_characters=commonest(counts.unknown, _MOST),
-        normalized=commonest(counts.normalized, _MOST),
-        noticed=commonest(counts.noticed, _MOST),
+        unknown_characters=commonest(counts.unknown, IN_FULL),
+        normalized=commonest(counts.normalized, IN_FULL),
+        noticed=commonest(counts.noticed, IN_FULL),
         rewritten=rewritten,
     )
 

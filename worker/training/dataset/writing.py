@@ -92,7 +92,8 @@ def write_dataset(
                 with EncoderPool(recipe, cores() if workers is None else workers) as pool:
                     _add_source(assembly, pool, reader, len(sources), journal)
             check_usable(assembly.source_counts[number], source, data)
-        assembly.finish([source.name for source, _ in sources], limits, data.validation)
+        names = [source.name for source, _ in sources]
+        assembly.finish(names, limits, data.validation, task.label_report(tokenizer))
     folder.chmod(0o755)
     for file in folder.iterdir():
         file.chmod(0o444)  # other users read it; nobody writes

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from jobs.plan import LabelPlan
 from jobs.spec import METHODS
 from worker.training.dataset.data import Int64, Rows
+from worker.training.dataset.encoding import LabelReport
+from worker.training.dataset.tokens import TokenizerState
 from worker.training.rows.text import Template, Texts, template
 from worker.training.tasks.task import Config, Measured
 
@@ -27,6 +29,9 @@ class Unlabelled:
 
     def labels_of(self, texts: Texts) -> Sequence[str]:
         return ()
+
+    def label_report(self, tokenizer: TokenizerState) -> LabelReport:
+        return lambda numbers, split_keys, parts, most: None
 
     def labelled(self, found: Mapping[str, int], config: Config, *, complete: bool) -> Self:
         return self

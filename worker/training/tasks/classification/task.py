@@ -14,7 +14,7 @@ from jobs.errors import Rejected
 from jobs.plan import DataPlan, LabelPlan
 from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.data import Int64, Rows
-from worker.training.dataset.encoding import Limits
+from worker.training.dataset.encoding import LabelReport, Limits
 from worker.training.dataset.tokens import TokenizerState, guessed_tokens
 from worker.training.journal import Journal
 from worker.training.rows.labels import LabelTemplate, labels_in
@@ -26,6 +26,7 @@ from worker.training.tasks.classification.flops import ClassFlops
 from worker.training.tasks.classification.labels import chosen_labels
 from worker.training.tasks.classification.limits import ClassLimit
 from worker.training.tasks.classification.loss import ClassLoss, balanced
+from worker.training.tasks.classification.report import ClassReport
 from worker.training.tasks.classification.rows import ClassEncoder, ClassTokenizer
 from worker.training.tasks.columns import LABELLED, choose_templates, recognize
 from worker.training.tasks.layout import Layout
@@ -119,6 +120,9 @@ class Classification:
 
     def labels_of(self, texts: Texts) -> Sequence[str]:
         return labels_in(texts.target, several=self.several)
+
+    def label_report(self, tokenizer: TokenizerState) -> LabelReport:
+        return ClassReport(self.label_names, tokenizer)
 
     def labelled(self, found: Mapping[str, int], config: Config, *, complete: bool) -> Classification:
         """Raises Rejected (`too_few_labels`, `too_many_labels`, `other_labels`)."""
