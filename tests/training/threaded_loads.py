@@ -1,4 +1,4 @@
-"""200 loads from 8 threads: `python -m tests.training.threaded_loads ours|bare FOLDER...`; JSON on the last line.
+"""200 loads from 8 threads: `python -m tests.training.threaded_loads ours|bare TASK FOLDER...`; JSON on the last line.
 
 `ours` loads with `worker.training.network.model.load`, `bare` calls `from_pretrained` with dtypes in turn, as the
 control. A process of its own, because threads that load without a lock may leave transformers unusable in it:
@@ -17,30 +17,31 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForSeq2SeqLM
 from transformers.utils import logging
 
 from jobs.errors import Rejected
+from jobs.spec import parse_spec
 from worker.training.network.model import load
-from worker.training.tasks.seq2seq.task import Seq2Seq
+from worker.training.tasks.registry import task_of
+from worker.training.tasks.task import Task
 
 THREADS, LOADS = 8, 25
 CPU = torch.device("cpu")
 BARE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def ours(folder: Path, number: int) -> list[str]:
+def ours(folder: Path, number: int, task: Task) -> list[str]:
     """Load as the trainer does; returns what is wrong with the model."""
     model = load(
-        folder, CPU, task=Seq2Seq(), dropout=None, fused=bool(number % 2), activation_checkpointing=number % 3
+        folder, CPU, task=task, dropout=None, fused=bool(number % 2), activation_checkpointing=number % 3
     ).model
     return defects(model, torch.bfloat16)
 
 
-def bare(folder: Path, number: int) -> list[str]:
+def bare(folder: Path, number: int, task: Task) -> list[str]:
     """Load without lock or guards."""
     dtype = BARE_DTYPES[number % len(BARE_DTYPES)]
-    return defects(AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype), dtype)
+    return defects(task.auto_class().from_pretrained(folder, dtype=dtype), dtype)
 
 
 def defects(model: torch.nn.Module, dtype: torch.dtype) -> list[str]:
@@ -50,16 +51,17 @@ def defects(model: torch.nn.Module, dtype: torch.dtype) -> list[str]:
     return [*found, "dtype"] if any(parameter.dtype != dtype for parameter in parameters) else found
 
 
-def main(how: str, folders: list[Path]) -> dict[str, object]:
+def main(how: str, name: str, folders: list[Path]) -> dict[str, object]:
     """Counts of good loads and of each defect."""
-    call: Callable[[Path, int], list[str]] = {"ours": ours, "bare": bare}[how]
+    call: Callable[[Path, int, Task], list[str]] = {"ours": ours, "bare": bare}[how]
+    task = task_of(parse_spec({"data": {"train": "rows.jsonl"}}), name)
     start, counts = threading.Barrier(THREADS), Counter[str]()
 
     def work(thread: int) -> None:
         start.wait()
         for number in range(thread, thread + LOADS):
             try:
-                counts.update(call(folders[number % len(folders)], number) or ["good"])
+                counts.update(call(folders[number % len(folders)], number, task) or ["good"])
             except Exception as error:
                 counts[type(error).__name__] += 1
 
@@ -69,7 +71,7 @@ def main(how: str, folders: list[Path]) -> dict[str, object]:
     for thread in threads:
         thread.join()
     try:
-        afterwards = ", ".join(ours(folders[0], 0)) or "good"
+        afterwards = ", ".join(ours(folders[0], 0, task)) or "good"
     except Rejected as refusal:
         afterwards = refusal.detail_code
     return {"counts": dict(counts), "afterwards": afterwards}
@@ -81,4 +83,4 @@ if __name__ == "__main__":
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    print(json.dumps(main(sys.argv[1], [Path(name) for name in sys.argv[2:]])))
+    print(json.dumps(main(sys.argv[1], sys.argv[2], [Path(name) for name in sys.argv[3:]])))

@@ -234,7 +234,7 @@ def test_loads_from_eight_threads_are_all_good_and_bare_ones_are_not(model_folde
         change_weights(folders[-1], partial(converted, dtype=dtype))
 
     def loads(how: str) -> Any:
-        command = [sys.executable, "-m", "tests.training.threaded_loads", how, *map(str, folders)]
+        command = [sys.executable, "-m", "tests.training.threaded_loads", how, "seq2seq", *map(str, folders)]
         return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout.splitlines()[-1])
 
     assert loads("ours") == {"counts": {"good": 200}, "afterwards": "good"}

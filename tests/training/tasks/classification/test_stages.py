@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from jobs.events import EvaluationFinished
 from jobs.spec import parse_spec
 from tests.training.attempts import attempt, facts
 from tests.training.tasks.classification.families import FAMILIES, LABELS, write_pretrained
-from tests.training.workplace import Workplace
+from tests.training.workplace import EXAMPLES, SHARED_DATA, Workplace
 from worker.training.dataset.data import PreparedDataset
 from worker.training.models import model_store
 from worker.training.tasks.classification import layout
@@ -300,3 +301,26 @@ def test_what_is_in_the_store_is_complete_or_damaged(place: Workplace) -> None:
     change(folder, lambda tensors: tensors.pop("classifier.dense.weight"))
     with pytest.raises(NotPrepared, match="has changed"):
         attempt(run)
+
+
+def test_the_example_learns_its_six_classes(tmp_path: Path) -> None:
+    place = Workplace(tmp_path)
+    shutil.copyfile(EXAMPLES.with_name("tickets.jsonl"), place.data / "tickets.jsonl")
+    parts = json.loads(EXAMPLES.with_name("tickets.json").read_text())
+    run = place.job(parts["data"].pop("train"), **parts)
+    place.prepare(run)
+    assert len(run.plan().data.labels) == 6
+    assert attempt(run) == 0
+    assert facts(run, EvaluationFinished)[-1].metrics["accuracy"] > 0.8
+    assert (run.path / "confusion.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(not (SHARED_DATA / "cls_banking77_test.jsonl.gz").exists(), reason="needs shared/data")
+def test_banking77_has_77_classes(tmp_path: Path) -> None:
+    place = Workplace(tmp_path)
+    for part in ("train", "test"):
+        shutil.copyfile(SHARED_DATA / f"cls_banking77_{part}.jsonl.gz", place.data / f"{part}.jsonl.gz")
+    run = place.job("train.jsonl.gz", model="builtin:roberta-tiny", data={"validation": "test.jsonl.gz"})
+    found = place.prepare(run)["data"]
+    assert len(run.plan().data.labels) == 77 and found["labels"]["validation_only"] == []
+    assert found["train_rows"] > 9_900 and found["validation_rows"] > 3_000
