@@ -20,5 +20,5 @@ def test_loads_from_eight_threads_are_all_good_and_bare_ones_are_not(tmp_path: P
 
     assert loads("ours") == {"counts": {"good": 200}, "afterwards": "good"}
     bare = loads("bare")
-    assert bare["counts"].get("good", 0) < 100, "from_pretrained has become thread-safe: is our lock still needed?"
-    assert bare["counts"]["meta"] > 100
+    assert bare["counts"].get("good", 0) < 190, "from_pretrained has become thread-safe: is our lock still needed?"
+    assert bare["counts"].keys() & {"meta", "dtype"}
