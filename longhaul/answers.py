@@ -64,6 +64,8 @@ class PlanSummaryDict(TypedDict, total=False):
     duplicates: int
     input: str | None
     target: str
+    labels: int
+    new_tensors: list[str]
     read_as: str | None
     steps: int
     resolved: JsonObject
