@@ -6,9 +6,9 @@ The file is prepared as a job would have it, with `builtin:roberta-tiny`; both b
 made, in fp32, with one thread each way. The Trainer has what transformers documents as best: sdpa,
 `train_sampling_strategy="group_by_length"`, DataCollatorWithPadding to multiples of 8, `adamw_torch_fused`. For each
 seed both have a turn of as many epochs, who is first alternates; only training is timed, by wall clock and by CPU time.
-Then each tells the labels of all held-out rows: accuracies must agree within two standard errors of their
-difference, by the number of rows and the spread over seeds. JSON on the last line; `vs_trainer` is the median over
-seeds, by CPU time `cpu_vs_trainer`. Exit code 1 where the accuracies differ.
+Then each tells the labels of all held-out rows: accuracies must agree within two standard errors of their difference,
+by the number of rows and the spread over seeds. JSON on the last line; `vs_trainer` is the median over seeds, by CPU
+time `cpu_vs_trainer`. Exit code 1 where the accuracies differ.
 """
 
 from __future__ import annotations
