@@ -74,6 +74,7 @@ class CausalBatch:
         mask = torch.zeros_like(ids)
         for row, prompt in enumerate(prompts):
             ids[row, width - len(prompt) :], mask[row, width - len(prompt) :] = prompt, 1
+        ends = torch.tensor(model.generation_config.eos_token_id, device=model.device).reshape(-1)
         written = model.generate(  # type: ignore[operator]  # typed as Tensor | Module
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
@@ -87,10 +88,16 @@ class CausalBatch:
             Sample(
                 input=_text(tokenizer, prompt),
                 target=_text(tokenizer, row[len(prompt) : length]),
-                generated=_text(tokenizer, text[width:]),
+                generated=_text(tokenizer, _until_end(text[width:], ends)),
             )
             for row, prompt, length, text in zip(self.input_ids, prompts, self.lengths, written, strict=True)
         ]
+
+
+def _until_end(written: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """What stands before the first end token: behind it is padding, which may be a word where a model has no other."""
+    found = torch.isin(written, ends).nonzero()
+    return written[: int(found[0])] if len(found) else written
 
 
 def prompt_length(learned: Int64) -> int:
