@@ -33,12 +33,10 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -47,9 +45,9 @@ import numpy as np
 import torch
 import transformers
 
+from benchmarks.contender import Figures, Turn, contender
 from benchmarks.corpus import dataset_of, prepared_job
 from benchmarks.peers import DTYPES, NAMES, Race
-from jobs.process.lifeline import tied_to_parent
 from worker.training.tasks.seq2seq import builtin
 from worker.training.tasks.seq2seq.flops import PairFlops
 
@@ -64,8 +62,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"num_layers": 8, "num_decoder_layers": 8},
     "tiny": builtin.CONFIG | {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2},
 }
-ROOT = Path(__file__).resolve().parent.parent
-Figures = dict[str, Any]
 
 
 def main(argv: list[str]) -> int:
@@ -97,7 +93,11 @@ def main(argv: list[str]) -> int:
             max_grad_norm=1.0,
             seed=arguments.seed,
         )
-        contenders = {name: running.enter_context(contender(name, race, Path(scratch))) for name in NAMES}
+        as_json = json.dumps(asdict(race))
+        commands = {name: [sys.executable, "-m", "benchmarks.peers", name, as_json] for name in NAMES}
+        contenders = {
+            name: running.enter_context(contender(name, command, Path(scratch))) for name, command in commands.items()
+        }
         mean_flops = PairFlops.of_config(config).rows(rows.input_lengths, rows.target_lengths) / len(rows)
         table = take_turns(contenders, race, mean_flops)
     load.append(os.getloadavg()[0])
@@ -167,43 +167,6 @@ def matmul_rate(dtype: torch.dtype, threads: int) -> float:
 
 
 # -- turns ---------------------------------------------------------------------------------------------------
-
-Turn = Callable[[], Figures]
-
-
-@contextmanager
-def contender(name: str, race: Race, scratch: Path) -> Iterator[Turn]:
-    """A process; every call of the result gives it a turn and returns what it says at its end."""
-    command = tied_to_parent(sys.executable, "-m", "benchmarks.peers", name, json.dumps(asdict(race)))
-    # Threads that spin while they wait would take the cores from whoever's turn it is.
-    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    log = scratch / f"{name}.log"
-    with (
-        log.open("wb") as errors,
-        subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-        ) as process,
-    ):
-        to_it, from_it = process.stdin, process.stdout
-        assert to_it is not None and from_it is not None
-        begun = False
-
-        def turn() -> Figures:
-            nonlocal begun
-            if begun:
-                to_it.write("\n")
-                to_it.flush()
-            begun = True
-            line = from_it.readline()
-            if not line:
-                raise RuntimeError(f"{name} has ended with {process.wait()}:\n{log.read_text()[-3000:]}")
-            figures: Figures = json.loads(line)
-            return figures
-
-        try:
-            yield turn
-        finally:
-            process.kill()
 
 
 def take_turns(contenders: dict[str, Turn], race: Race, mean_flops: float) -> dict[str, Figures]:
