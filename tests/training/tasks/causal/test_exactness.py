@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,9 +17,10 @@ from jobs.errors import Rejected
 from tests.summaries import dataset_summary
 from tests.training.tasks.causal.families import FAMILIES, VOCABULARY, config_of, model_of
 from worker.training.dataset.data import PreparedDataset, Rows, Writer
+from worker.training.kernels.causal_attention import causal_attention
 from worker.training.loop import accumulate
-from worker.training.tasks.causal import fused
-from worker.training.tasks.causal.fused import configure
+from worker.training.tasks.causal import fused, loss
+from worker.training.tasks.causal.fused import configure, set_dropout
 from worker.training.tasks.causal.limits import CausalLimit
 from worker.training.tasks.causal.loss import has_plain_head
 
@@ -118,6 +121,27 @@ def test_the_norms_of_every_family_that_can_be_are_fused() -> None:
         "qwen2": 5, "qwen3": 9, "llama": 5, "mistral": 5, "phi3": 9,
     }  # fmt: skip
     assert fused.fuse(model_of("gemma")) == 0, "it multiplies by 1 + weight"
+
+
+def test_short_rows_on_a_cpu_have_their_own_attention(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = []
+
+    def attended(query: torch.Tensor, *others: Any) -> torch.Tensor:
+        widths.append(query.shape[2])
+        return causal_attention(query, *others)
+
+    monkeypatch.setattr(loss, "causal_attention", attended)
+    model = model_of("qwen2").train()
+    batch = CausalLimit.of(rows, ROWS).batches(rows, [np.arange(ROWS)], 0)[0]
+    batch.loss_sum(model)
+    assert widths == 2 * [batch.input_ids.shape[1]], "in each layer"
+    monkeypatch.setattr(loss, "LONGEST", batch.input_ids.shape[1] - 1)
+    batch.loss_sum(model)
+    assert len(widths) == 2
+    monkeypatch.setattr(loss, "LONGEST", 512)
+    set_dropout(model, 0.5)
+    batch.loss_sum(model)
+    assert len(widths) == 2, "it has no dropout"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

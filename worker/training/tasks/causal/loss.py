@@ -12,10 +12,13 @@ from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from worker.training.kernels.causal_attention import LONGEST, causal_attention
 from worker.training.kernels.head_loss import head_loss
 
 _UNMASKED = "sdpa_unmasked"
 """An attention for which transformers has no function that makes masks."""
+_UNUSUAL = frozenset({"position_bias", "cache", "softcap", "output_attentions"})
+"""Options with which attention is more than a product, a softmax and a product."""
 CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Keys of a config.json by which logits are more than the product of head and hidden states."""
 
@@ -41,20 +44,41 @@ def learned_loss_sum(
 def _without_mask(model: PreTrainedModel, width: int) -> Iterator[None]:
     """Inside, no attention mask is made: transformers asks the device whether one is needed, for which the host waits.
 
-    None is, where positions are those of one row and no window is shorter than it. The kernel is the same one, also
-    for a layer that is recomputed later, which has kept that there is no mask.
+    None is, where positions are those of one row and no window is shorter than it. The kernel is the same one on a GPU,
+    also for a layer that is recomputed later, which has kept that there is no mask. On a CPU short rows have their own.
     """
     config: Any = model.config.get_text_config()
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if config._attn_implementation != "sdpa" or (window is not None and width > window):
         yield
         return
-    ALL_ATTENTION_FUNCTIONS.register(_UNMASKED, sdpa_attention_forward)
+    ALL_ATTENTION_FUNCTIONS.register(_UNMASKED, _attend)
     config._attn_implementation = _UNMASKED
     try:
         yield
     finally:
         config._attn_implementation = "sdpa"
+
+
+def _attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """[B, H, S, D], [B, K, S, D] twice -> [B, S, H, D]; an attention function of transformers."""
+    plain = attention_mask is None and dropout == 0 and not _UNUSUAL.intersection(options)
+    causal = options.get("is_causal", getattr(module, "is_causal", False)) is True
+    alike = query.shape[2] == key.shape[2] <= LONGEST
+    if query.device.type != "cpu" or scaling is None or not (plain and causal and alike):
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+    return causal_attention(query, key, value, scaling), None
 
 
 def has_plain_head(model: PreTrainedModel) -> bool:
