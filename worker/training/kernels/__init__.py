@@ -1,1 +1,1 @@
-"""Functions that are faster on the CPU than torch's own, with the same results; on CUDA they call torch's."""
+"""Functions that are faster on the CPU than torch's own, or keep less, with the same results."""

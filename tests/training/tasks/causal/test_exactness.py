@@ -116,11 +116,12 @@ def test_a_model_that_looks_ahead_is_refused_by_name(monkeypatch: pytest.MonkeyP
     assert caught.value.detail_code == "self_check_failed"
 
 
-def test_the_norms_of_every_family_that_can_be_are_fused() -> None:
+def test_norms_and_gates_of_every_family_that_can_be_are_fused() -> None:
     assert {family: fused.fuse(model_of(family)) for family in ("qwen2", "qwen3", "llama", "mistral", "phi3")} == {
-        "qwen2": 5, "qwen3": 9, "llama": 5, "mistral": 5, "phi3": 9,
+        "qwen2": 5 + 2, "qwen3": 9 + 2, "llama": 5 + 2, "mistral": 5 + 2, "phi3": 9,
     }  # fmt: skip
-    assert fused.fuse(model_of("gemma")) == 0, "it multiplies by 1 + weight"
+    assert fused.fuse(model_of("gemma")) == 0, "its norm multiplies by 1 + weight, its gate is a GELU"
+    assert fused.fuse(model_of("llama", hidden_act="gelu")) == 5
 
 
 def test_short_rows_on_a_cpu_have_their_own_attention(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
 
 from jobs.errors import Rejected
 from worker.training.kernels.dropout import FusedDropout
+from worker.training.kernels.gated_silu import gated_silu
 from worker.training.kernels.rms_norm import rms_norm
 from worker.training.tasks.causal.loss import learned_loss_sum
 
@@ -25,6 +27,8 @@ NORMS = (
     "LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "Phi3RMSNorm", "Olmo2RMSNorm", "SmolLM3RMSNorm",
 )  # fmt: skip
 """Classes of transformers that all compute weight · x / sqrt(mean square + variance_epsilon)."""
+GATES = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
+"""Those that all compute down_proj(act_fn(gate_proj(x)) · up_proj(x))."""
 _LENGTHS = (7, 12)
 _TOLERANCE = {torch.bfloat16: 0.02, torch.float16: 0.02, torch.float32: 1e-4, torch.float64: 1e-4}
 """Relative difference of the loss. Stock modules round after every operation, and take norms in fp32 in any case."""
@@ -46,7 +50,7 @@ def fuse(model: nn.Module) -> int:
     count = 0
     for module in model.modules():
         kind = _fused(type(module))  # type: ignore[arg-type]  # a class is hashable, whatever mypy makes of Module
-        if kind is not None:
+        if kind is not None and (not issubclass(kind, _FusedGate) or _is_silu(module.act_fn)):
             module.__class__ = kind
             count += 1
     return count
@@ -66,9 +70,15 @@ def _fused(kind: Any) -> type[nn.Module] | None:
     """What takes the place of a class; None: it stays."""
     if kind is nn.Dropout:
         return FusedDropout
-    if kind.__name__ in NORMS and kind.__module__.startswith("transformers."):
-        return type(f"Fused{kind.__name__}", (_FusedNorm, kind), {})
+    if kind.__module__.startswith("transformers."):
+        for names, fused in ((NORMS, _FusedNorm), (GATES, _FusedGate)):
+            if kind.__name__ in names:
+                return type(f"Fused{kind.__name__}", (fused, kind), {})
     return None
+
+
+def _is_silu(activation: Any) -> bool:
+    return type(activation) in (nn.SiLU, SiLUActivation)
 
 
 class _FusedNorm(nn.Module):
@@ -77,6 +87,16 @@ class _FusedNorm(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return rms_norm(hidden_states, self.weight, self.variance_epsilon)
+
+
+class _FusedGate(nn.Module):
+    gate_proj: nn.Module
+    up_proj: nn.Module
+    down_proj: nn.Module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        down: torch.Tensor = self.down_proj(gated_silu(self.gate_proj(x), self.up_proj(x)))
+        return down
 
 
 # -- the check -------------------------------------------------------------------------------------------------------
