@@ -1,0 +1,318 @@
+"""Rows a second of our loop for causal models and of TRL's `SFTTrainer`: same chats, weights, dtype, AdamW, threads.
+
+    python -m benchmarks.causal_throughput [--data FILE] [--peer-python PATH] [--rounds 4] [--rows 640] [--threads N]
+
+TRL is no part of this project. Whoever wants it to compete makes it an environment of its own:
+
+    python -m venv trl && trl/bin/pip install trl==1.16.0 torch==2.13.0 'transformers==5.23.*'
+
+and gives its interpreter as `--peer-python trl/bin/python`; without it ours runs alone. The model has the shape of a
+small Qwen2 (12 layers of 512, SwiGLU of 1408, 8 heads, 2 for keys and values: 35 M weights in bf16, random), with a
+tokenizer learned from the rows; these are drawn at random from the file, as chats. The contenders:
+
+    ours             worker.training: order, micro-batches of as many positions as 8 of the longest rows, `adamw`
+    trl              as documented: assistant_only_loss, its defaults, so every layer is recomputed; micro-batches of 8
+    trl_packed       the same with packing=True
+    trl_kept, trl_packed_kept    the same two without recomputation
+
+Each trains one epoch over the same rows in as many steps (benchmarks/causal_ours.py, causal_trl.py), in a process of
+its own, and works when its turn has come; an epoch is cut into as many turns as there are rounds, and one to warm up.
+Rows of a turn are counted by their tokens, as rows of the mean length. Ratios are medians over the rounds; `cpu_vs_...`
+is the same by CPU time, which other work on the machine disturbs less. All learn the same tokens, which is checked, and
+ours must not end with a higher loss of held-out rows than the best of those with as many steps, but for a hundredth of
+what that has learned. Ours keeps weights in fp32 beside those in bf16, the others do not. JSON on the last line. Exit
+code 1 when a limit is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.causal_race import Race
+from benchmarks.contender import ROOT, Figures, Turn, contender
+from benchmarks.corpus import dataset_of, prepared_job
+from worker.training.dataset.data import Rows
+from worker.training.rows.chat import ASSISTANT
+from worker.training.rows.chat import Turn as ChatTurn
+from worker.training.rows.reading import open_files
+from worker.training.rows.row_filter import RowFilter
+from worker.training.rows.sources import DataFile
+from worker.training.rows.text import RowReader, Texts
+from worker.training.tasks.causal import builtin
+from worker.training.tasks.columns import PAIRS, recognize
+
+PEERS = ("trl", "trl_packed", "trl_kept", "trl_packed_kept")
+LIMITS = {"vs_trl": 2.0, "vs_trl_packed": 1.15}
+SAME_LOSS = 0.01
+"""Of what was learned."""
+LONGEST = 1024
+"""Tokens of a row, and of a packed sequence: TRL's default."""
+SHAPES: dict[str, dict[str, Any]] = {
+    "small": builtin.CONFIG
+    | {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 12, "num_attention_heads": 8},
+    "tiny": builtin.CONFIG | {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2},
+}
+_REPLY = "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+TEMPLATE = builtin.CHAT_TEMPLATE.replace(
+    _REPLY,
+    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}",
+)
+"""That of the model, with what is learned marked as TRL wants it."""
+
+
+def main(argv: list[str]) -> int:
+    """Prepare, let them run, compare, print."""
+    arguments = parse(argv)
+    load = [os.getloadavg()[0]]
+    with tempfile.TemporaryDirectory(prefix="longhaul-causal-") as scratch, ExitStack() as running:
+        race, rows = prepared(arguments, Path(scratch))
+        commands = {"ours": [sys.executable, "-m", "benchmarks.causal_ours", json.dumps(asdict(race))]}
+        for name in arguments.peers if arguments.peer_python else ():
+            commands[name] = [arguments.peer_python, "-m", "benchmarks.causal_trl", name, json.dumps(asdict(race))]
+        contenders = {
+            name: running.enter_context(contender(name, command, Path(scratch))) for name, command in commands.items()
+        }
+        table = take_turns(contenders, race, float(rows.input_lengths.mean()))
+    load.append(os.getloadavg()[0])
+    result = {
+        **compared(table),
+        **{f"held_out_loss_{name}": figures["end_loss"] for name, figures in table.items()},
+        **{f"rows_per_s_{name}": statistics.median(rates(figures, "rows_per_s")) for name, figures in table.items()},
+        "contenders": {name: summary(figures) for name, figures in table.items()},
+        "rows": race.rows,
+        "tokens_per_row": float(rows.input_lengths.mean()),
+        "learned_per_row": float(rows.target_lengths.mean()),
+        "rounds": arguments.rounds,
+        "batch_size": race.batch_size,
+        "threads": race.threads,
+        "shape": arguments.shape,
+        "load": load,
+        "versions": {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        }
+        | {key: one for figures in table.values() for key, one in figures["versions"].items()},
+    }
+    result["broken"] = broken(result, table, int(rows.target_lengths.sum()))
+    show(result)
+    print(json.dumps(result))
+    return 1 if result["broken"] else 0
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.causal_throughput", description="Ours against TRL.")
+    parser.add_argument("--data", type=Path, default=ROOT / "examples" / "recipes.jsonl", help="a file of rows")
+    parser.add_argument("--peer-python", help="the interpreter of an environment that has TRL; else ours runs alone")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS, help="those that compete (default: all)")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rows", type=int, help="of the epoch (default: 640, or as many as the file has)")
+    parser.add_argument("--batch-size", type=int, default=32, help="rows of an optimizer step")
+    parser.add_argument("--micro-batch", type=int, default=8)
+    parser.add_argument("--held-out", type=int, default=64, help="other rows, for the losses")
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=int, default=42)
+    arguments = parser.parse_args(argv)
+    if arguments.batch_size % arguments.micro_batch:
+        parser.error(f"--batch-size {arguments.batch_size} is not a multiple of --micro-batch {arguments.micro_batch}")
+    return arguments
+
+
+# -- rows and model ------------------------------------------------------------------------------------------
+
+
+def prepared(arguments: argparse.Namespace, scratch: Path) -> tuple[Race, Rows]:
+    """Chats, model and prepared dataset below `scratch`."""
+    texts = list(usable(arguments.data))
+    size, turns = arguments.batch_size, arguments.rounds + 1
+    count = min(arguments.rows or 640, len(texts) * 9 // 10) // size * size
+    if count < turns * size:
+        raise SystemExit(f"{len(texts)} rows in {arguments.data}: too few for {turns} turns of {size} rows")
+    drawn = np.random.default_rng(arguments.seed).permutation(len(texts))[: count + arguments.held_out].tolist()
+    (scratch / "data").mkdir()
+    chats, others = scratch / "chats.jsonl", scratch / "data" / "held_out.jsonl"
+    for file, chosen in ((chats, drawn[:count]), (others, drawn[count:])):
+        file.write_text("".join(json.dumps({"messages": messages(texts[number])}) + "\n" for number in chosen))
+    write_model(scratch / "data" / "model", SHAPES[arguments.shape], texts, arguments.seed)
+    run = prepared_job(
+        chats,
+        scratch,
+        model="./model",
+        task={"type": "causal"},
+        data={"validation": others.name, "max_tokens": LONGEST},
+    )
+    plan, data = run.plan(), dataset_of(run)
+    if len(data.train) != count:
+        raise SystemExit(f"{count - len(data.train)} of {count} chats cannot be learned from within {LONGEST} tokens")
+    assert plan.data.prepared is not None
+    held_out = scratch / "held_out_tokens.jsonl"
+    tokens = [(data.validation.input(row), data.validation.target(row)) for row in range(len(data.validation))]
+    held_out.write_text("".join(json.dumps([one.tolist() for one in both]) + "\n" for both in tokens))
+    race = Race(
+        model=str(plan.model.folder),
+        prepared=plan.data.prepared,
+        chats=str(chats),
+        held_out=str(held_out),
+        template=TEMPLATE,
+        rows=count,
+        longest=LONGEST,
+        threads=arguments.threads,
+        batch_size=size,
+        micro_batch=arguments.micro_batch,
+        turns=turns,
+        learning_rate=arguments.learning_rate,
+        max_grad_norm=1.0,
+        seed=arguments.seed,
+    )
+    return race, data.train
+
+
+def usable(file: Path) -> Iterator[Texts]:
+    """What a job would keep of the file, each row as a prompt and its reply."""
+    blocks = open_files([DataFile(file, file.name, file.stat().st_size)], "data.train").blocks(1000)
+    rows = chain.from_iterable(block.rows() for block in blocks)
+    first = next(rows)
+    found = recognize(first.columns or {}, PAIRS)
+    if found is None:
+        raise SystemExit(f"{file}: which columns are prompt and reply? There are {', '.join(first.columns or {})}")
+    columns = {name.lower(): name for name in first.columns or {}}
+    kept = RowFilter(chain([first], rows), RowReader(*found.over(columns), None)).good_rows()
+    return (texts for _, texts in kept)
+
+
+def messages(texts: Texts) -> list[dict[str, str]]:
+    """Of a chat."""
+    turns = texts.turns or (ChatTurn("user", texts.input, False), ChatTurn(ASSISTANT, texts.target, True))
+    return [{"role": turn.role, "content": turn.content} for turn in turns]
+
+
+def write_model(folder: Path, config: Mapping[str, Any], texts: list[Texts], seed: int) -> None:
+    """Random weights in bf16, and a tokenizer learned from the texts."""
+    learned_from = chain.from_iterable(one.all for one in texts[: builtin.TOKENIZER_ROWS])
+    torch.manual_seed(seed)
+    Qwen2ForCausalLM(Qwen2Config(**config)).to(torch.bfloat16).save_pretrained(folder)
+    builtin.learn_tokenizer(learned_from).save_pretrained(str(folder))
+
+
+# -- turns ---------------------------------------------------------------------------------------------------
+
+
+def take_turns(contenders: dict[str, Turn], race: Race, mean_tokens: float) -> dict[str, Figures]:
+    """All turns of all; what each has reported, and its rounds with rows/s (`mean_tokens`: of a row)."""
+    table: dict[str, Figures] = {}
+    for name, turn in contenders.items():
+        ready = turn()
+        assert ready.pop("event") == "ready"
+        table[name] = {"start_loss": ready["loss"], "steps": ready["steps"], "versions": ready["versions"]}
+        table[name] |= {"learned": 0, "rounds": []}
+    for number in range(race.turns):
+        # Another one begins every time.
+        for name in np.roll(list(contenders), -number).tolist():
+            figures = contenders[name]()
+            assert figures["event"] == "turn"
+            table[name]["learned"] += figures["learned"]
+            table[name]["peak_bytes"] = figures["peak_bytes"]
+            if number:  # 0 is the warm-up
+                table[name]["rounds"].append(rated(figures, mean_tokens))
+                print(f"round {number}, {name:15} {table[name]['rounds'][-1]['rows_per_s']:.3f} rows/s", flush=True)
+    for name, turn in contenders.items():
+        table[name]["end_loss"] = turn()["loss"]
+    return table
+
+
+def rated(figures: Figures, mean_tokens: float) -> Figures:
+    """A round with its rates; `rows_per_s` counts rows of the mean tokens."""
+    mean_rows = figures["tokens"] / mean_tokens
+    return figures | {
+        "rows_per_s": mean_rows / figures["seconds"],
+        "rows_per_cpu_s": mean_rows / figures["cpu_seconds"],
+        "tokens_per_s": figures["tokens"] / figures["seconds"],
+    }
+
+
+# -- comparing -----------------------------------------------------------------------------------------------
+
+
+def rates(figures: Figures, name: str) -> list[float]:
+    """Of all rounds of one."""
+    return [one[name] for one in figures["rounds"]]
+
+
+def compared(table: Mapping[str, Figures]) -> dict[str, float]:
+    """Medians over the rounds of ours over each of the others."""
+    ratios = {}
+    for name in table.keys() - {"ours"}:
+        for key, rate in (("vs", "rows_per_s"), ("cpu_vs", "rows_per_cpu_s")):
+            pairs = zip(rates(table["ours"], rate), rates(table[name], rate), strict=True)
+            ratios[f"{key}_{name}"] = statistics.median(ours / other for ours, other in pairs)
+    return dict(sorted(ratios.items(), reverse=True))
+
+
+def summary(figures: Figures) -> Figures:
+    """One contender over all rounds."""
+    tokens, positions = sum(rates(figures, "tokens")), sum(rates(figures, "positions"))
+    return {
+        **{name: statistics.median(rates(figures, name)) for name in ("rows_per_s", "tokens_per_s", "rows_per_cpu_s")},
+        "rows_per_s_of_rounds": [round(rate, 3) for rate in rates(figures, "rows_per_s")],
+        "rows_run": sum(rates(figures, "rows")),
+        "padding": 1 - tokens / positions,
+        "peak_gib": figures["peak_bytes"] / 2**30,
+        **{name: figures[name] for name in ("steps", "learned", "start_loss", "end_loss")},
+    }
+
+
+def broken(result: Mapping[str, Any], table: Mapping[str, Figures], learned: int) -> list[str]:
+    """Limits that do not hold, in words. `learned`: tokens that each must have learned."""
+    found = [f"{key} {result[key]:.2f} < {least}" for key, least in LIMITS.items() if result.get(key, least) < least]
+    for name, figures in table.items():
+        if figures["learned"] != learned:
+            found.append(f"{name} has learned {figures['learned']} tokens of {learned}")
+    ours = table["ours"]
+    if others := [figures for figures in table.values() if figures is not ours and figures["steps"] == ours["steps"]]:
+        best = min(others, key=lambda figures: float(figures["end_loss"]))
+        difference = ours["end_loss"] - best["end_loss"]
+        if difference > SAME_LOSS * (best["start_loss"] - best["end_loss"]):
+            found.append(f"the held-out loss of ours is {difference:.4f} above that of the others")
+    return found
+
+
+def show(result: Figures) -> None:
+    """The table for people."""
+    columns = ["rows_per_s", "tokens_per_s", "padding", "peak_gib", "steps", "start_loss", "end_loss"]
+    print(f"{'':16}" + "".join(f"{column.replace('_per_', '/'):>14}" for column in columns))
+    for name, figures in result["contenders"].items():
+        print(f"{name:16}" + "".join(f"{figures[column]:14.3f}" for column in columns))
+    if len(result["contenders"]) == 1:
+        print("no --peer-python: ours has run alone, and nothing is compared")
+    for name in list(result["contenders"])[1:]:
+        limit = f" (limit {LIMITS[f'vs_{name}']})" if f"vs_{name}" in LIMITS else ""
+        print(f"vs_{name} {result[f'vs_{name}']:.2f}{limit}; by CPU time {result[f'cpu_vs_{name}']:.2f}")
+    for line in result["broken"]:
+        print(f"broken: {line}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
