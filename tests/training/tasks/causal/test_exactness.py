@@ -159,3 +159,19 @@ def test_every_dropout_is_set() -> None:
     configure(llama, fused=True, dropout=0.5)
     assert {layer.self_attn.attention_dropout for layer in llama.model.layers} == {0.5}
     assert config_of("llama")["attention_dropout"] == 0.0
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "mistral"])
+def test_recomputed_layers_give_the_same_gradients(family: str, rows: Rows) -> None:
+    found = []
+    for every in (0, 1, 2):
+        model = model_of(family)
+        configure(model, fused=True, dropout=0.0)
+        model.train()
+        if every:
+            model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
+        accumulate(model, CausalLimit.of(rows, 3).batches(rows, [np.arange(ROWS)], 0))
+        found.append(gradients(model))
+    for other in found[1:]:
+        for name, gradient in found[0].items():
+            assert float((other[name] - gradient).norm()) <= 1e-12 * max(1e-3, float(gradient.norm())), name

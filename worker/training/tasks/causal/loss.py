@@ -44,15 +44,18 @@ def learned_loss_sum(
 def _without_mask(model: PreTrainedModel, width: int) -> Iterator[None]:
     """Inside, no attention mask is made: transformers asks the device whether one is needed, for which the host waits.
 
-    None is, where positions are those of one row and no window is shorter than it. The kernel is the same one on a GPU,
-    also for a layer that is recomputed later, which has kept that there is no mask. On a CPU short rows have their own.
+    None is, where positions are those of one row and no window is shorter than it. The kernel is the same one, also for a
+    layer that is recomputed later, which has kept that there is no mask. On a CPU short rows have their own, unless
+    layers are recomputed.
     """
     config: Any = model.config.get_text_config()
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if config._attn_implementation != "sdpa" or (window is not None and width > window):
         yield
         return
-    ALL_ATTENTION_FUNCTIONS.register(_UNMASKED, _attend)
+    # A layer that is recomputed later finds the usual attention again: the first time must be the same.
+    recomputed = model.is_activation_checkpointing
+    ALL_ATTENTION_FUNCTIONS.register(_UNMASKED, sdpa_attention_forward if recomputed else _attend)
     config._attn_implementation = _UNMASKED
     try:
         yield
