@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, processors
 from transformers import AutoTokenizer
 
 from jobs.errors import Rejected
@@ -126,6 +127,34 @@ def test_tokens_are_those_of_transformers_and_replies_with_their_ends_are_learne
     )
     assert prompt_length(rows.sides["target"].tokens.astype(np.int64)) == len(asked)
     assert end in tokenizer.chat.ends and tokenizer.open().token_to_id(end) in tokenizer.end_ids
+
+
+def test_an_end_token_that_takes_the_line_break_behind_it_is_learned(tmp_path: Path) -> None:
+    plain: Any = builtin.learn_tokenizer(["Where is my kettle? It is on its way."] * 3)
+    plain.add_tokens([AddedToken(token, special=True, rstrip=True) for token in ("<|end|>", "<|assistant|>")])
+    plain.save_pretrained(tmp_path)
+    template = (
+        "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    )
+    tokenizer = with_template(tmp_path, tmp_path, template)
+    rows = encoded(tokenizer, texts_of(ROW))
+    assert learned(tokenizer, rows) == "It is on its way.<|end|>|On Monday, ½ past two.\nGood bye!<|end|>"
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_a_token_that_begins_in_the_prompt_is_refused_however_offsets_are_counted(
+    trimmed: bool, tmp_path: Path
+) -> None:
+    plain: Any = builtin.learn_tokenizer(["Where is my kettle? It is on its way. On Monday."] * 3)
+    plain.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=trimmed)  # as Llama 3 and GPT-2 do
+    plain.save_pretrained(tmp_path)
+    text = (
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    with pytest.raises(Rejected, match="a token across the beginning of a reply"):
+        tried(with_template(tmp_path, tmp_path, text), [texts_of(ROW)], LIMITS, everything=False)
 
 
 @pytest.mark.parametrize("name", BROKEN)
