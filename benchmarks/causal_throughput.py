@@ -213,7 +213,8 @@ def write_model(folder: Path, config: Mapping[str, Any], texts: list[Texts], see
     """Random weights in bf16, and a tokenizer learned from the texts."""
     learned_from = chain.from_iterable(one.all for one in texts[: builtin.TOKENIZER_ROWS])
     torch.manual_seed(seed)
-    Qwen2ForCausalLM(Qwen2Config(**config)).to(torch.bfloat16).save_pretrained(folder)
+    model: Any = Qwen2ForCausalLM(Qwen2Config(**config))
+    model.to(torch.bfloat16).save_pretrained(folder)
     builtin.learn_tokenizer(learned_from).save_pretrained(str(folder))
 
 

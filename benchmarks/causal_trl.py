@@ -44,7 +44,7 @@ WAYS = {
 }
 
 
-class Counting(SFTTrainer):
+class Counting(SFTTrainer):  # type: ignore[misc]  # TRL is not installed where types are checked
     """TRL's own, which says what goes through the model."""
 
     turns: Turns

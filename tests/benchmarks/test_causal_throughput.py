@@ -40,9 +40,10 @@ def test_the_template_for_trl_writes_what_the_models_own_writes_and_marks_what_i
     chat = [
         {"role": role, "content": f"{role} speaks"} for role in ("system", "user", "assistant", "user", "assistant")
     ]
-    [text], [spans] = render_jinja_template(
+    rendered: Any = render_jinja_template(
         [chat], chat_template=causal_throughput.TEMPLATE, return_assistant_tokens_mask=True
     )
+    [text], [spans] = rendered
     assert text == render_jinja_template([chat], chat_template=builtin.CHAT_TEMPLATE)[0][0]
     assert [text[begin:end] for begin, end in spans] == ["assistant speaks<|im_end|>"] * 2
 

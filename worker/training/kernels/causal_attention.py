@@ -1,9 +1,9 @@
 """Causal attention over short rows on a CPU, where torch's flash kernel takes most of its time to go back.
 
-Of bf16 it needs 23 ms for 1,024 positions of 256 each, in 8 heads of 64, forward and backward; plain matrix products
-need half, over 64 positions each a quarter. Here they are taken a few heads at a time, so that the weights of attention
-stay in the processor's cache, and are computed again to go back: what is kept is query, key and value, and not even
-the result, which flash keeps. Scores of bf16 are rounded to bf16, as in transformers' eager attention.
+Of bf16 it needs 24 ms for 4 rows of 256 in 8 heads of 64, forward and backward, and 19 ms for 16 rows of 64; this needs
+15 and 8. A few heads at a time go through plain matrix products, so that the weights of attention stay in the
+processor's cache, and these are computed again to go back: what is kept is query, key and value, and not even the
+result, which flash keeps. Scores of bf16 are rounded to bf16, as in transformers' eager attention.
 """
 
 from __future__ import annotations
