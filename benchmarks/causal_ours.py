@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.causal_race import Race, Turns
+from benchmarks.causal_race import CausalRace, Turns
 from jobs.spec import TrainingSpec
 from worker.training.dataset.data import PreparedDataset
 from worker.training.loop import accumulate
@@ -21,7 +21,7 @@ from worker.training.tasks.causal.task import Causal
 
 def main(argv: list[str]) -> int:
     """`RACE`, as JSON."""
-    race = Race(**json.loads(argv[0]))
+    race = CausalRace(**json.loads(argv[0]))
     turns = Turns(race)
     task, rows = Causal(), PreparedDataset.open(Path(race.prepared)).train
     loaded = load(

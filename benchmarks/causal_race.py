@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 
 @dataclass(frozen=True)
-class Race:
+class CausalRace:
     """What is the same for all of them."""
 
     model: str
@@ -51,7 +51,7 @@ class Race:
 class Turns:
     """A contender's side of the conversation: `ready`, then a line for every turn, then its held-out loss."""
 
-    def __init__(self, race: Race) -> None:
+    def __init__(self, race: CausalRace) -> None:
         torch.set_num_threads(race.threads)
         self._race = race
         self._channel = os.fdopen(os.dup(1), "w")

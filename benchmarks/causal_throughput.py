@@ -45,7 +45,7 @@ import torch
 import transformers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.causal_race import Race
+from benchmarks.causal_race import CausalRace
 from benchmarks.contender import ROOT, Figures, Turn, contender
 from benchmarks.corpus import dataset_of, prepared_job
 from worker.training.dataset.data import Rows
@@ -144,7 +144,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 # -- rows and model ------------------------------------------------------------------------------------------
 
 
-def prepared(arguments: argparse.Namespace, scratch: Path) -> tuple[Race, Rows]:
+def prepared(arguments: argparse.Namespace, scratch: Path) -> tuple[CausalRace, Rows]:
     """Chats, model and prepared dataset below `scratch`."""
     texts = list(usable(arguments.data))
     size, turns = arguments.batch_size, arguments.rounds + 1
@@ -171,7 +171,7 @@ def prepared(arguments: argparse.Namespace, scratch: Path) -> tuple[Race, Rows]:
     held_out = scratch / "held_out_tokens.jsonl"
     tokens = [(data.validation.input(row), data.validation.target(row)) for row in range(len(data.validation))]
     held_out.write_text("".join(json.dumps([one.tolist() for one in both]) + "\n" for both in tokens))
-    race = Race(
+    race = CausalRace(
         model=str(plan.model.folder),
         prepared=plan.data.prepared,
         chats=str(chats),
@@ -221,7 +221,7 @@ def write_model(folder: Path, config: Mapping[str, Any], texts: list[Texts], see
 # -- turns ---------------------------------------------------------------------------------------------------
 
 
-def take_turns(contenders: dict[str, Turn], race: Race, mean_tokens: float) -> dict[str, Figures]:
+def take_turns(contenders: dict[str, Turn], race: CausalRace, mean_tokens: float) -> dict[str, Figures]:
     """All turns of all; what each has reported, and its rounds with rows/s (`mean_tokens`: of a row)."""
     table: dict[str, Figures] = {}
     for name, turn in contenders.items():

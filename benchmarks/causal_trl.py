@@ -23,13 +23,13 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from benchmarks.causal_race import Race, Turns
+from benchmarks.causal_race import CausalRace, Turns
 
 IGNORED = -100
 
 
 @dataclass(frozen=True)
-class Way:
+class TrlWay:
     """A configuration of `SFTTrainer`."""
 
     packing: bool
@@ -37,10 +37,10 @@ class Way:
 
 
 WAYS = {
-    "trl": Way(packing=False, recompute=True),
-    "trl_packed": Way(packing=True, recompute=True),
-    "trl_kept": Way(packing=False, recompute=False),
-    "trl_packed_kept": Way(packing=True, recompute=False),
+    "trl": TrlWay(packing=False, recompute=True),
+    "trl_packed": TrlWay(packing=True, recompute=True),
+    "trl_kept": TrlWay(packing=False, recompute=False),
+    "trl_packed_kept": TrlWay(packing=True, recompute=False),
 }
 
 
@@ -75,7 +75,7 @@ class AfterStep(TrainerCallback):
 def main(argv: list[str]) -> int:
     """`NAME RACE`: the second as JSON."""
     name, text = argv
-    way, race = WAYS[name], Race(**json.loads(text))
+    way, race = WAYS[name], CausalRace(**json.loads(text))
     turns = Turns(race)
     with open(race.chats) as lines:
         chats = Dataset.from_list([json.loads(line) for line in lines])

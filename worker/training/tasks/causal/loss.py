@@ -44,8 +44,8 @@ def learned_loss_sum(
 def _without_mask(model: PreTrainedModel, width: int) -> Iterator[None]:
     """Inside, no attention mask is made: transformers asks the device whether one is needed, for which the host waits.
 
-    None is, where positions are those of one row and no window is shorter than it. The kernel is the same one, also for a
-    layer that is recomputed later, which has kept that there is no mask. On a CPU short rows have their own, unless
+    None is, where positions are those of one row and no window is shorter than it. The kernel is the same one, also for
+    a layer that is recomputed later, which has kept that there is no mask. On a CPU short rows have their own, unless
     layers are recomputed.
     """
     config: Any = model.config.get_text_config()
