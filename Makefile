@@ -39,7 +39,7 @@ $(STAMP): requirements.lock requirements.dev.lock pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip check
 	@touch $@
 
-demo: setup ## train a tiny model here and now, without Docker or a GPU (TASK=chat: a chat model)
+demo: setup ## train a tiny model here and now, without Docker or a GPU (TASK=chat or classify: others)
 	$(BIN)/longhaul demo --task $(or $(TASK),recipes)
 
 test: setup ## run the tests (MARKERS="gpu" or "docker" for the others, PYTEST_ARGS for more)

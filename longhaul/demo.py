@@ -28,7 +28,7 @@ from longhaul.local import READY_WITHIN_S, ROLES, cannot_write, free_port
 from longhaul.watch import watch
 
 EXAMPLES = ROOT / "examples"
-JOBS = {"recipes": "job.json", "chat": "chat.json"}
+JOBS = {"recipes": "job.json", "chat": "chat.json", "classify": "tickets.json"}
 """By what is learned."""
 MUST_FALL_BY = 0.40
 PLOT_WITHIN_S = 20.0
