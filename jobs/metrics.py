@@ -27,9 +27,10 @@ class MetricRow(Frozen):
     target_tokens_per_s: float
     """Target tokens a second, without padding."""
     tokens_per_s: float | None = None
-    """Input and target tokens, without padding. This and the next three: None in rows of earlier versions."""
+    """Tokens that went through the model a second, without padding; learned ones of a causal model once. This and the
+    next three: None in rows of earlier versions."""
     padding_fraction: float | None = None
-    """Share of the positions that went through the model, inputs and targets, that were padding."""
+    """Share of the positions that went through the model that were padding."""
     model_flops_per_s: float | None = None
     """What the model needs for these rows at their real lengths, forward and backward. None where it is not counted."""
     mfu: float | None = None

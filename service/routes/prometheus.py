@@ -34,7 +34,10 @@ _OF_RUNNING: dict[str, tuple[str, _Figure]] = {
     "step": ("Optimizer steps done.", lambda _, row: row.step),
     "loss": ("Training loss, nats per target token.", lambda _, row: row.loss),
     "rows_per_second": ("Training rows a second.", lambda _, row: row.rows_per_s),
-    "tokens_per_second": ("Input and target tokens a second, without padding.", lambda _, row: row.tokens_per_s),
+    "tokens_per_second": (
+        "Tokens that went through the model a second, without padding.",
+        lambda _, row: row.tokens_per_s,
+    ),
     "eta_seconds": ("Seconds left, by what was measured so far.", lambda _, row: row.eta_s),
     "mfu_ratio": ("Use of the GPU's peak, 0 to 1.", lambda _, row: row.mfu),
     "memory_bytes": (

@@ -38,7 +38,7 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
     """
     training, plan, order, rows = context.spec.training, context.plan, context.order, context.data.train
     loaded, journal, device = context.loaded, context.journal, context.cache.device
-    model, flops = loaded.model, loaded.flops
+    model, flops, apart = loaded.model, loaded.flops, loaded.task.targets_apart
     limit = loaded.task.limit(rows, context.state.micro_batch, context.state.safe)
     recovery = Recovery(context)
     model.train()
@@ -73,6 +73,7 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
         norm = _update(context.optimizer, number, rate, loss, device)
         model.zero_grad(set_to_none=True)
         journal.progress(number / plan.steps, step=number)
+        tokens = sum(batch.target_tokens for batch in batches)
         lengths = [(rows.input_lengths[batch.rows], rows.target_lengths[batch.rows]) for batch in batches]
         yield StepResult(
             step=number,
@@ -81,9 +82,9 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
             grad_norm=norm,
             learning_rate=rate,
             rows=sum(len(batch.rows) for batch in batches),
-            input_tokens=sum(int(inputs.sum()) for inputs, _ in lengths),
-            target_tokens=sum(batch.target_tokens for batch in batches),
-            padded_tokens=sum(batch.shape.tokens for batch in batches),
+            input_tokens=sum(int(inputs.sum()) for inputs, _ in lengths) - (0 if apart else tokens),
+            target_tokens=tokens,
+            padded_tokens=sum(batch.shape.tokens if apart else batch.shape.inputs for batch in batches),
             flops=sum(flops.rows(*both) for both in lengths),
             data_wait_s=data_wait,
             micro_batch=min(limit.size(batch.shape.bucket) for batch in batches),

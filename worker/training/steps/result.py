@@ -24,9 +24,10 @@ class StepResult:
     learning_rate: float
     rows: int
     input_tokens: int
+    """That went through the model beside the target tokens."""
     target_tokens: int
     padded_tokens: int
-    """Positions that went through the model, inputs and targets together, padding included."""
+    """Positions that went through the model, padding included."""
     flops: float
     """Of the model, forward and backward, at the real lengths of the rows; 0 where they cannot be counted."""
     data_wait_s: float

@@ -28,6 +28,11 @@ class MicroBatchShape:
         return bucket_of(self.input_width, self.target_width)
 
     @property
+    def inputs(self) -> int:
+        """Input tokens of all rows, padding included."""
+        return self.rows * self.input_width
+
+    @property
     def tokens(self) -> int:
         """Of all rows, padding included."""
         return self.rows * (self.input_width + self.target_width)

@@ -180,6 +180,10 @@ class Task(RowTask, Protocol):
         """Of the `method.type` of jobs those that train it."""
 
     @property
+    def targets_apart(self) -> bool:
+        """Whether targets go through the model beside the inputs; else they are part of these, or no tokens."""
+
+    @property
     def limit_keys(self) -> tuple[str, ...]:
         """The job keys that limit the tokens of a row: the input's and the target's, or one of both."""
 

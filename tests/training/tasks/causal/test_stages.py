@@ -89,6 +89,21 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_its_model_writes_what_the_job_wro
     assert opened.get_output_embeddings().weight is opened.get_input_embeddings().weight
 
 
+def test_each_token_is_counted_once(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", [{"text": f"Line {number} of {number * 'long '}story."} for number in range(40)])
+    workplace.rows("held_out.jsonl", [{"text": "Another story."}])
+    settings = SETTINGS | {"log": {"every_steps": 1}, "training": {"epochs": 1, "batch_size": 4}}
+    run = workplace.job(**settings, data={"validation": "held_out.jsonl"})
+    workplace.prepare(run)
+    assert attempt(run) == 0
+    rows, logged_rows = PreparedDataset.open(Path(str(run.plan().data.prepared))).train, run.metrics()
+    assert len(rows) == 4 * len(logged_rows)
+    tokens = sum(4 * (row.tokens_per_s or 0.0) / row.rows_per_s for row in logged_rows)
+    learned = sum(4 * row.target_tokens_per_s / row.rows_per_s for row in logged_rows)
+    assert tokens == pytest.approx(rows.input_lengths.sum()) and learned == pytest.approx(rows.target_lengths.sum())
+    assert all(0 <= (row.padding_fraction or 0.0) < 1 for row in logged_rows)
+
+
 def test_the_validation_loss_is_that_of_transformers(workplace: Workplace) -> None:
     rows_of(workplace)
     run = job(workplace, training=SETTINGS["training"] | {"epochs": 1})

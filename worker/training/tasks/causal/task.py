@@ -49,6 +49,7 @@ class Causal(Unlabelled):
     everything: bool = False
     """All tokens are learned, not only replies."""
     name: ClassVar[str] = "causal"
+    targets_apart: ClassVar[bool] = False
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_tokens",)
     models: ClassVar[str] = "Qwen2, Qwen3, Llama, Mistral, Gemma, Phi-3 and other causal language models"
     builtin: ClassVar[BuiltinModel] = BuiltinModel(

@@ -64,6 +64,7 @@ class Classification:
     positions: int = 0
     """Tokens of a text at most, as the job says."""
     name: ClassVar[str] = "classification"
+    targets_apart: ClassVar[bool] = False
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_input_tokens",)
     has_labels: ClassVar[bool] = True
     methods: ClassVar[tuple[str, ...]] = ("full",)  # adapters would leave a new head as it is, at random

@@ -43,6 +43,7 @@ class Seq2Seq(Unlabelled):
 
     name: ClassVar[str] = "seq2seq"
     variant: ClassVar[None] = None
+    targets_apart: ClassVar[bool] = True
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_input_tokens", "data.max_target_tokens")
     models: ClassVar[str] = "T5, T5 1.1 and FLAN-T5 in any size"
     builtin: ClassVar[BuiltinModel] = BuiltinModel(
