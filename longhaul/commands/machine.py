@@ -41,7 +41,9 @@ def add(commands: Commands) -> None:
     local.add_argument("--runs", type=Path, metavar="DIR", help="run directories (default: LONGHAUL_RUNS or ./runs)")
     local.add_argument("--port", type=int, help="port of the service (default: LONGHAUL_PORT or 8000)")
     demo = commands.add("demo", _demo, "train a tiny model on example rows", json_too=False)
-    demo.add_argument("--task", choices=("recipes", "chat", "classify"), default="recipes", help="which rows (default: recipes)")
+    demo.add_argument(
+        "--task", choices=("recipes", "chat", "classify"), default="recipes", help="which rows (default: recipes)"
+    )
     demo.add_argument("--model", help="hub id or folder, instead of the built-in tiny model")
     demo.add_argument(
         "--home", type=Path, default=Path(".longhaul-demo"), metavar="DIR", help="folder for all files of the demo"
