@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jobs.disk.rundir import RunDir
@@ -168,6 +169,25 @@ def test_a_folder_of_every_family_is_loaded_once_with_its_guards(family: str, tm
     loaded = load(tmp_path, torch.device("cpu"), task=task, dropout=None, fused=True, activation_checkpointing=0)
     assert loaded.parameters == layout.parameters
     assert (layout.tied, layout.head) == (config["tie_word_embeddings"], "lm_head.weight")
+
+
+def test_gpt2_is_trained_from_the_files_of_the_hub_within_its_places(workplace: Workplace) -> None:
+    folder = workplace.data / "gpt2"
+    model = model_of("gpt2", torch.bfloat16, vocab_size=512)
+    model.save_pretrained(folder)
+    builtin.learn_tokenizer(["Line of a long, long story."]).save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    as_there = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
+    masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 128, 128, dtype=torch.bfloat16) for layer in range(2)}
+    save_file(as_there | masks, folder / "model.safetensors", metadata={"format": "pt"})
+    workplace.rows("rows.jsonl", [{"text": f"Line {number} of a {200 * 'long '}story."} for number in range(40)])
+    with pytest.raises(Rejected, match="the model knows 128 positions") as caught:
+        workplace.check(workplace.job(**SETTINGS | {"model": "./gpt2"}))
+    assert (caught.value.detail_code, caught.value.param) == ("limit_too_large", "data.max_tokens")
+    run = workplace.job(**SETTINGS | {"model": "./gpt2"}, data={"max_tokens": 128, "validation": 0.1})
+    workplace.prepare(run)
+    assert attempt(run) == 0
+    assert (trained(run).loss or 9.0) < (trained(run).first_loss or 0.0)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gemma", "phi3", "gpt2"])

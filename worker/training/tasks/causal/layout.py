@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 ROTARY = r"rotary_emb\.inv_freq$"
 """Files of early versions hold what is computed from config.json."""
 _MOST_LAYERS = 1000
+_POSITIONS = re.compile(r"\.(?:wpe|embed_positions|positions_embed)\.weight$")
+"""Embeddings of places, as in GPT-2 and OPT."""
 
 
 def layout_of(config: Mapping[str, Any]) -> Layout:
@@ -29,6 +32,13 @@ def layers_of(config: Mapping[str, Any]) -> int:
     if not isinstance(found, int):
         raise ValueError("it does not say how many layers the model has")
     return found
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """Tokens of a row at most, where the model has an embedding for each place; None: any number."""
+    found = [shape[0] for name, shape in layout_of(config).shapes.items() if _POSITIONS.search(name)]
+    named = [config[key] for key in ("max_position_embeddings", "n_positions") if isinstance(config.get(key), int)]
+    return min(found + named) if found else None  # OPT has two embeddings more than places
 
 
 def build(config: Mapping[str, Any], dtype: Any) -> PreTrainedModel:
@@ -70,4 +80,5 @@ def _layout(config: str) -> Layout:
         head=names[id(head)][-1],
         embedding=names[id(embedding)][0],
         patterns=(*(model._keys_to_ignore_on_load_unexpected or ()), ROTARY),
+        prefix=f"{model.base_model_prefix}.",
     )

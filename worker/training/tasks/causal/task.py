@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from jobs.errors import Rejected
 from jobs.plan import DataPlan
 from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.data import Rows
@@ -20,7 +21,7 @@ from worker.training.steps.safe_size import SafeSize
 from worker.training.steps.shape import Lengths, MicroBatchShape
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.causal.flops import CausalFlops
-from worker.training.tasks.causal.layout import build, layers_of, layout_of
+from worker.training.tasks.causal.layout import build, layers_of, layout_of, positions_of
 from worker.training.tasks.causal.limits import CausalLimit
 from worker.training.tasks.causal.rows import CausalEncoder, CausalTokenizer, tried
 from worker.training.tasks.columns import WHOLE, choose_templates, recognize
@@ -48,6 +49,8 @@ class Causal(Unlabelled):
 
     everything: bool = False
     """All tokens are learned, not only replies."""
+    positions: int = 0
+    """Tokens of a row at most, by the job."""
     name: ClassVar[str] = "causal"
     targets_apart: ClassVar[bool] = False
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_tokens",)
@@ -59,7 +62,7 @@ class Causal(Unlabelled):
     @classmethod
     def of(cls, spec: JobSpec, data: DataPlan | None = None) -> Causal:
         """As the job sets it."""
-        return cls(everything=spec.task.loss_on == "all")
+        return cls(everything=spec.task.loss_on == "all", positions=spec.data.max_tokens)
 
     @property
     def variant(self) -> bool:
@@ -102,6 +105,18 @@ class Causal(Unlabelled):
     def encoder(self, tokenizer: TokenizerState, limits: Limits) -> CausalEncoder:
         assert isinstance(tokenizer, CausalTokenizer)
         return CausalEncoder(tokenizer, limits, everything=self.everything)
+
+    def adapted(self, config: Config) -> Config:
+        """Raises Rejected (`bad_config`, `limit_too_large`)."""
+        most = positions_of(config)
+        if most is not None and self.positions > most:
+            raise Rejected(
+                f"data.max_tokens is {self.positions:,}, and the model knows {most:,} positions",
+                code="limit_too_large",
+                param="data.max_tokens",
+                hint=f"set data.max_tokens to {most:,} or less; what is longer is cut",
+            )
+        return config
 
     def layout(self, config: Config) -> Layout:
         return layout_of(config)
