@@ -53,6 +53,19 @@ def job(workplace: Workplace, **parts: Any) -> RunDir:
     return workplace.job("chats.jsonl", **SETTINGS | {"data": {"validation": 0.1}} | parts)
 
 
+def said_by_readme(run: RunDir) -> str:
+    """What the snippet of a finished model prints, at the length of the job's samples."""
+    [code] = re.findall(r"```python\n(.*?)```", (run.model / "README.md").read_text(), re.S)
+    said, before = io.StringIO(), Path.cwd()
+    os.chdir(run.model)
+    try:
+        with contextlib.redirect_stdout(said):
+            exec(compile(code.replace("model.generate(", "model.generate(max_new_tokens=24, "), "README", "exec"), {})
+    finally:
+        os.chdir(before)
+    return said.getvalue().strip()
+
+
 def test_a_stopped_run_goes_on_bit_for_bit_and_its_model_writes_what_the_job_wrote(workplace: Workplace) -> None:
     rows = rows_of(workplace)
     whole, stopped = job(workplace), job(workplace)
@@ -73,16 +86,7 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_its_model_writes_what_the_job_wro
     assert same_tensors(whole.model / "model.safetensors", stopped.model / "model.safetensors")
     last = facts(whole, EvaluationFinished)[-1]
     assert trained(whole).step == whole.plan().steps
-    readme = (whole.model / "README.md").read_text()
-    [code] = re.findall(r"```python\n(.*?)```", readme, re.S)
-    said, before = io.StringIO(), Path.cwd()
-    os.chdir(whole.model)
-    try:
-        with contextlib.redirect_stdout(said):
-            exec(compile(code.replace("model.generate(", "model.generate(max_new_tokens=24, "), "README", "exec"), {})
-    finally:
-        os.chdir(before)
-    assert said.getvalue().strip() == last.samples[0].generated
+    assert said_by_readme(whole) == last.samples[0].generated
     generation = json.loads((whole.model / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [tokenizer.convert_tokens_to_ids(builtin.END), tokenizer.pad_token_id]
     assert generation["max_new_tokens"] == prepared["lengths"]["target"]["after"]["p99"]
@@ -176,6 +180,8 @@ def test_gpt2_is_trained_from_the_files_of_the_hub_within_its_places(workplace: 
     model = model_of("gpt2", torch.bfloat16, vocab_size=512)
     model.save_pretrained(folder)
     builtin.learn_tokenizer(["Line of a long, long story."]).save_pretrained(folder)
+    sampling = {"eos_token_id": 2, "do_sample": True, "temperature": 20.0}
+    (folder / "generation_config.json").write_text(json.dumps(sampling))
     weights = load_file(folder / "model.safetensors")
     as_there = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
     masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 128, 128, dtype=torch.bfloat16) for layer in range(2)}
@@ -188,6 +194,8 @@ def test_gpt2_is_trained_from_the_files_of_the_hub_within_its_places(workplace: 
     workplace.prepare(run)
     assert attempt(run) == 0
     assert (trained(run).loss or 9.0) < (trained(run).first_loss or 0.0)
+    written = {each.step: each.samples[0].generated for each in facts(run, EvaluationFinished)}
+    assert said_by_readme(run) == written[trained(run).step], "greedily, though a bare `generate` draws"
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gemma", "phi3", "gpt2"])

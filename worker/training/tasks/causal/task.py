@@ -137,7 +137,7 @@ class Causal(Unlabelled):
     def usage(self, data: DataSpec) -> Usage:
         return Usage(
             inputs='tokenizer(text, return_tensors="pt", add_special_tokens=False)',
-            shown='tokenizer.decode(model.generate(**inputs)[0, inputs["input_ids"].shape[1] :], '
+            shown='tokenizer.decode(model.generate(**inputs, do_sample=False)[0, inputs["input_ids"].shape[1] :], '
             "skip_special_tokens=True)",
             text="your prompt, as tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) "
             "writes it",
