@@ -129,6 +129,15 @@ def test_tokens_are_those_of_transformers_and_replies_with_their_ends_are_learne
     assert end in tokenizer.chat.ends and tokenizer.open().token_to_id(end) in tokenizer.end_ids
 
 
+def test_of_several_templates_the_default_is_taken(folder: Path, tmp_path: Path) -> None:
+    templates: Any = {"default": CHATML, "tool_use": LLAMA}
+    tokenizer = tried(with_template(folder, tmp_path, templates), [texts_of(ROW)], LIMITS, everything=False)
+    stock: Any = AutoTokenizer.from_pretrained(tmp_path)
+    assert isinstance(stock.chat_template, dict)
+    expected: Any = stock.apply_chat_template(ROW["messages"], tokenize=True, return_dict=False)
+    assert encoded(tokenizer, texts_of(ROW)).sides["input"].tokens.tolist() == expected
+
+
 def test_an_end_token_that_takes_the_line_break_behind_it_is_learned(tmp_path: Path) -> None:
     plain: Any = builtin.learn_tokenizer(["Where is my kettle? It is on its way."] * 3)
     plain.add_tokens([AddedToken(token, special=True, rstrip=True) for token in ("<|end|>", "<|assistant|>")])

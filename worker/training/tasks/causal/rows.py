@@ -57,7 +57,10 @@ class CausalTokenizer(TokenizerState):
         fast.no_padding()
         names = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
         special = tuple(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
-        chat = ChatFormat(tokenizer.chat_template, names, end_tokens(tokenizer, folder), special)
+        template: str | Mapping[str, str] | None = tokenizer.chat_template
+        if isinstance(template, Mapping):  # some have others beside it, such as one for tools
+            template = template.get("default")
+        chat = ChatFormat(template, names, end_tokens(tokenizer, folder), special)
         try:
             chat = chat.with_end()
         except Defect as defect:
