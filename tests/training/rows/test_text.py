@@ -233,6 +233,15 @@ def test_a_chat_that_is_not_text_alone_is_rejected_and_not_learned_in_part(turn:
             template(f"messages.{field}", "data.input").fill({"messages": turns})
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_beside_a_reply_is_not_left_out_in_silence(key: str) -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello", key: "They greet me."}]
+    with pytest.raises(Defect, match="its reasoning apart from its text"):
+        template("messages.completion", "data.input").fill({"messages": turns})
+    turns[1][key] = ""
+    assert template("{messages.completion}", "data.input").fill({"messages": turns}) == "Hello"
+
+
 def test_the_last_reply_that_has_a_weight_is_learned() -> None:
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello", "weight": 1},
              {"role": "user", "content": "Bye"}, {"role": "assistant", "content": "Go!", "weight": 0}]  # fmt: skip

@@ -11,6 +11,8 @@ from worker.training.rows.row import Defect
 ASSISTANT = "assistant"
 ROLES = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bot", "model"), ASSISTANT)
 """Other names of roles."""
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Keys of a turn that some templates write before its text: without them another reply would be learned."""
 CHAT_FIELDS = ("prompt", "completion")
 """What a list of turns has, beside its items."""
 
@@ -71,6 +73,8 @@ def _turn(turn: Any) -> Turn | None:
                 content = "".join(texts) if len(texts) == len(parts) else None
             if not isinstance(content, str) or turn.get("tool_calls") or turn.get("function_call"):
                 raise Defect("a turn that is not text alone")
+            if any(turn.get(each) for each in _REASONING):
+                raise Defect("a turn with its reasoning apart from its text")
             name = ROLES.get(role.lower(), role.lower())
             return Turn(name, content, learned=name == ASSISTANT and turn.get("weight") != 0)
     return None
