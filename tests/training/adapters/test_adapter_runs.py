@@ -279,6 +279,13 @@ def test_another_job_resumes_from_it_and_the_method_must_be_the_same(place: Lora
         with pytest.raises(Rejected) as caught:
             place.check(place.resuming(source, method=method))
         assert caught.value.detail_code == "other_run" and str(caught.value.param).startswith("method")
+        if method == "full":
+            assert "method is {'type': 'full'} here and {'type': 'lora'" in str(caught.value)
+            assert 'set method={"type": "lora", "rank": 4, "dropout": 0.1},' in str(caught.value.hint)
+    merged = place.resuming(source, method=LORA | {"merge": True})
+    place.prepare(merged)
+    assert attempt(merged) == 0
+    assert same_tensors(merged.model / "adapter/adapter_model.safetensors", run.model / "adapter_model.safetensors")
 
 
 def test_the_plan_counts_what_lora_needs(place: LoraWorkplace) -> None:

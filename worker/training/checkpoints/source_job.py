@@ -6,6 +6,7 @@ This takes seconds: it reads sizes and state of the checkpoints, not the tensors
 from __future__ import annotations
 
 import filecmp
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ SAME: dict[str, bool | dict[str, bool]] = {
     "model": True, "task": True, "method": True, "data": True, "training": {"batch_size": True, "seed": True},
 }  # fmt: skip
 """Parts of a job that decide what a step is: they must equal those of the original run."""
+DELIVERED = {"method": {"merge"}}
+"""What of these decides only in which form the result comes."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +104,16 @@ def find(run: RunDir, spec: JobSpec) -> SourceJob:
 
 def check_settings(ours: JobSpec, theirs: JobSpec, job: str) -> None:
     """Raise Rejected (`other_run`) if a step would differ from one of the original run."""
-    mine, other = (_flat(spec.model_dump(include=SAME)) for spec in (ours, theirs))
+    mine, other = (_flat(spec.model_dump(include=SAME, exclude=DELIVERED)) for spec in (ours, theirs))
+    if ours.method.type != theirs.method.type:  # they have no keys in common
+        for flat, spec in ((mine, ours), (other, theirs)):
+            own = spec.method.model_dump(exclude_defaults=True, exclude=DELIVERED["method"])
+            flat["method"] = {"type": spec.method.type} | own
     wrong = [key for key in mine | other if mine.get(key) != other.get(key)]
+    if "method" in wrong:
+        wrong = [key for key in wrong if not key.startswith("method.")]
     if wrong:
-        as_there = ", ".join(f"{key}={other.get(key)}" for key in wrong)
+        as_there = ", ".join(f"{key}={_as_set(other.get(key))}" for key in wrong)
         differences = "; ".join(f"{key} is {mine.get(key)!r} here and {other.get(key)!r} there" for key in wrong)
         raise _refused(
             f"this is not the run that job {job} began: {differences}",
@@ -179,6 +188,11 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
     for key, value in nested.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
+
+
+def _as_set(value: object) -> str:
+    """As `--set` reads it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _refused(message: str, code: str, advice: str, param: str = "resume_from") -> Rejected:
