@@ -62,3 +62,12 @@ def test_what_cannot_have_an_adapter_is_refused_by_name(settings: dict[str, Any]
     assert caught.value.detail_code == code
     assert said in str(caught.value) and caught.value.hint
     assert caught.value.param == ("method.rank" if code == "rank_too_large" else "method.targets")
+
+
+def test_a_misspelt_target_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(Rejected) as caught:
+        targets_of(tiny_model(), method(targets=["wi0"]))
+    assert caught.value.hint == "did you mean 'wi_0'? its linear layers are q, k, v, o, wi_0, wi_1, wo"
+    with pytest.raises(Rejected) as caught:
+        targets_of(tiny_model(), method(targets="wi_0"))
+    assert caught.value.hint is not None and caught.value.hint.endswith('write a list: ["wi_0"]')

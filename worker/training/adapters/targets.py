@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
 
 from torch import nn
 
@@ -23,7 +25,7 @@ def targets_of(model: nn.Module, method: LoraMethod) -> list[str]:
     if method.targets == ALL_LINEAR:
         found = [name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head]
     else:
-        found = _matching(list(modules), method.targets)
+        found = _matching(modules, method.targets, _endings(modules, head))
     if not found:
         raise _refused("no_such_target", "the model has no linear layer but its head", "train it with method: full")
     others = [f"{name} ({type(modules[name]).__name__})" for name in found if not isinstance(modules[name], nn.Linear)]
@@ -31,7 +33,7 @@ def targets_of(model: nn.Module, method: LoraMethod) -> list[str]:
         raise _refused(
             "target_not_linear",
             f"{_some(others)}: adapters are for linear layers",
-            f"name layers such as {_some(_endings(modules))}",
+            f"name layers such as {_some(_endings(modules, head))}",
         )
     if any(modules[name] is head for name in found):
         raise _refused("target_is_head", "the output head gets no adapter", "leave it out")
@@ -53,22 +55,23 @@ def shortened(model: nn.Module, targets: Collection[str]) -> list[str]:
     return sorted(short)
 
 
-def _matching(names: list[str], targets: str | list[str]) -> list[str]:
+def _matching(names: Collection[str], targets: str | list[str], endings: list[str]) -> list[str]:
     if isinstance(targets, str):
         found = [name for name in names if re.fullmatch(targets, name)]
         if not found:
             raise _refused(
                 "no_such_target",
                 f"no module of the model has a whole name like {targets!r}",
-                f"the text is a regular expression; for the endings of names write a list: [{targets!r}]",
+                f"the text is a regular expression; for the endings of names write a list: {json.dumps([targets])}",
             )
         return found
     for each in targets:
         if not any(_ends(name, each) for name in names):
+            near = get_close_matches(each, endings, 1)
             raise _refused(
                 "no_such_target",
                 f"no module of the model has a name that ends in {each!r}",
-                f"the names of its modules are such as {_some(names[-8:])}",
+                f"{f'did you mean {near[0]!r}? ' if near else ''}its linear layers are {', '.join(endings)}",
             )
     return [name for name in names if any(_ends(name, each) for each in targets)]
 
@@ -100,9 +103,10 @@ def _head_of(model: nn.Module) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
-def _endings(modules: dict[str, nn.Module]) -> list[str]:
-    linear = (name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, nn.Linear))
-    return list(dict.fromkeys(linear))
+def _endings(modules: Mapping[str, nn.Module], head: nn.Module | None) -> list[str]:
+    """Of the linear layers that may have an adapter."""
+    linear = (name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head)
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
 
 
 def _some(names: Collection[str]) -> str:
