@@ -15,6 +15,8 @@ from longhaul.answers import JsonObject
 
 ROWS = tuple(suffix for suffix in DATA_SUFFIXES if suffix != ".json")
 """What the name of a file of rows ends in here. One in .json is a job, unless it holds an object a line or an array."""
+_TYPED = ("method", "task")
+"""Parts of a job for which their type may stand: `lora` for `{"type": "lora"}`."""
 _START = 1 << 16
 """Bytes in which a JSON array begins."""
 
@@ -114,6 +116,8 @@ def _set(job: JsonObject, change: str) -> None:
         value = text  # name=2024
     place = job
     for name in parts[:-1]:
+        if place is job and name in _TYPED and isinstance(place.get(name), str):
+            place[name] = {"type": place[name]}
         inner = place.setdefault(name, {})
         if not isinstance(inner, dict):
             raise BadInput(f"--set {change}: {name} is {inner!r} and has no keys")

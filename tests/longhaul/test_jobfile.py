@@ -105,6 +105,12 @@ def test_bad_input_says_how_it_would_be_right(
         read_job(str(file), changes, rows=nobody)
 
 
+def test_the_type_of_a_part_may_stand_for_it_and_be_added_to() -> None:
+    assert apply_changes({"task": "causal"}, ["method=lora", "method.rank=4", "task.loss_on=all"]) == {
+        "task": {"type": "causal", "loss_on": "all"}, "method": {"type": "lora", "rank": 4},
+    }  # fmt: skip
+
+
 def test_a_number_is_text_where_the_key_takes_text() -> None:
     changes = ["name=2024", "metadata.year=1999", "resources.gpu_name=4090", "training.epochs=3", "data.validation=0.1"]
     assert apply_changes({}, changes) == {
