@@ -200,7 +200,7 @@ class RowReader:
         changed: list[tuple[str, str]] = []
         turns = turns_of(self._target.whole_value(columns)) if self._input is None else None
         if turns is not None:
-            turns = tuple(turn.saying(self._checked(turn.content, f"{turn.role} turn", changed)) for turn in turns)
+            turns = tuple(self._checked_turn(turn, changed) for turn in turns)
             found = Texts(written(turns[:-1]), turns[-1].content, turns)
         else:
             input = "" if self._input is None else self._text(self._input, columns, joined, changed)
@@ -228,6 +228,12 @@ class RowReader:
     ) -> str:
         names = " and ".join(one.name for one in template.placeholders)
         return self._checked(template.fill(columns, joined), names, changed, verbatim=template.verbatim)
+
+    def _checked_turn(self, turn: Turn, changed: list[tuple[str, str]]) -> Turn:
+        """A system prompt may be empty, which is not the same as none: Qwen2.5 then writes one of its own."""
+        if turn.role == "system" and not turn.content.strip():
+            return turn.saying("")
+        return turn.saying(self._checked(turn.content, f"{turn.role} turn", changed))
 
     def _checked(self, text: str, name: str, changed: list[tuple[str, str]], *, verbatim: bool = False) -> str:
         """A text as it is learned from; `name`: what it is, for a defect."""

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from jobs.errors import Rejected
 from worker.training.dataset.encoding import EncodedRows
+from worker.training.rows.row import Defect
 from worker.training.rows.text import RowReader, Texts, template
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.causal.batches import prompt_length
@@ -127,6 +128,17 @@ def test_tokens_are_those_of_transformers_and_replies_with_their_ends_are_learne
     )
     assert prompt_length(rows.sides["target"].tokens.astype(np.int64)) == len(asked)
     assert end in tokenizer.chat.ends and tokenizer.open().token_to_id(end) in tokenizer.end_ids
+
+
+def test_an_empty_system_prompt_is_written_as_the_template_writes_it(folder: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(folder, tmp_path, CHATML)
+    row = {"messages": [{"role": "system", "content": " "}, *ROW["messages"]]}
+    rows = encoded(tokenizer, texts_of(row))
+    stock: Any = AutoTokenizer.from_pretrained(tmp_path)
+    said = [{"role": "system", "content": ""}, *ROW["messages"]]
+    assert rows.sides["input"].tokens.tolist() == stock.apply_chat_template(said, tokenize=True, return_dict=False)
+    with pytest.raises(Defect, match="empty user turn"):
+        texts_of({"messages": [{"role": "user", "content": " "}, *ROW["messages"][1:]]})
 
 
 def test_of_several_templates_the_default_is_taken(folder: Path, tmp_path: Path) -> None:
