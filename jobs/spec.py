@@ -79,18 +79,15 @@ class TaskSpec(Part):
     """Task `classification`: a row has any number of labels, a list that may be empty; false: one."""
     class_weights: Literal["none", "balanced"] = "none"
     """Task `classification`: `balanced` gives every class the same weight in the loss, however rare it is."""
-    labels: (
-        Annotated[
-            list[Annotated[str, Field(min_length=1, max_length=512)]], Field(min_length=1, max_length=MOST_LABELS)
-        ]
-        | None
-    ) = None
-    """Task `classification`: the labels, in the order of their numbers; a row with another one is rejected. Null: those
-    that the rows have, sorted."""
+    labels: Annotated[list[Annotated[str, Field(min_length=1, max_length=512)]], Field(min_length=1)] | None = None
+    """Task `classification`: the labels, in the order of their numbers, at most 10,000; a row with another one is
+    rejected. Null: those that the rows have, sorted."""
 
     @field_validator("labels")
     @classmethod
     def _all_different(cls, value: list[str] | None) -> list[str] | None:
+        if value is not None and len(value) > MOST_LABELS:
+            raise ValueError(f"there are {len(value):,} labels, and a classifier has {MOST_LABELS:,} at most")
         twice = [label for label, count in Counter(value or ()).items() if count > 1]
         if twice:
             raise ValueError(f"the label {shorten(twice[0])} is named twice")
