@@ -210,6 +210,7 @@ def finish(run: wandb.Run, message: FinishRequest) -> Answer:
         run.finish(exit_code=message["exit_code"])
     except TimeoutError:
         return {"finished": True, "unsent": str(folder), "artifacts": left_out}
+    wandb.teardown()  # waits for the library's own process, which may write to the file after `finish` (milliseconds)
     if run.offline:
         unmark(folder, run.id)
     else:
