@@ -11,6 +11,7 @@ import os
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
@@ -45,6 +46,12 @@ class BodyTooSlow(LonghaulError):
     code = "body_too_slow"
 
 
+def wants_page(scope: Scope) -> bool:
+    """Whether a browser asks for something to look at: it names HTML before all else. Programs take `*/*`, or JSON."""
+    accept = Headers(scope=scope).get("accept", "")
+    return scope["method"] in ("GET", "HEAD") and accept.partition(",")[0].partition(";")[0].strip() == "text/html"
+
+
 def error_response(
     status: int,
     code: str,
@@ -75,6 +82,30 @@ def _allowed(request: Request) -> list[str]:
     return [name for name, scope in scopes.items() if any(each.matches(scope)[0] is Match.FULL for each in routes)]
 
 
+def longhaul_error_response(request: Request, error: LonghaulError) -> JSONResponse:
+    """What an error of our own is answered with; raises it again where it is none of a request."""
+    match error:
+        case UserError():
+            return error_response(422, error.code, str(error), param=error.param, hint=error.hint)
+        case NotFound():
+            return error_response(404, error.code, str(error))
+        case Conflict() | Damaged():
+            return error_response(409, error.code, str(error), hint=error.hint)
+        case BodyTooLarge():
+            return error_response(413, error.code, str(error))
+        case BodyTooSlow():
+            return error_response(408, error.code, str(error), headers={"Connection": "close"})
+        case Recovering():
+            message = "Redis was emptied and is being refilled; a list would be incomplete. Try again."
+            return error_response(503, error.code, message)
+        case StoreUnavailable():
+            # The cause names hosts and ports of our own network: that is for the log.
+            log.warning("%s %s: %s", request.method, request.url.path, error)
+            message = "Redis does not answer; nothing was changed. Try again."
+            return error_response(503, error.code, message)
+    raise error
+
+
 def install(app: FastAPI) -> None:
     """Make the application answer every error, its framework's own included, in the one shape."""
 
@@ -95,26 +126,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(LonghaulError)
     def _longhaul(request: Request, error: LonghaulError) -> JSONResponse:
-        match error:
-            case UserError():
-                return error_response(422, error.code, str(error), param=error.param, hint=error.hint)
-            case NotFound():
-                return error_response(404, error.code, str(error))
-            case Conflict() | Damaged():
-                return error_response(409, error.code, str(error), hint=error.hint)
-            case BodyTooLarge():
-                return error_response(413, error.code, str(error))
-            case BodyTooSlow():
-                return error_response(408, error.code, str(error), headers={"Connection": "close"})
-            case Recovering():
-                message = "Redis was emptied and is being refilled; a list would be incomplete. Try again."
-                return error_response(503, error.code, message)
-            case StoreUnavailable():
-                # The cause names hosts and ports of our own network: that is for the log.
-                log.warning("%s %s: %s", request.method, request.url.path, error)
-                message = "Redis does not answer; nothing was changed. Try again."
-                return error_response(503, error.code, message)
-        raise error
+        return longhaul_error_response(request, error)
 
     @app.exception_handler(RequestValidationError)
     def _invalid(_request: Request, error: RequestValidationError) -> JSONResponse:

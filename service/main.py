@@ -24,13 +24,28 @@ from service.edge.headers import SecurityHeaders
 from service.edge.keys import Keys
 from service.edge.limits import REFUSALS_PER_S, Buckets, RateLimit
 from service.edge.redaction import RedactSecrets
+from service.edge.sessions import Sessions
 from service.errors import ErrorMiddleware
 from service.files.uploads import Uploads
 from service.jobs.actions import Actions
 from service.openapi import document
+from service.pages.render import Renderer
+from service.pages.static import StaticFiles
 from service.reading.metric_series import SeriesCache
 from service.reading.stream import Streams, frame, unread_frame
-from service.routes import datasets, events, health, jobs, plans, prometheus, results, series, workers
+from service.routes import (
+    datasets,
+    events,
+    health,
+    jobs,
+    pages,
+    plans,
+    prometheus,
+    results,
+    series,
+    sign_in,
+    workers,
+)
 from service.settings import ServiceSettings
 
 
@@ -40,6 +55,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     ValueError: the file of keys cannot be used.
     """
     keys = Keys(settings.api_key, settings.api_keys_file)
+    sessions = Sessions(keys, settings.uploads)
     refusals = Buckets(REFUSALS_PER_S if settings.rate_limit else 0.0)
     client = connect(settings.redis_url)
     store = Store(client)
@@ -50,6 +66,8 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     feed = Feed(settings.redis_url, frame, unread_frame)
     streams = Streams(settings.max_streams)
     kept = SeriesCache()
+    static = StaticFiles()
+    render = Renderer(static)
     registry = CollectorRegistry()
     registry.register(UNWORDED)
     registry.register(prometheus.ServiceCollector(Gauges(client), store.workers, streams))
@@ -78,7 +96,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
             Middleware(RedactSecrets),  # nothing that is shown gets round it
             Middleware(ErrorMiddleware),  # whatever breaks further inside is answered in the one shape
             Middleware(
-                BearerKey, keys=keys, refusals=refusals
+                BearerKey, keys=keys, sessions=sessions, refusals=refusals
             ),  # before anything is done for anybody; says whose key it is
             Middleware(RateLimit, per_s=settings.rate_limit),  # counts by that name
             Middleware(BodyTimeout),  # only now somebody may wait for a body
@@ -86,6 +104,10 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     )
     errors.install(app)
     document.install(app)
+    app.include_router(
+        pages.routes(actions, uploads, kept, render)
+    )  # first: they leave to the others what is not theirs
+    app.include_router(sign_in.routes(keys, sessions, refusals, render, static))
     app.include_router(jobs.routes(actions))
     app.include_router(events.routes(actions, feed, streams, keep_alive_s=settings.keep_alive_s))
     app.include_router(series.routes(actions, kept, feed, streams))

@@ -1,22 +1,32 @@
-"""Bearer keys. Without one (loopback only, see ServiceSettings), every program on this machine has access.
+"""Bearer keys, and sessions of browsers. Without a key (loopback only, see ServiceSettings), every program on this
+machine has access.
 
-Web pages have none, except the service's own: a browser on this machine sends its pages' requests to loopback, too,
-also those of another local server. Without a key, requests that name another host (DNS rebinding) are refused, and
+A browser that asks for a page without a session is sent to where one signs in. A change that comes with a session needs
+its CSRF token, too, and no page of another address may ask for it.
+
+Without a key web pages have no access, except the service's own: a browser on this machine sends its pages' requests to
+loopback, too, also those of another local server. So requests that name another host (DNS rebinding) are refused, and
 those that come from a page of another address (Origin, Sec-Fetch-Site). Programs such as curl send neither header.
 """
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+import hmac
+from urllib.parse import quote, urlsplit
 
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.edge.keys import Keys
-from service.edge.limits import OPEN, Buckets, address, too_many
-from service.errors import error_response
+from service.edge.limits import SIGN_IN, Buckets, address, is_open, too_many
+from service.edge.sessions import COOKIE, CSRF_HEADER, Sessions
+from service.errors import error_response, wants_page
 from service.settings import is_loopback
+
+_SAFE = ("GET", "HEAD")
 
 
 class BearerKey:
@@ -25,13 +35,13 @@ class BearerKey:
     The key's name is `scope["state"]["key_name"]` from here on (None where no key is needed).
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys, refusals: Buckets) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, sessions: Sessions, refusals: Buckets) -> None:
         self._app = app
-        self._keys = keys
+        self._keys, self._sessions = keys, sessions
         self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" and scope["path"] not in OPEN else None
+        refusal = self._refusal(scope) if scope["type"] == "http" and not is_open(scope["path"]) else None
         if refusal is None:
             await self._app(scope, receive, send)
             return
@@ -40,13 +50,21 @@ class BearerKey:
             refusal = too_many("too many requests without a right key from one address", wait_s)
         await refusal(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> JSONResponse | None:
-        """None: come in. Sets the key's name."""
+    def _refusal(self, scope: Scope) -> Response | None:
+        """None: come in. Sets the key's name, and the CSRF token of a session."""
         state, headers = scope.setdefault("state", {}), Headers(scope=scope)
         state["key_name"] = None
         if not self._keys.needed:
             return _foreign(headers)
         given = headers.get("authorization", "")
+        if not given and (cookie := cookie_parser(headers.get("cookie", "")).get(COOKIE)):
+            state["key_name"] = self._sessions.name_of(cookie)
+            if state["key_name"] is not None:
+                state["csrf_token"] = self._sessions.csrf_token(cookie)
+                return None if scope["method"] in _SAFE else _forged(headers, state["csrf_token"])
+        if not given and wants_page(scope):
+            asked = scope["path"] + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
+            return RedirectResponse(f"{SIGN_IN}?next={quote(asked, safe='')}", status_code=303)
         scheme, _, key = given.partition(" ")
         if scheme.lower() == "bearer":
             state["key_name"] = self._keys.name_of(key.strip(" ").encode("latin-1"))
@@ -59,6 +77,20 @@ class BearerKey:
             hint="send the header `Authorization: Bearer …` (LONGHAUL_API_KEY of the service)",
             headers={"WWW-Authenticate": "Bearer"},
         )
+
+
+def _forged(headers: Headers, token: str) -> JSONResponse | None:
+    """The refusal of a change that a page of another address has a browser send."""
+    if comes_from_own_page(headers) and hmac.compare_digest(headers.get(CSRF_HEADER, "").encode(), token.encode()):
+        return None
+    hint = "reload the page and try again; a program sends its key, `Authorization: Bearer …`, and no cookie"
+    return error_response(403, "foreign_origin", "the change does not come from a page of this session", hint=hint)
+
+
+def comes_from_own_page(headers: Headers) -> bool:
+    """Whether no browser says that a page of another address asks."""
+    own = all(urlsplit(origin).netloc == headers.get("host", "") for origin in headers.getlist("origin"))
+    return own and headers.get("sec-fetch-site", "none") in ("none", "same-origin")
 
 
 def _foreign(headers: Headers) -> JSONResponse | None:

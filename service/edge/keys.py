@@ -48,6 +48,11 @@ class Keys:
                 found = name
         return found
 
+    def digest(self, name: str) -> bytes | None:
+        """Of the key that has this name; None: there is none, any more."""
+        self._follow_file()
+        return self._single.get(name) or self._of_file.get(name)
+
     def _follow_file(self) -> None:
         """Apply changes of the file. An unreadable file changes nothing: a mistake locks nobody out."""
         if self._file is None:

@@ -18,11 +18,20 @@ from service.errors import error_response
 
 OPEN = frozenset({"/health/live", "/health/ready"})
 """Paths that container engines and load balancers ask, without a key and as often as they like."""
+SIGN_IN = "/sign-in"
+"""Where a browser shows its key, and gets a session."""
+STATIC = "/static/"
+"""Scripts and styles of the pages: the same for everybody."""
 REFUSALS_PER_S = 10.0
 BURST = 2.0
 """Seconds' worth of requests that may come at once."""
 MOST = 10_000
 """Buckets that are kept."""
+
+
+def is_open(path: str) -> bool:
+    """Whether a path needs no key."""
+    return path in OPEN or path == SIGN_IN or path.startswith(STATIC)
 
 
 class Buckets:
@@ -57,7 +66,7 @@ class RateLimit:
         self._buckets = Buckets(per_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN:
+        if scope["type"] == "http" and not is_open(scope["path"]):
             name = scope.get("state", {}).get("key_name")
             wait_s = self._buckets.take(f"key {name}" if name else address(scope))
             if wait_s:

@@ -16,7 +16,7 @@ from jobs.process.secrets import redact
 from jobs.text.printable import escaped, without_controls
 
 JSON = ("application/json", "text/event-stream")
-TEXT = (*JSON, "text/plain")
+TEXT = (*JSON, "text/plain", "text/html")
 
 
 class RedactSecrets:

@@ -14,10 +14,14 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 from starlette.types import Message, Receive, Scope, Send
 
+from service.edge.limits import SIGN_IN, STATIC
+from service.errors import wants_page
+
 ITEMS = 20
 """Items of a list that are looked at: they are all made by the same lines."""
 OF_EACH = 20
 """Answers of one operation and status that are looked at."""
+OF_PAGES = (STATIC, SIGN_IN, "/sign-out")
 _NOWHERE = {401, 403, 404, 405, 429, 503}
 """What may be said to requests that no operation takes."""
 
@@ -41,7 +45,10 @@ class Contract:
         """By path of the document ('' where it has none), method and status."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, and remember."""
+        """Pass on, and remember; not so pages and what belongs to them, which the document does not have."""
+        if scope["type"] == "http" and (wants_page(scope) or scope["path"].startswith(OF_PAGES)):
+            await self._app(scope, receive, send)
+            return
         answer: ContractAnswer | None = None
 
         async def remember(message: Message) -> None:

@@ -1,0 +1,92 @@
+"""What of a job's events a page draws: evaluations with their samples, and marks beside the curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from jobs.events import (
+    AttemptStarted,
+    CheckpointSaved,
+    EvaluationFinished,
+    Event,
+    MemoryMeasured,
+    ModelLoaded,
+    OomRecovered,
+)
+
+Mark = dict[str, str | int | float]
+"""`step`, `kind` (attempt, checkpoint, oom), `text`; of an evaluation, `step`, `kind` and `loss`."""
+
+
+@dataclass(frozen=True)
+class SampleInTime:
+    """A row that the model was asked at several evaluations."""
+
+    input: str
+    target: str
+    before: str | None
+    """What the model wrote at the first evaluation; None: it was not asked then."""
+    generated: str
+    """What it wrote at the one looked at."""
+    probability: float | None
+
+
+@dataclass(frozen=True)
+class JobStory:
+    """Of all events so far, in order."""
+
+    evaluations: tuple[EvaluationFinished, ...]
+    marks: tuple[Mark, ...]
+    measured: MemoryMeasured | None
+    loaded: ModelLoaded | None
+
+    def at(self, step: int | None) -> EvaluationFinished | None:
+        """The last evaluation at this step; None: the newest."""
+        found = [each for each in self.evaluations if step is None or each.step == step]
+        return found[-1] if found else None
+
+    def samples(self, evaluation: EvaluationFinished) -> list[SampleInTime]:
+        """Its samples beside those of the first evaluation."""
+        first = {each.input: each.generated for each in self.evaluations[0].samples}
+        return [
+            SampleInTime(each.input, each.target, first.get(each.input), each.generated, each.probability)
+            for each in evaluation.samples
+        ]
+
+
+def story_of(events: Sequence[Event]) -> JobStory:
+    """What is drawn of them. Of an evaluation that was done again, the newer counts."""
+    evaluations: dict[int, EvaluationFinished] = {}
+    marks: list[Mark] = []
+    measured: MemoryMeasured | None = None
+    loaded: ModelLoaded | None = None
+    step = 0
+    for event in events:
+        match event.fact:
+            case EvaluationFinished() as fact:
+                evaluations[fact.step] = fact
+                step = fact.step
+            case AttemptStarted() if event.attempt > 1:
+                marks.append(_mark(step, "attempt", f"attempt {event.attempt}"))
+            case ModelLoaded() as loaded:
+                if loaded.resumed_step is not None:
+                    step = loaded.resumed_step
+                    if marks and marks[-1]["kind"] == "attempt":
+                        marks[-1]["step"] = step
+            case CheckpointSaved() as fact:
+                step = fact.step
+            case OomRecovered() as fact:
+                before, after = fact.micro_batch_before, fact.micro_batch_after
+                marks.append(_mark(fact.step, "oom", f"out of memory; micro-batch {before} → {after}"))
+                step = fact.step
+            case MemoryMeasured() as measured:
+                pass
+    kept = sorted(evaluations.values(), key=lambda each: each.step)
+    marks += [{"step": each.step, "kind": "evaluation", "loss": each.loss} for each in kept]
+    return JobStory(tuple(kept), tuple(marks), measured, loaded)
+
+
+def _mark(step: int, kind: Literal["attempt", "oom"], text: str) -> Mark:
+    return {"step": step, "kind": kind, "text": text}

@@ -1,0 +1,36 @@
+"""Templates to pages. Whatever comes from data is escaped; nothing of a page may run or load but the service's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from service.edge.headers import PAGE_HEADERS
+from service.pages.static import StaticFiles
+from service.pages.words import FILTERS
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+class Renderer:
+    """Renders the templates of this package."""
+
+    def __init__(self, static: StaticFiles) -> None:
+        self._environment = Environment(
+            loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+            lstrip_blocks=True,
+        )  # fmt: skip
+        self._environment.filters |= FILTERS
+        self._environment.globals["static"] = static.url
+
+    def page(self, request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+        """A page; its template sees who asks (`key_name`), the session's `csrf_token`, and these values."""
+        state = request.scope.get("state", {})
+        content = self._environment.get_template(template).render(
+            key_name=state.get("key_name"), csrf_token=state.get("csrf_token", ""), path=request.url.path, **values
+        )
+        return HTMLResponse(content, status, headers=PAGE_HEADERS)

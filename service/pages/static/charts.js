@@ -1,0 +1,183 @@
+// Curves of a job: all of its rows as means of stretches, then row by row what is added.
+
+const place = document.getElementById("charts");
+const POINTS = 1500, EVERY_MS = 2000, MOST_ADDED = 600;
+const GIB = 2 ** 30;
+const PANELS = [
+  { title: "loss", fields: ["loss", "loss_min", "loss_max"], evaluations: true, smooth: true },
+  { title: "rows/s", fields: ["rows_per_s"], smooth: true },
+  { title: "learning rate", fields: ["learning_rate"] },
+  { title: "gradient norm", fields: ["grad_norm"], smooth: true },
+  { title: "MFU", fields: ["mfu"], scale: 100, unit: "%" },
+  { title: "memory", fields: ["memory_bytes", "memory_planned_bytes"], names: ["allocated", "predicted"], scale: 1 / GIB, unit: "GiB" },
+];
+const ASKED = ["loss", "rows_per_s", "learning_rate", "grad_norm", "mfu", "memory_bytes", "memory_planned_bytes", "epoch"];
+let rows = [], added = 0, plots = [], axis = "step", smoothing = 0, range = null;
+
+const marks = () => JSON.parse(document.getElementById("marks").dataset.marks);
+const probe = document.createElement("i");
+probe.hidden = true;
+document.body.append(probe);
+// A colour of the style sheet as a canvas takes it, in the theme that is shown.
+const color = (name) => ((probe.style.color = `var(${name})`), getComputedStyle(probe).color);
+
+async function ask(query) {
+  const answer = await fetch(`/jobs/${place.dataset.job}/metrics?fields=${ASKED.join(",")}&${query}`);
+  if (!answer.ok) throw new Error(answer.status);
+  return (await answer.json()).data;
+}
+
+async function load() {
+  rows = await ask(`points=${POINTS}`);
+  added = 0;
+  draw();
+}
+
+async function follow() {
+  if (document.hidden || !document.getElementById("marks")) return;
+  const last = rows.length ? rows[rows.length - 1].step : -1;
+  const told = document.getElementById("marks");
+  if (!told.dataset.live && Number(told.dataset.step) <= last) return;
+  const fresh = await ask(`after_step=${last}&limit=1000`);
+  if (Number(told.dataset.step) < last || added + fresh.length > MOST_ADDED) return load(); // taken up again, or many
+  if (!fresh.length) return;
+  rows.push(...fresh);
+  added += fresh.length;
+  update();
+}
+
+function smoothed(values, weight) {
+  if (!weight) return values;
+  let mean = null, scale = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    mean = (mean ?? 0) * weight + value * (1 - weight);
+    scale = scale * weight + (1 - weight);
+    return mean / scale;
+  });
+}
+
+// Columns of a panel: x, one for each field, and the evaluations.
+function columns(panel) {
+  const scale = panel.scale ?? 1;
+  const value = (row, field) => {
+    const raw = row[field] ?? (field.startsWith("loss_") ? row.loss : null);
+    return raw === null || raw === undefined ? null : raw * scale;
+  };
+  const x = rows.map((row) => row[axis]);
+  const lines = panel.fields.map((field, at) => {
+    const values = rows.map((row) => value(row, field));
+    return panel.smooth && at === 0 ? smoothed(values, smoothing) : values;
+  });
+  if (!panel.evaluations) return [x, ...lines];
+  const evaluated = marks().filter((mark) => mark.kind === "evaluation").map((mark) => [where(mark.step), mark.loss]);
+  return uPlot.join([[x, ...lines], [evaluated.map((each) => each[0]), evaluated.map((each) => each[1])]]);
+}
+
+// Where a step is on the x axis.
+function where(step) {
+  if (axis === "step" || !rows.length) return step;
+  let low = 0, high = rows.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (rows[middle].step < step) low = middle + 1;
+    else high = middle;
+  }
+  return rows[low][axis];
+}
+
+const marked = {
+  hooks: {
+    draw: (plot) => {
+      const { ctx, bbox } = plot;
+      ctx.save();
+      for (const mark of marks()) {
+        if (mark.kind === "evaluation") continue;
+        const at = plot.valToPos(where(mark.step), "x", true);
+        if (at < bbox.left || at > bbox.left + bbox.width) continue;
+        ctx.strokeStyle = color(mark.kind === "oom" ? "--bad" : "--dim");
+        ctx.setLineDash([4, 4]);
+        ctx.beginPath();
+        ctx.moveTo(at, bbox.top);
+        ctx.lineTo(at, bbox.top + bbox.height);
+        ctx.stroke();
+      }
+      ctx.restore();
+    },
+  },
+};
+
+function options(panel, width) {
+  const text = color("--dim"), grid = { stroke: color("--line"), width: 1 };
+  const line = (name, extra) => ({ label: name, value: (_, v) => (v === null || v === undefined ? "–" : figure(v)), ...extra });
+  const series = [{ label: axis === "at" ? "time" : axis }];
+  if (panel.title === "loss") {
+    series.push(line("training", { stroke: color("--accent"), width: 1.5 }));
+    const bound = { width: 0, stroke: "transparent", points: { show: false }, class: "bound" };
+    series.push(line("lowest", bound), line("highest", bound));
+    series.push(line("validation", { stroke: color("--good"), width: 1.5, spanGaps: true, points: { show: true, size: 6 } }));
+  } else {
+    panel.fields.forEach((field, at) =>
+      series.push(line(panel.names?.[at] ?? panel.title, { stroke: color(at ? "--dim" : "--accent"), width: 1.5, dash: at ? [6, 4] : undefined })));
+  }
+  return {
+    width,
+    height: 220,
+    title: panel.unit ? `${panel.title}, ${panel.unit}` : panel.title,
+    series,
+    bands: panel.title === "loss" ? [{ series: [3, 2], fill: color("--band") }] : undefined,
+    scales: { x: { time: axis === "at" } },
+    axes: [
+      { stroke: text, grid, ticks: grid },
+      { stroke: text, grid, ticks: grid, size: 62, values: (_, ticks) => ticks.map(figure) },
+    ],
+    cursor: { sync: { key: "job" }, drag: { x: true, y: false } },
+    hooks: { setSelect: [(plot) => plot.select.width && zoom(plot)] },
+    plugins: [marked],
+    legend: { live: true },
+  };
+}
+
+const figure = (value) => (Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(4))));
+
+function zoom(plot) {
+  range = [plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")];
+  for (const { plot: each } of plots) each.setScale("x", { min: range[0], max: range[1] });
+}
+
+function known(panel) {
+  return rows.some((row) => row[panel.fields[0]] !== null && row[panel.fields[0]] !== undefined);
+}
+
+function draw() {
+  for (const { plot } of plots) plot.destroy();
+  place.replaceChildren();
+  plots = PANELS.filter(known).map((panel) => {
+    const box = document.createElement("div");
+    place.append(box);
+    return { panel, plot: new uPlot(options(panel, box.clientWidth || 400), columns(panel), box) };
+  });
+  place.dataset.drawn = rows.length;
+}
+
+function update() {
+  const started = performance.now();
+  for (const { panel, plot } of plots) {
+    plot.setData(columns(panel), range === null);
+    if (range !== null) plot.setScale("x", { min: range[0], max: range[1] });
+  }
+  place.dataset.drawn = rows.length;
+  place.dataset.updateMs = (performance.now() - started).toFixed(2);
+}
+
+if (place) {
+  document.getElementById("axis").addEventListener("change", (event) => ((axis = event.target.value), (range = null), draw()));
+  document.getElementById("smoothing").addEventListener("input", (event) => ((smoothing = Number(event.target.value)), update()));
+  document.getElementById("reset").addEventListener("click", () => ((range = null), update()));
+  document.addEventListener("page:theme", draw);
+  document.addEventListener("page:changed", () => plots.length && update());
+  new ResizeObserver(() => plots.forEach(({ plot }) => plot.setSize({ width: plot.root.parentNode.clientWidth, height: 220 }))).observe(place);
+  const retry = (work) => work().catch(() => undefined); // live.js says that the connection is lost
+  retry(load);
+  setInterval(() => retry(rows.length ? follow : load), EVERY_MS);
+}

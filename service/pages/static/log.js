@@ -1,0 +1,27 @@
+// The trainer's log: its last lines, then what is added.
+
+const log = document.getElementById("log"), find = document.getElementById("find"), follow = document.getElementById("follow");
+const MOST = 2_000_000;
+let offset = null, text = "";
+
+async function more() {
+  if (document.hidden || (offset !== null && !follow.checked)) return;
+  const answer = await fetch(`/jobs/${log.dataset.job}/logs?${offset === null ? "tail=2000" : `offset=${offset}`}`);
+  if (!answer.ok) return;
+  const added = await answer.text();
+  offset = answer.headers.get("X-Next-Offset");
+  document.getElementById("log-empty").hidden = Boolean(text || added);
+  if (!added) return;
+  text = (text + added).slice(-MOST);
+  show();
+}
+
+function show() {
+  const wanted = find.value.toLowerCase();
+  log.textContent = wanted ? text.split("\n").filter((line) => line.toLowerCase().includes(wanted)).join("\n") : text;
+  if (follow.checked) log.scrollTop = log.scrollHeight;
+}
+
+find.addEventListener("input", show);
+more();
+setInterval(more, 1500);

@@ -1,0 +1,122 @@
+"""What templates need of words: figures for people, and what a job does in one sentence."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+from jobs.memory_plan import layers
+from jobs.text.units import bytes_alike, format_bytes, format_duration, format_parameters
+from service import answers
+
+DASH = "–"
+
+
+def duration(seconds: float | None) -> str:
+    """Its two largest units."""
+    return DASH if seconds is None else format_duration(seconds)
+
+
+def size(count: float | None) -> str:
+    """Bytes."""
+    return DASH if count is None else format_bytes(count)
+
+
+def figure(value: float | None, places: int = 4) -> str:
+    """A loss, or another figure of that size."""
+    return DASH if value is None else f"{value:,.{places}f}"
+
+
+def whole(count: float | None) -> str:
+    """With separators."""
+    return DASH if count is None else f"{count:,.0f}"
+
+
+def percent(share: float | None) -> str:
+    """0.256 is 26 %."""
+    return DASH if share is None else f"{share:.0%}"
+
+
+def small(value: float | None) -> str:
+    """Three figures, such as a learning rate."""
+    return DASH if value is None else f"{value:.3g}"
+
+
+def moment(at: float) -> str:
+    """UTC; a script shows it in the time zone of whoever looks."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def iso(at: float) -> str:
+    """For `<time datetime>`."""
+    return datetime.fromtimestamp(at, UTC).isoformat()
+
+
+def now(job: answers.Job) -> str:
+    """What the job does, or what became of it."""
+    step = f"step {job.progress.step:,}" + (f" of {job.steps:,}" if job.steps else "")
+    if job.error is not None:
+        return _sentence(job.error.message)
+    if job.requested != "none":
+        what = "Pausing" if job.requested == "pause" else "Cancelling"
+        return f"{what}: it saves a checkpoint, then stops."
+    match job.status:
+        case "validating":
+            return {
+                "check": "Checking the job, the model's configuration and the first rows.",
+                "prepare": "Fetching the model, and reading and tokenizing all rows.",
+            }.get(job.stage.value, "Being checked.")
+        case "queued":
+            return _waiting(job)
+        case "running":
+            return _running(job, step)
+        case "paused":
+            return f"Paused at {step}. It goes on from its checkpoint when it is resumed."
+        case "succeeded":
+            lost = "" if job.final_loss is None else f" Validation loss {_from_to(job.first_loss, job.final_loss)}."
+            return f"Finished after {duration(job.training_s)} of training.{lost}"
+        case "cancelled":
+            return f"Cancelled at {step}." if job.attempt else "Cancelled before it trained."
+        case "validated":
+            return "Checked; a dry run trains nothing."
+    return "Its run directory cannot be read."
+
+
+def _waiting(job: answers.Job) -> str:
+    if job.waiting_reason:
+        return _sentence(job.waiting_reason)
+    if job.not_before and (wait := job.not_before - time.time()) > 0:
+        return f"The next attempt begins in {duration(wait)}."
+    place = "Next in the queue" if job.queue_position == 1 else f"Number {job.queue_position} in the queue"
+    starts = "" if job.estimated_start is None else f"; its turn comes in about {_in(job.estimated_start)}"
+    return f"{place if job.queue_position else 'Waiting'}{starts}."
+
+
+def _running(job: answers.Job, step: str) -> str:
+    progress = job.progress
+    if progress.at is None:
+        return "Starting: the model is being loaded."
+    age = time.time() - progress.at
+    if age > 120:
+        return f"Training, {step}; its last figures are {duration(age)} old."
+    left = "" if progress.eta_s is None else f"; {duration(progress.eta_s - age)} left"
+    return f"Training, {step}{left}."
+
+
+def _from_to(first: float | None, last: float) -> str:
+    return figure(last) if first is None else f"{figure(first)} → {figure(last)}"
+
+
+def _in(at: float) -> str:
+    return duration(max(0.0, at - time.time()))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?", "…")) else ".")
+
+
+FILTERS = {
+    "duration": duration, "size": size, "figure": figure, "whole": whole, "percent": percent, "small": small,
+    "moment": moment, "iso": iso, "now": now, "layers": layers, "parameters": format_parameters,
+    "sizes": lambda counts: bytes_alike(*counts),
+}  # fmt: skip

@@ -1,0 +1,199 @@
+"""Pages: the same addresses as the API's, where a browser asks for something to look at (`Accept: text/html`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.routing import Match
+from starlette.types import Scope
+
+from jobs.dataset_report import DatasetReport
+from jobs.errors import LonghaulError
+from jobs.events import EVENT_TYPES
+from jobs.plan import Plan
+from jobs.preview import FILE as PREVIEW
+from jobs.preview import DataPreview
+from jobs.redis.queries import Filter
+from jobs.redis.store import RawJob
+from service import answers
+from service.answers.conversion import event_answer, job_answer
+from service.errors import longhaul_error_response, wants_page
+from service.files.confined import NoFile, content, files_of
+from service.files.uploads import Uploads
+from service.jobs.actions import Actions
+from service.jobs.checkpoints import checkpoints_of
+from service.pages.job_story import JobStory, story_of
+from service.pages.render import Renderer
+from service.reading.metric_series import SeriesCache
+
+Tab = Literal["overview", "samples", "data", "plan", "log", "events", "files", "reproduce"]
+TABS: dict[Tab, str] = {
+    "overview": "Overview", "samples": "Samples", "data": "Data", "plan": "Plan", "log": "Log", "events": "Events",
+    "files": "Files", "reproduce": "Reproduce",
+}  # fmt: skip
+STATES = ("running", "queued", "validating", "paused", "succeeded", "failed", "cancelled", "validated", "damaged")
+JOBS_ON_A_PAGE = 50
+MOST_SEARCHED = 2000
+"""Newest jobs that a text is looked for in."""
+MOST_EVENTS = 5000
+"""Newest events of a job that a page is made from."""
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def page_routes(render: Renderer) -> APIRouter:
+    """A router whose routes exist for browsers only, and answer errors with a page."""
+
+    class PageRoute(APIRoute):
+        """Steps aside for programs."""
+
+        def matches(self, scope: Scope) -> tuple[Match, Scope]:
+            """None of ours unless a page is wanted."""
+            wanted = scope["type"] != "http" or wants_page(scope)
+            return super().matches(scope) if wanted else (Match.NONE, {})
+
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            """With errors as pages."""
+            answer = super().get_route_handler()
+
+            async def handler(request: Request) -> Response:
+                try:
+                    return await answer(request)
+                except LonghaulError as error:
+                    refusal = longhaul_error_response(request, error)
+                    said = json.loads(bytes(refusal.body))["error"]
+                    return render.page(request, "error.html", refusal.status_code, error=said)
+
+            return handler
+
+    return APIRouter(include_in_schema=False, route_class=PageRoute)
+
+
+def routes(actions: Actions, uploads: Uploads, kept: SeriesCache, render: Renderer) -> APIRouter:
+    """`/`, `/jobs/{id}`, `/datasets` and `/workers`, to be looked at."""
+    router = page_routes(render)
+
+    def shown(job: RawJob) -> answers.Job:
+        return job_answer(job.parsed(), runs_name=actions.runs.name)
+
+    @router.get("/jobs")
+    @router.get("/")
+    def jobs_page(
+        request: Request,
+        status: Annotated[list[answers.ShownStatus] | None, Query()] = None,
+        label: Annotated[str, Query(max_length=600)] = "",
+        text: Annotated[str, Query(max_length=200)] = "",
+        after: str | None = None,
+        dry_run: bool = False,
+    ) -> Response:
+        """Jobs, newest first, and those that wait in the order of their turn."""
+        key, _, value = label.partition("=")
+        wanted = Filter(tuple(status or ()), {key: [value]} if label else {}, None if dry_run else False)
+        found, has_more = _search(actions, wanted, text.lower(), after)
+        jobs = [shown(job) for job in found]
+        query = {"status": list(status or ()), "label": label, "text": text, "dry_run": "true" if dry_run else ""}
+        return render.page(
+            request, "jobs.html", jobs=jobs, waiting=_in_order(jobs), has_more=has_more, states=STATES, query=query,
+            link=lambda **change: "/?" + urlencode({k: v for k, v in (query | change).items() if v}, doseq=True),
+            filtered=bool(status or label or text or after), after=after, last=jobs[-1].id if jobs else None,
+        )  # fmt: skip
+
+    @lru_cache(maxsize=64)
+    def story(job: str, number: int) -> JobStory:  # of events that do not change
+        return story_of(actions.events(job, after=max(0, number - MOST_EVENTS), limit=MOST_EVENTS))
+
+    @router.get("/jobs/{job}")
+    def job_page(
+        request: Request, job: str, tab: Tab = "overview", step: int | None = None, before: int | None = None
+    ) -> Response:
+        """One job, by subject."""
+        stored = actions.find(job)
+        one = job_answer(stored.parsed() if isinstance(stored, RawJob) else stored, runs_name=actions.runs.name)
+        values: dict[str, Any] = {}
+        if tab in ("overview", "samples"):
+            told = story(job, one.event_number)
+            evaluation = told.at(step)
+            values |= {"story": told, "evaluation": evaluation}
+            values |= {"samples": told.samples(evaluation) if evaluation else [], "step": step}
+        if tab in ("overview", "plan"):
+            values["full_plan"] = _stored(actions, job, "plan.json", Plan)
+        if tab in ("overview", "events"):
+            values |= _events(actions, one, before=before, limit=8 if tab == "overview" else 100)
+        if tab == "data":
+            values["preview"] = _stored(actions, job, PREVIEW, DataPreview)
+            values["report"] = _stored(actions, job, "dataset.json", DatasetReport)
+        if tab == "files":
+            run = actions.run(job)
+            values["checkpoints"] = checkpoints_of(run, kept, runs_name=actions.runs.name)
+            values["files"] = [(file.path, file.status.st_size, file.status.st_mtime) for file in files_of(run.path)]
+        if tab == "reproduce":
+            values["base_url"] = str(request.base_url).rstrip("/")
+            values["spec_json"] = one.spec.model_dump_json(indent=2, exclude_defaults=True) if one.spec else None
+        return render.page(
+            request, "job.html", job=one, tab=tab, tabs=TABS, event_types=" ".join(EVENT_TYPES), **values
+        )
+
+    @router.get("/datasets")
+    def datasets_page(request: Request, after: str = "") -> Response:
+        """Uploaded data sets."""
+        found, has_more = uploads.page(after, 100)
+        used = {each.name: actions.store.using(each.name) for each in found}
+        return render.page(request, "datasets.html", datasets=found, used=used, has_more=has_more)
+
+    @router.get("/workers")
+    def workers_page(request: Request) -> Response:
+        """Workers and their GPUs, and jobs that nobody can work on."""
+        workers = sorted(actions.store.workers.all(), key=lambda each: (each.stage, each.name))
+        waiting, _ = actions.store.page(Filter(("queued",)), limit=100)
+        stuck = [job for job in map(shown, waiting) if job.waiting_reason]
+        damaged = actions.store.all_damaged()
+        return render.page(request, "workers.html", workers=workers, stuck=stuck, damaged=damaged)
+
+    return router
+
+
+def _search(actions: Actions, wanted: Filter, text: str, after: str | None) -> tuple[list[RawJob], bool]:
+    """A page of jobs; with a text, those of the newest whose name, model or id has it."""
+    if not text:
+        return actions.store.page(wanted, after=after, limit=JOBS_ON_A_PAGE)
+    found: list[RawJob] = []
+    for _ in range(MOST_SEARCHED // 100):
+        jobs, has_more = actions.store.page(wanted, after=after, limit=100)
+        for job in jobs:
+            after = job.id
+            record = job.record
+            if any(text in each.lower() for each in (record.name, record.model, record.id)):
+                found.append(job)
+                if len(found) == JOBS_ON_A_PAGE:
+                    return found, True
+        if not has_more:
+            return found, False
+    return found, True
+
+
+def _in_order(jobs: Sequence[answers.Job]) -> list[answers.Job]:
+    """Those that wait for a GPU, in the order of their turn."""
+    waiting = [job for job in jobs if job.queue_position and job.status == "queued"]
+    return sorted(waiting, key=lambda job: job.queue_position or 0)
+
+
+def _events(actions: Actions, job: answers.Job, *, before: int | None, limit: int) -> dict[str, Any]:
+    """The newest events before a number, newest first."""
+    last = min(before - 1 if before else job.event_number, job.event_number)
+    first = max(0, last - limit)
+    found = actions.events(job.id, after=first, limit=last - first) if last > first else []
+    return {"events": [event_answer(event) for event in reversed(found)], "earlier": first + 1 if first else None}
+
+
+def _stored(actions: Actions, job: str, file: str, kind: type[Model]) -> Model | None:
+    """A file of the run directory; None: it is not there yet, or another version wrote it."""
+    try:
+        return kind.model_validate_json(content(actions.run(job).path, file))
+    except (NoFile, ValidationError):
+        return None

@@ -1,0 +1,41 @@
+"""Every page in every state: nothing fails, nothing is loaded from elsewhere, everybody can use it."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser
+
+from tests.service.pages.watched import Watched
+from tests.service.running import Service
+
+TABS = ("overview", "samples", "data", "plan", "log", "events", "files", "reproduce")
+STATES = (
+    "validating", "prepared", "queued", "waiting", "paused", "running", "stopping", "failed", "cancelled", "succeeded",
+    "validated",
+)  # fmt: skip
+PAGES = ["/", "/?status=paused", "/?text=nothing-is-called-so", "/datasets", "/workers"]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_is_sound_and_usable_in_both_themes(
+    browser: Browser, seeded: tuple[Service, dict[str, str]], theme: str
+) -> None:
+    service, jobs = seeded
+    paths = PAGES + [f"/jobs/{jobs[state]}" for state in STATES]
+    paths += [f"/jobs/{jobs['succeeded']}?tab={tab}" for tab in TABS]
+    found: dict[str, list[str]] = {}
+    with Watched(browser, color_scheme=theme) as watched:
+        for path in paths:
+            answer = watched.page.goto(
+                service.url + path, wait_until="networkidle" if "?tab=log" not in path else "load"
+            )
+            assert answer is not None and answer.status == 200, path
+            # What does not depend on colours is the same in both themes.
+            rules = {"runOnly": ["color-contrast"]} if theme == "dark" else {}
+            result = Axe().run(watched.page, options=rules).response
+            assert result["passes"], "axe looked at nothing"
+            if violations := result["violations"]:
+                found[path] = [f"{each['id']}: {each['nodes'][0]['html'][:120]}" for each in violations]
+    assert found == {}
+    assert watched.faults == []
