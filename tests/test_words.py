@@ -26,8 +26,12 @@ SPARED = {
 def sources() -> list[Path]:
     """All text files of the repository that people write."""
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    texts = (".py", ".md", ".yml", ".toml", ".example", "Makefile", ".training")
-    return [ROOT / name for name in names if name.endswith(texts) and name not in SPARED and (ROOT / name).is_file()]
+    texts = (".py", ".md", ".html", ".js", ".yml", ".toml", ".example", "Makefile", ".training")
+    return [
+        ROOT / name
+        for name in names
+        if name.endswith(texts) and name not in SPARED and "/vendor/" not in name and (ROOT / name).is_file()
+    ]
 
 
 def replaced() -> list[str]:

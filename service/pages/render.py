@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
@@ -27,7 +25,7 @@ class Renderer:
         self._environment.filters |= FILTERS
         self._environment.globals["static"] = static.url
 
-    def page(self, request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+    def page(self, request: Request, template: str, status: int = 200, /, **values: object) -> HTMLResponse:
         """A page; its template sees who asks (`key_name`), the session's `csrf_token`, and these values."""
         state = request.scope.get("state", {})
         content = self._environment.get_template(template).render(

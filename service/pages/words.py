@@ -52,31 +52,33 @@ def iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat()
 
 
-def now(job: answers.Job) -> str:
+def now(shown: answers.Job) -> str:
     """What the job does, or what became of it."""
-    step = f"step {job.progress.step:,}" + (f" of {job.steps:,}" if job.steps else "")
-    if job.error is not None:
-        return _sentence(job.error.message)
-    if job.requested != "none":
-        what = "Pausing" if job.requested == "pause" else "Cancelling"
+    step = f"step {shown.progress.step:,}" + (f" of {shown.steps:,}" if shown.steps else "")
+    if shown.error is not None:
+        return _sentence(shown.error.message)
+    if shown.requested != "none":
+        what = "Pausing" if shown.requested == "pause" else "Cancelling"
         return f"{what}: it saves a checkpoint, then stops."
-    match job.status:
+    match shown.status:
         case "validating":
             return {
                 "check": "Checking the job, the model's configuration and the first rows.",
                 "prepare": "Fetching the model, and reading and tokenizing all rows.",
-            }.get(job.stage.value, "Being checked.")
+            }.get(shown.stage.value, "Being checked.")
         case "queued":
-            return _waiting(job)
+            return _waiting(shown)
         case "running":
-            return _running(job, step)
+            return _running(shown, step)
         case "paused":
-            return f"Paused at {step}. It goes on from its checkpoint when it is resumed."
+            return f"Paused at {step}. It continues from its checkpoint when it is resumed."
         case "succeeded":
-            lost = "" if job.final_loss is None else f" Validation loss {_from_to(job.first_loss, job.final_loss)}."
-            return f"Finished after {duration(job.training_s)} of training.{lost}"
+            lost = (
+                "" if shown.final_loss is None else f" Validation loss {_from_to(shown.first_loss, shown.final_loss)}."
+            )
+            return f"Finished after {duration(shown.training_s)} of training.{lost}"
         case "cancelled":
-            return f"Cancelled at {step}." if job.attempt else "Cancelled before it trained."
+            return f"Cancelled at {step}." if shown.attempt else "Cancelled before it trained."
         case "validated":
             return "Checked; a dry run trains nothing."
     return "Its run directory cannot be read."

@@ -39,6 +39,8 @@ TABS: dict[Tab, str] = {
     "files": "Files", "reproduce": "Reproduce",
 }  # fmt: skip
 STATES = ("running", "queued", "validating", "paused", "succeeded", "failed", "cancelled", "validated", "damaged")
+PICTURES = ("dataset.png", "confusion.png")
+"""Of the run directory, as far as it has them."""
 JOBS_ON_A_PAGE = 50
 MOST_SEARCHED = 2000
 """Newest jobs that a text is looked for in."""
@@ -115,12 +117,14 @@ def routes(actions: Actions, uploads: Uploads, kept: SeriesCache, render: Render
         """One job, by subject."""
         stored = actions.find(job)
         one = job_answer(stored.parsed() if isinstance(stored, RawJob) else stored, runs_name=actions.runs.name)
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         if tab in ("overview", "samples"):
             told = story(job, one.event_number)
             evaluation = told.at(step)
             values |= {"story": told, "evaluation": evaluation}
             values |= {"samples": told.samples(evaluation) if evaluation else [], "step": step}
+        if tab in ("overview", "data"):
+            values["pictures"] = [name for name in PICTURES if (actions.run(job).path / name).is_file()]
         if tab in ("overview", "plan"):
             values["full_plan"] = _stored(actions, job, "plan.json", Plan)
         if tab in ("overview", "events"):
@@ -183,7 +187,7 @@ def _in_order(jobs: Sequence[answers.Job]) -> list[answers.Job]:
     return sorted(waiting, key=lambda job: job.queue_position or 0)
 
 
-def _events(actions: Actions, job: answers.Job, *, before: int | None, limit: int) -> dict[str, Any]:
+def _events(actions: Actions, job: answers.Job, *, before: int | None, limit: int) -> dict[str, object]:
     """The newest events before a number, newest first."""
     last = min(before - 1 if before else job.event_number, job.event_number)
     first = max(0, last - limit)

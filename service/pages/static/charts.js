@@ -1,7 +1,7 @@
 // Curves of a job: all of its rows as means of stretches, then row by row what is added.
 
-const place = document.getElementById("charts");
-const POINTS = 1500, EVERY_MS = 2000, MOST_ADDED = 600;
+let place = null; // there once the first figures are
+const POINTS = 1500, EVERY_MS = 2000, MOST_ADDED = 600, HEIGHT = 220;
 const GIB = 2 ** 30;
 const PANELS = [
   { title: "loss", fields: ["loss", "loss_min", "loss_max"], evaluations: true, smooth: true },
@@ -122,7 +122,7 @@ function options(panel, width) {
   }
   return {
     width,
-    height: 220,
+    height: HEIGHT,
     title: panel.unit ? `${panel.title}, ${panel.unit}` : panel.title,
     series,
     bands: panel.title === "loss" ? [{ series: [3, 2], fill: color("--band") }] : undefined,
@@ -170,14 +170,23 @@ function update() {
   place.dataset.updateMs = (performance.now() - started).toFixed(2);
 }
 
-if (place) {
+const retry = (work) => work().catch(() => undefined); // live.js says that the connection is lost
+const sized = new ResizeObserver(() => {
+  for (const { plot } of plots) plot.setSize({ width: plot.root.parentNode.clientWidth, height: HEIGHT });
+});
+
+function begin() {
+  if (place) return void (plots.length && update());
+  place = document.getElementById("charts");
+  if (!place) return;
   document.getElementById("axis").addEventListener("change", (event) => ((axis = event.target.value), (range = null), draw()));
   document.getElementById("smoothing").addEventListener("input", (event) => ((smoothing = Number(event.target.value)), update()));
   document.getElementById("reset").addEventListener("click", () => ((range = null), update()));
   document.addEventListener("page:theme", draw);
-  document.addEventListener("page:changed", () => plots.length && update());
-  new ResizeObserver(() => plots.forEach(({ plot }) => plot.setSize({ width: plot.root.parentNode.clientWidth, height: 220 }))).observe(place);
-  const retry = (work) => work().catch(() => undefined); // live.js says that the connection is lost
+  sized.observe(place);
   retry(load);
   setInterval(() => retry(rows.length ? follow : load), EVERY_MS);
 }
+
+document.addEventListener("page:changed", begin);
+begin();

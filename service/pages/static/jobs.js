@@ -33,16 +33,35 @@ function watchCurves() {
 const waiting = () =>
   [...document.querySelectorAll("tr[data-waiting]")].sort((a, b) => a.dataset.waiting - b.dataset.waiting);
 
-// A higher priority goes first; of two alike the one that was submitted first.
-async function move(row, target, before) {
-  const own = Number(row.dataset.priority), other = Number(target.dataset.priority);
-  const older = row.id < target.id;
-  const priority = before ? (older ? other : other + 1) : older ? other - 1 : other;
-  if (priority === own) return;
-  if (Math.abs(priority) > 100) return toast("It cannot go further: priorities end at 100", { bad: true });
+// A higher priority goes first, and of two alike the one submitted first. So that `moved` stands where it should, it gets
+// the lowest priority that takes it there; those ahead of it are raised where they have to be.
+function priorities(order, moved) {
+  const wanted = new Map();
+  let behind = null;
+  for (const row of [...order].reverse()) {
+    const own = Number(row.dataset.priority);
+    const least = behind === null ? -100 : wanted.get(behind) + (row.id < behind.id ? 0 : 1);
+    wanted.set(row, behind === null ? own : row === moved ? least : Math.max(own, least));
+    if (row === moved && behind === null) wanted.set(row, lowest(order, moved));
+    behind = row;
+  }
+  return [...wanted].filter(([row, priority]) => priority !== Number(row.dataset.priority)).reverse();
+}
+
+// For the last one: below the one that is now before it.
+function lowest(order, moved) {
+  const before = order[order.length - 2];
+  return Number(before.dataset.priority) - (before.id < moved.id ? 0 : 1);
+}
+
+async function move(row, place) {
+  const order = waiting().filter((each) => each !== row);
+  order.splice(place, 0, row);
+  const changes = priorities(order, row);
+  if (changes.some(([, priority]) => Math.abs(priority) > 100))
+    return toast("It cannot go further: priorities go from -100 to 100", { bad: true });
   try {
-    await send("PATCH", `/jobs/${row.id}`, { priority });
-    toast(`Priority ${priority}`);
+    for (const [each, priority] of changes) await send("PATCH", `/jobs/${each.id}`, { priority });
   } catch (error) {
     toast(error.message, { bad: true });
   }
@@ -50,8 +69,8 @@ async function move(row, target, before) {
 }
 
 function step(row, up) {
-  const rows = waiting(), at = rows.indexOf(row), target = rows[at + (up ? -1 : 1)];
-  if (target) return move(row, target, up);
+  const rows = waiting(), place = rows.indexOf(row) + (up ? -1 : 1);
+  if (place >= 0 && place < rows.length) return move(row, place);
 }
 
 main.addEventListener("click", (event) => {
@@ -74,7 +93,7 @@ main.addEventListener("drop", (event) => {
   const row = event.target.closest("tr[data-waiting]");
   if (!dragged || !row || row === dragged) return;
   event.preventDefault();
-  move(dragged, row, Number(row.dataset.waiting) < Number(dragged.dataset.waiting));
+  move(dragged, waiting().indexOf(row));
 });
 main.addEventListener("dragend", () => (dragged = null));
 

@@ -6,15 +6,14 @@ const main = document.getElementById("main");
 const connection = document.getElementById("connection");
 let asked = 0, source = null, timer = 0, waiting = 0;
 
-const sameElement = (old, fresh) => old.id === fresh.id && old.tagName === fresh.tagName;
+const isKept = (old, next) => old.dataset?.keep !== undefined && old.dataset.keep === next.dataset?.keep && old.id === next.id;
+const isTypedInto = (node) => node === document.activeElement && node.matches("input, select, textarea");
 
 function morph(fresh) {
   Idiomorph.morph(main, fresh, {
     morphStyle: "outerHTML",
-    ignoreActiveValue: true,
     callbacks: {
-      beforeNodeMorphed: (old, next) =>
-        !(old.dataset?.keep !== undefined && old.dataset.keep === next.dataset?.keep && sameElement(old, next)),
+      beforeNodeMorphed: (old, next) => !(isKept(old, next) || isTypedInto(old)),
       beforeAttributeUpdated: (name, node) =>
         !((name === "open" && node.tagName === "DETAILS") || (name === "checked" && node.tagName === "INPUT")),
     },
@@ -26,25 +25,24 @@ function morph(fresh) {
 export async function refresh() {
   const mine = ++asked;
   clearTimeout(timer);
-  try {
-    const answer = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-store" });
-    if (mine !== asked) return;
-    if (answer.redirected && new URL(answer.url).pathname === "/sign-in") return location.assign(answer.url);
-    if (answer.status === 503 || answer.status === 429) throw new Error(answer.status);
-    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    const scripts = page.querySelector('script[type="module"]')?.getAttribute("src");
-    if (!answer.ok || scripts?.split("/")[2] !== ourRelease()) return location.reload(); // gone, or a newer release
-    morph(page.getElementById("main"));
-    document.title = page.title;
-    listen();
-    if (!source || source.readyState === EventSource.OPEN) say("");
-  } catch {
+  const answer = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-store" }).catch(() => null);
+  const text = await answer?.text().catch(() => null);
+  if (mine !== asked) return;
+  if (answer?.redirected && new URL(answer.url).pathname === "/sign-in") return location.assign(answer.url);
+  if (text == null || answer.status === 503 || answer.status === 429) {
     say("reconnecting …");
+    return schedule();
   }
+  const page = new DOMParser().parseFromString(text, "text/html");
+  if (!answer.ok || releaseOf(page) !== releaseOf(document)) return location.reload(); // gone; or the service is newer
+  morph(page.getElementById("main"));
+  document.title = page.title;
+  listen();
+  if (!source || source.readyState === EventSource.OPEN) say("");
   schedule();
 }
 
-const ourRelease = () => document.querySelector('script[type="module"]').getAttribute("src").split("/")[2];
+const releaseOf = (page) => page.querySelector('script[type="module"]')?.getAttribute("src").split("/")[2];
 
 function say(text) {
   connection.textContent = text;

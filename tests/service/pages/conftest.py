@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.service.pages.watched import Watched
+from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service, running
 from tests.service.seeded import seed
 
@@ -40,8 +40,8 @@ def seeded(redis_url: str, tmp_path: Path) -> Iterator[tuple[Service, dict[str, 
 
 
 @pytest.fixture
-def watched(browser: Browser) -> Iterator[Watched]:
+def watched(browser: Browser) -> Iterator[WatchedPage]:
     """A page that fails the test for an error in its console, a request to elsewhere, or a broken policy."""
-    with Watched(browser) as watched:
+    with WatchedPage(browser) as watched:
         yield watched
         assert watched.faults == []

@@ -6,7 +6,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
-from tests.service.pages.watched import Watched
+from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service
 
 TABS = ("overview", "samples", "data", "plan", "log", "events", "files", "reproduce")
@@ -25,7 +25,7 @@ def test_every_page_is_sound_and_usable_in_both_themes(
     paths = PAGES + [f"/jobs/{jobs[state]}" for state in STATES]
     paths += [f"/jobs/{jobs['succeeded']}?tab={tab}" for tab in TABS]
     found: dict[str, list[str]] = {}
-    with Watched(browser, color_scheme=theme) as watched:
+    with WatchedPage(browser, color_scheme=theme) as watched:
         for path in paths:
             answer = watched.page.goto(
                 service.url + path, wait_until="networkidle" if "?tab=log" not in path else "load"

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser
 from jobs.process.keys import new_key
 from service.edge.keys import Keys
 from service.edge.sessions import COOKIE, CSRF_HEADER, LASTS_S, SECRET, Sessions
-from tests.service.pages.watched import Watched
+from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service, running
 
 KEY = "lh_of-this-test"
@@ -44,7 +44,7 @@ def csrf_token(service: Service, cookie: dict[str, str]) -> str:
 
 def test_a_page_asks_for_the_key_once_and_leads_on(browser: Browser, guarded: Service) -> None:
     job = guarded.submit(name="behind the door")
-    with Watched(browser) as watched:
+    with WatchedPage(browser) as watched:
         watched.expected = ["401"]
         page = watched.page
         page.goto(f"{guarded.url}/jobs/{job}?tab=events")

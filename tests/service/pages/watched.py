@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 
-class Watched:
+class WatchedPage:
     """`page`, and `faults`: errors in the console, exceptions, requests to another origin, broken policies."""
 
     def __init__(self, browser: Browser, **options: Any) -> None:
@@ -35,7 +35,7 @@ class Watched:
         if not any(part in fault for part in self.expected):
             self.faults.append(fault)
 
-    def __enter__(self) -> Watched:
+    def __enter__(self) -> WatchedPage:
         return self
 
     def __exit__(

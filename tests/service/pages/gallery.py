@@ -1,0 +1,83 @@
+"""What the pages look like: docs/pictures/pages, one file for each page, theme or size.
+
+python -m tests.service.pages.gallery [NAME …]     # draw them anew, after a change of what the pages show
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from tests.redis_server import RedisServer
+from tests.service.pages.conftest import CHROMIUM, QUIET
+from tests.service.pages.showcase import furnish
+from tests.service.running import running
+from tests.stack import ROOT
+
+FOLDER = ROOT / "docs" / "pictures" / "pages"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A page, as somebody sees it. In a path `{name}` is the id of that job."""
+
+    name: str
+    path: str
+    width: int = 1280
+    height: int = 860
+    dark: bool = False
+    whole: bool = False
+
+
+PICTURES = [
+    Picture("jobs", "/"),
+    Picture("jobs-dark", "/", dark=True),
+    Picture("jobs-phone", "/", 390, 800),
+    Picture("jobs-none", "/?text=nothing-is-called-so", height=500),
+    Picture("job", "/jobs/{recipes-xl}", height=1000),
+    Picture("job-dark", "/jobs/{recipes-xl}", height=1000, dark=True, whole=True),
+    Picture("job-phone", "/jobs/{recipes-xl}", 390, 800),
+    Picture("job-wide", "/jobs/{recipes-xl}", 2560, 1300),
+    Picture("job-failed", "/jobs/{recipes-large}", height=600),
+    Picture("job-validating", "/jobs/{smoke-test}", height=600),
+    Picture("samples", "/jobs/{recipes-xl}?tab=samples"),
+    Picture("data", "/jobs/{recipes-xl}?tab=data", whole=True),
+    Picture("chat", "/jobs/{support-chat}?tab=data", height=600),
+    Picture("plan", "/jobs/{recipes-xl}?tab=plan"),
+    Picture("events", "/jobs/{recipes-xl}?tab=events"),
+    Picture("log", "/jobs/{recipes-xl}?tab=log"),
+    Picture("workers", "/workers", height=600),
+]
+
+
+def draw(names: list[str], folder: Path = FOLDER) -> None:
+    """Draw these pictures; none named: all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as home, RedisServer(Path(home) / "redis") as redis:
+        redis.mark_rebuilt()
+        with running(redis.url, Path(home)) as service, sync_playwright() as playwright:
+            jobs = furnish(service)
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET, chromium_sandbox=False)
+            for each in PICTURES:
+                if names and each.name not in names:
+                    continue
+                page = browser.new_page(
+                    viewport={"width": each.width, "height": each.height},
+                    color_scheme="dark" if each.dark else "light", locale="en-GB", timezone_id="UTC",
+                )  # fmt: skip
+                path = each.path.format_map(jobs)
+                page.goto(service.url + path)
+                if "tab=" not in path and each.name.startswith(("job-", "job")) and page.locator("#charts").count():
+                    page.locator("#charts[data-drawn]").wait_for()
+                page.wait_for_timeout(600)
+                page.screenshot(path=folder / f"{each.name}.png", full_page=each.whole)
+                page.close()
+            browser.close()
+
+
+if __name__ == "__main__":
+    draw(sys.argv[1:])

@@ -1,0 +1,174 @@
+"""What happens to a job while somebody looks: the page follows; and what they do there happens to the job."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from jobs.disk.files import append_line
+from jobs.events import CheckpointSaved, EvaluationFinished, JobPaused, OomRecovered, Sample
+from tests.service.pages.watched import WatchedPage
+from tests.service.running import Service
+from tests.service.seeded import STARTED, TRAINED, leave_behind, row, train
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+ODD = "‮" + "مرحبا 👩‍🍳 " + "x" * 1_000_000
+
+
+def queued(service: Service, name: str, **more: object) -> str:
+    job = service.submit(name=name, **more)
+    train(service, job)
+    return job
+
+
+def test_a_page_follows_its_job(service: Service, watched: WatchedPage) -> None:
+    job, page = queued(service, "chef"), watched.page
+    page.goto(f"{service.url}/jobs/{job}")
+    expect(page.locator(".now-line")).to_contain_text("Next in the queue")
+    page.evaluate("window.untouched = true")
+    service.append(job, STARTED, *TRAINED)
+    expect(page.locator("h1 .state")).to_have_text("running")
+    expect(page.locator(".events")).to_contain_text("step 10: checkpoint saved")
+    run = service.run(job)
+    leave_behind(run)
+    service.store.set_latest(job, row(20))
+    expect(page.locator("#charts")).to_have_attribute("data-drawn", "10")
+    for step in (22, 24):
+        append_line(run.metrics_file, row(step))
+    service.store.set_latest(job, row(24))
+    expect(page.locator("#charts")).to_have_attribute("data-drawn", "12")
+    expect(page.locator(".figures")).to_contain_text("24 of 20")
+    service.append(job, CheckpointSaved(step=30, path="checkpoints/step-00000030", bytes=1, seconds=1.0))
+    expect(page.locator(".events")).to_contain_text("step 30: checkpoint saved")
+    assert page.evaluate("window.untouched"), "the page was changed, not loaded anew"
+
+
+def test_what_somebody_chose_stays_when_the_page_changes(service: Service, watched: WatchedPage) -> None:
+    job, page = queued(service, "chef"), watched.page
+    service.append(job, STARTED, *TRAINED)
+    leave_behind(service.run(job))
+    service.store.set_latest(job, row(20))
+    page.goto(f"{service.url}/jobs/{job}")
+    page.locator("#charts[data-drawn]").wait_for()
+    page.get_by_label("x axis").select_option("epoch")
+    page.get_by_label("smoothing").fill("0.5")
+    chart = page.locator("#charts canvas").first.element_handle()
+    halved = {"step": 12, "micro_batch_before": 8, "micro_batch_after": 4}
+    service.append(job, OomRecovered(**halved, message="out of memory", milliseconds_lost=1.0))
+    expect(page.locator(".events")).to_contain_text("step 12: memory ran out")
+    expect(page.get_by_label("x axis")).to_have_value("epoch")
+    expect(page.get_by_label("smoothing")).to_have_value("0.5")
+    assert chart is not None and chart.evaluate("each => each.isConnected")
+
+
+def test_pause_can_be_undone_and_cancel_asks_first(service: Service, watched: WatchedPage) -> None:
+    job, page = queued(service, "chef"), watched.page
+    page.goto(service.url)
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("td .state")).to_have_text("paused")
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator("td .state")).to_have_text("queued")
+    page.goto(f"{service.url}/jobs/{job}")
+    page.get_by_role("button", name="Cancel").click()
+    page.keyboard.press("Escape")
+    assert service.get(f"/jobs/{job}").json()["status"] == "queued"
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Yes").click()
+    expect(page.locator("h1 .state")).to_have_text("cancelled")
+
+
+def test_a_refusal_is_said_and_the_page_shows_what_is_true(service: Service, watched: WatchedPage) -> None:
+    watched.expected = ["409"]
+    job, page = queued(service, "chef"), watched.page
+    page.goto(service.url)
+    page.evaluate("document.getElementById('main').dataset.poll = ''")  # it has not heard yet
+    service.append(job, JobPaused())
+    service.post(f"/jobs/{job}/cancel")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator(".toast.bad")).to_contain_text("there is nothing to pause")
+    expect(page.locator("td .state")).to_have_text("cancelled")
+
+
+def test_the_queue_is_ordered_by_keys_buttons_and_drag(service: Service, watched: WatchedPage) -> None:
+    for name in ("one", "two", "three", "four"):
+        queued(service, name)
+    page = watched.page
+    page.goto(service.url)
+
+    def is_now(*expected: str) -> None:
+        for place, name in enumerate(expected, start=1):
+            expect(page.locator(f"tr[data-waiting='{place}'] td.name > a")).to_have_text(name)
+
+    is_now("one", "two", "three", "four")
+    page.get_by_role("button", name="Move three up").click()
+    is_now("one", "three", "two", "four")
+    page.get_by_role("link", name="four").focus()
+    for _ in range(2):
+        page.keyboard.press("Alt+ArrowUp")
+        page.wait_for_load_state("networkidle")
+    is_now("one", "four", "three", "two")
+    page.locator("tr", has_text="two").drag_to(page.locator("tr", has_text="one"))
+    is_now("two", "one", "four", "three")
+    page.get_by_role("button", name="Move one down").click()
+    is_now("two", "four", "one", "three")
+    page.locator("tr", has_text="two").drag_to(page.locator("tr", has_text="three"))
+    is_now("four", "one", "three", "two")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_texts_from_data_are_texts(service: Service, browser: Browser, width: int) -> None:
+    job = queued(service, "Möhren ½", metadata={"team": HOSTILE, HOSTILE: ODD[:400]})
+    service.append(job, STARTED)
+    hostile = Sample(input=HOSTILE, target=ODD, generated=HOSTILE + ODD)
+    service.append(job, EvaluationFinished(step=0, loss=1.0, rows=1, seconds=1.0, best=True, samples=[hostile]))
+    service.run(job).trainer_log.write_text(HOSTILE + "\n")
+    with WatchedPage(browser, viewport={"width": width, "height": 800}) as watched:
+        page = watched.page
+        page.on("dialog", lambda dialog: watched.faults.append(dialog.message))
+        page.goto(service.url)
+        expect(page.locator(".labels")).to_contain_text(f"team={HOSTILE}")
+        for tab in ("overview", "samples", "events", "log", "reproduce"):
+            page.goto(f"{service.url}/jobs/{job}?tab={tab}")
+            expect(page.locator("main")).to_contain_text("onerror")
+            wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert wider == 0, f"{tab} is {wider} px wider than the window"
+        assert page.locator("img").count() == 0
+        assert watched.faults == []
+
+
+def test_a_page_of_an_unknown_job_says_so(service: Service, watched: WatchedPage) -> None:
+    watched.expected = ["404"]
+    answer = watched.page.goto(f"{service.url}/jobs/job-00000000000000000000")
+    assert answer is not None and answer.status == 404
+    expect(watched.page.get_by_role("heading")).to_have_text("There is no job job-00000000000000000000")
+
+
+def test_programs_get_what_they_always_got(service: Service) -> None:
+    job = service.submit()
+    for accept in ("*/*", "application/json", "application/json, text/html", ""):
+        answer = service.get(f"/jobs/{job}", headers={"Accept": accept})
+        assert answer.headers["Content-Type"] == "application/json", accept
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    browsers = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
+    assert service.get(f"/jobs/{job}", headers={"Accept": browsers}).headers["Content-Type"].startswith("text/html")
+
+
+def test_jobs_are_found_by_state_label_and_text(service: Service, watched: WatchedPage) -> None:
+    queued(service, "Lentils", metadata={"team": "kitchen"})
+    service.append(queued(service, "Leeks", metadata={"team": "garden"}), JobPaused())
+    service.post("/jobs?dry_run=true", json={"name": "dry", "data": {"train": "rows.jsonl"}})
+    page = watched.page
+    shown = page.locator("td.name > a")
+    for path, expected in {
+        "/": ["Leeks", "Lentils"], "/?status=paused": ["Leeks"], "/?label=team%3Dkitchen": ["Lentils"],
+        "/?text=lENT": ["Lentils"], "/?text=t5-tiny&status=paused": ["Leeks"],
+        "/?dry_run=true": ["dry", "Leeks", "Lentils"],
+    }.items():  # fmt: skip
+        page.goto(service.url + path)
+        expect(shown).to_have_text(expected)
+    page.goto(service.url + "/")
+    page.get_by_label("Name, model or id").fill("leek")
+    page.keyboard.press("Enter")
+    expect(shown).to_have_text(["Leeks"])
+    page.get_by_role("link", name="team=garden").click()
+    expect(shown).to_have_text(["Leeks"])
