@@ -118,8 +118,8 @@ def _plan(service: Service, job: str, *, chat: bool) -> None:
     plan = make_plan(run.spec(), ModelPlan(source=run.spec().model, parameters=2_849_757_184), data, "cuda", memory)
     run.write_plan(plan.model_copy(update={"time": time_plan, "steps": STEPS}))
     run.write_preview(_chat() if chat else _recipes())
-    counts: dict[str, Any] = {"rows_read": 6_021_340, "kept": 6_000_000, "train_rows": 5_940_000, "validation_rows": 60_000,
-              "validation_asked": 0.01, "validation_share": 0.01, "duplicates": 14_806,
+    counts: dict[str, Any] = {"rows_read": 6_021_340, "kept": 6_000_000, "train_rows": 5_940_000,
+              "validation_rows": 60_000, "validation_asked": 0.01, "validation_share": 0.01, "duplicates": 14_806,
               "rejected": {"empty target": 6_120, "target is the input": 414},
               "truncated_inputs": 1_204, "truncated_targets": 3_311,
               "normalized": {"½": 91_220, "¼": 40_031}}  # fmt: skip
