@@ -81,6 +81,7 @@ def routes(actions: Actions, uploads: Uploads, kept: SeriesCache, render: Render
     """`/`, `/jobs/{id}`, `/datasets` and `/workers`, to be looked at."""
     router = page_routes(render)
 
+    @lru_cache(maxsize=1024)  # tables are asked for again and again; the key is all that an answer is made of
     def shown(job: RawJob) -> answers.Job:
         return job_answer(job.parsed(), runs_name=actions.runs.name)
 
