@@ -2,8 +2,8 @@
 
     python -m benchmarks.page [--jobs 10000] [--rows 25000] [--pages 50] [--seconds 30] [--rounds 5]
 
-A real service and Redis with so many jobs; one of them has `--rows` rows of metrics. Debian's chromium, headless, with an
-empty cache for each look. JSON on the last line:
+A real service and Redis with so many jobs; one of them has `--rows` rows of metrics. Debian's chromium, headless, with
+an empty cache for each look. JSON on the last line:
 - `first_paint_s`: from asking for that job's page until its curves are drawn; `jobs_paint_s`: until the table of jobs
   is painted (medians of `--rounds`, as are the first contentful paints of both).
 - `chart_ms`: of the main thread, to draw all curves anew when rows are added; `chart_points`: values in them.

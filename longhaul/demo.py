@@ -44,6 +44,7 @@ def run_demo(environment: Mapping[str, str], console: Console, *, kind: str, mod
         _cancel_leftovers(api)
         made = api.submit(job)
         console.print(f"submitted examples/{JOBS[kind]} as {made['id']}", highlight=False)
+        console.print(f"its page, until the demo ends: {api.url}/jobs/{made['id']}", highlight=False, soft_wrap=True)
         try:
             ended = watch(api, made["id"], console=console, history=100)
         except KeyboardInterrupt:

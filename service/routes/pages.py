@@ -155,10 +155,19 @@ def routes(actions: Actions, uploads: Uploads, kept: SeriesCache, render: Render
     def workers_page(request: Request) -> Response:
         """Workers and their GPUs, and jobs that nobody can work on."""
         workers = sorted(actions.store.workers.all(), key=lambda each: (each.stage, each.name))
-        waiting, _ = actions.store.page(Filter(("queued",)), limit=100)
-        stuck = [job for job in map(shown, waiting) if job.waiting_reason]
-        damaged = actions.store.all_damaged()
-        return render.page(request, "workers.html", workers=workers, stuck=stuck, damaged=damaged)
+        waiting = [shown(job) for job in actions.store.page(Filter(("queued",)), limit=100)[0]]
+        running = [job.parsed() for job in actions.store.page(Filter(("running",)), limit=100)[0]]
+        suits = {
+            each.gpu.uuid: [
+                job for job in _in_order(waiting) if any(g.uuid == each.gpu.uuid and g.can_take for g in job.gpus)
+            ]
+            for each in workers
+            if each.gpu
+        }
+        return render.page(
+            request, "workers.html", workers=workers, suits=suits, stuck=[job for job in waiting if job.waiting_reason],
+            latest={job.record.id: job.latest for job in running}, damaged=actions.store.all_damaged(),
+        )  # fmt: skip
 
     return router
 
