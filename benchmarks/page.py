@@ -42,7 +42,7 @@ HTML = {"Accept": "text/html"}
 
 
 @dataclass(frozen=True)
-class Look:
+class Visit:
     """A first look at a page."""
 
     drawn_s: float
@@ -134,7 +134,7 @@ def measured(folder: Path, redis_url: str, arguments: argparse.Namespace) -> dic
     }
 
 
-def look(browser: Browser, url: str, there: str) -> Look:
+def look(browser: Browser, url: str, there: str) -> Visit:
     """With nothing in the cache."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
@@ -155,7 +155,7 @@ def look(browser: Browser, url: str, there: str) -> Look:
         }"""
     )
     context.close()
-    return Look(drawn / 1000, contentful / 1000, sent)
+    return Visit(drawn / 1000, contentful / 1000, sent)
 
 
 def charts(browser: Browser, client: Service, job: str) -> tuple[float, int]:

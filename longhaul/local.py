@@ -224,7 +224,9 @@ def _start(children: list[ChildProcess], place: LocalHome, stop: LocalStop, cons
     for name, why in sick.items():
         _say(console, f"{name} takes no work: {why}")
     device = place.environment["LONGHAUL_DEVICE"]
-    _say(console, f"Longhaul is up: open {place.url} in a browser (API: {place.url}/openapi.json). It trains on {device}")
+    _say(
+        console, f"Longhaul is up: open {place.url} in a browser (API: {place.url}/openapi.json). It trains on {device}"
+    )
     _say(console, f"  data  {place.data}\n  runs  {place.runs}\n  logs  {place.home}/logs")
     url = "" if place.port == 8000 else f"LONGHAUL_URL={place.url} "
     _say(console, f"In another terminal: {url}longhaul submit FILE --watch. Ctrl-C here stops everything, in order.")

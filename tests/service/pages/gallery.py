@@ -22,7 +22,7 @@ FOLDER = ROOT / "docs" / "pictures" / "pages"
 
 
 @dataclass(frozen=True)
-class Picture:
+class Shot:
     """A page, as somebody sees it. In a path `{name}` is the id of that job."""
 
     name: str
@@ -34,23 +34,23 @@ class Picture:
 
 
 PICTURES = [
-    Picture("jobs", "/"),
-    Picture("jobs-dark", "/", dark=True),
-    Picture("jobs-phone", "/", 390, 800),
-    Picture("jobs-none", "/?text=nothing-is-called-so", height=500),
-    Picture("job", "/jobs/{recipes-xl}", height=1000),
-    Picture("job-dark", "/jobs/{recipes-xl}", height=1000, dark=True, whole=True),
-    Picture("job-phone", "/jobs/{recipes-xl}", 390, 800),
-    Picture("job-wide", "/jobs/{recipes-xl}", 2560, 1300),
-    Picture("job-failed", "/jobs/{recipes-large}", height=600),
-    Picture("job-validating", "/jobs/{smoke-test}", height=600),
-    Picture("samples", "/jobs/{recipes-xl}?tab=samples"),
-    Picture("data", "/jobs/{recipes-xl}?tab=data", whole=True),
-    Picture("chat", "/jobs/{support-chat}?tab=data", height=600),
-    Picture("plan", "/jobs/{recipes-xl}?tab=plan"),
-    Picture("events", "/jobs/{recipes-xl}?tab=events"),
-    Picture("log", "/jobs/{recipes-xl}?tab=log"),
-    Picture("workers", "/workers", height=600),
+    Shot("jobs", "/"),
+    Shot("jobs-dark", "/", dark=True),
+    Shot("jobs-phone", "/", 390, 800),
+    Shot("jobs-none", "/?text=nothing-is-called-so", height=500),
+    Shot("job", "/jobs/{recipes-xl}", height=1000),
+    Shot("job-dark", "/jobs/{recipes-xl}", height=1000, dark=True, whole=True),
+    Shot("job-phone", "/jobs/{recipes-xl}", 390, 800),
+    Shot("job-wide", "/jobs/{recipes-xl}", 2560, 1300),
+    Shot("job-failed", "/jobs/{recipes-large}", height=600),
+    Shot("job-validating", "/jobs/{smoke-test}", height=600),
+    Shot("samples", "/jobs/{recipes-xl}?tab=samples"),
+    Shot("data", "/jobs/{recipes-xl}?tab=data", whole=True),
+    Shot("chat", "/jobs/{support-chat}?tab=data", height=600),
+    Shot("plan", "/jobs/{recipes-xl}?tab=plan"),
+    Shot("events", "/jobs/{recipes-xl}?tab=events"),
+    Shot("log", "/jobs/{recipes-xl}?tab=log"),
+    Shot("workers", "/workers", height=600),
 ]
 
 
