@@ -12,6 +12,7 @@
     │   └── Recovering              it answers, but was emptied and is being refilled
     └── StageError                  ends a trainer process, with its reason (jobs/reasons.py)
         ├── Rejected                 configuration or guard: never repaired, never retried
+        │   └── DoesNotFit          no setting that the job allows fits its budget
         ├── BadData
         ├── NonFinite
         ├── BaseChanged             weights that are not trained have changed
@@ -28,9 +29,12 @@ The message names the problem, the value and what to do. `hint` is the last part
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from jobs.reasons import Reason
+
+if TYPE_CHECKING:  # the errors are of use where there is no pydantic
+    from jobs.memory_plan import MemoryPlan
 
 
 class LonghaulError(Exception):
@@ -134,6 +138,14 @@ class Rejected(StageError):
     """The configuration or a guard refuses; nothing is repaired."""
 
     reason = Reason.REJECTED
+
+
+class DoesNotFit(Rejected):
+    """No setting that the job allows fits its budget. `memory`: the plan of the smallest one."""
+
+    def __init__(self, message: str, memory: MemoryPlan, *, hint: str, param: str) -> None:
+        super().__init__(message, code="does_not_fit", hint=hint, param=param)
+        self.memory = memory
 
 
 class BadData(StageError):

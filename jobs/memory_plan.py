@@ -154,19 +154,35 @@ class MemorySummary(MemoryFigures):
 
 
 class MemoryPlan(MemoryFigures):
-    """The plan of a job's memory: what the chosen setting needs, and what else was tried. Sizes are bytes."""
+    """The plan of a job's memory: what the chosen setting needs, and what else was tried. Sizes are bytes.
 
+    Of a job that was refused because nothing fits: what the smallest setting that it allows would need.
+    """
+
+    least_parts: dict[str, int] = Field({})
+    """Of `least_bytes`, as in `parts`; empty where that is null, and in plans of earlier versions."""
     candidates: list[Candidate]
     """In order of score; the first that fits and agrees with what the job sets was chosen."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """What the peak may reach."""
+        return self.budget_bytes - self.margin_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the job can be trained; else it was refused."""
+        return self.peak_bytes <= self.limit_bytes
 
     @property
     def text(self) -> str:
         """For people, in one line."""
         source = {"job": "memory.budget", "gpu": self.gpu, "assumed": f"{self.gpu}, assumed", "host": "host memory"}
         setting = describe(self.optimizer, self.activation_checkpointing, self.micro_batch)
-        peak, budget, free = bytes_alike(self.peak_bytes, self.budget_bytes, self.budget_bytes - self.peak_bytes)
+        peak, budget, free = bytes_alike(self.peak_bytes, self.budget_bytes, abs(self.budget_bytes - self.peak_bytes))
+        left = "free" if self.peak_bytes <= self.budget_bytes else "missing"
         return (
-            f"{peak} at its peak, of {budget} ({source[self.budget_source]}; {free} free): "
+            f"{peak} at its peak, of {budget} ({source[self.budget_source]}; {free} {left}): "
             f"{setting} of {self.input_tokens}/{self.target_tokens} tokens"
             + (f"; {self.disk.text}" if self.disk and self.disk.text else "")
         )
@@ -179,7 +195,7 @@ class MemoryPlan(MemoryFigures):
 
     def summary(self) -> MemorySummary:
         """Every figure but the parts of the candidates, and the text."""
-        figures = self.model_dump(exclude={"candidates": {"__all__": {"parts"}}})
+        figures = self.model_dump(exclude={"least_parts": True, "candidates": {"__all__": {"parts"}}})
         return MemorySummary(**figures, text=self.text)
 
 

@@ -15,7 +15,7 @@ from service.openapi.documented import JobId, documented
 
 
 class NoPlan(NotFound):
-    """The job has not been checked yet, or was refused."""
+    """The job has not been checked yet, or was refused before its memory was planned."""
 
     code = "no_plan"
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from jobs.attempt import CheckResult
 from jobs.disk.rundir import RunDir
-from jobs.errors import BadData
+from jobs.errors import BadData, DoesNotFit
 from jobs.plan import CheckSummary, DataPlan, ModelPlan, SourcePlan, make_plan
 from jobs.preview import DataPreview, SourcePreview
 from jobs.spec import DataSpec, JobSpec
@@ -141,16 +141,13 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         labels=task.labels,
     )
     longest = rounded(np.array(list(task.limits(spec.data).values())))
-    memory = plan_stage(
-        run,
-        spec,
-        task,
-        config,
-        (int(longest[0]), int(longest[1])),
-        settings,
-        journal,
-        optimizer=before.optimizer if before else None,
-    )
+    widths = int(longest[0]), int(longest[1])
+    optimizer = before.optimizer if before else None
+    try:
+        memory = plan_stage(run, spec, task, config, widths, settings, journal, optimizer=optimizer)
+    except DoesNotFit as error:  # what it would need can be looked at, and compared with other jobs
+        run.write_plan(make_plan(spec, model, data, settings.device, error.memory, task=task.name))
+        raise
     plan = with_time(
         make_plan(spec, model, data, settings.device, memory, task=task.name),
         spec,

@@ -17,7 +17,7 @@ from jobs.data_names import uploaded_name
 from jobs.dataset_report import PreparedSummary
 from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
-from jobs.errors import BadData, Rejected
+from jobs.errors import BadData, DoesNotFit, Rejected
 from jobs.events import Adopted
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from jobs.spec import BUILTIN_MODELS, JobSpec
@@ -115,7 +115,11 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     longest = task.limit(dataset.train, 1).longest
     widths = longest.input_width, longest.target_width
     began = plan.resolved.optimizer if spec.resume_from is not None else None
-    memory = plan_stage(run, spec, task, config, widths, settings, journal, plan.memory, optimizer=began)
+    try:
+        memory = plan_stage(run, spec, task, config, widths, settings, journal, plan.memory, optimizer=began)
+    except DoesNotFit as error:
+        run.write_plan(make_plan(spec, placed, data, settings.device, error.memory, task=task.name))
+        raise
     complete = make_plan(spec, placed, data, settings.device, memory, task=task.name)
     adopted = take_over(run, spec, complete, journal)
     epoch = mixture.epoch(0)

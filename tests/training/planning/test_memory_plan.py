@@ -15,9 +15,9 @@ import pytest
 from jobs.errors import DiskFull, Rejected, StageError
 from jobs.gpu_needs import GpuNeeds
 from jobs.gpus import DRIVER_BYTES, MARGIN, REFERENCE, GpuFacts
-from jobs.memory_plan import MemoryPlan
+from jobs.memory_plan import PICTURE, MemoryPlan
 from jobs.spec import parse_spec
-from jobs.text.units import GIB
+from jobs.text.units import GIB, format_bytes
 from tests.disk_room import free_bytes
 from tests.memory_plans import memory_plan
 from tests.training.conftest import CONFIG, XL
@@ -153,6 +153,24 @@ def test_a_setting_that_does_not_fit_is_refused_with_the_nearest_that_does(xl: W
     assert (error.detail_code, error.param) == ("does_not_fit", "memory.optimizer")
     assert "adamw, every layer recomputed, micro-batch 8" in str(error)
     assert error.hint is not None and error.hint.startswith('with memory.optimizer: "adamw_8bit" it fits: ')
+
+
+def test_the_plan_of_a_refused_job_says_what_it_would_need(workplace: Workplace) -> None:
+    run = workplace.job(memory={"budget": 0.01, "micro_batch": 4})
+    with pytest.raises(Rejected) as caught:
+        workplace.check(run)
+    memory = run.plan().memory
+    assert memory is not None and not memory.fits and not any(each.fits for each in memory.candidates)
+    assert (memory.micro_batch, memory.activation_checkpointing, memory.optimizer) == (4, 1, "adafactor")
+    assert memory.peak_bytes == sum(memory.parts.values()) > memory.limit_bytes
+    assert " missing): adafactor, every layer recomputed, micro-batch 4 of " in memory.text
+    assert format_bytes(memory.peak_bytes) in str(caught.value)
+    assert (run.path / PICTURE).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_least_that_a_job_needs_comes_with_its_parts(xl: Workplace) -> None:
+    plan = checked(xl, gpu(31.84), model=NAME, data=SHORT)
+    assert plan.least_bytes == sum(plan.least_parts.values()) < plan.peak_bytes
 
 
 def test_a_gpu_nobody_has_reported_is_assumed_and_said_to_be(xl: Workplace) -> None:

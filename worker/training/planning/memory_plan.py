@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import Rejected
+from jobs.errors import DoesNotFit
 from jobs.memory_plan import Candidate, Device, MemoryPlan, OptimizerName, describe
 from jobs.spec import JobSpec
 from jobs.text.units import GIB, bytes_alike, format_bytes
@@ -46,7 +46,7 @@ def plan_memory(
     that the run began with, whose states its checkpoints hold: it is kept. None: there is no run yet. `progress` is
     called before each trace.
 
-    Raises Rejected (`does_not_fit`, with the numbers and the nearest setting that fits; `bad_config`) and DiskFull
+    Raises DoesNotFit (with the numbers and the nearest setting that fits), Rejected (`bad_config`) and DiskFull
     (`no_room`).
     """
     started = time.monotonic()
@@ -82,15 +82,15 @@ def plan_memory(
         progress=progress,
     )
     candidates = ladder.walk(fixed)
-    chosen = choice(candidates)
-    if chosen is None:
-        raise does_not_fit(ladder, fixed, budget, longest, task)
+    fitting = choice(candidates)
+    chosen = fitting or ladder.smallest(fixed)
     kept = size.trained_bytes + chosen.parts["optimizer"]
     delivered = method.result_bytes(size.trained_bytes, size.parameter_bytes)
     least = None
     if device == "cuda":  # where a smaller GPU takes the job, its attempt walks the ladder again for that one
-        least = min(chosen.peak_bytes, ladder.smallest(replace(fixed, optimizer=chosen.optimizer)).peak_bytes)
-    return MemoryPlan(
+        smallest = ladder.smallest(replace(fixed, optimizer=chosen.optimizer))
+        least = min(chosen, smallest, key=lambda each: each.peak_bytes)
+    plan = MemoryPlan(
         device=device,
         gpu=budget.gpu_name,
         budget_bytes=budget.bytes,
@@ -104,13 +104,17 @@ def plan_memory(
         parts=chosen.parts,
         trained_parameters=size.trained,
         peak_bytes=chosen.peak_bytes,
-        least_bytes=least,
+        least_bytes=None if least is None else least.peak_bytes,
+        least_parts={} if least is None else least.parts,
         candidates=candidates,
-        why=why(chosen, candidates, fixed),
+        why=why(chosen, candidates, fixed) if fitting else "nothing fits: this is the smallest setting",
         host=plan_host(kept),
-        disk=None if runs is None else plan_disk(runs, spec, kept, delivered),
+        disk=None if runs is None or not fitting else plan_disk(runs, spec, kept, delivered),
         seconds=time.monotonic() - started,
     )
+    if not fitting:
+        raise does_not_fit(plan, ladder, fixed, budget, task)
+    return plan
 
 
 def fixed_by(spec: JobSpec, begun: OptimizerName | None) -> Fixed:
@@ -145,22 +149,21 @@ def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed) -> str:
     return "; ".join([*parts, f"{setting}: {cost}"])
 
 
-def does_not_fit(ladder: Ladder, fixed: Fixed, budget: Budget, longest: tuple[int, int], task: Task) -> Rejected:
+def does_not_fit(least: MemoryPlan, ladder: Ladder, fixed: Fixed, budget: Budget, task: Task) -> DoesNotFit:
     """The error: the least that the job needs as written, what it may use, and the nearest setting that fits."""
-    least = ladder.smallest(fixed)
-    setting = describe(least.optimizer, least.activation_checkpointing, max(1, least.micro_batch))
+    setting = describe(least.optimizer, least.activation_checkpointing, least.micro_batch)
     needed, most, margin = bytes_alike(least.peak_bytes, budget.bytes, budget.margin)
     free = f", of which {margin} stay free" if budget.margin else ""
     message = (
-        f"the job needs {needed} at its least ({setting} of {longest[0]}/{longest[1]} tokens), "
+        f"the job needs {needed} at its least ({setting} of {least.input_tokens}/{least.target_tokens} tokens), "
         f"and the budget is {most} ({budget.origin}){free}"
     )
     if (found := ladder.nearest(fixed)) is not None:
         freed, fits = found
         changes = ", ".join(f"memory.{key}: {json.dumps(getattr(fits, key))}" for key in freed)
-        return Rejected(
+        return DoesNotFit(
             message,
-            code="does_not_fit",
+            least,
             param=f"memory.{freed[0]}",
             hint=f"with {changes} it fits: {format_bytes(fits.peak_bytes)} "
             f"({describe(fits.optimizer, fits.activation_checkpointing, fits.micro_batch)})",
@@ -171,9 +174,9 @@ def does_not_fit(ladder: Ladder, fixed: Fixed, budget: Budget, longest: tuple[in
         ways_out.insert(0, "a larger memory.budget")
     elif budget.gpu is not None:
         ways_out.insert(0, "a GPU with more memory")
-    return Rejected(
+    return DoesNotFit(
         message,
-        code="does_not_fit",
+        least,
         param="memory.budget" if budget.source == "job" else "model",
         hint=f"no setting fits: the smallest needs {format_bytes(smallest.peak_bytes)}; what helps is "
         + " or ".join(ways_out),

@@ -7,6 +7,7 @@ from typing import Any
 
 from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
+from jobs.errors import DoesNotFit
 from jobs.memory_plan import PICTURE, MemoryPlan, OptimizerName
 from jobs.spec import JobSpec
 from worker.training.journal import Journal
@@ -32,7 +33,7 @@ def plan_stage(
     """The plan for rows of these lengths, with `memory.png` of it in the run directory.
 
     `earlier`: that of check, which is as good for the same lengths and budget. `optimizer`: the one that a run began
-    with; None: there is no run yet. Raises Rejected, DiskFull.
+    with; None: there is no run yet. Raises DoesNotFit, with the picture drawn, Rejected, DiskFull.
     """
     budget = find_budget(spec.memory, settings.device, settings.gpu, spec.resources)
     if earlier is not None and is_current(earlier, longest, budget):
@@ -44,17 +45,21 @@ def plan_stage(
         # Imported here: torch takes seconds, and a wrong job is refused before that, at once.
         from worker.training.planning.memory_plan import plan_memory
 
-        plan = plan_memory(
-            spec,
-            task,
-            config,
-            longest,
-            device=settings.device,
-            budget=budget,
-            runs=run.path,
-            optimizer=optimizer,
-            progress=journal.progress,
-        )
+        try:
+            plan = plan_memory(
+                spec,
+                task,
+                config,
+                longest,
+                device=settings.device,
+                budget=budget,
+                runs=run.path,
+                optimizer=optimizer,
+                progress=journal.progress,
+            )
+        except DoesNotFit as error:
+            write_atomically(run.path / PICTURE, draw(error.memory))
+            raise
     write_atomically(run.path / PICTURE, draw(plan))
     return plan
 
