@@ -172,6 +172,8 @@ class AttemptStarted(Fact):
     """UUID of the GPU; null: a CPU."""
     gpu_name: str | None = None
     """As its driver names it."""
+    versions: dict[str, str] = Field({})
+    """Of `longhaul`, `torch` and `transformers`, and of the GPU's `driver`; empty in events of earlier versions."""
 
 
 class DeviceWaiting(Fact):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import platform
@@ -13,6 +12,7 @@ from jobs.heartbeat import WorkerHeartbeat
 from jobs.redis.queue import queue_name
 from jobs.redis.store import Store
 from jobs.state import Stage
+from jobs.version import library_versions
 from worker.settings import WorkerSettings
 
 log = logging.getLogger("longhaul.worker")
@@ -65,5 +65,5 @@ def first_heartbeat(stage: str, settings: WorkerSettings) -> WorkerHeartbeat:
         queue=None if stage == "publish" else queue_name(Stage(stage)),
         device=settings.device,
         gpu=None,
-        versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "rq", "redis")},
+        versions={**library_versions("torch", "transformers", "rq", "redis")},
     )

@@ -136,7 +136,7 @@ class StageWorker(rq.Worker):
                 Tickets(client),
                 self.name,
                 self._stopping,
-                None if self._heartbeat.gpu is None else self._heartbeat.gpu.facts,
+                self._heartbeat.gpu,
                 self._horse_lost_gpu,
             )
         )

@@ -34,6 +34,7 @@ from jobs.events import (
 from jobs.frozen import Empty
 from jobs.gpu_needs import GpuNeeds
 from jobs.gpus import GPU, GpuFacts
+from jobs.heartbeat import Gpu
 from jobs.memory_plan import TEST_LIMIT
 from jobs.process.logs import JOB
 from jobs.process.secrets import HUB, minimal_environment
@@ -44,6 +45,7 @@ from jobs.redis.store import Store
 from jobs.redis.workers import lease_token
 from jobs.spec import ResourcesSpec
 from jobs.state import Requested, Stage, Status
+from jobs.version import VERSION, library_versions
 from worker.ending import ending, unfinished
 from worker.gpu import NoGpu, usable_gpu
 from worker.lease import Lease
@@ -77,7 +79,7 @@ class WorkerContext:
     worker: str
     stopping: threading.Event
     """Set by SIGTERM."""
-    gpu: GpuFacts | None
+    gpu: Gpu | None
     """That of a train worker; None on a CPU."""
     gpu_lost: Event
     """Set by the horse when its attempt lost the GPU; the worker looks at it."""
@@ -91,7 +93,7 @@ def work(stage_name: str) -> None:
     """The one function that tickets name."""
     context, stage = CONTEXT.get(), Stage(stage_name)
     token = lease_token(context.worker)
-    job = context.store.claim(stage, token, context.gpu)
+    job = context.store.claim(stage, token, None if context.gpu is None else context.gpu.facts)
     if job is None:
         add_useful_ticket(context, stage, in_vain=True)
         return
@@ -160,6 +162,11 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
         device=context.settings.device,
         gpu=context.settings.trainer_environment["CUDA_VISIBLE_DEVICES"] if context.gpu else None,
         gpu_name=context.gpu.name if context.gpu else None,
+        versions={
+            "longhaul": VERSION,
+            **library_versions("torch", "transformers"),
+            **({"driver": context.gpu.driver} if context.gpu else {}),
+        },
     )
     record, _ = context.store.append(run, [started])
     attempt = record.attempt

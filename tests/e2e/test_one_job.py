@@ -9,10 +9,11 @@ import requests
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from jobs.events import EvaluationFinished, JobSucceeded, ModelLoaded
+from jobs.events import AttemptStarted, EvaluationFinished, JobSucceeded, ModelLoaded
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from jobs.state import Status
+from jobs.version import VERSION, library_versions
 from tests.facts import facts_of
 from tests.fakes import FakeDiscord, FakeWandb
 from tests.stack import ROLES, Stack, tiny_job
@@ -42,6 +43,8 @@ def test_one_job_end_to_end(tmp_path: Path, data: Path) -> None:
             listed = requests.get(f"{stack.url}/jobs/{run.id}/events", timeout=5).json()["data"]
             assert [event["type"] for event in listed] == LIFE
 
+            (started,) = facts_of(run, AttemptStarted)
+            assert started.versions == {"longhaul": VERSION, **library_versions("torch", "transformers")}
             (loaded,) = facts_of(run, ModelLoaded)
             assert (loaded.dtype, loaded.device, loaded.resumed_step) == ("bfloat16", "cpu", None)
             losses = [evaluation.loss for evaluation in facts_of(run, EvaluationFinished)]

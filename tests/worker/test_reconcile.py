@@ -275,8 +275,7 @@ def test_a_worker_with_nothing_to_do_leaves_a_ticket_to_the_one_it_is_for(house:
     stopping, lost = threading.Event(), multiprocessing.get_context("fork").Event()
     settings = from_environment({"LONGHAUL_RUNS": str(house.runs)})
     small = on("train-0", "NVIDIA L4").gpu
-    assert small is not None
-    context = WorkerContext(settings, house.store, house.tickets, "train-0", stopping, small.facts, lost)
+    context = WorkerContext(settings, house.store, house.tickets, "train-0", stopping, small, lost)
     house.store.workers.report(on("train-0", "NVIDIA L4"))
     for trainers, tickets in (
         ([], 0),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from jobs.errors import Damaged, NotFound
 from jobs.plan import Plan
-from jobs.version import VERSION
+from jobs.version import VERSION, library_versions
 from worker.sinks.base import SinkJob
 
 LONGEST_TAG = 64
@@ -23,8 +22,7 @@ _OURS = {"name", "metadata", "integrations", "log"}
 def run_config(job: SinkJob) -> dict[str, JsonValue]:
     """The job as it runs: comparable between runs, whether a value was set or `auto`."""
     config: dict[str, JsonValue] = job.spec.model_dump(mode="json", exclude=_OURS)
-    libraries = {name: _version(name) for name in _LIBRARIES}
-    config["versions"] = {"longhaul": VERSION, **{name: found for name, found in libraries.items() if found}}
+    config["versions"] = {"longhaul": VERSION, **library_versions(*_LIBRARIES)}
     try:
         return _decided(config, job.plan())
     except (Damaged, NotFound):  # the run is reported all the same
@@ -67,10 +65,3 @@ def tags(job: SinkJob) -> list[str]:
 def notes(job: SinkJob) -> str | None:
     """What a person wrote about the job."""
     return next((job.submitted.metadata[key] for key in NOTES if job.submitted.metadata.get(key)), None)
-
-
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
