@@ -10,12 +10,11 @@ from itertools import pairwise
 
 from jobs.events import Event, JobCancelled, JobFailed, JobSubmitted, JobSucceeded
 from jobs.metrics import MetricRow
+from jobs.text.colours import GRID, INK, PAGE, PLOT
 from worker.sinks.base import DONE, Outcome, SinkJob
 
 FILE_NAME = "loss.png"
 MOST_POINTS = 2000
-# A mid-grey page with light text is readable beside a white terminal and in Discord's dark theme alike.
-PAGE, PLOT, INK, GRID = "#2b2d31", "#232428", "#e3e5e8", "#4a4d55"
 FAINT, TRAINING, VALIDATION, ATTEMPT = "#435677", "#7fb2ff", "#ffb454", "#b48ef0"
 SETTLED = 0.05
 """Share of all steps after which the loss has left its first values."""

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from jobs.text.colours import GRID, INK, PAGE, PLOT
 from worker.training.dataset.data import SIDES, Int64
 from worker.training.dataset.report import Lengths
 
 _BINS = 64
-# The colours of the loss curve: readable beside a white terminal and in a dark chat alike.
-PAGE, PLOT, INK, GRID = "#2b2d31", "#232428", "#e3e5e8", "#4a4d55"
 BARS, CUT = "#7fb2ff", "#ffb454"
 
 

@@ -7,23 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.gpus import short_name
 from jobs.memory_plan import Candidate, MemoryPlan, layers
+from jobs.text.colours import GRID, INK, LIMIT, MEMORY, PAGE, PLOT
 from jobs.text.units import ByteUnit, byte_unit, format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The colours of the loss curve: readable beside a white terminal and in a dark chat alike.
-PAGE, PLOT, INK, GRID = "#2b2d31", "#232428", "#e3e5e8", "#4a4d55"
-COLOURS = {
-    "weights": "#7fb2ff",
-    "gradients": "#5f84c4",
-    "optimizer": "#b48ef0",
-    "activations": "#6fcf97",
-    "temporaries": "#d9c76a",
-    "context": "#8a8f98",
-}
-UNTRACED, LIMIT, CHOSEN = "#6b4a4a", "#ffb454", "#ffffff"
+UNTRACED, CHOSEN = "#6b4a4a", "#ffffff"
 GAP = 8
 """Pixels between a text and the frame."""
 
@@ -52,7 +43,7 @@ def figure_of(plan: MemoryPlan) -> Figure:
     for place, each in enumerate(shown):
         chosen = plan.chose(each)
         start = 0.0
-        for part, colour in COLOURS.items():
+        for part, colour in MEMORY.items():
             width = each.parts.get(part, 0) / unit.size
             axes.barh(place, width, left=start, height=0.7, color=colour, alpha=1.0 if each.fits else 0.45)
             start += width
@@ -65,7 +56,7 @@ def figure_of(plan: MemoryPlan) -> Figure:
         axes.text(
             beside, place, _remark(each, chosen, unit), color=INK, va="center", fontweight=weight, in_layout=False
         )
-    handles: list[Any] = [axes.barh(0, 0, color=colour, label=part) for part, colour in COLOURS.items()]
+    handles: list[Any] = [axes.barh(0, 0, color=colour, label=part) for part, colour in MEMORY.items()]
     if on_scale:
         limit = budget - plan.margin_bytes / unit.size
         handles.append(axes.axvline(budget, color=LIMIT, linewidth=2.0, label="budget"))

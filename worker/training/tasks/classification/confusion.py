@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jobs.text.colours import INK, PAGE, PLOT
 from worker.training.dataset.data import Int64
-from worker.training.dataset.histogram import INK, PAGE, PLOT
 
 MOST = 20
 OTHERS = "(others)"
