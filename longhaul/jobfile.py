@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import json
 import shlex
 from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ def apply_changes(job: JsonObject, changes: Sequence[str]) -> JsonObject:
 
 def takes_text_alone(parts: Sequence[str]) -> bool:
     """Whether this key of a job takes text, and no number."""
-    schema = JobSpec.model_json_schema()
+    schema = _schema()
     properties: JsonObject = schema["properties"]
     for name in parts[:-1]:
         inner = part(properties.get(name, {}), schema["$defs"])
@@ -57,6 +58,12 @@ def takes_text_alone(parts: Sequence[str]) -> bool:
             return parts[:1] == ["metadata"]
         properties = inner["properties"]
     return values(properties.get(parts[-1], {"type": "number"})).startswith("string")
+
+
+@functools.cache
+def _schema() -> JsonObject:
+    """Of a job file."""
+    return JobSpec.model_json_schema()
 
 
 def _job_in(file: str) -> JsonObject | None:

@@ -1,0 +1,183 @@
+"""Jobs side by side: only what differs, what it costs, and why the memory of one did not suffice."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import get_args
+
+from jobs.comparison.answer import (
+    ComparedJob,
+    Comparison,
+    Difference,
+    DifferenceGroup,
+    GroupName,
+    PlannedMemory,
+    SeedRuns,
+    SharedCost,
+)
+from jobs.comparison.attribution import Costs, memory_costs, time_costs
+from jobs.comparison.causes import Between, find_cause
+from jobs.comparison.facts import JobFacts, differing_facts, group_of_fact
+from jobs.comparison.settings import differing_settings, group_of, is_label
+
+_PREDICTED = ("memory.peak_bytes", "memory.parts.")
+"""Keys of predicted memory: the whole, and its categories."""
+Found = list[tuple[GroupName, Difference]]
+
+
+def compare(jobs: Sequence[JobFacts]) -> Comparison:
+    """What differs between two jobs or more."""
+    settings, equal = differing_settings([job.spec for job in jobs])
+    differences = [Difference(key=key, origin="job", values=values) for key, values in settings.items()]
+    found: Found = [(group_of(each.key), each) for each in differences if not is_label(each.key)]
+    found += _facts(jobs, {each.key for _, each in found})
+    reference = _reference(jobs)
+    between = [_between(found, reference, place) for place in range(len(jobs))]
+    memory = [memory_costs(jobs[reference], job, keys) for job, keys in zip(jobs, between, strict=True)]
+    time = [time_costs(jobs[reference], job, keys) for job, keys in zip(jobs, between, strict=True)]
+    names = _names(jobs)
+    return Comparison(
+        reference=jobs[reference].record.id,
+        jobs=[_compared(job) for job in jobs],
+        causes=[
+            find_cause(jobs[reference], job, keys, costs, (names[reference], name))
+            for job, keys, costs, name in zip(jobs, between, memory, names, strict=True)
+            if job.lacked_memory and not jobs[reference].lacked_memory
+        ],
+        groups=list(_groups(found, reference, memory, time)),
+        shared=list(_shared(memory)),
+        labels=[each for each in differences if is_label(each.key)],
+        equal=equal,
+        seeds=list(_seeds(jobs)),
+    )
+
+
+def _reference(jobs: Sequence[JobFacts]) -> int:
+    """The place of the first that did not lack memory, and has a plan of it."""
+    return min(range(len(jobs)), key=lambda place: (jobs[place].lacked_memory, jobs[place].memory is None))
+
+
+def _names(jobs: Sequence[JobFacts]) -> list[str]:
+    """What sentences call them: by name where that tells them apart."""
+    count = Counter(job.spec.name for job in jobs)
+    return [job.spec.name if count[job.spec.name] == 1 else job.record.id for job in jobs]
+
+
+def _facts(jobs: Sequence[JobFacts], settings: set[str]) -> Iterator[tuple[GroupName, Difference]]:
+    """What differs beside the settings, and does not only repeat one."""
+    of_plan = differing_facts(jobs, JobFacts.of_plan)
+    for key, values in of_plan.items():
+        part, _, name = key.partition(".")
+        if part == "resolved" and all(_asked(job, name) != "auto" for job in jobs):
+            continue
+        if part == "plan" and f"data.{name}" in settings:
+            continue
+        if key == "data.prepared" and any(_shapes_rows(each) for each in settings):
+            continue
+        yield group_of_fact(key), Difference(key=key, origin="plan", values=values)
+    for key, values in differing_facts(jobs, JobFacts.of_run).items():
+        yield group_of_fact(key), Difference(key=key, origin="run", values=values)
+
+
+def _asked(job: JobFacts, name: str) -> object:
+    """What the job asks for of what the plan decides."""
+    return job.spec.speed.compile if name == "compile" else getattr(job.spec.memory, name)
+
+
+def _shapes_rows(key: str) -> bool:
+    """Whether other prepared rows follow from a setting by themselves."""
+    return key == "model" or key.startswith(("data.", "task."))
+
+
+def _between(found: Found, reference: int, place: int) -> Between:
+    """What differs between the reference and another job; of what was found of a run, as far as it is known of both."""
+    pairs = {each.key: (each.values[reference], each.values[place]) for _, each in found}
+    of_job = {each.key for _, each in found if each.origin == "job"}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] and (key in of_job or None not in pair)}
+
+
+def _groups(
+    found: Found, reference: int, memory: Sequence[Costs | None], time: Sequence[Costs | None]
+) -> Iterator[DifferenceGroup]:
+    """What costs most first; the outcome in its own order."""
+    for name in get_args(GroupName):
+        differences = [
+            each.model_copy(
+                update={
+                    "bytes": _more(each, reference) or _costs(each.key, memory, round),
+                    "seconds": _costs(each.key, time, lambda cost: round(cost, 1)),
+                }
+            )
+            for group, each in found
+            if group == name
+        ]
+        if name != "outcome":
+            differences.sort(key=_most, reverse=True)
+        if differences:
+            yield DifferenceGroup(name=name, differences=differences)
+
+
+def _more(difference: Difference, reference: int) -> list[int | None] | None:
+    """Of predicted bytes, how many more than those of the reference; None: it is something else."""
+    first = difference.values[reference]
+    if not difference.key.startswith(_PREDICTED) or not isinstance(first, int):
+        return None
+    return [each - first if isinstance(each, int) else None for each in difference.values]
+
+
+def _costs(key: str, costs: Sequence[Costs | None], shown: Callable[[float], float]) -> list[float | None] | None:
+    """Of each job; None: it is not known to cost anything."""
+    if all(each is None or each.of(key) is None for each in costs):
+        return None
+    return [None if each is None else shown(each.of(key) or 0) for each in costs]
+
+
+def _most(difference: Difference) -> tuple[float, float]:
+    def highest(costs: Sequence[float | None] | None) -> float:
+        return max((abs(cost or 0) for cost in costs or ()), default=0)
+
+    return highest(difference.bytes), highest(difference.seconds)
+
+
+def _shared(memory: Sequence[Costs | None]) -> Iterator[SharedCost]:
+    together = dict.fromkeys(keys for costs in memory if costs for keys in costs.parts if len(keys) > 1)
+    for keys in together:
+        yield SharedCost(
+            keys=list(keys), bytes=[None if costs is None else round(costs.of(*keys) or 0) for costs in memory]
+        )
+
+
+def _compared(job: JobFacts) -> ComparedJob:
+    record, memory = job.record, job.memory
+    planned = None
+    if memory is not None:
+        figures = {name: getattr(memory, name) for name in PlannedMemory.model_fields if name != "measured_bytes"}
+        planned = PlannedMemory(**figures, measured_bytes=job.measured and job.measured.measured_bytes)
+    return ComparedJob(id=record.id, name=job.spec.name, status=record.status, error=record.error, memory=planned)
+
+
+def _seeds(jobs: Sequence[JobFacts]) -> Iterator[SeedRuns]:
+    """Jobs whose settings are the same but for the seed."""
+    alike: defaultdict[str, list[JobFacts]] = defaultdict(list)
+    for job in jobs:
+        alike[_without_seed(job)].append(job)
+    for group in alike.values():
+        seeds = [job.spec.training.seed for job in group]
+        if len(set(seeds)) < 2:
+            continue
+        losses = [job.record.result_loss for job in group if job.record.result_loss is not None]
+        yield SeedRuns(
+            jobs=[job.record.id for job in group],
+            seeds=seeds,
+            n=len(losses),
+            mean=statistics.fmean(losses) if losses else None,
+            standard_deviation=statistics.stdev(losses) if len(losses) > 1 else None,
+        )
+
+
+def _without_seed(job: JobFacts) -> str:
+    """The same for all jobs that differ in nothing else that matters."""
+    labels = {"name", "metadata", "priority", "integrations"}
+    return job.spec.model_dump_json(exclude={**dict.fromkeys(labels, True), "training": {"seed"}})

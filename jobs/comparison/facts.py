@@ -1,0 +1,230 @@
+"""What is known of a job that is compared, and what of it can differ beside its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from jobs.comparison.answer import GroupName
+from jobs.dataset_report import PreparedSummary
+from jobs.events import (
+    AttemptStarted,
+    Event,
+    JobSubmitted,
+    MemoryMeasured,
+    MemoryPlanned,
+    ModelLoaded,
+    OomRecovered,
+)
+from jobs.memory_plan import MemoryPlan
+from jobs.plan import CheckSummary, Plan
+from jobs.record import JobRecord
+from jobs.spec import JobSpec, LoraMethod
+from jobs.state import Status
+
+LACKED_MEMORY = {"does_not_fit", "out_of_memory", "gpu_memory_in_use"}
+"""Codes of errors of jobs whose memory did not suffice."""
+_WIDTHS = {2: "bfloat16", 4: "float32"}
+"""Types of weights, by the bytes of one."""
+_OF_REPORT = {
+    "rows_read", "kept", "duplicates", "train_rows", "validation_rows", "validation_inputs_in_training",
+    "truncated_inputs", "truncated_targets", "input_tokens", "target_tokens", "unknown_tokens",
+}  # fmt: skip
+_COUNTS = ("rejected", "noticed", "rewritten", "normalized")
+"""Of the report on the rows: counts by reason or character."""
+_COUNTED = tuple(f"data.{name}." for name in _COUNTS)
+Facts = dict[str, JsonValue]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of all rows of metrics; None: there is none that says it."""
+
+    rows_per_s: float | None = None
+    """Their mean, as are the next two."""
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    memory_bytes: int | None = None
+    """The highest."""
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """Of one job. Of events that each attempt has, the newest one."""
+
+    spec: JobSpec
+    record: JobRecord
+    plan: Plan | None
+    pace: Pace
+    version: str | None = None
+    """Of the Longhaul that made it."""
+    recoveries: int = 0
+    """Out-of-memory errors that cost only time."""
+    started: AttemptStarted | None = None
+    loaded: ModelLoaded | None = None
+    planned: MemoryPlanned | None = None
+    measured: MemoryMeasured | None = None
+
+    @classmethod
+    def of(
+        cls, spec: JobSpec, record: JobRecord, plan: Plan | None, events: Sequence[Event], pace: Pace = Pace()
+    ) -> JobFacts:
+        """Those that its run directory holds."""
+        version, recoveries, started, loaded, planned, measured = None, 0, None, None, None, None
+        for event in events:
+            match event.fact:
+                case JobSubmitted() as fact:
+                    version = fact.version or None
+                case AttemptStarted() as fact:
+                    started, planned, measured = fact, None, None
+                case ModelLoaded() as fact:
+                    loaded = fact
+                case MemoryPlanned() as fact:
+                    planned = fact
+                case MemoryMeasured() as fact:
+                    measured = fact
+                case OomRecovered():
+                    recoveries += 1
+        return cls(spec, record, plan, pace, version, recoveries, started, loaded, planned, measured)
+
+    @property
+    def lacked_memory(self) -> bool:
+        """Whether it was refused, or failed, because its memory did not suffice."""
+        error = self.record.error
+        return self.record.status is Status.FAILED and error is not None and error.code in LACKED_MEMORY
+
+    @property
+    def memory(self) -> MemoryPlan | None:
+        """Its plan of memory."""
+        return None if self.plan is None else self.plan.memory
+
+    @property
+    def parameters(self) -> int:
+        """Of the model, adapters aside; 0: not known."""
+        return 0 if self.plan is None else self.plan.model.parameters
+
+    def limit_key(self, side: str) -> str | None:
+        """Key of `data` that limits the tokens of inputs or targets; None: a label is short."""
+        match self.plan and self.plan.task, side:
+            case "causal", _:
+                return "max_tokens"
+            case "classification", "target":
+                return None
+        return f"max_{side}_tokens"
+
+    @cached_property
+    def adapter_bytes(self) -> int:
+        """Of `parts["weights"]`: those of its adapters."""
+        method = self.spec.method
+        if self.memory is None or not isinstance(method, LoraMethod):
+            return 0
+        return self.memory.trained_parameters * (4 if method.adapter_dtype == "float32" else 2)
+
+    @cached_property
+    def base_dtype(self) -> str | None:
+        """Type of the weights of the model, adapters aside: as loaded, else by the bytes that the plan counts."""
+        if self.loaded is not None:
+            return self.loaded.dtype
+        if self.plan is None or self.memory is None:
+            return None
+        base = self.memory.parts.get("weights", 0) - self.adapter_bytes
+        return _WIDTHS.get(round(base / max(1, self.parameters)))
+
+    def of_plan(self) -> Facts:
+        """What check and prepare found out and decided, by key."""
+        record, found = self.record, Facts()
+        if isinstance(record.plan, CheckSummary):
+            summary = record.plan
+            found |= {"plan.read_as": summary.read_as, "plan.input": summary.input, "plan.target": summary.target}
+        if isinstance(record.data, PreparedSummary):
+            found |= _of_report(record.data)
+        if self.plan is None:
+            return found
+        plan, memory = self.plan, self.memory
+        resolved = {f"resolved.{key}": value for key, value in plan.resolved.model_dump().items()}
+        found |= {
+            "plan.task": plan.task, "model.revision": plan.model.revision, "model.parameters": plan.model.parameters,
+            "model.new": len(plan.model.new), **resolved, "steps": plan.steps, "warmup_steps": plan.warmup_steps,
+        }  # fmt: skip
+        if memory is not None:
+            found |= {
+                "memory.device": memory.device, "memory.gpu": memory.gpu, "memory.budget_bytes": memory.budget_bytes,
+                "memory.input_tokens": memory.input_tokens, "memory.target_tokens": memory.target_tokens,
+                "memory.trained_parameters": memory.trained_parameters,
+                "memory.peak_bytes": memory.peak_bytes,
+                **{f"memory.parts.{name}": size for name, size in memory.parts.items()},
+            }  # fmt: skip
+        if plan.time is not None:
+            found["time.hours_expected"] = plan.time.hours_expected
+        return found
+
+    def of_run(self) -> Facts:
+        """What came of it, by key; all that can be compared between runs, and nothing that differs in any two."""
+        record, error = self.record, self.record.error
+        loaded, started, measured = self.loaded, self.started, self.measured
+        versions = dict(started.versions) if started is not None else {}
+        return {
+            "model.dtype": self.base_dtype,
+            "model.peak_ratio": None if loaded is None else round(loaded.peak_ratio, 1),
+            "model.compiled": None if loaded is None else loaded.compiled,
+            "memory.measured_bytes": None if measured is None else measured.measured_bytes,
+            "memory.other_processes_bytes": None if self.planned is None else self.planned.other_processes_bytes,
+            **{f"versions.{name}": versions.get(name) for name in ("torch", "transformers", "driver")},
+            "versions.longhaul": versions.get("longhaul", self.version),
+            "gpu.name": None if started is None else started.gpu_name or started.device,
+            "status": record.status.value,
+            "error.code": None if error is None else error.code,
+            "error.message": None if error is None else error.message,
+            "first_loss": record.first_loss,
+            "best_loss": record.best_loss,
+            "final_loss": record.result_loss,
+            "training_s": round(record.training_s, 1) or None,
+            "metrics.rows_per_s": self.pace.rows_per_s,
+            "metrics.tokens_per_s": self.pace.tokens_per_s,
+            "metrics.mfu": self.pace.mfu,
+            "metrics.memory_bytes": self.pace.memory_bytes,
+            "oom_recoveries": self.recoveries,
+            "restarts": record.restarts,
+        }
+
+
+_GROUP_OF_RUN: Mapping[str, GroupName] = {
+    "plan": "data", "data": "data", "model": "model", "memory": "memory", "resolved": "memory", "versions": "versions",
+    "gpu": "gpu", "steps": "training", "warmup_steps": "training", "time": "outcome",
+}  # fmt: skip
+
+
+def group_of_fact(key: str) -> GroupName:
+    """Where a difference of a plan or of a run belongs."""
+    special: Mapping[str, GroupName] = {
+        "plan.task": "model", "memory.gpu": "gpu", "memory.device": "gpu", "resolved.compile": "training",
+        "model.compiled": "training", "memory.trained_parameters": "model",
+    }  # fmt: skip
+    return special.get(key) or _GROUP_OF_RUN.get(key.partition(".")[0], "outcome")
+
+
+def differing_facts(jobs: Sequence[JobFacts], read: Callable[[JobFacts], Facts]) -> dict[str, list[JsonValue]]:
+    """Values of each job by key, where two that are known differ; null: unknown."""
+    every = [read(job) for job in jobs]
+    found: dict[str, list[JsonValue]] = {}
+    for key in dict.fromkeys(key for facts in every for key in facts):
+        counted = key.startswith(_COUNTED)  # one that the report does not name is none
+        values = [facts.get(key, 0 if counted and "data.kept" in facts else None) for facts in every]
+        known = [value for value in values if value is not None]
+        if any(value != known[0] for value in known):
+            found[key] = values
+    return found
+
+
+def _of_report(report: PreparedSummary) -> Facts:
+    """Counts of rows and tokens, and how long the longest texts are."""
+    found: Facts = {f"data.{name}": getattr(report, name) for name in sorted(_OF_REPORT)}
+    for name in _COUNTS:
+        found |= {f"data.{name}.{each}": count for each, count in getattr(report, name).items()}
+    for side in ("input", "target"):
+        found[f"data.lengths.{side}.max"] = getattr(report.lengths, side).after.max
+    return found | {"data.prepared": Path(report.prepared).name}
