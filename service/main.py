@@ -34,6 +34,7 @@ from service.pages.static import StaticFiles
 from service.reading.metric_series import SeriesCache
 from service.reading.stream import Streams, frame, unread_frame
 from service.routes import (
+    comparisons,
     datasets,
     events,
     health,
@@ -112,6 +113,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(events.routes(actions, feed, streams, keep_alive_s=settings.keep_alive_s))
     app.include_router(series.routes(actions, kept, feed, streams))
     app.include_router(plans.routes(actions))
+    app.include_router(comparisons.routes(actions, kept))
     app.include_router(results.routes(actions, kept))
     app.include_router(datasets.routes(actions, uploads))
     app.include_router(workers.routes(store))

@@ -34,6 +34,7 @@ TAGS = {
     "events": "What happened to a job: as a list, or live.",
     "series": "What a run recorded: metrics and log.",
     "plans": "What a job needs, as predicted before it trains.",
+    "comparisons": "What differs between jobs, and what it costs.",
     "results": "Checkpoints, files, the model.",
     "datasets": "Uploaded files of rows.",
     "workers": "Worker processes.",

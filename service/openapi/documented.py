@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import Header, Path
 
+from jobs.comparison.answer import FEWEST, MOST
 from jobs.metrics import MetricRow
 from service.openapi.error_answers import MEANINGS
 
@@ -67,6 +68,22 @@ METRIC_FIELDS: dict[str, Any] = {
         "minItems": 1,
         "maxItems": 100,
         "examples": [["loss", "rows_per_s"]],
+    },
+}
+COMPARED_JOBS: dict[str, Any] = {
+    "name": "jobs",
+    "in": "query",
+    "required": True,
+    "style": "form",
+    "explode": False,
+    "description": "Their ids, separated by commas.",
+    "schema": {
+        "type": "array",
+        "items": {"type": "string"},
+        "minItems": FEWEST,
+        "maxItems": MOST,
+        "uniqueItems": True,
+        "examples": [["job-06e1m8c4f0zt3qk5x9wb", "job-06e1m8c4f0zt3qk5x9wc"]],
     },
 }
 

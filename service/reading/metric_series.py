@@ -12,9 +12,11 @@ import math
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from jobs.comparison.facts import Pace
 from jobs.disk.files import START, regular
 from jobs.disk.metrics_file import parse_row
 from jobs.errors import UserError
@@ -94,6 +96,11 @@ class Series:
             found.append(point)
         return found
 
+    def pace(self) -> Pace:
+        """Means of all rows, and the highest memory."""
+        rows_per_s, tokens_per_s, mfu = (_mean(self._columns[name]) for name in ("rows_per_s", "tokens_per_s", "mfu"))
+        return Pace(rows_per_s, tokens_per_s, mfu, int(max(self._columns["memory_bytes"], default=0)) or None)
+
     def losses(self, steps: Sequence[int]) -> list[float | None]:
         """For each step the loss of the newest row up to it; None: there is none."""
         logged = self._columns["step"]
@@ -127,36 +134,34 @@ class SeriesCache:
         self, file: Path, *, after_step: int, limit: int, fields: Sequence[str] | None
     ) -> tuple[list[Figures], bool]:
         """`Series.rows` of the file as it is now."""
-        series, lock = self._of(file)
-        with lock:
-            series.catch_up(file)
-            answer = series.rows(after_step=after_step, limit=limit, fields=fields)
-        self._forget_oldest()
-        return answer
+        with self._current(file) as series:
+            return series.rows(after_step=after_step, limit=limit, fields=fields)
 
     def points(self, file: Path, *, after_step: int, points: int, fields: Sequence[str] | None) -> list[Figures]:
         """`Series.points` of the file as it is now."""
-        series, lock = self._of(file)
-        with lock:
-            series.catch_up(file)
-            answer = series.points(after_step=after_step, points=points, fields=fields)
-        self._forget_oldest()
-        return answer
+        with self._current(file) as series:
+            return series.points(after_step=after_step, points=points, fields=fields)
 
     def losses(self, file: Path, steps: Sequence[int]) -> list[float | None]:
         """`Series.losses` of the file as it is now."""
-        series, lock = self._of(file)
+        with self._current(file) as series:
+            return series.losses(steps)
+
+    def pace(self, file: Path) -> Pace:
+        """`Series.pace` of the file as it is now."""
+        with self._current(file) as series:
+            return series.pace()
+
+    @contextmanager
+    def _current(self, file: Path) -> Iterator[Series]:
+        """The series of this file, with all that it has by now, for one thread."""
+        with self._lock:
+            series, lock = self._kept.setdefault(file, (Series(), threading.Lock()))
+            self._kept.move_to_end(file)
         with lock:
             series.catch_up(file)
-            answer = series.losses(steps)
+            yield series
         self._forget_oldest()
-        return answer
-
-    def _of(self, file: Path) -> tuple[Series, threading.Lock]:
-        with self._lock:
-            found = self._kept.setdefault(file, (Series(), threading.Lock()))
-            self._kept.move_to_end(file)
-            return found
 
     def _forget_oldest(self) -> None:
         """Keep the newest within bounds; the one just used in any case."""
