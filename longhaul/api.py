@@ -227,6 +227,10 @@ class Longhaul:
         """Three rows as the model gets them. ApiError `no_plan` before check has read them."""
         return self._connection.json(JsonObject, "GET", f"/jobs/{part(job)}/preview")
 
+    def compare(self, jobs: Sequence[str]) -> JsonObject:
+        """What differs between two to ten jobs, by their ids; what it costs; why the memory of one did not suffice."""
+        return self._connection.json(JsonObject, "GET", "/compare", params={"jobs": ",".join(jobs)})
+
     # -- results -------------------------------------------------------------------------------------------------------
 
     def checkpoints(self, job: str) -> Iterator[CheckpointDict]:

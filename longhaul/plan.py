@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.bar import Bar
 from rich.console import Console
@@ -18,7 +17,6 @@ from jobs.text.units import bytes_alike
 from longhaul.answers import JobDict
 from longhaul.api import Longhaul
 from longhaul.columns import Column, Row, print_facts, print_table
-from longhaul.jobfile import BadInput
 from longhaul.preview import print_preview
 from longhaul.tables import gpu_lines
 
@@ -68,15 +66,6 @@ def dry_run(api: Longhaul, make: Callable[..., JobDict], console: Console) -> Dr
         return DryRun(ended, None, None)
     plan, preview = Plan.model_validate(api.plan(made["id"])), DataPreview.model_validate(api.preview(made["id"]))
     return DryRun(ended, plan, preview)
-
-
-def write_picture(api: Longhaul, job: str, file: Path) -> None:
-    """The plan's picture as a PNG file. Raises BadInput where it cannot be written."""
-    picture = api.plan_picture(job)
-    try:
-        file.write_bytes(picture)
-    except OSError as error:
-        raise BadInput(f"--png {file}: {error.strerror}") from None
 
 
 def print_plan(plan: Plan, preview: DataPreview, job: JobDict, console: Console) -> None:

@@ -61,6 +61,8 @@ class Call:
             raise BadInput(f"LONGHAUL_URL: {error}") from None
         if "id" in self.given:
             self.given.id = find_id(api, self.given.id)
+        if "ids" in self.given:
+            self.given.ids = [find_id(api, each) for each in self.given.ids]
         return api
 
     def answer(self, content: object, people: Callable[[], None]) -> int:
@@ -176,7 +178,7 @@ class Commands:
                 if isinstance(action, argparse._SubParsersAction):
                     action.help = None  # else it is hidden here as in --help
                     parsers += action.choices.values()
-                elif action.dest == "id":
+                elif action.dest in ("id", "ids"):
                     action.complete = JOBS  # type: ignore[attr-defined]  # what shtab reads
                 elif action.dest == "file" or action.type is Path:
                     action.complete = shtab.FILE  # type: ignore[attr-defined]
@@ -186,6 +188,14 @@ class Commands:
         """The list of commands and the exit codes, as the end of the help."""
         lines = [*self._lines, "", EXIT_CODES, "", "longhaul COMMAND --help shows the options of each"]
         self._parser.epilog = "\n".join(lines).lstrip("\n")
+
+
+def write_picture(picture: bytes, file: Path) -> None:
+    """As the file that --png names. Raises BadInput where it cannot be written."""
+    try:
+        file.write_bytes(picture)
+    except OSError as error:
+        raise BadInput(f"--png {file}: {error.strerror}") from None
 
 
 def print_json(content: object) -> None:

@@ -1,13 +1,18 @@
-"""What a job does: watch, events, logs, metrics."""
+"""What a job does: watch, events, logs, metrics, compare."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
+from jobs.comparison.answer import FEWEST, MOST, Comparison
 from jobs.text.printable import printable
 from longhaul.api import ApiError, Longhaul, Unreachable
-from longhaul.commands.command import LEFT, OK, Call, Commands, ending, nothing_yet, print_json
+from longhaul.commands.command import LEFT, OK, Call, Commands, ending, nothing_yet, print_json, write_picture
+from longhaul.comparison import print_comparison
+from longhaul.comparison_picture import POINTS, draw
 from longhaul.figures import duration
 from longhaul.sparklines import FIELDS, WIDTH, print_metrics
 from longhaul.tables import print_events, print_job
@@ -15,7 +20,7 @@ from longhaul.watch import watch
 
 
 def add(commands: Commands) -> None:
-    """watch, events, logs, metrics."""
+    """watch, events, logs, metrics, compare."""
     commands.add("watch", _watch, "follow a job; Ctrl-C leaves it running", shown="ID").add_argument("id", metavar="ID")
     events = commands.add("events", _events, "show the events of a job; -f follows them", shown="ID")
     events.add_argument("id", metavar="ID")
@@ -29,6 +34,11 @@ def add(commands: Commands) -> None:
     metrics.add_argument("id", metavar="ID")
     metrics.add_argument("--points", type=int, default=WIDTH, help="points per curve at most")
     metrics.add_argument("--fields", default=",".join(FIELDS), metavar="NAME,NAME", help="e.g. loss,grad_norm")
+    compare = commands.add(
+        "compare", _compare, "show what differs between jobs, and what it costs", shown="ID ID [ID…]"
+    )
+    compare.add_argument("ids", nargs="+", metavar="ID", help=f"{FEWEST} to {MOST} jobs")
+    compare.add_argument("--png", type=Path, metavar="FILE", help="write a picture: memory by category, and the losses")
 
 
 def _watch(call: Call) -> int:
@@ -112,3 +122,22 @@ def _metrics(call: Call) -> int:
             call.say(nothing_yet(api.get(call.given.id), "metrics"))
             return OK
     return call.answer(found, lambda: print_metrics(found["data"], fields, call.console))
+
+
+def _compare(call: Call) -> int:
+    given = call.given
+    with call.connect() as api:
+        answer = api.compare(given.ids)
+        found = Comparison.model_validate(answer)
+        if given.png is not None:
+            curves = {job.id: list(_curve(api, job.id)) for job in found.jobs}
+            write_picture(draw(found, curves), given.png)
+    return call.answer(answer, lambda: print_comparison(found, call.console))
+
+
+def _curve(api: Longhaul, job: str) -> Iterator[tuple[float, float]]:
+    """Steps and training losses."""
+    for row in api.metrics(job, points=POINTS, fields=["loss"])["data"]:
+        step, value = row["step"], row["loss"]
+        if step is not None and value is not None:
+            yield step, value
