@@ -134,8 +134,9 @@ class Need:
     def of(cls, job: JobFacts, memory: MemoryPlan, *, least: bool) -> Need:
         """In the setting that was chosen, or `least`: in the smallest that the job allows."""
         if not least or not memory.least_parts:
+            weights = memory.parts.get("weights", 0) + job.unplanned_weight_bytes
             every = memory.activation_checkpointing
-            return cls(memory, memory.parts, memory.micro_batch, every, memory.optimizer)
+            return cls(memory, {**memory.parts, "weights": weights}, memory.micro_batch, every, memory.optimizer)
         asked, batch_size = job.spec.memory, job.spec.training.batch_size
         rows = 1 if asked.micro_batch == "auto" else min(asked.micro_batch, batch_size)
         every = 1 if asked.activation_checkpointing == "auto" else asked.activation_checkpointing

@@ -124,15 +124,27 @@ class JobFacts:
             return 0
         return self.memory.trained_parameters * (4 if method.adapter_dtype == "float32" else 2)
 
-    @cached_property
-    def base_dtype(self) -> str | None:
-        """Type of the weights of the model, adapters aside: as loaded, else by the bytes that the plan counts."""
-        if self.loaded is not None:
-            return self.loaded.dtype
-        if self.plan is None or self.memory is None:
+    @property
+    def planned_dtype(self) -> str | None:
+        """Type of the weights of the model, adapters aside, by the bytes that the plan counts."""
+        if self.memory is None:
             return None
         base = self.memory.parts.get("weights", 0) - self.adapter_bytes
         return _WIDTHS.get(round(base / max(1, self.parameters)))
+
+    @property
+    def base_dtype(self) -> str | None:
+        """The same as loaded, else as planned."""
+        return self.planned_dtype if self.loaded is None else self.loaded.dtype
+
+    @property
+    def unplanned_weight_bytes(self) -> int:
+        """How many bytes more the weights have as loaded, where they are of another type than planned."""
+        loaded, planned = self.loaded, self.planned_dtype
+        if loaded is None or planned in (None, loaded.dtype):
+            return 0
+        width = next(width for width, name in _WIDTHS.items() if name == planned)
+        return loaded.parameter_bytes - width * loaded.parameters
 
     def of_plan(self) -> Facts:
         """What check and prepare found out and decided, by key."""

@@ -98,8 +98,10 @@ class Series:
 
     def pace(self) -> Pace:
         """Means of all rows, and the highest memory."""
+        if not len(self):
+            return Pace()
         rows_per_s, tokens_per_s, mfu = (_mean(self._columns[name]) for name in ("rows_per_s", "tokens_per_s", "mfu"))
-        return Pace(rows_per_s, tokens_per_s, mfu, int(max(self._columns["memory_bytes"], default=0)) or None)
+        return Pace(rows_per_s, tokens_per_s, mfu, int(max(self._columns["memory_bytes"])))
 
     def losses(self, steps: Sequence[int]) -> list[float | None]:
         """For each step the loss of the newest row up to it; None: there is none."""
