@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from pydantic import JsonValue
 from rich.console import Console
 from rich.text import Text
 
-from jobs.comparison.answer import Comparison, Difference, SeedRuns
+from jobs.comparison.answer import Comparison, Difference, SeedRuns, value_text
 from jobs.text.units import format_bytes, format_duration
 from longhaul.columns import Column, Row, print_facts, print_table
 from longhaul.figures import loss
@@ -68,7 +66,7 @@ def _print_differences(differences: Sequence[Difference], letters: str, console:
     rows: list[Row] = [
         {
             "key": each.key,
-            **{letter: Text(shown(each.key, value)) for letter, value in zip(letters, each.values, strict=True)},
+            **{letter: Text(value_text(each.key, value)) for letter, value in zip(letters, each.values, strict=True)},
             "costs": _costs(each, letters),
         }
         for each in differences
@@ -80,7 +78,7 @@ def _together(difference: Difference, letters: str) -> str:
     """`2,048 (A, C) · 512 (B)  B −1.7 GiB`."""
     by_value: defaultdict[str, list[str]] = defaultdict(list)
     for letter, value in zip(letters, difference.values, strict=True):
-        by_value[shown(difference.key, value)].append(letter)
+        by_value[value_text(difference.key, value)].append(letter)
     values = " · ".join(f"{value} ({', '.join(having)})" for value, having in by_value.items())
     return f"{values}  {_costs(difference, letters)}".rstrip()
 
@@ -101,14 +99,3 @@ def _signed(costs: Sequence[float | None], letters: str, worded: Callable[[float
         f"{f'{letter} ' if len(letters) > 2 else ''}{'+' if cost > 0 else '−'}{worded(abs(cost))}"
         for letter, cost in told
     )
-
-
-def shown(key: str, value: JsonValue) -> str:
-    """A value for people: sizes as such, nothing as a dash."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool | str | list | dict):
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if key.endswith("_bytes") or key.startswith("memory.parts."):
-        return format_bytes(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

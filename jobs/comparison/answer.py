@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
 from pydantic import JsonValue
@@ -10,6 +11,7 @@ from jobs.events import Fault
 from jobs.frozen import Frozen
 from jobs.memory_plan import OptimizerName
 from jobs.state import Status
+from jobs.text.units import format_bytes
 
 GroupName = Literal["data", "model", "memory", "training", "versions", "gpu", "outcome"]
 FEWEST, MOST = 2, 10
@@ -169,3 +171,14 @@ class Comparison(Frozen):
     """Settings of the job file, labels aside, that are the same in all jobs."""
     seeds: list[SeedRuns]
     """Jobs that differ in their seed alone, where there are any."""
+
+
+def value_text(key: str, value: JsonValue) -> str:
+    """A value for people: sizes as such, nothing as a dash."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool | str | list | dict):
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if key.endswith("_bytes") or key.startswith("memory.parts."):
+        return format_bytes(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,3 +90,12 @@ def story_of(events: Sequence[Event]) -> JobStory:
 
 def _mark(step: int, kind: Literal["attempt", "oom"], text: str) -> Mark:
     return {"step": step, "kind": kind, "text": text}
+
+
+def side_by_side(evaluations: Mapping[str, EvaluationFinished | None]) -> list[tuple[str, str, list[str | None]]]:
+    """Input, reference, and what each job wrote (None: it was not asked), of rows that two jobs or more were asked."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for job, evaluation in evaluations.items():
+        for each in evaluation.samples if evaluation else ():
+            rows.setdefault((each.input, each.target), {})[job] = each.generated
+    return [(*row, [said.get(job) for job in evaluations]) for row, said in rows.items() if len(said) > 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
+from jobs.comparison.answer import Difference, value_text
 from jobs.memory_plan import layers
 from jobs.text.units import bytes_alike, format_bytes, format_duration, format_parameters
 from service import answers
@@ -117,8 +118,17 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?", "…")) else ".")
 
 
+def cost(difference: Difference, place: int) -> str:
+    """What a difference costs a job, beside the reference: `+1.7 GiB, +3 h`."""
+    counts = [
+        (difference.bytes and difference.bytes[place], format_bytes),
+        (difference.seconds and difference.seconds[place], format_duration),
+    ]
+    return ", ".join(f"{'+' if count > 0 else '−'}{worded(abs(count))}" for count, worded in counts if count)
+
+
 FILTERS = {
     "duration": duration, "size": size, "figure": figure, "whole": whole, "percent": percent, "small": small,
     "moment": moment, "iso": iso, "now": now, "layers": layers, "parameters": format_parameters,
-    "sizes": lambda counts: bytes_alike(*counts),
+    "cost": cost, "value_text": value_text, "sizes": lambda counts: bytes_alike(*counts),
 }  # fmt: skip

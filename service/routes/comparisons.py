@@ -28,9 +28,14 @@ def routes(actions: Actions, kept: SeriesCache) -> APIRouter:
         Of each difference, how many bytes of the predicted peak and how much time it costs, where the plans say so.
         Where memory did not suffice for one job and did for another, `causes` say why.
         """
-        return compare([_facts(actions.run(job), kept) for job in _ids(jobs)])
+        return comparison_of(actions, kept, jobs)
 
     return router
+
+
+def comparison_of(actions: Actions, kept: SeriesCache, jobs: str) -> Comparison:
+    """Of the jobs with these ids, with commas between. Raises UserError, NotFound, Damaged."""
+    return compare([_facts(actions.run(job), kept) for job in _ids(jobs)])
 
 
 def _ids(given: str) -> list[str]:

@@ -29,10 +29,13 @@ from service.files.confined import NoFile, content, files_of
 from service.files.uploads import Uploads
 from service.jobs.actions import Actions
 from service.jobs.checkpoints import checkpoints_of
-from service.pages.job_story import JobStory, story_of
+from service.pages.job_story import JobStory, side_by_side, story_of
 from service.pages.render import Renderer
 from service.reading.metric_series import SeriesCache
+from service.routes.comparisons import comparison_of
 
+LETTERS = "ABCDEFGHIJ"
+"""Of the jobs that are compared, as the command has them."""
 Tab = Literal["overview", "samples", "data", "plan", "log", "events", "files", "reproduce"]
 TABS: dict[Tab, str] = {
     "overview": "Overview", "samples": "Samples", "data": "Data", "plan": "Plan", "log": "Log", "events": "Events",
@@ -78,7 +81,7 @@ def page_routes(render: Renderer) -> APIRouter:
 
 
 def routes(actions: Actions, uploads: Uploads, kept: SeriesCache, render: Renderer) -> APIRouter:
-    """`/`, `/jobs/{id}`, `/datasets` and `/workers`, to be looked at."""
+    """`/`, `/jobs/{id}`, `/compare`, `/datasets` and `/workers`, to be looked at."""
     router = page_routes(render)
 
     @lru_cache(maxsize=1024)  # tables are asked for again and again; the key is all that an answer is made of
@@ -143,6 +146,13 @@ def routes(actions: Actions, uploads: Uploads, kept: SeriesCache, render: Render
         return render.page(
             request, "job.html", job=one, tab=tab, tabs=TABS, event_types=" ".join(EVENT_TYPES), **values
         )
+
+    @router.get("/compare")
+    def compare_page(request: Request, jobs: Annotated[str, Query(max_length=2000)] = "") -> Response:
+        """Jobs side by side."""
+        found = comparison_of(actions, kept, jobs)
+        newest = {job.id: story(job.id, actions.store.number(job.id)).at(None) for job in found.jobs}
+        return render.page(request, "compare.html", found=found, samples=side_by_side(newest), letters=LETTERS)
 
     @router.get("/datasets")
     def datasets_page(request: Request, after: str = "") -> Response:

@@ -19,7 +19,7 @@ const probe = document.createElement("i");
 probe.hidden = true;
 document.body.append(probe);
 // A colour of the style sheet as a canvas takes it, in the theme that is shown.
-const color = (name) => ((probe.style.color = `var(${name})`), getComputedStyle(probe).color);
+export const color = (name) => ((probe.style.color = `var(${name})`), getComputedStyle(probe).color);
 
 async function ask(query) {
   const answer = await fetch(`/jobs/${place.dataset.job}/metrics?fields=${ASKED.join(",")}&${query}`);
@@ -138,7 +138,7 @@ function options(panel, width) {
   };
 }
 
-const figure = (value) => (Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(4))));
+export const figure = (value) => (Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(4))));
 
 function zoom(plot) {
   range = [plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")];

@@ -50,6 +50,8 @@ PICTURES = [
     Shot("plan", "/jobs/{recipes-xl}?tab=plan"),
     Shot("events", "/jobs/{recipes-xl}?tab=events"),
     Shot("log", "/jobs/{recipes-xl}?tab=log"),
+    Shot("compare", "/compare?jobs={support-chat},{support-chat-long}", height=1000),
+    Shot("compare-three", "/compare?jobs={recipes-xl},{recipes-large},{tickets}", dark=True, whole=True),
     Shot("workers", "/workers", height=600),
 ]
 

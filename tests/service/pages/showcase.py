@@ -25,6 +25,7 @@ from jobs.events import (
     Sample,
 )
 from jobs.heartbeat import WorkerHeartbeat
+from jobs.memory_plan import MemoryPlan
 from jobs.metrics import MetricRow
 from jobs.plan import DataPlan, ModelPlan, make_plan, make_time_plan
 from jobs.preview import DataPreview, RowPreview, SourcePreview, SpanPreview, TextPreview
@@ -56,6 +57,20 @@ WRITTEN = (
 )
 
 
+def _on_24_gib(tokens: int, micro_batch: int, **gib: float) -> MemoryPlan:
+    """Of Qwen2.5-7B with adapters of rank 128, on a GPU of 24 GiB."""
+    parts = {name: int(each * GIB) for name, each in gib.items()}
+    return memory_plan(
+        gpu="NVIDIA GeForce RTX 4090", budget_bytes=23 * GIB, margin_bytes=GIB // 2, optimizer="adamw", parts=parts,
+        micro_batch=micro_batch, peak_bytes=sum(parts.values()), input_tokens=tokens, target_tokens=0, candidates=[],
+        least_parts=parts, least_bytes=sum(parts.values()), trained_parameters=322_961_408,
+    )  # fmt: skip
+
+
+FITS = _on_24_gib(512, 1, weights=14.8, gradients=0.6, optimizer=2.4, activations=1.0, temporaries=0.5, context=0.5)
+REFUSED = _on_24_gib(2048, 1, weights=15.4, gradients=1.2, optimizer=2.4, activations=5.9, temporaries=2.0, context=0.5)
+
+
 def furnish(service: Service, *, rows: int = DONE // EVERY) -> dict[str, str]:
     """Ids by name; `recipes-xl` runs, with so many rows of metrics."""
     for worker in WORKERS:
@@ -67,10 +82,17 @@ def furnish(service: Service, *, rows: int = DONE // EVERY) -> dict[str, str]:
         "tickets": _submit(service, "tickets", "microsoft/deberta-v3-base", task="classification", team="support"),
         "recipes-xl": _submit(service, "recipes-xl", "google/flan-t5-xl", team="kitchen"),
         "support-chat": _submit(service, "support-chat", "Qwen/Qwen2.5-7B-Instruct", lora=128, team="support"),
-        "support-chat-r16": _submit(service, "support-chat-r16", "Qwen/Qwen2.5-7B-Instruct", lora=16, team="support"),
-    }
+        "support-chat-long": _submit(
+            service, "support-chat-long", "Qwen/Qwen2.5-7B-Instruct", lora=128, team="support",
+            adapter_dtype="float32", max_tokens=2048,
+        ),
+    }  # fmt: skip
     for name in list(jobs)[1:]:
-        _plan(service, jobs[name], chat=name.startswith("support"))
+        memory = {"support-chat": FITS, "support-chat-long": REFUSED}.get(name, memory_plan())
+        _plan(service, jobs[name], memory, chat=name.startswith("support"))
+    needs = Fault(code="out_of_memory", message="the smallest setting needs 27.4 GiB, and the GPU has 23.0 GiB",
+                  hint="set data.max_tokens=1024, or method.adapter_dtype=bfloat16")  # fmt: skip
+    service.append(jobs["support-chat-long"], JobFailed(error=needs))
     service.append(
         jobs["recipes-base"],
         GPU,
@@ -97,14 +119,17 @@ def furnish(service: Service, *, rows: int = DONE // EVERY) -> dict[str, str]:
     return jobs
 
 
-def _submit(service: Service, name: str, model: str, *, team: str, lora: int | None = None, task: str = "auto") -> str:
-    method = {"type": "full"} if lora is None else {"type": "lora", "rank": lora}
-    return service.submit(name=name, model=model, metadata={"team": team}, method=method, task=task)
+def _submit(
+    service: Service, name: str, model: str, *, team: str, lora: int | None = None, task: str = "auto",
+    adapter_dtype: str = "bfloat16", max_tokens: int = 512,
+) -> str:  # fmt: skip
+    method = {"type": "full"} if lora is None else {"type": "lora", "rank": lora, "adapter_dtype": adapter_dtype}
+    data = {"train": "rows.jsonl", "max_tokens": max_tokens}
+    return service.submit(name=name, model=model, metadata={"team": team}, method=method, task=task, data=data)
 
 
-def _plan(service: Service, job: str, *, chat: bool) -> None:
+def _plan(service: Service, job: str, memory: MemoryPlan, *, chat: bool) -> None:
     run = service.run(job)
-    memory = memory_plan()
     time_plan = make_time_plan(
         model_flops=9e19, recomputed_flops=0.0, estimated=False, device="cuda", gpu=None, parameters=2_849_757_184,
         compiled=True, step_flops=2e15,
@@ -115,7 +140,8 @@ def _plan(service: Service, job: str, *, chat: bool) -> None:
     data = DataPlan(
         train="rows.jsonl", input="{title}: {ingredients}", target="{directions}", rows=6_000_000, complete=True
     )
-    plan = make_plan(run.spec(), ModelPlan(source=run.spec().model, parameters=2_849_757_184), data, "cuda", memory)
+    model = ModelPlan(source=run.spec().model, parameters=7_615_616_512 if chat else 2_849_757_184)
+    plan = make_plan(run.spec(), model, data, "cuda", memory, task="causal" if chat else "seq2seq")
     run.write_plan(plan.model_copy(update={"time": time_plan, "steps": STEPS}))
     run.write_preview(_chat() if chat else _recipes())
     counts: dict[str, Any] = {"rows_read": 6_021_340, "kept": 6_000_000, "train_rows": 5_940_000,
@@ -124,7 +150,8 @@ def _plan(service: Service, job: str, *, chat: bool) -> None:
               "truncated_inputs": 1_204, "truncated_targets": 3_311,
               "normalized": {"½": 91_220, "¼": 40_031}}  # fmt: skip
     (run.path / "dataset.json").write_text(dataset_report(**counts).model_dump_json())
-    service.append(job, prepared(STEPS, memory=memory.summary(), time=time_plan.summary(), **counts), JobQueued())
+    if memory.fits:
+        service.append(job, prepared(STEPS, memory=memory.summary(), time=time_plan.summary(), **counts), JobQueued())
 
 
 def _text(text: str, tokens: int) -> TextPreview:
