@@ -29,7 +29,7 @@ def test_from_the_table_to_why_one_fits_and_the_other_does_not(
         page.get_by_role("link", name="support-chat-long").click()
         expect(page.locator(".notice.bad")).to_contain_text("The smallest setting needs 27.4 GiB")
         page.goto(f"{service.url}/compare?jobs={jobs['recipes-xl']},{jobs['tickets']}")
-        expect(page.locator("#overlay")).to_have_attribute("data-drawn", "100")
+        expect(page.locator("#overlay")).to_have_attribute("data-drawn", "109")
         page.get_by_label("x axis").select_option("tokens")
         expect(page.locator("#overlay canvas")).to_be_visible()
         wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
