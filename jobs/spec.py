@@ -29,7 +29,7 @@ from pydantic import (
 from jobs.data_names import DATA_SUFFIXES, UPLOADED, DataFormat, data_format, hub_data
 from jobs.errors import UserError
 from jobs.memory_plan import OptimizerName
-from jobs.wrong_spec import ONE_SOURCE, SOURCES, explain, shorten
+from jobs.wrong_spec import ONE_SOURCE, SOURCES, explain, quantized, shorten
 
 Auto = Literal["auto"]
 LrScheduler = Literal["linear", "cosine", "constant"]
@@ -193,7 +193,7 @@ def _named_method(value: object) -> object:
     if value and "type" not in value:
         raise ValueError(f"`type` is missing: {' or '.join(map(repr, METHODS))}")
     if (kind := value.get("type", "full")) not in METHODS:
-        raise ValueError(f"type {shorten(kind)} is not known: {' or '.join(map(repr, METHODS))}")
+        raise ValueError(f"type {shorten(kind)} is not known: {' or '.join(map(repr, METHODS))}{quantized(kind)}")
     return value or {"type": "full"}
 
 

@@ -40,6 +40,21 @@ ELSEWHERE = {
 }  # fmt: skip
 """Names in other tools: what they are called here."""
 
+NOT_QUANTIZED = (
+    "models are not trained in 4 or 8 bits: merged into 16, the adapters would make another model than the one that "
+    "was trained; with method: lora the model takes 2 bytes a weight, and `longhaul plan` says what fits (docs/lora.md)"
+)
+_QUANTIZED = re.compile(
+    r"^(?!.*(adam|optim)).*([48]|four|eight)[-_ ]?bit|^int[48]$|bitsandbytes|^bnb|nf4|fp4|qlora|quanti[sz]",
+    re.IGNORECASE,
+)
+"""What other tools call a model whose weights have 4 or 8 bits."""
+
+
+def quantized(name: object) -> str:
+    """What to append where a key or value asks for a quantized model; '' for any other."""
+    return f"; {NOT_QUANTIZED}" if isinstance(name, str) and _QUANTIZED.search(name) else ""
+
 
 def explain(
     error: ValidationError,
@@ -67,14 +82,16 @@ def explain(
     texts = [
         f"{_dotted(key)}: {text}" if key else text
         for key in wrong[:LISTED]
-        for text in [_said(by_key[key], meant.get(key)) if key in by_key else further[key]]
+        for text in [_said(key, by_key[key], meant.get(key)) if key in by_key else further[key]]
     ]
     param = _dotted(wrong[0]) or None
     if len(wrong) == 1:
         said, _, question = texts[0].partition("; did you mean ")
         about_keys = unknown or (wrong[0] in by_key and by_key[wrong[0]][0]["type"] == MISSING)
-        hints = ([f"did you mean {question}"] if question else []) + ([keys] if about_keys else [])
-        return UserError(said, param=param, hint=" ".join(hints) or None)
+        plain = said.removesuffix(f"; {NOT_QUANTIZED}")
+        general = [NOT_QUANTIZED] if plain != said else [keys] if about_keys else []
+        hints = [*([f"did you mean {question}"] if question else []), *general]
+        return UserError(plain, param=param, hint=" ".join(hints) or None)
     head = f"{len(wrong)} errors" + (f", the first {LISTED} of them:" if len(wrong) > LISTED else ":")
     message = "\n".join([head, *(f"- {text}" for text in texts)])
     return UserError(message, param=param, hint=keys if unknown else None)
@@ -114,19 +131,20 @@ def _dotted(key: Sequence[str]) -> str:
     return ".".join(names)[:LONGEST]
 
 
-def _said(entries: list[Any], meant: str | None) -> str:
+def _said(key: tuple[str, ...], entries: list[Any], meant: str | None) -> str:
     """Of one key."""
     first = entries[0]
     texts = [_IN_JSON.get(entry["type"]) or _in_our_words(entry["msg"]) for entry in entries]
     if first["type"] == UNKNOWN:
-        return f"{texts[0]}; did you mean {meant}?" if meant else texts[0]
+        return texts[0] + (quantized(key[-1]) or (f"; did you mean {meant}?" if meant else ""))
     if first["type"] == MISSING:
         return texts[0]
     text = "; or: ".join([texts[0], *sorted({*texts} - {texts[0]})])
     given = first["input"]
     if isinstance(given, Mapping):
         return text
-    return f"{text} (got {shorten(given)}){_meant_value(given, entries)}"
+    about = quantized(given) if key and key[-1].endswith("dtype") else ""
+    return f"{text} (got {shorten(given)}){about or _meant_value(given, entries)}"
 
 
 def _meant_value(given: object, entries: list[Any]) -> str:

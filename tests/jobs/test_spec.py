@@ -95,6 +95,34 @@ def test_a_wrong_value_is_named(dotted: str, value: object, said: str) -> None:
     assert dotted.startswith(caught.value.param) or caught.value.param.startswith(dotted)
 
 
+@pytest.mark.parametrize(
+    ("dotted", "value"),
+    [
+        ("load_in_4bit", True),
+        ("quantization_config", {"bnb_4bit_quant_type": "nf4"}),
+        ("method", "qlora"),
+        ("method", {"type": "qlora", "rank": 8}),
+        ("method", {"type": "lora", "load_in_8bit": True}),
+        ("method", {"type": "lora", "bnb_4bit_compute_dtype": "float16"}),
+        ("method", {"type": "lora", "adapter_dtype": "nf4"}),
+        ("memory.bitsandbytes", True),
+    ],
+)
+def test_a_model_in_4_or_8_bits_is_refused_with_the_reason_and_what_to_do_instead(dotted: str, value: object) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_spec(with_key(dotted, value))
+    said = f"{caught.value} {caught.value.hint or ''}"
+    assert said.count("models are not trained in 4 or 8 bits: merged into 16, the adapters would make another") == 1
+    assert "with method: lora the model takes 2 bytes a weight" in said and "did you mean" not in said
+
+
+@pytest.mark.parametrize(("dotted", "value"), [("memory.optimizer", "adamw_4bit"), ("optimizer_8bit", True)])
+def test_an_optimizer_of_few_bits_is_no_such_model(dotted: str, value: object) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_spec(with_key(dotted, value))
+    assert "models are not trained" not in f"{caught.value} {caught.value.hint}"
+
+
 @pytest.mark.parametrize("name", ["Überraschung", "2024", "हिन्दी", "日本 レシピ", "a_b.c-d", "👩 1"])
 def test_names_of_every_script_are_legal(name: str) -> None:
     assert parse_spec(LEAST | {"name": name}).name == name
