@@ -202,7 +202,7 @@ class Scene:
         self.model.to(dtype)  # type: ignore[arg-type]  # wrapped by transformers
         self.model.lm_head.weight = torch.nn.Parameter(torch.randn_like(self.model.lm_head.weight) * 0.05)
         fuse(self.model)
-        method_of(self.spec).inject(self.model, 0)
+        method_of(self.spec, "bfloat16").inject(self.model, 0)
         self.model.to(dtype)  # type: ignore[arg-type]  # wrapped by transformers
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():

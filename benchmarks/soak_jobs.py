@@ -115,6 +115,6 @@ def digest(run: RunDir) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
 
 
-def series(run: RunDir) -> list[tuple[int, float, float, float]]:
+def series(run: RunDir) -> list[tuple[int, float, float | None, float]]:
     """What must be equal bit for bit."""
     return [(row.step, row.loss, row.grad_norm, row.learning_rate) for row in run.metrics()]

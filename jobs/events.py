@@ -376,6 +376,20 @@ class OomRecovered(Fact):
     """Folder, relative to the run directory."""
 
 
+class UpdateSkipped(Fact):
+    """The gradients of a step overflowed beside a model in float16: its update was skipped, and its rows count as seen.
+    A few of these are part of such a run."""
+
+    type: Literal["update.skipped"] = "update.skipped"
+    by_trainer: ClassVar[bool] = True
+    step: int
+    """The step; the weights after it are those before it."""
+    loss_scale: float
+    """What its loss was multiplied by for the backward pass."""
+    next_loss_scale: float
+    """The same of the next step."""
+
+
 class AttemptEnded(Fact):
     """The trainer process of attempt `Event.attempt` is gone."""
 
@@ -458,7 +472,8 @@ AnyFact = Annotated[
     JobSubmitted | JobChecked | JobPrepared | JobUnprepared | JobQueued | JobPauseRequested | JobCancelRequested
     | JobPauseWithdrawn | JobPriorityChanged | AttemptStarted | DeviceWaiting | MemoryPlanned | ModelLoaded
     | MemoryMeasured | EvaluationFinished | CheckpointSaved | CheckpointRejected | DiskLow | OomRecovered
-    | AttemptEnded | JobPaused | JobResumed | JobRepaired | JobValidated | JobSucceeded | JobFailed | JobCancelled,
+    | UpdateSkipped | AttemptEnded | JobPaused | JobResumed | JobRepaired | JobValidated | JobSucceeded | JobFailed
+    | JobCancelled,
     Field(discriminator="type"),
 ]  # fmt: skip
 

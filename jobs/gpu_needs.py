@@ -26,15 +26,18 @@ class GpuNeeds:
     """`resources.gpu_name`."""
     least_bytes: int | None = None
     """What a peak takes at the least, once it is planned."""
+    native_bf16: bool = False
+    """The job is planned in bfloat16."""
 
     @classmethod
     def of(cls, resources: ResourcesSpec, plan: CheckSummary | Empty) -> GpuNeeds:
         """Those of a job. In plans of earlier versions the peak stands for the least: so much is known to do."""
         memory = plan.memory if isinstance(plan, CheckSummary) else None
-        least = None
+        least, native = None, False
         if memory is not None and memory.device == "cuda":
             least = memory.peak_bytes if memory.least_bytes is None else memory.least_bytes
-        return cls(resources.gpu_memory_gib, resources.gpu_name, least)
+            native = memory.dtype == "bfloat16"
+        return cls(resources.gpu_memory_gib, resources.gpu_name, least, native)
 
     def unmet(self, gpu: GpuFacts | None) -> str | None:
         """Why this GPU (None: a CPU) cannot take the job, for people; None: it can."""
@@ -52,6 +55,8 @@ class GpuNeeds:
         if self.least_bytes is not None and gpu.limit_bytes < self.least_bytes:
             has, needed = bytes_alike(gpu.limit_bytes, self.least_bytes)
             return f"{gpu.name} has {has} for a job, and this one needs at least {needed}"
+        if self.native_bf16 and not gpu.native_bf16:
+            return f"{gpu.name} has no native bf16, and the job is planned in bfloat16"
         return None
 
     def _is_named(self, gpu: str) -> bool:

@@ -38,6 +38,8 @@ class GpuFacts:
     """All of it, as nvidia-smi says: the driver keeps some hundred MiB for itself."""
     measured: MeasuredGpu | None = None
     """None: nothing was measured."""
+    native_bf16: bool = True
+    """Whether it multiplies bf16 itself: from compute capability 8.0 on. Others train with a model in fp16."""
 
     @property
     def peak_flops(self) -> float | None:
@@ -74,7 +76,8 @@ class GpuFacts:
     def encode(self) -> str:
         """One line of JSON."""
         measured = None if self.measured is None else self.measured.model_dump()
-        return json.dumps({"name": self.name, "memory_bytes": self.memory_bytes, "measured": measured})
+        facts = {"name": self.name, "memory_bytes": self.memory_bytes, "measured": measured}
+        return json.dumps(facts | {"native_bf16": self.native_bf16})
 
     @classmethod
     def parse(cls, text: str) -> GpuFacts:
@@ -85,7 +88,7 @@ class GpuFacts:
             facts = json.loads(text)
             measured = facts.get("measured")
             known = None if measured is None else MeasuredGpu.model_validate(measured)
-            return cls(str(facts["name"]), int(facts["memory_bytes"]), known)
+            return cls(str(facts["name"]), int(facts["memory_bytes"]), known, facts.get("native_bf16") is not False)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f'{GPU} is {text!r}; it is JSON such as {{"name": "…", "memory_bytes": 34190917632}}'

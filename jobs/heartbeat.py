@@ -20,11 +20,13 @@ class TrainWorkerGpu(Frozen, strict=True, extra="allow"):
     """Such as `NVIDIA GeForce RTX 5090`."""
     memory_bytes: Annotated[int, Field(gt=0, lt=2**50)]
     """Of the whole GPU."""
+    native_bf16: bool = True
+    """Whether it multiplies bf16 itself; false: it trains adapters beside a model in fp16, and nothing else."""
 
     @property
     def facts(self) -> GpuFacts:
         """The same, as needs are compared with it."""
-        return GpuFacts(self.name, self.memory_bytes)
+        return GpuFacts(self.name, self.memory_bytes, native_bf16=self.native_bf16)
 
 
 class TrainWorker(Frozen, strict=True):
@@ -46,7 +48,7 @@ class Gpu(TrainWorkerGpu):
     @property
     def facts(self) -> GpuFacts:
         """What decides which jobs it can take, and how they are planned."""
-        return GpuFacts(self.name, self.memory_bytes, self.measured)
+        return GpuFacts(self.name, self.memory_bytes, self.measured, self.native_bf16)
 
 
 class SinkLag(Frozen, strict=True, extra="ignore", json_schema_extra={"additionalProperties": False}):

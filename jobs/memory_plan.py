@@ -11,6 +11,8 @@ from jobs.frozen import Frozen
 from jobs.text.units import bytes_alike
 
 OptimizerName = Literal["adamw", "adamw_8bit", "adafactor"]
+DType = Literal["bfloat16", "float16"]
+"""Of a model in memory."""
 Device = Literal["cpu", "cuda"]
 BudgetSource = Literal["job", "gpu", "assumed", "host"]
 TEST_LIMIT = "LONGHAUL_TEST_MEMORY_LIMIT"
@@ -125,6 +127,8 @@ class MemoryFigures(Frozen):
     """Activations of every n-th layer are recomputed; 0: none."""
     optimizer: OptimizerName
     """As chosen."""
+    dtype: DType = "bfloat16"
+    """Of the model: what `parts.weights` are, but for adapters."""
     parts: dict[str, int]
     """At the peak: weights, gradients, optimizer, activations, temporaries, context."""
     peak_bytes: int
@@ -181,9 +185,10 @@ class MemoryPlan(MemoryFigures):
         setting = describe(self.optimizer, self.activation_checkpointing, self.micro_batch)
         peak, budget, free = bytes_alike(self.peak_bytes, self.budget_bytes, abs(self.budget_bytes - self.peak_bytes))
         left = "free" if self.peak_bytes <= self.budget_bytes else "missing"
+        half = "model in float16, adapters in float32, " if self.dtype == "float16" else ""
         return (
             f"{peak} at its peak, of {budget} ({source[self.budget_source]}; {free} {left}): "
-            f"{setting} of {self.input_tokens}/{self.target_tokens} tokens"
+            f"{half}{setting} of {self.input_tokens}/{self.target_tokens} tokens"
             + (f"; {self.disk.text}" if self.disk and self.disk.text else "")
         )
 

@@ -20,8 +20,12 @@ class MetricRow(Frozen):
     """Mean negative log likelihood of a target token, nats, in fp32."""
     learning_rate: float
     """Of the last step."""
-    grad_norm: float
-    """Global norm before clipping."""
+    grad_norm: float | None
+    """Global norm before clipping, without that of skipped updates. None where all were skipped."""
+    loss_scale: float | None = None
+    """What the loss of the last step was multiplied by for its backward pass. None: the model is not float16."""
+    skipped_updates: int | None = None
+    """Steps of the run so far whose update was skipped, since gradients overflowed float16. None as above."""
     rows_per_s: float
     """Training rows a second."""
     target_tokens_per_s: float

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from pydantic.json_schema import SkipJsonSchema
 
+from jobs.errors import Rejected
 from jobs.frozen import Frozen, left_out
 from jobs.gpus import REFERENCE, GpuFacts, short_name
-from jobs.memory_plan import MemoryPlan, MemorySummary, OptimizerName
-from jobs.spec import JobSpec
+from jobs.memory_plan import DType, MemoryPlan, MemorySummary, OptimizerName
+from jobs.spec import FullMethod, JobSpec
 from jobs.text.units import durations_alike, format_duration
 
 EXPECTED_SHARE = 0.4
@@ -35,6 +36,8 @@ class ModelPlan(Frozen):
     new: tuple[str, ...] = ()
     """Tensors that the model named does not have, and that training begins with at random: a classifier's head. Of a
     hub model exact after prepare."""
+    underflow: int = 0
+    """Weights that are too small for float16 and have become 0; known after prepare, where the model is float16."""
 
 
 class LabelPlan(Frozen):
@@ -130,6 +133,9 @@ class Resolved(Frozen):
     """Activations of every n-th layer are recomputed; 0: none."""
     optimizer: OptimizerName = "adamw"
     """Which one."""
+    dtype: DType = "bfloat16"
+    """Type of the model in memory (`method.base_dtype`); beside `float16`, adapters are float32, and the loss is
+    scaled."""
     compile: bool = False
     """Whether layers run compiled."""
 
@@ -310,9 +316,42 @@ class CheckSummary(Frozen):
         """With time and memory as planned again for all rows, where they were."""
         change: Mapping[str, object] = {"time": time or self.time}
         if memory is not None:
-            chosen = {key: getattr(memory, key) for key in ("micro_batch", "activation_checkpointing", "optimizer")}
+            decided = ("micro_batch", "activation_checkpointing", "optimizer", "dtype")
+            chosen = {key: getattr(memory, key) for key in decided}
             change = {**change, "memory": memory, "resolved": self.resolved.model_copy(update=chosen)}
         return self.model_copy(update=change)
+
+
+def resolve_dtype(spec: JobSpec, gpu: GpuFacts | None, begun: DType | None = None) -> DType:
+    """The type of the model on this GPU (None: a CPU, or none is known). `begun`: that of the run to continue.
+
+    Raises Rejected (`no_native_bf16`) where the GPU cannot train the job so.
+    """
+    method = spec.method
+    asked = "auto" if isinstance(method, FullMethod) else method.base_dtype
+    native = gpu is None or gpu.native_bf16
+    if begun is not None:
+        dtype = begun
+    elif asked != "auto":
+        dtype = asked
+    else:
+        dtype = "bfloat16" if native or spec.needs_native_bf16 else "float16"
+    if dtype == "bfloat16" and gpu is not None and not native:
+        if isinstance(method, FullMethod):
+            param, hint = "method", "set method: lora, which trains adapters beside a model in float16 there"
+        elif begun is not None:
+            param = "resume_from"
+            hint = "leave resume_from out, and both types in method at auto, to start over in float16"
+        else:
+            param = "method.base_dtype" if asked == "bfloat16" else "method.adapter_dtype"
+            hint = f"leave {param} at auto: the model is then float16, and its adapters are float32"
+        raise Rejected(
+            f"the job trains in bfloat16, and {gpu.name} has no native bf16",
+            code="no_native_bf16",
+            param=param,
+            hint=f"{hint}; or use a GPU of compute capability 8.0 or newer (RTX 30, A100, and newer)",
+        )
+    return dtype
 
 
 def resolve(spec: JobSpec, memory: MemoryPlan | None, device: str = "cpu") -> Resolved:
@@ -328,6 +367,7 @@ def resolve(spec: JobSpec, memory: MemoryPlan | None, device: str = "cpu") -> Re
         micro_batch=chosen[0],
         activation_checkpointing=chosen[1],
         optimizer=chosen[2],
+        dtype=resolve_dtype(spec, None) if memory is None else memory.dtype,
         # Measured on the CPU: compiled layers take longer than fused ones.
         compile=device == "cuda" and spec.speed.fused if spec.speed.compile == "auto" else spec.speed.compile,
     )

@@ -157,9 +157,12 @@ class LoraMethod(Part):
     """Multiply by alpha / √rank in place of alpha / rank (rank-stabilized LoRA)."""
     dora: bool = False
     """Train the length of each weight vector apart from its direction (DoRA): slower, and takes more memory."""
-    adapter_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Type of the adapters; the model is bfloat16 in any case. `float32` casts what goes into every adapter, and takes
-    more memory."""
+    base_dtype: Literal["auto", "bfloat16", "float16"] = "auto"
+    """Type of the model. `auto`: bfloat16; float16 where the GPU that the job is planned for has no native bfloat16
+    (Turing). `float16` scales the loss, and skips the update of a step whose gradients overflow (docs/lora.md)."""
+    adapter_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Type of the adapters. `auto`: bfloat16, and float32 beside a model in float16, where nothing else is possible.
+    `float32` casts what goes into every adapter, and takes more memory."""
     merge: bool = False
     """Deliver the whole model with the adapters merged into it, and the adapters beside it in `model/adapter/`."""
 
@@ -179,6 +182,12 @@ class LoraMethod(Part):
                     f"{value!r} is no regular expression ({error}); for the endings of names write a list"
                 ) from None
         return value
+
+    @model_validator(mode="after")
+    def _wide_adapters_beside_float16(self) -> LoraMethod:
+        if (self.base_dtype, self.adapter_dtype) == ("float16", "bfloat16"):
+            raise ValueError("beside a model in float16 adapters are float32: leave `adapter_dtype` at auto")
+        return self
 
 
 METHODS = ("full", "lora")
@@ -517,6 +526,12 @@ class JobSpec(Part):
                 "checkpoints, such as job-1a2b3c/step-00000500"
             )
         return value
+
+    @property
+    def needs_native_bf16(self) -> bool:
+        """Whether the job cannot be trained with its model in float16."""
+        method = self.method
+        return isinstance(method, FullMethod) or "bfloat16" in (method.base_dtype, method.adapter_dtype)
 
     def sha256(self) -> str:
         """Hash of the canonical JSON, with the defaults of this version."""

@@ -234,6 +234,7 @@ class GpuDict(TypedDict):
     uuid: str
     name: str
     memory_bytes: int
+    native_bf16: NotRequired[bool]
     driver: str
     measured: NotRequired[JsonObject | None]
 

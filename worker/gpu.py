@@ -57,7 +57,7 @@ def named_gpus(wanted: str) -> list[str]:
     """UUIDs of the GPUs that `wanted` names: `all`, or indexes and UUIDs with commas between. Of a GPU that is cut into
     MIG slices, those of its slices. A UUID that is not here now is kept: that GPU may come back.
 
-    `all` leaves out GPUs without bf16; an index that is missing is left out with an error in the log.
+    `all` leaves out GPUs that torch has no kernels for; an index that is missing is left out with an error in the log.
 
     Raises NoGpu if none is left, or nvidia-smi shows none.
     """
@@ -74,7 +74,7 @@ def named_gpus(wanted: str) -> list[str]:
     found: dict[str, None] = {}
     names = wanted.split(",")
     if wanted == "all":
-        old = {row[0]: why for row in rows if (why := without_bf16(row)) is not None}
+        old = {row[0]: why for row in rows if (why := too_old(row)) is not None}
         if len(old) == len(rows):
             raise NoGpu("; ".join(old.values()))
         for why in old.values():
@@ -97,13 +97,14 @@ def find_gpu(wanted: str) -> Gpu:
     """
     rows, failure = ask_smi()
     for row in rows:
-        index, uuid, name, mebibytes, driver, _ = row
+        index, uuid, name, mebibytes, driver, capability = row
         if wanted in (index, uuid) or (not wanted and failure is None):
-            if (old := without_bf16(row)) is not None:
+            if (old := too_old(row)) is not None:
                 raise NoGpu(old)
             if not mebibytes.isdecimal():  # such as [N/A] or [Insufficient Permissions]
                 raise NoGpu(f"nvidia-smi does not say how much memory {name} has (memory.total is {mebibytes!r})")
-            return Gpu(uuid=uuid, name=name, memory_bytes=int(mebibytes) * 2**20, driver=driver)
+            memory = int(mebibytes) * 2**20
+            return Gpu(uuid=uuid, name=name, memory_bytes=memory, driver=driver, native_bf16=has_bf16(capability))
     if wanted.startswith(("GPU-", "MIG-")) and (gpu := ask_nvml(wanted)) is not None:  # nvidia-smi tables no slices
         return gpu
     if failure is not None:
@@ -111,12 +112,17 @@ def find_gpu(wanted: str) -> Gpu:
     raise unknown(wanted, rows)
 
 
-def without_bf16(row: list[str]) -> str | None:
-    """Why the GPU of this row cannot train: it has no bf16 (below compute capability 8.0). None: it can."""
+def too_old(row: list[str]) -> str | None:
+    """Why the GPU of this row cannot train: torch has no kernels for it (before Turing). None: it can."""
     *_, name, _, _, capability = row
-    if re.fullmatch(r"[0-7]\.\d", capability) is None:
+    if re.fullmatch(r"[0-6]\.\d|7\.[0-4]", capability) is None:
         return None
-    return f"{name} has compute capability {capability}, and bf16 needs 8.0 (RTX 30, A100, and newer)"
+    return f"{name} has compute capability {capability}, and torch needs 7.5 (Turing: T4, RTX 20, and newer)"
+
+
+def has_bf16(capability: str) -> bool:
+    """Whether GPUs of this compute capability multiply bf16 themselves: from 8.0 on, as far as it is known."""
+    return re.fullmatch(r"[0-7]\.\d", capability) is None
 
 
 def unknown(name: str, rows: list[list[str]]) -> NoGpu:

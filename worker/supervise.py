@@ -43,7 +43,7 @@ from jobs.record import JobRecord
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.redis.workers import lease_token
-from jobs.spec import ResourcesSpec
+from jobs.spec import JobSpec
 from jobs.state import Requested, Stage, Status
 from jobs.version import VERSION, library_versions
 from worker.ending import ending, unfinished
@@ -238,7 +238,7 @@ def validate(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) ->
     """Check or prepare a job that is being validated."""
     run.verified()
     environment = trainer_environment(context.settings, stage, run)
-    if (gpu := planned_gpu(context.store, run.spec().resources)) is not None:
+    if (gpu := planned_gpu(context.store, run.spec())) is not None:
         environment[GPU] = gpu.encode()
     trainer = Trainer(run, stage, None, environment)
     lines: list[Noted | Finished] = []
@@ -302,9 +302,11 @@ def has_budget(run: RunDir) -> bool:
         return False
 
 
-def planned_gpu(store: Store, resources: ResourcesSpec) -> GpuFacts | None:
+def planned_gpu(store: Store, spec: JobSpec) -> GpuFacts | None:
     """The GPU that a job is planned for: of those that train workers report and that meet `resources`, the largest,
-    and of these the fastest. What does not fit it fits none. None: there is no such GPU.
+    and of these one with native bf16, and the fastest. What does not fit it fits none. None: there is no such GPU.
+
+    A job that needs native bf16 gets one without only where there is no other: *check* then refuses it.
     """
     try:
         workers = store.workers.all()
@@ -313,10 +315,12 @@ def planned_gpu(store: Store, resources: ResourcesSpec) -> GpuFacts | None:
         return None
     if any(worker.stage == Stage.TRAIN and worker.device == "cuda" and worker.gpu is None for worker in workers):
         return None
-    needs = GpuNeeds.of(resources, Empty())
+    needs = GpuNeeds.of(spec.resources, Empty())
     reported = [worker.gpu.facts for worker in workers if worker.stage == Stage.TRAIN and worker.gpu is not None]
     fitting = [gpu for gpu in reported if needs.unmet(gpu) is None]
-    return max(fitting, key=lambda gpu: (gpu.memory_bytes, gpu.peak_flops or 0.0), default=None)
+    if spec.needs_native_bf16:
+        fitting = [gpu for gpu in fitting if gpu.native_bf16] or fitting
+    return max(fitting, key=lambda gpu: (gpu.memory_bytes, gpu.native_bf16, gpu.peak_flops or 0.0), default=None)
 
 
 def show_latest(store: Store, run: RunDir, seen: int, scratch_attempt: int) -> int:

@@ -4,11 +4,12 @@ All instants come from TIME inside the script. Reconcile's own: `maintenance.py`
 
 - `lj`: key of a job's hash; fields: number, record, spec, status, stage, score, not_before, needs_ms (what is left of
   it, '' where nobody knows), began_ms (its attempt, '' where none runs), indexes (JSON: in which it is whatever its
-  state), gpu_memory_gib, gpu_name (lower case), least_bytes (`jobs/gpu_needs.py`; '' where any will do), lease (its
-  holder's token), damaged (JSON of what is wrong with its directory, where something is)
+  state), gpu_memory_gib, gpu_name (lower case), least_bytes, native_bf16 (`jobs/gpu_needs.py`; '' where any will do),
+  lease (its holder's token), damaged (JSON of what is wrong with its directory, where something is)
 - `rebuilt()`: whether Redis has been given every run directory since it was last empty (`jobs/redis/maintenance.py`)
 - `place(id)`: puts a job into the order of its stage when it waits and nobody holds it, and out of all others
-- `suits(id, gpu)`: whether that GPU (name, memory_bytes; nil: a CPU) can take the job, as `jobs/gpu_needs.py` says
+- `suits(id, gpu)`: whether that GPU (name, memory_bytes, native_bf16; nil: a CPU) can take the job, as
+  `jobs/gpu_needs.py` says
 - `trainers()`: what train workers of the last minute report, each with the `job` that it holds
 """
 
@@ -39,24 +40,25 @@ local function drop_lease(id, token)
   return 0
 end
 local function asks(id)
-  local h = redis.call('HMGET', lj(id), 'gpu_memory_gib', 'gpu_name', 'least_bytes')
+  local h = redis.call('HMGET', lj(id), 'gpu_memory_gib', 'gpu_name', 'least_bytes', 'native_bf16')
   local record = not h[3] and redis.call('HGET', lj(id), 'record')
   if record then  -- written by an earlier version: the peak of its plan stands for the least
     local plan = cjson.decode(record).plan
     local memory = type(plan) == 'table' and plan.memory
     h[3] = type(memory) == 'table' and memory.device == 'cuda' and string.format('%.0f', memory.peak_bytes) or ''
   end
-  return h[1] or '', h[2] or '', h[3]
+  return h[1] or '', h[2] or '', h[3], h[4] or '1'  -- earlier versions knew nothing but bf16
 end
 local function words(name) return '[^%w]' .. name:gsub('%p', '%%%0') .. '[^%w]' end
 local function suits(id, gpu)
-  local gib, name, least = asks(id)
+  local gib, name, least, bf16 = asks(id)
   gib, least = tonumber(gib), tonumber(least)
   if not gpu then return not gib and name == '' end
   local usable = gpu.memory_bytes - DRIVER_BYTES
   return (not gib or math.ceil(gpu.memory_bytes / 2^30) >= gib)
     and (name == '' or string.find(' ' .. string.lower(gpu.name) .. ' ', words(name)) ~= nil)
     and (not least or usable - math.floor(MARGIN * usable) >= least)
+    and (bf16 == '' or gpu.native_bf16 ~= false)
 end
 local function trainers()
   local held, found = {}, {}
@@ -70,7 +72,8 @@ local function trainers()
     if read and type(facts) == 'table' and facts.stage == 'train' then
       local gpu = facts.gpu
       local known = type(gpu) == 'table' and type(gpu.name) == 'string' and type(gpu.memory_bytes) == 'number'
-      gpu = known and {uuid = gpu.uuid, name = gpu.name, memory_bytes = gpu.memory_bytes} or nil
+      gpu = known and {uuid = gpu.uuid, name = gpu.name, memory_bytes = gpu.memory_bytes,
+                       native_bf16 = gpu.native_bf16} or nil
       table.insert(found, {healthy = facts.healthy == true, device = facts.device, gpu = gpu, job = held[name]})
     end
   end
@@ -96,7 +99,7 @@ return redis.call('HMGET', key, 'job', 'body')
 
 # ARGV: id, number before, number after, record, status, stage, score, not before (ms), submitted (ms), spec,
 #       JSON of its lasting indexes (with a spec), needs (ms), began (ms), token to release ('' for none), JSON of what
-#       it asks of a GPU (with a spec), least_bytes, then pairs number, event
+#       it asks of a GPU (with a spec), least_bytes, native_bf16, then pairs number, event
 # → {number that Redis has, 1 if there was a gap}
 # For a job that is new to Redis, only its newest event is published: followers read the earlier ones themselves.
 PROJECT = """
@@ -107,7 +110,7 @@ local before, after = tonumber(ARGV[2]), tonumber(ARGV[3])
 if have < before then return {have, 1} end
 if have < after then
   if have == 0 then redis.call('DEL', job .. ':events') end  -- what a lost hash left behind
-  for i = 17, #ARGV, 2 do
+  for i = 18, #ARGV, 2 do
     if tonumber(ARGV[i]) > have then
       redis.call('XADD', job .. ':events', ARGV[i] .. '-0', 'event', ARGV[i + 1])
       if have > 0 or i == #ARGV - 1 then
@@ -118,7 +121,8 @@ if have < after then
   local old = redis.call('HGET', job, 'status')
   if old then redis.call('ZREM', 'longhaul:status:' .. old, id) end
   redis.call('HSET', job, 'number', after, 'record', ARGV[4], 'status', ARGV[5], 'stage', ARGV[6], 'score', ARGV[7],
-             'not_before', ARGV[8], 'needs_ms', ARGV[12], 'began_ms', ARGV[13], 'least_bytes', ARGV[16])
+             'not_before', ARGV[8], 'needs_ms', ARGV[12], 'began_ms', ARGV[13], 'least_bytes', ARGV[16],
+             'native_bf16', ARGV[17])
   if ARGV[10] ~= '' then
     local asks = cjson.decode(ARGV[15])
     redis.call('HSET', job, 'spec', ARGV[10], 'indexes', ARGV[11], 'gpu_memory_gib', asks[1], 'gpu_name', asks[2])
@@ -162,7 +166,7 @@ while true do
 end
 """
 
-# → {{id, gpu_memory_gib, gpu_name, least_bytes}, …} of the jobs that wait to train, in order
+# → {{id, gpu_memory_gib, gpu_name, least_bytes, native_bf16}, …} of the jobs that wait to train, in order
 WAITING_TO_TRAIN = """
 local found = {}
 for _, id in ipairs(redis.call('ZRANGE', 'longhaul:order:train', 0, -1)) do

@@ -186,7 +186,7 @@ class Store:
             scripts.PROJECT, run.id, record.number - len(events), record.number, record.model_dump_json(),
             record.status.value, record.stage.value, -record.priority * 10**13 + submitted_ms,
             int(record.not_before * 1000), submitted_ms, spec, indexes, *_effort(record), release or "",
-            json.dumps(asks), _least_bytes(record), *pairs,
+            json.dumps(asks), *_planned_needs(record), *pairs,
         )  # fmt: skip
         return int(have), bool(gap)
 
@@ -272,9 +272,9 @@ class Store:
         return [
             (
                 job.decode(),
-                GpuNeeds(float(gib) if gib else None, name.decode() or None, int(least) if least else None),
+                GpuNeeds(float(gib) if gib else None, name.decode() or None, int(least) if least else None, bool(bf16)),
             )
-            for job, gib, name, least in self._script(scripts.WAITING_TO_TRAIN)
+            for job, gib, name, least, bf16 in self._script(scripts.WAITING_TO_TRAIN)
         ]
 
     def useful_tickets(self, stage: Stage, *, in_vain: bool = False) -> int:
@@ -385,10 +385,10 @@ def events_key(job: str) -> str:
     return f"{job_key(job)}:events"
 
 
-def _least_bytes(record: JobRecord) -> int | str:
-    """Bytes that a GPU must have room for; '': unknown."""
-    least = GpuNeeds.of(ResourcesSpec(), record.plan).least_bytes
-    return "" if least is None else least
+def _planned_needs(record: JobRecord) -> tuple[int | str, str]:
+    """(bytes that a GPU must have room for, whether it must have native bf16); '': unknown, or no."""
+    needs = GpuNeeds.of(ResourcesSpec(), record.plan)
+    return "" if needs.least_bytes is None else needs.least_bytes, "1" if needs.native_bf16 else ""
 
 
 def _effort(record: JobRecord) -> tuple[int | str, int | str]:

@@ -39,6 +39,7 @@ from jobs.events import (
     MemoryPlanned,
     ModelLoaded,
     OomRecovered,
+    UpdateSkipped,
 )
 from jobs.memory_plan import MemorySummary, describe
 from jobs.plan import TimeSummary
@@ -153,6 +154,11 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             )
         case OomRecovered():
             return _recovered(fact)
+        case UpdateSkipped():
+            return (
+                f"step {fact.step:,}: update skipped, gradients overflowed float16 at a loss scale of "
+                f"{fact.loss_scale:,.0f}; it is now {fact.next_loss_scale:,.0f}"
+            )
         case AttemptEnded():
             return f"attempt {attempt} ended at step {fact.step:,}: {_ended(fact)}"
         case JobPaused():

@@ -49,7 +49,7 @@ class Undisturbed:
 
     run: RunDir
     weights: bytes
-    series: list[tuple[int, float, float]]
+    series: list[tuple[int, float, float | None]]
     losses: dict[int, float]
 
     @classmethod
@@ -57,7 +57,7 @@ class Undisturbed:
         return cls(run, (run.model / "model.safetensors").read_bytes(), series(run), losses(run))
 
 
-def series(run: RunDir) -> list[tuple[int, float, float]]:
+def series(run: RunDir) -> list[tuple[int, float, float | None]]:
     """Step, loss and norm of every line of metrics.jsonl."""
     return [(row.step, row.loss, row.grad_norm) for row in read_lines(run.metrics_file, MetricRow)]
 

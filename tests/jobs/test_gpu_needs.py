@@ -32,6 +32,7 @@ from worker.supervise import planned_gpu
 
 SMALL = GpuFacts("NVIDIA GeForce RTX 4090", 24_564 * 2**20)
 LARGE = REFERENCE
+TURING = GpuFacts("Quadro RTX 6000", 24_220 * 2**20, native_bf16=False)
 HUGE = GpuFacts("NVIDIA H100 80GB HBM3", 81_559 * 2**20)
 
 
@@ -45,20 +46,28 @@ def needing(resources: dict[str, Any] | None = None) -> JobSpec:
 
 
 def queue(
-    store: Store, runs: Path, job: str, resources: dict[str, Any] | None = None, least: int | None = None, **more: Any
+    store: Store,
+    runs: Path,
+    job: str,
+    resources: dict[str, Any] | None = None,
+    least: int | None = None,
+    dtype: str = "bfloat16",
+    **more: Any,
 ) -> RunDir:
     """A job that waits to train; `least`: bytes that its plan takes at the least, None: it was planned on a CPU."""
     run, _ = create(runs, job, needing(resources), JobSubmitted(name=job, model="m", spec_sha256="s", **more))
     store.project(run, run.record(), run.events())
     device = "cpu" if least is None else "cuda"
-    memory = memory_plan(device=device, least_bytes=least).summary()
+    memory = memory_plan(device=device, least_bytes=least, dtype=dtype).summary()
     store.append(run, [checked(), prepared(9, time=time_summary(hours_expected=1.0), memory=memory), JobQueued()])
     return run
 
 
 def report(store: Store, name: str, gpu: GpuFacts | None, **more: Any) -> None:
     """A train worker's heartbeat."""
-    has = gpu and Gpu(uuid=f"GPU-{name}", name=gpu.name, memory_bytes=gpu.memory_bytes, driver="580")
+    has = gpu and Gpu(
+        uuid=f"GPU-{name}", name=gpu.name, memory_bytes=gpu.memory_bytes, driver="580", native_bf16=gpu.native_bf16
+    )
     store.workers.report(heartbeat(name, stage="train", device="cuda" if gpu else "cpu", gpu=has, **more))
 
 
@@ -173,7 +182,7 @@ def test_a_cpu_takes_what_asks_for_no_gpu_and_other_stages_ask_for_none(store: S
 def test_what_a_job_needs_is_known_again_to_a_redis_that_was_emptied(store: Store, tmp_path: Path) -> None:
     run = queue(store, tmp_path, "a", {"gpu_name": "H100", "gpu_memory_gib": 40.5}, least=25 * GIB)
     before = store.waiting_to_train()
-    assert before == [("a", GpuNeeds(40.5, "h100", 25 * GIB))]
+    assert before == [("a", GpuNeeds(40.5, "h100", 25 * GIB, native_bf16=True))]
     store.forget("a")
     store.project(run, run.record(), run.events())
     assert store.waiting_to_train() == before
@@ -325,6 +334,25 @@ def test_of_a_job_that_an_earlier_version_queued_the_peak_counts(store: Store, r
     assert take(store, "train-b", LARGE) == "job-1"
 
 
+def test_a_gpu_without_bf16_takes_what_is_planned_in_float16_alone(
+    store: Store, redis_url: str, tmp_path: Path
+) -> None:
+    queue(store, tmp_path, "bf16", least=GIB)
+    queue(store, tmp_path, "fp16", least=GIB, dtype="float16")
+    report(store, "train-t", TURING, busy=False)
+    assert store.useful_tickets(Stage.TRAIN) == 1
+    needs = dict(store.waiting_to_train())
+    assert needs["fp16"].unmet(TURING) is None
+    assert needs["bf16"].unmet(TURING) == ("Quadro RTX 6000 has no native bf16, and the job is planned in bfloat16")
+    assert take(store, "train-t", TURING) == "fp16"
+    assert take(store, "train-t2", TURING) is None
+    connect(redis_url).hdel("longhaul:job:bf16", "native_bf16")
+    assert take(store, "train-t3", TURING) is None, "an earlier version queued it: it knew nothing else"
+    assert take(store, "train-s", SMALL) == "bf16"
+    queue(store, tmp_path, "again", least=GIB, dtype="float16")
+    assert take(store, "train-s2", SMALL) == "again"
+
+
 def test_a_worker_that_found_nothing_adds_no_ticket_for_itself(store: Store, tmp_path: Path) -> None:
     queue(store, tmp_path / "runs", "job-1", {"gpu_name": "H100"})
     report(store, "train-a", SMALL, healthy=False, why="the runs directory is not writable")
@@ -334,10 +362,10 @@ def test_a_worker_that_found_nothing_adds_no_ticket_for_itself(store: Store, tmp
 
 def test_a_job_is_not_planned_for_the_smaller_gpu_while_another_is_away(store: Store) -> None:
     report(store, "train-a", SMALL)
-    assert planned_gpu(store, ResourcesSpec()) == SMALL
+    assert planned_gpu(store, needing()) == SMALL
     why = "LONGHAUL_DEVICE=cuda, but 'GPU-x' names no GPU here"
     store.workers.report(heartbeat("train-b", stage="train", device="cuda", gpu=None, healthy=False, why=why))
-    assert planned_gpu(store, ResourcesSpec()) is None
+    assert planned_gpu(store, needing()) is None
 
 
 def test_heartbeats_that_change_no_gpu_leave_a_job_as_it_was(store: Store, tmp_path: Path) -> None:

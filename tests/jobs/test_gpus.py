@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from jobs.gpus import REFERENCE, GpuFacts, memory_bandwidth, peak_flops
@@ -11,6 +13,8 @@ from worker.training.settings import from_environment
 def test_a_gpu_travels_through_the_environment() -> None:
     gpu = GpuFacts("NVIDIA H200", 143_771 * 2**20)
     assert GpuFacts.parse(gpu.encode()) == gpu
+    turing = dataclasses.replace(gpu, native_bf16=False)
+    assert GpuFacts.parse(turing.encode()) == turing
     assert from_environment({"LONGHAUL_GPU": gpu.encode()}).gpu == gpu
     assert from_environment({"LONGHAUL_GPU": ""}).gpu is None
 

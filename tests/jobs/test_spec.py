@@ -82,7 +82,10 @@ def test_a_spec_is_frozen() -> None:
         ("method", {"type": "lora", "rank": 0}, "greater than or equal to 1 (got 0)"),
         ("method", {"type": "lora", "targets": "(q"}, "is no regular expression"),
         ("method", {"type": "lora", "targets": []}, "at least 1 item"),
-        ("method", {"type": "lora", "adapter_dtype": "float16"}, "'bfloat16' or 'float32'"),
+        ("method", {"type": "lora", "adapter_dtype": "float16"}, "'auto', 'bfloat16' or 'float32'"),
+        ("method", {"type": "lora", "base_dtype": "float32"}, "'auto', 'bfloat16' or 'float16'"),
+        ("method", {"type": "lora", "base_dtype": "float16", "adapter_dtype": "bfloat16"}, "adapters are float32"),
+        ("method", {"type": "full", "base_dtype": "float16"}, "unknown key"),
         ("data.input", "title", "both `input` and `target`"),
         ("memory.optimizer", "sgd", "'adamw', 'adamw_8bit' or 'adafactor'"),
     ],
@@ -104,7 +107,8 @@ def test_a_wrong_value_is_named(dotted: str, value: object, said: str) -> None:
         ("method", {"type": "qlora", "rank": 8}),
         ("method", {"type": "lora", "load_in_8bit": True}),
         ("method", {"type": "lora", "bnb_4bit_compute_dtype": "float16"}),
-        ("method", {"type": "lora", "adapter_dtype": "nf4"}),
+        ("method", {"type": "lora", "base_dtype": "nf4"}),
+        ("method", {"type": "lora", "base_dtype": "int4"}),
         ("memory.bitsandbytes", True),
     ],
 )
@@ -243,7 +247,7 @@ def test_rounding_to_the_nearest_bf16_is_refused_with_the_reason_and_the_way_out
 def test_memory_is_resolved_as_planned_and_without_a_plan_as_the_job_says() -> None:
     spec = parse_spec(with_key("memory.activation_checkpointing", 3))
     assert resolve(spec, None).model_dump(exclude={"compile"}) == {
-        "micro_batch": 8, "activation_checkpointing": 3, "optimizer": "adamw",
+        "micro_batch": 8, "activation_checkpointing": 3, "optimizer": "adamw", "dtype": "bfloat16",
     }  # fmt: skip
     planned = resolve(spec, memory_plan(micro_batch=5, activation_checkpointing=2, optimizer="adamw_8bit"))
     assert (planned.micro_batch, planned.activation_checkpointing, planned.optimizer) == (5, 2, "adamw_8bit")

@@ -59,7 +59,7 @@ def trained(run: RunDir, number: int = 1) -> TrainResult:
     return result
 
 
-def logged(run: RunDir) -> list[tuple[int, float, float, float]]:
+def logged(run: RunDir) -> list[tuple[int, float, float | None, float]]:
     """What must be equal bit for bit in two runs of the same job: step, loss, norm, learning rate of every line.
 
     None where nothing has been logged.

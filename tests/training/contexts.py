@@ -37,7 +37,7 @@ def as_loaded(model: PreTrainedModel, spec: JobSpec) -> LoadedModel:
         parameter_bytes=sum(each.nbytes for each in parameters),
         seconds=0.0,
         peak_ratio=1.0,
-        method=method_of(spec),
+        method=method_of(spec, "bfloat16"),
     )
 
 

@@ -190,10 +190,16 @@ def test_the_driver_is_asked_for_its_cuda_and_whether_it_works(
     assert ask_driver("GPU-aaa") == said
 
 
-def test_a_gpu_without_bf16_is_left_out_of_all_and_refused_by_name(smi: Path) -> None:
+def test_a_gpu_without_bf16_is_one_that_says_so(smi: Path) -> None:
+    answer(smi, ROW.format(0, "aaa", "7.5") + ROW.format(1, "bbb", "8.0"))
+    assert named_gpus("all") == ["GPU-aaa", "GPU-bbb"]
+    assert [find_gpu(index).native_bf16 for index in ("0", "1")] == [False, True]
+
+
+def test_a_gpu_that_torch_has_no_kernels_for_is_left_out_of_all_and_refused_by_name(smi: Path) -> None:
     answer(smi, ROW.format(0, "aaa", "6.1") + ROW.format(1, "bbb", "12.0"))
     assert named_gpus("all") == ["GPU-bbb"]
-    with pytest.raises(NoGpu, match=r"has compute capability 6\.1, and bf16 needs 8\.0"):
+    with pytest.raises(NoGpu, match=r"has compute capability 6\.1, and torch needs 7\.5"):
         find_gpu("0")
     answer(smi, ROW.format(0, "aaa", "6.1"))
     with pytest.raises(NoGpu, match=r"has compute capability 6\.1"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import requests
 
@@ -13,7 +14,7 @@ from jobs.heartbeat import Gpu
 from jobs.record import JobRecord
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
-from jobs.spec import ResourcesSpec
+from jobs.spec import JobSpec, parse_spec
 from jobs.state import Stage
 from tests.heartbeats import heartbeat
 from tests.memory_plans import memory_plan
@@ -22,7 +23,11 @@ from tests.stack import Stack, tiny_job
 from tests.summaries import prepared, time_summary
 from worker.supervise import planned_gpu, stage_outcome
 
-ANY = ResourcesSpec()
+ANY = parse_spec({"data": {"train": "rows.jsonl"}})
+
+
+def asking(**resources: Any) -> JobSpec:
+    return parse_spec({"data": {"train": "rows.jsonl"}, "resources": resources})
 
 
 def report(store: Store, name: str, gpu: str | None, stage: Stage = Stage.TRAIN, memory: int = 2**35) -> None:
@@ -46,8 +51,27 @@ def test_the_largest_gpu_that_the_job_may_use_and_of_these_the_fastest(redis_url
     assert planned_gpu(store, ANY) == GpuFacts("NVIDIA H200", 2**35)
     report(store, "train-5", "NVIDIA RTX A6000", memory=2**36)
     assert planned_gpu(store, ANY) == GpuFacts("NVIDIA RTX A6000", 2**36), "slower, and some jobs fit nowhere else"
-    assert planned_gpu(store, ResourcesSpec(gpu_name="rtx 4090")) == GpuFacts("NVIDIA GeForce RTX 4090", 2**35)
-    assert planned_gpu(store, ResourcesSpec(gpu_memory_gib=65)) is None
+    assert planned_gpu(store, asking(gpu_name="rtx 4090")) == GpuFacts("NVIDIA GeForce RTX 4090", 2**35)
+    assert planned_gpu(store, asking(gpu_memory_gib=65)) is None
+
+
+def test_a_gpu_without_bf16_is_planned_for_where_the_job_can_or_nothing_else_is_there(redis_url: str) -> None:
+    store = Store(connect(redis_url))
+    lora = parse_spec({"data": {"train": "rows.jsonl"}, "method": "lora"})
+    bf16 = parse_spec({"data": {"train": "rows.jsonl"}, "method": {"type": "lora", "base_dtype": "bfloat16"}})
+
+    def planned() -> list[str | None]:
+        found = [planned_gpu(store, spec) for spec in (lora, ANY, bf16)]
+        return [None if gpu is None else gpu.name for gpu in found]
+
+    gpu = Gpu(uuid="GPU-t", name="Quadro RTX 8000", memory_bytes=2**35, driver="580", native_bf16=False)
+    store.workers.report(heartbeat("train-1", stage="train", gpu=gpu))
+    assert planned() == ["Quadro RTX 8000"] * 3, "check refuses the last two"
+    report(store, "train-2", "NVIDIA GeForce RTX 5090")
+    assert planned() == ["NVIDIA GeForce RTX 5090"] * 3, "as large, and has bf16"
+    larger = gpu.model_copy(update={"memory_bytes": 2**36})
+    store.workers.report(heartbeat("train-1", stage="train", gpu=larger))
+    assert planned() == ["Quadro RTX 8000", "NVIDIA GeForce RTX 5090", "NVIDIA GeForce RTX 5090"]
 
 
 def test_with_redis_away_no_gpu_is_known(tmp_path: Path) -> None:

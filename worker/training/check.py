@@ -18,7 +18,7 @@ import numpy as np
 from jobs.attempt import CheckResult
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, DoesNotFit
-from jobs.plan import CheckSummary, DataPlan, ModelPlan, SourcePlan, make_plan
+from jobs.plan import CheckSummary, DataPlan, ModelPlan, SourcePlan, make_plan, resolve_dtype
 from jobs.preview import DataPreview, SourcePreview
 from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.preview import preview_rows
@@ -82,6 +82,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         with mistakes.kept_back():
             validation = find_head(own, "data.validation", spec.data.format, settings, commit)
     journal.progress(0.1)
+    with mistakes.kept_back():
+        dtype = resolve_dtype(spec, settings.gpu, before.plan.resolved.dtype if before else None)
     task = assumed_task(spec)
     with mistakes.kept_back():
         model, config, tokenizer, task = inspect_model(spec, settings, before.plan.model.revision if before else None)
@@ -144,7 +146,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     widths = int(longest[0]), int(longest[1])
     optimizer = before.optimizer if before else None
     try:
-        memory = plan_stage(run, spec, task, config, widths, settings, journal, optimizer=optimizer)
+        memory = plan_stage(run, spec, task, config, widths, settings, journal, optimizer=optimizer, dtype=dtype)
     except DoesNotFit as error:  # what it would need can be looked at, and compared with other jobs
         run.write_plan(make_plan(spec, model, data, settings.device, error.memory, task=task.name))
         raise

@@ -29,6 +29,7 @@ from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.machine.usage import Cache
 from worker.training.network import guards
 from worker.training.network.model import LoadedModel, load
+from worker.training.optimizers.loss_scaling import LossScaling
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.pace import Pace
 from worker.training.steps import order
@@ -65,6 +66,11 @@ class TrainingContext:
     meter: Meter
     metrics: LineWriter
     saver: Saver
+
+    @property
+    def scaling(self) -> LossScaling | None:
+        """Where the model is float16."""
+        return self.optimizer if isinstance(self.optimizer, LossScaling) else None
 
     @property
     def longest_target(self) -> int:
@@ -135,7 +141,7 @@ def set_up(
     expected = None if from_scratch else record.checkpoint
     if expected is None and spec.resume_from is not None and not record.scratch_attempt:
         expected = f"the checkpoint of {spec.resume_from}"  # trained by hand: the events do not know of it
-    method = method_of(spec)
+    method = method_of(spec, plan.resolved.dtype)
     folder, data = start.open_stores(run, plan, journal, weights=expected is None or not method.whole)
     plan = start.plan_attempt(run, spec, plan, attempt, device, monitor, journal, stop)
     prepare_numerics(device)
@@ -156,6 +162,8 @@ def set_up(
     optimizer = make_optimizer(
         plan.resolved.optimizer, loaded.model.named_parameters(), spec.training, fused=spec.speed.fused
     )
+    if method.dtype == torch.float16:
+        optimizer = LossScaling(optimizer, loaded.model.parameters())
     optimizer.compile(journal)
     compiled = plan.resolved.compile and loaded.task.compile(loaded.model, journal) is None
     if found is not None:

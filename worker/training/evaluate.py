@@ -18,6 +18,7 @@ from worker.training.context import TrainingContext
 from worker.training.dataset.data import Int64
 from worker.training.machine.out_of_memory import KINDS, MemoryShortage
 from worker.training.memory.recovery import Pass, release_memory
+from worker.training.optimizers.loss_scaling import BEYOND_FLOAT16
 from worker.training.tasks.task import Limit, Measured
 
 GROUP = 32
@@ -112,7 +113,8 @@ def _loss(context: TrainingContext, going: Pass, limit: Limit) -> tuple[float, M
     if not math.isfinite(loss):
         raise NonFinite(
             f"the validation loss is {loss}: the weights do not give numbers any more",
-            hint="lower training.learning_rate, or look at the validation rows; the checkpoints before are intact",
+            hint=("" if context.scaling is None else f"{BEYOND_FLOAT16}; ")
+            + "lower training.learning_rate, or look at the validation rows; the checkpoints before are intact",
         )
     chosen = np.concatenate([batch.rows for batch in batches])
     answered = torch.cat(answers).cpu().numpy() if answers else np.empty(0, np.int64)

@@ -2,6 +2,8 @@
 
 Its caller reacts to each: logs, evaluates, saves, stops. Nothing here waits for the device (of the optimizers, `adamw`
 does not either), so that on CUDA the host runs ahead; losses stay tensors until their value is needed.
+
+A step whose update is skipped (`LossScaling`) is a step over its rows: number, learning rate and order move on.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
     loaded, journal, device = context.loaded, context.journal, context.cache.device
     model, flops, apart = loaded.model, loaded.flops, loaded.task.targets_apart
     limit = loaded.task.limit(rows, context.state.micro_batch, context.state.safe)
-    recovery = Recovery(context)
+    recovery, scaling = Recovery(context), context.scaling
     model.train()
     for number in range(context.state.step + 1, plan.steps + 1):
         start = time.perf_counter()
@@ -54,7 +56,7 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
                 going.batches = batches = limit.batches(rows, groups, loaded.pad_id)
                 data_wait += time.perf_counter() - going.began
                 seed_step(training.seed, number)
-                loss = accumulate(model, batches, journal, going)
+                loss = accumulate(model, batches, journal, going, 1.0 if scaling is None else scaling.scale)
                 break
             except KINDS as error:
                 shortage = MemoryShortage.of(error, device, details=recovery.oom_reports.wanted())
@@ -90,6 +92,7 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
             micro_batch=min(limit.size(batch.shape.bucket) for batch in batches),
             largest=max((batch.shape for batch in batches), key=lambda shape: shape.tokens),
             safe=limit.safe,
+            scaled=None if scaling is None else scaling.last,
         )
         model.train()  # the caller may have evaluated
 
@@ -101,12 +104,16 @@ def opens_epoch(order: StepOrder, number: int) -> bool:
 
 
 def accumulate(
-    model: PreTrainedModel, batches: Sequence[Batch], journal: Journal | None = None, going: Pass | None = None
+    model: PreTrainedModel,
+    batches: Sequence[Batch],
+    journal: Journal | None = None,
+    going: Pass | None = None,
+    scale: float = 1.0,
 ) -> torch.Tensor:
     """Forward and backward over the micro-batches of one step: adds to `.grad`, returns the loss (0-dim, detached).
 
     The loss is the sum over target tokens / all target tokens of the step: the same however its rows are cut.
-    `going` records which of them is in the model.
+    `going` records which of them is in the model. `scale`: the gradients are those of the loss times this.
     """
     tokens = sum(batch.target_tokens for batch in batches)
     loss: torch.Tensor | None = None
@@ -114,7 +121,7 @@ def accumulate(
         if going is not None:
             going.at = number
         part = batch.loss_sum(model) / tokens
-        part.backward()
+        part.backward(torch.full_like(part, scale))
         # Without its graph, which would hold the inputs of recomputed layers, where the model is not trained, for as
         # long as the next micro-batch goes forward.
         part = part.detach()

@@ -1,13 +1,14 @@
 """Whether merged weights are those of the model with its adapters: asked before they are delivered.
 
 Held-out rows go through both, in fp32 (on a CPU float64), with no copy of the model: the mean log-probability of their
-tokens must be the same. What rounding the merged weights to bf16 changes, with which they are written, is measured with
+tokens must be the same. What rounding the merged weights changes, before they are written, is measured with
 them: so much the result departs from what was trained and evaluated.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ from worker.training.tasks.task import Batch
 LIMIT = 1e-6
 """Nats a token, at most, between the model with adapters and the one with merged weights, before these are rounded."""
 ROWS = 16
+_SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_ADAPTERS_STAY = "model/ holds the adapters, which are as they were trained; the merged model was not written"
 Float64 = npt.NDArray[np.float64]
 log = logging.getLogger("longhaul.trainer")
 
@@ -33,12 +36,14 @@ log = logging.getLogger("longhaul.trainer")
 class MergeCheck:
     """Differences of the mean log-probability of a held-out token (nats)."""
 
+    dtype: torch.dtype
+    """Of the weights that are written."""
     rows: int
     tokens: int
     exact: float
     """Of weights merged in wide numbers."""
     rounded: float
-    """Of the weights that are written, in bf16."""
+    """Of the weights as they are written."""
     rounded_worst: float
     """The same of the row for which it is largest."""
 
@@ -46,9 +51,9 @@ class MergeCheck:
     def text(self) -> str:
         """For people."""
         return (
-            f"merged in bf16: the mean log-probability of {self.tokens:,} tokens of {self.rows} rows changes by "
-            f"{self.rounded:+.2g} nats (of one row by {self.rounded_worst:.2g} at most), and by {self.exact:.1g} "
-            "before the weights are rounded"
+            f"merged in {_SHORT[self.dtype]}: the mean log-probability of {self.tokens:,} tokens of {self.rows} rows "
+            f"changes by {self.rounded:+.2g} nats (of one row by {self.rounded_worst:.2g} at most), and by "
+            f"{self.exact:.1g} before the weights are rounded"
         )
 
 
@@ -72,6 +77,7 @@ def check_merged(context: TrainingContext) -> MergeCheck:
     tokens = np.array([batch.target_tokens for batch in batches])
     by_row = np.abs(rounded - apart) / tokens
     found = MergeCheck(
+        dtype=loaded.method.dtype,
         rows=len(batches),
         tokens=int(tokens.sum()),
         exact=abs(float((merged - apart).sum() / tokens.sum())),
@@ -79,13 +85,20 @@ def check_merged(context: TrainingContext) -> MergeCheck:
         rounded_worst=float(by_row.max()),
     )
     log.info("%s", found.text)
+    if not math.isfinite(found.rounded):
+        raise Rejected(
+            f"rounded to {_SHORT[found.dtype]}, the merged weights give no log-probability: they are out of its range",
+            code="merge_differs",
+            param="method.merge",
+            hint=_ADAPTERS_STAY,
+        )
     if not found.exact <= LIMIT:  # also where it is no number
         raise Rejected(
             f"with merged weights the mean log-probability of a token is another by {found.exact:.2g} nats, and "
             f"{LIMIT:g} is the most that is rounding",
             code="merge_differs",
             param="method.merge",
-            hint="model/ holds the adapters, which are as they were trained; the merged model was not written",
+            hint=_ADAPTERS_STAY,
         )
     return found
 

@@ -8,6 +8,7 @@ about the rows in `dataset.json` and `dataset.png`; the run directory gets copie
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, DoesNotFit, Rejected
 from jobs.events import Adopted
-from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
+from jobs.memory_plan import DType
+from jobs.plan import DataPlan, ModelPlan, Plan, make_plan, resolve_dtype
 from jobs.spec import BUILTIN_MODELS, JobSpec
 from worker.training.dataset.assembly import PICTURE, REJECTED, REPORT
 from worker.training.dataset.data import PreparedDataset
@@ -38,6 +40,8 @@ from worker.training.store import content_key, full_disk_named, make_once
 from worker.training.tasks.registry import task_of
 from worker.training.tasks.task import Config, Task
 
+log = logging.getLogger("longhaul.trainer")
+_NAMED = 5
 _MOST_COPIED = 1 << 20
 """Bytes of `rejected.jsonl` that the run directory gets."""
 
@@ -45,6 +49,9 @@ _MOST_COPIED = 1 << 20
 def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> PrepareResult:
     """What goes into job.prepared; plan.json is completed. Raises StageError."""
     spec, plan, again = run.spec(), run.plan(), run.plan_is_final()
+    dtype = plan.resolved.dtype
+    if not again and settings.gpu is not None:  # check may have known of another one, or of none
+        dtype = resolve_dtype(spec, settings.gpu, dtype if spec.resume_from is not None else None)
     task = task_of(spec, plan.task)
     planned = plan.data.sources_of(spec)
     sources = find_sources(spec, plan.data, settings, journal)
@@ -60,7 +67,7 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
         base = base_config(plan.model, task, settings)
         task = task.labelled(labels_of(read, spec.data, task, journal), base, complete=True)
     with full_disk_named(settings.models):
-        model = ready_model(plan.model, read[: len(planned)], spec, task, settings, journal, thorough=again)
+        model = ready_model(plan.model, read[: len(planned)], spec, task, settings, journal, dtype, thorough=again)
     folder = settings.prepared / dataset_key(read, tokenizer_fingerprint(model), spec.data, task)
 
     def make(partial: Path) -> None:
@@ -96,7 +103,14 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     rows = dataset.rows_of_sources(len(planned))
     mixture = mixture_of(planned, rows, spec.training.seed)
     planned = [each.model_copy(update={"rows": count}) for each, count in zip(planned, rows, strict=True)]
-    placed = plan.model.model_copy(update={"folder": str(model), "new": model_store.new_tensors(model)})
+    lost = model_store.underflow(model)
+    if lost:
+        log.warning(
+            "%d of %d weights are too small for %s and have become 0; they are in %s",
+            sum(lost.values()), plan.model.parameters, dtype, ", ".join(sorted(lost)[:_NAMED]),
+        )  # fmt: skip
+    found = {"folder": str(model), "new": model_store.new_tensors(model), "underflow": sum(lost.values())}
+    placed = plan.model.model_copy(update=found)
     data = plan.data.model_copy(
         update={
             "sources": tuple(planned) if plan.data.sources else (),
@@ -116,7 +130,9 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     widths = longest.input_width, longest.target_width
     began = plan.resolved.optimizer if spec.resume_from is not None else None
     try:
-        memory = plan_stage(run, spec, task, config, widths, settings, journal, plan.memory, optimizer=began)
+        memory = plan_stage(
+            run, spec, task, config, widths, settings, journal, plan.memory, optimizer=began, dtype=dtype
+        )
     except DoesNotFit as error:
         run.write_plan(make_plan(spec, placed, data, settings.device, error.memory, task=task.name))
         raise
@@ -201,16 +217,18 @@ def ready_model(
     task: Task,
     settings: TrainerSettings,
     journal: Journal,
+    dtype: DType,
     *,
     thorough: bool,
 ) -> Path:
-    """The folder of config, tokenizer and bf16 safetensors in the model store; made now unless it is there, undamaged.
+    """The folder of config, tokenizer and safetensors in the model store; made now unless it is there, undamaged.
 
-    The built-in model is learned from `train`, the training rows. `thorough`: what is there is read.
+    The built-in model is learned from `train`, the training rows. `dtype`: of the weights. `thorough`: what is there is
+    read.
     """
     data, seed, builtin = spec.data, spec.training.seed, task.builtin
     if plan.source != builtin.name:
-        return model_store.stored_model(plan, settings, task, journal, seed=seed, thorough=thorough)
+        return model_store.stored_model(plan, settings, task, journal, dtype=dtype, seed=seed, thorough=thorough)
     facts = [[source.hashes, *(each and each.source for each in both)] for source, both in train]
     learned_from = facts[0] if len(facts) == 1 else facts
     made_from = [
@@ -232,7 +250,15 @@ def ready_model(
                 file.check_unchanged(source.param)
 
     model_store.make_unless_there(folder, build, task, journal, thorough=thorough)
-    return folder
+    if dtype == "bfloat16":
+        return folder
+    converted = folder.with_name(f"{folder.name}-{dtype}")
+
+    def convert(empty: Path) -> None:
+        model_store.convert(folder, empty, builtin.name, task, journal, seed, dtype)
+
+    model_store.make_unless_there(converted, convert, task, journal, thorough=thorough)
+    return converted
 
 
 def base_config(plan: ModelPlan, task: Task, settings: TrainerSettings) -> Config:

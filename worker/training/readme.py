@@ -35,12 +35,13 @@ def readme(
     base = plan.model.source + (f" at commit {plan.model.revision}" if plan.model.revision else "")
     measured = "not evaluated" if loss is None else f"validation loss {loss:.6f} (nats per target token)"
     training, resolved = spec.training, plan.resolved
+    loaded_as = "bfloat16" if resolved.dtype == "bfloat16" else "float16, adapters in float32"
     dropout = "the model's own" if training.dropout is None else f"{training.dropout}"
     lines = [
         *_front_matter(plan.model.source if plan.model.revision else None, method.library),
         f"# {spec.name}",
         "",
-        f"Model of job {context.run.id}: the weights after step {step:,} of {plan.steps:,}, {measured}; bfloat16.",
+        f"Model of job {context.run.id}: the weights after step {step:,} of {plan.steps:,}, {measured}; {loaded_as}.",
         "",
         "| | |",
         "|---|---|",

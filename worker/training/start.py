@@ -27,6 +27,7 @@ from jobs.spec import JobSpec
 from jobs.text.units import GIB, bytes_alike, format_bytes
 from worker.training.dataset.data import PreparedDataset
 from worker.training.journal import Journal
+from worker.training.machine.device import has_native_bf16
 from worker.training.machine.out_of_memory import KINDS, is_out_of_memory
 from worker.training.machine.process_monitor import OtherProcessesUse, ProcessMonitor
 from worker.training.models.model_store import check_files
@@ -49,6 +50,7 @@ class GpuNow:
     free: int
     other_processes: OtherProcessesUse
     """What others hold."""
+    native_bf16: bool = True
 
 
 def plan_attempt(
@@ -115,7 +117,7 @@ def gpu_now(device: torch.device, monitor: ProcessMonitor) -> GpuNow:
     free, total = torch.cuda.mem_get_info(device)
     # Without NVML, all that is not free beyond a usual context is somebody else's.
     other_processes = monitor.use() or OtherProcessesUse(max(0, total - free - GIB))
-    return GpuNow(torch.cuda.get_device_name(device), total, free, other_processes)
+    return GpuNow(torch.cuda.get_device_name(device), total, free, other_processes, has_native_bf16(device))
 
 
 def times_out_of_memory(run: RunDir, attempt: int) -> int:
@@ -141,7 +143,8 @@ def adjust_plan(spec: JobSpec, plan: Plan, gpu: GpuNow | None, lower: int, alter
         if memory.peak_bytes <= gpu.total:
             memory = memory.model_copy(update={"budget_bytes": gpu.total})
         else:
-            memory = alternatives.replan(on_gpu(gpu.total, "gpu", GpuFacts(gpu.name, gpu.total)))
+            facts = GpuFacts(gpu.name, gpu.total, native_bf16=gpu.native_bf16)
+            memory = alternatives.replan(on_gpu(gpu.total, "gpu", facts))
     if lower:
         memory = apply_fallbacks(spec, memory, lower, alternatives.parts)
     chosen = {name: getattr(memory, name) for name in ("micro_batch", "activation_checkpointing", "optimizer")}

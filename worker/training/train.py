@@ -12,7 +12,7 @@ import torch
 from jobs.attempt import TrainResult
 from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
-from jobs.events import EvaluationFinished
+from jobs.events import EvaluationFinished, UpdateSkipped
 from jobs.reasons import Reason
 from worker.training import start
 from worker.training.checkpoints import checkpoint
@@ -91,6 +91,11 @@ def training_loop(context: TrainingContext) -> None:
         state.evaluated, state.validation_loss = False, None
         if result.step == first:
             first_step.report(context.journal, device, memory, result, alternatives)
+        if result.scaled is not None and result.scaled.skipped:
+            scaled = result.scaled
+            context.journal.note(
+                UpdateSkipped(step=result.step, loss_scale=scaled.loss_scale, next_loss_scale=scaled.next_scale)
+            )
         meter.add(result)
         if result.step % spec.log.every_steps == 0 or result.step == context.plan.steps:
             context.optimizer.raise_if_nonfinite()

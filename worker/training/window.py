@@ -34,6 +34,7 @@ class Window(BaseModel):
 
     losses: list[float] = []
     grad_norms: list[float] = []
+    """Without those of steps whose update was skipped, which are not finite."""
     rows: int = 0
     input_tokens: int = 0
     target_tokens: int = 0
@@ -63,7 +64,7 @@ class Meter:
     """None on CPU, and if the driver reports nothing."""
     peak: float | None = field(init=False)
     """FLOP/s of the GPU at most; None on CPU, and for a GPU that is not in our table."""
-    _pending: list[torch.Tensor] = field(default_factory=list)
+    _pending: list[tuple[torch.Tensor, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         device = self.cache.device
@@ -73,7 +74,8 @@ class Meter:
 
     def add(self, result: StepResult) -> None:
         """Count one step; its time is that since the step before, without evaluations and checkpoints."""
-        self._pending.append(torch.stack([result.loss.double(), result.grad_norm.double()]))
+        skipped = result.scaled is not None and result.scaled.skipped
+        self._pending.append((torch.stack([result.loss.double(), result.grad_norm.double()]), skipped))
         self.window.rows += result.rows
         self.window.input_tokens += result.input_tokens
         self.window.target_tokens += result.target_tokens
@@ -88,9 +90,11 @@ class Meter:
     def synchronize(self) -> Window:
         """The window with every number on the host. Waits for the device."""
         if self._pending:
-            for loss, norm in torch.stack(self._pending).tolist():
+            numbers = torch.stack([both for both, _ in self._pending]).tolist()
+            for (loss, norm), (_, skipped) in zip(numbers, self._pending, strict=True):
                 self.window.losses.append(loss)
-                self.window.grad_norms.append(norm)
+                if not skipped:
+                    self.window.grad_norms.append(norm)
             self._pending.clear()
         return self.window
 
@@ -115,7 +119,9 @@ class Meter:
             epoch=result.epoch,
             loss=sum(window.losses) / count,
             learning_rate=result.learning_rate,
-            grad_norm=sum(window.grad_norms) / count,
+            grad_norm=sum(window.grad_norms) / len(window.grad_norms) if window.grad_norms else None,
+            loss_scale=result.scaled and result.scaled.loss_scale,
+            skipped_updates=result.scaled and result.scaled.skipped_updates,
             rows_per_s=window.rows / seconds,
             target_tokens_per_s=window.target_tokens / seconds,
             tokens_per_s=tokens / seconds,

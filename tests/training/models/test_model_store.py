@@ -16,6 +16,7 @@ from jobs.errors import DiskFull, NotPrepared, Rejected
 from jobs.plan import ModelPlan
 from tests.training.attempts import attempt, same_tensors
 from tests.training.conftest import tiny_model
+from tests.training.stepping import Noting
 from tests.training.workplace import Workplace, pairs
 from worker.training import store
 from worker.training.journal import Journal
@@ -203,7 +204,9 @@ def test_a_model_that_does_not_fit_is_not_begun(workplace: Workplace, monkeypatc
     run = workplace.job(model="./tiny")
     workplace.check(run)
     monkeypatch.setattr(store, "free_bytes", lambda folder: 1 << 20)
-    with pytest.raises(DiskFull, match=r"\./tiny \(bf16 copy\) needs \d+ KiB .* where 1,024 KiB are free") as caught:
+    with pytest.raises(
+        DiskFull, match=r"\./tiny \(copy in bfloat16\) needs \d+ KiB .* where 1,024 KiB are free"
+    ) as caught:
         workplace.prepare(run)
     assert caught.value.hint
     assert [path.name for path in workplace.settings.models.iterdir()] == [".locks"]
@@ -238,3 +241,50 @@ def test_progress_is_told_while_it_is_written(workplace: Workplace, tmp_path: Pa
     assert fractions == sorted(fractions)
     assert len(fractions) == len(load_file(source_of(workplace) / "model.safetensors"))
     assert fractions[-1] == 1.0
+
+
+# -- float16 ----------------------------------------------------------------------------------------------------------
+
+
+def in_float16(workplace: Workplace, noting: Noting) -> Path:
+    plan = ModelPlan(source="./tiny", parameters=sum(each.numel() for each in originals().values()))
+    return stored_model(plan, workplace.settings, Seq2Seq(), noting, dtype="float16")
+
+
+def test_floats_of_any_type_become_float16_and_what_is_float16_stays_as_it_is(
+    workplace: Workplace, noting: Noting
+) -> None:
+    tensors = originals()
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        write_source(source_of(workplace), {name: each.to(dtype) for name, each in tensors.items()})
+        folder = in_float16(workplace, noting)
+        stored = load_file(folder / "model.safetensors")
+        assert all(torch.equal(stored[name], each.to(dtype).half()) for name, each in tensors.items())
+        assert json.loads((folder / "config.json").read_text())["dtype"] == "float16"
+        assert model_store.underflow(folder) == {}
+        assert damage(folder, Seq2Seq(), thorough=True) is None
+
+
+def test_weights_beyond_float16_are_refused_by_name_and_nothing_is_stored(workplace: Workplace, noting: Noting) -> None:
+    tensors = originals()
+    tensors[EMBEDDING][3, 4], tensors[HEAD][0, 0], tensors[HEAD][0, 1] = 65_520.0, -7e4, 1e30
+    write_source(source_of(workplace), tensors)
+    with pytest.raises(Rejected) as caught:
+        in_float16(workplace, noting)
+    assert caught.value.detail_code == "weights_overflow" and "method.base_dtype: bfloat16" in str(caught.value.hint)
+    message = str(caught.value)
+    assert message.startswith("2 tensors of ./tiny have values beyond 65,504, the largest of float16: ")
+    assert f"{EMBEDDING} (up to 65,520)" in message
+    assert not list(workplace.settings.models.glob("*/model.safetensors"))
+    tensors[EMBEDDING][3, 4], tensors[HEAD][0, 0], tensors[HEAD][0, 1] = 65_519.0, -65_504.0, 1.0
+    write_source(source_of(workplace), tensors)
+    assert load_file(in_float16(workplace, noting) / "model.safetensors")[EMBEDDING][3, 4] == 65_504.0
+
+
+def test_weights_below_float16_become_0_and_are_counted_by_name(workplace: Workplace, noting: Noting) -> None:
+    tensors = originals()
+    tensors[EMBEDDING][3, :5] = torch.tensor([1e-8, -2.9e-8, 3.1e-8, 0.0, 6e-8])
+    write_source(source_of(workplace), {name: each.bfloat16() for name, each in tensors.items()})
+    folder = in_float16(workplace, noting)
+    assert load_file(folder / "model.safetensors")[EMBEDDING][3, :5].tolist() == [0, 0, 2**-24, 0, 2**-24]
+    assert model_store.underflow(folder) == {EMBEDDING: 2}

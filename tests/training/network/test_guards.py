@@ -284,6 +284,7 @@ def test_gpus_without_native_bf16_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.raises(Rejected, match=r"Tesla T4 \(compute capability 7\.5\) has no native bf16") as caught:
-        guards.check_device(cuda)
-    assert caught.value.detail_code == "no_native_bf16"
-    guards.check_device(CPU)
+        guards.check_device(cuda, torch.bfloat16)
+    assert caught.value.detail_code == "no_native_bf16" and "method: lora" in str(caught.value.hint)
+    guards.check_device(cuda, torch.float16)
+    guards.check_device(CPU, torch.bfloat16)

@@ -13,7 +13,7 @@ import pytest
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
 from jobs.gpus import GpuFacts
-from jobs.text.units import GIB
+from jobs.text.units import GIB, MIB
 from tests.training.hub_server import NAME, Hub, running_hub
 from tests.training.workplace import EXAMPLES, Workplace
 from worker.training.tasks.causal import builtin
@@ -23,7 +23,10 @@ QWEN_7B: dict[str, Any] = {
     "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "tie_word_embeddings": False,
     "vocab_size": 152064,
 }  # fmt: skip
+FLOAT32 = {"adapter_dtype": "float32"}
 GPU = GpuFacts("NVIDIA GeForce RTX 4090", int(23.5 * GIB))
+TURING = GpuFacts("Quadro RTX 6000", 24_220 * MIB, native_bf16=False)
+"""That of the people who could not train it (ADR 11)."""
 
 
 @pytest.fixture
@@ -47,11 +50,12 @@ def assert_only_small_files(server: Hub) -> None:
     assert "model.safetensors" not in server.fetched
 
 
-def job(workplace: Workplace, tokens: int, *, adapter_dtype: str = "bfloat16", **memory: Any) -> RunDir:
+def job(workplace: Workplace, tokens: int, *, method: Any = None, **memory: Any) -> RunDir:
+    """`method`: settings besides the rank, or a name."""
     return workplace.job(
         "chats.jsonl",
         model=NAME,
-        method={"type": "lora", "rank": 128, "adapter_dtype": adapter_dtype},
+        method=method if isinstance(method, str) else {"type": "lora", "rank": 128} | (method or {}),
         memory=memory,
         data={"max_tokens": tokens},
         training={"batch_size": 16},
@@ -75,10 +79,59 @@ def test_fp32_adapters_with_fp32_states_and_nothing_recomputed_do_not_and_the_hi
 ) -> None:
     settings = {"optimizer": "adamw", "activation_checkpointing": 0, "micro_batch": 1}
     with pytest.raises(Rejected) as caught:
-        workplace.check(job(workplace, 2048, adapter_dtype="float32", **settings))
+        workplace.check(job(workplace, 2048, method=FLOAT32, **settings))
     assert caught.value.detail_code == "does_not_fit"
     assert "with memory.activation_checkpointing:" in str(caught.value.hint)
-    weights = job(workplace, 2048, adapter_dtype="float32")
+    weights = job(workplace, 2048, method=FLOAT32)
     workplace.check(weights)
     memory = weights.plan().memory
     assert memory is not None and memory.parts["weights"] / GIB == pytest.approx(15.39, abs=0.01)
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 512), (1, 1536), (2, 2048)])
+@pytest.mark.parametrize("gpu", [GPU, TURING], ids=["bf16", "fp16"])
+def test_the_plan_says_what_fits_and_why_the_settings_of_others_do_not(
+    workplace: Workplace, gpu: GpuFacts, rows: int, tokens: int
+) -> None:
+    # Others: as many rows, fp32 adapters with AdamW's fp32 states, every layer recomputed, and logits as plain torch
+    # keeps them (kernels/head_loss.py): 14 bytes for each of the 152,064 at each token.
+    workplace.settings = dataclasses.replace(workplace.settings, gpu=gpu)
+    run = job(workplace, tokens)
+    workplace.check(run)
+    memory = run.plan().memory
+    assert memory is not None and memory.peak_bytes <= gpu.limit_bytes
+    assert memory.dtype == ("bfloat16" if gpu.native_bf16 else "float16")
+    assert memory.parts["weights"] / GIB == pytest.approx(14.79 if gpu.native_bf16 else 15.39, abs=0.01)
+    workplace.settings = dataclasses.replace(
+        workplace.settings, gpu=dataclasses.replace(gpu, memory_bytes=2 * gpu.memory_bytes)
+    )
+    settings = {"optimizer": "adamw", "micro_batch": rows, "activation_checkpointing": 1}
+    run = job(workplace, tokens, method=FLOAT32, **settings)
+    workplace.check(run)
+    theirs = run.plan().memory
+    assert theirs is not None
+    logits = 14 * rows * tokens * QWEN_7B["vocab_size"]
+    trained = sum(theirs.parts[part] for part in ("gradients", "optimizer")) + 4 * theirs.trained_parameters
+    assert trained == pytest.approx(16 * theirs.trained_parameters, rel=1e-3), "4.8 GiB for adapters alone"
+    assert (theirs.peak_bytes + logits > gpu.limit_bytes) is (tokens > 512)
+    print(f"{gpu.name}, {tokens} tokens: {memory.text}")
+    figures = {
+        "gpu": gpu.name, "tokens": tokens, "limit_gib": gpu.limit_bytes / GIB, "peak_gib": memory.peak_bytes / GIB,
+        "setting": [memory.optimizer, memory.activation_checkpointing, memory.micro_batch], "their_rows": rows,
+        "theirs_gib": theirs.peak_bytes / GIB, "their_logits_gib": logits / GIB, "their_adapters_gib": trained / GIB,
+    }  # fmt: skip
+    print(json.dumps({key: round(each, 2) if isinstance(each, float) else each for key, each in figures.items()}))
+
+
+def test_full_fine_tuning_without_native_bf16_is_refused_and_the_hint_works(workplace: Workplace) -> None:
+    workplace.settings = dataclasses.replace(workplace.settings, gpu=TURING)
+    with pytest.raises(Rejected, match="trains in bfloat16, and Quadro RTX 6000 has no native bf16") as caught:
+        workplace.check(job(workplace, 512, method="full"))
+    assert (caught.value.detail_code, caught.value.param) == ("no_native_bf16", "method")
+    assert "set method: lora" in str(caught.value.hint)
+    workplace.check(job(workplace, 512, method="lora"))
+    for settings in ({"base_dtype": "bfloat16"}, {"adapter_dtype": "bfloat16"}):
+        [key] = settings
+        with pytest.raises(Rejected) as caught:
+            workplace.check(job(workplace, 512, method=settings))
+        assert caught.value.param == f"method.{key}" and f"leave method.{key} at auto" in str(caught.value.hint)

@@ -14,13 +14,12 @@ from worker.training.models.model_files import CONFIG, SINGLE
 from worker.training.tasks.layout import Layout
 from worker.training.tasks.task import Config, Flops
 
-DTYPE = torch.bfloat16
-
 
 @dataclass(frozen=True)
 class Full:
     """See `Method`."""
 
+    dtype: torch.dtype = torch.bfloat16
     whole: ClassVar[bool] = True
     weights_file: ClassVar[str] = SINGLE
     library: ClassVar[str] = "transformers"
@@ -63,7 +62,7 @@ class Full:
         as true always.
         """
         tied = model.get_parameter(layout.head) is model.get_parameter(layout.embedding)
-        own = {**config, "dtype": str(DTYPE).removeprefix("torch."), "tie_word_embeddings": tied}
+        own = {**config, "dtype": dtype_name(self.dtype), "tie_word_embeddings": tied}
         own.pop("torch_dtype", None)  # the old name of dtype
         return {CONFIG: own}
 
@@ -72,8 +71,13 @@ class Full:
         return [
             f"from transformers import {auto_class}, AutoTokenizer",
             "",
-            f'model = {auto_class}.from_pretrained(".", dtype="bfloat16")  # this folder',
+            f'model = {auto_class}.from_pretrained(".", dtype="{dtype_name(self.dtype)}")  # this folder',
         ]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`bfloat16`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import nn
 
+from jobs.errors import Rejected
 from jobs.spec import LoraMethod
 from worker.training.adapters.flops import AdapterFlops
+from worker.training.adapters.full import dtype_name
 from worker.training.adapters.merging import Merged, adapted_layers
 from worker.training.adapters.method import BaseModel, Method
 from worker.training.adapters.targets import shortened, targets_of
@@ -41,6 +43,7 @@ class Lora:
     """See `Method`."""
 
     settings: LoraMethod
+    dtype: torch.dtype = torch.bfloat16
     whole: ClassVar[bool] = False
     weights_file: ClassVar[str] = ADAPTER
     library: ClassVar[str] = "peft"
@@ -53,20 +56,29 @@ class Lora:
         targets = settings.targets if isinstance(settings.targets, str) else ", ".join(settings.targets)
         return (
             f"{kind}: rank {settings.rank}, alpha {settings.scale:g}, dropout {settings.dropout:g}, targets {targets}, "
-            f"{settings.adapter_dtype}"
+            f"{dtype_name(self.adapter_dtype)}" + (" beside float16" if self.dtype == torch.float16 else "")
         )
 
+    @property
+    def adapter_dtype(self) -> torch.dtype:
+        """Of the adapters: what the job sets; else that of the model, but never float16, in which updates get lost."""
+        asked = self.settings.adapter_dtype
+        if asked == "auto":
+            return torch.float32 if self.dtype == torch.float16 else torch.bfloat16
+        return _DTYPES[asked]
+
     def inject(self, model: nn.Module, seed: int) -> None:
-        """See `Method`. Raises Rejected as `targets_of` and `check` do."""
+        """See `Method`. Raises Rejected as `targets_of`, `check` and `check_float16` do."""
         from peft import inject_adapter_in_model
 
+        if self.dtype == torch.float16:
+            check_float16(model)
         targets = targets_of(model, self.settings)
         with _seeded(seed):
             inject_adapter_in_model(self._config(targets), model, _ADAPTER_NAME)
-        dtype = _DTYPES[self.settings.adapter_dtype]
         for _, parameter in adapter_parameters(model):
-            parameter.data = parameter.data.to(dtype)
-        check(model, targets, dtype)
+            parameter.data = parameter.data.to(self.adapter_dtype)
+        check(model, targets, self.adapter_dtype)
 
     def weights(self, model: nn.Module) -> Mapping[str, torch.Tensor]:
         """See `Method`; under the names of peft's files."""
@@ -93,7 +105,7 @@ class Lora:
     @property
     def merged(self) -> Method | None:
         """See `Method`."""
-        return Merged() if self.settings.merge else None
+        return Merged(self.dtype) if self.settings.merge else None
 
     def result_bytes(self, trained: int, model: int) -> int:
         """See `Method`."""
@@ -113,12 +125,12 @@ class Lora:
     def opening(self, auto_class: str, base: BaseModel) -> list[str]:
         """See `Method`."""
         revision = f', revision="{base.revision}"' if base.revision else ""
-        as_trained = "" if self.settings.adapter_dtype == "float32" else ", autocast_adapter_dtype=False"
+        as_trained = "" if self.adapter_dtype == torch.float32 else ", autocast_adapter_dtype=False"
         return [
             "from peft import PeftModel",
             f"from transformers import {auto_class}, AutoTokenizer, GenerationConfig",
             "",
-            f'base = {auto_class}.from_pretrained("{base.name}"{revision}, dtype="bfloat16")',
+            f'base = {auto_class}.from_pretrained("{base.name}"{revision}, dtype="{dtype_name(self.dtype)}")',
             'base.generation_config = GenerationConfig.from_pretrained(".")  # this folder',
             f'model = PeftModel.from_pretrained(base, "."{as_trained}).eval()',
         ]
@@ -159,6 +171,21 @@ def check(model: nn.Module, targets: list[str], dtype: torch.dtype) -> None:
     device = next(model.parameters()).device
     away = [f"{name} ({parameter.device})" for name, parameter in adapters.items() if parameter.device != device]
     reject_tensors("wrong_device", away, f"not on {device}", hint=_OUR_FAULT)
+
+
+def check_float16(model: nn.Module) -> None:
+    """Refuse `no_float16`: a family of which transformers keeps layers in float32 where float16 is asked for."""
+    listed = getattr(model, "_keep_in_fp32_modules", None) or ()
+    kept = {part for name, _ in model.named_parameters() for part in name.split(".") if part in listed}
+    if kept:
+        raise Rejected(
+            f"{type(model).__name__} does not work in float16: transformers keeps its {', '.join(sorted(kept))} in "
+            "float32 there, since what these layers compute exceeds the range of float16",
+            code="no_float16",
+            param="method.base_dtype",
+            hint="set method.base_dtype: bfloat16, for which a GPU must have compute capability 8.0 or newer (RTX 30, "
+            "A100, and newer); or take a model of another family",
+        )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Adapters merged into the weights beside which they were trained, in fp32 or better, and rounded to bf16 once."""
+"""Adapters merged into the weights beside which they were trained, in fp32 or better, and rounded once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from worker.training.adapters.full import DTYPE, Full, weights_of
+from worker.training.adapters.full import Full, weights_of
 
 _BASE = ".base_layer"
 
@@ -36,7 +36,7 @@ class MergedWeights(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         owner, _, key = name.rpartition(".")
         if key == "weight" and owner in self._layers:
-            return merged_weight(self._layers[owner]).to(DTYPE)
+            return rounded_weight(self._layers[owner])
         return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -75,9 +75,14 @@ def merged_weight(layer: Any) -> torch.Tensor:
     return merged
 
 
+def rounded_weight(layer: Any) -> torch.Tensor:
+    """The same in the type of the model, as it is written."""
+    return merged_weight(layer).to(layer.base_layer.weight.dtype)
+
+
 @contextlib.contextmanager
 def computed_merged(model: nn.Module, *, rounded: bool) -> Iterator[None]:
-    """Inside, adapted layers compute with the merged weight, in bf16 if `rounded`; their tensors stay as they are."""
+    """Inside, adapted layers compute with the merged weight, rounded as it is written or not; their tensors stay."""
     layers = list(adapted_layers(model).values())
     for layer in layers:
         layer.forward = _merged_forward(layer, rounded=rounded)
@@ -92,7 +97,7 @@ def _merged_forward(layer: Any, *, rounded: bool) -> Callable[[torch.Tensor], to
     def forward(values: torch.Tensor) -> torch.Tensor:
         if rounded:
             with torch._C.DisableTorchFunction():  # exactly what is written, whatever mode is on
-                weight = merged_weight(layer).to(DTYPE)
+                weight = rounded_weight(layer)
         else:
             weight = merged_weight(layer)
         result: torch.Tensor = F.linear(values, weight, layer.base_layer.bias)

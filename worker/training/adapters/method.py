@@ -31,6 +31,10 @@ class Method(Protocol):
         """Whether a checkpoint holds the whole model: then the weights that the model came with need not be read."""
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the model in memory, as it comes, and of a whole model that is delivered."""
+
+    @property
     def description(self) -> str:
         """For people."""
 

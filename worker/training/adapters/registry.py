@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+
+from jobs.memory_plan import DType
 from jobs.spec import FullMethod, JobSpec
 from worker.training.adapters.full import Full
 from worker.training.adapters.lora import Lora
 from worker.training.adapters.method import Method
 
 
-def method_of(spec: JobSpec) -> Method:
-    """`method` of a job, as the trainer asks it."""
-    return Full() if isinstance(spec.method, FullMethod) else Lora(spec.method)
+def method_of(spec: JobSpec, dtype: DType) -> Method:
+    """`method` of a job, as the trainer asks it; `dtype`: of its model, as planned."""
+    planned: torch.dtype = getattr(torch, dtype)
+    return Full(planned) if isinstance(spec.method, FullMethod) else Lora(spec.method, planned)

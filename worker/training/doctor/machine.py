@@ -48,7 +48,8 @@ def checks(examination: Examination) -> Mapping[str, Check]:
         major, minor = torch.cuda.get_device_capability(device)
         return judge(
             "compute_capability", f"{major}.{minor}, {torch.cuda.get_device_name(device)}", limit="≥ 8.0",
-            fail=(major, minor) < LEAST_CAPABILITY, hint="bf16 needs Ampere or newer (RTX 30/40/50, A100, H100, B200)",
+            fail=(major, minor) < LEAST_CAPABILITY, hint="bf16 needs Ampere or newer (RTX 30/40/50, A100, H100, B200); "
+            "Turing trains `method: lora` alone, beside a model in float16",
         )  # fmt: skip
 
     def architecture() -> Finding:

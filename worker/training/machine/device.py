@@ -26,6 +26,14 @@ POLL_S = 0.2
 log = logging.getLogger("longhaul.trainer")
 
 
+def has_native_bf16(device: torch.device) -> bool:
+    """Whether it multiplies bf16 itself: GPUs from compute capability 8.0 on, which have flash attention, too.
+
+    A CPU counts as one that does.
+    """
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def hold_job(run: RunDir) -> BinaryIO:
     """Take the job's lock; it is held until the returned file is closed, so for the process's life. Else DeviceBusy."""
     until = time.monotonic() + JOB_WAIT_S

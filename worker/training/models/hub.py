@@ -2,7 +2,7 @@
 
 Only config, tokenizer and safetensors are ever fetched. The store is a hub cache of its own (`models/hub`): downloads
 resume, files are shared between revisions, and a model that is complete is found without a network. Weights that were
-converted to bf16 are deleted from it; their names stay, so that the model is still found.
+converted are deleted from it; their names stay, so that the model is still found.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def fetch(repository: str, commit: str, settings: TrainerSettings, journal: Jour
 
     needed = found.bytes
     store = _store(settings)
-    require_room(store, needed + further, f"{name} (download and bf16 copy)")
+    require_room(store, needed + further, f"{name} (download and copy)")
 
     def download() -> Path:
         files = list(found.files)
@@ -119,7 +119,7 @@ def _converted(commit: str, settings: TrainerSettings) -> Path:
 
 
 def _stored(repository: str, revision: str, settings: TrainerSettings, *, converted: bool = False) -> HubModel | None:
-    """The model, if the store has all of it; `converted`: or had its weights, and now has them as bf16."""
+    """The model, if the store has all of it; `converted`: or had its weights, and now has them converted."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -1,10 +1,13 @@
-"""The model store: each model once as bf16 safetensors, made by *prepare*, memory-mapped by every attempt from then on.
+"""The model store: each model as safetensors in bf16 or fp16, made by *prepare*, memory-mapped by every attempt.
 
     models/<hash>/   model.safetensors  config.json  tokenizer and generation files  manifest.json (bytes, sha256)
 
 The name is a hash of what the model is made from: repository and commit, or the content of a folder's files. What is
-already bf16 is copied as well, not linked or used in place: there is then one way in, and whatever happens to a user's
-folder afterwards does not reach a job that is under way.
+already of that type is copied as well, not linked or used in place: there is then one way in, and whatever happens to a
+user's folder afterwards does not reach a job that is under way.
+
+fp16 holds numbers up to 65,504, and none below 6e-8. A model with larger weights is refused; smaller ones become 0, and
+the manifest says how many.
 
 The converter streams: at no time does it hold more than a piece of one tensor, and it maps nothing.
 """
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from jobs.disk.files import write_synced
 from jobs.errors import BadData, Rejected
+from jobs.memory_plan import DType
 from jobs.plan import ModelPlan
 from worker.training.journal import Journal
 from worker.training.models import hub
@@ -33,6 +37,7 @@ from worker.training.models.model_files import (
     validate_folder,
     weight_files,
 )
+from worker.training.models.rounding import FLOATS, HALF_BYTES, STORED, Rounding
 from worker.training.rows.sources import fingerprint
 from worker.training.settings import TrainerSettings
 from worker.training.store import make_once, require_room
@@ -48,29 +53,34 @@ PIECE = 1 << 26
 """Bytes of a tensor in memory at a time."""
 _SYNC_EVERY = 1 << 30
 """Written this far ahead of the disk at most, so that progress is real and other writers are not stalled."""
-_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16"}
-"""What is converted; bf16, and everything that is not a float, stays as it is."""
-_BF16_BYTES = 2
 
 
 def stored_model(
-    plan: ModelPlan, settings: TrainerSettings, task: Task, journal: Journal, *, seed: int = 0, thorough: bool = False
+    plan: ModelPlan,
+    settings: TrainerSettings,
+    task: Task,
+    journal: Journal,
+    *,
+    dtype: DType = "bfloat16",
+    seed: int = 0,
+    thorough: bool = False,
 ) -> Path:
     """The store's folder of a hub id's commit or of a user's folder; made now unless it is there and undamaged.
 
-    `seed`: of what begins at random.
+    `dtype`: of its floats. `seed`: of what begins at random.
 
-    Raises Rejected as `validate_folder` and `hub.fetch` do, and DiskFull before anything is written that would not fit.
+    Raises Rejected as `validate_folder`, `convert` and `hub.fetch` do, and DiskFull before anything is written that
+    would not fit.
     """
-    facts = task.model_facts(seed)
+    facts = [*task.model_facts(seed), *([] if dtype == "bfloat16" else [dtype])]
     if plan.revision is not None:
         repository = plan.source.partition("@")[0]
         folder = settings.models / _hash(["hub", VERSION, repository, plan.revision, *facts])
 
         def make(target: Path) -> None:
-            further = _BF16_BYTES * plan.parameters
+            further = HALF_BYTES * plan.parameters
             source = hub.fetch(repository, str(plan.revision), settings, journal, further=further)
-            convert(source, target, f"{repository}@{plan.revision}", task, journal, seed)
+            convert(source, target, f"{repository}@{plan.revision}", task, journal, seed, dtype)
     else:
         source = find_folder(settings.data, plan.source)
         validate_folder(source, plan.source, task)
@@ -79,7 +89,7 @@ def stored_model(
         folder = settings.models / _hash(["folder", VERSION, content, *facts])
 
         def make(target: Path) -> None:
-            convert(source, target, plan.source, task, journal, seed)
+            convert(source, target, plan.source, task, journal, seed, dtype)
             if _state_of(source, plan.source) != before:
                 raise Rejected(
                     f"model: {plan.source} changed while it was copied",
@@ -105,25 +115,30 @@ def make_unless_there(
     make_once(folder, make, usable, waiting=journal.progress)
 
 
-def convert(source: Path, target: Path, name: str, task: Task, journal: Journal, seed: int = 0) -> None:
-    """Write the model in `source` as bf16 into the empty folder `target`: one file of weights, whatever it was before.
+def convert(
+    source: Path, target: Path, name: str, task: Task, journal: Journal, seed: int = 0, dtype: DType = "bfloat16"
+) -> None:
+    """Write the model in `source` in that type into the empty folder `target`: one file of weights, whatever it was.
 
     `config.json` becomes what the task makes of it, and gets the dtype, and in `tie_word_embeddings` the truth about
-    the head. Tensors that the task adds begin at random values, by `seed`.
+    the head. Tensors that the task adds begin at random values, by `seed`. Raises Rejected (`weights_overflow`) where
+    float16 cannot hold the weights.
     """
     tensors = validate_folder(source, name, task)
     config = {**task.adapted(read_config(source, name))}
     layout = task.layout(config)
     config.pop("torch_dtype", None)  # the old name of dtype
-    config |= {"dtype": "bfloat16", "tie_word_embeddings": layout.tied}
+    config |= {"dtype": dtype, "tie_word_embeddings": layout.tied}
     new = task.initialized(config, layout.shapes.keys() - tensors.keys(), seed)
-    require_room(target, sum(_bytes(stored) for stored in tensors.values()), f"{name} (bf16 copy)")
+    require_room(target, sum(_bytes(stored) for stored in tensors.values()), f"{name} (copy in {dtype})")
     for small in SMALL:
         if small != CONFIG and (source / small).exists():
             write_synced(target / small, (source / small).read_bytes())
     write_synced(target / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
-    weights = _write_weights(target / SINGLE, tensors, new, name, journal)
-    seal(target, name, {SINGLE: weights}, new=sorted(new))
+    rounding = Rounding(dtype)
+    weights = _write_weights(target / SINGLE, tensors, new, name, journal, rounding)
+    rounding.refuse_overflow(name)
+    seal(target, name, {SINGLE: weights}, new=sorted(new), underflow=rounding.underflow)
 
 
 class SealedFile(TypedDict):
@@ -138,13 +153,28 @@ def new_tensors(folder: Path) -> tuple[str, ...]:
     return tuple(json.loads((folder / MANIFEST).read_bytes()).get("new", ()))
 
 
-def seal(folder: Path, source: str, known: Mapping[str, SealedFile] = {}, *, new: Sequence[str] = ()) -> None:
-    """Write the manifest of all files in `folder`: bytes and sha256, computed unless `known`; and of `new` tensors."""
+def underflow(folder: Path) -> Mapping[str, int]:
+    """How many weights of a folder of the store are 0 because they are too small for its type, by tensor."""
+    counted: dict[str, int] = json.loads((folder / MANIFEST).read_bytes()).get("underflow", {})
+    return counted
+
+
+def seal(
+    folder: Path,
+    source: str,
+    known: Mapping[str, SealedFile] = {},
+    *,
+    new: Sequence[str] = (),
+    underflow: Mapping[str, int] = {},
+) -> None:
+    """Write the manifest of all files in `folder`: bytes and sha256, computed unless `known`; of `new` tensors, and of
+    those with weights that became 0."""
     files = {
         file.name: known.get(file.name) or {"bytes": file.stat().st_size, "sha256": fingerprint(file, lambda: None)}
         for file in sorted(folder.iterdir())
     }
     manifest = {"version": VERSION, "source": source, "files": files} | ({"new": list(new)} if new else {})
+    manifest |= {"underflow": dict(underflow)} if underflow else {}
     write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
 
 
@@ -195,7 +225,12 @@ def _state_of(folder: Path, source: str) -> dict[str, tuple[int, ...]]:
 
 
 def _write_weights(
-    file: Path, tensors: Mapping[str, Stored], new: Mapping[str, torch.Tensor], source: str, journal: Journal
+    file: Path,
+    tensors: Mapping[str, Stored],
+    new: Mapping[str, torch.Tensor],
+    source: str,
+    journal: Journal,
+    rounding: Rounding,
 ) -> SealedFile:
     """A safetensors file of these tensors and then the `new` ones, synced; returns its bytes and sha256."""
     # In the order of the source, so that a disk reads on and on.
@@ -203,21 +238,23 @@ def _write_weights(
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     size = 0
     for name, stored in ordered:
-        dtype = "BF16" if stored.dtype in _FLOATS else stored.dtype
+        dtype = STORED[rounding.dtype] if stored.dtype in FLOATS else stored.dtype
         header[name] = {"dtype": dtype, "shape": stored.shape, "data_offsets": [size, size + _bytes(stored)]}
         size += _bytes(stored)
     for name, tensor in new.items():
         header[name] = {
-            "dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [size, size + _BF16_BYTES * tensor.numel()]
+            "dtype": STORED[rounding.dtype], "shape": list(tensor.shape),
+            "data_offsets": [size, size + HALF_BYTES * tensor.numel()],
         }  # fmt: skip
-        size += _BF16_BYTES * tensor.numel()
+        size += HALF_BYTES * tensor.numel()
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
     start = len(text).to_bytes(8, "little") + text
     digest, written, synced = hashlib.sha256(start), len(start), 0
     with open(file, "wb", buffering=0) as handle:
         handle.write(start)
-        for pieces in (*(_pieces(stored, source) for _, stored in ordered), map(_as_bf16, new.values())):
+        added = (rounding.bytes_of(name, tensor) for name, tensor in new.items())
+        for pieces in (*(_pieces(name, stored, source, rounding) for name, stored in ordered), added):
             for piece in pieces:
                 digest.update(piece)
                 written += handle.write(piece)
@@ -229,8 +266,8 @@ def _write_weights(
     return {"bytes": written, "sha256": digest.hexdigest()}
 
 
-def _pieces(stored: Stored, source: str) -> Iterator[memoryview]:
-    """The bytes of a tensor as they are stored, rounded to bf16 (to nearest, ties to even) where they are floats."""
+def _pieces(name: str, stored: Stored, source: str, rounding: Rounding) -> Iterator[memoryview]:
+    """The bytes of a tensor as they are stored, rounded where they are floats of another type."""
     import torch
 
     buffer = bytearray(min(PIECE, stored.end - stored.begin))
@@ -245,22 +282,15 @@ def _pieces(stored: Stored, source: str) -> Iterator[memoryview]:
                     raise damaged(source, f"{stored.file.name} became shorter while it was read")
                 filled += got
             left -= len(view)
-            if stored.dtype in _FLOATS:
-                yield _as_bf16(torch.frombuffer(view, dtype=getattr(torch, _FLOATS[stored.dtype])))
+            if stored.dtype in FLOATS and stored.dtype != STORED[rounding.dtype]:
+                yield rounding.bytes_of(name, torch.frombuffer(view, dtype=getattr(torch, FLOATS[stored.dtype])))
             else:
                 yield view
 
 
-def _as_bf16(numbers: torch.Tensor) -> memoryview:
-    import torch
-
-    content: memoryview = numbers.to(torch.bfloat16).reshape(-1).view(torch.uint8).numpy().data
-    return content
-
-
 def _bytes(stored: Stored) -> int:
     """Of a tensor once it is in the store."""
-    return _BF16_BYTES * stored.elements if stored.dtype in _FLOATS else stored.end - stored.begin
+    return HALF_BYTES * stored.elements if stored.dtype in FLOATS else stored.end - stored.begin
 
 
 def _hash(facts: list[Any]) -> str:

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from torch import nn
 
 from jobs.errors import GpuLost, Rejected
+from worker.training.machine.device import has_native_bf16
 from worker.training.models.layout import MISSING, UNEXPECTED, reject_tensors, tied_head, untied_head
 from worker.training.tasks.layout import Layout
 
@@ -23,21 +24,22 @@ _PROCESS_HINT = (
 )
 
 
-def check_device(device: torch.device) -> None:
+def check_device(device: torch.device, dtype: torch.dtype | None = None) -> None:
     """Refuse `no_native_bf16`: emulated (GPUs before Ampere) it is several times slower. GpuLost without a GPU.
 
-    The worker saw a usable one before it took the job.
+    `dtype`: of the model; None: it is not known yet. The worker saw a usable one before it took the job.
     """
     if device.type != "cuda":
         return
     if not torch.cuda.is_available():
         raise GpuLost("LONGHAUL_DEVICE is cuda, but the trainer sees no usable CUDA device")
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < 8:
+    if dtype == torch.bfloat16 and not has_native_bf16(device):
+        major, minor = torch.cuda.get_device_capability(device)
         raise Rejected(
             f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor}) has no native bf16",
             code="no_native_bf16",
-            hint="use a GPU of compute capability 8.0 or newer (Ampere, Ada, Hopper, Blackwell)",
+            hint="use a GPU of compute capability 8.0 or newer (Ampere, Ada, Hopper, Blackwell), or submit the job "
+            "again with method: lora, which trains beside a model in float16 there",
         )
 
 

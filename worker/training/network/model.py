@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from jobs.disk.files import write_synced
 from jobs.errors import BaseChanged
-from worker.training.adapters.full import DTYPE, Full
+from worker.training.adapters.full import Full
 from worker.training.adapters.method import BaseModel, Method
 from worker.training.machine.usage import process_bytes
 from worker.training.models.model_files import CONFIG, GENERATION_CONFIG, SMALL, read_config, validate_folder
@@ -94,14 +94,14 @@ def load(
     method: Method | None = None,
     seed: int = 0,
 ) -> LoadedModel:
-    """Load once, in bf16, straight onto `device`; refuse what the guards refuse; then set the job's switches.
+    """Load once, as the method's dtype, straight onto `device`; refuse what the guards refuse; set the job's switches.
 
     `dropout` None keeps the model's own rate. `activation_checkpointing` n: activations of every n-th layer are
     recomputed in the backward pass (0: of none). None of the three changes what `write_model` writes. `method` None:
     every weight is trained. `seed`: of what the method adds to the model.
     """
     method = method or Full()
-    guards.check_device(device)
+    guards.check_device(device, method.dtype)
     transformers_logging.disable_progress_bar()
     # Before anything is loaded, and because not all of it can be seen afterwards: int8 weights, for one, become bf16
     # without a word, and a torn file raises whatever it likes.
@@ -113,7 +113,7 @@ def load(
         before = _begin_peak(device)
         model, info = task.auto_class().from_pretrained(
             folder,
-            dtype=DTYPE,
+            dtype=method.dtype,
             device_map={"": device},
             output_loading_info=True,
             # Mismatched shapes are then reported with the other defects, and refused by name below.
@@ -126,7 +126,7 @@ def load(
         peak = _peak(device) - before
         seconds = time.perf_counter() - start
     guards.check_all_loaded(info)
-    guards.check_placement(model, DTYPE, device)
+    guards.check_placement(model, method.dtype, device)
     config = read_config(folder, folder.name)
     guards.check_tie(model, task.layout(config), folder)
     for key, value in (task.generation(folder) or {}).items():

@@ -51,6 +51,7 @@ class Alternatives:
             device="cuda",
             budget=budget,
             optimizer=self._plan.resolved.optimizer,
+            dtype=self._plan.resolved.dtype,
         )
 
     @functools.cached_property
@@ -68,5 +69,5 @@ class Alternatives:
             fused=self._spec.speed.fused,
             dropout=training.dropout,
             training=training,
-            method=method_of(self._spec),
+            method=method_of(self._spec, self._plan.resolved.dtype),
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import DoesNotFit
-from jobs.memory_plan import Candidate, Device, MemoryPlan, OptimizerName, describe
+from jobs.memory_plan import Candidate, Device, DType, MemoryPlan, OptimizerName, describe
 from jobs.spec import JobSpec
 from jobs.text.units import GIB, bytes_alike, format_bytes
 from worker.training.adapters.registry import method_of
@@ -37,14 +37,15 @@ def plan_memory(
     budget: Budget,
     runs: Path | None = None,
     optimizer: OptimizerName | None = None,
+    dtype: DType = "bfloat16",
     progress: Callable[[], object] = lambda: None,
 ) -> MemoryPlan:
     """The best setting that fits the budget. Takes some seconds for a large model, on the CPU, without weights.
 
     `config`: the model's config.json. `longest`: tokens of the longest input and target, rounded as `batches` does.
     `runs`: where checkpoints will be written; None: the disk is not looked at. `optimizer`: the one
-    that the run began with, whose states its checkpoints hold: it is kept. None: there is no run yet. `progress` is
-    called before each trace.
+    that the run began with, whose states its checkpoints hold: it is kept. None: there is no run yet. `dtype`: of the
+    model. `progress` is called before each trace.
 
     Raises DoesNotFit (with the numbers and the nearest setting that fits), Rejected (`bad_config`) and DiskFull
     (`no_room`).
@@ -53,7 +54,7 @@ def plan_memory(
     inputs, targets = longest
     context = CONTEXT_BYTES if device == "cuda" else 0
     progress()
-    method, training = method_of(spec), spec.training
+    method, training = method_of(spec, dtype), spec.training
     predictor = Predictor(
         config,
         task=task,
@@ -101,6 +102,7 @@ def plan_memory(
         micro_batch=chosen.micro_batch,
         activation_checkpointing=chosen.activation_checkpointing,
         optimizer=chosen.optimizer,
+        dtype=dtype,
         parts=chosen.parts,
         trained_parameters=size.trained,
         peak_bytes=chosen.peak_bytes,

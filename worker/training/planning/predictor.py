@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from jobs.memory_plan import Device, OptimizerName
 from jobs.spec import TrainingSpec
+from worker.training.adapters.full import Full
 from worker.training.adapters.method import Method
 from worker.training.optimizers.optimizer import make_optimizer
 from worker.training.planning import tracker as counted
@@ -55,7 +56,7 @@ class Predictor:
         config: Config,
         *,
         task: Task,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: torch.dtype | None = None,
         device: Device,
         fused: bool,
         dropout: float | None,
@@ -64,6 +65,8 @@ class Predictor:
     ) -> None:
         """`config`: the content of config.json. `dropout` None: the model's own. `method` None: all is trained.
 
+        `dtype` None: the method's.
+
         Raises Rejected (`bad_config`) if transformers cannot build a model of it, and as `Method.inject` does.
         """
         self._task = task
@@ -71,6 +74,7 @@ class Predictor:
         self._cuda = device == "cuda"
         self._device = torch.device("meta" if self._cuda else "cpu")
         self._fake = None if self._cuda else FakeTensorMode()
+        dtype = dtype or (method or Full()).dtype
         self._model = bare_model(config, task, dtype, fused=fused, dropout=dropout, method=method)
         if self._fake is not None:
             with self._fake:

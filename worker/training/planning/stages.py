@@ -8,7 +8,7 @@ from typing import Any
 from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
 from jobs.errors import DoesNotFit
-from jobs.memory_plan import PICTURE, MemoryPlan, OptimizerName
+from jobs.memory_plan import PICTURE, DType, MemoryPlan, OptimizerName
 from jobs.spec import JobSpec
 from worker.training.journal import Journal
 from worker.training.planning.budget import Budget, find_budget
@@ -29,14 +29,16 @@ def plan_stage(
     earlier: MemoryPlan | None = None,
     *,
     optimizer: OptimizerName | None = None,
+    dtype: DType = "bfloat16",
 ) -> MemoryPlan:
     """The plan for rows of these lengths, with `memory.png` of it in the run directory.
 
     `earlier`: that of check, which is as good for the same lengths and budget. `optimizer`: the one that a run began
-    with; None: there is no run yet. Raises DoesNotFit, with the picture drawn, Rejected, DiskFull.
+    with; None: there is no run yet. `dtype`: of the model. Raises DoesNotFit, with the picture drawn, Rejected,
+    DiskFull.
     """
     budget = find_budget(spec.memory, settings.device, settings.gpu, spec.resources)
-    if earlier is not None and is_current(earlier, longest, budget):
+    if earlier is not None and earlier.dtype == dtype and is_current(earlier, longest, budget):
         assert earlier.host is not None and earlier.disk is not None, "a plan of this stage has both"
         kept = earlier.host.copy_bytes
         disk = plan_disk(run.path, spec, kept, earlier.disk.model_bytes)
@@ -55,6 +57,7 @@ def plan_stage(
                 budget=budget,
                 runs=run.path,
                 optimizer=optimizer,
+                dtype=dtype,
                 progress=journal.progress,
             )
         except DoesNotFit as error:

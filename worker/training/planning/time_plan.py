@@ -50,7 +50,7 @@ def with_time(
     task = task_of(spec, plan.task, plan.data)
     again = task.recomputed_flops(config, plan.resolved.activation_checkpointing)
     trained = plan.memory.trained_parameters if plan.memory else 0
-    whole = method_of(spec).flops(task.flops(config), trained, plan.model.parameters)
+    whole = method_of(spec, plan.resolved.dtype).flops(task.flops(config), trained, plan.model.parameters)
     flops = whole.rows(lengths.inputs, lengths.targets)
     time = make_time_plan(
         model_flops=scale * flops,

@@ -12,6 +12,19 @@ from worker.training.steps.shape import MicroBatchShape
 
 
 @dataclass(frozen=True)
+class ScaledStep:
+    """What became of a step whose loss was scaled."""
+
+    loss_scale: float
+    """The one that it was done with."""
+    skipped: bool
+    """Its gradients overflowed: weights and optimizer states are as before."""
+    next_scale: float
+    skipped_updates: int
+    """In the run so far, this one included."""
+
+
+@dataclass(frozen=True)
 class StepResult:
     """What one optimizer step was. `step` counts from 1."""
 
@@ -37,3 +50,5 @@ class StepResult:
     """Of the largest micro-batch."""
     safe: Mapping[str, SafeSize] = field(default_factory=dict)
     """What memory has taught so far, by length bucket: from where the next step continues."""
+    scaled: ScaledStep | None = None
+    """What became of the scaled loss; None: it is not scaled."""

@@ -7,6 +7,7 @@ come that transformers knows; what this code takes for granted of it is checked 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -121,6 +122,15 @@ def check_loss(model: PreTrainedModel, expected: list[float]) -> None:
         for number, (row, loss) in enumerate(zip(rows, expected, strict=True)):
             places = number * width + torch.arange(len(row) - 1, device=ids.device)
             found = float(learned_loss_sum(model, ids, places, row[1:]))
+            if model.dtype == torch.float16 and not math.isfinite(loss):
+                raise Rejected(
+                    f"model: {type(model).__name__} does not work in float16: the loss of {len(row)} tokens is {loss}, "
+                    "since what the model computes exceeds the range of float16",
+                    code="no_float16",
+                    param="method.base_dtype",
+                    hint="set method.base_dtype: bfloat16, for which a GPU must have compute capability 8.0 or newer "
+                    "(RTX 30, A100, and newer); or take a model of another family",
+                )
             if not abs(found - loss) <= _TOLERANCE[model.dtype] * abs(loss):
                 raise Rejected(
                     f"model: {type(model).__name__} does not compute what training takes for granted of a causal "
