@@ -11,6 +11,7 @@ from jobs.memory_plan import MemoryPlan, OptimizerName
 from jobs.plan import Plan
 from jobs.spec import JobSpec
 from worker.training.adapters.registry import method_of
+from worker.training.machine.device import has_native_bf16
 from worker.training.models.model_files import read_config
 from worker.training.planning.budget import Budget
 from worker.training.planning.memory_plan import plan_memory
@@ -69,5 +70,6 @@ class Alternatives:
             fused=self._spec.speed.fused,
             dropout=training.dropout,
             training=training,
+            flash=has_native_bf16(self._device),
             method=method_of(self._spec, self._plan.resolved.dtype),
         )

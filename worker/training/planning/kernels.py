@@ -7,6 +7,7 @@ here, so that what is kept for the backward pass, and what is not, is theirs.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -28,12 +29,15 @@ _HALF = (torch.bfloat16, torch.float16)
 class WithoutData(TorchFunctionMode):
     """Answers what code asks of values: all is finite and nothing clipped, and some inputs are padded.
 
-    With `cuda`, functions that choose their kernel by the device get CUDA's.
+    With `cuda`, functions that choose their kernel by the device get CUDA's; without `flash`, those of a GPU that has
+    no flash attention.
     """
 
-    def __init__(self, *, cuda: bool) -> None:
+    def __init__(self, *, cuda: bool, flash: bool = True) -> None:
         super().__init__()
         self._functions: dict[Any, Callable[..., Any]] = _ANSWERS | (_CUDA if cuda else {})
+        if cuda and not flash:
+            self._functions[F.scaled_dot_product_attention] = functools.partial(_attention, flash=False)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The answer or kernel, where there is one; else the function itself."""
@@ -159,12 +163,14 @@ def _attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    flash: bool = True,
 ) -> torch.Tensor:
     """Flash attention if available (half precision, no mask), else the memory-efficient kernel."""
-    if enable_gqa and (repeats := query.shape[1] // key.shape[1]) > 1 and (attn_mask is not None or not _flash(query)):
+    flash = flash and attn_mask is None and _flash(query)
+    if enable_gqa and (repeats := query.shape[1] // key.shape[1]) > 1 and not flash:
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     attended: torch.Tensor
-    if attn_mask is None and _flash(query):
+    if flash:
         attended = _FlashAttention.apply(query, key, value)  # type: ignore[no-untyped-call]  # untyped
         return attended
     if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -184,6 +190,14 @@ def _attention(
     return attended
 
 
+def _log_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Of float16, and of that alone, CUDA takes it in fp32 without a copy of what goes in."""
+    if input.dtype == torch.float16 and dtype == torch.float32:
+        taken: torch.Tensor = aten._log_softmax(input, dim, True)
+        return taken
+    return torch.log_softmax(input, dim, dtype=dtype)
+
+
 def _flash(query: torch.Tensor) -> bool:
     return query.dtype in _HALF and query.shape[-1] <= 256 and query.shape[-1] % 8 == 0
 
@@ -191,6 +205,7 @@ def _flash(query: torch.Tensor) -> bool:
 _CUDA: dict[Any, Callable[..., Any]] = {
     F.dropout: _dropout,
     torch.dropout: _dropout,
+    torch.Tensor.log_softmax: _log_softmax,
     F.rms_norm: _rms_norm,
     torch.rms_norm: _rms_norm,
     F.scaled_dot_product_attention: _attention,

@@ -63,6 +63,7 @@ def plan_memory(
         dropout=training.dropout,
         training=training,
         method=method,
+        flash=budget.gpu is None or budget.gpu.native_bf16,
     )
     size = predictor.size
     fixed = fixed_by(spec, optimizer)

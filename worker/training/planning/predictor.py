@@ -62,10 +62,11 @@ class Predictor:
         dropout: float | None,
         training: TrainingSpec,
         method: Method | None = None,
+        flash: bool = True,
     ) -> None:
         """`config`: the content of config.json. `dropout` None: the model's own. `method` None: all is trained.
 
-        `dtype` None: the method's.
+        `dtype` None: the method's. `flash`: the GPU has flash attention (from compute capability 8.0 on).
 
         Raises Rejected (`bad_config`) if transformers cannot build a model of it, and as `Method.inject` does.
         """
@@ -74,6 +75,7 @@ class Predictor:
         self._cuda = device == "cuda"
         self._device = torch.device("meta" if self._cuda else "cpu")
         self._fake = None if self._cuda else FakeTensorMode()
+        self._flash = flash
         dtype = dtype or (method or Full()).dtype
         self._model = bare_model(config, task, dtype, fused=fused, dropout=dropout, method=method)
         if self._fake is not None:
@@ -186,7 +188,7 @@ class Predictor:
         parameters = list(self._model.parameters())
         tracker.add([*parameters, *self._model.buffers()], counted.WEIGHTS)
         tracker.add([parameter.grad for parameter in parameters if parameter.grad is not None], counted.GRADIENTS)
-        with self._fake or contextlib.nullcontext(), WithoutData(cuda=self._cuda), tracker:
+        with self._fake or contextlib.nullcontext(), WithoutData(cuda=self._cuda, flash=self._flash), tracker:
             yield tracker
 
     def _with_workspaces(self, parts: list[int], kept: int = 0) -> _Trace:
