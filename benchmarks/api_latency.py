@@ -51,7 +51,7 @@ def post_milliseconds(count: int) -> list[float]:
         with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL) as service:
             try:
                 url = f"http://127.0.0.1:{port}"
-                _wait(url)
+                wait(url)
                 with requests.Session() as session:
                     for _ in range(WARM_UP):
                         _post(session, url)
@@ -60,7 +60,8 @@ def post_milliseconds(count: int) -> list[float]:
                 service.terminate()
 
 
-def _wait(url: str) -> None:
+def wait(url: str) -> None:
+    """Return once the service answers."""
     deadline = time.monotonic() + 20
     while True:
         try:

@@ -26,6 +26,8 @@ log = logging.getLogger("longhaul.service")
 KEPT_ROWS = 250_000
 """Of all files together: about 60 MB."""
 KEPT_FILES = 64
+KEPT_PACES = 4096
+"""Of files whose rows may be forgotten: 100 bytes each."""
 BLOCK_BYTES = 1024 * 1024
 _WHOLE = frozenset(name for name, field in MetricRow.model_fields.items() if field.annotation in (int, int | None))
 ALWAYS = ("step", "at", "attempt")
@@ -130,6 +132,7 @@ class SeriesCache:
     def __init__(self, most_rows: int = KEPT_ROWS) -> None:
         self._most_rows = most_rows
         self._kept: OrderedDict[Path, tuple[Series, threading.Lock]] = OrderedDict()
+        self._paces: dict[Path, tuple[tuple[int, int, int], Pace]] = {}
         self._lock = threading.Lock()
 
     def rows(
@@ -150,9 +153,23 @@ class SeriesCache:
             return series.losses(steps)
 
     def pace(self, file: Path) -> Pace:
-        """`Series.pace` of the file as it is now."""
+        """`Series.pace` of the file as it is now; kept for as long as the file stays as it is."""
+        try:
+            status = file.stat()
+        except FileNotFoundError:
+            return Pace()
+        state = status.st_ino, status.st_size, status.st_mtime_ns
+        with self._lock:
+            kept = self._paces.get(file)
+        if kept is not None and kept[0] == state:
+            return kept[1]
         with self._current(file) as series:
-            return series.pace()
+            pace = series.pace()
+        with self._lock:
+            self._paces[file] = state, pace
+            while len(self._paces) > KEPT_PACES:
+                self._paces.pop(next(iter(self._paces)))
+        return pace
 
     @contextmanager
     def _current(self, file: Path) -> Iterator[Series]:
