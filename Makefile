@@ -53,7 +53,7 @@ simulated-gpu: ## create .venv-simulated-gpu: torch's CUDA build and a GPU that 
 	$(SIMULATED_GPU)/setup . $(SIMULATED_GPU_VENV)
 	$(SIMULATED_GPU)/build $(SIMULATED_GPU_VENV)
 	@[ -e $(SIMULATED_GPU_VENV)/.self-tested ] || \
-		VENV=$(SIMULATED_GPU_VENV) $(SIMULATED_GPU)/run python $(SIMULATED_GPU)/selftest.py && touch $(SIMULATED_GPU_VENV)/.self-tested
+		VENV=$(SIMULATED_GPU_VENV) $(SIMULATED_GPU)/run python tests/simulated_gpu/driver_check.py && touch $(SIMULATED_GPU_VENV)/.self-tested
 
 test-simulated-gpu: simulated-gpu ## run the tests that need a simulated GPU
 	VENV=$(SIMULATED_GPU_VENV) $(SIMULATED_GPU)/run python -m pytest -m simulated_gpu tests/simulated_gpu $(PYTEST_ARGS)
