@@ -9,6 +9,7 @@ import hashlib
 import json
 import posixpath
 import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -176,8 +177,9 @@ class LoraMethod(Part):
     def _a_regular_expression(cls, value: str | list[str]) -> str | list[str]:
         if isinstance(value, str):
             try:
-                re.compile(value)
-            except re.error as error:
+                with warnings.catch_warnings(action="ignore"):  # of what a pattern may mean one day
+                    re.compile(value)
+            except (re.error, OverflowError, RecursionError) as error:
                 raise ValueError(
                     f"{value!r} is no regular expression ({error}); for the endings of names write a list"
                 ) from None

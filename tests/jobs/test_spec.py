@@ -81,6 +81,8 @@ def test_a_spec_is_frozen() -> None:
         ("method", {"type": "full", "rank": 8}, "unknown key"),
         ("method", {"type": "lora", "rank": 0}, "greater than or equal to 1 (got 0)"),
         ("method", {"type": "lora", "targets": "(q"}, "is no regular expression"),
+        ("method", {"type": "lora", "targets": "q{99999999999}"}, "is no regular expression"),
+        ("method", {"type": "lora", "targets": "(" * 500 + "q" + ")" * 500}, "is no regular expression"),
         ("method", {"type": "lora", "targets": []}, "at least 1 item"),
         ("method", {"type": "lora", "adapter_dtype": "float16"}, "'auto', 'bfloat16' or 'float32'"),
         ("method", {"type": "lora", "base_dtype": "float32"}, "'auto', 'bfloat16' or 'float16'"),

@@ -10,6 +10,7 @@ from torch import nn
 from jobs.errors import Rejected
 from jobs.spec import LoraMethod
 from tests.training.conftest import tiny_model
+from worker.training.adapters import targets
 from worker.training.adapters.targets import shortened, targets_of
 from worker.training.tasks.seq2seq.fused import fuse
 
@@ -49,6 +50,7 @@ def test_any_other_text_is_a_regular_expression_for_whole_names() -> None:
     ("settings", "code", "said"),
     [
         ({"targets": ["q", "q_proj"]}, "no_such_target", "'q_proj'"),
+        ({"targets": "([a-zA-Z0-9._]+)+!"}, "endless_pattern", "it has not ended after 0.2 s"),
         ({"targets": "q"}, "no_such_target", "whole name like 'q'"),
         ({"targets": ["q", "final_layer_norm"]}, "target_not_linear", "encoder.final_layer_norm (T5LayerNorm)"),
         ({"targets": ["shared"]}, "target_not_linear", "shared (Embedding)"),
@@ -56,7 +58,10 @@ def test_any_other_text_is_a_regular_expression_for_whole_names() -> None:
         ({"rank": 17}, "rank_too_large", "encoder.block.0.layer.0.SelfAttention.q (16 × 32)"),
     ],
 )
-def test_what_cannot_have_an_adapter_is_refused_by_name(settings: dict[str, Any], code: str, said: str) -> None:
+def test_what_cannot_have_an_adapter_is_refused_by_name(
+    settings: dict[str, Any], code: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(targets, "_LONGEST_S", 0.2)
     with pytest.raises(Rejected) as caught:
         targets_of(tiny_model(), method(**settings))
     assert caught.value.detail_code == code

@@ -11,14 +11,17 @@ from torch import nn
 
 from jobs.errors import Rejected
 from jobs.spec import ALL_LINEAR, LoraMethod
+from worker.training.machine.cpu_limit import Endless, cpu_limit
 
 _TARGETS = "method.targets"
+_LONGEST_S = 10.0
+"""Processor time to compare a pattern with all names; a sound one takes less than a millisecond."""
 
 
 def targets_of(model: nn.Module, method: LoraMethod) -> list[str]:
     """Names of the modules, in the order of the model.
 
-    Raises Rejected: `no_such_target`, `target_not_linear`, `target_is_head`, `rank_too_large`.
+    Raises Rejected: `no_such_target`, `endless_pattern`, `target_not_linear`, `target_is_head`, `rank_too_large`.
     """
     modules = {name: module for name, module in model.named_modules() if name}
     head = _head_of(model)
@@ -57,7 +60,15 @@ def shortened(model: nn.Module, targets: Collection[str]) -> list[str]:
 
 def _matching(names: Collection[str], targets: str | list[str], endings: list[str]) -> list[str]:
     if isinstance(targets, str):
-        found = [name for name in names if re.fullmatch(targets, name)]
+        try:
+            with cpu_limit(_LONGEST_S):
+                found = [name for name in names if re.fullmatch(targets, name)]
+        except Endless as error:
+            raise _refused(
+                "endless_pattern",
+                f"{targets!r} is a regular expression that takes too long to compare with the names: {error}",
+                "avoid a repetition inside of another, such as (a+)+; or write a list of the endings of names",
+            ) from None
         if not found:
             raise _refused(
                 "no_such_target",

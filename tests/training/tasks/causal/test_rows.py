@@ -14,7 +14,7 @@ from jobs.errors import Rejected
 from worker.training.dataset.encoding import EncodedRows
 from worker.training.rows.row import Defect
 from worker.training.rows.text import RowReader, Texts, template
-from worker.training.tasks.causal import builtin
+from worker.training.tasks.causal import builtin, chat
 from worker.training.tasks.causal.batches import prompt_length
 from worker.training.tasks.causal.rows import CausalEncoder, CausalTokenizer, tried
 
@@ -61,6 +61,13 @@ BROKEN = {
     "cuts": ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'][:3] + '<|im_end|>\n' }}"
              "{% endfor %}" + _ASK, "does not repeat a reply"),
     "wants tools": ("{{ raise_exception('tools are missing') }}", "refuses the turns"),
+    "divides": ("{{ 1 / 0 }}", "refuses the turns: division by zero"),
+    "calls itself": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses the turns: maximum recursion"),
+    "is too large": ("{{ 'a' * 10 ** 30 }}", "refuses the turns: cannot fit"),
+    "reads": ("{{ cycler.__init__.__globals__ }}", "refuses the turns: access to attribute '__init__'"),
+    "half a character": ("{{ '\\ud83d' }}", "refuses the turns: 'utf-8' codec"),
+    "is endless": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+                   "refuses the turns: it has not ended after 0.2 s"),
     "is no template": ("{% for m in messages %}", "refuses the turns"),
     "another name": ("{% for m in messages %}{{ m['text'] }}{% endfor %}", "does not end a reply"),
 }  # fmt: skip
@@ -179,7 +186,10 @@ def test_a_token_that_begins_in_the_prompt_is_refused_however_offsets_are_counte
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_template_is_refused_by_name(name: str, folder: Path, tmp_path: Path) -> None:
+def test_a_broken_template_is_refused_by_name(
+    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "_LONGEST_S", 0.2)
     text, said = BROKEN[name]
     with pytest.raises(Rejected, match=said) as caught:
         tried(with_template(folder, tmp_path, text), [texts_of(ROW)], LIMITS, everything=False)

@@ -15,12 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from worker.training.machine.cpu_limit import cpu_limit
 from worker.training.rows.chat import ASSISTANT, Turn
 from worker.training.rows.row import Defect
 from worker.training.rows.text import Texts
 
 SEPARATOR = "\n"
 """Between a prompt and its completion."""
+_LONGEST_S = 10.0
+"""Processor time for a row; stock templates take less than a millisecond."""
 _PROBE = ("two plus two", "four altogether")
 NO_TEMPLATE = "a chat, and the tokenizer has no chat template"
 NOT_A_BEGINNING = "the chat template changes earlier turns"
@@ -106,14 +109,18 @@ class ChatFormat:
 
     def _written(self, turns: Sequence[Turn], *, asking: bool = False) -> str:
         """`asking`: with the generation prompt behind it."""
-        from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
         said = [{"role": turn.role, "content": turn.content} for turn in turns]
         try:
-            rendered: Any = render_jinja_template(
-                [said], chat_template=self.template, add_generation_prompt=asking, **dict[str, Any](self.names)
-            )
-        except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
+            with cpu_limit(_LONGEST_S):
+                rendered: Any = render_jinja_template(
+                    [said], chat_template=self.template, add_generation_prompt=asking, **dict[str, Any](self.names)
+                )
+            written = str(rendered[0][0])
+            written.encode()  # a half of a surrogate pair is no text
+        except MemoryError:
+            raise
+        except Exception as error:  # a program from outside: it may raise anything
             raise Defect(f"{NOT_RENDERED}: {str(error)[:100]}") from None
-        return str(rendered[0][0])
+        return written
