@@ -48,19 +48,25 @@ def _without_mask(model: PreTrainedModel, width: int) -> Iterator[None]:
     a layer that is recomputed later, which has kept that there is no mask. On a CPU short rows have their own, unless
     layers are recomputed.
     """
-    config: Any = model.config.get_text_config()
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if config._attn_implementation != "sdpa" or (window is not None and width > window):
+    if not needs_no_mask(model, width):
         yield
         return
+    config: Any = model.config.get_text_config()
     # A layer that is recomputed later finds the usual attention again: the first time must be the same.
-    recomputed = model.is_activation_checkpointing
-    ALL_ATTENTION_FUNCTIONS.register(_UNMASKED, sdpa_attention_forward if recomputed else _attend)
+    usual = model.device.type != "cpu" or model.is_activation_checkpointing
+    ALL_ATTENTION_FUNCTIONS.register(_UNMASKED, sdpa_attention_forward if usual else _attend)
     config._attn_implementation = _UNMASKED
     try:
         yield
     finally:
         config._attn_implementation = "sdpa"
+
+
+def needs_no_mask(model: PreTrainedModel, width: int) -> bool:
+    """Whether rows of up to `width` tokens that are padded behind go through the model's attention without a mask."""
+    config: Any = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    return config._attn_implementation in ("sdpa", _UNMASKED) and (window is None or width <= window)
 
 
 def _attend(
@@ -74,10 +80,14 @@ def _attend(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """[B, H, S, D], [B, K, S, D] twice -> [B, S, H, D]; an attention function of transformers."""
+    if torch.compiler.is_compiling():  # its pieces would be cut by symbols
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
     plain = attention_mask is None and dropout == 0 and not _UNUSUAL.intersection(options)
     causal = options.get("is_causal", getattr(module, "is_causal", False)) is True
-    alike = query.shape[2] == key.shape[2] <= LONGEST
-    if query.device.type != "cpu" or scaling is None or not (plain and causal and alike):
+    short = query.shape[2] == key.shape[2] <= LONGEST
+    if query.device.type != "cpu" or scaling is None or not (plain and causal and short):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )

@@ -176,4 +176,7 @@ class Causal(Unlabelled):
         configure(model, fused=fused, dropout=dropout)
 
     def compile(self, model: PreTrainedModel, journal: Journal) -> str | None:
-        return "layers of causal models run as they are"
+        from worker.training.tasks.causal.compiled import compile_layers
+
+        found = compile_layers(model, journal, self.positions)
+        return found if isinstance(found, str) else found.failure
