@@ -19,6 +19,8 @@ from jobs.spec import JobSpec
 from worker.training.dataset.data import Writer
 from worker.training.journal import Journal
 from worker.training.steps.order import MULTIPLE
+from worker.training.tasks.seq2seq.task import Seq2Seq
+from worker.training.tasks.task import Task
 
 FIRST_TOKEN, END = 3, 1
 Widths = tuple[int, int]
@@ -57,18 +59,20 @@ def make_run(
     memory: MemoryPlan,
     train: tuple[int, Widths],
     others: tuple[int, Widths],
+    task: Task | None = None,
 ) -> RunDir:
     """A run directory that an attempt can begin in. `train` and `others` (its validation rows): how many, how long.
 
-    `model` is the folder of the weights, which has `config` in it.
+    `model` is the folder of the weights, which has `config` in it. `task` None: seq2seq.
     """
+    task = task or Seq2Seq()
     prepared = runs / "prepared"
     prepared.mkdir(parents=True)
     counts = [train[0], others[0]]
     with Writer(prepared, config["vocab_size"]) as writer:
         draw = np.random.default_rng(0)
         for count, widths in (train, others):
-            writer.add(*(_texts(draw, count, width, config["vocab_size"]) for width in widths))
+            writer.add(*_rows(draw, count, widths, config["vocab_size"], apart=task.targets_apart))
         parts = {"train": np.arange(counts[0]), "validation": np.arange(counts[0], sum(counts))}
         writer.finish(parts, _summary(*counts))
     run, _ = create(runs, "doctor", spec, JobSubmitted(name="doctor", model=spec.model, spec_sha256=spec.sha256()))
@@ -82,9 +86,18 @@ def make_run(
             ),
             memory.device,
             memory,
+            task=task.name,
         )
     )  # fmt: skip
     return run
+
+
+def _rows(
+    draw: np.random.Generator, count: int, widths: Widths, vocabulary: int, *, apart: bool
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Inputs, and targets: texts of their own, or the positions of all tokens of the input but the first."""
+    inputs = _texts(draw, count, widths[0], vocabulary)
+    return inputs, _texts(draw, count, widths[1], vocabulary) if apart else [[*range(1, len(row))] for row in inputs]
 
 
 def _texts(draw: np.random.Generator, count: int, width: int, vocabulary: int) -> list[list[int]]:

@@ -83,6 +83,8 @@ def test_layers_run_as_they_are_where_some_are_recomputed_or_a_mask_is_needed(tm
     model = make_model("qwen2")
     model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=2)
     assert "some are recomputed" in str(compile_layers(model, journal, 128, "aot_eager"))
+    half = model_of("qwen2", torch.float16)
+    assert "float16" in str(compile_layers(half, journal, 128, "aot_eager"))
     assert not any("forward" in vars(module) for module in model.modules())
 
 

@@ -50,6 +50,8 @@ def compile_layers(
 def _obstacle(model: PreTrainedModel, longest: int) -> str | None:
     if model.is_activation_checkpointing:
         return "some are recomputed, and compiled those would take more memory than planned"
+    if model.dtype == torch.float16:
+        return "GPUs that train in float16 have another attention, whose graphs and memory were not measured"
     if not needs_no_mask(model, longest):
         return f"their attention needs a mask for rows of up to {longest:,} tokens"
     return None
