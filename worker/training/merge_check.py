@@ -1,8 +1,8 @@
 """Whether merged weights are those of the model with its adapters: asked before they are delivered.
 
 Held-out rows go through both, in fp32 (on a CPU float64), with no copy of the model: the mean log-probability of their
-tokens must be the same. What rounding the merged weights changes, before they are written, is measured with
-them: so much the result departs from what was trained and evaluated.
+target tokens, or labels, must be the same. What rounding the merged weights changes, before they are written, is
+measured with them: so much the result departs from what was trained and evaluated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from worker.training.network.model import LoadedModel
 from worker.training.tasks.task import Batch
 
 LIMIT = 1e-6
-"""Nats a token, at most, between the model with adapters and the one with merged weights, before these are rounded."""
+"""Nats a token, or a row of labels, at most, between the model with adapters and the one with merged weights, before
+these are rounded."""
 ROWS = 16
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _ADAPTERS_STAY = "model/ holds the adapters, which are as they were trained; the merged model was not written"
@@ -34,12 +35,13 @@ log = logging.getLogger("longhaul.trainer")
 
 @dataclass(frozen=True)
 class MergeCheck:
-    """Differences of the mean log-probability of a held-out token (nats)."""
+    """Differences of the mean log-probability of a held-out token, or of a label (nats)."""
 
     dtype: torch.dtype
     """Of the weights that are written."""
+    unit: str
+    """As in `Task`."""
     rows: int
-    tokens: int
     exact: float
     """Of weights merged in wide numbers."""
     rounded: float
@@ -51,9 +53,9 @@ class MergeCheck:
     def text(self) -> str:
         """For people."""
         return (
-            f"merged in {_SHORT[self.dtype]}: the mean log-probability of {self.tokens:,} tokens of {self.rows} rows "
-            f"changes by {self.rounded:+.2g} nats (of one row by {self.rounded_worst:.2g} at most), and by "
-            f"{self.exact:.1g} before the weights are rounded"
+            f"merged in {_SHORT[self.dtype]}: over {self.rows} rows the mean log-probability of a {self.unit} changes by "
+            f"{self.rounded:+.2g} nats (of one row by {self.rounded_worst:.2g} at most), and by {self.exact:.1g} "
+            "before the weights are rounded"
         )
 
 
@@ -78,8 +80,8 @@ def check_merged(context: TrainingContext) -> MergeCheck:
     by_row = np.abs(rounded - apart) / tokens
     found = MergeCheck(
         dtype=loaded.method.dtype,
+        unit=loaded.task.unit,
         rows=len(batches),
-        tokens=int(tokens.sum()),
         exact=abs(float((merged - apart).sum() / tokens.sum())),
         rounded=float((rounded - apart).sum() / tokens.sum()),
         rounded_worst=float(by_row.max()),
@@ -94,7 +96,7 @@ def check_merged(context: TrainingContext) -> MergeCheck:
         )
     if not found.exact <= LIMIT:  # also where it is no number
         raise Rejected(
-            f"with merged weights the mean log-probability of a token is another by {found.exact:.2g} nats, and "
+            f"with merged weights the mean log-probability of a {found.unit} is another by {found.exact:.2g} nats, and "
             f"{LIMIT:g} is the most that is rounding",
             code="merge_differs",
             param="method.merge",

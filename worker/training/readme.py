@@ -25,7 +25,7 @@ SAMPLES = 3
 def readme(
     context: TrainingContext, method: Method, *, step: int, loss: float | None, remark: str | None = None
 ) -> str:
-    """The model's weights are those after `step`, with this validation loss (nats per target token).
+    """The model's weights are those after `step`, with this validation loss (nats).
 
     `method`: the one that says what is delivered. `remark`: what else there is to say of it.
     """
@@ -33,7 +33,7 @@ def readme(
     report = context.data.manifest.report
     evaluations = evaluations_of(context.run)
     base = plan.model.source + (f" at commit {plan.model.revision}" if plan.model.revision else "")
-    measured = "not evaluated" if loss is None else f"validation loss {loss:.6f} (nats per target token)"
+    measured = "not evaluated" if loss is None else f"validation loss {loss:.6f} (nats per {loaded.task.unit})"
     training, resolved = spec.training, plan.resolved
     loaded_as = "bfloat16" if resolved.dtype == "bfloat16" else "float16, adapters in float32"
     dropout = "the model's own" if training.dropout is None else f"{training.dropout}"
@@ -123,12 +123,13 @@ def _usage(
     """A snippet that writes what a sample says, where there is one that is read again as it was."""
     found = evaluations.get(step)
     text, sample = _sample_to_repeat(context, found.samples if found else [])
-    usage, auto_class = context.loaded.task.usage(context.spec.data), context.loaded.task.auto_class().__name__
+    loaded = context.loaded
+    usage, auto_class = loaded.task.usage(context.spec.data), loaded.task.auto_class().__name__
     lines = [
         "## Use",
         "",
         "```python",
-        *method.opening(auto_class, base_model(context.plan)),
+        *method.opening(auto_class, base_model(context.plan), loaded.task.layout(loaded.config)),
         'tokenizer = AutoTokenizer.from_pretrained(".")',
         f"text = {json.dumps(text or usage.text, ensure_ascii=False)}",
         f"inputs = {usage.inputs}",

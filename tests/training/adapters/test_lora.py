@@ -22,6 +22,7 @@ from worker.training.adapters.method import BaseModel
 from worker.training.adapters.targets import targets_of
 from worker.training.dataset.data import PreparedDataset
 from worker.training.loop import accumulate
+from worker.training.tasks.layout import Layout
 from worker.training.tasks.seq2seq.fused import fuse, set_dropout
 from worker.training.tasks.seq2seq.layout import layout_of
 from worker.training.tasks.seq2seq.task import Seq2Seq
@@ -186,6 +187,7 @@ def test_the_configuration_says_what_peft_needs() -> None:
 def test_adapters_cost_two_products_of_the_model_and_three_of_their_own() -> None:
     config = tiny_model().config.to_dict()
     whole, lengths = Seq2Seq().flops(config), (np.array([9]), np.array([5]))
-    flops = lora().flops(whole, trained=10, base=100)
+    layout = Layout({"body": (10, 9), "classifier.weight": (2, 5)}, "", "", head_modules=["classifier"])
+    flops = lora().flops(whole, trained=10 + layout.head_parameters, layout=layout)
     assert flops.rows(*lengths) == pytest.approx(2.3 * whole.forward(*lengths))
     assert flops.forward(*lengths) == pytest.approx(1.1 * whole.forward(*lengths))

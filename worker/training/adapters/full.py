@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,7 +29,7 @@ class Full:
         """See `Method`."""
         return "full: every weight"
 
-    def inject(self, model: nn.Module, seed: int) -> None:
+    def inject(self, model: nn.Module, seed: int, head_modules: Collection[str] = ()) -> None:
         """Nothing: the parameters are there, and all require gradients."""
 
     def weights(self, model: nn.Module) -> Mapping[str, torch.Tensor]:
@@ -40,7 +40,7 @@ class Full:
         """See `Method`."""
         return None
 
-    def flops(self, model: Flops, trained: int, base: int) -> Flops:
+    def flops(self, model: Flops, trained: int, layout: Layout) -> Flops:
         """See `Method`."""
         return model
 
@@ -66,7 +66,7 @@ class Full:
         own.pop("torch_dtype", None)  # the old name of dtype
         return {CONFIG: own}
 
-    def opening(self, auto_class: str, base: BaseModel) -> list[str]:
+    def opening(self, auto_class: str, base: BaseModel, layout: Layout) -> list[str]:
         """See `Method`."""
         return [
             f"from transformers import {auto_class}, AutoTokenizer",

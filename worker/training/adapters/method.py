@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,9 +38,10 @@ class Method(Protocol):
     def description(self) -> str:
         """For people."""
 
-    def inject(self, model: nn.Module, seed: int) -> None:
+    def inject(self, model: nn.Module, seed: int, head_modules: Collection[str] = ()) -> None:
         """Give the model, in place, the parameters that are trained, and let them alone require gradients.
 
+        `head_modules`: see `Layout`.
         The same seed gives the same bytes on every device; generators stay as they are. Raises Rejected where the
         model cannot be trained so.
         """
@@ -51,8 +52,8 @@ class Method(Protocol):
     def untrained_sha256(self, model: nn.Module) -> str | None:
         """Hash of the weights that must not change; None: there are none."""
 
-    def flops(self, model: Flops, trained: int, base: int) -> Flops:
-        """Of training a model of `base` weights so that `trained` are; `model`: the same where every weight is."""
+    def flops(self, model: Flops, trained: int, layout: Layout) -> Flops:
+        """Of training a model of this layout so that `trained` weights are; `model`: the same where every weight is."""
 
     # -- the result -----------------------------------------------------------------------------------------------
 
@@ -76,5 +77,5 @@ class Method(Protocol):
     ) -> Mapping[str, Mapping[str, object]]:
         """File name → content of the JSON files that say what the result is. `config`, `layout`: the model's own."""
 
-    def opening(self, auto_class: str, base: BaseModel) -> list[str]:
+    def opening(self, auto_class: str, base: BaseModel, layout: Layout) -> list[str]:
         """Lines of Python that open the folder of the result, which is the current one, as `model`."""

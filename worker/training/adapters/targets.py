@@ -12,23 +12,29 @@ from torch import nn
 from jobs.errors import Rejected
 from jobs.spec import ALL_LINEAR, LoraMethod
 from worker.training.machine.cpu_limit import Endless, cpu_limit
+from worker.training.tasks.layout import within
 
 _TARGETS = "method.targets"
 _LONGEST_S = 10.0
 """Processor time to compare a pattern with all names; a sound one takes less than a millisecond."""
 
 
-def targets_of(model: nn.Module, method: LoraMethod) -> list[str]:
-    """Names of the modules, in the order of the model.
+def targets_of(model: nn.Module, method: LoraMethod, head_modules: Collection[str] = ()) -> list[str]:
+    """Names of the modules, in the order of the model. `head_modules`: those that are trained whole.
 
     Raises Rejected: `no_such_target`, `endless_pattern`, `target_not_linear`, `target_is_head`, `rank_too_large`.
     """
     modules = {name: module for name, module in model.named_modules() if name}
-    head = _head_of(model)
+    output = _output_of(model)
+    whole = {name for name in modules if within(name, head_modules)}
+    head = whole | {name for name, module in modules.items() if module is output}
     if method.targets == ALL_LINEAR:
-        found = [name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head]
+        found = [name for name, module in modules.items() if isinstance(module, nn.Linear) and name not in head]
     else:
-        found = _matching(modules, method.targets, _endings(modules, head))
+        named = _matching(modules, method.targets, _endings(modules, head))
+        found = [name for name in named if name not in whole]
+        if not found:
+            raise _refused("target_is_head", f"{_some(named)}: the head is trained whole", "name layers of the encoder")
     if not found:
         raise _refused("no_such_target", "the model has no linear layer but its head", "train it with method: full")
     others = [f"{name} ({type(modules[name]).__name__})" for name in found if not isinstance(modules[name], nn.Linear)]
@@ -38,7 +44,7 @@ def targets_of(model: nn.Module, method: LoraMethod) -> list[str]:
             f"{_some(others)}: adapters are for linear layers",
             f"name layers such as {_some(_endings(modules, head))}",
         )
-    if any(modules[name] is head for name in found):
+    if any(name in head for name in found):
         raise _refused("target_is_head", "the output head gets no adapter", "leave it out")
     _check_rank(modules, found, method.rank)
     return found
@@ -108,15 +114,15 @@ def _check_rank(modules: dict[str, nn.Module], targets: Iterable[str], rank: int
         )
 
 
-def _head_of(model: nn.Module) -> nn.Module | None:
+def _output_of(model: nn.Module) -> nn.Module | None:
     """The output head, as transformers knows it."""
     found = getattr(model, "get_output_embeddings", lambda: None)()
     return found if isinstance(found, nn.Module) else None
 
 
-def _endings(modules: Mapping[str, nn.Module], head: nn.Module | None) -> list[str]:
+def _endings(modules: Mapping[str, nn.Module], head: Collection[str]) -> list[str]:
     """Of the linear layers that may have an adapter."""
-    linear = (name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head)
+    linear = (name for name, module in modules.items() if isinstance(module, nn.Linear) and name not in head)
     return list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
 
 

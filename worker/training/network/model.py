@@ -70,7 +70,7 @@ class LoadedModel:
     @property
     def flops(self) -> Flops:
         """Of training it."""
-        return self.method.flops(self.task.flops(self.config), self.trained_parameters, self.parameters)
+        return self.method.flops(self.task.flops(self.config), self.trained_parameters, self.task.layout(self.config))
 
     def check_untrained(self) -> None:
         """Raise BaseChanged unless the weights that are not trained are as they were loaded."""
@@ -128,14 +128,15 @@ def load(
     guards.check_all_loaded(info)
     guards.check_placement(model, method.dtype, device)
     config = read_config(folder, folder.name)
-    guards.check_tie(model, task.layout(config), folder)
+    layout = task.layout(config)
+    guards.check_tie(model, layout, folder)
     for key, value in (task.generation(folder) or {}).items():
         setattr(model.generation_config, key, value)
     pointers = guards.pointers_of(model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     size = sum(parameter.nbytes for parameter in model.parameters())
     task.configure(model, fused=fused, dropout=dropout)
-    method.inject(model, seed)
+    method.inject(model, seed, layout.head_modules)
     guards.check_not_copied(model, pointers, added=True)
     if activation_checkpointing:
         # Blocks are counted through encoder and decoder; use_reentrant=False restores the dropout RNG by itself.

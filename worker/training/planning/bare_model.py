@@ -35,7 +35,7 @@ def bare_model(
     task.configure(model, fused=fused, dropout=dropout)
     if method is not None:
         with torch.device("meta"):
-            method.inject(model, 0)
+            method.inject(model, 0, task.layout(config).head_modules)
     model.train()
     return model
 

@@ -72,7 +72,7 @@ def plan_memory(
         RowTime(
             task,
             config,
-            method.flops(task.flops(config), size.trained, task.layout(config).parameters),
+            method.flops(task.flops(config), size.trained, task.layout(config)),
             inputs,
             targets,
             size,

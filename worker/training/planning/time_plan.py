@@ -50,7 +50,8 @@ def with_time(
     task = task_of(spec, plan.task, plan.data)
     again = task.recomputed_flops(config, plan.resolved.activation_checkpointing)
     trained = plan.memory.trained_parameters if plan.memory else 0
-    whole = method_of(spec, plan.resolved.dtype).flops(task.flops(config), trained, plan.model.parameters)
+    method = method_of(spec, plan.resolved.dtype)
+    whole = method.flops(task.flops(config), trained, task.layout(config))
     flops = whole.rows(lengths.inputs, lengths.targets)
     time = make_time_plan(
         model_flops=scale * flops,

@@ -24,6 +24,8 @@ class Layout:
     """Regular expressions, found anywhere in such names; tensors of `shapes` are none of them."""
     new: Collection[frozenset[str]] = ()
     """Tensors that a file may lack, and that the model store then adds: each of these sets whole, or not at all."""
+    head_modules: Collection[str] = ()
+    """Modules of a classifier's head, which are trained whole also where the rest gets adapters; none holds another."""
     prefix: str = ""
     """What some versions left out at the beginning of names."""
     renames: Mapping[str, str] = field(default_factory=dict)
@@ -37,6 +39,11 @@ class Layout:
         return whole if name not in self.shapes and whole in self.shapes else name
 
     @property
+    def head_parameters(self) -> int:
+        """How many weights `head_modules` have."""
+        return sum(math.prod(self.shapes[name]) for name in self.shapes if within(name, self.head_modules))
+
+    @property
     def tied(self) -> bool:
         """Whether the head is the embedding."""
         return self.head not in self.shapes
@@ -45,3 +52,8 @@ class Layout:
     def parameters(self) -> int:
         """How many weights these are."""
         return sum(math.prod(shape) for shape in self.shapes.values())
+
+
+def within(name: str, modules: Collection[str]) -> bool:
+    """Whether this tensor or module belongs to one of these, or is one."""
+    return any(name == module or name.startswith(f"{module}.") for module in modules)

@@ -55,14 +55,7 @@ def task_for(spec: JobSpec, config: Config, source: str) -> Task:
 
 
 def _with_its_options(spec: JobSpec, task: Task) -> Task:
-    """The task; raises Rejected (`option_of_another_task`, `method_not_supported`) for what the job sets in vain."""
-    if spec.method.type not in task.methods:
-        raise Rejected(
-            f"method: the task {task.name} cannot be trained with {spec.method.type!r} yet",
-            code="method_not_supported",
-            param="method",
-            hint=f"set method to {' or '.join(task.methods)}",
-        )
+    """The task; raises Rejected (`option_of_another_task`) for what the job sets in vain."""
     if (option := spec.task.options_of_others(task.name)) is not None:
         raise Rejected(
             f"task.{option}: {spec.task.foreign_option(option, task.name)}",

@@ -176,8 +176,8 @@ class Task(RowTask, Protocol):
         """What rows with these columns are recognized as, for people, such as `OpenAI chat`; None: nothing."""
 
     @property
-    def methods(self) -> tuple[str, ...]:
-        """Of the `method.type` of jobs those that train it."""
+    def unit(self) -> str:
+        """What the loss is a mean over, for people."""
 
     @property
     def targets_apart(self) -> bool:

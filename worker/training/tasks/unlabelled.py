@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from jobs.plan import LabelPlan
-from jobs.spec import METHODS
 from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.encoding import LabelReport
 from worker.training.dataset.tokens import TokenizerState
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 class Unlabelled:
     """The methods are described in `Task`."""
 
-    methods: ClassVar[tuple[str, ...]] = METHODS
+    unit: ClassVar[str] = "target token"
     has_labels: ClassVar[bool] = False
     labels: ClassVar[tuple[LabelPlan, ...]] = ()
 

@@ -278,7 +278,6 @@ def test_options_and_limits_that_do_not_fit_are_refused(place: Workplace) -> Non
     write_pretrained(place.data / "model", "roberta")
     for parts, code in (
         ({"task": {"type": "auto", "loss_on": "all"}}, "option_of_another_task"),
-        ({"method": "lora"}, "method_not_supported"),
         ({"data": {"max_input_tokens": 128}}, "limit_too_large"),
     ):
         with pytest.raises(Rejected) as caught:

@@ -143,6 +143,7 @@ def _layout(text: str) -> Layout:
         embedding=embedding,
         patterns=(*(model._keys_to_ignore_on_load_unexpected or ()), *(PRETRAINING if is_pretrained else ())),
         new=tuple(frozenset(group) for group in groups.values()) if is_pretrained else (),
+        head_modules=tuple(groups),
         prefix=prefix,
         renames=RENAMES,
     )

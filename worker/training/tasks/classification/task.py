@@ -66,8 +66,8 @@ class Classification:
     name: ClassVar[str] = "classification"
     targets_apart: ClassVar[bool] = False
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_input_tokens",)
+    unit: ClassVar[str] = "row"
     has_labels: ClassVar[bool] = True
-    methods: ClassVar[tuple[str, ...]] = ("full",)  # adapters would leave a new head as it is, at random
     models: ClassVar[str] = "BERT, RoBERTa, DeBERTa, ModernBERT, DistilBERT and other encoders"
 
     @classmethod
