@@ -33,12 +33,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel
 
-from benchmarks.stock_tasks import StockClassification
 from jobs.memory_plan import OptimizerName
+from jobs.plan import LabelPlan
 from jobs.spec import LoraMethod, TrainingSpec
 from jobs.text.units import GIB, format_bytes, format_duration
 from worker.training.adapters.full import Full
@@ -54,6 +55,8 @@ from worker.training.planning.predictor import Predictor
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.causal.loss import learned_loss_sum
 from worker.training.tasks.causal.task import Causal
+from worker.training.tasks.classification.batches import ClassBatch
+from worker.training.tasks.classification.task import Classification
 from worker.training.tasks.seq2seq.loss import token_loss_sum
 from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.tasks.task import Task
@@ -69,6 +72,12 @@ _T5 = SHAPES["xl"]
 _QWEN2: dict[str, Any] = {
     "model_type": "qwen2", "vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1536,
     "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True,
+}  # fmt: skip
+LABELS = 77
+CLASSIFIER = Classification(labels=tuple(LabelPlan(name=f"label {n}", rows=1) for n in range(LABELS)))
+_ENCODER: dict[str, Any] = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "num_labels": LABELS, "id2label": {str(n): f"label {n}" for n in range(LABELS)},
 }  # fmt: skip
 MODELS: dict[str, tuple[Task, dict[str, Any]]] = {
     "t5-small": (Seq2Seq(), _T5 | {
@@ -88,10 +97,22 @@ MODELS: dict[str, tuple[Task, dict[str, Any]]] = {
         "model_type": "gemma", "vocab_size": 256000, "hidden_size": 256, "head_dim": 64,
     }),
     "llama": (Causal(), _QWEN2 | {"model_type": "llama", "tie_word_embeddings": False}),
-    "roberta": (StockClassification(), {
-        "model_type": "roberta", "vocab_size": 50265, "hidden_size": 384, "intermediate_size": 1536,
-        "num_hidden_layers": 6, "num_attention_heads": 6, "max_position_embeddings": 514, "type_vocab_size": 1,
-        "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "num_labels": 3,
+    "roberta-base": (CLASSIFIER, _ENCODER | {
+        "model_type": "roberta", "architectures": ["RobertaForSequenceClassification"], "vocab_size": 50265,
+        "max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+    }),
+    "deberta-v3-base": (CLASSIFIER, _ENCODER | {
+        "model_type": "deberta-v2", "architectures": ["DebertaV2ForSequenceClassification"], "vocab_size": 128100,
+        "max_position_embeddings": 512, "type_vocab_size": 0, "pad_token_id": 0, "relative_attention": True,
+        "position_buckets": 256, "max_relative_positions": -1, "share_att_key": True, "pos_att_type": "p2c|c2p",
+        "position_biased_input": False, "norm_rel_ebd": "layer_norm", "layer_norm_eps": 1e-7,
+        "pooler_hidden_size": 768, "pooler_hidden_act": "gelu", "pooler_dropout": 0,
+    }),
+    "modernbert-base": (CLASSIFIER, _ENCODER | {
+        "model_type": "modernbert", "architectures": ["ModernBertForSequenceClassification"], "vocab_size": 50368,
+        "intermediate_size": 1152, "num_hidden_layers": 22, "max_position_embeddings": 8192, "pad_token_id": 50283,
+        "cls_token_id": 50281, "sep_token_id": 50282, "local_attention": 128, "global_attn_every_n_layers": 3,
+        "classifier_pooling": "mean",
     }),
 }  # fmt: skip
 
@@ -159,8 +180,13 @@ CONFIGURATIONS = (
     Configuration("small, DoRA 8", "t5-small", "adamw", 8, 256, 128, method=DORA),
     Configuration("Qwen2, LoRA 8", "qwen2", "adamw", 4, 256, 128, method=RANK_8),
     Configuration("Qwen2, LoRA 128, recompute 1", "qwen2", "adamw_8bit", 8, 256, 128, 1, method=RANK_128),
-    Configuration("RoBERTa", "roberta", "adamw_8bit", 16, 256, 0),
-    Configuration("RoBERTa, fp32, not padded", "roberta", "adafactor", 16, 128, 0, dtype=FP32, padded=False),
+    Configuration("RoBERTa-base", "roberta-base", "adamw_8bit", 16, 256, 1),
+    Configuration("RoBERTa-base, fp32, not padded", "roberta-base", "adafactor", 16, 128, 1, dtype=FP32, padded=False),
+    Configuration("RoBERTa-base, LoRA 8", "roberta-base", "adamw", 16, 128, 1, method=RANK_8),
+    Configuration("DeBERTa-v3-base", "deberta-v3-base", "adamw", 8, 128, 1),
+    Configuration("DeBERTa-v3-base, LoRA 8, recompute 1", "deberta-v3-base", "adamw", 8, 128, 1, 1, method=RANK_8),
+    Configuration("ModernBERT-base", "modernbert-base", "adamw_8bit", 8, 256, 1),
+    Configuration("ModernBERT-base, LoRA 128", "modernbert-base", "adamw", 8, 128, 1, method=RANK_128),
 )
 
 
@@ -350,9 +376,9 @@ def causal(model: PreTrainedModel, configuration: Configuration, vocabulary: int
 def classification(model: PreTrainedModel, configuration: Configuration, vocabulary: int) -> torch.Tensor:
     ids = tokens(configuration.rows, configuration.inputs, vocabulary)
     mask = mask_of(configuration) if configuration.padded else None
-    labels = torch.randint(0, 3, (configuration.rows,))
-    loss: torch.Tensor = model(input_ids=ids, attention_mask=mask, labels=labels).loss
-    return loss
+    labels = torch.randint(0, LABELS, (configuration.rows,))
+    batch = ClassBatch(ids, mask, labels, np.arange(configuration.rows), CLASSIFIER.loss)
+    return batch.loss_sum(model) / batch.target_tokens
 
 
 # -- FLAN-T5-XL on GPUs -------------------------------------------------------------------------------------

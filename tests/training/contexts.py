@@ -21,13 +21,14 @@ from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.network.model import LoadedModel
 from worker.training.optimizers.optimizer import Optimizer
 from worker.training.tasks.registry import task_of
+from worker.training.tasks.task import Task
 
 
-def as_loaded(model: PreTrainedModel, spec: JobSpec) -> LoadedModel:
-    """A model that no file was loaded for."""
+def as_loaded(model: PreTrainedModel, spec: JobSpec, task: Task | None = None) -> LoadedModel:
+    """A model that no file was loaded for; `task` None: a T5."""
     parameters = list(model.parameters())
     return LoadedModel(
-        task=task_of(spec, "seq2seq"),
+        task=task or task_of(spec, "seq2seq"),
         model=model,
         tokenizer=None,  # type: ignore[arg-type]  # nothing is generated
         folder=Path(),

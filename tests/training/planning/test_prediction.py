@@ -9,8 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from benchmarks.memory_prediction import Configuration, measured
-from benchmarks.stock_tasks import StockClassification
+from benchmarks.memory_prediction import CLASSIFIER, LABELS, Configuration, measured
 from jobs.errors import Rejected
 from jobs.memory_plan import OptimizerName
 from jobs.spec import LoraMethod, TrainingSpec
@@ -37,7 +36,8 @@ QWEN2: dict[str, Any] = {
 }  # fmt: skip
 ROBERTA: dict[str, Any] = {
     "model_type": "roberta", "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 1, "num_labels": 3,
+    "num_attention_heads": 4, "max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 1,
+    "num_labels": LABELS, "architectures": ["RobertaForSequenceClassification"],
 }  # fmt: skip
 SHAPE = MicroBatchShape(8, 64, 48)
 ADAFACTOR = Setting(0, "adafactor")
@@ -74,7 +74,7 @@ def test_a_t5_takes_what_was_predicted(
 
 @pytest.mark.parametrize(
     ("task", "config", "activation_checkpointing", "padded"),
-    [(Causal(), QWEN2, 0, True), (Causal(), QWEN2, 1, False), (StockClassification(), ROBERTA, 0, True)],
+    [(Causal(), QWEN2, 0, True), (Causal(), QWEN2, 1, False), (CLASSIFIER, ROBERTA, 0, True)],
 )
 def test_other_models_are_predicted_as_exactly(
     task: Task, config: dict[str, Any], activation_checkpointing: int, padded: bool
@@ -182,7 +182,7 @@ def test_fused_modules_keep_less(on_gpu: Predictor) -> None:
 
 
 def test_stock_models_of_all_tasks_run_on_the_kernels_of_a_gpu() -> None:
-    configs: list[tuple[Task, dict[str, Any]]] = [(Causal(), QWEN2), (StockClassification(), ROBERTA)]
+    configs: list[tuple[Task, dict[str, Any]]] = [(Causal(), QWEN2), (CLASSIFIER, ROBERTA)]
     for task, config in configs:
         one = predictor(config, "cuda", task=task)
         peaks = {
