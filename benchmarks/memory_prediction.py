@@ -38,8 +38,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel
 
+from jobs.labels import LabelPlan
 from jobs.memory_plan import OptimizerName
-from jobs.plan import LabelPlan
 from jobs.spec import LoraMethod, TrainingSpec
 from jobs.text.units import GIB, format_bytes, format_duration
 from worker.training.adapters.full import Full

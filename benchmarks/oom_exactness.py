@@ -47,8 +47,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from jobs.errors import OutOfMemoryInOptimizer
 from jobs.events import OomRecovered
+from jobs.labels import LabelPlan
 from jobs.memory_plan import OptimizerName
-from jobs.plan import DataPlan, LabelPlan, ModelPlan, make_plan
+from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import parse_spec
 from tests.summaries import dataset_summary
 from tests.training.contexts import as_loaded, training_context
@@ -244,7 +245,8 @@ class Scene:
 
         def loss_sum(batch: Batch, model: Any) -> torch.Tensor:
             passed[0] += len(batch.rows)
-            return real_loss(batch, model)
+            loss: torch.Tensor = real_loss(batch, model)
+            return loss
 
         results, losses, error = [], [], None
         start = time.perf_counter()

@@ -63,6 +63,9 @@ class ClassSummary(Frozen):
     """Rows that have none (`task.multi_label`)."""
     validation_only: list[str]
     """Labels of held-out rows that no training row has; the first twenty."""
+    labels_alike: tuple[tuple[str, ...], ...] = ()
+    """Labels that differ in case, blanks, invisible characters or the writing of a number alone, in groups; the first
+    twenty."""
     contradictory_texts: int
     """Texts that occur more than once, with different labels."""
     contradictory_example: ContradictoryText | None

@@ -302,6 +302,11 @@ class Sample(Frozen):
     probability: float | SkipJsonSchema[None] = left_out()
     """Of that label; left out where there is none, or may be several."""
 
+    @property
+    def answer(self) -> str:
+        """What the model wrote, for people: a label with its probability."""
+        return self.generated if self.probability is None else f"{self.generated} ({self.probability:.0%})"
+
 
 class CheckpointSaved(Fact):
     """A checkpoint is on disk, complete and verified."""

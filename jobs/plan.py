@@ -10,6 +10,7 @@ from pydantic.json_schema import SkipJsonSchema
 from jobs.errors import Rejected
 from jobs.frozen import Frozen, left_out
 from jobs.gpus import REFERENCE, GpuFacts, short_name
+from jobs.labels import LabelPlan
 from jobs.memory_plan import DType, MemoryPlan, MemorySummary, OptimizerName
 from jobs.spec import FullMethod, JobSpec
 from jobs.text.units import durations_alike, format_duration
@@ -38,15 +39,6 @@ class ModelPlan(Frozen):
     hub model exact after prepare."""
     underflow: int = 0
     """Weights that are too small for float16 and have become 0; known after prepare, where the model is float16."""
-
-
-class LabelPlan(Frozen):
-    """A class that a classifier knows."""
-
-    name: str
-    """As in the rows."""
-    rows: int
-    """Training rows that have it; before prepare, of those looked at."""
 
 
 class SourcePlan(Frozen):

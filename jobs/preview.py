@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from jobs.frozen import Frozen
+from jobs.labels import LabelPlan
 
 FILE = "preview.json"
+LABELS_SHOWN = 20
 
 
 class TextPreview(Frozen):
@@ -17,7 +19,7 @@ class TextPreview(Frozen):
     """Of all of it."""
     tokens: int | None
     """Tokens in training, with those that the tokenizer adds. Null: the built-in model's tokenizer is learned from all
-    rows, later."""
+    rows, later; or it is a label, which is no tokens."""
     cut_characters: int | None
     """Characters at its end that the token limit (`data.max_input_tokens`, `data.max_target_tokens`) cuts off."""
     unknown: dict[str, int]
@@ -68,3 +70,12 @@ class DataPreview(Frozen):
 
     sources: list[SourcePreview]
     """Of the training rows, one or more."""
+    labels: tuple[LabelPlan, ...] = ()
+    """Task `classification`: the classes in the order of their numbers, the first twenty."""
+    labels_in_all: int = 0
+    """How many classes there are, among the rows that *check* looked at, or as the job or the model names them."""
+    labels_alike: tuple[tuple[str, ...], ...] = ()
+    """Labels that differ in case, blanks, invisible characters or the writing of a number alone, in groups; the first
+    twenty."""
+    new_tensors: tuple[str, ...] = ()
+    """Tensors that the model named does not have, and that training begins with at random: a classifier's head."""

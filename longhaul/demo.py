@@ -141,7 +141,7 @@ def _report(console: Console, job: JobDict, evaluations: list[EvaluationFinished
     for number, sample in enumerate(samples, start=1):
         say(f"\nsample {number}", "bold")
         say(f"  input      {_short(sample.input)}")
-        say(f"  generated  {_short(sample.generated)}")
+        say(f"  generated  {_short(sample.answer)}")
         say(f"  reference  {_short(sample.target)}", "dim")
     plot = folder / "loss.png"
     deadline = time.monotonic() + PLOT_WITHIN_S

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +13,8 @@ from jobs.text.printable import one_line
 
 SHOWN = 300
 """Characters of a text."""
+LABELS = 5
+"""Named."""
 
 
 def print_preview(preview: DataPreview, console: Console) -> None:
@@ -33,7 +35,21 @@ def print_preview(preview: DataPreview, console: Console) -> None:
                 title = Text()
             if row.rewritten:
                 grid.add_row("", "", Text(f"rewritten: {_characters(row.rewritten)}", style="yellow"))
+    for name, what in _of_labels(preview):
+        grid.add_row(Text(name, style="dim"), "", what)
     console.print(grid)
+
+
+def _of_labels(preview: DataPreview) -> Iterator[tuple[str, Text]]:
+    """Of a classifier, its labels and what is new of it."""
+    if preview.labels:
+        named = [f"{one_line(label.name)} ({label.rows:,} rows)" for label in preview.labels[:LABELS]]
+        more = ", …" if preview.labels_in_all > len(named) else ""
+        yield "labels", Text(f"{preview.labels_in_all:,}: {', '.join(named)}{more}")
+    for group in preview.labels_alike:
+        yield "", Text(f"look alike, and are learned apart: {', '.join(map(repr, group))}", style="yellow")
+    if preview.new_tensors:
+        yield "new", Text(f"begin at random, for the model has none: {', '.join(map(one_line, preview.new_tensors))}")
 
 
 def templates(source: SourcePreview) -> str:

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from jobs.events import Sample
 from jobs.text.printable import one_line
 from longhaul.answers import EventDict, JobDict
 from longhaul.api import ApiError, Longhaul, Unreachable
@@ -137,9 +138,9 @@ def print_event(event: EventDict, console: Console) -> None:
         print_facts([(clock(event["at"]), message)], console)
     else:
         console.print(Text.assemble(f"{clock(event['at'])}  ", message), soft_wrap=True)
-    for sample in event["data"].get("samples", [])[:1]:
-        for side in ("input", "target", "generated"):
-            text = Text(f"{'':10}{side:11}{one_line(sample[side])}", style="dim")
+    for sample in map(Sample.model_validate, event["data"].get("samples", [])[:1]):
+        for side, said in (("input", sample.input), ("target", sample.target), ("generated", sample.answer)):
+            text = Text(f"{'':10}{side:11}{one_line(said)}", style="dim")
             console.print(text, no_wrap=True, overflow="ellipsis")
 
 

@@ -49,6 +49,8 @@ log = logging.getLogger("longhaul.service")
 UNWORDED = Counter(
     "longhaul_events_unworded", "Events shown as raw JSON because they could not be worded.", registry=None
 )
+_LABELS = 5
+"""Named."""
 _MANY = 0.03
 """Of all texts: so many that the tokenizer does not know in full are said."""
 _WARNINGS = (CheckpointRejected, DiskLow, OomRecovered, DeviceWaiting, JobRepaired, JobUnprepared)
@@ -235,6 +237,15 @@ def _prepared(data: PreparedSummary, rows_per_epoch: int | None) -> str:
         parts.append(f"{rejected:,} rejected")
     if cut := data.truncated_inputs + data.truncated_targets:
         parts.append(f"{cut:,} texts truncated")
+    if labels := data.labels:
+        if labels.validation_only:
+            shown = ", ".join(labels.validation_only[:_LABELS])
+            parts.append(f"labels that only validation rows have: {shown}")
+        if labels.labels_alike:
+            shown = "; ".join(" and ".join(map(repr, group)) for group in labels.labels_alike[:_LABELS])
+            parts.append(f"labels that look alike: {shown}")
+        if labels.contradictory_texts:
+            parts.append(f"{labels.contradictory_texts:,} texts with different labels")
     many = _MANY * data.kept
     for unknown, side in (data.unknown_inputs, "inputs"), (data.unknown_targets, "targets"):
         if unknown > many:

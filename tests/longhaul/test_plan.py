@@ -12,6 +12,7 @@ import pytest
 import requests
 from rich.console import Console
 
+from jobs.labels import LabelPlan
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from jobs.preview import RowPreview, TextPreview
 from jobs.spec import parse_spec
@@ -132,6 +133,26 @@ def test_what_is_lost_of_a_row_is_said() -> None:
         "row 1,234 input x",
         "target y (9 tokens) its last 21 characters are cut off (data.max_target_tokens)",
         "rewritten: '½'",
+    ]
+
+
+def test_labels_and_what_is_new_of_a_classifier_are_named() -> None:
+    labels = tuple(LabelPlan(name=f"label {n}", rows=9 - n) for n in range(7))
+    preview = make_preview().model_copy(
+        update={
+            "labels": labels,
+            "labels_in_all": 77,
+            "labels_alike": (("Refund", "re\u200bfund"),),
+            "new_tensors": ("classifier.bias", "classifier.weight"),
+        }
+    )
+    screen = io.StringIO()
+    print_preview(preview, Console(file=screen, width=400, color_system=None))
+    lines = [" ".join(line.split()) for line in screen.getvalue().splitlines()]
+    assert lines[1:] == [
+        "labels 77: label 0 (9 rows), label 1 (8 rows), label 2 (7 rows), label 3 (6 rows), label 4 (5 rows), …",
+        r"look alike, and are learned apart: 'Refund', 're\u200bfund'",
+        "new begin at random, for the model has none: classifier.bias, classifier.weight",
     ]
 
 

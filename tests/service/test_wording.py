@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jobs.dataset_report import ClassSummary
 from jobs.events import AnyFact, AttemptEnded, Event, Fault, OomRecovered
 from jobs.reasons import Reason
 from service.answers.wording import level, sentence
@@ -50,3 +51,16 @@ def test_texts_that_the_tokenizer_does_not_know_in_full_are_said_where_they_are_
     assert worded(few) == "prepared: 100 training rows, 4 steps to train"
     weighted = few.model_copy(update={"rows_per_epoch": 1250})
     assert worded(weighted) == "prepared: 100 training rows (1,250 an epoch), 4 steps to train"
+
+
+def test_what_is_odd_about_labels_is_said() -> None:
+    labels = ClassSummary(
+        classes={"a": 5, "b": 3}, largest_share=0.6, without_label=0, validation_only=["x", "y"],
+        labels_alike=(("Refund", "re\u200bfund"),), contradictory_texts=2, contradictory_example=None,
+    )  # fmt: skip
+    assert worded(prepared(4, train_rows=100, labels=labels)) == (
+        "prepared: 100 training rows, labels that only validation rows have: x, y, "
+        r"labels that look alike: 'Refund' and 're\u200bfund', 2 texts with different labels, 4 steps to train"
+    )
+    usual = labels.model_copy(update={"validation_only": [], "labels_alike": (), "contradictory_texts": 0})
+    assert worded(prepared(4, train_rows=100, labels=usual)) == "prepared: 100 training rows, 4 steps to train"

@@ -19,7 +19,7 @@ from jobs.attempt import CheckResult
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, DoesNotFit
 from jobs.plan import CheckSummary, DataPlan, ModelPlan, SourcePlan, make_plan, resolve_dtype
-from jobs.preview import DataPreview, SourcePreview
+from jobs.preview import LABELS_SHOWN, DataPreview, SourcePreview
 from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.preview import preview_rows
 from worker.training.dataset.split import split
@@ -31,6 +31,7 @@ from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.csv_rows import CsvFormat
+from worker.training.rows.labels import labels_alike
 from worker.training.rows.origin import Head, find_head
 from worker.training.rows.reading import format_of, open_files
 from worker.training.rows.row import NOT_UTF8, REPAIRS, Row, reencode
@@ -107,16 +108,18 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
             place = {"name": head.name, "place": head.place, "revision": head.revision}
             sources.append(SourcePlan(**place, **both, weight=weights[head.name], rows=rows.estimated))
     journal.progress(0.4)
-    held_out_by, labels = None, Counter[str]()
+    held_out_by, inspected = None, None
     if validation and (columns := columns_by_source.get(validation.param)) is not None:
         with mistakes.kept_back():
             held_out_by = task.templates(spec.data.input, spec.data.target, columns, validation.name, everywhere)
             inspected = inspect_rows(validation, spec.data, held_out_by, task)
-            held_out, labels = inspected.estimated, inspected.labels
+            held_out = inspected.estimated
     mistakes.raise_all()
     if not validation:
         sources, held_out = without_validation(sources, [rows for rows, _ in found], spec.data.validation)
-    task = task.labelled(sum((rows.labels for rows, _ in found), labels), config, complete=False)
+    looked_at = [rows for rows, _ in found] + ([inspected] if inspected else [])
+    labels = sum((rows.labels for rows in looked_at), Counter[str]())
+    task = task.labelled(labels, config, complete=all(rows.split_keys is not None for rows in looked_at))
     config = task.adapted(config)
     layout = task.layout(config)
     model = model.model_copy(update={"parameters": layout.parameters})
@@ -126,7 +129,15 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         described = source.model_dump(include={"name", "weight", "read_as", "input", "target"})
         shown = preview_rows(rows.shown, templates, spec.data, task, tokenizer, embeddings)
         previews.append(SourcePreview(**described, rows=shown))
-    run.write_preview(DataPreview(sources=previews))
+    run.write_preview(
+        DataPreview(
+            sources=previews,
+            labels=task.labels[:LABELS_SHOWN],
+            labels_in_all=len(task.labels),
+            labels_alike=labels_alike([label.name for label in task.labels]),
+            new_tensors=model.new,
+        )
+    )
     journal.progress(0.5)
     data = DataPlan(
         train=sources[0].place,

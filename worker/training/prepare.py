@@ -109,7 +109,12 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
             "%d of %d weights are too small for %s and have become 0; they are in %s",
             sum(lost.values()), plan.model.parameters, dtype, ", ".join(sorted(lost)[:_NAMED]),
         )  # fmt: skip
-    found = {"folder": str(model), "new": model_store.new_tensors(model), "underflow": sum(lost.values())}
+    config = read_config(model, plan.model.source)
+    size = task.layout(config).parameters
+    found = {
+        "folder": str(model), "parameters": size, "new": model_store.new_tensors(model),
+        "underflow": sum(lost.values()),
+    }  # fmt: skip
     placed = plan.model.model_copy(update=found)
     data = plan.data.model_copy(
         update={
@@ -125,13 +130,13 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
         complete = plan.model_copy(update={"model": placed, "data": data})
         run.write_plan(complete)
         return done(complete, dataset, None)
-    config = read_config(model, plan.model.source)
     longest = task.limit(dataset.train, 1).longest
     widths = longest.input_width, longest.target_width
     began = plan.resolved.optimizer if spec.resume_from is not None else None
+    earlier = plan.memory if size == plan.model.parameters else None  # more labels are a larger head
     try:
         memory = plan_stage(
-            run, spec, task, config, widths, settings, journal, plan.memory, optimizer=began, dtype=dtype
+            run, spec, task, config, widths, settings, journal, earlier, optimizer=began, dtype=dtype
         )
     except DoesNotFit as error:
         run.write_plan(make_plan(spec, placed, data, settings.device, error.memory, task=task.name))

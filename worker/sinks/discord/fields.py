@@ -99,7 +99,7 @@ def samples(job: SinkJob, most: int, colour: int) -> list[Embed]:
         for text in (
             field(f"{number}. Input" if most > 1 else "Input", cut(plain(sample.input), SAMPLE_TEXT)),
             field("Wanted", cut(plain(sample.target), SAMPLE_TEXT)),
-            field("Written", cut(plain(sample.generated), SAMPLE_TEXT)),
+            field("Written", cut(plain(sample.answer), SAMPLE_TEXT)),
         )
     ]
     what = "Sample" if most == 1 else f"Samples ({most} of {len(made)})" if len(made) > most else "Samples"

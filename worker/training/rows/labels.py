@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from worker.training.rows.row import Defect
+from worker.training.rows.row import LABEL_TWICE, Defect
 from worker.training.rows.text import Joined, Template, list_in, plain_text, template
 
 _LONGEST = 512
+_GROUPS = 20
 NOT_NAMED = "a label that task.labels does not name"
 NOT_ONE = "a list that is not one label"
 TOO_LONG = f"a label of more than {_LONGEST} characters"
@@ -47,7 +49,9 @@ class LabelTemplate(Template):
         if not isinstance(value, list):
             return [super().fill(row).strip()]
         name = self.placeholders[0].name
-        found = list(dict.fromkeys(text for item in value if (text := plain_text(item, name).strip())))
+        found = [text for item in value if (text := plain_text(item, name).strip())]
+        if len(set(found)) < len(found):
+            raise Defect(LABEL_TWICE)
         if not self.several and len(found) != 1:
             raise Defect(NOT_ONE)
         return found
@@ -59,3 +63,23 @@ def labels_in(text: str, *, several: bool) -> list[str]:
         return [text]
     labels: list[str] = json.loads(text)
     return labels
+
+
+def labels_alike(labels: Collection[str]) -> tuple[tuple[str, ...], ...]:
+    """Labels that differ in case, blanks, invisible characters or the writing of a number alone; twenty groups at most.
+
+    People take them for one, a classifier learns them apart.
+    """
+    groups: dict[object, list[str]] = {}
+    for label in labels:
+        groups.setdefault(_looks(label), []).append(label)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)[:_GROUPS]
+
+
+def _looks(label: str) -> object:
+    visible = "".join(each for each in unicodedata.normalize("NFKC", label) if unicodedata.category(each) != "Cf")
+    text = " ".join(visible.casefold().split())
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -17,7 +17,10 @@ BAD_CSV, UNCLOSED_QUOTE = "bad CSV", "unclosed quote"
 QUOTING = (
     "say in data.csv_quoting what quotes mean: rfc4180 where a quoted field may hold lines, none where they are text"
 )
-REPAIRS = dict.fromkeys((STRAY_QUOTE, DOUBTFUL_QUOTES), QUOTING)
+LABEL_TWICE = "the same label twice in a list"
+REPAIRS = dict.fromkeys((STRAY_QUOTE, DOUBTFUL_QUOTES), QUOTING) | {
+    LABEL_TWICE: "write each label of a row once, by its name; a vector of 0 and 1 is no list of labels"
+}
 """What else helps with rows that cannot be read, by what is wrong with them."""
 
 

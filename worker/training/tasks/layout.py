@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from jobs.errors import Rejected
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -57,3 +59,14 @@ class Layout:
 def within(name: str, modules: Collection[str]) -> bool:
     """Whether this tensor or module belongs to one of these, or is one."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def check_positions(param: str, asked: int, known: int | None) -> None:
+    """Refuse `limit_too_large`: a model with an embedding for each place takes no longer rows. `known` None: any."""
+    if known is not None and asked > known:
+        raise Rejected(
+            f"{param} is {asked:,}, and the model knows {known:,} positions",
+            code="limit_too_large",
+            param=param,
+            hint=f"set {param} to {known:,} or less; what is longer is cut",
+        )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs.events import Sample
-from jobs.plan import LabelPlan
+from jobs.labels import LabelPlan
 from jobs.spec import DataSpec
 from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.encoding import RowTask

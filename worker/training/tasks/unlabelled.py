@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from jobs.plan import LabelPlan
+from jobs.labels import LabelPlan
 from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.encoding import LabelReport
 from worker.training.dataset.tokens import TokenizerState

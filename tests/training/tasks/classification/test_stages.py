@@ -20,10 +20,12 @@ from transformers import AutoModelForSequenceClassification
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, NotPrepared, Rejected
 from jobs.events import EvaluationFinished
+from jobs.preview import DataPreview
 from jobs.spec import parse_spec
 from tests.training.attempts import attempt, facts
 from tests.training.tasks.classification.families import FAMILIES, LABELS, write_pretrained
 from tests.training.workplace import EXAMPLES, SHARED_DATA, Workplace
+from worker.training import check
 from worker.training.dataset.data import PreparedDataset
 from worker.training.models import model_store
 from worker.training.tasks.classification import layout
@@ -246,6 +248,47 @@ def test_labels_are_those_of_all_rows_whatever_came_first(place: Workplace) -> N
     run = place.job("numbers.jsonl", model="builtin:roberta-tiny", data={"validation": 0.2, "max_input_tokens": 16})
     place.prepare(run)
     assert [label.name for label in run.plan().data.labels] == [*map(str, range(12)), "9999"]
+
+
+@pytest.mark.parametrize("labels", [[[1, 0, 0], [0, 1, 1]], [["refund", "refund"], ["other"]]])
+def test_a_vector_of_0_and_1_is_no_list_of_labels(labels: list[Any], place: Workplace) -> None:
+    place.rows("rows.jsonl", [{"text": row["text"], "label": labels[n % 2]} for n, row in enumerate(texts())])
+    write_pretrained(place.data / "model", "roberta")
+    with pytest.raises(BadData, match="the same label twice in a list") as caught:
+        place.check(job(place, task={"multi_label": True}))
+    assert "a vector of 0 and 1 is no list of labels" in str(caught.value.hint)
+
+
+def test_labels_that_look_alike_and_the_new_head_are_in_the_preview(place: Workplace) -> None:
+    alike = ["Refund", "refund", "re\u200bfund", "R\u00fcckgabe", "Ru\u0308ckgabe", 1, 1.0, "other"]
+    place.rows("rows.jsonl", [row | {"label": alike[n % 8]} for n, row in enumerate(texts(80))])
+    write_pretrained(place.data / "model", "roberta")
+    run = job(place)
+    place.check(run)
+    preview = DataPreview.model_validate_json((run.path / "preview.json").read_bytes())
+    assert preview.labels_in_all == 8 and sum(label.rows for label in preview.labels) == 80
+    groups = [["1", "1.0"], ["Refund", "refund", "re\u200bfund"], ["Ru\u0308ckgabe", "R\u00fcckgabe"]]
+    assert sorted(map(sorted, preview.labels_alike)) == sorted(map(sorted, groups))
+    assert set(preview.new_tensors) == NEW["roberta"]
+    assert place.prepare_only(run)["data"]["labels"]["labels_alike"] == [list(group) for group in preview.labels_alike]
+
+
+def test_the_plan_is_made_anew_where_later_rows_have_more_labels(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "ROWS", 20)
+    rows = texts(400)
+    place.rows("rows.jsonl", [row | {"label": "a" if n < 30 else f"label {n}"} for n, row in enumerate(rows)])
+    write_pretrained(place.data / "model", "roberta")
+    run = job(place)
+    place.check(run)
+    before = run.plan()
+    place.prepare_only(run)
+    plan = run.plan()
+    assert before.memory and plan.memory and len(before.data.labels) == 1 and len(plan.data.labels) == 371
+    stored = load_file(Path(str(plan.model.folder)) / "model.safetensors")
+    assert plan.model.parameters == sum(each.numel() for each in stored.values()) > before.model.parameters
+    assert plan.memory.trained_parameters == plan.model.parameters
 
 
 def test_named_labels_have_the_order_of_the_job_and_others_are_rejected(place: Workplace) -> None:

@@ -7,15 +7,12 @@ twice forward. Embedding, softmax, norms, activations, optimizer and padding are
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from worker.training.tasks.causal.layout import layers_of, layout_of
-from worker.training.tasks.flops import TokenFlops
-
-_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+from worker.training.tasks.flops import TokenFlops, of_matrices, width_of
 
 
 @dataclass(frozen=True)
@@ -37,17 +34,12 @@ class CausalFlops(TokenFlops):
     @classmethod
     def _of_layers(cls, config: Mapping[str, Any], every: int, head: float) -> CausalFlops:
         """Of the matrices in every n-th layer."""
-        per_input = 0.0
-        for name, shape in layout_of(config).shapes.items():
-            found = _LAYER.search(name)
-            if found and len(shape) == 2 and int(found[1]) % every == 0:
-                per_input += 2 * shape[0] * shape[1]
+        per_input = of_matrices(layout_of(config).shapes, every)
         layers = -(-layers_of(config) // every)
         return cls(per_input, head, input_pairs=2.0 * _attention_width(config) * layers)
 
 
 def _attention_width(config: Mapping[str, Any]) -> int:
     """Numbers of a position in all heads of a layer's attention."""
-    width = int(next(config[key] for key in ("hidden_size", "n_embd", "d_model") if key in config))
     heads, each = config.get("num_attention_heads"), config.get("head_dim")
-    return int(heads) * int(each) if heads and each else width
+    return int(heads) * int(each) if heads and each else width_of(config)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from worker.training.kernels.dropout import FusedDropout
 from worker.training.kernels.gated_silu import gated_silu
 from worker.training.kernels.rms_norm import rms_norm
 from worker.training.tasks.causal.loss import learned_loss_sum
+from worker.training.tasks.self_check import evaluating, short_rows
 
 NORMS = (
     "LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "Phi3RMSNorm", "Olmo2RMSNorm", "SmolLM3RMSNorm",
@@ -30,7 +29,6 @@ NORMS = (
 """Classes of transformers that all compute weight · x / sqrt(mean square + variance_epsilon)."""
 GATES = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
 """Those that all compute down_proj(act_fn(gate_proj(x)) · up_proj(x))."""
-_LENGTHS = (7, 12)
 _TOLERANCE = {torch.bfloat16: 0.02, torch.float16: 0.02, torch.float32: 1e-4, torch.float64: 1e-4}
 """Relative difference of the loss. Stock modules round after every operation, and take norms in fp32 in any case."""
 
@@ -105,9 +103,9 @@ class _FusedGate(nn.Module):
 
 def stock_loss(model: PreTrainedModel) -> list[float]:
     """Of two short rows, each by itself, by the model's own forward pass: of all their tokens but the first."""
-    with _evaluating(model):
+    with evaluating(model):
         found = []
-        for ids in _rows(model):
+        for ids in short_rows(model):
             logits: torch.Tensor = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
             found.append(float(F.cross_entropy(logits.double(), ids[1:], reduction="sum")))
         return found
@@ -115,10 +113,10 @@ def stock_loss(model: PreTrainedModel) -> list[float]:
 
 def check_loss(model: PreTrainedModel, expected: list[float]) -> None:
     """Refuse `self_check_failed`: the rows padded together, as training takes them, must have the same losses."""
-    rows = _rows(model)
-    width = max(_LENGTHS)
+    rows = short_rows(model)
+    width = max(map(len, rows))
     ids = torch.stack([F.pad(row, (0, width - len(row))) for row in rows])
-    with _evaluating(model):
+    with evaluating(model):
         for number, (row, loss) in enumerate(zip(rows, expected, strict=True)):
             places = number * width + torch.arange(len(row) - 1, device=ids.device)
             found = float(learned_loss_sum(model, ids, places, row[1:]))
@@ -139,23 +137,3 @@ def check_loss(model: PreTrainedModel, expected: list[float]) -> None:
                     param="model",
                     hint="models of the families Llama, Mistral, Qwen2, Qwen3, Gemma and Phi-3 are known to work",
                 )
-
-
-def _rows(model: PreTrainedModel) -> list[torch.Tensor]:
-    """Token numbers that every vocabulary has, all different, none of the first few, which may be special."""
-    embedding: Any = model.get_input_embeddings()
-    size = int(embedding.weight.shape[0])
-    first = torch.arange(max(_LENGTHS), device=model.device) * 7 % max(1, size - 8) + min(8, size - 1)
-    return [first[:length] + place for place, length in enumerate(_LENGTHS)]
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout and gradients; afterwards the model is in the mode in which it was."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from jobs.errors import Rejected
 from jobs.plan import DataPlan
 from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.data import Rows
@@ -25,7 +24,7 @@ from worker.training.tasks.causal.layout import build, layers_of, layout_of, pos
 from worker.training.tasks.causal.limits import CausalLimit
 from worker.training.tasks.causal.rows import CausalEncoder, CausalTokenizer, tried
 from worker.training.tasks.columns import WHOLE, choose_templates, recognize
-from worker.training.tasks.layout import Layout
+from worker.training.tasks.layout import Layout, check_positions
 from worker.training.tasks.task import BuiltinModel, Config, Usage
 from worker.training.tasks.unlabelled import Unlabelled
 from worker.training.tasks.widths import PairWidths
@@ -108,14 +107,7 @@ class Causal(Unlabelled):
 
     def adapted(self, config: Config) -> Config:
         """Raises Rejected (`bad_config`, `limit_too_large`)."""
-        most = positions_of(config)
-        if most is not None and self.positions > most:
-            raise Rejected(
-                f"data.max_tokens is {self.positions:,}, and the model knows {most:,} positions",
-                code="limit_too_large",
-                param="data.max_tokens",
-                hint=f"set data.max_tokens to {most:,} or less; what is longer is cut",
-            )
+        check_positions(self.limit_keys[0], self.positions, positions_of(config))
         return config
 
     def layout(self, config: Config) -> Layout:

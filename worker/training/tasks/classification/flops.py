@@ -7,7 +7,6 @@ norms, activations, optimizer and padding are not counted.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,8 @@ import numpy as np
 
 from worker.training.steps.shape import Lengths
 from worker.training.tasks.classification.layout import layers_of, layout_of
-from worker.training.tasks.flops import TokenFlops
-
-_LAYER = re.compile(r"\.(?:layers?|h|blocks)\.(\d+)\.")
+from worker.training.tasks.flops import TokenFlops, of_matrices, width_of
+from worker.training.tasks.layout import within
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,8 @@ class ClassFlops(TokenFlops):
     def of_config(cls, config: Mapping[str, Any]) -> ClassFlops:
         """Of a whole model. Raises Rejected (`bad_config`)."""
         layout = layout_of(config)
-        outside = {name for name in layout.shapes if not name.startswith(layout.prefix) or ".pooler." in name}
-        head = sum(2.0 * np.prod(layout.shapes[name]) for name in outside if len(layout.shapes[name]) == 2)
+        of_head = (shape for name, shape in layout.shapes.items() if within(name, layout.head_modules))
+        head = sum(2.0 * shape[0] * shape[1] for shape in of_head if len(shape) == 2)
         return cls._of_layers(config, 1, float(head))
 
     @classmethod
@@ -47,14 +45,8 @@ class ClassFlops(TokenFlops):
     @classmethod
     def _of_layers(cls, config: Mapping[str, Any], every: int, head: float) -> ClassFlops:
         """Of the matrices in every n-th layer."""
-        per_input = 0.0
-        for name, shape in layout_of(config).shapes.items():
-            found = _LAYER.search(name)
-            if found and len(shape) == 2 and int(found[1]) % every == 0:
-                per_input += 2 * shape[0] * shape[1]
-        width = int(next(config[key] for key in ("hidden_size", "dim", "d_model") if key in config))
-        layers = -(-layers_of(config) // every)
-        per_input += layers * 2 * width * _positions(config)
+        width, layers = width_of(config), -(-layers_of(config) // every)
+        per_input = of_matrices(layout_of(config).shapes, every) + layers * 2 * width * _positions(config)
         return cls(per_input, 0.0, input_pairs=4.0 * width * layers, per_row=head)
 
 

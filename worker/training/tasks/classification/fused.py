@@ -6,10 +6,6 @@ code takes for granted of it is checked on the model itself, before it trains.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -17,8 +13,8 @@ from transformers import PreTrainedModel
 
 from jobs.errors import Rejected
 from worker.training.kernels.dropout import FusedDropout
+from worker.training.tasks.self_check import evaluating, short_rows
 
-_LENGTHS = (7, 12)
 _TOLERANCE = {torch.bfloat16: 0.05, torch.float16: 0.05, torch.float32: 1e-3, torch.float64: 1e-6}
 """Difference of logits, relative to the largest."""
 _RATES = ("attention_dropout", "dropout", "dropout_prob", "attention_probs_dropout_prob")
@@ -55,16 +51,12 @@ def set_dropout(model: nn.Module, rate: float) -> None:
 
 def check_rows(model: PreTrainedModel) -> None:
     """Refuse `self_check_failed`: rows padded together must have the logits that each has by itself."""
-    embedding: Any = model.get_input_embeddings()
-    size = int(embedding.weight.shape[0])
-    first = torch.arange(max(_LENGTHS), device=model.device) * 7 % max(1, size - 8) + min(8, size - 1)
-    rows = [first[:length] + place for place, length in enumerate(_LENGTHS)]
-    rows = [row.clamp(max=size - 1) for row in rows]
-    width = max(_LENGTHS)
+    rows = short_rows(model)
+    width = max(map(len, rows))
     pad = int(model.config.pad_token_id or 0)
     ids = torch.stack([F.pad(row, (0, width - len(row)), value=pad) for row in rows])
     mask = torch.stack([F.pad(torch.ones_like(row), (0, width - len(row))) for row in rows])
-    with _evaluating(model):
+    with evaluating(model):
         alone = torch.cat([model(input_ids=row[None]).logits for row in rows]).float()
         together = model(input_ids=ids, attention_mask=mask).logits.float()
     bound = _TOLERANCE[model.dtype] * max(0.1, float(alone.abs().max()))
@@ -76,15 +68,3 @@ def check_rows(model: PreTrainedModel) -> None:
             param="model",
             hint="models of the families BERT, RoBERTa, DeBERTa, ModernBERT and DistilBERT are known to work",
         )
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout and gradients; afterwards the model is in the mode in which it was."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)

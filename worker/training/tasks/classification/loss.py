@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jobs.plan import LabelPlan
+from jobs.labels import LabelPlan
 from worker.training.dataset.data import Int64, Rows
 from worker.training.tasks.classification.metrics import truth_of
 

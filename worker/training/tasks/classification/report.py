@@ -12,6 +12,7 @@ from jobs.dataset_report import ClassSummary, ContradictoryText
 from worker.training.dataset.data import Int64, Tokens
 from worker.training.dataset.report import IN_SUMMARY, commonest
 from worker.training.dataset.tokens import TokenizerState
+from worker.training.rows.labels import labels_alike
 from worker.training.rows.row_filter import UInt64
 from worker.training.tasks.classification.metrics import SEPARATOR
 
@@ -49,6 +50,7 @@ class ClassReport:
             validation_only=[
                 label for label in self.labels if of_part["validation"][label] and not of_part["train"][label]
             ][:IN_SUMMARY],
+            labels_alike=labels_alike(self.labels),
             contradictory_texts=len(contradictory),
             contradictory_example=example,
         )

@@ -80,7 +80,7 @@ class ClassEncoder:
                 unknown=dict(unknown),
             ),
             target=TextPreview(
-                text=written[:SHOWN], characters=len(written), tokens=len(labels), cut_characters=0, unknown={}
+                text=written[:SHOWN], characters=len(written), tokens=None, cut_characters=0, unknown={}
             ),
             rewritten=dict(rewritten),
         )

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from jobs.errors import Rejected
-from jobs.plan import DataPlan, LabelPlan
+from jobs.labels import LabelPlan
+from jobs.plan import DataPlan
 from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.encoding import LabelReport, Limits
@@ -29,7 +30,7 @@ from worker.training.tasks.classification.loss import ClassLoss, balanced
 from worker.training.tasks.classification.report import ClassReport
 from worker.training.tasks.classification.rows import ClassEncoder, ClassTokenizer
 from worker.training.tasks.columns import LABELLED, choose_templates, recognize
-from worker.training.tasks.layout import Layout
+from worker.training.tasks.layout import Layout, check_positions
 from worker.training.tasks.task import BuiltinModel, Config, Measured, Usage
 from worker.training.tasks.widths import InputWidths
 
@@ -169,14 +170,7 @@ class Classification:
 
     def adapted(self, config: Config) -> Config:
         """Raises Rejected (`bad_config`, `limit_too_large`)."""
-        most = layout.positions_of(config)
-        if most is not None and self.positions > most:
-            raise Rejected(
-                f"data.max_input_tokens is {self.positions:,}, and the model knows {most:,} positions",
-                code="limit_too_large",
-                param="data.max_input_tokens",
-                hint=f"set data.max_input_tokens to {most:,} or less",
-            )
+        check_positions(self.limit_keys[0], self.positions, layout.positions_of(config))
         if len(self.labels) < (1 if self.several else 2):  # the first rows have one: there must be another further down
             return config
         return layout.adapted(config, self.label_names, multi_label=self.several)
