@@ -97,5 +97,5 @@ def side_by_side(evaluations: Mapping[str, EvaluationFinished | None]) -> list[t
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for job, evaluation in evaluations.items():
         for each in evaluation.samples if evaluation else ():
-            rows.setdefault((each.input, each.target), {})[job] = each.generated
+            rows.setdefault((each.input, each.target), {})[job] = each.answer
     return [(*row, [said.get(job) for job in evaluations]) for row, said in rows.items() if len(said) > 1]
