@@ -53,8 +53,8 @@ class MergeCheck:
     def text(self) -> str:
         """For people."""
         return (
-            f"merged in {_SHORT[self.dtype]}: over {self.rows} rows the mean log-probability of a {self.unit} changes by "
-            f"{self.rounded:+.2g} nats (of one row by {self.rounded_worst:.2g} at most), and by {self.exact:.1g} "
+            f"merged in {_SHORT[self.dtype]}: over {self.rows} rows the mean log-probability of a {self.unit} changes "
+            f"by {self.rounded:+.2g} nats (of one row by {self.rounded_worst:.2g} at most), and by {self.exact:.1g} "
             "before the weights are rounded"
         )
 

@@ -135,9 +135,7 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     began = plan.resolved.optimizer if spec.resume_from is not None else None
     earlier = plan.memory if size == plan.model.parameters else None  # more labels are a larger head
     try:
-        memory = plan_stage(
-            run, spec, task, config, widths, settings, journal, earlier, optimizer=began, dtype=dtype
-        )
+        memory = plan_stage(run, spec, task, config, widths, settings, journal, earlier, optimizer=began, dtype=dtype)
     except DoesNotFit as error:
         run.write_plan(make_plan(spec, placed, data, settings.device, error.memory, task=task.name))
         raise

@@ -133,7 +133,7 @@ class Lora:
 
     def opening(self, auto_class: str, base: BaseModel, layout: Layout) -> list[str]:
         """See `Method`."""
-        revision = f', revision="{base.revision}"' if base.revision else ""
+        revision, dtype = f', revision="{base.revision}"' if base.revision else "", dtype_name(self.dtype)
         as_trained = "" if self.adapter_dtype == torch.float32 else ", autocast_adapter_dtype=False"
         if layout.head_modules:
             kind, of_labels = "AutoConfig", ', config=AutoConfig.from_pretrained(".")'
@@ -143,7 +143,7 @@ class Lora:
             "from peft import PeftModel",
             f"from transformers import {kind}, {auto_class}, AutoTokenizer",
             "",
-            f'base = {auto_class}.from_pretrained("{base.name}"{revision}{of_labels}, dtype="{dtype_name(self.dtype)}")',
+            f'base = {auto_class}.from_pretrained("{base.name}"{revision}{of_labels}, dtype="{dtype}")',
             *([] if of_labels else ['base.generation_config = GenerationConfig.from_pretrained(".")  # this folder']),
             f'model = PeftModel.from_pretrained(base, "."{as_trained}).eval()',
         ]
