@@ -41,7 +41,7 @@ Facts = dict[str, JsonValue]
 
 
 @dataclass(frozen=True)
-class Pace:
+class MeanPace:
     """Of all rows of metrics; None: there is none that says it."""
 
     rows_per_s: float | None = None
@@ -59,7 +59,7 @@ class JobFacts:
     spec: JobSpec
     record: JobRecord
     plan: Plan | None
-    pace: Pace
+    pace: MeanPace
     version: str | None = None
     """Of the Longhaul that made it."""
     recoveries: int = 0
@@ -71,7 +71,7 @@ class JobFacts:
 
     @classmethod
     def of(
-        cls, spec: JobSpec, record: JobRecord, plan: Plan | None, events: Sequence[Event], pace: Pace = Pace()
+        cls, spec: JobSpec, record: JobRecord, plan: Plan | None, events: Sequence[Event], pace: MeanPace = MeanPace()
     ) -> JobFacts:
         """Those that its run directory holds."""
         version, recoveries, started, loaded, planned, measured = None, 0, None, None, None, None

@@ -20,7 +20,7 @@ _GROUPS: dict[str, GroupName] = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class JobSetting:
     """A key of one job."""
 
     value: JsonValue
@@ -28,7 +28,7 @@ class Setting:
     """What the key is where it is left out; null for one that has to be set."""
 
 
-def settings_of(spec: JobSpec) -> dict[str, Setting]:
+def settings_of(spec: JobSpec) -> dict[str, JobSetting]:
     """Every key that this job has: of `method: full`, for one, none of LoRA's."""
     return dict(_leaves(spec, ""))
 
@@ -62,16 +62,16 @@ def group_of(key: str) -> GroupName:
     return _GROUPS.get(key) or _GROUPS.get(key.partition(".")[0], "training")
 
 
-def _leaves(part: BaseModel, prefix: str) -> Iterator[tuple[str, Setting]]:
+def _leaves(part: BaseModel, prefix: str) -> Iterator[tuple[str, JobSetting]]:
     for name, field in type(part).model_fields.items():
         key, value = f"{prefix}{name}", getattr(part, name)
         default = field.get_default(call_default_factory=True)
         if isinstance(value, BaseModel):
             if type(None) in get_args(field.annotation):  # null switches it off (`integrations.wandb`)
-                yield key, Setting(True, None)
+                yield key, JobSetting(True, None)
             yield from _leaves(value, f"{key}.")
         elif isinstance(value, dict):
-            yield from ((f"{key}.{each}", Setting(text, None)) for each, text in value.items())
+            yield from ((f"{key}.{each}", JobSetting(text, None)) for each, text in value.items())
         else:
             plain = None if default is PydanticUndefined else to_jsonable_python(default)
-            yield key, Setting(to_jsonable_python(value), plain)
+            yield key, JobSetting(to_jsonable_python(value), plain)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from jobs.comparison.facts import Pace
+from jobs.comparison.facts import MeanPace
 from jobs.disk.files import START, regular
 from jobs.disk.metrics_file import parse_row
 from jobs.errors import UserError
@@ -98,12 +98,12 @@ class Series:
             found.append(point)
         return found
 
-    def pace(self) -> Pace:
+    def pace(self) -> MeanPace:
         """Means of all rows, and the highest memory."""
         if not len(self):
-            return Pace()
+            return MeanPace()
         rows_per_s, tokens_per_s, mfu = (_mean(self._columns[name]) for name in ("rows_per_s", "tokens_per_s", "mfu"))
-        return Pace(rows_per_s, tokens_per_s, mfu, int(max(self._columns["memory_bytes"])))
+        return MeanPace(rows_per_s, tokens_per_s, mfu, int(max(self._columns["memory_bytes"])))
 
     def losses(self, steps: Sequence[int]) -> list[float | None]:
         """For each step the loss of the newest row up to it; None: there is none."""
@@ -132,7 +132,7 @@ class SeriesCache:
     def __init__(self, most_rows: int = KEPT_ROWS) -> None:
         self._most_rows = most_rows
         self._kept: OrderedDict[Path, tuple[Series, threading.Lock]] = OrderedDict()
-        self._paces: dict[Path, tuple[tuple[int, int, int], Pace]] = {}
+        self._paces: dict[Path, tuple[tuple[int, int, int], MeanPace]] = {}
         self._lock = threading.Lock()
 
     def rows(
@@ -152,12 +152,12 @@ class SeriesCache:
         with self._current(file) as series:
             return series.losses(steps)
 
-    def pace(self, file: Path) -> Pace:
+    def pace(self, file: Path) -> MeanPace:
         """`Series.pace` of the file as it is now; kept for as long as the file stays as it is."""
         try:
             status = file.stat()
         except FileNotFoundError:
-            return Pace()
+            return MeanPace()
         state = status.st_ino, status.st_size, status.st_mtime_ns
         with self._lock:
             kept = self._paces.get(file)

@@ -14,7 +14,7 @@ import torch
 
 from jobs.events import CheckpointSaved
 from worker.training.doctor import exactness, machine, training
-from worker.training.doctor.exactness import Comparison, GradientError, compare
+from worker.training.doctor.exactness import GradientComparison, GradientError, compare
 from worker.training.doctor.groups import Examination
 from worker.training.doctor.measured_steps import Steps
 from worker.training.machine.nvml import GpuMemory, GpuUse
@@ -27,16 +27,16 @@ def on_cpu(tmp_path: Path) -> Examination:
 
 
 @pytest.fixture(scope="module")
-def comparison() -> Comparison:
-    return Comparison(torch.device("cpu"))
+def comparison() -> GradientComparison:
+    return GradientComparison(torch.device("cpu"))
 
 
-def test_gradients_of_the_fused_model_are_right(comparison: Comparison) -> None:
+def test_gradients_of_the_fused_model_are_right(comparison: GradientComparison) -> None:
     found = comparison.check("eager_gradients", compiled=False)
     assert found.status == "PASS" and found.values["mean_error"] < 2 * found.values["mean_error_stock"]
 
 
-def test_a_wrong_kernel_is_found(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_kernel_is_found(comparison: GradientComparison, monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(norm: FusedT5LayerNorm, hidden: torch.Tensor) -> torch.Tensor:
         return (
             1.05 * hidden * torch.rsqrt(hidden.float().square().mean(-1, keepdim=True)).to(hidden.dtype) * norm.weight
@@ -46,7 +46,9 @@ def test_a_wrong_kernel_is_found(comparison: Comparison, monkeypatch: pytest.Mon
     assert comparison.check("eager_gradients", compiled=False).status == "FAIL"
 
 
-def test_layers_that_do_not_compile_are_an_error(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_do_not_compile_are_an_error(
+    comparison: GradientComparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CXX", "/nowhere/g++")
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", lambda: "/nowhere/g++")
     with pytest.raises(RuntimeError, match="layers do not compile"):
@@ -57,7 +59,7 @@ def test_a_device_that_computes_nothing_is_not_called_exact(monkeypatch: pytest.
     real = exactness.gradients
     monkeypatch.setattr(exactness, "gradients", lambda model: {name: 0 * each for name, each in real(model).items()})
     with pytest.raises(ValueError, match="53 of 53 gradients are zero in float64: the device computes nothing"):
-        Comparison(torch.device("cpu")).check("eager_gradients", compiled=False)
+        GradientComparison(torch.device("cpu")).check("eager_gradients", compiled=False)
 
 
 @pytest.mark.parametrize(

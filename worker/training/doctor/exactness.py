@@ -49,7 +49,7 @@ class Reference:
     stock: Mapping[str, GradientError]
 
 
-class Comparison:
+class GradientComparison:
     """Gradients of the fused model against the reference, which is computed when it is first asked for."""
 
     def __init__(self, device: torch.device) -> None:
@@ -80,7 +80,7 @@ def checks(examination: Examination) -> Mapping[str, Check]:
     if device.type == "cpu":
         use_fp32_where_bf16_is_slow()
     prepare_numerics(device)
-    comparison = Comparison(device)
+    comparison = GradientComparison(device)
     return {
         "eager_gradients": lambda: comparison.check("eager_gradients", compiled=False),
         "compiled_gradients": lambda: comparison.check("compiled_gradients", compiled=True),
