@@ -25,7 +25,8 @@ from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.record import JobRecord
 from jobs.spec import parse_spec
 from jobs.state import Status
-from jobs.text.units import format_bytes
+from jobs.text.units import GIB, format_bytes
+from tests.stack import ROOT
 from tests.training.planning.test_qwen import GPU, QWEN_7B
 from worker.training.planning import memory_plan as planner
 from worker.training.planning.budget import Budget, find_budget
@@ -176,6 +177,14 @@ def test_seed_002_names_the_three_lines_and_nothing_else(monkeypatch: pytest.Mon
         "baseline needs 16.5 GiB more than mtup: the model is float32, not bfloat16 (+14.2 GiB), "
         "the adapters are float32, not bfloat16 (+1.2 GiB), data.max_tokens is 2,048, not 512 (+"
     )
+
+
+def test_the_example_in_the_docs_is_the_planners() -> None:
+    planned = Planned(QWEN_7B, QWEN, GPU)
+    planned.limit = 19 * GIB
+    refused = planned.job("chef-long", {"data": {"max_tokens": 2048}, "method": {"adapter_dtype": "float32"}})
+    cause = cause_of(compare([planned.job("chef"), refused]))
+    assert cause.text in (ROOT / "docs" / "memory.md").read_text().replace("\n> ", " ")
 
 
 def test_seed_003_names_the_model_that_was_loaded_in_fp32() -> None:
