@@ -1,118 +1,36 @@
 """What each difference between two jobs costs: bytes of the predicted peak, and expected time.
 
-A category of the plan is a product: weights are parameters x bytes of one, activations are rows x tokens x bytes a
-token. Where one factor differs, the difference in the category is its cost. Where several do, each gets the part that
-its logarithm has in that of the quotient (the logarithmic mean Divisia index, Ang 2004): the parts add up exactly, and
-do not depend on which job comes first. Each factor is traced to the settings that act through it. Where several of
-these differ, they share its cost: the plan does not say more. Temporaries are no product, since some of them are there
-whatever the tokens: beside rows and tokens, all that acts on them shares its cost.
+Each category of the plan is a product (`division.py`), and each factor is traced to the settings that act through it.
+Where several of these differ, they share its cost: the plan does not say more. Temporaries are no product, since some
+of them are there whatever the tokens: beside rows and tokens, all that acts on them shares its cost.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from jobs.comparison.division import Costs, Factor, Keys, Product
 from jobs.comparison.facts import JobFacts
 from jobs.memory_plan import MemoryPlan
 from jobs.spec import FullMethod, JobSpec, LoraMethod
 
-Keys = tuple[str, ...]
 Pair = tuple[float, float]
 """Of the reference, and of the other job."""
 _ROWS: Keys = ("data.train", "data.validation", "data.input", "data.target", "data.format", "data.normalize")
 LIMITS: Keys = ("data.max_tokens", "data.max_input_tokens", "data.max_target_tokens")
 _SIZES: Keys = ("model.revision", "model.parameters", "task.labels")
 _METHOD: Keys = ("method.type", "method.rank", "method.targets", "method.dora")
-_LOST = 20.0
-"""Where parts would be so many times the whole, they cancel each other out: nobody can tell them apart."""
-
-
-@dataclass(frozen=True)
-class Factor:
-    """One factor of a product, in the reference and in the other job."""
-
-    before: float
-    after: float
-    keys: Keys
-    """Those that differ and act through it."""
-
-
-@dataclass(frozen=True)
-class Product:
-    """A category of the peak, or a part of one; or the time."""
-
-    category: str
-    before: float
-    after: float
-    factors: Sequence[Factor]
-    """The last one is what is left of the amount by the others."""
-    exact: bool = True
-    """Whether that is a factor of its own; else it is not told apart from the others."""
-
-
-@dataclass
-class Costs:
-    """What differences cost, by the keys that are behind them; without keys: nobody knows what is."""
-
-    parts: defaultdict[Keys, defaultdict[str, float]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(float))
-    )
-    estimated: set[Keys] = field(default_factory=set)
-    """Those with a part of a category that others changed, too."""
-
-    def add(self, product: Product) -> None:
-        """Divide the difference among the keys."""
-        shares = divide(product)
-        for keys, amount in shares.items():
-            self.parts[keys][product.category] += amount
-        if len(shares) > 1:
-            self.estimated |= shares.keys()
-
-    def take(self, other: Costs) -> None:
-        """Add those of another."""
-        for keys, parts in other.parts.items():
-            for category, amount in parts.items():
-                self.parts[keys][category] += amount
-        self.estimated |= other.estimated
-
-    def of(self, *keys: str) -> float | None:
-        """What these differences cost together, or one by itself; None: nothing is known of that."""
-        return sum(self.parts[keys].values()) if keys in self.parts else None
-
-
-def divide(product: Product) -> dict[Keys, float]:
-    """The difference by keys. What has no keys is told of those that have: the product is not as simple as that."""
-    change = product.after - product.before
-    if not change:
-        return {}
-    moved = [each for each in product.factors if each.keys and each.before != each.after]
-    every = tuple(dict.fromkeys(key for each in moved for key in each.keys))
-    logs: defaultdict[Keys, float] = defaultdict(float)
-    for each in moved:
-        if each.before <= 0 or each.after <= 0:  # it came, or went
-            return {each.keys: change}
-        logs[each.keys] += math.log(each.after / each.before)
-    total = sum(logs.values())
-    left = product.factors[-1].keys
-    if not product.exact and left and every != left:
-        return {every: change}
-    if total * change <= 0 or any(abs(log) > _LOST * abs(total) for log in logs.values()):
-        return {every: change}
-    return {keys: change * log / total for keys, log in logs.items()}
 
 
 class Differing:
     """Which keys differ between two jobs."""
 
     def __init__(self, keys: Collection[str]) -> None:
-        # Of two methods, one has none of the other's settings.
-        others = "method.type" in keys
-        self._keys = {key for key in keys if not (others and key.startswith("method."))} | (
-            {"method.type"} if others else set()
-        )
+        self._keys = set(keys)
+        if "method.type" in keys:  # of two methods, one has none of the other's settings
+            self._keys = {key for key in keys if key == "method.type" or not key.startswith("method.")}
 
     def first(self, *tiers: Keys) -> Keys:
         """Those of the first tier in which any differs."""
@@ -173,36 +91,38 @@ def limit_costs(before: JobFacts, after: JobFacts, differing: Collection[str]) -
 
 def time_costs(before: JobFacts, after: JobFacts, differing: Collection[str]) -> Costs | None:
     """What each difference costs of the expected time of all steps, in seconds; None where it is not known of both."""
-    plans = before.plan, after.plan
-    times = [plan.time if plan else None for plan in plans]
-    if plans[0] is None or plans[1] is None or times[0] is None or times[1] is None:
-        return None
-    if not times[0].hours_expected or not times[1].hours_expected:
+    was, now = _time_factors(before), _time_factors(after)
+    if was is None or now is None:
         return None
     keys = Differing(differing)
-    epochs = before.spec.training.epochs, after.spec.training.epochs
-    rows = plans[0].data.rows, plans[1].data.rows
-    flops = times[0].model_flops, times[1].model_flops
-    again = tuple(1 + time.recomputed_flops / time.model_flops for time in times if time)
-    of_row = flops[0] / (epochs[0] * rows[0]), flops[1] / (epochs[1] * rows[1])
+    behind = (
+        keys.first(("training.epochs",)),
+        keys.first((*_ROWS, "data.max_invalid_fraction"), ("data.prepared",)),
+        keys.first(("model", *_METHOD, *LIMITS, *_ROWS, "resume_from"), _SIZES),
+        keys.first(("memory.activation_checkpointing",), ("resolved.activation_checkpointing",)),
+    )
+    (seconds, *factors), (other_seconds, *other_factors) = was, now
     costs = Costs()
     costs.add(
         _product(
             "time",
-            (3600 * times[0].hours_expected, 3600 * times[1].hours_expected),
-            [
-                (epochs, keys.first(("training.epochs",))),
-                (rows, keys.first((*_ROWS, "data.max_invalid_fraction"), ("data.prepared",))),
-                (of_row, keys.first(("model", *_METHOD, *LIMITS, *_ROWS, "resume_from"), _SIZES)),
-                (
-                    (again[0], again[1]),
-                    keys.first(("memory.activation_checkpointing",), ("resolved.activation_checkpointing",)),
-                ),
-            ],
+            (seconds, other_seconds),
+            list(zip(zip(factors, other_factors, strict=True), behind, strict=True)),
             keys.first(("memory.gpu",), ("speed.compile", "speed.fused", "training.batch_size")),
         )
     )
     return costs
+
+
+def _time_factors(job: JobFacts) -> tuple[float, ...] | None:
+    """Seconds; epochs, rows, FLOPs of a row, and how many times these are with what is recomputed. None: not known."""
+    plan = job.plan
+    time = None if plan is None else plan.time
+    if plan is None or time is None or not (time.hours_expected and time.model_flops and plan.data.rows):
+        return None
+    epochs, rows = job.spec.training.epochs, plan.data.rows
+    again = 1 + time.recomputed_flops / time.model_flops
+    return 3600 * time.hours_expected, epochs, rows, time.model_flops / (epochs * rows), again
 
 
 def _products(before: JobFacts, after: JobFacts, was: Need, now: Need, differing: Differing) -> Iterator[Product]:
@@ -260,8 +180,8 @@ def _trained(
 def _product(category: str, amounts: Pair, factors: Sequence[tuple[Pair, Keys]], of_each: Keys) -> Product:
     """These factors, and what is left of the amount: so much of each. `of_each`: the keys behind that."""
     known = [Factor(*values, keys) for values, keys in factors]
-    before = amounts[0] / math.prod(each.before for each in known)
-    after = amounts[1] / math.prod(each.after for each in known)
+    before = amounts[0] / (math.prod(each.before for each in known) or 1)
+    after = amounts[1] / (math.prod(each.after for each in known) or 1)
     return Product(category, *amounts, [*known, Factor(before, after, tuple(dict.fromkeys(of_each)))])
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pydantic import JsonValue
 
 from jobs.comparison.answer import Cause, CauseLine, SharedCause
-from jobs.comparison.attribution import Costs, limit_costs
+from jobs.comparison.attribution import limit_costs
+from jobs.comparison.division import Costs
 from jobs.comparison.facts import JobFacts
 from jobs.text.units import bytes_alike, format_bytes
 

@@ -17,8 +17,9 @@ from jobs.comparison.answer import (
     SeedRuns,
     SharedCost,
 )
-from jobs.comparison.attribution import Costs, memory_costs, time_costs
+from jobs.comparison.attribution import memory_costs, time_costs
 from jobs.comparison.causes import Between, find_cause
+from jobs.comparison.division import Costs
 from jobs.comparison.facts import JobFacts, differing_facts, group_of_fact
 from jobs.comparison.settings import differing_settings, group_of, is_label
 
