@@ -128,9 +128,12 @@ def _time_factors(job: JobFacts) -> tuple[float, ...] | None:
 def _products(before: JobFacts, after: JobFacts, was: Need, now: Need, differing: Differing) -> Iterator[Product]:
     """Every category of the peak."""
     model = differing.first(("model",), _SIZES)
-    dtype = differing.first(("model.dtype",))
+    dtype = () if before.base_dtype == after.base_dtype else differing.first(("method.base_dtype",), ("model.dtype",))
     full = isinstance(before.spec.method, FullMethod) and isinstance(after.spec.method, FullMethod)
-    trained_dtype = dtype if full else differing.first(("method.type", "method.adapter_dtype"))
+    adapter_dtype = () if full else differing.first(("method.type",))
+    if before.adapter_dtype != after.adapter_dtype:  # as set, or as it follows from the type of the model
+        adapter_dtype = differing.first(("method.type",), ("method.adapter_dtype",)) or dtype
+    trained_dtype = dtype if full else adapter_dtype
     optimizer = _setting("optimizer", was, now, differing)
 
     def parts(name: str) -> Pair:
@@ -155,7 +158,7 @@ def _products(before: JobFacts, after: JobFacts, was: Need, now: Need, differing
     ]
     of_token = (
         *_setting("activation_checkpointing", was, now, differing),
-        *differing.first((*_METHOD, "method.adapter_dtype", "method.dropout")), *model, *dtype,
+        *differing.first((*_METHOD, "method.dropout")), *adapter_dtype, *model, *dtype,
         *differing.first(("training.dropout", "speed.fused", "task.type", "plan.task")),
     )  # fmt: skip
     yield _product("activations", parts("activations"), through, of_token)

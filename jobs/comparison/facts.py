@@ -28,8 +28,6 @@ from jobs.state import Status
 
 LACKED_MEMORY = {"does_not_fit", "out_of_memory", "gpu_memory_in_use"}
 """Codes of errors of jobs whose memory did not suffice."""
-_WIDTHS = {2: "bfloat16", 4: "float32"}
-"""Types of weights, by the bytes of one."""
 _OF_REPORT = {
     "rows_read", "kept", "duplicates", "train_rows", "validation_rows", "validation_inputs_in_training",
     "truncated_inputs", "truncated_targets", "input_tokens", "target_tokens", "unknown_tokens",
@@ -119,10 +117,19 @@ class JobFacts:
     @cached_property
     def adapter_bytes(self) -> int:
         """Of `parts["weights"]`: those of its adapters."""
-        method = self.spec.method
-        if self.memory is None or not isinstance(method, LoraMethod):
+        if self.memory is None or self.adapter_dtype is None:
             return 0
-        return self.memory.trained_parameters * (4 if method.adapter_dtype == "float32" else 2)
+        return self.memory.trained_parameters * _width(self.adapter_dtype)
+
+    @property
+    def adapter_dtype(self) -> str | None:
+        """Type of its adapters; None: it has none."""
+        method = self.spec.method
+        if not isinstance(method, LoraMethod):
+            return None
+        if method.adapter_dtype != "auto":
+            return method.adapter_dtype
+        return "float32" if self.memory is not None and self.memory.dtype == "float16" else "bfloat16"
 
     @property
     def planned_dtype(self) -> str | None:
@@ -130,7 +137,7 @@ class JobFacts:
         if self.memory is None:
             return None
         base = self.memory.parts.get("weights", 0) - self.adapter_bytes
-        return _WIDTHS.get(round(base / max(1, self.parameters)))
+        return "float32" if round(base / max(1, self.parameters)) == 4 else self.memory.dtype
 
     @property
     def base_dtype(self) -> str | None:
@@ -141,10 +148,9 @@ class JobFacts:
     def unplanned_weight_bytes(self) -> int:
         """How many bytes more the weights have as loaded, where they are of another type than planned."""
         loaded, planned = self.loaded, self.planned_dtype
-        if loaded is None or planned in (None, loaded.dtype):
+        if loaded is None or planned is None or planned == loaded.dtype:
             return 0
-        width = next(width for width, name in _WIDTHS.items() if name == planned)
-        return loaded.parameter_bytes - width * loaded.parameters
+        return loaded.parameter_bytes - _width(planned) * loaded.parameters
 
     def of_plan(self) -> Facts:
         """What check and prepare found out and decided, by key."""
@@ -157,7 +163,7 @@ class JobFacts:
         if self.plan is None:
             return found
         plan, memory = self.plan, self.memory
-        resolved = {f"resolved.{key}": value for key, value in plan.resolved.model_dump().items()}
+        resolved = {f"resolved.{key}": value for key, value in plan.resolved.model_dump(exclude={"dtype"}).items()}
         found |= {
             "plan.task": plan.task, "model.revision": plan.model.revision, "model.parameters": plan.model.parameters,
             "model.new": len(plan.model.new), **resolved, "steps": plan.steps, "warmup_steps": plan.warmup_steps,
@@ -230,6 +236,11 @@ def differing_facts(jobs: Sequence[JobFacts], read: Callable[[JobFacts], Facts])
         if any(value != known[0] for value in known):
             found[key] = values
     return found
+
+
+def _width(dtype: str) -> int:
+    """Bytes of a weight."""
+    return 4 if dtype == "float32" else 2
 
 
 def _of_report(report: PreparedSummary) -> Facts:

@@ -14,7 +14,8 @@ from jobs.spec import JobSpec
 
 _LABELS = ("name", "metadata", "priority", "integrations")
 _GROUPS: dict[str, GroupName] = {
-    "data": "data", "model": "model", "method.adapter_dtype": "model", "memory": "memory", "resources": "gpu",
+    "data": "data", "model": "model", "method.base_dtype": "model",
+    "method.adapter_dtype": "model", "memory": "memory", "resources": "gpu",
 }  # fmt: skip
 """By the beginning of a key; all others are `training`."""
 

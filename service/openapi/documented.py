@@ -79,7 +79,7 @@ COMPARED_JOBS: dict[str, Any] = {
     "description": "Their ids, separated by commas.",
     "schema": {
         "type": "array",
-        "items": {"type": "string"},
+        "items": {"type": "string", "pattern": "^job-[a-z0-9_-]{1,60}$"},
         "minItems": FEWEST,
         "maxItems": MOST,
         "uniqueItems": True,

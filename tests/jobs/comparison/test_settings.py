@@ -32,7 +32,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "method.targets": st.just("all-linear") | st.lists(TEXTS, min_size=1, max_size=3),
     "method.rslora": SWITCHES,
     "method.dora": SWITCHES,
-    "method.adapter_dtype": st.sampled_from(["bfloat16", "float32"]),
+    "method.base_dtype": st.sampled_from(["auto", "bfloat16"]),
+    "method.adapter_dtype": st.sampled_from(["auto", "bfloat16", "float32"]),
     "method.merge": SWITCHES,
     "data.train": st.sampled_from(["a.jsonl", "b.csv", "org/rows"])
     | st.just(["a.jsonl", {"source": "b.jsonl", "weight": 2}]),

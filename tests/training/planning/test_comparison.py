@@ -1,7 +1,7 @@
 """Two jobs of which one is refused: the comparison names what makes the difference, by the planner's real figures.
 
 Seed 002: an adapter run of Qwen2.5-7B fits a GPU of 24 GB and another does not; nobody could say why. Longhaul loads
-every base model in bf16: a plan of one in fp32 is predicted here as the planner would, with the same code.
+every base model in 16 bits: a plan of one in fp32 is predicted here as the planner would, with the same code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jobs.errors import DoesNotFit
 from jobs.events import Event, Fault, ModelLoaded
 from jobs.gpus import GpuFacts
 from jobs.memory_plan import MemoryPlan
-from jobs.plan import DataPlan, ModelPlan, make_plan
+from jobs.plan import DataPlan, ModelPlan, make_plan, resolve_dtype
 from jobs.record import JobRecord
 from jobs.spec import parse_spec
 from jobs.state import Status
@@ -72,7 +72,15 @@ class Planned:
         tokens = spec.data.max_tokens
         error = None
         try:
-            memory = planner.plan_memory(spec, Causal(), self._config, (tokens, tokens), device="cuda", budget=budget)
+            memory = planner.plan_memory(
+                spec,
+                Causal(),
+                self._config,
+                (tokens, tokens),
+                device="cuda",
+                budget=budget,
+                dtype=resolve_dtype(spec, budget.gpu),
+            )
         except DoesNotFit as refused:
             memory, error = refused.memory, Fault(code=refused.detail_code, message=str(refused), hint=refused.hint)
         data = DataPlan(train="chats.jsonl", input=None, target="messages", rows=100)
@@ -106,6 +114,7 @@ CHANGES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "method.rank": {"method": {"rank": 64}},
     "method.adapter_dtype": {"method": {"adapter_dtype": "float32"}},
     "method.dora": {"method": {"dora": True}},
+    "method.base_dtype": {"method": {"base_dtype": "float16"}},
 }
 
 
@@ -162,7 +171,7 @@ def test_seed_002_names_the_three_lines_and_nothing_else(monkeypatch: pytest.Mon
     monkeypatch.setattr(planner, "Predictor", functools.partial(Predictor, dtype=torch.float32))
     refused = planned.job("baseline", {"data": {"max_tokens": 2048}, "method": {"adapter_dtype": "float32"}})
     found = compare([fits, refused])
-    assert asked_differently(found) == {"data.max_tokens", "method.adapter_dtype"}, "Longhaul has no key for the base"
+    assert asked_differently(found) == {"data.max_tokens", "method.adapter_dtype"}, "there is no key for a base in fp32"
     cause = cause_of(found)
     assert [line.key for line in cause.lines] == ["model.dtype", "method.adapter_dtype", "data.max_tokens"]
     weights = 2 * fits.parameters
