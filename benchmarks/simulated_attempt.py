@@ -206,7 +206,7 @@ def measure(home: Path, name: str, task: Task, config: dict[str, Any], rank: int
     del context, stepping
     torch.cuda.empty_cache()
     context = begin(run, journal, 2)
-    assert context.state.step == saved.step, "it goes on where it was saved"
+    assert context.state.step == saved.step, "it resumes where it was saved"
     figures["resume_gib"] = excess_gib(context)
     stepping = Stepping(context, GPU)
     stepping.step()
