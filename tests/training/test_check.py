@@ -438,8 +438,10 @@ def test_a_bad_model_folder_is_refused_by_name(with_model: Workplace) -> None:
     (folder / "model.safetensors").write_bytes(weights[:-100])
     assert code() == "bad_safetensors"
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert code() == "no_safetensors"
-    assert "pytorch_model.bin" in str(refusal(with_model, model="./my-model"))
+    assert code() == "bad_pickle"
+    (folder / "pytorch_model.bin").rename(folder / "model.ckpt")
+    assert code() == "no_weights"
+    assert "model.ckpt" in str(refusal(with_model, model="./my-model"))
     (folder / "model.safetensors").write_bytes(weights)
     (folder / "tokenizer.json").unlink()
     assert code() == "no_tokenizer"
@@ -546,3 +548,20 @@ def test_t5_parameters_are_those_that_transformers_makes() -> None:
         head = config["vocab_size"] * config["d_model"]
         assert layout_of(config | {"tie_word_embeddings": False}).parameters == tied + head
         assert layout_of(config | {"scale_decoder_outputs": False}).parameters == tied + head
+
+
+def test_code_that_transformers_has_itself_is_not_needed(with_model: Workplace) -> None:
+    folder = with_model.data / "my-model"
+    config = json.loads((folder / "config.json").read_text())
+    for classes, known in (
+        ({"AutoConfig": "configuration_t5.T5Config", "AutoModel": "modeling_t5.T5ForConditionalGeneration"}, True),
+        ({"AutoConfig": "configuration_t5.T5Config", "AutoModel": "modeling_t5.T5WithMore"}, False),
+        ({"AutoTokenizer": ["tokenization.MyTokenizer", None]}, False),
+    ):
+        (folder / "config.json").write_text(json.dumps(config | {"auto_map": classes}))
+        run = with_model.job(model="./my-model")
+        if not known:
+            assert refusal(with_model, model="./my-model").detail_code == "remote_code"
+        else:
+            with_model.prepare(run)
+            assert "auto_map" not in json.loads(Path(str(run.plan().model.folder), "config.json").read_text())

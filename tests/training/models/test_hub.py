@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from jobs.errors import DiskFull, Rejected, StageError
 from tests.training.attempts import same_tensors
@@ -149,9 +151,31 @@ def test_what_the_hub_does_not_have_is_refused(workplace: Workplace, own_hub: Hu
     assert error.detail_code == "model_not_found"
     assert "branch, tag or commit" in str(error.hint)
     (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").unlink()
     error = refusal(workplace, NAME)
-    assert (error.detail_code, error.reason) == ("no_safetensors", "rejected")
-    assert "pytorch_model.bin" not in own_hub.fetched
+    assert (error.detail_code, error.reason) == ("no_weights", "rejected")
+
+
+def test_a_model_without_safetensors_is_converted_from_its_pickle_and_found_again(
+    workplace: Workplace, own_hub: Hub, folder: Path
+) -> None:
+    weights = load_file(folder / "model.safetensors")
+    names = sorted(weights)
+    parts = {f"pytorch_model-0000{n}-of-00002.bin": names[n - 1 :: 2] for n in (1, 2)}
+    for file, part in parts.items():
+        torch.save({name: weights[name] for name in part}, folder / file)
+    index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    (folder / "pytorch_model.bin").unlink()
+    expected = (folder / "model.safetensors").rename(folder.parent / "expected.safetensors")
+    first = workplace.job(model=NAME)
+    workplace.prepare(first)
+    assert same_tensors(Path(str(first.plan().model.folder), "model.safetensors"), expected)
+    assert not list((workplace.settings.models / "hub").rglob("*.bin")), "deleted once they were converted"
+    second = workplace.job(model=NAME)
+    workplace.prepare(second)
+    assert second.plan().model == first.plan().model
+    assert own_hub.fetched.count("pytorch_model-00001-of-00002.bin") == 1
 
 
 def test_a_hub_that_does_not_answer_is_given_up(

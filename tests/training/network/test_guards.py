@@ -58,8 +58,15 @@ def damage_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Calla
     return lambda folder: change_weights(folder, change)
 
 
+class Program:
+    """What a pickle may run where nobody looks."""
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.mkdir, ("/nonexistent/written-by-a-pickle",)
+
+
 def to_pickle(folder: Path) -> None:
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    torch.save({**load_file(folder / "model.safetensors"), "more": Program()}, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
 
 
@@ -99,7 +106,7 @@ DEFECTS = {
     "head not tied": BrokenModel(
         "untied_head", damage_config(tie_word_embeddings=None), r"hold a lm_head\.weight of its own"
     ),
-    "pickle": BrokenModel("no_safetensors", to_pickle, r"only pytorch_model\.bin: pickles can run code"),
+    "pickle": BrokenModel("unsafe_pickle", to_pickle, r"pytorch_model\.bin holds more than tensors.*posix\.mkdir"),
     "code": BrokenModel("remote_code", damage_config(auto_map={"AutoModel": "mine.Mine"}), r"AutoModel.*mine\.Mine"),
     "quantized": BrokenModel(
         "quantized", damage_config(quantization_config={"quant_method": "int8"}), "quantized|quantized"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,26 +49,16 @@ class Stored:
         return True
 
 
-def read_headers(files: Iterable[Path], source: str) -> dict[str, Stored]:
-    """All tensors of these files. Raises Rejected (`bad_safetensors`) when one is not as long as its header says.
-
-    PermissionError is left as it is.
-    """
-    found: dict[str, Stored] = {}
-    for file in files:
-        for name, stored in _read(file, source).items():
-            if name in found:
-                raise damaged(source, f"{name} is in {found[name].file.name} and in {file.name}")
-            found[name] = stored
-    return found
-
-
 def damaged(source: str, what: str) -> Rejected:
     """The error for weight files that cannot be what was saved."""
     return Rejected(f"model: {source}: {what}", code="bad_safetensors", param="model", hint="copy it again, completely")
 
 
-def _read(file: Path, source: str) -> dict[str, Stored]:
+def read_header(file: Path, source: str) -> dict[str, Stored]:
+    """All tensors of a file. Raises Rejected (`bad_safetensors`) when it is not as long as its header says.
+
+    PermissionError is left as it is.
+    """
     try:
         with open(file, "rb") as handle:
             length = int.from_bytes(handle.read(8), "little")

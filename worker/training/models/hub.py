@@ -1,8 +1,9 @@
 """Models on the Hugging Face hub: looked up by *check*, fetched by *prepare*, kept in the model store.
 
-Only config, tokenizer and safetensors are ever fetched. The store is a hub cache of its own (`models/hub`): downloads
-resume, files are shared between revisions, and a model that is complete is found without a network. Weights that were
-converted are deleted from it; their names stay, so that the model is still found.
+Only config, tokenizer and weights (safetensors; where there are none, pytorch_model.bin) are ever fetched. The store is
+a hub cache of its own (`models/hub`): downloads resume, files are shared between revisions, and a model that is
+complete is found without a network. Weights that were converted are deleted from it; their names stay, so that
+the model is still found.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jobs.disk.files import write_atomically
 from jobs.errors import Rejected
 from worker.training.hub_calls import HubRequest, call_with_timeout, watch_download
 from worker.training.journal import Journal
-from worker.training.models.model_files import SINGLE, SMALL, check_model_files, read_config
+from worker.training.models.model_files import SMALL, check_model_files, is_weights, read_config
 from worker.training.settings import TrainerSettings
 from worker.training.store import require_room
 
@@ -33,7 +34,7 @@ class HubModel:
     commit: str
     config: dict[str, Any]
     files: tuple[str, ...]
-    """What will be fetched: config, tokenizer, safetensors."""
+    """What will be fetched: config, tokenizer, weights."""
     bytes: int
     """Of these files; 0 where they are already in the store."""
 
@@ -100,7 +101,7 @@ def _ask(repository: str, revision: str | None, settings: TrainerSettings) -> Hu
 def delete_weights(repository: str, commit: str, settings: TrainerSettings) -> None:
     """Delete the downloaded weights of a commit, which were converted, but for those that another commit shares."""
     snapshots = _snapshots(repository, settings)
-    weights = sorted((snapshots / commit).glob("*.safetensors*"))
+    weights = sorted(file for file in snapshots.glob(f"{commit}/*") if is_weights(file.name))
     if not weights:
         return
     names = _converted(commit, settings)
@@ -109,7 +110,7 @@ def delete_weights(repository: str, commit: str, settings: TrainerSettings) -> N
     for file in weights:
         blob = file.resolve()
         file.unlink()
-        if not any(other.resolve() == blob for other in snapshots.glob("*/*.safetensors*")):
+        if not any(other.resolve() == blob for other in snapshots.glob("*/*")):
             blob.unlink(missing_ok=True)
 
 
@@ -142,7 +143,7 @@ def _stored(repository: str, revision: str, settings: TrainerSettings, *, conver
     try:
         config = read_config(folder, repository)
         weights = check_model_files(config, names, repository)
-        if weights != [SINGLE] and not _shards_complete(weights):
+        if len(weights) > 1 and not _shards_complete(weights):
             return None
     except Rejected:
         return None
@@ -151,7 +152,7 @@ def _stored(repository: str, revision: str, settings: TrainerSettings, *, conver
 
 def _shards_complete(weights: list[str]) -> bool:
     """Whether `model-00001-of-00003.safetensors` has its sisters (the first name is the index)."""
-    total = re.search(r"-of-(\d+)\.safetensors$", weights[-1])
+    total = re.search(r"-of-(\d+)\.\w+$", weights[-1])
     return total is not None and len(weights) - 1 == int(total.group(1))
 
 

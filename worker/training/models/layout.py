@@ -106,5 +106,5 @@ def _own_names(tensors: Mapping[str, Stored], layout: Layout, source: str) -> di
             found[own] = stored
     for alias in layout.aliases:
         if alias in tensors and not tensors[alias].same_bytes(found.setdefault(layout.embedding, tensors[alias])):
-            raise damaged(source, f"{alias} has other values than {layout.embedding}, which it is in a T5")
+            raise damaged(source, f"{alias} has other values than {layout.embedding}, which it is in this model")
     return found

@@ -1,4 +1,4 @@
-"""A folder with a model, inspected without loading a weight: config.json, tokenizer, safetensors headers."""
+"""A folder with a model, inspected without loading a weight: config.json, tokenizer, headers of the weights."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import BadData, Rejected
-from worker.training.models.headers import Stored, read_headers
+from worker.training.models.headers import Stored, damaged, read_header
 from worker.training.models.layout import check_tensors
+from worker.training.models.pickles import read_pickle
 from worker.training.rows.sources import find_path
 from worker.training.tasks.task import Task
 
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+_WEIGHTS = ((SINGLE, INDEX), (PICKLE, PICKLE_INDEX))
+"""The first of them that a model has."""
 TOKENIZERS = ("tokenizer.json", "spiece.model")
 SMALL = (
     CONFIG, GENERATION_CONFIG, "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json",
     "added_tokens.json", "spiece.model", "chat_template.jinja",
 )  # fmt: skip
 """Every file but the weights that a model may need."""
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_OTHER_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def check_model_files(config: Mapping[str, Any], files: Iterable[str], source: str) -> list[str]:
     """The weight files (or their index) among `files` of a model; raises Rejected unless all that is needed is there.
 
-    Codes: `remote_code`, `quantized`, `no_tokenizer`, `no_safetensors`.
+    Codes: `remote_code`, `quantized`, `no_tokenizer`, `no_weights`.
     """
     names = set(files)
     _check_code(config, CONFIG, source)
@@ -43,18 +47,24 @@ def check_model_files(config: Mapping[str, Any], files: Iterable[str], source: s
         )
     if not names.intersection(TOKENIZERS):
         raise _refused("no_tokenizer", f"{source} has no tokenizer", f"it needs {' or '.join(TOKENIZERS)}")
-    if SINGLE in names:
-        return [SINGLE]
-    shards = sorted(name for name in names if name.startswith("model-") and name.endswith(".safetensors"))
-    if INDEX in names and shards:
-        return [INDEX, *shards]
-    pickles = sorted(name for name in names if name.endswith(PICKLES))
+    for single, index in _WEIGHTS:
+        if single in names:
+            return [single]
+        first, ending = os.path.splitext(single)
+        shards = sorted(name for name in names if name.startswith(f"{first}-") and name.endswith(ending))
+        if index in names and shards:
+            return [index, *shards]
+    others = sorted(name for name in names if name.endswith(_OTHER_PICKLES))
     raise _refused(
-        "no_safetensors",
-        f"{source} has no {SINGLE}"
-        + (f", only {pickles[0]}: pickles can run code and are not read" if pickles else ""),
+        "no_weights",
+        f"{source} has neither {SINGLE} nor {PICKLE}" + (f", only {others[0]}" if others else ""),
         "save the model with save_pretrained, which writes safetensors; on the hub, look for a revision that has them",
     )
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file is one of those that `check_model_files` names."""
+    return name in (INDEX, PICKLE_INDEX) or name.endswith((".safetensors", ".bin"))
 
 
 def read_config(folder: Path, source: str) -> dict[str, Any]:
@@ -118,15 +128,25 @@ def validate_folder(folder: Path, source: str, task: Task) -> dict[str, Stored]:
 
 
 def weight_files(folder: Path, source: str) -> list[Path]:
-    """The safetensors of a folder: the single one, or all that the index names. Raises Rejected (`bad_safetensors`)."""
-    if (folder / SINGLE).exists():
-        return [folder / SINGLE]
+    """The weights of a folder: the single file, or all that the index names; safetensors where there are any.
+
+    Raises Rejected (`bad_safetensors`).
+    """
+    for single, index in _WEIGHTS:
+        if (folder / single).exists():
+            return [folder / single]
+        if (folder / index).exists():
+            return _indexed(folder, index, source)
+    raise damaged(source, f"it has neither {SINGLE} nor {PICKLE}")
+
+
+def _indexed(folder: Path, index: str, source: str) -> list[Path]:
     try:
-        named = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+        named = sorted(set(json.loads((folder / index).read_bytes())["weight_map"].values()))
         files = [folder / name for name in named if Path(name).name == name]
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise _refused(
-            "bad_safetensors", f"{source}: {INDEX} cannot be read: {error}", "take the original file"
+            "bad_safetensors", f"{source}: {index} cannot be read: {error}", "take the original file"
         ) from None
     if len(files) < len(named) or not all(file.exists() for file in files):
         missing = next(name for name in named if not (folder / Path(name).name).exists() or Path(name).name != name)
@@ -134,14 +154,39 @@ def weight_files(folder: Path, source: str) -> list[Path]:
     return files
 
 
+def read_headers(files: Iterable[Path], source: str) -> dict[str, Stored]:
+    """All tensors of these files. Raises Rejected as `read_header` and `read_pickle`.
+
+    PermissionError is left as it is.
+    """
+    found: dict[str, Stored] = {}
+    for file in files:
+        for name, stored in (read_pickle if file.suffix == ".bin" else read_header)(file, source).items():
+            if name in found:
+                raise damaged(source, f"{name} is in {found[name].file.name} and in {file.name}")
+            found[name] = stored
+    return found
+
+
 def _check_code(config: Mapping[str, Any], file: str, source: str) -> None:
-    if named := config.get("auto_map"):
+    named = config.get("auto_map")
+    if named and not _in_transformers(named):
         raise _refused(
             "remote_code",
             f"{source} brings program code of its own (auto_map in {file}: {json.dumps(named)[:200]}), "
-            "and trust_remote_code is never set",
-            "use a model that transformers knows; if the code only repeats what transformers has, take auto_map out",
+            "which is never run, and transformers has no such class",
+            "use a model that transformers knows",
         )
+
+
+def _in_transformers(named: object) -> bool:
+    """Whether transformers has all classes of an auto_map, as it has those whose code was published before."""
+    import transformers
+
+    each = named.values() if isinstance(named, Mapping) else [named]
+    classes = [one for value in each for one in (value if isinstance(value, list) else [value]) if one is not None]
+    known = frozenset(dir(transformers))  # names alone: nothing of them is imported
+    return all(str(name).rpartition(".")[2] in known for name in classes)
 
 
 def _read_json(file: Path, source: str) -> dict[str, Any]:

@@ -128,6 +128,7 @@ def convert(
     config = {**task.adapted(read_config(source, name))}
     layout = task.layout(config)
     config.pop("torch_dtype", None)  # the old name of dtype
+    config.pop("auto_map", None)  # code that is not run, and not copied
     config |= {"dtype": dtype, "tie_word_embeddings": layout.tied}
     new = task.initialized(config, layout.shapes.keys() - tensors.keys(), seed)
     require_room(target, sum(_bytes(stored) for stored in tensors.values()), f"{name} (copy in {dtype})")
