@@ -21,6 +21,7 @@ from jobs.errors import BadData, DoesNotFit
 from jobs.plan import CheckSummary, DataPlan, ModelPlan, SourcePlan, make_plan, resolve_dtype
 from jobs.preview import LABELS_SHOWN, DataPreview, SourcePreview
 from jobs.spec import DataSpec, JobSpec
+from worker.training.dataset.conversion import check_converted
 from worker.training.dataset.preview import preview_rows
 from worker.training.dataset.split import split
 from worker.training.journal import Journal
@@ -51,6 +52,8 @@ _MANY_COLUMNS = 1000
 _ITEMS = 100
 """Of a list: those that are looked into."""
 _BLOCK = 500
+_COMPARED = 500
+"""Rows of each source on which a tokenizer that has to be converted is compared with what it is made from."""
 _FIRST = 2
 """Rows shown from the beginning."""
 _TABLE = "a table needs a header line and as many fields in each row; a quote inside a quoted field is written twice"
@@ -126,6 +129,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     embeddings = layout.shapes[layout.embedding][0]
     previews = []
     for source, (rows, templates) in zip(sources, found, strict=True):
+        if tokenizer is not None:
+            check_converted(tokenizer, rows.first)
         described = source.model_dump(include={"name", "weight", "read_as", "input", "target"})
         shown = preview_rows(rows.shown, templates, spec.data, task, tokenizer, embeddings)
         previews.append(SourcePreview(**described, rows=shown))
@@ -333,6 +338,8 @@ class Inspected:
     """The first two usable ones, and the longest."""
     labels: Counter[str]
     """How many of the usable rows looked at have each."""
+    first: list[str]
+    """Texts of the first ones."""
 
 
 def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: Task) -> Inspected:
@@ -343,11 +350,14 @@ def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: Task) -
     keys: list[int] = []
     labels: Counter[str] = Counter()
     shown: list[Row] = []
+    first: list[str] = []
     longest = 0
     for row, texts in row_filter.good_rows():
         characters.append(texts.characters)
         keys.append(texts.split_key)
         labels.update(task.labels_of(texts))
+        if len(characters) <= _COMPARED:
+            first += texts.all
         if len(characters) <= _FIRST:
             shown.append(row)
         elif sum(characters[-1]) > longest:
@@ -363,7 +373,7 @@ def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: Task) -
     estimated = max(1, round(counts.kept / counts.read * total))
     split_keys = np.array(keys, np.uint64) if rows.all_of_them else None
     return Inspected(
-        counts.read, estimated, dict(counts.rejected), counts.duplicates, characters, split_keys, shown, labels
+        counts.read, estimated, dict(counts.rejected), counts.duplicates, characters, split_keys, shown, labels, first
     )
 
 

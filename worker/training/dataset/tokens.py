@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jobs.errors import Rejected
+from worker.training.dataset.conversion import converted, needs_conversion
 from worker.training.dataset.data import Int32, Int64, Tokens, token_dtype
 from worker.training.dataset.words import WordTokens
 from worker.training.rows import characters
@@ -136,12 +137,17 @@ class TokenizerState:
 
 
 def open_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer in a model folder, in its fast form. Raises Rejected (`tokenizer_unusable`)."""
+    """The tokenizer in a model folder, in its fast form, which is made here if there is none.
+
+    Raises Rejected (`tokenizer_unusable`, `tokenizer_conversion`).
+    """
     from transformers import AutoTokenizer  # seconds
 
     try:
+        if needs_conversion(folder):
+            return converted(folder)
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except MemoryError:
+    except (MemoryError, Rejected):
         raise
     except Exception as error:  # a broken file may raise anything
         raise unusable(f"the tokenizer in {folder} cannot be opened: {error}") from error

@@ -16,9 +16,10 @@ from typing import Any
 
 from jobs.disk.files import write_atomically
 from jobs.errors import Rejected
+from worker.training.dataset.slow_tokenizers import VOCABULARIES
 from worker.training.hub_calls import HubRequest, call_with_timeout, watch_download
 from worker.training.journal import Journal
-from worker.training.models.model_files import SMALL, check_model_files, is_weights, read_config
+from worker.training.models.model_files import SMALL, check_model_files, is_weights, read_config, small_files
 from worker.training.settings import TrainerSettings
 from worker.training.store import require_room
 
@@ -85,7 +86,7 @@ def _ask(repository: str, revision: str | None, settings: TrainerSettings) -> Hu
 
     info = HfApi().model_info(repository, revision=revision, timeout=LOOKUP_S, files_metadata=True)
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
-    small = [name for name in sizes if name in SMALL]
+    small = small_files(sizes)
     # Asked for by name, so that the store learns what the name stands for, and answers for it without a network.
     folder = Path(
         snapshot_download(
@@ -131,7 +132,7 @@ def _stored(repository: str, revision: str, settings: TrainerSettings, *, conver
                 repository,
                 revision=revision or "main",
                 cache_dir=_store(settings),
-                allow_patterns=list(SMALL),
+                allow_patterns=[*SMALL, *VOCABULARIES],
                 local_files_only=True,
             )
         )
@@ -147,7 +148,7 @@ def _stored(repository: str, revision: str, settings: TrainerSettings, *, conver
             return None
     except Rejected:
         return None
-    return HubModel(repository, folder.name, config, (*(name for name in names if name in SMALL), *weights), 0)
+    return HubModel(repository, folder.name, config, (*small_files(names), *weights), 0)
 
 
 def _shards_complete(weights: list[str]) -> bool:

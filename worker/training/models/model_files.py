@@ -11,24 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import BadData, Rejected
+from worker.training.dataset.slow_tokenizers import FAST, TOKENIZER_CONFIG, VOCABULARIES
 from worker.training.models.headers import Stored, damaged, read_header
 from worker.training.models.layout import check_tensors
 from worker.training.models.pickles import read_pickle
 from worker.training.rows.sources import find_path
 from worker.training.tasks.task import Task
 
-CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _WEIGHTS = ((SINGLE, INDEX), (PICKLE, PICKLE_INDEX))
 """The first of them that a model has."""
-TOKENIZERS = ("tokenizer.json", "spiece.model")
 SMALL = (
-    CONFIG, GENERATION_CONFIG, "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json",
+    CONFIG, GENERATION_CONFIG, FAST, TOKENIZER_CONFIG, "special_tokens_map.json",
     "added_tokens.json", "spiece.model", "chat_template.jinja",
 )  # fmt: skip
-"""Every file but the weights that a model may need."""
+"""Every file but the weights that a model may need, if it has a tokenizer.json."""
 _OTHER_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -45,8 +45,9 @@ def check_model_files(config: Mapping[str, Any], files: Iterable[str], source: s
             f"{source} is quantized (quantization_config in {CONFIG}): such weights cannot be trained in full",
             "name the model that it was made from",
         )
-    if not names.intersection(TOKENIZERS):
-        raise _refused("no_tokenizer", f"{source} has no tokenizer", f"it needs {' or '.join(TOKENIZERS)}")
+    if not names.intersection((FAST, *VOCABULARIES)):
+        known = f"{FAST}, or a vocabulary as the hub has them: {', '.join(VOCABULARIES)}"
+        raise _refused("no_tokenizer", f"{source} has no tokenizer", f"it needs {known}")
     for single, index in _WEIGHTS:
         if single in names:
             return [single]
@@ -60,6 +61,12 @@ def check_model_files(config: Mapping[str, Any], files: Iterable[str], source: s
         f"{source} has neither {SINGLE} nor {PICKLE}" + (f", only {others[0]}" if others else ""),
         "save the model with save_pretrained, which writes safetensors; on the hub, look for a revision that has them",
     )
+
+
+def small_files(files: Iterable[str]) -> list[str]:
+    """Those of a model's files that are needed besides its weights, in order."""
+    names = set(files)
+    return [name for name in (SMALL if FAST in names else dict.fromkeys((*SMALL, *VOCABULARIES))) if name in names]
 
 
 def is_weights(name: str) -> bool:
@@ -85,8 +92,8 @@ def tokenizer_fingerprint(folder: Path) -> str:
     digest = hashlib.sha256()
     kind = json.loads((folder / CONFIG).read_bytes()).get("model_type")
     digest.update(f"{kind} {version('tokenizers')} {version('transformers')}".encode())
-    for name in SMALL:
-        if name not in (CONFIG, GENERATION_CONFIG) and (folder / name).exists():
+    for name in small_files(os.listdir(folder)):
+        if name not in (CONFIG, GENERATION_CONFIG):
             digest.update(name.encode() + hashlib.sha256((folder / name).read_bytes()).digest())
     return digest.hexdigest()
 

@@ -25,15 +25,18 @@ from jobs.disk.files import write_synced
 from jobs.errors import BadData, Rejected
 from jobs.memory_plan import DType
 from jobs.plan import ModelPlan
+from worker.training.dataset.conversion import needs_conversion, write_converted
 from worker.training.journal import Journal
 from worker.training.models import hub
 from worker.training.models.headers import Stored, damaged
 from worker.training.models.model_files import (
     CONFIG,
+    GENERATION_CONFIG,
     SINGLE,
     SMALL,
     find_folder,
     read_config,
+    small_files,
     validate_folder,
     weight_files,
 )
@@ -121,8 +124,9 @@ def convert(
     """Write the model in `source` in that type into the empty folder `target`: one file of weights, whatever it was.
 
     `config.json` becomes what the task makes of it, and gets the dtype, and in `tie_word_embeddings` the truth about
-    the head. Tensors that the task adds begin at random values, by `seed`. Raises Rejected (`weights_overflow`) where
-    float16 cannot hold the weights.
+    the head. A tokenizer without tokenizer.json gets one. Tensors that the task adds begin at random values, by `seed`.
+
+    Raises Rejected (`weights_overflow`) where float16 cannot hold the weights.
     """
     tensors = validate_folder(source, name, task)
     config = {**task.adapted(read_config(source, name))}
@@ -132,8 +136,13 @@ def convert(
     config |= {"dtype": dtype, "tie_word_embeddings": layout.tied}
     new = task.initialized(config, layout.shapes.keys() - tensors.keys(), seed)
     require_room(target, sum(_bytes(stored) for stored in tensors.values()), f"{name} (copy in {dtype})")
-    for small in SMALL:
-        if small != CONFIG and (source / small).exists():
+    if needs_conversion(source):
+        write_converted(source, target)
+        kept = [GENERATION_CONFIG]
+    else:
+        kept = [small for small in SMALL if small != CONFIG]
+    for small in kept:
+        if (source / small).exists():
             write_synced(target / small, (source / small).read_bytes())
     write_synced(target / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
     rounding = Rounding(dtype)
@@ -219,7 +228,7 @@ def damage(
 
 def _state_of(folder: Path, source: str) -> dict[str, tuple[int, ...]]:
     """Name → size and times of change, of every file that the model is made from."""
-    names = [name for name in SMALL if (folder / name).exists()]
+    names = small_files(os.listdir(folder))
     names += [file.name for file in weight_files(folder, source)]
     found = {name: (folder / name).stat() for name in names}
     return {name: (status.st_size, status.st_mtime_ns, status.st_ctime_ns) for name, status in found.items()}
