@@ -22,10 +22,11 @@ from benchmarks.gpu_ladder import LadderConfiguration, compile_layers
 from worker.training.dataset.data import Int64
 from worker.training.machine.out_of_memory import is_out_of_memory
 from worker.training.machine.usage import Cache, memory_use
+from worker.training.tasks.dropout import set_dropout
 from worker.training.tasks.seq2seq import loss as t5_loss
 from worker.training.tasks.seq2seq.batches import PairBatch
 from worker.training.tasks.seq2seq.compiled import CompiledBlocks
-from worker.training.tasks.seq2seq.fused import ALL, fuse, set_dropout, unfuse
+from worker.training.tasks.seq2seq.fused import ALL, fuse, unfuse
 
 LARGER, SMALLER = (12, 16, 24, 32, 48, 64), (6, 5, 4, 3, 2, 1)
 STATES_PER_WEIGHT = 2.03

@@ -256,7 +256,7 @@ def inspect_model(
         task = task_for(spec, config, source)
         found_in = validate_folder(folder, source, task)
         layout = task.layout(config)
-        new = tuple(sorted(layout.shapes.keys() - found_in.keys()))
+        new = tuple(sorted(layout.shapes.keys() - found_in.keys() - set(layout.optional)))
         return ModelPlan(source=source, folder=str(folder), parameters=layout.parameters, new=new), config, folder, task
     found = hub.look_up(f"{source.partition('@')[0]}@{commit}" if commit else source, settings)
     task = task_for(spec, found.config, source)

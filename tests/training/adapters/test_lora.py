@@ -22,8 +22,9 @@ from worker.training.adapters.method import BaseModel
 from worker.training.adapters.targets import targets_of
 from worker.training.dataset.data import PreparedDataset
 from worker.training.loop import accumulate
+from worker.training.tasks.dropout import set_dropout
 from worker.training.tasks.layout import Layout
-from worker.training.tasks.seq2seq.fused import fuse, set_dropout
+from worker.training.tasks.seq2seq.fused import fuse
 from worker.training.tasks.seq2seq.layout import layout_of
 from worker.training.tasks.seq2seq.task import Seq2Seq
 

@@ -39,6 +39,11 @@ ROBERTA: dict[str, Any] = {
     "num_attention_heads": 4, "max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 1,
     "num_labels": LABELS, "architectures": ["RobertaForSequenceClassification"],
 }  # fmt: skip
+BART: dict[str, Any] = {
+    "model_type": "bart", "vocab_size": 1024, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 160, "decoder_ffn_dim": 160,
+    "max_position_embeddings": 128, "pad_token_id": 1, "decoder_start_token_id": 2,
+}  # fmt: skip
 SHAPE = MicroBatchShape(8, 64, 48)
 ADAFACTOR = Setting(0, "adafactor")
 
@@ -73,13 +78,20 @@ def test_a_t5_takes_what_was_predicted(
 
 
 @pytest.mark.parametrize(
-    ("task", "config", "activation_checkpointing", "padded"),
-    [(Causal(), QWEN2, 0, True), (Causal(), QWEN2, 1, False), (CLASSIFIER, ROBERTA, 0, True)],
+    ("task", "config", "activation_checkpointing", "fused", "padded"),
+    [
+        (Causal(), QWEN2, 0, False, True),
+        (Causal(), QWEN2, 1, False, False),
+        (CLASSIFIER, ROBERTA, 0, False, True),
+        (Seq2Seq(), T5 | {"model_type": "mt5"}, 0, True, True),
+        (Seq2Seq(), BART, 0, True, True),
+        (Seq2Seq(), BART, 1, True, False),
+    ],
 )
 def test_other_models_are_predicted_as_exactly(
-    task: Task, config: dict[str, Any], activation_checkpointing: int, padded: bool
+    task: Task, config: dict[str, Any], activation_checkpointing: int, fused: bool, padded: bool
 ) -> None:
-    assert_predicted(task, config, "adafactor", activation_checkpointing, torch.bfloat16, False, padded)
+    assert_predicted(task, config, "adafactor", activation_checkpointing, torch.bfloat16, fused, padded)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +194,11 @@ def test_fused_modules_keep_less(on_gpu: Predictor) -> None:
 
 
 def test_stock_models_of_all_tasks_run_on_the_kernels_of_a_gpu() -> None:
-    configs: list[tuple[Task, dict[str, Any]]] = [(Causal(), QWEN2), (CLASSIFIER, ROBERTA)]
+    configs: list[tuple[Task, dict[str, Any]]] = [
+        (Causal(), QWEN2),
+        (CLASSIFIER, ROBERTA),
+        (Seq2Seq(), BART),
+    ]
     for task, config in configs:
         one = predictor(config, "cuda", task=task)
         peaks = {

@@ -39,8 +39,8 @@ from worker.training.network import guards
 from worker.training.planning.budget import Budget, find_budget, on_gpu
 from worker.training.planning.memory_plan import CONTEXT_BYTES, plan_memory
 from worker.training.stop import StopSignal
+from worker.training.tasks.dropout import set_dropout
 from worker.training.tasks.seq2seq.compiled import CompiledBlocks
-from worker.training.tasks.seq2seq.fused import set_dropout
 from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.tasks.task import Batch
 

@@ -38,7 +38,7 @@ def check_tensors(tensors: Mapping[str, Stored], layout: Layout, source: str) ->
         if name in found and found[name].shape != shape
     ]
     reject_tensors("mismatched_shapes", mismatched, "of other shapes than config.json asks for")
-    missing = expected.keys() - found.keys()
+    missing = expected.keys() - found.keys() - set(layout.optional)
     for group in layout.new:
         if group <= missing:
             missing -= group
@@ -104,7 +104,8 @@ def _own_names(tensors: Mapping[str, Stored], layout: Layout, source: str) -> di
             raise damaged(source, f"{name} and another tensor are both {own}")
         if own in layout.shapes or not (own in others or any(re.search(each, own) for each in layout.patterns)):
             found[own] = stored
-    for alias in layout.aliases:
-        if alias in tensors and not tensors[alias].same_bytes(found.setdefault(layout.embedding, tensors[alias])):
+    for name, stored in tensors.items():
+        alias = layout.own_name(name)
+        if alias in layout.aliases and not stored.same_bytes(found.setdefault(layout.embedding, stored)):
             raise damaged(source, f"{alias} has other values than {layout.embedding}, which it is in this model")
     return found

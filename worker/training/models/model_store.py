@@ -134,7 +134,7 @@ def convert(
     config.pop("torch_dtype", None)  # the old name of dtype
     config.pop("auto_map", None)  # code that is not run, and not copied
     config |= {"dtype": dtype, "tie_word_embeddings": layout.tied}
-    new = task.initialized(config, layout.shapes.keys() - tensors.keys(), seed)
+    new = task.initialized(config, layout.shapes.keys() - tensors.keys() - set(layout.optional), seed)
     require_room(target, sum(_bytes(stored) for stored in tensors.values()), f"{name} (copy in {dtype})")
     if needs_conversion(source):
         write_converted(source, target)

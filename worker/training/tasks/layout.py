@@ -28,6 +28,8 @@ class Layout:
     """Tensors that a file may lack, and that the model store then adds: each of these sets whole, or not at all."""
     head_modules: Collection[str] = ()
     """Modules of a classifier's head, which are trained whole also where the rest gets adapters; none holds another."""
+    optional: Collection[str] = ()
+    """Tensors that a file may lack, and that the model then makes by itself as zeros."""
     prefix: str = ""
     """What some versions left out at the beginning of names."""
     renames: Mapping[str, str] = field(default_factory=dict)
@@ -38,7 +40,7 @@ class Layout:
         for old, now in self.renames.items():
             name = re.sub(old, now, name)
         whole = f"{self.prefix}{name}"
-        return whole if name not in self.shapes and whole in self.shapes else name
+        return whole if name not in self.shapes and (whole in self.shapes or whole in self.aliases) else name
 
     @property
     def head_parameters(self) -> int:

@@ -20,9 +20,10 @@ from worker.training.dataset.data import PreparedDataset, Rows, Writer
 from worker.training.kernels.causal_attention import causal_attention
 from worker.training.loop import accumulate
 from worker.training.tasks.causal import fused, loss
-from worker.training.tasks.causal.fused import configure, set_dropout
+from worker.training.tasks.causal.fused import configure
 from worker.training.tasks.causal.limits import CausalLimit
 from worker.training.tasks.causal.loss import has_plain_head
+from worker.training.tasks.dropout import set_dropout
 
 ROWS = 9
 

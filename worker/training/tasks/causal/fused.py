@@ -22,6 +22,7 @@ from worker.training.kernels.gated_silu import gated_silu
 from worker.training.kernels.rms_norm import rms_norm
 from worker.training.tasks.causal.loss import learned_loss_sum
 from worker.training.tasks.self_check import evaluating, short_rows
+from worker.training.tasks.dropout import set_dropout
 
 NORMS = (
     "LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "Phi3RMSNorm", "Olmo2RMSNorm", "SmolLM3RMSNorm",
@@ -53,15 +54,6 @@ def fuse(model: nn.Module) -> int:
             module.__class__ = kind
             count += 1
     return count
-
-
-def set_dropout(model: nn.Module, rate: float) -> None:
-    """Every dropout of the model, those of attention (a number there, not a module) included."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = rate
-        elif isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = rate  # type: ignore[assignment]  # of a module anything may be asked
 
 
 @functools.cache

@@ -18,9 +18,10 @@ from worker.training.journal import Journal
 from worker.training.rows.text import Templates, Texts
 from worker.training.steps.safe_size import SafeSize
 from worker.training.steps.shape import Lengths, MicroBatchShape
+from worker.training.tasks.built import positions_of
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.causal.flops import CausalFlops
-from worker.training.tasks.causal.layout import build, layers_of, layout_of, positions_of
+from worker.training.tasks.causal.layout import build, layers_of, layout_of
 from worker.training.tasks.causal.limits import CausalLimit
 from worker.training.tasks.causal.rows import CausalEncoder, CausalTokenizer, tried
 from worker.training.tasks.columns import WHOLE, choose_templates, recognize
@@ -107,7 +108,7 @@ class Causal(Unlabelled):
 
     def adapted(self, config: Config) -> Config:
         """Raises Rejected (`bad_config`, `limit_too_large`)."""
-        check_positions(self.limit_keys[0], self.positions, positions_of(config))
+        check_positions(self.limit_keys[0], self.positions, positions_of(config, layout_of(config)))
         return config
 
     def layout(self, config: Config) -> Layout:

@@ -14,11 +14,10 @@ from transformers import PreTrainedModel
 from jobs.errors import Rejected
 from worker.training.kernels.dropout import FusedDropout
 from worker.training.tasks.self_check import evaluating, short_rows
+from worker.training.tasks.dropout import set_dropout
 
 _TOLERANCE = {torch.bfloat16: 0.05, torch.float16: 0.05, torch.float32: 1e-3, torch.float64: 1e-6}
 """Difference of logits, relative to the largest."""
-_RATES = ("attention_dropout", "dropout", "dropout_prob", "attention_probs_dropout_prob")
-"""Attributes of modules that hold a rate as a number."""
 
 
 def configure(model: PreTrainedModel, *, fused: bool, dropout: float | None) -> None:
@@ -37,16 +36,6 @@ def fuse(model: nn.Module) -> int:
     for module in found:
         module.__class__ = FusedDropout
     return len(found)
-
-
-def set_dropout(model: nn.Module, rate: float) -> None:
-    """Every dropout of the model, those of attention (a number there, not a module) included."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = rate
-        for name in _RATES:
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, rate)
 
 
 def check_rows(model: PreTrainedModel) -> None:

@@ -1,12 +1,21 @@
-"""Which tensors the T5 of a config.json has. Needs no torch."""
+"""Which tensors the model of a config.json has. T5 and mT5 are known here, and need no torch."""
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.errors import Rejected
+from worker.training.tasks.built import built_layout
 from worker.training.tasks.layout import Layout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+T5_FAMILIES = ("t5", "mt5")
+"""`model_type` of models whose tensors and layers are T5's."""
 
 HEAD, EMBEDDING = "lm_head.weight", "shared.weight"
 ALIASES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -15,18 +24,37 @@ UNUSED = frozenset({"decoder.block.0.layer.1.EncDecAttention.relative_attention_
 """In the files of the first T5s; no version of the model has had a use for it."""
 _LAYERS = ("num_layers", "num_decoder_layers")
 _MOST_LAYERS = 1000
+_T5_DEFAULTS = {
+    "d_model": 512, "d_ff": 2048, "num_heads": 8, "d_kv": 64, "vocab_size": 32128, "num_layers": 6,
+    "relative_attention_num_buckets": 32, "feed_forward_proj": "relu",
+}  # fmt: skip
+_MT5_DEFAULTS = _T5_DEFAULTS | {
+    "d_ff": 1024,
+    "num_heads": 6,
+    "vocab_size": 250112,
+    "num_layers": 8,
+    "feed_forward_proj": "gated-gelu",
+}
 
 
 def declares_untied_head(config: Mapping[str, Any]) -> bool:
     """Whether config.json says that the head is a tensor of its own.
 
-    transformers 5 saves `tie_word_embeddings` as true for every T5 and leaves the truth in `scale_decoder_outputs`.
+    transformers 5 saves `tie_word_embeddings` as true for every T5 and leaves the truth in `scale_decoder_outputs`; of
+    an mT5 it leaves nothing, but all mT5 have a head of their own.
     """
-    return config.get("tie_word_embeddings") is False or config.get("scale_decoder_outputs") is False
+    return (
+        config.get("model_type") == "mt5"
+        or config.get("tie_word_embeddings") is False
+        or config.get("scale_decoder_outputs") is False
+    )
 
 
 def t5_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Tensor name → shape; what is shared, once. Defaults are those of T5Config. Raises Rejected (`bad_config`)."""
+    """Tensor name → shape; what is shared, once. Defaults are those of T5Config or MT5Config.
+
+    Raises Rejected (`bad_config`).
+    """
     try:
         return _t5_shapes(config)
     except (TypeError, ValueError) as error:
@@ -37,21 +65,75 @@ def t5_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def layout_of(config: Mapping[str, Any]) -> Layout:
-    """The tensors of this T5. Raises Rejected (`bad_config`)."""
+    """The tensors of this model. Raises Rejected (`bad_config`)."""
+    if not is_t5(config):
+        return _built(json.dumps(config, sort_keys=True))
     return Layout(t5_shapes(config), head=HEAD, embedding=EMBEDDING, aliases=ALIASES, unused=UNUSED)
 
 
+def is_t5(config: Mapping[str, Any]) -> bool:
+    """Whether its tensors and layers are those of a T5."""
+    return config.get("model_type", "t5") in T5_FAMILIES
+
+
+def layers_of(config: Mapping[str, Any]) -> int:
+    """Of both stacks."""
+    if is_t5(config):
+        encoders = int(config.get("num_layers", _default(config, "num_layers")))
+        return encoders + int(config.get("num_decoder_layers") or encoders)
+    encoders = config.get("encoder_layers", config.get("num_layers"))
+    decoders = config.get("decoder_layers", config.get("num_decoder_layers") or encoders)
+    if not isinstance(encoders, int) or not isinstance(decoders, int):
+        raise ValueError("it does not say how many layers encoder and decoder have")
+    return encoders + decoders
+
+
+def architecture_of(config: Mapping[str, Any]) -> str | None:
+    """The class of transformers that trains it (config.json may name one without a head); None: none."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+
+    found = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(str(config.get("model_type")))
+    return found if isinstance(found, str) else None
+
+
+def build(config: Mapping[str, Any], dtype: Any) -> PreTrainedModel:
+    """The model that config.json describes, on the device in use. Raises whatever transformers does.
+
+    Whether the head of a T5 is tied is as config.json says, from which transformers departs.
+    """
+    import torch
+    from transformers import AutoModelForSeq2SeqLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = CONFIG_MAPPING[config["model_type"]]
+    model: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(kind.from_dict(dict(config)), dtype=dtype)
+    if getattr(model.config, "decoder_start_token_id", None) is None:
+        raise ValueError("it has no decoder_start_token_id, with which every target begins")
+    if is_t5(config) and declares_untied_head(config):
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+    return model
+
+
+@functools.lru_cache(maxsize=8)
+def _built(config: str) -> Layout:
+    return built_layout(json.loads(config), build, layers_of)
+
+
+def _default(config: Mapping[str, Any], key: str) -> Any:
+    return (_MT5_DEFAULTS if config.get("model_type") == "mt5" else _T5_DEFAULTS)[key]
+
+
 def _t5_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    def size(key: str, default: int) -> int:
-        value = config.get(key, default)
+    def size(key: str, default: int | None = None) -> int:
+        value = config.get(key, _default(config, key) if default is None else default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{key} is {value!r}")
         if key in _LAYERS and value > _MOST_LAYERS:
             raise ValueError(f"{key} is {value}, and no model has more than {_MOST_LAYERS} layers")
         return value
 
-    width, hidden, heads = size("d_model", 512), size("d_ff", 2048), size("num_heads", 8)
-    inner, vocabulary = heads * size("d_kv", 64), size("vocab_size", 32128)
+    width, hidden, heads = size("d_model"), size("d_ff"), size("num_heads")
+    inner, vocabulary = heads * size("d_kv"), size("vocab_size")
     for key in ("decoder_start_token_id", "pad_token_id"):
         token = config.get(key)
         if token is not None and not (type(token) is int and 0 <= token < vocabulary):
@@ -60,9 +142,9 @@ def _t5_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         share = config.get(key, 0)
         if not isinstance(share, int | float) or not 0 <= share < 1:
             raise ValueError(f"{key} is {share!r}")
-    buckets, layers = size("relative_attention_num_buckets", 32), size("num_layers", 6)
+    buckets, layers = size("relative_attention_num_buckets"), size("num_layers")
     decoders = layers if config.get("num_decoder_layers") is None else size("num_decoder_layers", layers)
-    gated = str(config.get("feed_forward_proj", "relu")).startswith("gated")
+    gated = str(config.get("feed_forward_proj", _default(config, "feed_forward_proj"))).startswith("gated")
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (vocabulary, width)}
     for stack, count in (("encoder", layers), ("decoder", decoders)):
         attentions = ["SelfAttention"] if stack == "encoder" else ["SelfAttention", "EncDecAttention"]

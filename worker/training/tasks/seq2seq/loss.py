@@ -1,4 +1,4 @@
-"""The loss of T5: with a fused head, head and loss are one (`kernels/head_loss.py`)."""
+"""The loss of seq2seq: with a fused head, head and loss are one (`kernels/head_loss.py`)."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def token_loss_sum(
         encoder_attention_mask=attention_mask,
         use_cache=False,
     ).last_hidden_state
-    if model.config.scale_decoder_outputs:
+    if getattr(model.config, "scale_decoder_outputs", False):  # mT5 has no such thing
         decoded = decoded * model.config.d_model**-0.5
     return model.lm_head.loss_sum(decoded.flatten(0, 1), labels.flatten())

@@ -19,11 +19,12 @@ from worker.training.journal import Journal
 from worker.training.rows.text import Templates, Texts
 from worker.training.steps.safe_size import SafeSize
 from worker.training.steps.shape import Lengths, MicroBatchShape
+from worker.training.tasks.built import positions_of
 from worker.training.tasks.columns import PAIRS, choose_templates, recognize
 from worker.training.tasks.layout import Layout
 from worker.training.tasks.seq2seq import builtin
-from worker.training.tasks.seq2seq.flops import PairFlops, layers
-from worker.training.tasks.seq2seq.layout import layout_of
+from worker.training.tasks.seq2seq.flops import PairFlops
+from worker.training.tasks.seq2seq.layout import architecture_of, build, is_t5, layers_of, layout_of
 from worker.training.tasks.seq2seq.limits import PairLimit
 from worker.training.tasks.seq2seq.rows import PairEncoder
 from worker.training.tasks.task import BuiltinModel, Config, Usage
@@ -37,15 +38,24 @@ if TYPE_CHECKING:
     from worker.training.tasks.seq2seq.batches import PairBatch
 
 
+FAMILIES = frozenset({"t5", "mt5", "bart", "pegasus"})
+"""`model_type` of models that are tried in the tests. Others are taken by their architecture, and check themselves."""
+_WITH_LANGUAGES = frozenset({"mbart", "m2m_100", "nllb-moe", "plbart", "fsmt"})
+"""`model_type` of families whose targets are in a language that a row does not name."""
+_OTHER_HEADS = ("ForSequenceClassification", "ForQuestionAnswering", "ForTokenClassification", "ForCausalLM")
+
+
 @dataclass(frozen=True)
 class Seq2Seq(Unlabelled):
-    """Text to text, with the models of T5. The methods are described in `Task`."""
+    """Text to text. The methods are described in `Task`."""
 
+    positions: tuple[int, int] = (0, 0)
+    """Tokens of an input and of a target at most, by the job."""
     name: ClassVar[str] = "seq2seq"
     variant: ClassVar[None] = None
     targets_apart: ClassVar[bool] = True
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_input_tokens", "data.max_target_tokens")
-    models: ClassVar[str] = "T5, T5 1.1 and FLAN-T5 in any size"
+    models: ClassVar[str] = "T5, FLAN-T5, mT5, BART, Pegasus and other encoder-decoders"
     builtin: ClassVar[BuiltinModel] = BuiltinModel(
         builtin.NAME, builtin.VERSION, builtin.CONFIG, builtin.TOKENIZER_ROWS, builtin.build
     )
@@ -75,10 +85,29 @@ class Seq2Seq(Unlabelled):
     @classmethod
     def of(cls, spec: JobSpec, data: DataPlan | None = None) -> Seq2Seq:
         """As the job sets it."""
-        return cls()
+        return cls((spec.data.max_input_tokens, spec.data.max_target_tokens))
 
     def takes(self, config: Config) -> bool:
-        return config.get("model_type") == "t5"
+        named = [str(each) for each in config.get("architectures") or []]
+        if config.get("model_type") in FAMILIES:
+            return not any(each.endswith(_OTHER_HEADS) for each in named)
+        kind = config.get("model_type")
+        if not config.get("is_encoder_decoder") or kind in _WITH_LANGUAGES or not named:
+            return False
+        return architecture_of(config) in named
+
+    def adapted(self, config: Config) -> Config:
+        """Raises Rejected (`bad_config`, `limit_too_large`)."""
+        most = positions_of(config, layout_of(config))
+        for key, limit in zip(self.limit_keys, self.positions, strict=True):
+            if most is not None and limit > most:
+                raise Rejected(
+                    f"{key} is {limit:,}, and the model knows {most:,} positions",
+                    code="limit_too_large",
+                    param=key,
+                    hint=f"set {key} to {most:,} or less; what is longer is cut",
+                )
+        return config if is_t5(config) else {**config, "architectures": [architecture_of(config)]}
 
     def limits(self, data: DataSpec) -> Limits:
         return {"input": data.max_input_tokens, "target": data.max_target_tokens}
@@ -104,7 +133,7 @@ class Seq2Seq(Unlabelled):
         return layout_of(config)
 
     def layers(self, config: Config) -> int:
-        return layers(config)
+        return layers_of(config)
 
     def flops(self, config: Config) -> PairFlops:
         return PairFlops.of_config(config)
@@ -145,19 +174,18 @@ class Seq2Seq(Unlabelled):
         return AutoModelForSeq2SeqLM
 
     def bare(self, config: Config, dtype: torch.dtype) -> PreTrainedModel:
-        from worker.training.tasks.seq2seq import fused
-
-        return fused.bare(config, dtype)
+        return build(config, dtype)
 
     def configure(self, model: PreTrainedModel, *, fused: bool, dropout: float | None) -> None:
-        from worker.training.tasks.seq2seq.fused import fuse, set_dropout
+        """Raises Rejected (`self_check_failed`)."""
+        from worker.training.tasks.seq2seq.self_check import configure
 
-        if dropout is not None:
-            set_dropout(model, dropout)
-        if fused:
-            fuse(model)
+        configure(model, fused=fused, dropout=dropout)
 
     def compile(self, model: PreTrainedModel, journal: Journal) -> str | None:
         from worker.training.tasks.seq2seq import compiled
+        from worker.training.tasks.seq2seq.fused import has_t5_stacks
 
+        if not has_t5_stacks(model):
+            return f"layers of {type(model).__name__} run as they are"
         return compiled.compile_blocks(model, journal).failure
