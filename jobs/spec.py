@@ -26,6 +26,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from jobs.data_names import DATA_SUFFIXES, UPLOADED, DataFormat, data_format, hub_data
 from jobs.errors import UserError
@@ -204,7 +205,11 @@ def _named_method(value: object) -> object:
     if value and "type" not in value:
         raise ValueError(f"`type` is missing: {' or '.join(map(repr, METHODS))}")
     if (kind := value.get("type", "full")) not in METHODS:
-        raise ValueError(f"type {shorten(kind)} is not known: {' or '.join(map(repr, METHODS))}{quantized(kind)}")
+        known = " or ".join(map(repr, METHODS))
+        if why := quantized(kind):
+            raise ValueError(f"type {shorten(kind)} is not known: {known}{why}")
+        said = {"shown": shorten(kind), "expected": known, "given": kind}
+        raise PydanticCustomError("unknown_type", "type {shown} is not known: {expected}", said)
     return value or {"type": "full"}
 
 

@@ -141,10 +141,9 @@ def _said(key: tuple[str, ...], entries: list[Any], meant: str | None) -> str:
         return texts[0]
     text = "; or: ".join([texts[0], *sorted({*texts} - {texts[0]})])
     given = first["input"]
-    if isinstance(given, Mapping):
-        return text
     about = quantized(given) if key and key[-1].endswith("dtype") else ""
-    return f"{text} (got {shorten(given)}){about or _meant_value(given, entries)}"
+    about = about or _meant_value(first.get("ctx", {}).get("given", given), entries)
+    return text + about if isinstance(given, Mapping) else f"{text} (got {shorten(given)}){about}"
 
 
 def _meant_value(given: object, entries: list[Any]) -> str:

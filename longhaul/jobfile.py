@@ -8,6 +8,7 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from jobs.data_names import DATA_SUFFIXES
 from jobs.spec import NOT_IN_NAMES, JobSpec
@@ -121,12 +122,26 @@ def _set(job: JsonObject, change: str) -> None:
         value = text  # a bare word is a string
     if isinstance(value, bool | int | float) and takes_text_alone(parts):
         value = text  # name=2024
-    place = job
-    for name in parts[:-1]:
+    place: JsonObject = job
+    at = 0
+    while at < len(parts) - 1:
+        name, at = parts[at], at + 1
         if place is job and name in _TYPED and isinstance(place.get(name), str):
             place[name] = {"type": place[name]}
         inner = place.setdefault(name, {})
+        if isinstance(inner, list) and at < len(parts) - 1:  # of sources: the next part is a place in it
+            inner, at = _item(inner, parts[at], f"--set {change}: {name}"), at + 1
         if not isinstance(inner, dict):
             raise BadInput(f"--set {change}: {name} is {inner!r} and has no keys")
         place = inner
     place[parts[-1]] = value
+
+
+def _item(items: list[Any], place: str, of: str) -> JsonObject:
+    """One of several sources, as an object."""
+    if not (place.isdecimal() and int(place) < len(items)):
+        raise BadInput(f"{of} has the places 0 to {len(items) - 1}, and no {place}")
+    if isinstance(items[int(place)], str):
+        items[int(place)] = {"source": items[int(place)]}
+    found: JsonObject = items[int(place)]
+    return found

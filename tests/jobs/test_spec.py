@@ -230,6 +230,13 @@ def test_a_key_of_another_part_is_sent_there(key: str, meant: str) -> None:
     assert caught.value.hint == f"did you mean {meant}? {KEYS_OF_A_JOB}"
 
 
+@pytest.mark.parametrize("method", ["lorra", {"type": "lorra", "rank": 3}])
+def test_a_misspelt_method_is_answered_with_the_one_that_was_meant(method: object) -> None:
+    with pytest.raises(UserError, match=r"^method: type 'lorra' is not known: 'full' or 'lora'") as caught:
+        parse_spec(LEAST | {"method": method})
+    assert (caught.value.param, caught.value.hint) == ("method", "did you mean 'lora'?")
+
+
 def test_a_dotted_key_is_shown_as_objects() -> None:
     with pytest.raises(UserError) as caught:
         parse_spec({**LEAST, "training.epochs": 3})

@@ -93,6 +93,8 @@ def test_a_json_array_holds_rows(tmp_path: Path, text: str) -> None:
         (b"{}", ["epochs"], "write key.dotted=value"),
         (b"{}", ["a..b=1"], "write key.dotted=value"),
         (b'{"name": "x"}', ["name.first=1"], "has no keys"),
+        (b'{"data": {"train": ["a.jsonl"]}}', ["data.train.1.weight=2"], "the places 0 to 0, and no 1"),
+        (b'{"data": {"train": "a.jsonl"}}', ["data.train.0.weight=2"], "is 'a.jsonl' and has no keys"),
     ],
 )
 def test_bad_input_says_how_it_would_be_right(
@@ -109,6 +111,13 @@ def test_the_type_of_a_part_may_stand_for_it_and_be_added_to() -> None:
     assert apply_changes({"task": "causal"}, ["method=lora", "method.rank=4", "task.loss_on=all"]) == {
         "task": {"type": "causal", "loss_on": "all"}, "method": {"type": "lora", "rank": 4},
     }  # fmt: skip
+
+
+def test_the_weight_of_one_of_several_sources_is_set_by_its_place() -> None:
+    job = {"data": {"train": ["a.jsonl", {"source": "b.jsonl", "weight": 3}]}}
+    assert apply_changes(job, ["data.train.0.weight=2", "data.train.1.weight=0.5"]) == {
+        "data": {"train": [{"source": "a.jsonl", "weight": 2}, {"source": "b.jsonl", "weight": 0.5}]}
+    }
 
 
 def test_a_number_is_text_where_the_key_takes_text() -> None:
