@@ -165,6 +165,15 @@ def test_a_column_name_that_is_no_unicode_is_written_differently(workplace: Work
     assert workplace.check(workplace.job())["plan"]["rows_looked_at"] == 4
 
 
+def test_rows_for_another_task_are_sent_there(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", [{"text": f"plain text {n}"} for n in range(5)])
+    for model in ("builtin:t5-tiny", "builtin:roberta-tiny"):
+        error = refusal(workplace, model=model)
+        assert error.detail_code == "no_usable_columns"
+        assert "are for the task causal: take a model for it, such as builtin:qwen-tiny" in str(error.hint)
+    workplace.check(workplace.job(model="builtin:qwen-tiny"))
+
+
 def test_a_table_gets_the_hint_for_tables(workplace: Workplace) -> None:
     (workplace.data / "rows.csv").write_text('input,target\n"a"b,c\n')
     error = refusal(workplace, "rows.csv")

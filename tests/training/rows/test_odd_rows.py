@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import shutil
@@ -208,6 +209,23 @@ def test_only_lists_are_joined_and_every_joining_is_counted(workplace: Workplace
         run = workplace.job(name, data={"validation": 0.0, "input": "input", "target": "list"})
         assert workplace.prepare(run)["data"]["rewritten"] == {"list in list joined": 50}
         assert kept_texts(run)[0][1] == "one; two"
+
+
+def test_a_chat_as_json_in_a_table_is_a_chat(workplace: Workplace) -> None:
+    chats = [
+        [{"role": "user", "content": f"how, {n}?"}, {"role": "assistant", "content": f"so, {n}"}] for n in range(30)
+    ]
+    others = ['[{"role": "user"}]', "[not JSON", '["a", "b"]', "[]", "plain"]
+    with open(workplace.data / "rows.csv", "w", newline="") as file:
+        rows = ([json.dumps(chat), others[n % 5]] for n, chat in enumerate(chats))
+        csv.writer(file).writerows([["messages", "note"], *rows])
+    run = workplace.job("rows.csv", data={"validation": 0.0})
+    assert workplace.check(run)["plan"]["read_as"] == "OpenAI chat"
+    workplace.prepare_only(run)
+    assert kept_texts(run)[0] == ("how, 0?", "so, 0")
+    run = workplace.job("rows.csv", data={"validation": 0.0, "input": "{messages.prompt}", "target": "{note}"})
+    workplace.prepare(run)
+    assert [target for _, target in kept_texts(run)[:5]] == others, "all else stays a text"
 
 
 # -- tables with stray quotes -----------------------------------------------------------------------------------------

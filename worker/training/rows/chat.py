@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,6 +41,21 @@ def chat_field(turns: list[Any], name: str) -> str | None:
     if found is None:
         return None
     return found[-1].content if name == "completion" else written(found[:-1])
+
+
+def turns_in(text: object) -> list[Any] | None:
+    """The turns of a chat that is written as JSON, as tables hold it; None: the text is something else."""
+    if not isinstance(text, str) or not text.lstrip().startswith("["):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    keys = [set(turn) for turn in found if isinstance(turn, dict)]
+    is_chat = (
+        found and len(keys) == len(found) and all({"role", "content"} <= k or {"from", "value"} <= k for k in keys)
+    )
+    return found if is_chat else None
 
 
 def turns_of(value: Any) -> tuple[Turn, ...] | None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.errors import BadData
+from jobs.spec import BUILTIN_MODELS
 from worker.training.mistakes import Mistakes
 from worker.training.rows.chat import CHAT_FIELDS
 from worker.training.rows.text import Placeholder, Template, Templates, template
@@ -95,6 +96,7 @@ LABELLED = (
 """The same for texts with labels; rows with two texts first, for they may be recognized by one of them as well."""
 
 
+_OF_TASKS = {"seq2seq": PAIRS, "causal": WHOLE, "classification": LABELLED}
 LONGEST = 200
 """Characters of a column's name that a message repeats; longer ones are not compared with a misspelt one."""
 
@@ -130,10 +132,18 @@ def choose_templates(
     names = _by_lower_case(columns)
     if (found := recognize(columns, formats)) is not None:
         return found.over(names)
+    others = [(task, recognize(columns, known)) for task, known in _OF_TASKS.items() if known is not formats]
     languages = sorted(name for name in columns if name.lower().startswith("translation.") and len(name) < LONGEST)
     if len(languages) > 1:
         first, second = (f"{{{name}}}" for name in languages[:2])
         hint = f"say which way: data.input: {first} and data.target: {second}, or the reverse"
+    elif of_another := next(((task, found.name) for task, found in others if found is not None), None):
+        task, read_as = of_another
+        builtin = next(model for model, its_task in BUILTIN_MODELS.items() if its_task == task)
+        hint = (
+            f"rows of {read_as} are for the task {task}: take a model for it, such as {builtin}; or say what to "
+            "learn from, with data.input and data.target"
+        )
     else:
         hint = (
             f"say which: data.input and data.target, each a column's name or a template such as {_example(columns)}; "
