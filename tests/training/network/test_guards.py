@@ -22,6 +22,7 @@ from transformers import AutoModelForSeq2SeqLM
 from jobs.errors import GpuLost, NotPrepared, Rejected
 from tests.training.attempts import attempt, finished
 from tests.training.conftest import MakeRun
+from tests.training.models.test_pickles import Program
 from tests.training.workplace import Workplace, pairs
 from worker.training.journal import Journal
 from worker.training.network import guards
@@ -56,13 +57,6 @@ def damage_config(**values: object) -> Callable[[Path], None]:
 
 def damage_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
     return lambda folder: change_weights(folder, change)
-
-
-class Program:
-    """What a pickle may run where nobody looks."""
-
-    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
-        return os.mkdir, ("/nonexistent/written-by-a-pickle",)
 
 
 def to_pickle(folder: Path) -> None:

@@ -48,7 +48,7 @@ def read_pickle(file: Path, source: str) -> dict[str, Stored]:
         raise
     except Exception as error:  # what a damaged file makes torch raise, it does not say
         lines = [line.strip() for line in str(error).splitlines()]
-        # Torch's own message goes on to tell how to run the program all the same.
+        # The rest of torch's message tells how to run the program all the same.
         asked = next((line for line in lines if _PROGRAM.search(line)), None)
         if isinstance(error, pickle.UnpicklingError) and asked is not None:
             raise Rejected(
