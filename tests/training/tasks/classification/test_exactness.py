@@ -16,6 +16,7 @@ from worker.training.loop import accumulate
 from worker.training.tasks.classification import fused
 from worker.training.tasks.classification.limits import ClassLimit
 from worker.training.tasks.classification.loss import ClassLoss
+from worker.training.tasks.classification.task import Classification
 from worker.training.tasks.dropout import set_dropout
 
 ROWS, PAD = 9, 1
@@ -140,6 +141,20 @@ def test_a_model_whose_rows_depend_on_each_other_is_refused(monkeypatch: pytest.
     with pytest.raises(Rejected, match="beside another") as caught:
         fused.configure(model, fused=False, dropout=None)
     assert caught.value.detail_code == "self_check_failed"
+
+    def looking_for_an_end(*arguments: object, **options: object) -> object:
+        raise ValueError("Each example must contain at least one <eos> token.")  # as BART does
+
+    monkeypatch.setattr(model, "forward", looking_for_an_end)
+    with pytest.raises(Rejected, match="at least one <eos> token") as caught:
+        fused.configure(model, fused=False, dropout=None)
+    assert caught.value.detail_code == "self_check_failed"
+
+
+def test_a_classifier_that_is_no_encoder_is_not_taken() -> None:
+    config = {"model_type": "bart", "architectures": ["BartForSequenceClassification"]}
+    assert not Classification().takes(config | {"is_encoder_decoder": True})
+    assert Classification().takes({"model_type": "electra", "architectures": ["ElectraForPreTraining"]})
 
 
 def test_three_labels_are_those_of_the_families() -> None:

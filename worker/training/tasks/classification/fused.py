@@ -45,15 +45,24 @@ def check_rows(model: PreTrainedModel) -> None:
     pad = int(model.config.pad_token_id or 0)
     ids = torch.stack([F.pad(row, (0, width - len(row)), value=pad) for row in rows])
     mask = torch.stack([F.pad(torch.ones_like(row), (0, width - len(row))) for row in rows])
-    with evaluating(model):
-        alone = torch.cat([model(input_ids=row[None]).logits for row in rows]).float()
-        together = model(input_ids=ids, attention_mask=mask).logits.float()
+    try:
+        with evaluating(model):
+            alone = torch.cat([model(input_ids=row[None]).logits for row in rows]).float()
+            together = model(input_ids=ids, attention_mask=mask).logits.float()
+    except (TypeError, ValueError) as error:  # such as BART's, which looks for an end token
+        raise _refused(model, str(error)) from error
     bound = _TOLERANCE[model.dtype] * max(0.1, float(alone.abs().max()))
     if not float((alone - together).abs().max()) <= bound:
-        raise Rejected(
-            f"model: {type(model).__name__} does not compute what training takes for granted of an encoder: the logits "
-            f"of a row are {alone[0, :3].tolist()} by itself and {together[0, :3].tolist()} beside another",
-            code="self_check_failed",
-            param="model",
-            hint="models of the families BERT, RoBERTa, DeBERTa, ModernBERT and DistilBERT are known to work",
+        raise _refused(
+            model,
+            f"the logits of a row are {alone[0, :3].tolist()} by itself and {together[0, :3].tolist()} beside another",
         )
+
+
+def _refused(model: PreTrainedModel, what: str) -> Rejected:
+    return Rejected(
+        f"model: {type(model).__name__} does not compute what training takes for granted of an encoder: {what}",
+        code="self_check_failed",
+        param="model",
+        hint="models of the families BERT, RoBERTa, DeBERTa, ModernBERT and DistilBERT are known to work",
+    )

@@ -159,7 +159,8 @@ class Classification:
 
     def takes(self, config: Config) -> bool:
         named = config.get("architectures") or []
-        return config.get("model_type") in FAMILIES or any(str(each).endswith(_ARCHITECTURES) for each in named)
+        made_for_it = any(str(each).endswith(_ARCHITECTURES) for each in named)
+        return config.get("model_type") in FAMILIES or (made_for_it and not config.get("is_encoder_decoder"))
 
     @property
     def builtin(self) -> BuiltinModel:
