@@ -10,6 +10,7 @@ from torch import nn
 
 from jobs.errors import NonFinite, Rejected
 from worker.training.optimizers import adamw as module
+from worker.training.optimizers import gradients
 from worker.training.optimizers.adamw import AdamW
 from worker.training.steps.learning_rate import learning_rate
 
@@ -28,9 +29,10 @@ def draw_gradients(model: nn.Module, seed: int) -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("chunk", [2**25, 1])
-def test_adamw_equals_that_of_torch(fused: bool, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
+@pytest.mark.parametrize("piece", [2**18, 3])
+def test_adamw_equals_that_of_torch(fused: bool, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in (module, gradients):
+        monkeypatch.setattr(each, "PIECE", piece)
     ours, theirs = layers(), layers()
     matrices = [parameter for parameter in theirs.parameters() if parameter.ndim >= 2]
     vectors = [parameter for parameter in theirs.parameters() if parameter.ndim < 2]
@@ -44,6 +46,7 @@ def test_adamw_equals_that_of_torch(fused: bool, chunk: int, monkeypatch: pytest
         expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
         assert tested.step(step, 1e-2, LOSS).item() == pytest.approx(expected.item())
         reference.step()
+    assert {float(state) for name, state in tested.state_dict().items() if name.startswith("step.")} == {5.0}
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 

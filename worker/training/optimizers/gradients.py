@@ -9,6 +9,9 @@ from torch import nn
 
 from jobs.errors import NonFinite
 
+PIECE = 2**18
+"""Numbers that a CPU holds in its cache while it updates them: 1 MiB in fp32, of each of four kinds."""
+
 
 def update_dtype(dtype: torch.dtype) -> torch.dtype:
     """The precision in which weights of `dtype` are updated: fp32, or float64 where they are that."""
@@ -21,11 +24,15 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
-    """Global norm (0-dim, on the device), in the precision of the update without a copy of a gradient in it."""
+    """Global norm (0-dim, on the device), in the precision of the update without a copy of a gradient in it.
+
+    A CPU does make that copy, of a piece at a time.
+    """
     norms: list[torch.Tensor] = [
-        torch.linalg.vector_norm(parameter.grad, dtype=update_dtype(parameter.dtype))
+        torch.linalg.vector_norm(piece, dtype=update_dtype(parameter.dtype))
         for parameter in parameters
         if parameter.grad is not None
+        for piece in (parameter.grad.flatten().split(PIECE) if parameter.device.type == "cpu" else [parameter.grad])
     ]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
