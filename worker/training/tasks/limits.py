@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
 
 AnyBatch = TypeVar("AnyBatch", bound="Batch", covariant=True)
 MIN_POSITIONS = 1024
-"""A micro-batch of fewer takes in the next group, if that fits: on an RTX 5090 the kernel launches of FLAN-T5-XL (some
-10,000) last as long as the arithmetic of about so many positions."""
+"""On an RTX 5090 the kernel launches of FLAN-T5-XL (some 10,000) last as long as the arithmetic of about so many."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,8 @@ class MicroBatchLimit(ABC, Generic[AnyBatch]):
     input_width: int
     target_width: int
     safe: Mapping[str, SafeSize] = field(default_factory=dict)
+    least_positions: ClassVar[int] = MIN_POSITIONS
+    """A micro-batch of fewer takes in the next group, if that fits."""
 
     @classmethod
     def of(cls, rows: Rows, micro_batch: int, safe: Mapping[str, SafeSize] | None = None) -> Self:
@@ -146,7 +147,7 @@ def cut(rows: Rows, groups: Sequence[Int64], limit: MicroBatchLimit[Batch]) -> l
             waiting = group
         *whole, waiting = _parts(rows, waiting, limit)
         pieces += whole
-        if len(waiting) * sum(limit.widths(rows, waiting)) >= MIN_POSITIONS:
+        if len(waiting) * sum(limit.widths(rows, waiting)) >= limit.least_positions:
             pieces.append(waiting)
             waiting = np.empty(0, np.int64)
     return [*pieces, waiting] if len(waiting) else pieces

@@ -35,7 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def config_of(family: str, labels: tuple[str, ...] | None = LABELS, **more: Any) -> dict[str, Any]:
     """config.json: of a classifier, or without labels of a masked language model."""
-    config = CONFIG_MAPPING[family](**_SMALL | FAMILIES[family] | more).to_dict()
+    config = CONFIG_MAPPING[family](**_SMALL | FAMILIES.get(family, {}) | more).to_dict()
     config = {key: value for key, value in config.items() if value is not None} | {"model_type": family}
     if labels is None:
         for key in ("id2label", "label2id", "num_labels"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from tests.summaries import dataset_summary
 from tests.training.tasks.classification.families import FAMILIES, LABELS, VOCABULARY, model_of
 from worker.training.dataset.data import PreparedDataset, Rows, Writer
 from worker.training.loop import accumulate
-from worker.training.tasks.classification import fused
+from worker.training.tasks.classification import fused, packed
 from worker.training.tasks.classification.limits import ClassLimit
 from worker.training.tasks.classification.loss import ClassLoss
 from worker.training.tasks.classification.task import Classification
@@ -77,7 +79,7 @@ def plain(model: PreTrainedModel, rows: Rows, loss: ClassLoss) -> tuple[float, d
 
 
 @pytest.mark.parametrize("loss", [SINGLE, SEVERAL, ClassLoss(3, weights=WEIGHTS), ClassLoss(3, True, WEIGHTS)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "xlm-roberta", "camembert"])
 def test_a_step_is_that_of_plain_transformers_however_it_is_cut(
     family: str, loss: ClassLoss, rows: Rows, several: Rows
 ) -> None:
@@ -98,6 +100,44 @@ def test_a_step_is_that_of_plain_transformers_however_it_is_cut(
         for name, gradient in wanted.items():
             difference = float((found[name] - gradient).norm())
             assert difference <= 1e-12 * max(largest, float(gradient.norm())), (name, micro_batch)
+
+
+PACKED = ("bert", "roberta", "electra", "xlm-roberta", "camembert")
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_no_padding_goes_through_the_layers_of_known_encoders(family: str, rows: Rows) -> None:
+    model = model_of(family)
+    fused.configure(model, fused=True, dropout=0.0)
+    [batch] = ClassLimit.of(rows, ROWS).with_loss(SINGLE).batches(rows, [np.arange(ROWS)], PAD)
+    encoder: Any = model.base_model.encoder
+    first, last = encoder.layer
+    sizes: list[int] = []
+    for layer in (first, last):
+        layer.output.dense.register_forward_hook(lambda module, given, result: sizes.append(len(result)))
+    batch.logits(model)
+    assert sizes == [int(rows.input_lengths.sum()) // 16 * 16 + 16, ROWS]
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(PACKED)))
+def test_encoders_that_are_not_known_are_left_as_they_are(family: str) -> None:
+    assert packed.pack(model_of(family)) == 0
+
+
+def test_layers_that_are_recomputed_are_those_of_transformers(rows: Rows) -> None:
+    model = model_of("bert")
+    fused.configure(model, fused=True, dropout=0.0)
+    [batch] = ClassLimit.of(rows, ROWS).with_loss(SINGLE).batches(rows, [np.arange(ROWS)], PAD)
+    kept = batch.loss_sum(model.train()).detach()
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    recomputed = batch.loss_sum(model)
+    assert float(recomputed.detach()) == pytest.approx(float(kept), rel=1e-12)
+    recomputed.backward()
+
+
+def test_a_decoder_is_left_as_it_is() -> None:
+    assert packed.pack(model_of("bert")) == 1
+    assert packed.pack(model_of("bert", is_decoder=True)) == 0
 
 
 def test_there_is_no_mask_where_no_row_is_padded(tmp_path_factory: pytest.TempPathFactory, rows: Rows) -> None:

@@ -17,6 +17,7 @@ from worker.training.dataset.data import Int64, Rows
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.classification.loss import ClassLoss
 from worker.training.tasks.classification.metrics import names, probable
+from worker.training.tasks.classification.packed import logits_of
 from worker.training.tasks.moving import onto
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class ClassBatch:
     """As of `ClassLoss.labels`."""
     rows: Int64
     """[B] their numbers in the dataset."""
+    lengths: Int64
+    """[B] tokens of each."""
     loss: ClassLoss
 
     @property
@@ -82,13 +85,12 @@ class ClassBatch:
     def logits(self, model: PreTrainedModel) -> torch.Tensor:
         """[B, K]"""
         mask = None if self.attention_mask is None else onto(self.attention_mask, model.device)
-        found: torch.Tensor = model(input_ids=onto(self.input_ids, model.device), attention_mask=mask).logits
-        return found
+        return logits_of(model, onto(self.input_ids, model.device), mask, self.lengths)
 
 
 def class_batch(rows: Rows, chosen: Int64, pad_id: int, width: int, loss: ClassLoss) -> ClassBatch:
     """These rows, padded to this width."""
-    lengths = rows.input_lengths[chosen]
+    lengths = rows.input_lengths[chosen].astype(np.int64)
     mask = None
     if lengths.min() < width:
         mask = torch.from_numpy((np.arange(width) < lengths[:, None]).astype(np.int64))
@@ -97,6 +99,7 @@ def class_batch(rows: Rows, chosen: Int64, pad_id: int, width: int, loss: ClassL
         attention_mask=mask,
         labels=loss.labels(rows, chosen),
         rows=chosen,
+        lengths=lengths,
         loss=loss,
     )
 
@@ -112,6 +115,7 @@ def empty_batch(shape: MicroBatchShape, *, padded: bool, device: torch.device, l
         attention_mask=tokens() if padded else None,
         labels=loss.empty_labels(shape.rows, device),
         rows=np.arange(shape.rows),
+        lengths=np.full(shape.rows, shape.input_width),
         loss=loss,
     )
 

@@ -1,4 +1,4 @@
-"""`speed.fused`: dropout with cheaper random numbers, in place; and the check that a row is the same beside others.
+"""`speed.fused`: cheaper dropout, layers without padding, in place; and the check that a row is the same beside others.
 
 Norms and GELU of encoders are single kernels of torch already. Any encoder may come that transformers knows; what this
 code takes for granted of it is checked on the model itself, before it trains.
@@ -6,6 +6,7 @@ code takes for granted of it is checked on the model itself, before it trains.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,8 +14,9 @@ from transformers import PreTrainedModel
 
 from jobs.errors import Rejected
 from worker.training.kernels.dropout import FusedDropout
-from worker.training.tasks.self_check import evaluating, short_rows
+from worker.training.tasks.classification.packed import logits_of, pack
 from worker.training.tasks.dropout import set_dropout
+from worker.training.tasks.self_check import evaluating, short_rows
 
 _TOLERANCE = {torch.bfloat16: 0.05, torch.float16: 0.05, torch.float32: 1e-3, torch.float64: 1e-6}
 """Difference of logits, relative to the largest."""
@@ -35,7 +37,7 @@ def fuse(model: nn.Module) -> int:
     found = [module for module in model.modules() if type(module) is nn.Dropout]
     for module in found:
         module.__class__ = FusedDropout
-    return len(found)
+    return len(found) + pack(model)
 
 
 def check_rows(model: PreTrainedModel) -> None:
@@ -48,7 +50,7 @@ def check_rows(model: PreTrainedModel) -> None:
     try:
         with evaluating(model):
             alone = torch.cat([model(input_ids=row[None]).logits for row in rows]).float()
-            together = model(input_ids=ids, attention_mask=mask).logits.float()
+            together = logits_of(model, ids, mask, np.array([len(row) for row in rows])).float()
     except (TypeError, ValueError) as error:  # such as BART's, which looks for an end token
         raise _refused(model, str(error)) from error
     bound = _TOLERANCE[model.dtype] * max(0.1, float(alone.abs().max()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from worker.training.dataset.data import Int64, Rows
 from worker.training.steps.order import rounded
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 class ClassLimit(MicroBatchLimit["ClassBatch"]):
     """Texts are padded; labels, however many, count as one token."""
 
+    least_positions: ClassVar[int] = 4096
+    """Encoders are small: what a micro-batch costs besides its positions, launches on a GPU and gradients that are
+    cleared and added up on a CPU, is more of its time."""
     loss: ClassLoss = field(default_factory=lambda: ClassLoss(1))
 
     def with_loss(self, loss: ClassLoss) -> ClassLimit:
