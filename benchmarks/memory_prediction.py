@@ -377,7 +377,8 @@ def classification(model: PreTrainedModel, configuration: Configuration, vocabul
     ids = tokens(configuration.rows, configuration.inputs, vocabulary)
     mask = mask_of(configuration) if configuration.padded else None
     labels = torch.randint(0, LABELS, (configuration.rows,))
-    batch = ClassBatch(ids, mask, labels, np.arange(configuration.rows), CLASSIFIER.loss)
+    lengths = (torch.ones_like(ids) if mask is None else mask).sum(dim=1).numpy()
+    batch = ClassBatch(ids, mask, labels, np.arange(configuration.rows), lengths, CLASSIFIER.loss)
     return batch.loss_sum(model) / batch.target_tokens
 
 

@@ -21,8 +21,8 @@ from worker.training.kernels.dropout import FusedDropout
 from worker.training.kernels.gated_silu import gated_silu
 from worker.training.kernels.rms_norm import rms_norm
 from worker.training.tasks.causal.loss import learned_loss_sum
-from worker.training.tasks.self_check import evaluating, short_rows
 from worker.training.tasks.dropout import set_dropout
+from worker.training.tasks.self_check import evaluating, short_rows
 
 NORMS = (
     "LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "Phi3RMSNorm", "Olmo2RMSNorm", "SmolLM3RMSNorm",
