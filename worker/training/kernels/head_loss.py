@@ -35,8 +35,9 @@ def head_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) 
 def _loss_alone(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """To evaluate: logits exist a piece at a time, so that it takes less memory than a step."""
     total = torch.zeros((), dtype=_wide(hidden.dtype), device=hidden.device)
-    inward = weight.T  # made once: where weights are widened as they are used, it is a copy
-    for piece, label in zip(*(each.split(_rows(weight)) for each in (hidden, labels)), strict=True):
+    rows = _rows(weight)
+    inward = weight.T  # last and once: where weights are widened as they are used, each use makes a copy
+    for piece, label in zip(*(each.split(rows) for each in (hidden, labels)), strict=True):
         likelihood = (piece @ inward).log_softmax(-1, dtype=total.dtype)
         total -= (likelihood.gather(1, label.clamp(min=0)[:, None])[:, 0] * (label != IGNORED)).sum()
     return total
