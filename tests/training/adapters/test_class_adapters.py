@@ -219,3 +219,10 @@ def test_targets_by_an_ending_leave_the_head_to_be_trained_whole() -> None:
     head = layout_of(config_of("bert")).head_modules
     found = targets_of(model, lora(targets=["dense"]).settings, head)
     assert len(found) == 6 and "bert.pooler.dense" not in found
+
+
+def test_a_head_is_not_trained_in_float16() -> None:
+    method = Lora(LoraMethod.model_validate({"type": "lora", "rank": 4}), torch.float16)
+    with pytest.raises(Rejected, match="is trained whole, and float16 loses updates") as caught:
+        method.inject(model_of("bert", torch.float16), 0, layout_of(config_of("bert")).head_modules)
+    assert (caught.value.detail_code, caught.value.param) == ("no_float16", "method.base_dtype")
