@@ -29,6 +29,7 @@ REASONS = {
     "service/openapi/documented.py": SCHEMA,
     "service/openapi/error_answers.py": SCHEMA,
     "service/openapi/examples.py": SCHEMA,
+    "service/pages/job_form.py": "a JSON schema, which is a JSON document",
     "worker/training/checkpoints/checkpoint.py": "states of random generators",
     "worker/training/doctor/random_t5.py": MODEL_CONFIG,
     "worker/training/doctor/small_t5.py": MODEL_CONFIG,

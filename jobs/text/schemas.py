@@ -40,42 +40,43 @@ def keys(fields: Mapping[str, Schema], defs: Mapping[str, Schema], prefix: str =
 
 def part(field: Schema, defs: Mapping[str, Schema]) -> Schema | None:
     """The object that a key holds, or what several kinds of it have together; None where it holds a value."""
-    kinds = [_object(kind, defs) for kind in _kinds(field) if "$ref" in kind]
-    return _together(kinds) if len(kinds) > 1 else next(iter(kinds), None)
+    objects = [object_of(kind, defs) for kind in kinds(field) if "$ref" in kind]
+    return _together(objects) if len(objects) > 1 else next(iter(objects), None)
 
 
-def _together(kinds: list[Schema]) -> Schema:
+def _together(objects: list[Schema]) -> Schema:
     """One object with the fields of all, which their `type` tells apart."""
     fields: Schema = {}
-    for kind in kinds:
-        for name, field in kind["properties"].items():
+    for each in objects:
+        for name, field in each["properties"].items():
             if name in fields:
-                fields[name] = {**fields[name], "anyOf": [*_kinds(fields[name]), field]}
+                fields[name] = {**fields[name], "anyOf": [*kinds(fields[name]), field]}
             else:
                 fields[name] = field
-    meanings = [f"`{kind['properties']['type']['const']}`: {kind['description']}" for kind in kinds]
+    meanings = [f"`{each['properties']['type']['const']}`: {each['description']}" for each in objects]
     return {"description": " ".join(meanings), "properties": fields}
 
 
 def _item(field: Schema, defs: Mapping[str, Schema]) -> Schema | None:
     """The object that each item of a list is."""
-    items = [kind["items"] for kind in _kinds(field) if "items" in kind]
-    return next((_object(item, defs) for item in items if "$ref" in item), None)
+    items = [kind["items"] for kind in kinds(field) if "items" in kind]
+    return next((object_of(item, defs) for item in items if "$ref" in item), None)
 
 
-def _object(reference: Schema, defs: Mapping[str, Schema]) -> Schema:
+def object_of(reference: Schema, defs: Mapping[str, Schema]) -> Schema:
+    """The object that a `$ref` names."""
     return defs[reference["$ref"].rpartition("/")[2]]
 
 
-def _kinds(field: Schema) -> list[Schema]:
+def kinds(field: Schema) -> list[Schema]:
     """What a value may be."""
     return [*field.get("anyOf", []), *field.get("oneOf", [])] or [field]
 
 
 def values(field: Schema, *, links: bool = False) -> str:
     """The type and range of a value, such as: integer, 1 to 64. `links`: objects are named, each with a heading."""
-    if len(kinds := _kinds(field)) > 1:
-        return " or ".join(dict.fromkeys(values(kind, links=links) for kind in kinds))
+    if len(several := kinds(field)) > 1:
+        return " or ".join(dict.fromkeys(values(kind, links=links) for kind in several))
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})" if links else "object"
