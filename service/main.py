@@ -39,6 +39,7 @@ from service.routes import (
     events,
     health,
     jobs,
+    new_job,
     pages,
     plans,
     prometheus,
@@ -108,6 +109,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(
         pages.routes(actions, uploads, kept, render)
     )  # first: they leave to the others what is not theirs
+    app.include_router(new_job.routes(actions, uploads, render))
     app.include_router(sign_in.routes(keys, sessions, refusals, render, static))
     app.include_router(jobs.routes(actions))
     app.include_router(events.routes(actions, feed, streams, keep_alive_s=settings.keep_alive_s))

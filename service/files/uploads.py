@@ -68,7 +68,7 @@ class Uploads:
 
     def __init__(self, root: Path, *, most: int) -> None:
         self._root = root
-        self._most = most
+        self.most = most
 
     def probe(self) -> None:
         """Write what an upload needs to write, and remove it. Raises OSError."""
@@ -104,7 +104,7 @@ class Uploads:
             block = bytearray()
             async for piece in body:
                 block += piece
-                if incoming.bytes + len(block) > self._most:
+                if incoming.bytes + len(block) > self.most:
                     raise self._too_large()
                 if len(block) >= BLOCK:
                     await run_in_threadpool(incoming.add, block)
@@ -136,7 +136,7 @@ class Uploads:
                 hint="upload it under another name, such as recipes.jsonl",
             )
         if length is not None:
-            if length > self._most:
+            if length > self.most:
                 raise self._too_large()
             with contextlib.suppress(NotFound):
                 if (there := self.get(name)).bytes != length:
@@ -188,7 +188,7 @@ class Uploads:
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(
-            f"a data set may have {self._most:,} bytes (LONGHAUL_MAX_UPLOAD_GB): upload it compressed (.zst, .gz), "
+            f"a data set may have {self.most:,} bytes (LONGHAUL_MAX_UPLOAD_GB): upload it compressed (.zst, .gz), "
             "or put it into the data directory"
         )
 

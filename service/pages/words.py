@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
+from markupsafe import Markup, escape
+
 from jobs.comparison.answer import Difference, value_text
 from jobs.memory_plan import layers
 from jobs.text.units import bytes_alike, format_bytes, format_duration, format_parameters
@@ -51,6 +53,14 @@ def moment(at: float) -> str:
 def iso(at: float) -> str:
     """For `<time datetime>`."""
     return datetime.fromtimestamp(at, UTC).isoformat()
+
+
+def code(text: str) -> Markup:
+    """A docstring, with what stands in backticks as code."""
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else escape(part)
+        for number, part in enumerate(text.split("`"))
+    )
 
 
 def now(shown: answers.Job) -> str:
@@ -129,6 +139,6 @@ def cost(difference: Difference, place: int) -> str:
 
 FILTERS = {
     "duration": duration, "size": size, "figure": figure, "whole": whole, "percent": percent, "small": small,
-    "moment": moment, "iso": iso, "now": now, "layers": layers, "parameters": format_parameters,
+    "moment": moment, "iso": iso, "now": now, "code": code, "layers": layers, "parameters": format_parameters,
     "cost": cost, "value_text": value_text, "sizes": lambda counts: bytes_alike(*counts),
 }  # fmt: skip

@@ -130,12 +130,12 @@ def routes(actions: Actions, uploads: Uploads, kept: SeriesCache, render: Render
         if tab in ("overview", "data"):
             values["pictures"] = [name for name in PICTURES if (actions.run(job).path / name).is_file()]
         if tab in ("overview", "plan"):
-            values["full_plan"] = _stored(actions, job, "plan.json", Plan)
+            values["full_plan"] = stored_file(actions, job, "plan.json", Plan)
         if tab in ("overview", "events"):
             values |= _events(actions, one, before=before, limit=8 if tab == "overview" else 100)
         if tab == "data":
-            values["preview"] = _stored(actions, job, PREVIEW, DataPreview)
-            values["report"] = _stored(actions, job, "dataset.json", DatasetReport)
+            values["preview"] = stored_file(actions, job, PREVIEW, DataPreview)
+            values["report"] = stored_file(actions, job, "dataset.json", DatasetReport)
         if tab == "files":
             run = actions.run(job)
             values["checkpoints"] = checkpoints_of(run, kept, runs_name=actions.runs.name)
@@ -215,7 +215,7 @@ def _events(actions: Actions, job: answers.Job, *, before: int | None, limit: in
     return {"events": [event_answer(event) for event in reversed(found)], "earlier": first + 1 if first else None}
 
 
-def _stored(actions: Actions, job: str, file: str, kind: type[Model]) -> Model | None:
+def stored_file(actions: Actions, job: str, file: str, kind: type[Model]) -> Model | None:
     """A file of the run directory; None: it is not there yet, or another version wrote it."""
     try:
         return kind.model_validate_json(content(actions.run(job).path, file))

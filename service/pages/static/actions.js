@@ -4,8 +4,10 @@ import { refresh } from "./live.js";
 const toasts = document.getElementById("toasts");
 const dialog = document.getElementById("confirm");
 
-export async function send(method, url, body) {
-  const headers = { "X-CSRF-Token": document.querySelector('meta[name="csrf-token"]').content };
+export const csrf = () => ({ "X-CSRF-Token": document.querySelector('meta[name="csrf-token"]').content });
+
+export async function send(method, url, body, more = {}) {
+  const headers = { ...csrf(), ...more };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const answer = await fetch(url, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
   const text = await answer.text();

@@ -44,7 +44,7 @@ export async function refresh() {
 
 const releaseOf = (page) => page.querySelector('script[type="module"]')?.getAttribute("src").split("/")[2];
 
-function say(text) {
+export function say(text) {
   connection.textContent = text;
 }
 
@@ -63,9 +63,11 @@ function soon() {
 // A browser closes the stream for good when the job has ended (204), and when the service is not there yet.
 function listen() {
   const wanted = main.dataset.events;
-  if (!wanted) return source?.close(), void (source = null);
-  if (source) return;
-  source = new EventSource(`${wanted}?after=${main.dataset.after}`);
+  if (source && source.wanted === wanted) return;
+  source?.close();
+  source = null;
+  if (!wanted) return;
+  source = Object.assign(new EventSource(`${wanted}?after=${main.dataset.after}`), { wanted });
   for (const type of main.dataset.types.split(" ")) source.addEventListener(type, soon);
   source.onopen = () => say("");
   source.onerror = () => {

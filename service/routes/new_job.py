@@ -1,0 +1,100 @@
+"""`/new`: rows, a few questions, what a dry run finds out, and the button that makes the job."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from jobs.data_names import DATA_SUFFIXES
+from jobs.errors import NotFound, UserError
+from jobs.events import EVENT_TYPES
+from jobs.plan import Plan
+from jobs.preview import FILE as PREVIEW
+from jobs.preview import DataPreview
+from jobs.redis.store import RawJob
+from jobs.spec import JobSpec
+from service import answers
+from service.answers.conversion import job_answer
+from service.files.uploads import Uploads
+from service.jobs.actions import Actions
+from service.pages.job_form import changes, fields, filled_in, groups
+from service.pages.models_to_try import MODELS_TO_TRY, RECOGNIZERS, RowKind, kind_of
+from service.pages.render import Renderer
+from service.routes.pages import page_routes, stored_file
+
+ASKED_FIRST = ("data.train", "model", "method.type", "training.epochs", "name")
+"""Fields that stand before all others: the rows, three questions, and what it is called."""
+UPLOADS_LISTED = 1000
+
+
+def routes(actions: Actions, uploads: Uploads, render: Renderer) -> APIRouter:
+    """`/new`, to be looked at; what is asked is asked of the API."""
+    router = page_routes(render)
+
+    def job_of(name: str) -> answers.Job:
+        stored = actions.find(name)
+        return job_answer(stored.parsed() if isinstance(stored, RawJob) else stored, runs_name=actions.runs.name)
+
+    def dry_run(name: str) -> answers.Job:
+        job = job_of(name)
+        if not job.dry_run:
+            raise UserError(f"job {name} is no dry run: to begin with its specification, open /new?clone={name}")
+        return job
+
+    def found_out(job: answers.Job | None) -> tuple[Plan | None, DataPreview | None]:
+        if job is None:
+            return None, None
+        return stored_file(actions, job.id, "plan.json", Plan), stored_file(actions, job.id, PREVIEW, DataPreview)
+
+    @router.get("/new")
+    def new_job_page(
+        request: Request,
+        clone: str | None = None,
+        data: str = "",
+        check: str | None = None,
+        shown: str | None = None,
+        kind: RowKind | None = None,
+        recognize: bool = False,
+    ) -> Response:
+        """The form, filled in as in the dry run `check`, as in the job `clone`, or with the rows `data`.
+
+        `shown`: an older dry run, of which plan and preview are shown until `check` has its own. `kind`: what the rows
+        were recognized as. `recognize`: that is what `check` is for, and its model nobody's choice.
+        """
+        source = job_of(clone) if clone else None
+        checked = dry_run(check) if check else None
+        try:
+            older = dry_run(shown) if shown else None
+        except NotFound:  # deleted since
+            older = None
+        complete = checked is not None and checked.status == "validated"
+        plan, preview = found_out(checked if complete else older)
+        if not complete and not (checked and older and checked.model == older.model):
+            plan = None  # another model's says nothing about this one's
+        began = checked or source
+        given = filled_in(began.spec) if began and began.spec else {"data.train": data}
+        given["model"] = began.model if began and not recognize else ""
+        if complete and plan and preview:
+            kind = kind or kind_of(plan, preview)
+        plain = [each for each in DATA_SUFFIXES if not each.endswith((".gz", ".zst"))]
+        unattended = not any(each.stage == "check" and each.healthy for each in actions.store.workers.all())
+        return render.page(
+            request, "new.html", groups=groups(), fields=fields(), given=given, first=ASKED_FIRST,
+            endings=DATA_SUFFIXES, plain_endings=plain, most_bytes=uploads.most, recognizers=RECOGNIZERS,
+            uploaded=uploads.page("", UPLOADS_LISTED)[0], source=source, began_with=_minimal(source),
+            changed=_changed(source, checked), checked=checked, recognize=recognize, unattended=unattended,
+            stale=not complete, plan=None if recognize else plan, preview=preview, report=None, kind=kind,
+            models=MODELS_TO_TRY[kind] if kind else {}, event_types=" ".join(EVENT_TYPES),
+        )  # fmt: skip
+
+    return router
+
+
+def _minimal(source: answers.Job | None) -> str:
+    """JSON of what a job sets."""
+    return source.spec.model_dump_json(exclude_defaults=True) if source and source.spec else ""
+
+
+def _changed(source: answers.Job | None, checked: answers.Job | None) -> list[tuple[str, str, str]]:
+    """What a clone has changed so far."""
+    specs: list[JobSpec] = [each.spec for each in (source, checked) if each and each.spec]
+    return changes(*specs) if len(specs) == 2 else []

@@ -1,0 +1,320 @@
+"""The page where a job is made, in a browser. Here tests do what a check worker does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, expect
+
+from jobs.disk.rundir import RunDir
+from jobs.events import Fault, JobFailed, JobValidated
+from jobs.heartbeat import WorkerHeartbeat
+from jobs.plan import DataPlan, ModelPlan, make_plan
+from jobs.preview import DataPreview, RowPreview, SourcePreview, SpanPreview, TextPreview
+from tests.memory_plans import memory_plan
+from tests.service.pages.watched import WatchedPage
+from tests.service.running import Service, running
+from tests.summaries import checked
+
+HOSTILE = '<img src=x onerror="document.title=1">'
+CHECKER: dict[str, Any] = {
+    "name": "check-box-1-a1b2c3", "pid": 1, "stage": "check", "healthy": True, "why": None, "busy": False,
+    "queue": "longhaul:check", "device": "cpu", "gpu": None, "versions": {},
+}  # fmt: skip
+RICH: dict[str, Any] = {
+    "name": "Überall ½", "model": "builtin:qwen-tiny", "task": {"type": "causal", "loss_on": "all"},
+    "method": {"type": "lora", "rank": 8, "targets": ["q_proj", "v_proj"]},
+    "data": {"train": [{"source": "a.jsonl", "weight": 2.0}, {"source": "b.jsonl"}], "validation": 0.25,
+             "input": 'line one: {a}\nline two: "{b}"', "target": "{c}", "normalize": False},
+    "training": {"learning_rate": 1e-3, "max_grad_norm": None, "lr_scheduler": "cosine"},
+    "memory": {"budget": 12.5, "optimizer": "adafactor"}, "resources": {"gpu_name": "5090"},
+    "checkpoint": {"every_minutes": None, "best": None},
+    "integrations": {"wandb": {"project": "here"}, "discord": False},
+    "priority": -3, "metadata": {"team": HOSTILE},
+}  # fmt: skip
+
+
+def text(shown: str) -> TextPreview:
+    """A whole one."""
+    return TextPreview(text=shown, characters=len(shown), tokens=3, cut_characters=0, unknown={})
+
+
+def row(number: int, source: str, target: str, spans: Sequence[SpanPreview] = ()) -> RowPreview:
+    """One row of a preview."""
+    return RowPreview(number=number, input=text(source), target=text(target), rewritten={}, spans=tuple(spans))
+
+
+def validate(service: Service, job: str, *rows: RowPreview, read_as: str = "input and target") -> None:
+    """What check leaves of a dry run that is in order."""
+    run = service.run(job)
+    data = DataPlan(train="rows.jsonl", input="{input}", target="{target}", rows=64)
+    source = SourcePreview(
+        name="rows.jsonl", weight=1.0, read_as=read_as, input="{input}", target="{target}",
+        rows=[*rows] or [row(1, "a question", "an answer")],
+    )  # fmt: skip
+    run.write_preview(DataPreview(sources=[source]))
+    run.write_plan(make_plan(run.spec(), ModelPlan(source="m", parameters=10), data, "cuda", memory_plan()))
+    service.append(job, checked(memory=memory_plan().summary()), JobValidated())
+
+
+def has_checker(service: Service) -> None:
+    """From now on somebody checks jobs, as far as the service has heard."""
+    service.store.workers.report(WorkerHeartbeat(**CHECKER))
+
+
+def shown_check(watched: WatchedPage, other_than: str = "") -> str:
+    """The dry run that the page waits for."""
+    page = watched.page
+    page.locator(f"#check:not([data-job='']):not([data-job='{other_than}'])").wait_for()
+    return page.locator("#check").get_attribute("data-job") or ""
+
+
+def jobs_of(service: Service) -> list[RunDir]:
+    """All that there are, dry runs as well, oldest first."""
+    listed = service.get("/jobs?limit=100").json()["data"]
+    return [service.run(job["id"]) for job in reversed(listed)]
+
+
+def test_an_answer_is_planned_before_the_job_is_made(service: Service, watched: WatchedPage, tmp_path: Path) -> None:
+    has_checker(service)
+    file = tmp_path / "My rows (1).jsonl"
+    file.write_text('{"input": "a", "target": "b"}\n' * 8)
+    page = watched.page
+    page.goto(service.url + "/new")
+    assert page.locator("#start").is_disabled()
+    page.set_input_files("#file", file)
+    page.get_by_text("is uploaded as dataset:My-rows-1-.jsonl").wait_for()
+    # No class is among these columns: another model is asked what they are.
+    first = shown_check(watched)
+    assert service.run(first).spec().model == "builtin:roberta-tiny"
+    watched.expected = ["404"]  # a page of a dry run that is gone
+    service.append(first, JobFailed(error=Fault(code="no_usable_columns", message="no columns", param="data.input")))
+    second = shown_check(watched, first)
+    assert service.run(second).spec().model == "builtin:qwen-tiny"
+    validate(service, second)
+    third = shown_check(watched, second)
+    assert service.run(third).spec().model == "google/flan-t5-base", "what is suggested first for inputs with targets"
+    page.get_by_text("Read as input and target").wait_for()
+    assert page.locator("#plan .memory").count() == 0, "the plan of a model that nobody chose says nothing"
+    assert page.locator("#start").is_disabled()
+    page.get_by_role("button", name="builtin:t5-tiny").click()
+    fourth = shown_check(watched, third)
+    expect(page.locator("#field-model")).to_have_value("builtin:t5-tiny")
+    validate(service, fourth)
+    page.locator("#plan .memory").wait_for()
+    expect(page.locator("#start")).to_be_enabled()
+    expect(page.locator("#check")).to_contain_text("steps;")
+    page.get_by_label("How many epochs?").fill("7")
+    expect(page.locator("#start")).to_be_disabled()
+    fifth = shown_check(watched, fourth)
+    page.get_by_text("Planning …").wait_for()
+    page.locator("#plan.stale .memory").wait_for()
+    validate(service, fifth)
+    expect(page.locator("#start")).to_be_enabled()
+    page.locator("#start").click()
+    page.wait_for_url("**/jobs/job-*")
+    *dry_runs, job = jobs_of(service)
+    assert job.id == page.url.rpartition("/")[2]
+    wanted = {"model": "builtin:t5-tiny", "name": "My-rows-1-", "data": {"train": "dataset:My-rows-1-.jsonl"}}
+    assert job.spec().model_dump(exclude_defaults=True) == wanted | {"training": {"epochs": 7}}
+    assert [run.record().status for run in dry_runs] == ["cancelled"], "what nobody waits for is gone or cancelled"
+    page.go_back()
+    page.get_by_role("heading", name="Clone of My-rows-1-").wait_for()
+
+
+def test_a_clone_begins_as_the_same_job_and_says_what_was_changed(service: Service, watched: WatchedPage) -> None:
+    has_checker(service)
+    source = service.submit(**RICH)
+    page = watched.page
+    page.goto(f"{service.url}/new?clone={source}")
+    same = service.run(shown_check(watched))
+    assert same.spec() == service.run(source).spec() and same.record().cloned_from == source
+    page.get_by_text("Nothing yet: it would be the same").wait_for()
+    page.locator("#more > summary").click()
+    page.locator("#group-training > summary").click()
+    page.locator("[name='training.learning_rate']").fill("0.002")
+    page.locator("[name='training.max_grad_norm']").fill("")  # 1.0 again
+    changed = service.run(shown_check(watched, same.id))
+    expect(page.locator(".changes li")).to_have_text(
+        ["training.learning_rate 0.001 → 0.002", "training.max_grad_norm null → 1.0"]
+    )
+    assert changed.record().cloned_from == source
+    training = changed.spec().training
+    assert (training.learning_rate, training.max_grad_norm, training.lr_scheduler) == (0.002, 1.0, "cosine")
+    page.get_by_label("all of them").check()
+    full = service.run(shown_check(watched, changed.id)).spec()
+    assert full.method.type == "full" and full.data == service.run(source).spec().data
+    assert page.locator("[name='method.rank']").is_hidden()
+
+
+def test_a_change_that_no_patch_can_express_makes_the_same_job(service: Service, watched: WatchedPage) -> None:
+    source = service.submit()
+    page = watched.page
+    page.goto(f"{service.url}/new?clone={source}")
+    first = shown_check(watched)
+    page.locator("#more > summary").click()
+    page.locator("#group-checkpoint > summary").click()
+    page.locator("[name='checkpoint.every_minutes']").fill("null")
+    changed = service.run(shown_check(watched, first)).spec()
+    assert changed.checkpoint.every_minutes is None and changed.model == service.run(source).spec().model
+
+
+def test_every_error_of_a_job_stands_at_its_field(service: Service, watched: WatchedPage) -> None:
+    watched.expected = ["422"]
+    page = watched.page
+    page.goto(f"{service.url}/new?data=rows.jsonl")
+    first = shown_check(watched)
+    page.locator("#more > summary").click()
+    page.locator("#group-training > summary").click()
+    page.locator("[name='training.batch_size']").fill("0")
+    page.locator("[name='training.learning_rate']").fill("fast")
+    expect(page.locator("[id='error-training.batch_size']")).to_have_text("must be greater than or equal to 1 (got 0)")
+    expect(page.locator("[id='error-training.learning_rate']")).to_contain_text("must be a number (got 'fast')")
+    assert page.locator("[name='training.learning_rate']").get_attribute("aria-invalid") == "true"
+    expect(page.get_by_role("alert").get_by_role("link")).to_have_text(
+        ["training.batch_size", "training.learning_rate"]
+    )
+    assert page.locator("#start").is_disabled() and shown_check(watched) == first
+    page.locator("#group-training > summary").click()
+    page.locator("[name='training.learning_rate']").evaluate("(each) => each.value = 'slow'")
+    page.get_by_label("How many epochs?").fill("many")
+    expect(page.locator("[id='error-training.epochs']")).to_contain_text("must be an integer (got 'many')")
+    expect(page.locator("#group-training")).to_have_attribute("open", "")
+    page.locator("[name='training.batch_size']").fill("8")
+    page.locator("[name='training.learning_rate']").fill("1e-3")
+    page.get_by_label("How many epochs?").fill("3")
+    second = shown_check(watched, first)
+    expect(page.locator(".wrong:visible")).to_have_count(0)
+    # And what check finds out, whose texts come from the data.
+    hint = "name one of these columns"
+    fault = Fault(code="no_usable_columns", message=f"data.input: no row has {HOSTILE}", hint=hint, param="data.input")
+    page.get_by_label("Which model?").fill("builtin:t5-tiny")
+    third = shown_check(watched, second)
+    service.append(third, JobFailed(error=fault))
+    expect(page.locator("[id='error-data.input']")).to_have_text(f"no row has {HOSTILE}\n{hint}")
+    expect(page.locator("#group-data")).to_have_attribute("open", "")
+    assert page.title() == "New job · Longhaul" and page.locator("#main img").count() == 0
+
+
+def test_what_comes_from_data_is_text(service: Service, watched: WatchedPage) -> None:
+    has_checker(service)
+    page = watched.page
+    source = service.submit(data={"train": f"{HOSTILE}.jsonl"}, metadata={"a": HOSTILE})
+    page.goto(f"{service.url}/new?clone={source}")
+    spans = [SpanPreview(text=f"{HOSTILE} asks", learned=False), SpanPreview(text=f"{HOSTILE} answers", learned=True)]
+    job = shown_check(watched)
+    validate(service, job, row(1, HOSTILE, HOSTILE), row(2, "", "", spans), read_as=HOSTILE)
+    expect(page.get_by_text(f"Read as {HOSTILE}")).to_be_visible()
+    page.get_by_text("1 more").click()
+    expect(page.locator(".mask mark").first).to_have_text(f"{HOSTILE} answers")
+    colors = [page.locator(each).first.evaluate("(one) => getComputedStyle(one).backgroundColor") for each in (
+        ".mask mark", ".mask span")]  # fmt: skip
+    assert colors[0] != colors[1], "what is learned is marked"
+    assert page.locator("#main img").count() == 0 and page.title() == "New job · Longhaul"
+
+
+def test_without_a_worker_it_says_so_and_continues_when_there_is_one(service: Service, watched: WatchedPage) -> None:
+    page = watched.page
+    page.goto(f"{service.url}/new?data=rows.jsonl")
+    page.get_by_text("Nobody checks jobs right now").wait_for()
+    assert page.locator("#start").is_disabled(), "nobody has chosen a model"
+    page.get_by_label("Which model?").fill("builtin:t5-tiny")
+    page.get_by_role("button", name="Submit unchecked").wait_for()
+    expect(page.locator("#start")).to_be_enabled()
+    has_checker(service)
+    page.get_by_text("Planning …").wait_for()
+    expect(page.get_by_role("button", name="Start training")).to_be_disabled()
+    validate(service, shown_check(watched))
+    expect(page.get_by_role("button", name="Start training")).to_be_enabled()
+
+
+def test_files_that_cannot_be_taken_in_are_refused_before_a_byte_is_sent(
+    redis_url: str, watched: WatchedPage, tmp_path: Path
+) -> None:
+    with running(redis_url, tmp_path / "home", max_upload_bytes=2048) as service:
+        page = watched.page
+        sent: list[str] = []
+        page.on("request", lambda request: sent.append(request.method))
+        page.goto(service.url + "/new")
+        files = {name: tmp_path / name for name in ("notes.pdf", "large.csv", f"{HOSTILE.replace('/', '')}.doc")}
+        files["notes.pdf"].write_bytes(b"%PDF")
+        files["large.csv"].write_bytes(b"a,b\n" * 1000)
+        files[f"{HOSTILE.replace('/', '')}.doc"].write_bytes(b"x")
+        page.set_input_files("#file", files["notes.pdf"])
+        page.get_by_text("notes.pdf does not say what it holds").wait_for()
+        page.set_input_files("#file", files["large.csv"])
+        page.get_by_text("large.csv has 3.91 KiB, and an upload 2 KiB at most").wait_for()
+        page.set_input_files("#file", files[f"{HOSTILE.replace('/', '')}.doc"])
+        page.get_by_text(f"{HOSTILE}.doc does not say").wait_for()
+        assert set(sent) == {"GET"} and page.locator("#main img").count() == 0
+
+
+def test_the_same_content_keeps_its_name_and_other_content_gets_another(
+    service: Service, watched: WatchedPage, tmp_path: Path
+) -> None:
+    service.request("PUT", "/datasets/rows.csv", data=b"text,label\na,b\n")
+    service.request("PUT", "/datasets/rows-2.csv", data=b"text,label\nlonger,b\n")
+    watched.expected = ["409", "404"]
+    page = watched.page
+    for content, name in ((b"text,label\na,b\n", "rows.csv"), (b"text,label\nx,y\n", "rows-3.csv")):
+        (tmp_path / "rows.csv").write_bytes(content)
+        page.goto(service.url + "/new")
+        page.set_input_files("#file", tmp_path / "rows.csv")
+        page.get_by_text(f"is uploaded as dataset:{name}").wait_for()
+        assert service.get(f"/datasets/{name}").json()["bytes"] == len(content)
+        expect(page.locator("[name='data.train']")).to_have_value(f"dataset:{name}")
+
+
+def test_only_a_dry_run_can_be_a_draft(service: Service) -> None:
+    job = service.submit()
+    answer = service.get(f"/new?check={job}", headers={"Accept": "text/html"})
+    assert answer.status_code == 422 and f"/new?clone={job}" in answer.text
+    assert service.get("/new?clone=job-none", headers={"Accept": "text/html"}).status_code == 404
+    assert service.get("/new").status_code == 404, "a program asks the API"
+    dry_run = service.post("/jobs?dry_run=true", json={"data": {"train": "rows.jsonl"}}).json()["id"]
+    gone = service.get(f"/new?check={dry_run}&shown=job-gone", headers={"Accept": "text/html"})
+    assert gone.status_code == 200
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_everybody_can_use_it_in_every_state(browser: Browser, service: Service, theme: str, width: int) -> None:
+    source = service.submit(**RICH)
+    found: dict[str, list[str]] = {}
+    with WatchedPage(browser, color_scheme=theme, viewport={"width": width, "height": 800}) as watched:
+        page = watched.page
+
+        def look(state: str) -> None:
+            result = Axe().run(page).response
+            assert result["passes"], "axe looked at nothing"
+            if violations := result["violations"]:
+                found[state] = [f"{each['id']}: {each['nodes'][0]['html'][:160]}" for each in violations]
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{state}: wider than the screen"
+
+        page.goto(service.url + "/new")
+        look("empty")
+        page.goto(f"{service.url}/new?clone={source}")
+        first = shown_check(watched)
+        look("nobody checks")
+        has_checker(service)
+        page.get_by_text("Planning …").wait_for()
+        look("planning")
+        validate(service, first)
+        expect(page.locator("#start")).to_be_enabled()
+        page.locator("#more > summary").click()
+        for summary in page.locator(".group:visible > summary").all():
+            summary.click()
+        look("planned, with every setting")
+        page.get_by_label("How many epochs?").fill("9")
+        second = shown_check(watched, first)
+        page.locator("#plan.stale").wait_for()
+        look("changed")
+        service.append(second, JobFailed(error=Fault(code="bad_data", message="it is bad", param="data.train")))
+        page.get_by_text("Not planned.").wait_for()
+        look("refused")
+        assert watched.faults == []
+    assert found == {}
