@@ -52,6 +52,10 @@ PICTURES = [
     Shot("log", "/jobs/{recipes-xl}?tab=log"),
     Shot("compare", "/compare?jobs={support-chat},{support-chat-long}", height=1000),
     Shot("compare-three", "/compare?jobs={recipes-xl},{recipes-large},{tickets}", dark=True, whole=True),
+    Shot("new", "/new?check={draft}", height=1000),
+    Shot("new-dark", "/new?check={draft}", height=1000, dark=True),
+    Shot("new-phone", "/new?check={draft}", 390, 800, whole=True),
+    Shot("new-empty", "/new"),
     Shot("workers", "/workers", height=600),
 ]
 

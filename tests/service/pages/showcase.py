@@ -19,6 +19,7 @@ from jobs.events import (
     JobPaused,
     JobQueued,
     JobSucceeded,
+    JobValidated,
     MemoryMeasured,
     ModelLoaded,
     OomRecovered,
@@ -72,7 +73,7 @@ REFUSED = _on_24_gib(2048, 1, weights=15.4, gradients=1.2, optimizer=2.4, activa
 
 
 def furnish(service: Service, *, rows: int = DONE // EVERY) -> dict[str, str]:
-    """Ids by name; `recipes-xl` runs, with so many rows of metrics."""
+    """Ids by name; `recipes-xl` runs, with so many rows of metrics; `draft` is the dry run of a job to be made."""
     for worker in WORKERS:
         service.store.workers.report(WorkerHeartbeat(**worker))
     jobs = {
@@ -90,6 +91,10 @@ def furnish(service: Service, *, rows: int = DONE // EVERY) -> dict[str, str]:
     for name in list(jobs)[1:]:
         memory = {"support-chat": FITS, "support-chat-long": REFUSED}.get(name, memory_plan())
         _plan(service, jobs[name], memory, chat=name.startswith("support"))
+    draft = {"name": "support-chat", "model": "Qwen/Qwen2.5-7B-Instruct", "method": {"type": "lora", "rank": 128},
+             "data": {"train": "chats.jsonl", "max_tokens": 512}}  # fmt: skip
+    jobs["draft"] = service.post("/jobs?dry_run=true", json=draft).json()["id"]
+    _plan(service, jobs["draft"], FITS, chat=True)
     needs = Fault(code="out_of_memory", message="the smallest setting needs 27.4 GiB, and the GPU has 23.0 GiB",
                   hint="set data.max_tokens=1024, or method.adapter_dtype=bfloat16")  # fmt: skip
     service.append(jobs["support-chat-long"], JobFailed(error=needs))
@@ -150,7 +155,9 @@ def _plan(service: Service, job: str, memory: MemoryPlan, *, chat: bool) -> None
               "truncated_inputs": 1_204, "truncated_targets": 3_311,
               "normalized": {"½": 91_220, "¼": 40_031}}  # fmt: skip
     (run.path / "dataset.json").write_text(dataset_report(**counts).model_dump_json())
-    if memory.fits:
+    if run.record().dry_run:
+        service.append(job, JobValidated())
+    elif memory.fits:
         service.append(job, prepared(STEPS, memory=memory.summary(), time=time_plan.summary(), **counts), JobQueued())
 
 
