@@ -17,8 +17,6 @@ Between = Mapping[str, tuple[JsonValue, JsonValue]]
 """Values in the reference and in the other job, by key, where they differ."""
 LONGEST = 60
 """Characters of a value in a sentence."""
-_SUBJECTS = {"model.dtype": "the model", "method.adapter_dtype": "the adapters"}
-"""What is said in place of some keys."""
 
 
 def find_cause(
@@ -32,7 +30,7 @@ def find_cause(
     lines = [
         CauseLine(
             key=keys[0],
-            text=_say(keys[0], between),
+            text=_say(keys[0], between, before, after),
             bytes=sum(parts.values()),
             parts=parts,
             estimated=keys in costs.estimated,
@@ -94,11 +92,14 @@ def _listed(keys: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(keys[:-1]), keys[-1])))
 
 
-def _say(key: str, between: Between) -> str:
-    """Such as `data.max_tokens is 2,048, not 512`."""
+def _say(key: str, between: Between, before: JobFacts, after: JobFacts) -> str:
+    """Such as `data.max_tokens is 2,048, not 512`; types as they are in memory, whatever was asked for."""
+    match key:
+        case "method.adapter_dtype":
+            return f"the adapters are {after.adapter_dtype}, not {before.adapter_dtype}"
+        case "method.base_dtype" | "model.dtype":
+            return f"the model is {after.base_dtype}, not {before.base_dtype}"
     was, now = (_shown(key, value) for value in between[key])
-    if key in _SUBJECTS:
-        return f"{_SUBJECTS[key]} {'are' if _SUBJECTS[key].endswith('s') else 'is'} {now}, not {was}"
     return f"{key} is {now}, not {was}"
 
 

@@ -17,6 +17,7 @@ What is tuned, and why:
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +69,10 @@ _TUNED = {
 _MADE_LATER = ("GET /jobs/{job}/plan", "GET /jobs/{job}/plan.png", "GET /jobs/{job}/preview")
 
 
+COMPARE, COMPARED = "GET /compare", r"job-[a-z0-9_-]{1,60}"
+"""What compares jobs, and their ids: of two that exist."""
+
+
 @dataclass
 class Outcome:
     """What came of it."""
@@ -103,6 +108,10 @@ def fuzz(service: Service, jobs: dict[str, str], *, examples: int, phases: tuple
             path["job"] = chance.choice(ended)
         if label == LOG and "follow" in (case.query or {}):
             path["job"] = chance.choice(ended)
+        if label == COMPARE and (ids := case.query["jobs"] if case.query.keys() == {"jobs"} else None):
+            given = ids if isinstance(ids, list) else str(ids).split(",")
+            if 2 <= len(set(given)) == len(given) <= 10 and all(re.fullmatch(COMPARED, str(each)) for each in given):
+                case.query["jobs"] = chance.sample(sorted(seeded), 2)
         if headers:
             headers.pop("Transfer-Encoding", None)
             headers.pop("Content-Length", None)
