@@ -111,7 +111,7 @@ def fuzz(service: Service, jobs: dict[str, str], *, examples: int, phases: tuple
         if label == COMPARE and (ids := case.query["jobs"] if case.query.keys() == {"jobs"} else None):
             given = ids if isinstance(ids, list) else str(ids).split(",")
             if 2 <= len(set(given)) == len(given) <= 10 and all(re.fullmatch(COMPARED, str(each)) for each in given):
-                case.query["jobs"] = chance.sample(sorted(seeded), 2)
+                case.query["jobs"] = ",".join(chance.sample(sorted(seeded), 2))
         if headers:
             headers.pop("Transfer-Encoding", None)
             headers.pop("Content-Length", None)
