@@ -39,6 +39,7 @@ async function follow() {
   const told = document.getElementById("marks");
   if (!told.dataset.live && Number(told.dataset.step) <= last) return;
   const fresh = await ask(`after_step=${last}&limit=1000`);
+  if ((rows.length ? rows[rows.length - 1].step : -1) !== last) return; // a slow answer: another has come meanwhile
   if (Number(told.dataset.step) < last || added + fresh.length > MOST_ADDED) return load(); // taken up again, or many
   if (!fresh.length) return;
   rows.push(...fresh);

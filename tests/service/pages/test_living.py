@@ -43,6 +43,33 @@ def test_a_page_follows_its_job(service: Service, watched: WatchedPage) -> None:
     assert page.evaluate("window.untouched"), "the page was changed, not loaded anew"
 
 
+SLOW = """
+const asked = window.fetch;
+let answered = 0;
+window.fetch = async (...what) => {
+  const answer = await asked(...what);
+  if (!String(what[0]).includes("after_step")) return answer;
+  await new Promise((done) => setTimeout(done, 5000));
+  document.documentElement.dataset.answered = ++answered;
+  return answer;
+};
+"""
+
+
+def test_answers_that_come_late_draw_no_row_twice(service: Service, watched: WatchedPage) -> None:
+    job, page = queued(service, "chef"), watched.page
+    service.append(job, STARTED, *TRAINED)
+    leave_behind(service.run(job))
+    service.store.set_latest(job, row(20))
+    page.add_init_script(SLOW)
+    page.goto(f"{service.url}/jobs/{job}")
+    expect(page.locator("#charts")).to_have_attribute("data-drawn", "10")
+    append_line(service.run(job).metrics_file, row(22))
+    service.store.set_latest(job, row(22))
+    expect(page.locator("html")).to_have_attribute("data-answered", "6", timeout=60_000)
+    expect(page.locator("#charts")).to_have_attribute("data-drawn", "11")
+
+
 def test_what_somebody_chose_stays_when_the_page_changes(service: Service, watched: WatchedPage) -> None:
     job, page = queued(service, "chef"), watched.page
     service.append(job, STARTED, *TRAINED)
