@@ -59,7 +59,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Group:
+class FieldGroup:
     """Fields that belong together."""
 
     name: str
@@ -68,16 +68,16 @@ class Group:
 
 
 @cache
-def groups() -> tuple[Group, ...]:
+def groups() -> tuple[FieldGroup, ...]:
     """All fields: those of the job itself, then those of each part."""
     schema = JobSpec.model_json_schema()
     properties, defs = schema["properties"], schema["$defs"]
     own = {name: field for name, field in properties.items() if part(field, defs) is None}
-    found = [Group("job", line(schema["description"]), tuple(_fields(own, defs)))]
+    found = [FieldGroup("job", line(schema["description"]), tuple(_fields(own, defs)))]
     for name, field in properties.items():
         if (inner := part(field, defs)) is not None:
             meaning = line(field.get("description") or inner["description"])
-            found.append(Group(name, meaning, tuple(_fields({name: field}, defs))))
+            found.append(FieldGroup(name, meaning, tuple(_fields({name: field}, defs))))
     return tuple(found)
 
 

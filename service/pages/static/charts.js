@@ -179,14 +179,16 @@ const sized = new ResizeObserver(() => {
 });
 
 function begin() {
-  if (place) return void (plots.length && update());
-  place = document.getElementById("charts");
-  if (!place) return;
+  const shown = document.getElementById("charts");
+  if (!shown || shown === place) return void (plots.length && update());
+  const first = !place;
+  place = shown; // when a job ends, the page around its charts becomes another, and they may be new with it
   document.getElementById("axis").addEventListener("change", (event) => ((axis = event.target.value), (range = null), draw()));
   document.getElementById("smoothing").addEventListener("input", (event) => ((smoothing = Number(event.target.value)), update()));
   document.getElementById("reset").addEventListener("click", () => ((range = null), update()));
-  document.addEventListener("page:theme", draw);
   sized.observe(place);
+  if (!first) return draw();
+  document.addEventListener("page:theme", draw);
   retry(load);
   setInterval(() => retry(rows.length ? follow : load), EVERY_MS);
 }
