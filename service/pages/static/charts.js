@@ -180,15 +180,16 @@ const sized = new ResizeObserver(() => {
 
 function begin() {
   const shown = document.getElementById("charts");
-  if (!shown || shown === place) return void (plots.length && update());
+  if (!shown) return; // the job has not trained yet, or waits
+  if (shown === place) return void (plots.length && update());
   const first = !place;
-  place = shown; // when a job ends, the page around its charts becomes another, and they may be new with it
+  place = shown; // a job that waits again has none, and then has new ones
   document.getElementById("axis").addEventListener("change", (event) => ((axis = event.target.value), (range = null), draw()));
   document.getElementById("smoothing").addEventListener("input", (event) => ((smoothing = Number(event.target.value)), update()));
   document.getElementById("reset").addEventListener("click", () => ((range = null), update()));
   sized.observe(place);
   if (!first) return draw();
-  document.addEventListener("page:theme", draw);
+  document.addEventListener("page:theme", () => document.getElementById("charts") && draw());
   retry(load);
   setInterval(() => retry(rows.length ? follow : load), EVERY_MS);
 }
