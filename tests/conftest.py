@@ -36,6 +36,14 @@ class ByFolderOrFile(LoadScopeScheduling):  # type: ignore[misc]  # untyped in p
         return file if Path(file).name == BESIDE_OTHERS else ALONE.get(Path(file).parent.name, file)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what drives a browser: Playwright leaves an event loop behind in which others cannot run theirs."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
+
+
 @pytest.hookimpl(optionalhook=True)  # nobody asks without pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     return ByFolderOrFile(config, log)

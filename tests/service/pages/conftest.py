@@ -23,7 +23,7 @@ QUIET = [
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """One for all tests."""
+    """One for all tests of a process."""
     if CHROMIUM is None:
         pytest.skip("there is no chromium on PATH (Debian: apt install chromium)")
     with sync_playwright() as playwright:

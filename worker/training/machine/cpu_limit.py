@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from jobs.text.units import format_duration
+
 
 class Endless(Exception):
     """It has had its time."""
@@ -17,7 +19,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
     """Raises Endless inside, once this process has computed for so long there. For main threads; not to be nested."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise Endless(f"it has not ended after {seconds:g} s")
+        raise Endless(f"it has not ended after {format_duration(seconds)}")
 
     before = signal.signal(signal.SIGVTALRM, end)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
