@@ -314,6 +314,7 @@ def halves(batch: Any) -> list[Any]:
             attention_mask=None if batch.attention_mask is None else batch.attention_mask[part],
             labels=batch.labels[part],
             rows=batch.rows[part],
+            **({"lengths": batch.lengths[part]} if hasattr(batch, "lengths") else {}),
         )
         for part in parts
     ]

@@ -32,8 +32,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks.api_load import await_ready, percentile, requests_for, seeded
 from service.settings import ServiceSettings
+from tests.browser import CHROMIUM, QUIET
 from tests.redis_server import RedisServer, free_port
-from tests.service.pages.conftest import CHROMIUM, QUIET
 from tests.service.pages.showcase import furnish
 from tests.service.running import Service
 

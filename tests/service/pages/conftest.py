@@ -1,35 +1,16 @@
-"""Debian's chromium, driven by Playwright; and a service with a job in every state."""
+"""A service with a job in every state, and a page that is watched."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service, running
 from tests.service.seeded import seed
-
-CHROMIUM = shutil.which("chromium")
-QUIET = [
-    "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync",
-]  # fmt: skip
-"""It asks no host of its maker."""
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """One for all tests of a process."""
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium on PATH (Debian: apt install chromium)")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET, chromium_sandbox=False)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
+from tests.browser import CHROMIUM, QUIET
 from tests.redis_server import RedisServer
-from tests.service.pages.conftest import CHROMIUM, QUIET
 from tests.service.pages.showcase import furnish
 from tests.service.running import running
 from tests.stack import ROOT
