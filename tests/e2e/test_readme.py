@@ -48,8 +48,8 @@ def queued(api: Longhaul) -> str:
 def two(api: Longhaul) -> str:
     """Two jobs that docs/memory.md names."""
     job = {"model": "builtin:t5-tiny", "data": {"train": "recipes.jsonl"}}
-    api.submit({**job, "name": "recipes"})
-    return str(api.submit({**job, "name": "recipes-long", "training": {"epochs": 9}})["id"])
+    api.submit({**job, "name": "soups"})
+    return str(api.submit({**job, "name": "soups-long", "training": {"epochs": 9}})["id"])
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
   "name": "chef", "data": {"train": "recipes.jsonl", "max_input_tokens": 256, "max_target_tokens": 256},
   "training": {"epochs": 5, "batch_size": 128, "learning_rate": 1e-4}}'""": Here(CREATED),
     "longhaul plan job.json --png plan.png": Here(r"what was tried"),
-    "longhaul compare recipes recipes-long --png comparison.png": Here(r"training\.epochs +5 +9", two),
+    "longhaul compare soups soups-long --png comparison.png": Here(r"training\.epochs +5 +9", two),
 }
 ALONE = ("make", "$EDITOR", "cp", "export")
 """First words of commands that need no service."""
