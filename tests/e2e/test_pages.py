@@ -92,7 +92,7 @@ def test_rows_of_three_formats_are_recognized_shown_and_planned(stack: Stack, tm
 
 def test_from_a_file_to_a_model_by_keyboard_across_a_restart(stack: Stack, browser: Browser, data: Path) -> None:
     with stack, WatchedPage(browser) as watched:
-        watched.expected = ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE", "409"]
+        watched.expected = ["net::ERR_", "409"]  # the service is killed
         stack.start("service", "check", "prepare", "train")
         page = watched.page
         page.goto(stack.url)
