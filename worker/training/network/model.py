@@ -135,8 +135,9 @@ def load(
     pointers = guards.pointers_of(model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     size = sum(parameter.nbytes for parameter in model.parameters())
-    task.configure(model, fused=fused, dropout=dropout)
-    method.inject(model, seed, layout.head_modules)
+    with _loading:  # while a model is loaded, torch's default dtype is another one for the whole process
+        task.configure(model, fused=fused, dropout=dropout)
+        method.inject(model, seed, layout.head_modules)
     guards.check_not_copied(model, pointers, added=True)
     if activation_checkpointing:
         # Blocks are counted through encoder and decoder; use_reentrant=False restores the dropout RNG by itself.
