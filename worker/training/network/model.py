@@ -103,9 +103,9 @@ def load(
     method = method or Full()
     guards.check_device(device, method.dtype)
     transformers_logging.disable_progress_bar()
-    # Before anything is loaded, and because not all of it can be seen afterwards: int8 weights, for one, become bf16
-    # without a word, and a torn file raises whatever it likes.
-    with _loading:  # whatever builds a model sets torch's default dtype for the whole process meanwhile
+    with _loading:  # whatever builds a model sets torch's default dtype, for the whole process, until it has built it
+        # Before anything is loaded, and because not all of it can be seen afterwards: int8 weights, for one, become
+        # bf16 without a word, and a torn file raises whatever it likes.
         validate_folder(folder, folder.name, task)
         # Imports of the architecture, lazily made by transformers, are not the model's memory.
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -125,18 +125,16 @@ def load(
         _touch(model)
         peak = _peak(device) - before
         seconds = time.perf_counter() - start
-    guards.check_all_loaded(info)
-    guards.check_placement(model, method.dtype, device)
-    config = read_config(folder, folder.name)
-    with _loading:
+        guards.check_all_loaded(info)
+        guards.check_placement(model, method.dtype, device)
+        config = read_config(folder, folder.name)
         layout = task.layout(config)
-    guards.check_tie(model, layout, folder)
-    for key, value in (task.generation(folder) or {}).items():
-        setattr(model.generation_config, key, value)
-    pointers = guards.pointers_of(model)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    size = sum(parameter.nbytes for parameter in model.parameters())
-    with _loading:
+        guards.check_tie(model, layout, folder)
+        for key, value in (task.generation(folder) or {}).items():
+            setattr(model.generation_config, key, value)
+        pointers = guards.pointers_of(model)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        size = sum(parameter.nbytes for parameter in model.parameters())
         task.configure(model, fused=fused, dropout=dropout)
         method.inject(model, seed, layout.head_modules)
     guards.check_not_copied(model, pointers, added=True)
