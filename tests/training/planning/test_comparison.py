@@ -191,8 +191,8 @@ def test_seed_002_names_the_three_lines_and_nothing_else(monkeypatch: pytest.Mon
 def test_the_example_in_the_docs_is_the_planners() -> None:
     planned = Planned(QWEN_7B, QWEN, GPU)
     planned.limit = 19 * GIB
-    refused = planned.job("chef-long", {"data": {"max_tokens": 2048}, "method": {"adapter_dtype": "float32"}})
-    cause = cause_of(compare([planned.job("chef"), refused]))
+    refused = planned.job("soups-long", {"data": {"max_tokens": 2048}, "method": {"adapter_dtype": "float32"}})
+    cause = cause_of(compare([planned.job("soups"), refused]))
     assert cause.text in (ROOT / "docs" / "memory.md").read_text().replace("\n> ", " ")
 
 
