@@ -98,8 +98,9 @@ def measured(folder: Path, redis_url: str, arguments: argparse.Namespace) -> dic
         print(f"{len(ids):,} jobs, and one with {arguments.rows:,} rows of metrics", flush=True)
         alone = loaded(client.url, ids, arguments.seconds)
         command = [sys.executable, "-m", "benchmarks.page", "--be-pages", client.url, job]
-        pages = subprocess.Popen([*command, "--pages", str(arguments.pages)])
+        pages = subprocess.Popen([*command, "--pages", str(arguments.pages)], stdout=subprocess.PIPE)
         try:
+            assert pages.stdout is not None and pages.stdout.readline(), "the pages did not open"
             beside = loaded(client.url, ids, arguments.seconds)
             assert pages.poll() is None, "the open pages have failed"
         finally:
@@ -185,13 +186,15 @@ async def be_pages(url: str, job: str, pages: int) -> None:
     one = httpx.AsyncClient(base_url=url, timeout=30, limits=limits, trust_env=False)
     async with one as client, asyncio.TaskGroup() as group:
         for number in range(pages):
-            group.create_task(be_page(client, job if number % 2 else None, delay_s=3.0 * number / pages))
+            path = f"/jobs/{job}" if number % 2 else "/"
+            (await client.get(path, headers=HTML)).raise_for_status()
+            group.create_task(be_page(client, path, job if number % 2 else None))
+            await asyncio.sleep(3.0 / pages)  # people do not open them all at once
+        print("all are open", flush=True)
 
 
-async def be_page(client: httpx.AsyncClient, job: str | None, *, delay_s: float) -> None:
+async def be_page(client: httpx.AsyncClient, path: str, job: str | None) -> None:
     """The table of jobs, or a running job."""
-    await asyncio.sleep(delay_s)
-    path = f"/jobs/{job}" if job else "/"
     async with asyncio.TaskGroup() as group:
         group.create_task(again(client, path, 3.0, HTML))
         if job:

@@ -66,6 +66,14 @@ MOST_LABELS = 10_000
 """Classes that a classifier can have."""
 
 
+_Text = Annotated[str, Field(min_length=1, max_length=512)]
+Label = Annotated[
+    _Text,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value, json_schema_input_type=_Text | int),
+]
+"""A class by its name. Numbers are taken for the texts that they are in the rows."""
+
+
 class TaskSpec(Part):
     """What the model learns."""
 
@@ -81,7 +89,7 @@ class TaskSpec(Part):
     """Task `classification`: a row has any number of labels, a list that may be empty; false: one."""
     class_weights: Literal["none", "balanced"] = "none"
     """Task `classification`: `balanced` gives every class the same weight in the loss, however rare it is."""
-    labels: Annotated[list[Annotated[str, Field(min_length=1, max_length=512)]], Field(min_length=1)] | None = None
+    labels: Annotated[list[Label], Field(min_length=1)] | None = None
     """Task `classification`: the labels, in the order of their numbers, at most 10,000; a row with another one is
     rejected. Null: those that the rows have, sorted."""
 

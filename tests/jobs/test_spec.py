@@ -429,3 +429,12 @@ def test_a_wrong_source_is_named_by_its_place(train: object, param: str, said: s
     assert said in str(refused.value)
     if "sorce" in param:
         assert refused.value.hint is not None and refused.value.hint.startswith("did you mean source?")
+
+
+def test_labels_may_be_given_as_the_numbers_that_the_rows_have() -> None:
+    spec = parse_spec({"data": {"train": "rows.jsonl"}, "task": {"type": "classification", "labels": [0, 1, "two"]}})
+    assert spec.task.labels == ["0", "1", "two"]
+    for given in (True, 1.5, None):
+        with pytest.raises(UserError) as refused:
+            parse_spec({"data": {"train": "rows.jsonl"}, "task": {"type": "classification", "labels": [given]}})
+        assert "task.labels: must be a string" in str(refused.value)

@@ -100,7 +100,7 @@ def draw(
             title += f", from {max(loss for _, loss in [*points, *held_out]):.4g}"
         axes.set_title(title.replace("$", r"\$"), color=INK, fontsize=11, loc="left", wrap=True)
         axes.set_xlabel("step", color=INK)
-        axes.set_ylabel("loss (nats per token)", color=INK)
+        axes.set_ylabel("loss (nats)", color=INK)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axes.tick_params(colors=INK)
