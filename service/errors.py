@@ -106,6 +106,14 @@ def longhaul_error_response(request: Request, error: LonghaulError) -> JSONRespo
     raise error
 
 
+def invalid_response(error: RequestValidationError) -> JSONResponse:
+    """What a parameter that cannot be is answered with."""
+    first = error.errors()[0]
+    # Of a parameter that may be repeated the loc says which one as well: that is no part of its name.
+    param = ".".join(part for part in first["loc"][1:] if isinstance(part, str)) or None
+    return error_response(422, "invalid_value", f"{param}: {first['msg']}", param=param)
+
+
 def install(app: FastAPI) -> None:
     """Make the application answer every error, its framework's own included, in the one shape."""
 
@@ -130,10 +138,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def _invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        # Of a parameter that may be repeated the loc says which one as well: that is no part of its name.
-        param = ".".join(part for part in first["loc"][1:] if isinstance(part, str)) or None
-        return error_response(422, "invalid_value", f"{param}: {first['msg']}", param=param)
+        return invalid_response(error)
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> JSONResponse:

@@ -107,7 +107,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     errors.install(app)
     document.install(app)
     app.include_router(
-        pages.routes(actions, uploads, kept, render)
+        pages.routes(actions, uploads, kept, render, settings.public_url)
     )  # first: they leave to the others what is not theirs
     app.include_router(new_job.routes(actions, uploads, render))
     app.include_router(sign_in.routes(keys, sessions, refusals, render, static))

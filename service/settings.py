@@ -29,6 +29,8 @@ class ServiceSettings:
     api_key: str | None = field(default=None, repr=False)
     api_keys_file: Path | None = None
     """Names and hashes of more keys (jobs/process/keys.py)."""
+    public_url: str | None = None
+    """Where people reach the service, for what they copy from its pages; None: where they asked."""
     rate_limit: float = 300.0
     """Requests a second for each key, or for each address where no key is needed; 0: no limit."""
     keep_alive_s: float = 15.0
@@ -74,6 +76,7 @@ def read_settings(environment: Mapping[str, str]) -> ServiceSettings:
         port=int(port),
         api_key=given.get("LONGHAUL_API_KEY"),
         api_keys_file=Path(keys) if (keys := given.get("LONGHAUL_API_KEYS_FILE")) else None,
+        public_url=given.get("LONGHAUL_PUBLIC_URL", "").rstrip("/") or None,
         rate_limit=_rate(given.get("LONGHAUL_RATE_LIMIT", "300")),
         log=log_format(given.get("LONGHAUL_LOG", "text")),
     )

@@ -18,11 +18,11 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.edge.keys import Keys
 from service.edge.limits import SIGN_IN, Buckets, address, is_open, too_many
-from service.edge.sessions import COOKIE, CSRF_HEADER, Sessions
+from service.edge.sessions import CSRF_HEADER, Sessions, cookie_name
 from service.errors import error_response, wants_page
 from service.settings import is_loopback
 
@@ -43,21 +43,35 @@ class BearerKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope) if scope["type"] == "http" and not is_open(scope["path"]) else None
         if refusal is None:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, self._while_valid(scope, send))
             return
-        wait_s = self._refusals.take(address(scope))
+        # Where one signs in everybody may go: who does that must not be kept out by what others send.
+        wait_s = 0.0 if refusal.status_code == 303 else self._refusals.take(address(scope))
         if wait_s:
             refusal = too_many("too many requests without a right key from one address", wait_s)
         await refusal(scope, receive, send)
+
+    def _while_valid(self, scope: Scope, send: Send) -> Send:
+        """Ends a stream, such as that of events, when its key is revoked."""
+        name, ended = scope.get("state", {}).get("key_name"), False
+
+        async def send_valid(message: Message) -> None:
+            nonlocal ended
+            if ended:
+                return
+            ended = bool(message.get("more_body")) and self._keys.digest(name) is None
+            await send({"type": "http.response.body", "body": b""} if ended else message)
+
+        return send if name is None else send_valid
 
     def _refusal(self, scope: Scope) -> Response | None:
         """None: come in. Sets the key's name, and the CSRF token of a session."""
         state, headers = scope.setdefault("state", {}), Headers(scope=scope)
         state["key_name"] = None
         if not self._keys.needed:
-            return _foreign(headers)
+            return None if _is_visit(scope, headers) else _foreign(headers)
         given = headers.get("authorization", "")
-        if not given and (cookie := cookie_parser(headers.get("cookie", "")).get(COOKIE)):
+        if not given and (cookie := cookie_parser(headers.get("cookie", "")).get(cookie_name(headers.get("host", "")))):
             state["key_name"] = self._sessions.name_of(cookie)
             if state["key_name"] is not None:
                 state["csrf_token"] = self._sessions.csrf_token(cookie)
@@ -91,6 +105,12 @@ def comes_from_own_page(headers: Headers) -> bool:
     """Whether no browser says that a page of another address asks."""
     own = all(urlsplit(origin).netloc == headers.get("host", "") for origin in headers.getlist("origin"))
     return own and headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+
+
+def _is_visit(scope: Scope, headers: Headers) -> bool:
+    """Whether somebody follows a link to a page, from wherever: its own site cannot see what they see."""
+    whole = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+    return whole and wants_page(scope) and _names_this_machine(headers.get("host", ""))
 
 
 def _foreign(headers: Headers) -> JSONResponse | None:

@@ -2,6 +2,7 @@
 
 A user may have written a token into a job's metadata, a library into an error message, a trainer into its log. Files
 that are downloaded are what they are, byte for byte. JSON means what it meant: there an escape is written as `\\u…`.
+Pages are not searched: of these the values are, one by one, before they become HTML (service/pages/render.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jobs.process.secrets import redact
 from jobs.text.printable import escaped, without_controls
 
 JSON = ("application/json", "text/event-stream")
-TEXT = (*JSON, "text/plain", "text/html")
+TEXT = (*JSON, "text/plain")
 
 
 class RedactSecrets:
@@ -67,10 +68,21 @@ async def _clean(body: bytes, is_json: bool) -> bytes:
     return _search(body, is_json) if len(body) <= 64 * 1024 else await run_in_threadpool(_search, body, is_json)
 
 
+def without_secrets(text: str) -> str:
+    """A text as people may see it."""
+    return _word(text) if len(text) < _WORD else _readable(text)
+
+
+def _readable(text: str) -> str:
+    # Controls are taken out first: what is left might otherwise come together to a secret.
+    return redact(without_controls(text))
+
+
 def _search(body: bytes, is_json: bool) -> bytes:
     text = body.decode(errors="replace")
-    # Controls are taken out first: what is left might otherwise come together to a secret.
-    return (escaped(redact(text)) if is_json else redact(without_controls(text))).encode()
+    return (escaped(redact(text)) if is_json else _readable(text)).encode()
 
 
 _short = lru_cache(maxsize=512)(_search)
+_word = lru_cache(maxsize=4096)(_readable)
+_WORD = 200

@@ -7,6 +7,7 @@ of the service and the digest of the key. So a session outlives a restart, and e
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import hmac
 import os
@@ -17,11 +18,17 @@ from pathlib import Path
 
 from service.edge.keys import Keys
 
-COOKIE = "longhaul_session"
 CSRF_HEADER = "x-csrf-token"
 LASTS_S = 7 * 24 * 3600
 SECRET = ".session-secret"
 """In the folder of uploads, which no other process of Longhaul writes."""
+SECRET_BYTES = 32
+
+
+def cookie_name(host: str) -> str:
+    """Of a session at this `Host`. It has the port, for browsers send a cookie to every port of a host."""
+    port = host.rpartition(":")[2]
+    return f"longhaul_session_{port}" if port.isdecimal() else "longhaul_session"
 
 
 class Sessions:
@@ -69,12 +76,16 @@ class Sessions:
             fresh = file.with_name(f"{SECRET}-{secrets.token_hex(8)}")
             if not file.exists():
                 with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
-                    made.write(secrets.token_bytes(32))
+                    made.write(secrets.token_bytes(SECRET_BYTES))
                 try:
                     os.link(fresh, file)
                 except FileExistsError:
                     pass
                 finally:
                     fresh.unlink()
-            self._secret = file.read_bytes()
+            found = file.read_bytes()
+            if len(found) != SECRET_BYTES:
+                reason = f"{SECRET_BYTES} bytes are expected, not {len(found)}: remove it, and all sign in again"
+                raise OSError(errno.EINVAL, reason, str(file))
+            self._secret = found
         return self._secret

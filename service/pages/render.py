@@ -5,14 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from service.edge.headers import PAGE_HEADERS
+from service.edge.redaction import without_secrets
 from service.pages.static import StaticFiles
 from service.pages.words import FILTERS
 
 TEMPLATES = Path(__file__).parent / "templates"
+
+
+def is_encrypted(request: Request) -> bool:
+    """Whether the browser speaks TLS, if only to a proxy before us."""
+    return request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"
 
 
 class Renderer:
@@ -20,8 +27,8 @@ class Renderer:
 
     def __init__(self, static: StaticFiles) -> None:
         self._environment = Environment(
-            loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-            lstrip_blocks=True,
+            loader=FileSystemLoader(TEMPLATES), autoescape=True, finalize=_shown, undefined=StrictUndefined,
+            trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self._environment.filters |= FILTERS
         self._environment.globals["static"] = static.url
@@ -33,3 +40,8 @@ class Renderer:
             key_name=state.get("key_name"), csrf_token=state.get("csrf_token", ""), path=request.url.path, **values
         )
         return HTMLResponse(content, status, headers=PAGE_HEADERS)
+
+
+def _shown(value: object) -> object:
+    """What an expression of a template shows: a text without secrets and controls, before it is escaped."""
+    return without_secrets(value) if isinstance(value, str) and not isinstance(value, Markup) else value

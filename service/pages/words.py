@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import UTC, datetime
 
@@ -47,12 +48,21 @@ def small(value: float | None) -> str:
 
 def moment(at: float) -> str:
     """UTC; a script shows it in the time zone of whoever looks."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    found = _date(at)
+    return DASH if found is None else found.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def iso(at: float) -> str:
     """For `<time datetime>`."""
-    return datetime.fromtimestamp(at, UTC).isoformat()
+    found = _date(at)
+    return "" if found is None else found.isoformat()
+
+
+def _date(at: float) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(at, UTC)
+    except (OverflowError, ValueError, OSError):  # no time that a calendar has
+        return None
 
 
 def code(text: str) -> Markup:
@@ -140,5 +150,5 @@ def cost(difference: Difference, place: int) -> str:
 FILTERS = {
     "duration": duration, "size": size, "figure": figure, "whole": whole, "percent": percent, "small": small,
     "moment": moment, "iso": iso, "now": now, "code": code, "layers": layers, "parameters": format_parameters,
-    "cost": cost, "value_text": value_text, "sizes": lambda counts: bytes_alike(*counts),
+    "cost": cost, "value_text": value_text, "json": json.dumps, "sizes": lambda counts: bytes_alike(*counts),
 }  # fmt: skip

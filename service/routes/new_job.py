@@ -76,14 +76,17 @@ def routes(actions: Actions, uploads: Uploads, render: Renderer) -> APIRouter:
         if complete and plan and preview:
             kind = kind or kind_of(plan, preview)
         plain = [each for each in DATA_SUFFIXES if not each.endswith((".gz", ".zst"))]
+        # A link on a page of another address, or in a chat, names rows but has nothing done with them.
+        own = request.headers.get("sec-fetch-site") == "same-origin"
+        begins = not checked and bool(source or (data and own))
         unattended = not any(each.stage == "check" and each.healthy for each in actions.store.workers.all())
         return render.page(
             request, "new.html", groups=groups(), fields=fields(), given=given, first=ASKED_FIRST,
             endings=DATA_SUFFIXES, plain_endings=plain, most_bytes=uploads.most, recognizers=RECOGNIZERS,
             uploaded=uploads.page("", UPLOADS_LISTED)[0], source=source, began_with=_minimal(source),
-            changed=_changed(source, checked), checked=checked, recognize=recognize, unattended=unattended,
-            stale=not complete, plan=None if recognize else plan, preview=preview, report=None, kind=kind,
-            models=MODELS_TO_TRY[kind] if kind else {}, event_types=" ".join(EVENT_TYPES),
+            changed=_changed(source, checked), begins=begins, checked=checked, recognize=recognize,
+            unattended=unattended, stale=not complete, plan=None if recognize else plan, preview=preview, report=None,
+            kind=kind, models=MODELS_TO_TRY[kind] if kind else {}, event_types=" ".join(EVENT_TYPES),
         )  # fmt: skip
 
     return router

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.routing import Match
@@ -24,13 +25,13 @@ from jobs.redis.queries import Filter
 from jobs.redis.store import RawJob
 from service import answers
 from service.answers.conversion import event_answer, job_answer
-from service.errors import longhaul_error_response, wants_page
+from service.errors import invalid_response, longhaul_error_response, wants_page
 from service.files.confined import NoFile, content, files_of
 from service.files.uploads import Uploads
 from service.jobs.actions import Actions
 from service.jobs.checkpoints import checkpoints_of
 from service.pages.job_story import JobStory, side_by_side, story_of
-from service.pages.render import Renderer
+from service.pages.render import Renderer, is_encrypted
 from service.reading.metric_series import SeriesCache
 from service.routes.comparisons import comparison_of
 
@@ -72,16 +73,20 @@ def page_routes(render: Renderer) -> APIRouter:
                     return await answer(request)
                 except LonghaulError as error:
                     refusal = longhaul_error_response(request, error)
-                    said = json.loads(bytes(refusal.body))["error"]
-                    return render.page(request, "error.html", refusal.status_code, error=said)
+                except RequestValidationError as error:
+                    refusal = invalid_response(error)
+                said = json.loads(bytes(refusal.body))["error"]
+                return render.page(request, "error.html", refusal.status_code, error=said)
 
             return handler
 
     return APIRouter(include_in_schema=False, route_class=PageRoute)
 
 
-def routes(actions: Actions, uploads: Uploads, kept: SeriesCache, render: Renderer) -> APIRouter:
-    """`/`, `/jobs/{id}`, `/compare`, `/datasets` and `/workers`, to be looked at."""
+def routes(
+    actions: Actions, uploads: Uploads, kept: SeriesCache, render: Renderer, public_url: str | None
+) -> APIRouter:
+    """`/`, `/jobs/{id}`, `/compare`, `/datasets` and `/workers`, to be looked at. `public_url`: of the service."""
     router = page_routes(render)
 
     @lru_cache(maxsize=1024)  # tables are asked for again and again; the key is all that an answer is made of
@@ -141,7 +146,8 @@ def routes(actions: Actions, uploads: Uploads, kept: SeriesCache, render: Render
             values["checkpoints"] = checkpoints_of(run, kept, runs_name=actions.runs.name)
             values["files"] = [(file.path, file.status.st_size, file.status.st_mtime) for file in files_of(run.path)]
         if tab == "reproduce":
-            values["base_url"] = str(request.base_url).rstrip("/")
+            scheme = "https" if is_encrypted(request) else "http"
+            values["base_url"] = public_url or f"{scheme}://{request.url.netloc}"
             values["spec_json"] = one.spec.model_dump_json(indent=2, exclude_defaults=True) if one.spec else None
         return render.page(
             request, "job.html", job=one, tab=tab, tabs=TABS, event_types=" ".join(EVENT_TYPES), **values

@@ -11,9 +11,9 @@ from jobs.errors import NotFound
 from service.edge.auth import comes_from_own_page
 from service.edge.keys import Keys
 from service.edge.limits import SIGN_IN, Buckets, address, too_many
-from service.edge.sessions import COOKIE, LASTS_S, Sessions
+from service.edge.sessions import LASTS_S, Sessions, cookie_name
 from service.errors import BodyTooLarge, error_response
-from service.pages.render import Renderer
+from service.pages.render import Renderer, is_encrypted
 from service.pages.static import StaticFiles
 
 MOST_BYTES = 4096
@@ -37,25 +37,25 @@ def routes(keys: Keys, sessions: Sessions, refusals: Buckets, render: Renderer, 
         """A session for whoever sends a key."""
         if not comes_from_own_page(request.headers):
             return error_response(403, "foreign_origin", "the form comes from a page of another address")
-        form = parse_qs(await _small_body(request))
-        name = keys.name_of(form.get(b"key", [b""])[0].strip())
-        target = _inside(form.get(b"next", [b"/"])[0].decode(errors="replace"))
+        form = parse_qs((await _small_body(request)).decode(errors="replace"))
+        name = keys.name_of(form.get("key", [""])[0].strip().encode())
+        target = _inside(form.get("next", ["/"])[0])
         if name is None:
-            if wait_s := refusals.take(address(request.scope)):
+            if wait_s := refusals.take(f"sign-in {address(request.scope)}"):
                 return too_many("too many requests without a right key from one address", wait_s)
             return render.page(request, "sign_in.html", 401, next=target, wrong=True)
         answer = RedirectResponse(target, status_code=303)
-        secure = request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"
         answer.set_cookie(
-            COOKIE, sessions.open(name), max_age=LASTS_S, httponly=True, samesite="strict", secure=secure
+            cookie_name(request.headers.get("host", "")), sessions.open(name), max_age=LASTS_S, httponly=True,
+            samesite="strict", secure=is_encrypted(request),
         )  # fmt: skip
         return answer
 
     @router.post("/sign-out")
-    def sign_out() -> Response:
+    def sign_out(request: Request) -> Response:
         """The browser forgets its session."""
         answer = Response(status_code=204)
-        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        answer.delete_cookie(cookie_name(request.headers.get("host", "")), httponly=True, samesite="strict")
         return answer
 
     @router.get("/static/{version}/{name:path}")

@@ -90,7 +90,9 @@ def test_rows_of_three_formats_are_recognized_shown_and_planned(stack: Stack, tm
         assert watched.faults == []
 
 
-def test_from_a_file_to_a_model_by_keyboard_across_a_restart(stack: Stack, browser: Browser, data: Path) -> None:
+def test_from_a_file_to_a_model_and_a_comparison_by_keyboard_across_a_restart(
+    stack: Stack, browser: Browser, data: Path
+) -> None:
     with stack, WatchedPage(browser) as watched:
         watched.expected = ["net::ERR_", "409"]  # the service is killed
         stack.start("service", "check", "prepare", "train")
@@ -141,7 +143,29 @@ def test_from_a_file_to_a_model_by_keyboard_across_a_restart(stack: Stack, brows
         # → finished, with every point of the curve
         page.locator("h1 .state.succeeded").wait_for(timeout=CHECKED_MS)
         expect(charts).to_have_attribute("data-drawn", "120", timeout=60_000)
-        # (here two jobs will be compared) → download
+        # → compare with a clone, before it trains: what differs, and nothing else
+        job = page.url
+        stack.kill("train")
+        press(page, page.get_by_role("link", name="Clone"))
+        press(page, page.locator("#more > summary"))
+        press(page, page.locator("#group-training > summary"))
+        write(page, "training.batch_size", "16")
+        expect(page.locator("#check")).to_contain_text("120 steps", timeout=CHECKED_MS)
+        press(page, page.locator("#start"))
+        page.wait_for_url("**/jobs/job-*")
+        page.locator("h1 .state.queued").wait_for(timeout=CHECKED_MS)
+        press(page, page.get_by_role("link", name="Jobs"))
+        boxes = page.locator("input[name='compare']")
+        expect(boxes).to_have_count(2)
+        for box in boxes.all():
+            press(page, box, "Space")
+        press(page, page.get_by_role("button", name="Compare"))
+        page.wait_for_url("**/compare?jobs=*")
+        settings = page.get_by_role("region", name="Settings").locator("tbody tr")
+        expect(settings).to_have_count(1)
+        expect(settings.first).to_contain_text("training.batch_size")
+        # → download
+        page.goto(job)
         with page.expect_download() as download:
             press(page, page.get_by_role("link", name="Download the model"))
         with tarfile.open(download.value.path()) as model:

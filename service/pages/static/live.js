@@ -63,7 +63,7 @@ function soon() {
 // A browser closes the stream for good when the job has ended (204), and when the service is not there yet.
 function listen() {
   const wanted = main.dataset.events;
-  if (source && source.wanted === wanted) return;
+  if (document.hidden || (source && source.wanted === wanted)) return;
   source?.close();
   source = null;
   if (!wanted) return;
@@ -89,7 +89,13 @@ export function showTimes(root) {
   }
 }
 
-document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : refresh()));
+// A browser has six connections to a service: pages that nobody sees hold none.
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) return refresh();
+  clearTimeout(timer);
+  source?.close();
+  source = null;
+});
 document.getElementById("theme").addEventListener("click", () => {
   const root = document.documentElement;
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;

@@ -123,9 +123,13 @@ function showErrors(error, alone) {
 
 // -- dry runs -----------------------------------------------------------------------------------------------------------
 
+// Of this tab: an address may name any job.
+const own = new Set(JSON.parse(sessionStorage.getItem("dry-runs") ?? "[]"));
+const remember = (job) => sessionStorage.setItem("dry-runs", JSON.stringify([...own.add(job)]));
+
 // Nobody looks at a dry run of other answers: what lists do not show goes, or at least costs nothing more.
 async function discard(job, ended) {
-  if (!job) return;
+  if (!own.has(job)) return;
   await send(...(ended ? ["DELETE", `/jobs/${job}`] : ["POST", `/jobs/${job}/cancel`])).catch(() => undefined);
 }
 
@@ -145,6 +149,7 @@ async function plan() {
     if (mine === turn) showErrors(error, true);
     return;
   }
+  remember(made.id);
   if (mine !== turn) return discard(made.id, false);
   showErrors(null);
   const query = new URLSearchParams(location.search), before = query.get("check"), { state } = check();
@@ -222,7 +227,7 @@ form.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.target.tagName !== "INPUT") return;
   event.preventDefault();
   if (event.target.type === "file") event.target.click();
-  else if (dirty) plan();
+  else if (dirty || !check().job) plan();
 });
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
@@ -252,4 +257,4 @@ chosenFile(async (file) => {
 document.addEventListener("page:changed", arrived);
 switchFields();
 arrived();
-if (!check().job && field("data.train").value) plan();
+if (form.dataset.begins) plan();

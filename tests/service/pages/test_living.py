@@ -163,6 +163,39 @@ def test_texts_from_data_are_texts(service: Service, browser: Browser, width: in
         assert watched.faults == []
 
 
+def test_words_that_announce_a_secret_change_no_page(service: Service, watched: WatchedPage) -> None:
+    job, page = (
+        queued(service, "chef", data={"train": "rows.jsonl", "input": "{question}\nPassword:", "target": "{a}"}),
+        watched.page,
+    )
+    service.append(job, STARTED)
+    said = Sample(input="How do I choose a new password:", target='{"api_key": "abcdefgh12345678"}', generated="Sorry")
+    service.append(job, EvaluationFinished(step=0, loss=1.0, rows=1, seconds=1.0, best=True, samples=[said]))
+    page.goto(f"{service.url}/jobs/{job}?tab=samples")
+    expect(page.locator("table.samples td")).to_have_text([said.input, '{"api_key": "***"}', "Sorry", "Sorry"])
+    page.goto(f"{service.url}/new?clone={job}")
+    expect(page.locator("[name='data.input']")).to_have_value("{question}\nPassword:")
+    expect(page.locator("[name='data.target']")).to_have_count(1)
+
+
+HIDE = """
+Object.defineProperty(document, "hidden", { value: true, configurable: true });
+document.dispatchEvent(new Event("visibilitychange"));
+"""
+
+
+def test_any_number_of_tabs_can_be_open(service: Service, watched: WatchedPage) -> None:
+    job = queued(service, "chef")
+    for _ in range(8):  # a browser has six connections to a service
+        page = watched.page.context.new_page()
+        page.goto(f"{service.url}/jobs/{job}")
+        expect(page.locator("h1 .state")).to_have_text("queued")
+        page.evaluate(HIDE)
+    service.append(job, STARTED)
+    page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+    expect(page.locator("h1 .state")).to_have_text("running")
+
+
 def test_a_page_of_an_unknown_job_says_so(service: Service, watched: WatchedPage) -> None:
     watched.expected = ["404"]
     answer = watched.page.goto(f"{service.url}/jobs/job-00000000000000000000")

@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
 from jobs.disk.rundir import RunDir
-from jobs.events import Fault, JobFailed, JobValidated
+from jobs.events import Fault, JobCancelled, JobFailed, JobValidated
 from jobs.heartbeat import WorkerHeartbeat
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.preview import DataPreview, RowPreview, SourcePreview, SpanPreview, TextPreview
@@ -126,6 +126,31 @@ def test_an_answer_is_planned_before_the_job_is_made(service: Service, watched: 
     page.get_by_role("heading", name="Clone of My-rows-1-").wait_for()
 
 
+def test_an_address_has_nothing_deleted_and_no_rows_read(service: Service, watched: WatchedPage) -> None:
+    has_checker(service)
+    service.request("PUT", "/datasets/unused.jsonl", data=b'{"input": "a", "target": "b"}\n')
+    older, other = service.submit(), service.submit()
+    service.append(other, JobCancelled())
+    dry = service.post("/jobs?dry_run=true", json={"model": "builtin:t5-tiny", "data": {"train": "rows.jsonl"}}).json()
+    validate(service, dry["id"])
+    page, asked = watched.page, list[str]()
+    watched.expected = ["422", "404"]
+    page.on("request", lambda request: asked.append(request.method))
+    for shown in ("../datasets/unused.jsonl", f"../jobs/{other}", other, older):
+        page.goto(f"{service.url}/new?check={dry['id']}&shown={shown}")
+        page.wait_for_load_state("networkidle")
+    page.goto(f"{service.url}/new?data=dataset:unused.jsonl")
+    page.get_by_text("Press Enter in the field of the rows").wait_for()
+    page.wait_for_load_state("networkidle")
+    assert set(asked) == {"GET"}
+    assert service.get("/datasets/unused.jsonl").ok and service.get(f"/jobs/{other}").ok
+    page.locator("[name='data.train']").press("Enter")
+    shown_check(watched)
+    page.goto(service.url + "/datasets")
+    page.locator("a[href*='/new?data=']").click()  # here somebody wants it
+    shown_check(watched)
+
+
 def test_a_clone_begins_as_the_same_job_and_says_what_was_changed(service: Service, watched: WatchedPage) -> None:
     has_checker(service)
     source = service.submit(**RICH)
@@ -167,6 +192,7 @@ def test_every_error_of_a_job_stands_at_its_field(service: Service, watched: Wat
     watched.expected = ["422"]
     page = watched.page
     page.goto(f"{service.url}/new?data=rows.jsonl")
+    page.locator("[name='data.train']").press("Enter")
     first = shown_check(watched)
     page.locator("#more > summary").click()
     page.locator("#group-training > summary").click()
@@ -220,6 +246,7 @@ def test_what_comes_from_data_is_text(service: Service, watched: WatchedPage) ->
 def test_without_a_worker_it_says_so_and_continues_when_there_is_one(service: Service, watched: WatchedPage) -> None:
     page = watched.page
     page.goto(f"{service.url}/new?data=rows.jsonl")
+    page.locator("[name='data.train']").press("Enter")
     page.get_by_text("Nobody checks jobs right now").wait_for()
     assert page.locator("#start").is_disabled(), "nobody has chosen a model"
     page.get_by_label("Which model?").fill("builtin:t5-tiny")

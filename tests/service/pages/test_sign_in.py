@@ -11,11 +11,13 @@ import pytest
 import requests
 from playwright.sync_api import Browser
 
+from jobs.events import JobPriorityChanged
 from jobs.process.keys import new_key
 from service.edge.keys import Keys
-from service.edge.sessions import COOKIE, CSRF_HEADER, LASTS_S, SECRET, Sessions
+from service.edge.sessions import CSRF_HEADER, LASTS_S, SECRET, Sessions, cookie_name
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service, running
+from tests.stack import ROOT
 
 KEY = "lh_of-this-test"
 HTML = {"Accept": "text/html"}
@@ -77,7 +79,7 @@ def test_the_cookie_is_for_this_service_alone_and_says_no_key(guarded: Service) 
 
 def test_a_change_needs_the_token_of_the_session_and_a_page_of_this_service(guarded: Service) -> None:
     job = guarded.submit()
-    cookie = {COOKIE: sign_in(guarded).cookies[COOKIE]}
+    cookie = dict(sign_in(guarded).cookies)
     right = {CSRF_HEADER: csrf_token(guarded, cookie)}
     url = f"{guarded.url}/jobs/{job}/cancel"
     elsewhere = [right | {"Origin": "http://evil.example"}, right | {"Sec-Fetch-Site": "cross-site"}]
@@ -132,6 +134,96 @@ def test_a_session_outlives_a_restart_and_ends_with_its_key_or_its_time(tmp_path
     assert sessions(Keys("another", tmp_path / "keys")).name_of(cookie) is None
     (tmp_path / "uploads" / SECRET).write_bytes(b"0" * 32)
     assert sessions(Keys(None, tmp_path / "keys")).name_of(cookie) is None
+    (tmp_path / "uploads" / SECRET).write_bytes(b"")
+    with pytest.raises(OSError, match="32 bytes are expected, not 0: remove it"):  # else anybody could sign a cookie
+        sessions(Keys(None, tmp_path / "keys")).name_of(cookie)
+
+
+def test_services_on_two_ports_of_a_host_have_cookies_of_their_own(guarded: Service) -> None:
+    (name,) = sign_in(guarded).cookies.keys()
+    assert name == f"longhaul_session_{guarded.settings.port}" == cookie_name(guarded.url.removeprefix("http://"))
+    assert [cookie_name(host) for host in ("box", "box:1", "[::1]", "[::1]:2", "")] == [
+        "longhaul_session", "longhaul_session_1", "longhaul_session", "longhaul_session_2", "longhaul_session",
+    ]  # fmt: skip
+
+
+def test_behind_a_proxy_the_address_that_people_see_is_the_own_one(guarded: Service) -> None:
+    # As docs/security.md has Caddy and nginx send it.
+    seen = {"Host": "box.example.org", "Origin": "https://box.example.org", "X-Forwarded-Proto": "https"}
+    answer = sign_in(guarded, **seen)
+    assert answer.status_code == 303 and answer.headers["Set-Cookie"].startswith("longhaul_session=")
+    docs = (ROOT / "docs" / "security.md").read_text()
+    assert "proxy_set_header Host $http_host;" in docs and "proxy_set_header X-Forwarded-Proto $scheme;" in docs
+    cookie, job = dict(answer.cookies), guarded.submit()
+    url = f"{guarded.url}/jobs/{job}?tab=reproduce"
+    page = requests.get(url, cookies=cookie, headers=seen | HTML, timeout=20).text
+    assert f"curl -X POST https://box.example.org/jobs/{job}/clone" in page
+    assert '-H "Authorization: Bearer $LONGHAUL_API_KEY"' in page
+
+
+def test_keys_of_any_text_are_wrong_or_right_and_never_an_error(redis_url: str, tmp_path: Path) -> None:
+    with running(redis_url, tmp_path, api_key="schlüssel 🔑") as service:
+        assert sign_in(service, key="schlüssel 🔑").status_code == 303
+        for wrong in ("schlüssel", "\0", "%ff"):
+            assert sign_in(service, key=wrong).status_code == 401
+        raw = {"Content-Type": "application/x-www-form-urlencoded"}
+        for body in (b"key=%ff%fe", b"key=\xff\xfe", b"next=%ff&key=a", b"\xff", b""):
+            answer = requests.post(service.url + "/sign-in", data=body, headers=raw, timeout=20)
+            assert answer.status_code == 401, body
+
+
+def test_what_strangers_send_keeps_nobody_from_signing_in(redis_url: str, tmp_path: Path) -> None:
+    with running(redis_url, tmp_path, api_key=KEY, rate_limit=300) as limited, ThreadPoolExecutor(30) as pool:
+        refused = list(pool.map(lambda _: requests.get(limited.url + "/jobs", timeout=20).status_code, range(90)))
+        assert set(refused) == {401, 429}
+        led = requests.get(limited.url + "/", headers=HTML, allow_redirects=False, timeout=20)
+        assert (led.status_code, led.headers["Location"]) == (303, "/sign-in?next=%2F")
+        assert sign_in(limited, key="lh_mistyped").status_code == 401
+        assert sign_in(limited).status_code == 303
+
+
+def test_a_stream_ends_with_the_key_that_opened_it(redis_url: str, tmp_path: Path) -> None:
+    keys, (key, line) = tmp_path / "keys", new_key("ada")
+    keys.write_text(line + "\n")
+    with running(redis_url, tmp_path, api_key=KEY, api_keys_file=keys) as service:
+        job = service.submit()
+        url, mine = (
+            f"{service.url}/jobs/{job}/events",
+            {"Authorization": f"Bearer {key}", "Accept": "text/event-stream"},
+        )
+        with requests.get(url, headers=mine, stream=True, timeout=20) as stream:
+            lines = stream.iter_lines()
+            assert next(each for each in lines if each.startswith(b"data:"))
+            keys.write_text("# nobody\n")
+            service.append(job, JobPriorityChanged(priority=7))
+            assert not [each for each in lines if b"priority_changed" in each]  # and it has ended
+        assert requests.get(url, headers=mine, timeout=20).status_code == 401
+
+
+def test_who_follows_a_link_from_another_site_is_still_signed_in(browser: Browser, guarded: Service) -> None:
+    job = guarded.submit(name="behind the door")
+    with WatchedPage(browser) as watched:
+        page = watched.page
+        page.goto(f"{guarded.url}/sign-in")
+        page.get_by_label("API key").fill(KEY)
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="Jobs").wait_for()
+        target = f"{guarded.url}/jobs/{job}?tab=events"
+        page.goto(f"data:text/html,<a href='{target}'>job</a>")
+        page.get_by_role("link", name="job").click()
+        page.get_by_role("heading", name="behind the door").wait_for()
+        assert page.url == target
+        assert watched.faults == []
+
+
+def test_without_a_key_links_lead_to_pages_and_other_sites_get_nothing(service: Service) -> None:
+    job = service.submit()
+    visit = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    url = f"/jobs/{job}"
+    assert service.get(url, headers=visit | HTML).headers["Content-Type"].startswith("text/html")
+    framed = {"Sec-Fetch-Dest": "iframe"}
+    for refused in (visit, visit | HTML | framed, visit | HTML | {"Host": "evil.example"}):
+        assert service.get(url, headers=refused).json()["error"]["code"] == "foreign_origin"
 
 
 def test_without_a_key_there_is_nothing_to_sign_in_to(service: Service) -> None:
