@@ -121,4 +121,5 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(workers.routes(store))
     app.include_router(prometheus.routes(registry))
     app.include_router(health.routes(store=store, runs=settings.runs, uploads=uploads))
+    app.include_router(pages.nowhere(render))  # last: where nothing else is
     return app

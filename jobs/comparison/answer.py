@@ -181,4 +181,4 @@ def value_text(key: str, value: JsonValue) -> str:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if key.endswith("_bytes") or key.startswith("memory.parts."):
         return format_bytes(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"

@@ -16,8 +16,8 @@ from jobs.events import (
     OomRecovered,
 )
 
-Mark = dict[str, str | int | float]
-"""`step`, `kind` (attempt, checkpoint, oom), `text`; of an evaluation, `step`, `kind` and `loss`."""
+Mark = dict[str, str | int | float | Mapping[str, float]]
+"""`step`, `kind` (attempt, oom) and `text`; of an evaluation `step`, `kind`, `loss` and `metrics`."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def story_of(events: Sequence[Event]) -> JobStory:
             case MemoryMeasured() as measured:
                 pass
     kept = sorted(evaluations.values(), key=lambda each: each.step)
-    marks += [{"step": each.step, "kind": "evaluation", "loss": each.loss} for each in kept]
+    marks += [{"step": each.step, "kind": "evaluation", "loss": each.loss, "metrics": each.metrics} for each in kept]
     return JobStory(tuple(kept), tuple(marks), measured, loaded)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from datetime import UTC, datetime
 
@@ -135,7 +136,8 @@ def _in(at: float) -> str:
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?", "…")) else ".")
+    key = re.match(r"[a-z_]+(\.[\w.]+)?:|\w+\.json\b", text)  # is written as it is
+    return (text if key else text[:1].upper() + text[1:]) + ("" if text.endswith((".", "!", "?", "…")) else ".")
 
 
 def cost(difference: Difference, place: int) -> str:
@@ -147,8 +149,14 @@ def cost(difference: Difference, place: int) -> str:
     return ", ".join(f"{'+' if count > 0 else '−'}{worded(abs(count))}" for count, worded in counts if count)
 
 
+def scale(needed: float, limit: float) -> float:
+    """Bytes at the end of a bar: the limit, unless that is so far off that no part could be seen."""
+    return max(needed, limit) if limit <= 8 * needed else 2 * needed
+
+
 FILTERS = {
     "duration": duration, "size": size, "figure": figure, "whole": whole, "percent": percent, "small": small,
     "moment": moment, "iso": iso, "now": now, "code": code, "layers": layers, "parameters": format_parameters,
-    "cost": cost, "value_text": value_text, "json": json.dumps, "sizes": lambda counts: bytes_alike(*counts),
+    "cost": cost, "value_text": value_text, "json": json.dumps, "scale": scale,
+    "sizes": lambda counts: bytes_alike(*counts),
 }  # fmt: skip

@@ -99,10 +99,17 @@ class Series:
         return found
 
     def pace(self) -> MeanPace:
-        """Means of all rows, and the highest memory."""
+        """Means over the time of all steps, and the highest memory."""
         if not len(self):
             return MeanPace()
-        rows_per_s, tokens_per_s, mfu = (_mean(self._columns[name]) for name in ("rows_per_s", "tokens_per_s", "mfu"))
+        steps = self._columns["step"]
+        seconds = [
+            each * max(0.0, step - before)
+            for each, step, before in zip(self._columns["step_s"], steps, [0.0, *steps[:-1]], strict=True)
+        ]
+        rows_per_s, tokens_per_s, mfu = (
+            _mean_over(self._columns[name], seconds) for name in ("rows_per_s", "tokens_per_s", "mfu")
+        )
         return MeanPace(rows_per_s, tokens_per_s, mfu, int(max(self._columns["memory_bytes"])))
 
     def losses(self, steps: Sequence[int]) -> list[float | None]:
@@ -213,6 +220,13 @@ def _mean(values: array[float]) -> float | None:
         return total / len(values)
     there = [value for value in values if not math.isnan(value)]
     return math.fsum(there) / len(there) if there else None
+
+
+def _mean_over(values: array[float], weights: Sequence[float]) -> float | None:
+    """Of those that are there, each as often as its weight says."""
+    there = [(value, weight) for value, weight in zip(values, weights, strict=True) if not math.isnan(value)]
+    total = math.fsum(weight for _, weight in there)
+    return math.fsum(value * weight for value, weight in there) / total if total else None
 
 
 def _json_number(name: str, value: float) -> float | int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlencode
@@ -16,7 +17,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from jobs.dataset_report import DatasetReport
-from jobs.errors import LonghaulError
+from jobs.errors import LonghaulError, NotFound
 from jobs.events import EVENT_TYPES
 from jobs.plan import Plan
 from jobs.preview import FILE as PREVIEW
@@ -103,16 +104,20 @@ def routes(
         after: str | None = None,
         dry_run: bool = False,
     ) -> Response:
-        """Jobs, newest first, and those that wait in the order of their turn."""
+        """Those at work, those that wait in the order of their turn, then the others, newest first."""
         key, _, value = label.partition("=")
         wanted = Filter(tuple(status or ()), {key: [value]} if label else {}, None if dry_run else False)
         found, has_more = _search(actions, wanted, text.lower(), after)
-        jobs = [shown(job) for job in found]
+        last = found[-1].id if found else None
+        if not (text or label or after):
+            found = _with_queue(actions, found, status or ["running", "queued"])
+        jobs = _in_order([shown(job) for job in found])
+        gpus = {job.id: job.record.gpu for job in found}
         query = {"status": list(status or ()), "label": label, "text": text, "dry_run": "true" if dry_run else ""}
         return render.page(
-            request, "jobs.html", jobs=jobs, waiting=_in_order(jobs), has_more=has_more, states=STATES, query=query,
+            request, "jobs.html", jobs=jobs, gpus=gpus, has_more=has_more, states=STATES, query=query,
             link=lambda **change: "/?" + urlencode({k: v for k, v in (query | change).items() if v}, doseq=True),
-            filtered=bool(status or label or text or after), after=after, last=jobs[-1].id if jobs else None,
+            filtered=bool(status or label or text or after), after=after, last=last,
         )  # fmt: skip
 
     @lru_cache(maxsize=64)
@@ -134,8 +139,11 @@ def routes(
             values |= {"samples": told.samples(evaluation) if evaluation else [], "step": step}
         if tab in ("overview", "data"):
             values["pictures"] = [name for name in PICTURES if (actions.run(job).path / name).is_file()]
+        if tab == "overview":
+            values["pace"] = kept.pace(actions.run(job).metrics_file)
         if tab in ("overview", "plan"):
-            values["full_plan"] = stored_file(actions, job, "plan.json", Plan)
+            plan = stored_file(actions, job, "plan.json", Plan)
+            values |= {"full_plan": plan, "on_gpu": not (plan and plan.memory and plan.memory.device == "cpu")}
         if tab in ("overview", "events"):
             values |= _events(actions, one, before=before, limit=8 if tab == "overview" else 100)
         if tab == "data":
@@ -175,7 +183,9 @@ def routes(
         running = [job.parsed() for job in actions.store.page(Filter(("running",)), limit=100)[0]]
         suits = {
             each.gpu.uuid: [
-                job for job in _in_order(waiting) if any(g.uuid == each.gpu.uuid and g.can_take for g in job.gpus)
+                job
+                for job in _in_order(waiting)
+                if job.queue_position and any(g.uuid == each.gpu.uuid and g.can_take for g in job.gpus)
             ]
             for each in workers
             if each.gpu
@@ -184,6 +194,18 @@ def routes(
             request, "workers.html", workers=workers, suits=suits, stuck=[job for job in waiting if job.waiting_reason],
             latest={job.record.id: job.latest for job in running}, damaged=actions.store.all_damaged(),
         )  # fmt: skip
+
+    return router
+
+
+def nowhere(render: Renderer) -> APIRouter:
+    """A page for addresses that lead nowhere."""
+    router = page_routes(render)
+
+    @router.get("/{path:path}")
+    def no_page(path: str) -> Response:
+        """There is none."""
+        raise NotFound(f"there is no page at /{path[:200]}")
 
     return router
 
@@ -207,10 +229,25 @@ def _search(actions: Actions, wanted: Filter, text: str, after: str | None) -> t
     return found, True
 
 
+def _with_queue(actions: Actions, found: list[RawJob], states: Sequence[str]) -> list[RawJob]:
+    """Beside these jobs all at work and the first that wait, however long ago they were submitted."""
+    open_ = actions.store.page(Filter(("running",)), limit=JOBS_ON_A_PAGE)[0] if "running" in states else []
+    here = {job.id for job in (*found, *open_)}
+    if "queued" in states:
+        for job, _ in actions.store.waiting_to_train()[:JOBS_ON_A_PAGE]:
+            with suppress(NotFound):  # deleted since
+                open_ += [] if job in here else [actions.store.get_raw(job)]
+    return [job for job in open_ if job.id not in {each.id for each in found}] + found
+
+
 def _in_order(jobs: Sequence[answers.Job]) -> list[answers.Job]:
-    """Those that wait for a GPU, in the order of their turn."""
-    waiting = [job for job in jobs if job.queue_position and job.status == "queued"]
-    return sorted(waiting, key=lambda job: job.queue_position or 0)
+    """Those at work, then those that wait for a GPU in the order of their turn, then the others as they were."""
+
+    def place(job: answers.Job) -> tuple[int, int]:
+        waits = job.status == "queued" and job.queue_position is not None
+        return (0 if job.status == "running" else 1 if waits else 2, job.queue_position or 0 if waits else 0)
+
+    return sorted(jobs, key=place)
 
 
 def _events(actions: Actions, job: answers.Job, *, before: int | None, limit: int) -> dict[str, object]:

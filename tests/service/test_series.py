@@ -112,6 +112,16 @@ def test_what_was_parsed_is_not_parsed_again(tmp_path: Path, monkeypatch: pytest
     assert ([each["step"] for each in rows], more, len(parsed)) == ([2999, 3000], False, 3001)
 
 
+def test_a_mean_pace_is_what_was_done_by_the_time_it_took(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    # 10 steps of 1 s, 10 of 4 s, and 5 of 2 s after a resume: 25 steps of 8 rows in 60 s.
+    paces = [(10, 1.0, 8.0, 0.4), (20, 4.0, 2.0, 0.1), (25, 2.0, 4.0, None)]
+    write(file, [metric_row(step, step_s=each, rows_per_s=rate, mfu=mfu) for step, each, rate, mfu in paces])
+    pace = SeriesCache().pace(file)
+    assert pace.rows_per_s == pytest.approx(25 * 8 / 60)
+    assert pace.mfu == pytest.approx((10 * 0.4 + 40 * 0.1) / 50)
+
+
 def test_a_torn_line_is_waited_for_and_junk_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "metrics.jsonl"
     series = Series()

@@ -24,7 +24,7 @@ export function toast(text, { undo, bad } = {}) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = "Undo";
-    button.addEventListener("click", () => (each.remove(), act(undo)));
+    button.addEventListener("click", () => (each.remove(), typeof undo === "function" ? undo() : act(undo)));
     each.append(button);
   }
   toasts.replaceChildren(each);

@@ -10,9 +10,11 @@ const PANELS = [
   { title: "gradient norm", fields: ["grad_norm"], smooth: true },
   { title: "MFU", fields: ["mfu"], scale: 100, unit: "%" },
   { title: "memory", fields: ["memory_bytes", "memory_planned_bytes"], names: ["allocated", "predicted"], scale: 1 / GIB, unit: "GiB" },
+  // On a CPU all that the process holds: nothing was predicted of that.
+  { title: "resident memory", fields: ["memory_bytes"], scale: 1 / GIB, unit: "GiB" },
 ];
 const ASKED = ["loss", "rows_per_s", "learning_rate", "grad_norm", "mfu", "memory_bytes", "memory_planned_bytes", "epoch"];
-let rows = [], added = 0, plots = [], axis = "step", smoothing = 0, range = null;
+let rows = [], added = 0, plots = [], axis = "step", smoothing = 0, range = null, logarithmic = false;
 
 const marks = () => JSON.parse(document.getElementById("marks").dataset.marks);
 const probe = document.createElement("i");
@@ -58,12 +60,18 @@ function smoothed(values, weight) {
   });
 }
 
+const evaluations = () => marks().filter((mark) => mark.kind === "evaluation").sort((a, b) => where(a.step) - where(b.step));
+
 // Columns of a panel: x, one for each field, and the evaluations.
 function columns(panel) {
+  if (panel.metrics) {
+    const found = evaluations();
+    return [found.map((mark) => where(mark.step)), ...panel.metrics.map((name) => found.map((mark) => mark.metrics[name] ?? null))];
+  }
   const scale = panel.scale ?? 1;
   const value = (row, field) => {
     const raw = row[field] ?? (field.startsWith("loss_") ? row.loss : null);
-    return raw === null || raw === undefined ? null : raw * scale;
+    return raw === null || raw === undefined || (isLogarithmic(panel) && raw <= 0) ? null : raw * scale;
   };
   const x = rows.map((row) => row[axis]);
   const lines = panel.fields.map((field, at) => {
@@ -71,8 +79,8 @@ function columns(panel) {
     return panel.smooth && at === 0 ? smoothed(values, smoothing) : values;
   });
   if (!panel.evaluations) return [x, ...lines];
-  const evaluated = marks().filter((mark) => mark.kind === "evaluation").map((mark) => [where(mark.step), mark.loss]);
-  return uPlot.join([[x, ...lines], [evaluated.map((each) => each[0]), evaluated.map((each) => each[1])]]);
+  const evaluated = evaluations();
+  return uPlot.join([[x, ...lines], [evaluated.map((mark) => where(mark.step)), evaluated.map((mark) => mark.loss)]]);
 }
 
 // Where a step is on the x axis.
@@ -87,12 +95,17 @@ function where(step) {
   return rows[low][axis];
 }
 
+const isLogarithmic = (panel) => logarithmic && panel.title === "loss";
+
+// Where memory ran out, and where an attempt began: a line in each panel, its words in the first.
 const marked = {
   hooks: {
     draw: (plot) => {
       const { ctx, bbox } = plot;
+      let free = -Infinity;
       ctx.save();
-      for (const mark of marks()) {
+      ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+      for (const mark of marks().sort((a, b) => a.step - b.step)) {
         if (mark.kind === "evaluation") continue;
         const at = plot.valToPos(where(mark.step), "x", true);
         if (at < bbox.left || at > bbox.left + bbox.width) continue;
@@ -102,6 +115,12 @@ const marked = {
         ctx.moveTo(at, bbox.top);
         ctx.lineTo(at, bbox.top + bbox.height);
         ctx.stroke();
+        if (!plots.length || plots[0].plot === plot) {
+          ctx.fillStyle = ctx.strokeStyle;
+          const [width, right] = [ctx.measureText(mark.text).width, bbox.left + bbox.width];
+          const left = Math.min(at + 4, right - width);
+          if (left > free && left >= bbox.left) ctx.fillText(mark.text, left, bbox.top + 12 * devicePixelRatio), (free = left + width);
+        }
       }
       ctx.restore();
     },
@@ -117,6 +136,8 @@ function options(panel, width) {
     const bound = { width: 0, stroke: "transparent", points: { show: false }, class: "bound" };
     series.push(line("lowest", bound), line("highest", bound));
     series.push(line("validation", { stroke: color("--good"), width: 1.5, spanGaps: true, points: { show: true, size: 6 } }));
+  } else if (panel.metrics) {
+    panel.metrics.forEach((name, at) => series.push(line(worded(name), { stroke: color(METRIC_LINES[at % 4]), width: 1.5, spanGaps: true, points: { show: true, size: 5 } })));
   } else {
     panel.fields.forEach((field, at) =>
       series.push(line(panel.names?.[at] ?? panel.title, { stroke: color(at ? "--dim" : "--accent"), width: 1.5, dash: at ? [6, 4] : undefined })));
@@ -127,10 +148,10 @@ function options(panel, width) {
     title: panel.unit ? `${panel.title}, ${panel.unit}` : panel.title,
     series,
     bands: panel.title === "loss" ? [{ series: [3, 2], fill: color("--band") }] : undefined,
-    scales: { x: { time: axis === "at" } },
+    scales: { x: { time: axis === "at" }, y: { distr: isLogarithmic(panel) ? 3 : 1 } },
     axes: [
       { stroke: text, grid, ticks: grid },
-      { stroke: text, grid, ticks: grid, size: 62, values: (_, ticks) => ticks.map(figure) },
+      { stroke: text, grid, ticks: grid, size: wide, values: (_, ticks) => ticks.map((tick) => (tick === null ? null : figure(tick))) },
     ],
     cursor: { sync: { key: "job" }, drag: { x: true, y: false } },
     hooks: { setSelect: [(plot) => plot.select.width && zoom(plot)] },
@@ -138,6 +159,11 @@ function options(panel, width) {
     legend: { live: true },
   };
 }
+
+// Room for the longest figure of an axis.
+const wide = (_, shown) => 22 + 7.5 * Math.max(4, ...(shown ?? []).map((each) => each?.length ?? 0));
+const METRIC_LINES = ["--accent", "--good", "--dim", "--bad"];
+const worded = (name) => name.replaceAll("_", " ").replace("f1", "F1");
 
 export const figure = (value) => (Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(4))));
 
@@ -147,17 +173,22 @@ function zoom(plot) {
 }
 
 function known(panel) {
+  if (panel.metrics) return panel.metrics.length > 0;
+  if (panel.title.endsWith("memory")) return (panel.title === "memory") === Boolean(place.dataset.gpu);
   return rows.some((row) => row[panel.fields[0]] !== null && row[panel.fields[0]] !== undefined);
 }
 
 function draw() {
   for (const { plot } of plots) plot.destroy();
   place.replaceChildren();
-  plots = PANELS.filter(known).map((panel) => {
+  plots = [];
+  const names = [...new Set(evaluations().flatMap((mark) => Object.keys(mark.metrics)))];
+  const [loss, ...others] = PANELS;
+  for (const panel of [loss, { title: "evaluations", metrics: names }, ...others].filter(known)) {
     const box = document.createElement("div");
     place.append(box);
-    return { panel, plot: new uPlot(options(panel, box.clientWidth || 400), columns(panel), box) };
-  });
+    plots.push({ panel, plot: new uPlot(options(panel, box.clientWidth || 400), columns(panel), box) });
+  }
   place.dataset.drawn = rows.length;
 }
 
@@ -186,6 +217,7 @@ function begin() {
   place = shown; // a job that waits again has none, and then has new ones
   document.getElementById("axis").addEventListener("change", (event) => ((axis = event.target.value), (range = null), draw()));
   document.getElementById("smoothing").addEventListener("input", (event) => ((smoothing = Number(event.target.value)), update()));
+  document.getElementById("log-scale").addEventListener("change", (event) => ((logarithmic = event.target.checked), draw()));
   document.getElementById("reset").addEventListener("click", () => ((range = null), update()));
   sized.observe(place);
   if (!first) return draw();

@@ -60,12 +60,21 @@ async function move(row, place) {
   const changes = priorities(order, row);
   if (changes.some(([, priority]) => Math.abs(priority) > 100))
     return toast("It cannot go further: priorities go from -100 to 100", { bad: true });
+  const before = changes.map(([each]) => [each, Number(each.dataset.priority)]).reverse();
+  const name = row.querySelector(".name a").textContent;
+  if (await prioritize(changes)) toast(`Moved ${name}`, { undo: () => prioritize(before) });
+}
+
+async function prioritize(changes) {
+  let done = true;
   try {
     for (const [each, priority] of changes) await send("PATCH", `/jobs/${each.id}`, { priority });
   } catch (error) {
+    done = false;
     toast(error.message, { bad: true });
   }
   await refresh();
+  return done;
 }
 
 function step(row, up) {
@@ -116,4 +125,5 @@ main.addEventListener("submit", (event) => {
   location.assign(`/compare?jobs=${chosen.join(",")}`);
 });
 document.addEventListener("page:changed", () => (watchCurves(), offerComparison()));
+addEventListener("pageshow", offerComparison); // after "back" a browser checks boxes again
 watchCurves();

@@ -5,7 +5,7 @@ const MOST = 2_000_000;
 let offset = null, text = "";
 
 async function more() {
-  if (document.hidden || (offset !== null && !follow.checked)) return;
+  if (document.hidden) return;
   const answer = await fetch(`/jobs/${log.dataset.job}/logs?${offset === null ? "tail=2000" : `offset=${offset}`}`);
   if (!answer.ok) return;
   const added = await answer.text();
@@ -18,7 +18,8 @@ async function more() {
 
 function show() {
   const wanted = find.value.toLowerCase();
-  log.textContent = wanted ? text.split("\n").filter((line) => line.toLowerCase().includes(wanted)).join("\n") : text;
+  const found = wanted ? text.split("\n").filter((line) => line.toLowerCase().includes(wanted)).join("\n") : text;
+  log.textContent = found || (text && `No line has “${find.value}”.`);
   if (follow.checked) log.scrollTop = log.scrollHeight;
 }
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from playwright.sync_api import Browser, expect
 
 from jobs.disk.files import append_line
-from jobs.events import CheckpointSaved, EvaluationFinished, JobPaused, OomRecovered, Sample
+from jobs.events import CheckpointSaved, EvaluationFinished, JobCancelled, JobPaused, OomRecovered, Sample
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service
 from tests.service.seeded import STARTED, TRAINED, leave_behind, row, train
@@ -127,6 +132,12 @@ def test_the_queue_is_ordered_by_keys_buttons_and_drag(service: Service, watched
             expect(page.locator(f"tr[data-waiting='{place}'] td.name > a")).to_have_text(name)
 
     is_now("one", "two", "three", "four")
+    names = page.locator("td.name > a")
+    expect(names).to_have_text(["one", "two", "three", "four"])  # as they will run
+    page.get_by_role("button", name="Move four up").click()
+    expect(names).to_have_text(["one", "two", "four", "three"])
+    page.get_by_role("button", name="Undo").click()
+    expect(names).to_have_text(["one", "two", "three", "four"])
     page.get_by_role("button", name="Move three up").click()
     is_now("one", "three", "two", "four")
     page.get_by_role("link", name="four").focus()
@@ -220,9 +231,9 @@ def test_jobs_are_found_by_state_label_and_text(service: Service, watched: Watch
     page = watched.page
     shown = page.locator("td.name > a")
     for path, expected in {
-        "/": ["Leeks", "Lentils"], "/?status=paused": ["Leeks"], "/?label=team%3Dkitchen": ["Lentils"],
+        "/": ["Lentils", "Leeks"], "/?status=paused": ["Leeks"], "/?label=team%3Dkitchen": ["Lentils"],
         "/?text=lENT": ["Lentils"], "/?text=t5-tiny&status=paused": ["Leeks"],
-        "/?dry_run=true": ["dry", "Leeks", "Lentils"],
+        "/?dry_run=true": ["Lentils", "dry", "Leeks"],
     }.items():  # fmt: skip
         page.goto(service.url + path)
         expect(shown).to_have_text(expected)
@@ -232,3 +243,97 @@ def test_jobs_are_found_by_state_label_and_text(service: Service, watched: Watch
     expect(shown).to_have_text(["Leeks"])
     page.get_by_role("link", name="team=garden").click()
     expect(shown).to_have_text(["Leeks"])
+    page.goto(service.url + "/?label=team")
+    page.get_by_text("A label is looked for by key and value").wait_for()
+
+
+def test_a_filter_that_somebody_writes_stays_while_the_table_is_fetched(service: Service, watched: WatchedPage) -> None:
+    queued(service, "Lentils")
+    page = watched.page
+    page.goto(service.url)
+    page.locator("#text").fill("lent")
+    page.locator("#label").focus()
+    with page.expect_response(lambda answer: answer.url == service.url + "/"):
+        pass
+    queued(service, "Leeks")
+    expect(page.locator("td.name > a")).to_have_text(["Lentils", "Leeks"])
+    assert page.locator("#text").input_value() == "lent"
+
+
+def test_what_runs_and_what_comes_next_is_on_the_first_page(service: Service, watched: WatchedPage) -> None:
+    first, _ = queued(service, "first"), queued(service, "second")
+    service.append(first, STARTED)
+    for number in range(52):
+        service.append(service.submit(name=f"later {number}"), JobCancelled())
+    page = watched.page
+    page.goto(service.url)
+    assert page.locator("td.name > a").all_inner_texts()[:3] == ["first", "second", "later 51"]
+    page.get_by_role("link", name="Older").click()
+    expect(page.locator("td.name > a")).to_have_text(["first", "second", "later 1", "later 0"])
+    page.goto(service.url + "/?status=queued")
+    expect(page.locator("td.name > a")).to_have_text(["second"])
+
+
+def test_samples_are_leafed_through_and_an_empty_answer_is_one(service: Service, watched: WatchedPage) -> None:
+    job, page = queued(service, "chef"), watched.page
+    service.append(job, STARTED)
+    for step, said in ((0, ""), (10, "So"), (20, "Sorry")):
+        sample = Sample(input="a", target="b", generated=said)
+        loss = {0: 3.0, 10: 1.0, 20: 1.5}[step]
+        done = EvaluationFinished(step=step, loss=loss, rows=1, seconds=1.0, best=True, samples=[sample])
+        service.append(job, done)
+    page.goto(f"{service.url}/jobs/{job}")
+    expect(page.locator(".figures div", has_text="validation loss")).to_contain_text("1.5000 from 3.0000, best 1.0000")
+    page.goto(f"{service.url}/jobs/{job}?tab=samples")
+    expect(page.locator("table.samples td")).to_have_text(["a", "b", "(nothing)", "Sorry"])
+    page.get_by_role("link", name="Earlier").click()
+    expect(page.locator("table.samples td").last).to_have_text("So")
+    page.get_by_role("link", name="Earlier").click()
+    expect(page.locator("table.samples td").last).to_have_text("(nothing)")
+    expect(page.get_by_role("link", name="Earlier")).to_have_count(0)
+    page.get_by_role("link", name="Later").click()
+    expect(page.locator(".steps b")).to_have_text("step 10")
+
+
+def test_the_log_is_read_searched_and_downloaded(service: Service, watched: WatchedPage) -> None:
+    job, page = queued(service, "chef"), watched.page
+    service.append(job, STARTED)
+    service.run(job).trainer_log.write_text("one\ntwo\n")
+    page.goto(f"{service.url}/jobs/{job}?tab=log")
+    expect(page.locator("#log")).to_contain_text("two")
+    page.locator("#find").fill("three")
+    expect(page.locator("#log")).to_have_text("No line has “three”.")
+    page.locator("#follow").uncheck()
+    with service.run(job).trainer_log.open("a") as log:
+        log.write("three\n")
+    expect(page.locator("#log")).to_have_text("three")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download the last 10,000 lines").click()
+    assert download.value.suggested_filename == "chef.log"
+    assert download.value.path().read_text() == "one\ntwo\nthree\n"
+
+
+def test_what_the_page_says_makes_the_job_again_does(
+    service: Service, watched: WatchedPage, tmp_path: Path, data: Path
+) -> None:
+    (service.settings.data / "rows.jsonl").write_bytes((data / "rows.jsonl").read_bytes())
+    job, page = queued(service, "chef"), watched.page
+    page.goto(f"{service.url}/jobs/{job}?tab=reproduce")
+    spec, terminal, curl, python = page.locator("pre").all_inner_texts()
+    (tmp_path / "job.json").write_text(spec)
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    for command in (["bash", "-ec", terminal], ["bash", "-ec", curl], [sys.executable, "-c", python]):
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+    made = [service.run(each["id"]).spec() for each in service.get("/jobs").json()["data"]]
+    assert len(made) == 6 and {spec.name for spec in made} == {"chef"}
+    assert [spec.training.seed for spec in made] == [43, 43, 43, 42, 42, 42]
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/jobs/", "/?status=foo", "/jobs/{job}?tab=foo", "/?text=" + "x" * 300])
+def test_an_address_that_leads_nowhere_is_a_page(service: Service, watched: WatchedPage, path: str) -> None:
+    watched.expected = ["404", "422"]
+    answer = watched.page.goto(service.url + path.format(job=service.submit()))
+    assert answer is not None and answer.status in (404, 422)
+    expect(watched.page.get_by_role("heading", level=1)).to_be_visible()
+    assert service.get("/nothing").headers["Content-Type"] == "application/json"
