@@ -112,7 +112,8 @@ def routes(
         if not (text or label or after):
             found = _with_queue(actions, found, status or ["running", "queued"])
         jobs = _in_order([shown(job) for job in found])
-        gpus = {job.id: job.record.gpu for job in found}
+        at = {job.id: job.record.gpu for job in found}
+        gpus = {job.id: next((gpu.name for gpu in job.gpus if gpu.uuid == at[job.id]), None) for job in jobs}
         query = {"status": list(status or ()), "label": label, "text": text, "dry_run": "true" if dry_run else ""}
         return render.page(
             request, "jobs.html", jobs=jobs, gpus=gpus, has_more=has_more, states=STATES, query=query,

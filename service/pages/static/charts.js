@@ -102,8 +102,9 @@ const marked = {
   hooks: {
     draw: (plot) => {
       const { ctx, bbox } = plot;
-      let free = -Infinity;
+      const free = [-Infinity, -Infinity]; // where words end, in two lines
       ctx.save();
+      ctx.textAlign = "left";
       ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
       for (const mark of marks().sort((a, b) => a.step - b.step)) {
         if (mark.kind === "evaluation") continue;
@@ -119,7 +120,10 @@ const marked = {
           ctx.fillStyle = ctx.strokeStyle;
           const [width, right] = [ctx.measureText(mark.text).width, bbox.left + bbox.width];
           const left = Math.min(at + 4, right - width);
-          if (left > free && left >= bbox.left) ctx.fillText(mark.text, left, bbox.top + 12 * devicePixelRatio), (free = left + width);
+          const line = free.findIndex((end) => left > end);
+          if (line < 0 || left < bbox.left) continue;
+          ctx.fillText(mark.text, left, bbox.top + (12 + 13 * line) * devicePixelRatio);
+          free[line] = left + width;
         }
       }
       ctx.restore();

@@ -31,6 +31,8 @@ class Shot:
     height: int = 860
     dark: bool = False
     whole: bool = False
+    offline: bool = False
+    """Whether the service goes away while it is looked at."""
 
 
 PICTURES = [
@@ -44,6 +46,10 @@ PICTURES = [
     Shot("job-wide", "/jobs/{recipes-xl}", 2560, 1300),
     Shot("job-failed", "/jobs/{recipes-large}", height=600),
     Shot("job-validating", "/jobs/{smoke-test}", height=600),
+    Shot("job-finished", "/jobs/{tickets}", height=1000),
+    Shot("job-paused", "/jobs/{recipes-base}", height=600),
+    Shot("job-damaged", "/jobs/{torn}", height=600),
+    Shot("job-offline", "/jobs/{recipes-xl}", height=600, offline=True),
     Shot("samples", "/jobs/{recipes-xl}?tab=samples"),
     Shot("data", "/jobs/{recipes-xl}?tab=data", whole=True),
     Shot("chat", "/jobs/{support-chat}?tab=data", height=600),
@@ -57,6 +63,10 @@ PICTURES = [
     Shot("new-phone", "/new?check={draft}", 390, 800, whole=True),
     Shot("new-empty", "/new"),
     Shot("workers", "/workers", height=600),
+    Shot("datasets", "/datasets", height=400),
+    Shot("files", "/jobs/{recipes-xl}?tab=files", height=600),
+    Shot("reproduce", "/jobs/{recipes-xl}?tab=reproduce", height=900),
+    Shot("sign-in", "/sign-in", height=500),
 ]
 
 
@@ -65,7 +75,11 @@ def draw(names: list[str], folder: Path = FOLDER) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as home, RedisServer(Path(home) / "redis") as redis:
         redis.mark_rebuilt()
-        with running(redis.url, Path(home)) as service, sync_playwright() as playwright:
+        with (
+            running(redis.url, Path(home)) as service,
+            running(redis.url, Path(home), api_key="of-the-gallery") as guarded,
+            sync_playwright() as playwright,
+        ):
             jobs = furnish(service)
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET, chromium_sandbox=False)
             for each in PICTURES:
@@ -76,9 +90,12 @@ def draw(names: list[str], folder: Path = FOLDER) -> None:
                     color_scheme="dark" if each.dark else "light", locale="en-GB", timezone_id="UTC",
                 )  # fmt: skip
                 path = each.path.format_map(jobs)
-                page.goto(service.url + path)
+                page.goto((guarded if path == "/sign-in" else service).url + path)
                 if "tab=" not in path and each.name.startswith(("job-", "job")) and page.locator("#charts").count():
                     page.locator("#charts[data-drawn]").wait_for()
+                if each.offline:
+                    page.context.set_offline(True)
+                    page.locator("#connection", has_text="reconnecting").wait_for()
                 page.wait_for_timeout(600)
                 page.screenshot(path=folder / f"{each.name}.png", full_page=each.whole)
                 page.close()

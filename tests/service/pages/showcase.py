@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jobs.disk.rundir import RunDir
+from jobs.errors import Damaged
 from jobs.events import (
     AttemptEnded,
     AttemptStarted,
@@ -121,6 +122,10 @@ def furnish(service: Service, *, rows: int = DONE // EVERY) -> dict[str, str]:
         jobs["tickets"], AttemptEnded(reason="done", step=600), JobSucceeded(model="model", step=600, loss=0.287)
     )
     _train(service, jobs["recipes-xl"], rows)
+    jobs["torn"] = service.submit(name="recipes-torn", metadata={"team": "kitchen"})
+    service.run(jobs["torn"]).events_file.write_bytes(b"\x00" * 4096)
+    service.store.mark_damaged(service.run(jobs["torn"]), Damaged("event 1 in events.jsonl cannot be read"))
+    service.request("PUT", "/datasets/recipes.jsonl", data=b'{"input": "a", "target": "b"}\n' * 6000)
     return jobs
 
 
