@@ -118,7 +118,7 @@ class MemoryFigures(Frozen):
     margin_bytes: int
     """Of the budget, kept free for fragmentation: `peak_bytes` is at most budget - margin."""
     input_tokens: int
-    """Of the longest shape, padded; what the peak was predicted for, times `micro_batch`."""
+    """Of the longest shape, evaluated rows included, padded; what the peak was predicted for, times `micro_batch`."""
     target_tokens: int
     """Of the same shape."""
     micro_batch: int

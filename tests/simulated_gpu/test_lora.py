@@ -22,9 +22,10 @@ def test_what_is_planned_is_what_is_allocated_and_the_host_never_waits() -> None
     assert result["host_syncs"] == 0
 
 
-def test_a_job_is_loaded_stepped_recovered_evaluated_saved_and_merged_within_its_plan() -> None:
+@pytest.mark.parametrize("model", ["qwen", "t5"])
+def test_a_job_is_loaded_stepped_recovered_evaluated_saved_and_merged_within_its_plan(model: str) -> None:
     """Exactly one copy of the weights, nothing waits, attention is fused, a checkpoint's copies are pinned."""
-    command = [sys.executable, "-m", "benchmarks.simulated_attempt", "qwen", "--layers", "2"]
+    command = [sys.executable, "-m", "benchmarks.simulated_attempt", model, "--layers", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)
     result = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 0 and result["broken"] == [], result

@@ -10,16 +10,18 @@ import pytest
 import torch
 
 from jobs.errors import NonFinite, OutOfMemory
+from tests.summaries import dataset_summary
 from tests.training.attempts import StopAt
-from tests.training.conftest import VALIDATION_ROWS, batches_of, tiny_spec
+from tests.training.conftest import VALIDATION_ROWS, VOCABULARY, batches_of, tiny_spec
 from tests.training.contexts import training_context
 from tests.training.stepping import FailingAt, Noting, optimizer_for
 from worker.training.checkpoints.checkpoint import TrainState
-from worker.training.dataset.data import PreparedDataset
+from worker.training.dataset.data import PreparedDataset, Writer
 from worker.training.evaluate import Evaluation, evaluate
 from worker.training.loop import accumulate
 from worker.training.network.model import LoadedModel, load
 from worker.training.steps.safe_size import SafeSize
+from worker.training.steps.shape import MicroBatchShape
 from worker.training.stop import StopAsked
 from worker.training.tasks.seq2seq.batches import PairBatch
 from worker.training.tasks.seq2seq.task import Seq2Seq
@@ -109,6 +111,26 @@ def test_safe_sizes_of_training_are_respected_and_a_text_that_needs_more_costs_n
     assert [sample.input for sample in again.samples] == [sample.input for sample in expected]
     assert asked[0] > 1 and asked[-3:] == [1, 1, 1]
     assert sum(looked_at) == VALIDATION_ROWS
+
+
+def test_micro_batches_are_no_larger_than_those_of_training_where_validation_rows_are_longer(
+    loaded: LoadedModel, noting: Noting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "prepared").mkdir()
+    with Writer(folder, VOCABULARY) as writer:
+        writer.add([[3] * 15 + [1]] * 12 + [[3] * 31 + [1]] * 12, [[4] * 7 + [1]] * 24)
+        writer.finish({"train": np.arange(12), "validation": np.arange(12, 24)}, dataset_summary())
+    shapes = []
+    real = PairBatch.evaluated
+
+    def seen(batch: PairBatch, model: Any) -> Any:
+        shapes.append(batch.shape)
+        return real(batch, model)
+
+    monkeypatch.setattr(PairBatch, "evaluated", seen)
+    look(loaded, PreparedDataset.open(folder), noting, samples=0)
+    planned = MicroBatchShape(4, 16, 8)  # the micro-batch of `look`, of the longest training row
+    assert shapes and all(shape.rows == 2 and shape.inputs <= planned.inputs for shape in shapes)
 
 
 def test_a_request_to_stop_is_seen_between_two_batches(

@@ -50,7 +50,8 @@ def evaluate(context: TrainingContext) -> Evaluation:
     rows, loaded, cache, state = context.data.validation, context.loaded, context.cache, context.state
     evaluation, training = context.spec.evaluation, loaded.model.training
     count = min(evaluation.max_rows, len(rows))
-    widths, limit = loaded.task.widths(rows), loaded.task.limit(rows, state.micro_batch, state.safe)
+    # Of training, which is what was planned, and what `safe` was learned in.
+    widths, limit = loaded.task.widths(rows), loaded.task.limit(context.data.train, state.micro_batch, state.safe)
     looked_at, shown = (widths.groups(np.arange(some), GROUP) for some in (count, min(evaluation.samples, count)))
     devices = [cache.device] if cache.device.type == "cuda" else []
     loaded.model.eval()
@@ -107,7 +108,7 @@ def _loss(context: TrainingContext, going: Pass, limit: Limit) -> tuple[float, M
         loss_sum, answer = batch.evaluated(loaded.model)
         total += loss_sum
         if answer is not None:
-            answers.append(answer)
+            answers.append(answer.cpu())  # as many as there are rows: not in memory that is planned
         journal.progress((done + 1) / len(batches))
     loss = float(total.item()) / sum(batch.target_tokens for batch in batches)
     if not math.isfinite(loss):
@@ -117,7 +118,7 @@ def _loss(context: TrainingContext, going: Pass, limit: Limit) -> tuple[float, M
             + "lower training.learning_rate, or look at the validation rows; the checkpoints before are intact",
         )
     chosen = np.concatenate([batch.rows for batch in batches])
-    answered = torch.cat(answers).cpu().numpy() if answers else np.empty(0, np.int64)
+    answered = torch.cat(answers).numpy() if answers else np.empty(0, np.int64)
     return loss, loaded.task.measured(context.data.validation, chosen, answered)
 
 

@@ -130,8 +130,8 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
         complete = plan.model_copy(update={"model": placed, "data": data})
         run.write_plan(complete)
         return done(complete, dataset, None)
-    longest = task.limit(dataset.train, 1).longest
-    widths = longest.input_width, longest.target_width
+    longest = [task.limit(part, 1).longest for part in (dataset.train, dataset.validation) if len(part)]
+    widths = max(shape.input_width for shape in longest), max(shape.target_width for shape in longest)
     began = plan.resolved.optimizer if spec.resume_from is not None else None
     earlier = plan.memory if size == plan.model.parameters else None  # more labels are a larger head
     try:

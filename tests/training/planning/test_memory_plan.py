@@ -23,6 +23,7 @@ from tests.memory_plans import memory_plan
 from tests.training.conftest import CONFIG, XL
 from tests.training.hub_server import running_hub
 from tests.training.workplace import Workplace, pairs
+from worker.training.dataset.data import PreparedDataset
 from worker.training.planning.budget import Budget, find_budget, on_gpu
 from worker.training.planning.memory_plan import fallbacks, plan_memory
 from worker.training.planning.picture import draw, figure_of
@@ -203,6 +204,16 @@ def test_prepare_plans_for_the_longest_rows_that_there_are(workplace: Workplace)
     assert counted is not None and prepared["text"] == counted.text
     assert (counted.input_tokens, counted.target_tokens) < (512, 512)
     assert counted.peak_bytes < guessed["peak_bytes"]
+
+
+def test_rows_that_are_only_evaluated_count_among_the_longest(workplace: Workplace) -> None:
+    workplace.rows("held_out.jsonl", [{"input": "long " * 60, "target": "short"}])
+    run = workplace.job(data={"validation": "held_out.jsonl", "max_input_tokens": 48})
+    workplace.prepare(run)
+    planned, rows = run.plan().memory, PreparedDataset.open(Path(run.plan().data.prepared or ""))
+    assert planned is not None
+    assert planned.input_tokens == rows.validation.input_lengths.max() > rows.train.input_lengths.max()
+    assert planned.target_tokens >= rows.train.target_lengths.max() > rows.validation.target_lengths.max()
 
 
 def test_prepare_takes_the_plan_of_check_where_nothing_differs(

@@ -15,12 +15,14 @@ from jobs.memory_plan import OptimizerName
 from jobs.spec import LoraMethod, TrainingSpec
 from worker.training.adapters.full import Full
 from worker.training.adapters.lora import Lora
+from worker.training.adapters.method import Method
 from worker.training.doctor.random_t5 import SHAPES
 from worker.training.machine.usage import process_bytes
 from worker.training.planning.prediction import Setting
 from worker.training.planning.predictor import Predictor
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.causal.task import Causal
+from worker.training.tasks.seq2seq.batches import PairBatch
 from worker.training.tasks.seq2seq.layout import layout_of
 from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.tasks.task import Task
@@ -129,7 +131,7 @@ def assert_predicted(
     predicted = predictor(config, task=task, dtype=dtype, fused=fused, method=asked).predict(
         SHAPE, Setting(activation_checkpointing, optimizer), padded=padded
     )
-    passes, update = measured(
+    passes, update, evaluation = measured(
         task,
         config,
         Configuration(
@@ -148,8 +150,42 @@ def assert_predicted(
     )
     assert predicted.pass_peak == pytest.approx(passes, rel=0.02)
     assert predicted.update_peak == pytest.approx(update, rel=0.02)
+    assert predicted.evaluation_peak == pytest.approx(evaluation, rel=0.02)
+    assert evaluation <= passes
     assert list(predicted.parts) == ["weights", "gradients", "optimizer", "activations", "temporaries"]
     assert predicted.peak == max(predicted.pass_peak, predicted.update_peak) == sum(predicted.parts.values())
+
+
+@pytest.mark.parametrize("method", [Full(), Lora(LoraMethod(type="lora", rank=8))])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    ("task", "config"), [(Seq2Seq(), T5), (Seq2Seq(), BART), (Causal(), QWEN2), (CLASSIFIER, ROBERTA)]
+)
+def test_an_evaluation_never_needs_more_than_a_step(
+    task: Task, config: dict[str, Any], method: Method, fused: bool
+) -> None:
+    one = predictor(config, "cuda", fused, task=task, method=method)
+    for shape, recompute, padded in itertools.product(
+        (SHAPE, MicroBatchShape(1, 16, 16), MicroBatchShape(32, 16, 120)), (0, 1), (True, False)
+    ):
+        predicted = one.predict(shape, Setting(recompute, "adafactor"), padded=padded)
+        assert predicted.evaluation_peak <= predicted.pass_peak, (shape, recompute, padded)
+
+
+def test_where_an_evaluation_needs_more_than_a_step_it_is_the_peak(
+    on_gpu: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = on_gpu.predict(SHAPE, ADAFACTOR)
+    real = PairBatch.evaluated
+
+    def wasteful(batch: PairBatch, model: Any) -> Any:
+        waste = torch.empty(before.peak, dtype=torch.uint8, device=model.device)
+        return real(batch, model), waste
+
+    monkeypatch.setattr(PairBatch, "evaluated", wasteful)
+    now = predictor(device="cuda").predict(SHAPE, ADAFACTOR)
+    assert now.peak == now.evaluation_peak == sum(now.parts.values()) > before.peak
+    assert now.parts["gradients"] == 0 and now.pass_peak == before.pass_peak
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -50,9 +50,11 @@ class Prediction:
     parts: dict[str, int]
     """At the peak: `weights`, `gradients`, `optimizer`, `activations` (batch included), `temporaries`."""
     peak: int
-    """Highest in the whole step: the sum of the parts."""
+    """Highest in the whole step and in an evaluation: the sum of the parts."""
     pass_peak: int
     """Highest during forward and backward pass."""
+    evaluation_peak: int
+    """Highest while a micro-batch of the same shape is evaluated, between two steps."""
     update_peak: int
     """Highest during the optimizer's step."""
     activations_after_forward: int

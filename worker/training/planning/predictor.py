@@ -2,7 +2,7 @@
 
 One step of the real code runs on tensors without data, while a tracker counts what is live. The step is one in the
 middle of a run: optimizer states are there, and so are the gradients of an earlier micro-batch, to which those of this
-one are added.
+one are added. Between two steps a micro-batch as large is evaluated, when there are no gradients.
 
 On a GPU, layers may be compiled. They keep other tensors for the backward pass than these, fewer in all: what is
 predicted is then an upper bound.
@@ -47,6 +47,12 @@ class _Trace:
     def peak(self) -> int:
         return sum(self.parts)
 
+    def beside(self, states: int) -> tuple[int, ...]:
+        """The parts, with so many bytes of the optimizer's."""
+        parts = list(self.parts)
+        parts[counted.OPTIMIZER] += states
+        return tuple(parts)
+
 
 class Predictor:
     """Predictions for one model; nothing is traced twice."""
@@ -83,6 +89,7 @@ class Predictor:
                 give_device(self._model, self._device)
         self._activation_checkpointing = 0
         self._passes: dict[tuple[MicroBatchShape, int, bool], _Trace] = {}
+        self._evaluations: dict[tuple[MicroBatchShape, bool], _Trace] = {}
         self._updates: dict[OptimizerName, tuple[int, _Trace]] = {}
         self.traces = 0
         """Passes traced so far."""
@@ -97,14 +104,14 @@ class Predictor:
     def predict(self, shape: MicroBatchShape, setting: Setting, *, padded: bool = True) -> Prediction:
         """The peak of a step whose micro-batches have this shape. `padded`: some inputs are shorter than the widest."""
         passes = self._passes_of(shape, setting.activation_checkpointing, padded)
+        evaluation = self._evaluation_of(shape, padded)
         states, update = self._update_of(setting.optimizer)
-        with_states = list(passes.parts)
-        with_states[counted.OPTIMIZER] += states
-        parts = max((tuple(with_states), update.parts), key=sum)
+        parts = max((passes.beside(states), evaluation.beside(states), update.parts), key=sum)
         return Prediction(
             parts=dict(zip(CATEGORIES, parts, strict=True)),
             peak=sum(parts),
             pass_peak=passes.peak + states,
+            evaluation_peak=evaluation.peak + states,
             update_peak=update.peak,
             activations_after_forward=passes.kept,
         )
@@ -136,6 +143,12 @@ class Predictor:
         if key not in self._passes:
             self._passes[key] = self._trace_passes(*key)
         return self._passes[key]
+
+    def _evaluation_of(self, shape: MicroBatchShape, padded: bool) -> _Trace:
+        key = (shape, padded)
+        if key not in self._evaluations:
+            self._evaluations[key] = self._trace_evaluation(*key)
+        return self._evaluations[key]
 
     def _update_of(self, name: OptimizerName) -> tuple[int, _Trace]:
         """Bytes of the states, and the highest moment of an update."""
@@ -172,14 +185,26 @@ class Predictor:
             backward, _ = tracker.at_peak()
         return self._with_workspaces(max(forward, backward, key=sum), kept)
 
+    def _trace_evaluation(self, shape: MicroBatchShape, padded: bool) -> _Trace:
+        self._model.eval()
+        try:
+            with torch.no_grad(), self._tracking(gradients=False) as tracker:
+                tracker.begin()
+                result = self._task.empty_batch(shape, padded=padded, device=self._device).evaluated(self._model)
+                parts, _ = tracker.at_peak()
+                del result
+        finally:
+            self._model.train()
+        return self._with_workspaces(parts)
+
     def _loss(self, shape: MicroBatchShape, padded: bool) -> torch.Tensor:
         """Of one micro-batch, ready for the backward pass."""
         batch = self._task.empty_batch(shape, padded=padded, device=self._device)
         return batch.loss_sum(self._model) / batch.target_tokens
 
     @contextlib.contextmanager
-    def _tracking(self) -> Iterator[Tracker]:
-        """Everything inside is without data, and counted with weights and gradients."""
+    def _tracking(self, *, gradients: bool = True) -> Iterator[Tracker]:
+        """Everything inside is without data, and counted with weights and, where there are, gradients."""
         tracker = Tracker(
             self._device,
             granularity=_CUDA_GRANULARITY if self._cuda else 1,
@@ -187,7 +212,8 @@ class Predictor:
         )
         parameters = list(self._model.parameters())
         tracker.add([*parameters, *self._model.buffers()], counted.WEIGHTS)
-        tracker.add([parameter.grad for parameter in parameters if parameter.grad is not None], counted.GRADIENTS)
+        if gradients:
+            tracker.add([parameter.grad for parameter in parameters if parameter.grad is not None], counted.GRADIENTS)
         with self._fake or contextlib.nullcontext(), WithoutData(cuda=self._cuda, flash=self._flash), tracker:
             yield tracker
 
