@@ -127,6 +127,9 @@ class MemoryFigures(Frozen):
     """Activations of every n-th layer are recomputed; 0: none."""
     optimizer: OptimizerName
     """As chosen."""
+    compile: bool = False
+    """Whether layers run compiled: as the job says, where they can be (not those of every model, nor of a causal model
+    that recomputes some)."""
     dtype: DType = "bfloat16"
     """Of the model: what `parts.weights` are, but for adapters."""
     parts: dict[str, int]

@@ -308,7 +308,7 @@ class CheckSummary(Frozen):
         """With time and memory as planned again for all rows, where they were."""
         change: Mapping[str, object] = {"time": time or self.time}
         if memory is not None:
-            decided = ("micro_batch", "activation_checkpointing", "optimizer", "dtype")
+            decided = ("micro_batch", "activation_checkpointing", "optimizer", "compile", "dtype")
             chosen = {key: getattr(memory, key) for key in decided}
             change = {**change, "memory": memory, "resolved": self.resolved.model_copy(update=chosen)}
         return self.model_copy(update=change)
@@ -347,7 +347,7 @@ def resolve_dtype(spec: JobSpec, gpu: GpuFacts | None, begun: DType | None = Non
 
 
 def resolve(spec: JobSpec, memory: MemoryPlan | None, device: str = "cpu") -> Resolved:
-    """Memory as planned; without a plan as the job says, and for `auto` the plainest. Compiled on CUDA."""
+    """Memory as planned; without a plan as the job says, and for `auto` the plainest."""
     asked = spec.memory
     if memory is not None:
         chosen = memory.micro_batch, memory.activation_checkpointing, memory.optimizer
@@ -360,8 +360,7 @@ def resolve(spec: JobSpec, memory: MemoryPlan | None, device: str = "cpu") -> Re
         activation_checkpointing=chosen[1],
         optimizer=chosen[2],
         dtype=resolve_dtype(spec, None) if memory is None else memory.dtype,
-        # Measured on the CPU: compiled layers take longer than fused ones.
-        compile=device == "cuda" and spec.speed.fused if spec.speed.compile == "auto" else spec.speed.compile,
+        compile=spec.speed.compiled_on(device) if memory is None else memory.compile,
     )
 
 

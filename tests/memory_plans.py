@@ -27,6 +27,7 @@ def memory_plan(**changes: Any) -> MemoryPlan:
         "target_tokens": 256,
         "parts": PARTS,
         "peak_bytes": sum(PARTS.values()),
+        "compile": True,
         "candidates": [
             Candidate(**chosen, peak_bytes=sum(PARTS.values()), slowdown=1.05, score=0.9, parts=PARTS),
             Candidate(

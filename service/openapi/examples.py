@@ -36,7 +36,7 @@ _PARTS = {
 }  # fmt: skip
 _MEMORY = MemoryPlan(
     device="cuda", gpu="NVIDIA GeForce RTX 5090", budget_bytes=33_600_000_000, budget_source="gpu",
-    margin_bytes=1_073_741_824, input_tokens=256, target_tokens=256, **_SETTING, parts=_PARTS,
+    margin_bytes=1_073_741_824, input_tokens=256, target_tokens=256, **_SETTING, compile=True, parts=_PARTS,
     peak_bytes=sum(_PARTS.values()),
     candidates=[Candidate(**_SETTING, peak_bytes=sum(_PARTS.values()), slowdown=1.0, score=0.97)],
     why="adamw needs more than 33.6 GB", seconds=9.5,

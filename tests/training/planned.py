@@ -37,6 +37,9 @@ class FakeAlternatives(Alternatives):
         each = setting.activation_checkpointing / 4 if setting.activation_checkpointing else 1.0
         return {"weights": 10 * GIB, "optimizer": states * GIB, "activations": int(shape.rows * each * GIB)}
 
+    def uncompiled(self, activation_checkpointing: int) -> None:
+        """They can be compiled, however many are recomputed."""
+
     def replan(self, budget: Budget) -> MemoryPlan:
         """What the smaller GPU allows."""
         self.asked.append(budget)

@@ -159,7 +159,7 @@ def test_real_predictions_of_rungs_fall(make_run: MakeRun, model_folder: Path) -
     alternatives = Alternatives(spec, make_run("a").plan(), torch.device("cpu"))
     peaks = [
         memory.peak_bytes,
-        *(apply_fallbacks(spec, memory, lower, alternatives.parts).peak_bytes for lower in (1, 2, 3)),
+        *(apply_fallbacks(spec, memory, lower, alternatives).peak_bytes for lower in (1, 2, 3)),
     ]
     assert peaks == sorted(peaks, reverse=True)
 

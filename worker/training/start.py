@@ -146,24 +146,26 @@ def adjust_plan(spec: JobSpec, plan: Plan, gpu: GpuNow | None, lower: int, alter
             facts = GpuFacts(gpu.name, gpu.total, native_bf16=gpu.native_bf16)
             memory = alternatives.replan(on_gpu(gpu.total, "gpu", facts))
     if lower:
-        memory = apply_fallbacks(spec, memory, lower, alternatives.parts)
-    chosen = {name: getattr(memory, name) for name in ("micro_batch", "activation_checkpointing", "optimizer")}
+        memory = apply_fallbacks(spec, memory, lower, alternatives)
+    chosen = {
+        name: getattr(memory, name) for name in ("micro_batch", "activation_checkpointing", "optimizer", "compile")
+    }
     return plan.model_copy(update={"memory": memory, "resolved": plan.resolved.model_copy(update=chosen)})
 
 
-def apply_fallbacks(
-    spec: JobSpec, memory: MemoryPlan, lower: int, parts_of: Callable[[MicroBatchShape, Setting], dict[str, int]]
-) -> MemoryPlan:
+def apply_fallbacks(spec: JobSpec, memory: MemoryPlan, lower: int, alternatives: Alternatives) -> MemoryPlan:
     """The plan `lower` fallbacks below. Raises OutOfMemory, with what would fit, if there are fewer."""
     below = fallbacks(memory, spec)
     rows, every = below[min(lower, len(below)) - 1] if below else (memory.micro_batch, memory.activation_checkpointing)
     shape = MicroBatchShape(rows, memory.input_tokens, memory.target_tokens)
+    parts_of = alternatives.parts
     parts = parts_of(shape, Setting(every, memory.optimizer))
     if lower <= len(below):
         return memory.model_copy(
             update={
                 "micro_batch": rows,
                 "activation_checkpointing": every,
+                "compile": memory.compile and alternatives.uncompiled(every) is None,
                 "parts": parts,
                 "peak_bytes": sum(parts.values()),
             }

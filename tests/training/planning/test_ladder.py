@@ -39,7 +39,9 @@ class Plain:
             "optimizer": STATES[setting.optimizer] * PARAMETERS, "activations": shape.rows * row, "temporaries": 0,
         }  # fmt: skip
         peak = sum(parts.values())
-        return Prediction(parts=parts, peak=peak, pass_peak=peak, update_peak=peak, activations_after_forward=0)
+        return Prediction(
+            parts=parts, peak=peak, pass_peak=peak, evaluation_peak=0, update_peak=peak, activations_after_forward=0
+        )
 
     def most_rows(
         self, inputs: int, targets: int, setting: Setting, limit_bytes: int, cap: int

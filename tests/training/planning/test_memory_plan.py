@@ -11,25 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from benchmarks.memory_prediction import CLASSIFIER
 from jobs.errors import DiskFull, Rejected, StageError
 from jobs.gpu_needs import GpuNeeds
 from jobs.gpus import DRIVER_BYTES, MARGIN, REFERENCE, GpuFacts
-from jobs.memory_plan import PICTURE, MemoryPlan
+from jobs.memory_plan import PICTURE, DType, MemoryPlan
+from jobs.plan import DataPlan, ModelPlan, make_plan, resolve
 from jobs.spec import parse_spec
 from jobs.text.units import GIB, format_bytes
 from tests.disk_room import free_bytes
 from tests.memory_plans import memory_plan
 from tests.training.conftest import CONFIG, XL
 from tests.training.hub_server import running_hub
+from tests.training.planning.test_prediction import BART, QWEN2, ROBERTA, T5
 from tests.training.workplace import Workplace, pairs
 from worker.training.dataset.data import PreparedDataset
+from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.budget import Budget, find_budget, on_gpu
 from worker.training.planning.memory_plan import fallbacks, plan_memory
 from worker.training.planning.picture import draw, figure_of
 from worker.training.planning.stages import is_current
+from worker.training.start import apply_fallbacks
+from worker.training.tasks.causal.task import Causal
 from worker.training.tasks.seq2seq import builtin
 from worker.training.tasks.seq2seq.task import Seq2Seq
+from worker.training.tasks.task import Task
 
 NAME = "cooks/t5-xl"
 SHORT = {"max_input_tokens": 256, "max_target_tokens": 256}
@@ -204,6 +212,46 @@ def test_prepare_plans_for_the_longest_rows_that_there_are(workplace: Workplace)
     assert counted is not None and prepared["text"] == counted.text
     assert (counted.input_tokens, counted.target_tokens) < (512, 512)
     assert counted.peak_bytes < guessed["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("task", "config", "asked", "compiled"),
+    [
+        (Seq2Seq(), T5, {}, True),
+        (Seq2Seq(), T5, {"memory": {"activation_checkpointing": 1}}, True),
+        (Seq2Seq(), T5, {"speed": {"compile": False}}, False),
+        (Seq2Seq(), BART, {}, False),
+        (Causal(positions=64), QWEN2, {"memory": {"activation_checkpointing": 0}}, True),
+        (Causal(positions=64), QWEN2, {"memory": {"activation_checkpointing": 2}}, False),
+        (Causal(positions=64), QWEN2, {"method": {"type": "lora", "base_dtype": "float16"}}, False),
+        (CLASSIFIER, ROBERTA, {"speed": {"compile": True}}, False),
+    ],
+)
+def test_a_plan_says_that_layers_are_compiled_where_they_will_be(
+    task: Task, config: dict[str, Any], asked: dict[str, Any], compiled: bool
+) -> None:
+    spec = parse_spec({"data": {"train": "a.jsonl"}} | asked)
+    budget = on_gpu(32 * GIB, "gpu", GpuFacts("NVIDIA GeForce RTX 5090", 32 * GIB))
+    dtype: DType = "float16" if "method" in asked else "bfloat16"
+    plan = plan_memory(spec, task, config, (64, 64), device="cuda", budget=budget, dtype=dtype)
+    assert plan.compile is resolve(spec, plan).compile is compiled
+
+
+def test_a_fallback_that_recomputes_layers_compiles_none_where_those_cannot_be(tmp_path: Path) -> None:
+    spec = parse_spec({"model": "x", "data": {"train": "a.jsonl", "max_tokens": 64}, "task": "causal"})
+    task, budget = Causal.of(spec), Budget(GIB, "gpu", None, margin=0)
+    memory = plan_memory(spec, task, QWEN2, (64, 64), device="cuda", budget=budget)
+    (tmp_path / "config.json").write_text(json.dumps(QWEN2))
+    model = ModelPlan(source="x", folder=str(tmp_path), parameters=1)
+    data = DataPlan(train="x", input="", target="x", rows=8)
+    plan = make_plan(spec, model, data, "cuda", memory, task="causal")
+    alternatives = Alternatives(spec, plan, torch.device("cpu"))
+    below = fallbacks(memory, spec)
+    seen = [
+        (found.activation_checkpointing, found.compile)
+        for found in (apply_fallbacks(spec, memory, lower, alternatives) for lower in (1, len(below)))
+    ]
+    assert memory.compile and seen == [(0, True), (1, False)]
 
 
 def test_rows_that_are_only_evaluated_count_among_the_longest(workplace: Workplace) -> None:

@@ -39,6 +39,10 @@ class Alternatives:
         context = 0 if memory is None else memory.parts.get("context", 0)
         return {**self._predictor.predict(shape, setting).parts, "context": context}
 
+    def uncompiled(self, activation_checkpointing: int) -> str | None:
+        """As `Predictor.uncompiled`."""
+        return self._predictor.uncompiled(activation_checkpointing)
+
     def replan(self, budget: Budget) -> MemoryPlan:
         """The best setting within another budget, for the rows there are. The optimizer stays. Raises Rejected."""
         memory = self._plan.memory

@@ -103,6 +103,7 @@ def plan_memory(
         micro_batch=chosen.micro_batch,
         activation_checkpointing=chosen.activation_checkpointing,
         optimizer=chosen.optimizer,
+        compile=spec.speed.compiled_on(device) and predictor.uncompiled(chosen.activation_checkpointing) is None,
         dtype=dtype,
         parts=chosen.parts,
         trained_parameters=size.trained,

@@ -101,6 +101,10 @@ class Predictor:
         """Of the model, with what the method adds to it."""
         return ModelSize.of(self._model)
 
+    def uncompiled(self, activation_checkpointing: int) -> str | None:
+        """Why layers are not compiled, of which every n-th is recomputed; None: they can be."""
+        return self._task.uncompiled(self._model, recomputed=activation_checkpointing > 0)
+
     def predict(self, shape: MicroBatchShape, setting: Setting, *, padded: bool = True) -> Prediction:
         """The peak of a step whose micro-batches have this shape. `padded`: some inputs are shorter than the widest."""
         passes = self._passes_of(shape, setting.activation_checkpointing, padded)

@@ -258,5 +258,14 @@ class Task(RowTask, Protocol):
     def configure(self, model: PreTrainedModel, *, fused: bool, dropout: float | None) -> None:
         """Exchange modules for faster ones; set the rate of every dropout (None: it stays). Weights stay."""
 
+    def uncompiled(self, model: PreTrainedModel, *, recomputed: bool) -> str | None:
+        """Why the layers of a fused model run as they are, whatever the job says; None: they can be compiled.
+
+        `recomputed`: activations of some are. The model may be on the device "meta".
+        """
+
     def compile(self, model: PreTrainedModel, journal: Journal) -> str | None:
-        """Compile the layers of a fused model for training, as the phase `compile`; why they are not, if so."""
+        """Compile the layers of a fused model for training, as the phase `compile`; why compiling failed, if so.
+
+        Only for a model of which `uncompiled` says nothing.
+        """

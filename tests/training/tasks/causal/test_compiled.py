@@ -17,7 +17,7 @@ from worker.training.journal import Journal
 from worker.training.tasks.causal.compiled import compile_layers
 from worker.training.tasks.causal.fused import configure
 from worker.training.tasks.causal.loss import learned_loss_sum
-from worker.training.tasks.compiled import CompiledLayers
+from worker.training.tasks.causal.task import Causal
 
 # Tracing looks at the gradient of everything that goes into a graph.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -63,8 +63,8 @@ def test_a_few_graphs_serve_every_shape_with_the_gradients_of_layers_as_they_are
     """Several rows, and one alone; beside frozen weights also the first layer, whose input needs no gradient."""
     model = make_model(family, lora=lora)
     expected = list(passes(model))
-    compiled = compile_layers(model, Journal(tmp_path / "journal.jsonl"), 128, "aot_eager")
-    assert isinstance(compiled, CompiledLayers) and compiled.failure is None
+    compiled = compile_layers(model, Journal(tmp_path / "journal.jsonl"), "aot_eager")
+    assert compiled.failure is None
     assert counters["stats"]["unique_graphs"] == graphs
     assert all(parameter.grad is None for parameter in model.parameters())
     for found, wanted in zip(passes(model), expected, strict=True):
@@ -77,15 +77,14 @@ def test_a_few_graphs_serve_every_shape_with_the_gradients_of_layers_as_they_are
     assert counters["stats"]["unique_graphs"] == graphs, "nothing was compiled after the warm-up"
 
 
-def test_layers_run_as_they_are_where_some_are_recomputed_or_a_mask_is_needed(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
-    assert "a mask for rows of up to 9 tokens" in str(compile_layers(make_model("mistral"), journal, 9, "aot_eager"))
-    model = make_model("qwen2")
-    model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=2)
-    assert "some are recomputed" in str(compile_layers(model, journal, 128, "aot_eager"))
-    half = model_of("qwen2", torch.float16)
-    assert "float16" in str(compile_layers(half, journal, 128, "aot_eager"))
-    assert not any("forward" in vars(module) for module in model.modules())
+def test_layers_run_as_they_are_where_some_are_recomputed_or_a_mask_is_needed() -> None:
+    def why(model: PreTrainedModel, longest: int = 128, recomputed: bool = False) -> str:
+        return str(Causal(positions=longest).uncompiled(model, recomputed=recomputed))
+
+    assert "a mask for rows of up to 9 tokens" in why(make_model("mistral"), longest=9)
+    assert "some are recomputed" in why(make_model("qwen2"), recomputed=True)
+    assert "float16" in why(model_of("qwen2", torch.float16))
+    assert Causal(positions=128).uncompiled(make_model("qwen2"), recomputed=False) is None
 
 
 def test_any_error_of_the_compiler_leaves_layers_as_they_are(tmp_path: Path) -> None:
@@ -94,7 +93,7 @@ def test_any_error_of_the_compiler_leaves_layers_as_they_are(tmp_path: Path) -> 
 
     model = make_model("llama")
     expected = list(passes(model))
-    compiled = compile_layers(model, Journal(tmp_path / "journal.jsonl"), 128, broken)
-    assert isinstance(compiled, CompiledLayers) and compiled.failure == "RuntimeError: no such gcc"
+    compiled = compile_layers(model, Journal(tmp_path / "journal.jsonl"), broken)
+    assert compiled.failure == "RuntimeError: no such gcc"
     for found, wanted in zip(passes(model), expected, strict=True):
         assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())

@@ -9,7 +9,6 @@ one by one. For Qwen2.5-7B with LoRA, 2 x 2,048 tokens, that are 0.7 GiB more th
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,21 +23,12 @@ from worker.training.tasks.compiled import Backend, CompiledLayers
 if TYPE_CHECKING:
     from worker.training.journal import Journal
 
-log = logging.getLogger("longhaul.trainer")
 # Of the tiny batches of `warm_up`: unlike any size of a model, since equal sizes would become one symbol.
 _ROWS, _WIDTH, _LEARNED = 3, 88, 5
 
 
-def compile_layers(
-    model: PreTrainedModel, journal: Journal, longest: int, backend: Backend = "inductor"
-) -> CompiledLayers | str:
-    """Compile the layers for training, as `CompiledLayers.warm_up` says; why they cannot be, if so.
-
-    `longest`: tokens of a row at most.
-    """
-    if (why := _obstacle(model, longest)) is not None:
-        log.info("layers are not compiled: %s", why)
-        return why
+def compile_layers(model: PreTrainedModel, journal: Journal, backend: Backend = "inductor") -> CompiledLayers:
+    """Compile the layers for training, as `CompiledLayers.warm_up` says. There must be no obstacle."""
     compiled = CompiledLayers(_run_layer, backend)
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
@@ -47,8 +37,9 @@ def compile_layers(
     return compiled
 
 
-def _obstacle(model: PreTrainedModel, longest: int) -> str | None:
-    if model.is_activation_checkpointing:
+def obstacle(model: PreTrainedModel, longest: int, *, recomputed: bool) -> str | None:
+    """Why layers run as they are; None: they can be compiled. `longest`: tokens of a row at most."""
+    if recomputed:
         return "some are recomputed, and compiled those would take more memory than planned"
     if model.dtype == torch.float16:
         return "GPUs that train in float16 have another attention, whose graphs and memory were not measured"

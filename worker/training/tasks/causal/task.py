@@ -168,8 +168,12 @@ class Causal(Unlabelled):
 
         configure(model, fused=fused, dropout=dropout)
 
+    def uncompiled(self, model: PreTrainedModel, *, recomputed: bool) -> str | None:
+        from worker.training.tasks.causal.compiled import obstacle
+
+        return obstacle(model, self.positions, recomputed=recomputed)
+
     def compile(self, model: PreTrainedModel, journal: Journal) -> str | None:
         from worker.training.tasks.causal.compiled import compile_layers
 
-        found = compile_layers(model, journal, self.positions)
-        return found if isinstance(found, str) else found.failure
+        return compile_layers(model, journal).failure

@@ -182,10 +182,12 @@ class Seq2Seq(Unlabelled):
 
         configure(model, fused=fused, dropout=dropout)
 
-    def compile(self, model: PreTrainedModel, journal: Journal) -> str | None:
-        from worker.training.tasks.seq2seq import compiled
+    def uncompiled(self, model: PreTrainedModel, *, recomputed: bool) -> str | None:
         from worker.training.tasks.seq2seq.fused import has_t5_stacks
 
-        if not has_t5_stacks(model):
-            return f"layers of {type(model).__name__} run as they are"
+        return None if has_t5_stacks(model) else f"layers of {type(model).__name__} run as they are"
+
+    def compile(self, model: PreTrainedModel, journal: Journal) -> str | None:
+        from worker.training.tasks.seq2seq import compiled
+
         return compiled.compile_blocks(model, journal).failure
