@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
 from tests.training.conftest import (
     _made_model as _made_model,
 )
@@ -14,3 +21,21 @@ from tests.training.conftest import (
 from tests.training.conftest import (
     model_folder as model_folder,
 )
+
+DEVICE = torch.device(os.environ.get("LONGHAUL_TEST_DEVICE", "cuda"))
+
+
+@pytest.fixture
+def refuse_waits() -> Iterator[Callable[[], None]]:
+    """Call it: from then to the end of the test, what waits for the GPU raises RuntimeError."""
+
+    def refuse() -> None:
+        with warnings.catch_warnings():  # torch warns once in a process that this mode is a prototype
+            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
+            torch.cuda.set_sync_debug_mode("error")
+
+    if DEVICE.type != "cuda":
+        yield lambda: None
+        return
+    yield refuse
+    torch.cuda.set_sync_debug_mode("default")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,22 +47,6 @@ def model_on_device() -> T5ForConditionalGeneration:
 
 def on_device(batch: Tensors) -> Tensors:
     return {name: tensor.to(DEVICE) for name, tensor in batch.items()}
-
-
-@pytest.fixture
-def refuse_waits() -> Iterator[Callable[[], None]]:
-    """Call it: from then to the end of the test, what waits for the GPU raises RuntimeError."""
-
-    def refuse() -> None:
-        with warnings.catch_warnings():  # torch warns once in a process that this mode is a prototype
-            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
-            torch.cuda.set_sync_debug_mode("error")
-
-    if DEVICE.type != "cuda":
-        yield lambda: None
-        return
-    yield refuse
-    torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("padded", [True, False])

@@ -1,6 +1,7 @@
 """The peak of an attempt's first step on a GPU, beside what was predicted for that very step: `memory.measured`.
 
-Compiled layers keep less than the prediction, which is made of eager ones; libraries may take more. What was measured
+Compiled layers keep less than the prediction, which is made of eager ones, unless they are recomputed; libraries may
+take more. What was measured
 of one step corrects what is predicted for the largest that can come.
 
 On a CPU there is nothing to measure: its allocator counts neither what is in use nor the highest it has been.

@@ -60,6 +60,9 @@ def logits_of(
         ids = input_ids.flatten().index_select(0, rows.places)
         found = model(input_ids=ids[None], position_ids=(rows.within + _first_position(model))[None], packed_rows=rows)
     else:
+        if packs and attention_mask is not None:
+            # As attention takes it: of another, transformers asks the device whether all is 1, and the host waits.
+            attention_mask = attention_mask[:, None, None, :].bool()
         found = model(input_ids=input_ids, attention_mask=attention_mask)
     logits: torch.Tensor = found.logits
     return logits
