@@ -6,7 +6,7 @@ one are added. Between two steps a micro-batch as large is evaluated, when there
 
 On a GPU, layers may be compiled. They keep other tensors for the backward pass than these, fewer in all: what is
 predicted is then an upper bound. A compiled layer that is recomputed holds at once what it has computed again, which
-eager modules give back one by one: of a layer as wide as FLAN-T5-XL's up to 50 MiB more than predicted, which what a
+eager modules give back one by one: of a layer as wide as FLAN-T5-XL's about 40 MiB more than predicted, which what a
 plan leaves free covers.
 """
 
