@@ -1,4 +1,7 @@
-"""`dataset.png`: how long the inputs and targets are, and where they are cut."""
+"""`dataset.png`: how long the inputs and targets are, and where they are cut.
+
+It has no background, and inks that can be read on a white page as on a black one.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,37 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jobs.text.colours import GRID, INK, PAGE, PLOT
 from worker.training.dataset.data import SIDES, Int64
 from worker.training.dataset.report import Lengths
 
 _BINS = 64
-BARS, CUT = "#7fb2ff", "#ffb454"
+_NEAR = 1.25
+"""A limit further from the longest bar than this factor is said in words: to show it would make the bars thin."""
+INK, GRID, BARS, CUT = "#7a808a", "#7a808a55", "#4f8fe8", "#d98218"
 
 
 def draw(lengths: Mapping[str, Lengths]) -> bytes:
-    """A PNG of 1000 × 420 pixels, one half a side; the bar at the right end holds all that is longer."""
+    """A PNG of 1000 × 420 pixels; the bar at the right end holds all that is longer.
+
+    A side whose texts are all equally long, as labels are, is left out unless it is all there is.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second: only where something is drawn
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.2), dpi=100, facecolor=PAGE, layout="constrained")
+    figure = Figure(figsize=(10, 4.2), dpi=100, facecolor="none", layout="constrained")
     FigureCanvasAgg(figure)
-    for side, axes in zip(SIDES, figure.subplots(1, len(SIDES)), strict=True):
+    sides = [side for side in SIDES if len(lengths[side].values) > 1] or SIDES[:1]
+    for side, axes in zip(sides, figure.subplots(1, len(sides), squeeze=False)[0], strict=True):
         of_side = lengths[side]
         edges, counts = bins(of_side)
-        axes.set_facecolor(PLOT)
+        axes.set_facecolor("none")
         axes.bar(edges[:-1], counts, width=np.diff(edges), align="edge", color=BARS)
         cut = int(of_side.counts[of_side.values > of_side.limit].sum())
-        axes.axvline(of_side.limit, color=CUT, label=f"limit {of_side.limit:,}: {cut:,} cut")
+        if near := of_side.limit <= _NEAR * edges[-1]:
+            axes.axvline(of_side.limit, color=CUT)
+        axes.set_xlim(0, max(edges[-1], 1.02 * of_side.limit if near else 0))
         axes.set_title(f"{side}s", color=INK, fontsize=14, loc="left")
+        axes.set_title(f"limit {of_side.limit:,}: {cut:,} cut", color=CUT if near else INK, fontsize=11, loc="right")
         axes.set_xlabel(f"tokens (longest {of_side.values[-1]:,})", color=INK)
         axes.set_ylabel("rows", color=INK)
         axes.tick_params(colors=INK)
@@ -37,7 +48,6 @@ def draw(lengths: Mapping[str, Lengths]) -> bytes:
         axes.set_axisbelow(True)
         for spine in axes.spines.values():
             spine.set_color(GRID)
-        axes.legend(facecolor=PLOT, edgecolor=GRID, labelcolor=INK)
     out = io.BytesIO()
     figure.savefig(out, format="png")
     return out.getvalue()
