@@ -1,4 +1,7 @@
-"""preview.json: some rows as the model gets them, written by *check* before anything is queued."""
+"""preview.json: some rows as the model gets them, written by *check* before anything is queued.
+
+*prepare* writes it again for a built-in model, whose tokenizer it makes from the rows.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ class TextPreview(Frozen):
     characters: int
     """Of all of it."""
     tokens: int | None
-    """Tokens in training, with those that the tokenizer adds. Null: the built-in model's tokenizer is learned from all
-    rows, later; or it is a label, which is no tokens."""
+    """Tokens in training, with those that the tokenizer adds. Null: *prepare* has yet to learn the built-in model's
+    tokenizer from the rows; or it is a label, which is no tokens."""
     cut_characters: int | None
     """Characters at its end that the token limit (`data.max_input_tokens`, `data.max_target_tokens`) cuts off."""
     unknown: dict[str, int]
@@ -65,11 +68,25 @@ class SourcePreview(Frozen):
     """The first two usable rows, and the longest of those that *check* looked at."""
 
 
+class UnrecognizedSource(Frozen):
+    """A source of training rows in which nothing to learn from is found: the job has to name columns."""
+
+    name: str
+    """As in the job."""
+    columns: tuple[str, ...]
+    """What `data.input` and `data.target` can name, in braces: columns, and what is in them (`messages[0].content`);
+    the first 50."""
+    rows: list[dict[str, str]]
+    """The first two rows: by column, its value as text, or as JSON; the first 200 characters of it."""
+
+
 class DataPreview(Frozen):
     """preview.json."""
 
     sources: list[SourcePreview]
-    """Of the training rows, one or more."""
+    """Of the training rows, one or more; none where `unrecognized` has any."""
+    unrecognized: tuple[UnrecognizedSource, ...] = ()
+    """Sources whose columns were not recognized, or lack one that the job names: the job has failed."""
     labels: tuple[LabelPlan, ...] = ()
     """Task `classification`: the classes in the order of their numbers, the first twenty."""
     labels_in_all: int = 0

@@ -35,6 +35,11 @@ def print_preview(preview: DataPreview, console: Console) -> None:
                 title = Text()
             if row.rewritten:
                 grid.add_row("", "", Text(f"rewritten: {_characters(row.rewritten)}", style="yellow"))
+    for unread in preview.unrecognized:
+        grid.add_row(Text("columns", style="dim"), "", Text(one_line(f"of {unread.name}: {', '.join(unread.columns)}")))
+        for raw in unread.rows:
+            values = "; ".join(f"{name}: {value}" for name, value in raw.items())
+            grid.add_row(Text("row", style="dim"), "", Text(one_line(values)[:SHOWN]))
     for name, what in _of_labels(preview):
         grid.add_row(Text(name, style="dim"), "", what)
     console.print(grid)

@@ -126,6 +126,10 @@ class RunDir:
         """Replace plan.json atomically."""
         write_atomically(self.plan_file, plan.model_dump_json(indent=1).encode() + b"\n")
 
+    def preview(self) -> DataPreview:
+        """preview.json as written by check and prepare."""
+        return self._parsed(self.path / PREVIEW, DataPreview.model_validate_json)
+
     def write_preview(self, preview: DataPreview) -> None:
         """Replace preview.json atomically."""
         write_atomically(self.path / PREVIEW, preview.model_dump_json(indent=1).encode() + b"\n")

@@ -48,7 +48,11 @@ def routes(actions: Actions) -> APIRouter:
 
     @router.get("/{job}/preview", responses=documented(404))
     def get_preview(job: JobId) -> DataPreview:
-        """Three rows as the model gets them: texts, tokens, what is cut off, rewritten or unknown."""
+        """Three rows as the model gets them: texts, tokens, what is cut off, rewritten or unknown.
+
+        Where no columns to learn from are recognized, it has the first rows as they are in the file (`unrecognized`).
+        Until *prepare* has made the tokenizer of a built-in model, they have no tokens.
+        """
         return DataPreview.model_validate_json(stored(job, PREVIEW))
 
     return router

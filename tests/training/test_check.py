@@ -21,7 +21,7 @@ import pytest
 
 from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir
-from jobs.errors import StageError
+from jobs.errors import BadData, StageError
 from jobs.preview import DataPreview, SourcePreview
 from tests.training.workplace import EXAMPLES, Workplace, pairs
 from worker.training.dataset.data import PreparedDataset
@@ -395,6 +395,26 @@ def test_the_built_in_model_has_no_tokenizer_yet(workplace: Workplace) -> None:
     workplace.check(run)
     row, _ = preview_of(run).rows
     assert (row.input.text, row.input.tokens, row.input.cut_characters) == (pairs(2)[0]["input"], None, None)
+
+
+def test_rows_whose_columns_nobody_recognizes_are_shown_as_they_are(workplace: Workplace) -> None:
+    (workplace.data / "fragen.csv").write_text("frage;antwort\nWas?;Das\nWo?;" + "x" * 300 + "\nWer?;Ich\n")
+    run = workplace.job("fragen.csv")
+    with pytest.raises(BadData) as caught:
+        workplace.check(run)
+    assert caught.value.detail_code == "no_usable_columns" and len(caught.value.hint or "") < 150
+    preview = run.preview()
+    [source] = preview.unrecognized
+    assert preview.sources == [] and (source.name, source.columns) == ("fragen.csv", ("frage", "antwort"))
+    assert source.rows == [{"frage": "Was?", "antwort": "Das"}, {"frage": "Wo?", "antwort": "x" * 200}]
+    nested = {"id": 1, "turns": [{"who": "\ud800", "what": None}]}
+    workplace.rows("nested.jsonl", [nested] * 3)
+    run = workplace.job("nested.jsonl", data={"input": "{id}", "target": "{turns[0].said}"})
+    with pytest.raises(BadData):
+        workplace.check(run)
+    [source] = run.preview().unrecognized
+    assert source.columns == ("id", "turns", "turns[0].what", "turns[0].who")
+    assert source.rows == [{"id": "1", "turns": '[{"who": "\\ud800", "what": null}]'}] * 2
 
 
 def test_a_long_text_is_previewed_by_its_beginning(workplace: Workplace) -> None:

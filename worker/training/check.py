@@ -7,8 +7,6 @@ allows, at memory; and writes the provisional plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +18,9 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, DoesNotFit
 from jobs.plan import CheckSummary, DataPlan, ModelPlan, SourcePlan, make_plan, resolve_dtype
 from jobs.preview import LABELS_SHOWN, DataPreview, SourcePreview
-from jobs.spec import DataSpec, JobSpec
+from jobs.spec import JobSpec
 from worker.training.dataset.conversion import check_converted
+from worker.training.dataset.inspection import ROWS, FirstRows, Inspected, inspect_rows, unrecognized
 from worker.training.dataset.preview import preview_rows
 from worker.training.dataset.split import split
 from worker.training.journal import Journal
@@ -30,14 +29,11 @@ from worker.training.models import hub
 from worker.training.models.model_files import find_folder, readable_config, validate_folder
 from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
-from worker.training.rows.characters import Rewriter
 from worker.training.rows.csv_rows import CsvFormat
 from worker.training.rows.labels import labels_alike
 from worker.training.rows.origin import Head, find_head
-from worker.training.rows.reading import format_of, open_files
-from worker.training.rows.row import NOT_UTF8, REPAIRS, Row, reencode
-from worker.training.rows.row_filter import RowFilter, UInt64
-from worker.training.rows.text import RowReader, Templates
+from worker.training.rows.reading import format_of
+from worker.training.rows.row import NOT_UTF8, REPAIRS, reencode
 from worker.training.settings import TrainerSettings
 from worker.training.steps.order import rounded
 from worker.training.tasks.registry import assumed_task, builtin_of, task_for
@@ -46,16 +42,9 @@ from worker.training.tasks.task import Config, Task
 if TYPE_CHECKING:
     from worker.training.checkpoints.source_job import SourceJob
 
-ROWS = 10_000
-"""Rows looked at."""
 _MANY_COLUMNS = 1000
 _ITEMS = 100
 """Of a list: those that are looked into."""
-_BLOCK = 500
-_COMPARED = 500
-"""Rows of each source on which a tokenizer that has to be converted is compared with what it is made from."""
-_FIRST = 2
-"""Rows shown from the beginning."""
 _TABLE = "a table needs a header line and as many fields in each row; a quote inside a quoted field is written twice"
 _NEEDED = {
     "jsonl": 'JSON lines need one JSON object a line, such as {"input": "…", "target": "…"}',
@@ -98,12 +87,16 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         with mistakes.kept_back():
             columns_by_source[head.param] = columns_of(head, CsvFormat.of(spec.data))
     everywhere = set[str]().union(*columns_by_source.values())
-    sources, found = [], []
+    sources, found, unread = [], [], []
     for head in train:
         if (columns := columns_by_source.get(head.param)) is None:
             continue
         with mistakes.kept_back():
-            templates = task.templates(spec.data.input, spec.data.target, columns, head.name, everywhere)
+            try:
+                templates = task.templates(spec.data.input, spec.data.target, columns, head.name, everywhere)
+            except BadData:
+                unread.append(unrecognized(head, columns, spec.data))
+                raise
             rows = inspect_rows(head, spec.data, templates, task)
             found.append((rows, templates))
             read_as = None if spec.data.target else task.row_format(columns)
@@ -117,6 +110,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
             held_out_by = task.templates(spec.data.input, spec.data.target, columns, validation.name, everywhere)
             inspected = inspect_rows(validation, spec.data, held_out_by, task)
             held_out = inspected.estimated
+    if unread:  # people look at the rows, and name the columns
+        run.write_preview(DataPreview(sources=[], unrecognized=tuple(unread)))
     mistakes.raise_all()
     if not validation:
         sources, held_out = without_validation(sources, [rows for rows, _ in found], spec.data.validation)
@@ -319,87 +314,3 @@ def _fields_of(name: str, value: object) -> set[str]:
         return {f"{name}.{key}" for key in value}
     items = value[:_ITEMS] if isinstance(value, list) else []
     return {f"{name}[0].{key}" for item in items if isinstance(item, dict) for key in item}
-
-
-@dataclass(frozen=True)
-class Inspected:
-    """What the first rows of a source say about all of it."""
-
-    looked_at: int
-    estimated: int
-    """Usable rows in all of it."""
-    invalid: dict[str, int]
-    duplicates: int
-    characters: list[tuple[int, int]]
-    """Of what is only read and what is learned, of every usable row looked at."""
-    split_keys: UInt64 | None
-    """Of every usable row, as a split takes them; None: not all rows were looked at."""
-    shown: list[Row]
-    """The first two usable ones, and the longest."""
-    labels: Counter[str]
-    """How many of the usable rows looked at have each."""
-    first: list[str]
-    """Texts of the first ones."""
-
-
-def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: Task) -> Inspected:
-    """Check the first rows. Raises BadData (`no_rows`, `too_many_invalid_rows`)."""
-    rows = FirstRows(head, {column for one in templates if one for column in one.columns}, CsvFormat.of(data))
-    row_filter = RowFilter(rows, RowReader(*templates, Rewriter() if data.normalize else None))
-    characters: list[tuple[int, int]] = []
-    keys: list[int] = []
-    labels: Counter[str] = Counter()
-    shown: list[Row] = []
-    first: list[str] = []
-    longest = 0
-    for row, texts in row_filter.good_rows():
-        characters.append(texts.characters)
-        keys.append(texts.split_key)
-        labels.update(task.labels_of(texts))
-        if len(characters) <= _COMPARED:
-            first += texts.all
-        if len(characters) <= _FIRST:
-            shown.append(row)
-        elif sum(characters[-1]) > longest:
-            longest = sum(characters[-1])
-            shown[_FIRST:] = [row]
-    counts = row_filter.counts
-    total = counts.read if rows.all_of_them else max(counts.read, round(counts.read / max(rows.fraction, 1e-9)))
-    if rows.all_of_them or rows.counted:  # an estimate refuses nothing: *prepare* reads all rows
-        counts.check_invalid(data.max_invalid_fraction, head.name, total)
-    if not counts.kept:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in counts.rejected.most_common(3))
-        raise BadData(f"{head.param}: no row of {head.name} can be used ({reasons})", code="no_rows", param=head.param)
-    estimated = max(1, round(counts.kept / counts.read * total))
-    split_keys = np.array(keys, np.uint64) if rows.all_of_them else None
-    return Inspected(
-        counts.read, estimated, dict(counts.rejected), counts.duplicates, characters, split_keys, shown, labels, first
-    )
-
-
-class FirstRows:
-    """The first ROWS rows of a source, or fewer where reading on would take too long; others as in `open_files`."""
-
-    def __init__(self, head: Head, columns: Collection[str] | None = None, csv: CsvFormat | None = None) -> None:
-        self._head = head
-        self._reader = open_files(head.files, head.param, head.format, columns, csv)
-        self.all_of_them = False
-        self.counted = len(head.files) == 1 and format_of(head.files[0], head.format) == "parquet"
-        """Whether `fraction` is one of rows, and exact."""
-
-    @property
-    def fraction(self) -> float:
-        """Share of the source that was read."""
-        return self._reader.fraction
-
-    def __iter__(self) -> Iterator[Row]:
-        count, fetched = 0, self._head.fetched
-        for block in self._reader.blocks(_BLOCK):
-            for row in block.rows():
-                if count == ROWS:
-                    return
-                yield row
-                count += 1
-            if self._head.fetched > fetched and self._head.spent:
-                return
-        self.all_of_them = True

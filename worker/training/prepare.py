@@ -25,13 +25,15 @@ from jobs.plan import DataPlan, ModelPlan, Plan, make_plan, resolve_dtype
 from jobs.spec import BUILTIN_MODELS, JobSpec
 from worker.training.dataset.assembly import PICTURE, REJECTED, REPORT
 from worker.training.dataset.data import PreparedDataset
+from worker.training.dataset.inspection import inspect_rows
+from worker.training.dataset.preview import preview_rows
 from worker.training.dataset.writing import dataset_key, first_texts, labels_of, write_dataset
 from worker.training.journal import Journal
 from worker.training.models import hub, model_store
 from worker.training.models.model_files import find_folder, read_config, tokenizer_fingerprint
 from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
-from worker.training.rows.origin import find_source
+from worker.training.rows.origin import Head, find_source
 from worker.training.rows.sources import Source
 from worker.training.rows.text import Templates, template
 from worker.training.settings import TrainerSettings
@@ -100,6 +102,8 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
         make_once(folder, make, opens, waiting=journal.progress, resumable=True)
     dataset = PreparedDataset.open(folder)
     copy_report(folder, run, REPORT, PICTURE, REJECTED)
+    if plan.model.source == task.builtin.name and not again:
+        preview_tokens(run, read[: len(planned)], spec, task, model)
     rows = dataset.rows_of_sources(len(planned))
     mixture = mixture_of(planned, rows, spec.training.seed)
     planned = [each.model_copy(update={"rows": count}) for each, count in zip(planned, rows, strict=True)]
@@ -152,6 +156,22 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     )
     run.write_plan(complete)
     return done(complete, dataset, adopted)
+
+
+def preview_tokens(
+    run: RunDir, train: Sequence[tuple[Source, Templates]], spec: JobSpec, task: Task, model: Path
+) -> None:
+    """Write preview.json again with the tokens of its rows: *check* had no tokenizer of a built-in model."""
+    preview = run.preview()
+    layout = task.layout(task.builtin.config)
+    embeddings = layout.shapes[layout.embedding][0]
+    sources = []
+    for shown, (source, templates) in zip(preview.sources, train, strict=True):
+        head = Head(source.name, source.param, source.format, source.files, source.name)
+        chosen = inspect_rows(head, spec.data, templates, task).shown
+        rows = preview_rows(chosen, templates, spec.data, task, model, embeddings)
+        sources.append(shown.model_copy(update={"rows": rows}))
+    run.write_preview(preview.model_copy(update={"sources": sources}))
 
 
 def done(plan: Plan, dataset: PreparedDataset, adopted: Adopted | None) -> PrepareResult:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from jobs.preview import RowPreview, TextPreview
 from jobs.spec import DataSpec
 from worker.training.dataset.encoding import RowTask
 from worker.training.rows.characters import Rewriter
-from worker.training.rows.row import Row
+from worker.training.rows.row import Defect, Row
 from worker.training.rows.text import RowReader, Templates, Texts
 
 SHOWN = 2_000
@@ -19,7 +20,9 @@ SHOWN = 2_000
 def preview_rows(
     rows: Sequence[Row], templates: Templates, data: DataSpec, task: RowTask, tokenizer: Path | None, embeddings: int
 ) -> list[RowPreview]:
-    """These rows, all usable. `tokenizer`: the folder of the model; None: it has no tokenizer yet.
+    """These rows, all usable, but for those that the tokenizer's chat template cannot write.
+
+    `tokenizer`: the folder of the model; None: it has no tokenizer yet.
 
     Raises Rejected as `RowTask.tried`.
     """
@@ -36,7 +39,11 @@ def preview_rows(
         return [plain_preview(*one) for one in read]
     limits = task.limits(data)
     encoder = task.encoder(task.tried(state, [texts for _, texts, _ in read], limits), limits)
-    return [encoder.preview(*one) for one in read]
+    previews = []
+    for one in read:
+        with suppress(Defect):  # prepare rejects the row, and says why
+            previews.append(encoder.preview(*one))
+    return previews
 
 
 def plain_preview(number: int, texts: Texts, rewritten: dict[str, int]) -> RowPreview:

@@ -145,10 +145,7 @@ def choose_templates(
             "learn from, with data.input and data.target"
         )
     else:
-        hint = (
-            f"say which: data.input and data.target, each a column's name or a template such as {_example(columns)}; "
-            f"without them, these are recognized: {'; '.join(dict.fromkeys(each.name for each in formats))}"
-        )
+        hint = f"say which: data.input and data.target, each a column's name or a template such as {_example(columns)}"
     raise BadData(
         f"no columns to learn from are recognized in {name}; it has: {_listed(columns)}",
         code="no_usable_columns",

@@ -129,6 +129,36 @@ def test_the_validation_loss_is_that_of_transformers(workplace: Workplace) -> No
     assert loss is not None and loss == pytest.approx(total / count, rel=0.01)
 
 
+def test_prepare_gives_the_preview_the_tokens_of_a_builtin_model(workplace: Workplace) -> None:
+    chats = rows_of(workplace)
+    run = job(workplace, data={"validation": 0.1, "max_tokens": 64})
+    workplace.check(run)
+    [checked] = run.preview().sources
+    assert [(row.input.tokens, row.spans) for row in checked.rows] == [(None, ())] * 3
+    workplace.prepare_only(run)
+    [prepared] = run.preview().sources
+    assert prepared.model_copy(update={"rows": checked.rows}) == checked
+    assert [row.number for row in prepared.rows] == [row.number for row in checked.rows]
+    tokenizer = AutoTokenizer.from_pretrained(run.plan().model.folder)
+    first = prepared.rows[0]
+    said = [turn["content"] for turn in chats[0]["messages"] if turn["role"] == "assistant"]
+    learned = [span.text for span in first.spans if span.learned]
+    assert learned and all(text.removesuffix("<|im_end|>") in reply for text, reply in zip(learned, said, strict=False))
+    whole = len(tokenizer.apply_chat_template(chats[0]["messages"], tokenize=True, return_dict=False))
+    assert first.input.tokens == min(whole, 64)
+    assert any(row.input.cut_characters or row.target.cut_characters for row in prepared.rows)
+
+
+def test_a_row_that_the_chat_template_cannot_write_is_not_previewed(workplace: Workplace) -> None:
+    rows = rows_of(workplace)
+    strange = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b<|im_end|>c"}]}
+    workplace.rows("chats.jsonl", [strange, *rows])
+    run = job(workplace, data={"validation": 0.1, "max_invalid_fraction": 0.1})
+    report = workplace.prepare(run)["data"]
+    numbers = [row.number for row in run.preview().sources[0].rows]
+    assert report["rejected"] and 1 not in numbers and 2 in numbers
+
+
 def test_pairs_and_plain_text_are_learned_as_well(workplace: Workplace) -> None:
     workplace.rows("rows.jsonl", [{"text": f"Line {number} of a long story."} for number in range(40)])
     run = workplace.job(**SETTINGS)

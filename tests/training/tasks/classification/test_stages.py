@@ -25,7 +25,7 @@ from jobs.spec import parse_spec
 from tests.training.attempts import attempt, facts
 from tests.training.tasks.classification.families import FAMILIES, LABELS, write_pretrained
 from tests.training.workplace import EXAMPLES, SHARED_DATA, Workplace
-from worker.training import check
+from worker.training.dataset import inspection
 from worker.training.dataset.data import PreparedDataset
 from worker.training.models import model_store
 from worker.training.tasks.classification import layout
@@ -276,7 +276,7 @@ def test_labels_that_look_alike_and_the_new_head_are_in_the_preview(place: Workp
 def test_the_plan_is_made_anew_where_later_rows_have_more_labels(
     place: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "ROWS", 20)
+    monkeypatch.setattr(inspection, "ROWS", 20)
     rows = texts(400)
     place.rows("rows.jsonl", [row | {"label": "a" if n < 30 else f"label {n}"} for n, row in enumerate(rows)])
     write_pretrained(place.data / "model", "roberta")

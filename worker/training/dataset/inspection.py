@@ -1,0 +1,138 @@
+"""The first rows of a source: what they say about all of it, and those that people are shown."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from jobs.errors import BadData
+from jobs.preview import UnrecognizedSource
+from jobs.spec import DataSpec
+from worker.training.dataset.encoding import RowTask
+from worker.training.rows.characters import Rewriter
+from worker.training.rows.csv_rows import CsvFormat
+from worker.training.rows.origin import Head
+from worker.training.rows.reading import format_of, open_files
+from worker.training.rows.row import Row
+from worker.training.rows.row_filter import RowFilter, UInt64
+from worker.training.rows.text import RowReader, Templates
+
+ROWS = 10_000
+"""Rows looked at."""
+_BLOCK = 500
+_COMPARED = 500
+"""Rows of each source on which a tokenizer that has to be converted is compared with what it is made from."""
+_FIRST = 2
+"""Rows shown from the beginning."""
+_NAMED, _SHOWN = 50, 200
+"""Columns named of a source, and characters shown of a value."""
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What the first rows of a source say about all of it."""
+
+    looked_at: int
+    estimated: int
+    """Usable rows in all of it."""
+    invalid: dict[str, int]
+    duplicates: int
+    characters: list[tuple[int, int]]
+    """Of what is only read and what is learned, of every usable row looked at."""
+    split_keys: UInt64 | None
+    """Of every usable row, as a split takes them; None: not all rows were looked at."""
+    shown: list[Row]
+    """The first two usable ones, and the longest."""
+    labels: Counter[str]
+    """How many of the usable rows looked at have each."""
+    first: list[str]
+    """Texts of the first ones."""
+
+
+def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: RowTask) -> Inspected:
+    """Check the first rows. Raises BadData (`no_rows`, `too_many_invalid_rows`)."""
+    rows = FirstRows(head, {column for one in templates if one for column in one.columns}, CsvFormat.of(data))
+    row_filter = RowFilter(rows, RowReader(*templates, Rewriter() if data.normalize else None))
+    characters: list[tuple[int, int]] = []
+    keys: list[int] = []
+    labels: Counter[str] = Counter()
+    shown: list[Row] = []
+    first: list[str] = []
+    longest = 0
+    for row, texts in row_filter.good_rows():
+        characters.append(texts.characters)
+        keys.append(texts.split_key)
+        labels.update(task.labels_of(texts))
+        if len(characters) <= _COMPARED:
+            first += texts.all
+        if len(characters) <= _FIRST:
+            shown.append(row)
+        elif sum(characters[-1]) > longest:
+            longest = sum(characters[-1])
+            shown[_FIRST:] = [row]
+    counts = row_filter.counts
+    total = counts.read if rows.all_of_them else max(counts.read, round(counts.read / max(rows.fraction, 1e-9)))
+    if rows.all_of_them or rows.counted:  # an estimate refuses nothing: *prepare* reads all rows
+        counts.check_invalid(data.max_invalid_fraction, head.name, total)
+    if not counts.kept:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in counts.rejected.most_common(3))
+        raise BadData(f"{head.param}: no row of {head.name} can be used ({reasons})", code="no_rows", param=head.param)
+    estimated = max(1, round(counts.kept / counts.read * total))
+    split_keys = np.array(keys, np.uint64) if rows.all_of_them else None
+    return Inspected(
+        counts.read, estimated, dict(counts.rejected), counts.duplicates, characters, split_keys, shown, labels, first
+    )
+
+
+def unrecognized(head: Head, columns: Collection[str], data: DataSpec) -> UnrecognizedSource:
+    """The first rows as they are in the file. `columns`: all names that a template can use."""
+    readable = (row.columns for row in FirstRows(head, columns, CsvFormat.of(data)) if row.columns is not None)
+    rows = [
+        {
+            _shown(name): _shown(
+                value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+            )
+            for name, value in columns_of_row.items()
+        }
+        for columns_of_row in islice(readable, _FIRST)
+    ]
+    in_order = dict.fromkeys([name for row in rows for name in row] + sorted(map(_shown, columns)))
+    return UnrecognizedSource(name=head.name, columns=tuple(in_order)[:_NAMED], rows=rows)
+
+
+def _shown(text: str) -> str:
+    """Its beginning. It may hold half a surrogate pair, which no file of ours can."""
+    return text[:_SHOWN].encode("utf-8", "backslashreplace").decode()
+
+
+class FirstRows:
+    """The first ROWS rows of a source, or fewer where reading on would take too long; others as in `open_files`."""
+
+    def __init__(self, head: Head, columns: Collection[str] | None = None, csv: CsvFormat | None = None) -> None:
+        self._head = head
+        self._reader = open_files(head.files, head.param, head.format, columns, csv)
+        self.all_of_them = False
+        self.counted = len(head.files) == 1 and format_of(head.files[0], head.format) == "parquet"
+        """Whether `fraction` is one of rows, and exact."""
+
+    @property
+    def fraction(self) -> float:
+        """Share of the source that was read."""
+        return self._reader.fraction
+
+    def __iter__(self) -> Iterator[Row]:
+        count, fetched = 0, self._head.fetched
+        for block in self._reader.blocks(_BLOCK):
+            for row in block.rows():
+                if count == ROWS:
+                    return
+                yield row
+                count += 1
+            if self._head.fetched > fetched and self._head.spent:
+                return
+        self.all_of_them = True
