@@ -45,7 +45,9 @@ def _ids(given: str) -> list[str]:
         raise UserError(
             f"jobs names {len(ids)} jobs: {FEWEST} to {MOST} can be compared",
             param="jobs",
-            hint="write their ids with commas between: /compare?jobs=job-…,job-…",
+            hint="name more than one: `longhaul compare JOB JOB`, or /compare?jobs=JOB,JOB in a browser"
+            if len(ids) < FEWEST
+            else "name fewer",
         )
     if twice := [job for job in dict.fromkeys(ids) if ids.count(job) > 1]:
         raise UserError(f"jobs names {twice[0][:80]} twice: a job does not differ from itself", param="jobs")

@@ -47,6 +47,7 @@ STATES = ("running", "queued", "validating", "paused", "succeeded", "failed", "c
 PICTURES = ("dataset.png", "confusion.png")
 """Of the run directory, as far as it has them."""
 JOBS_ON_A_PAGE = 50
+JOBS_OF_A_DATASET = 3
 MOST_SEARCHED = 2000
 """Newest jobs that a text is looked for in."""
 MOST_EVENTS = 5000
@@ -174,7 +175,13 @@ def routes(
         """Uploaded data sets."""
         found, has_more = uploads.page(after, 100)
         used = {each.name: actions.store.using(each.name) for each in found}
-        return render.page(request, "datasets.html", datasets=found, used=used, has_more=has_more)
+        names = dict[str, str]()
+        for job in (job for jobs in used.values() for job, _ in jobs[:JOBS_OF_A_DATASET]):
+            with suppress(NotFound):  # deleted since
+                names[job] = actions.find(job).record.name
+        return render.page(
+            request, "datasets.html", datasets=found, used=used, names=names, most=JOBS_OF_A_DATASET, has_more=has_more
+        )
 
     @router.get("/workers")
     def workers_page(request: Request) -> Response:

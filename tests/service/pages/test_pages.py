@@ -17,6 +17,15 @@ STATES = (
 PAGES = ["/", "/?status=paused", "/?text=nothing-is-called-so", "/datasets", "/workers"]
 
 
+def test_data_sets_name_their_jobs_and_what_is_lost_with_them(service: Service) -> None:
+    for name in ("used.jsonl", "unused.jsonl"):
+        service.request("PUT", f"/datasets/{name}", data=b'{"input": "a", "target": "b"}\n')
+    job = service.submit(name="baker", data={"train": "dataset:used.jsonl"})
+    shown = service.get("/datasets", headers={"Accept": "text/html"}).text
+    assert f'href="/jobs/{job}">baker: validating</a>' in shown
+    assert shown.count("they cannot be cloned or prepared again then") == 1
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_page_is_sound_and_usable_in_both_themes(
     browser: Browser, seeded: tuple[Service, dict[str, str]], theme: str
