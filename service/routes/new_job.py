@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from jobs.data_names import DATA_SUFFIXES
 from jobs.errors import NotFound, UserError
-from jobs.events import EVENT_TYPES
+from jobs.events import EVENT_TYPES, Fault
 from jobs.plan import Plan
 from jobs.preview import FILE as PREVIEW
 from jobs.preview import DataPreview
@@ -21,8 +21,8 @@ from service.pages.models_to_try import MODELS_TO_TRY, RECOGNIZERS, RowKind, kin
 from service.pages.render import Renderer
 from service.routes.pages import page_routes, stored_file
 
-ASKED_FIRST = ("data.train", "model", "method.type", "training.epochs", "name")
-"""Fields that stand before all others: the rows, three questions, and what it is called."""
+ASKED_FIRST = ("data.train", "data.input", "data.target", "model", "method.type", "training.epochs", "name")
+"""Fields that stand before all others: the rows and their columns, three questions, and what it is called."""
 UPLOADS_LISTED = 1000
 
 
@@ -68,6 +68,12 @@ def routes(actions: Actions, uploads: Uploads, render: Renderer) -> APIRouter:
             older = None
         complete = checked is not None and checked.status == "validated"
         plan, preview = found_out(checked if complete else older)
+        error = checked.error if checked else None
+        if error and recognize and error.code == "no_usable_columns" and checked and checked.model != RECOGNIZERS[-1]:
+            error = None  # the next recognizer is asked
+        unread = found_out(checked)[1] if error else None
+        if unread and unread.unrecognized:
+            preview = unread
         if not complete and not (checked and older and checked.model == older.model):
             plan = None  # another model's says nothing about this one's
         began = checked or source
@@ -85,11 +91,20 @@ def routes(actions: Actions, uploads: Uploads, render: Renderer) -> APIRouter:
             endings=DATA_SUFFIXES, plain_endings=plain, most_bytes=uploads.most, recognizers=RECOGNIZERS,
             uploaded=uploads.page("", UPLOADS_LISTED)[0], source=source, began_with=_minimal(source),
             changed=_changed(source, checked), begins=begins, checked=checked, recognize=recognize,
-            unattended=unattended, stale=not complete, plan=None if recognize else plan, preview=preview, report=None,
+            unattended=unattended, stale=not complete and preview is not unread, error=error,
+            at=_field_of(error), plan=None if recognize else plan, preview=preview, report=None,
             kind=kind, models=MODELS_TO_TRY[kind] if kind else {}, event_types=" ".join(EVENT_TYPES),
         )  # fmt: skip
 
     return router
+
+
+def _field_of(error: Fault | None) -> str | None:
+    """The field at which an error stands, as its parameter names it, or a part of it."""
+    names = (error.param or "").split(".") if error else []
+    while names and ".".join(names) not in fields():
+        names.pop()
+    return ".".join(names) or None
 
 
 def _minimal(source: answers.Job | None) -> str:

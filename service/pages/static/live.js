@@ -34,6 +34,8 @@ export async function refresh() {
     return schedule();
   }
   const page = new DOMParser().parseFromString(text, "text/html");
+  const gone = new CustomEvent("page:gone", { cancelable: true });
+  if (!answer.ok && !document.dispatchEvent(gone)) return; // a form that somebody fills in stays
   if (!answer.ok || releaseOf(page) !== releaseOf(document)) return location.reload(); // gone; or the service is newer
   morph(page.getElementById("main"));
   document.title = page.title;

@@ -7,7 +7,7 @@ import { chosenFile, uploading } from "./upload.js";
 const form = document.getElementById("new-job"), start = document.getElementById("start");
 const recognizers = form.dataset.recognizers.split(" ");
 const WAIT_MS = 700, AGAIN_MS = 2000;
-let turn = 0, timer = 0, dirty = false, tried = 0, handled = "";
+let turn = 0, timer = 0, dirty = false, tried = 0, handled = "", gone = false;
 
 const check = () => document.getElementById("check").dataset;
 const field = (key) => document.getElementById(`field-${key}`);
@@ -103,8 +103,8 @@ function showErrors(error, alone) {
   for (const each of form.querySelectorAll("[aria-invalid]")) each.removeAttribute("aria-invalid");
   const box = document.getElementById("errors");
   box.replaceChildren();
-  box.hidden = !error || !alone;
-  for (const { param, text } of error ? parts(error) : []) {
+  const found = error ? parts(error) : [], several = found.length > 1;
+  for (const { param, text } of found) {
     const at = fieldOf(param), line = document.createElement("p");
     if (at) {
       const place = document.getElementById(`error-${at.name}`);
@@ -112,13 +112,15 @@ function showErrors(error, alone) {
       place.hidden = false;
       at.setAttribute("aria-invalid", "true");
       for (let above = at.closest("details"); above; above = above.parentElement.closest("details")) above.open = true;
+      if (!alone) continue; // the page has the link
       const link = document.createElement("a");
       link.href = `#${at.id}`;
       link.textContent = at.name;
-      line.append(link, ": ", text.replace(`${param}: `, ""));
-    } else line.append(text);
+      line.append(link, " says why.");
+    } else if (alone || several) line.append(text);
     box.append(line);
   }
+  box.hidden = !box.textContent;
 }
 
 // -- dry runs -----------------------------------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ async function plan() {
   clearTimeout(timer);
   const job = answers(), recognize = !job.model;
   if (!job.data?.train) return;
-  if (recognize) job.model = recognizers[tried];
+  if (recognize) job.model = job.data.target ? recognizers.at(-1) : recognizers[tried]; // a language model takes any columns
   const once = `dry-${key()}`;
   let made;
   try {
@@ -162,7 +164,7 @@ async function plan() {
   if (recognize) query.set("recognize", "true"), query.delete("kind");
   else query.delete("recognize");
   history.replaceState(null, "", `?${query}`);
-  dirty = false;
+  dirty = gone = false;
   await refresh();
 }
 
@@ -180,6 +182,7 @@ function changed(wait) {
 function arrived() {
   const { job, state, kind, code, error } = check(), query = new URLSearchParams(location.search);
   start.disabled = dirty || !start.dataset.ready;
+  if (gone) document.getElementById("check").textContent = "The check is gone: somebody deleted it. The next change plans again.";
   if (job === handled || !ended(state) || dirty) return;
   handled = job;
   if (state === "validated") {
@@ -194,6 +197,14 @@ function arrived() {
     tried++;
     plan();
   } else if (error) showErrors(JSON.parse(error), false);
+}
+
+// Somebody says which columns are meant: planned is what is said of both.
+function fill(button) {
+  const { fill: key, column } = button.dataset;
+  field(key).value = column && `{${column}}`;
+  for (const each of form.querySelectorAll("[data-fill]")) if (each.dataset.fill === key) each.ariaPressed = each === button;
+  if (form.querySelectorAll('[data-fill][aria-pressed="true"]').length === 2) changed(0);
 }
 
 function choose(model) {
@@ -221,6 +232,8 @@ form.addEventListener("input", (event) => {
 form.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-model]");
   if (button) choose(button.dataset.model);
+  const column = event.target.closest("button[data-fill]");
+  if (column) fill(column);
 });
 form.addEventListener("keydown", (event) => {
   // Enter in a field asks for its plan; what starts a job is the button alone.
@@ -255,6 +268,15 @@ chosenFile(async (file) => {
   changed(0);
 });
 document.addEventListener("page:changed", arrived);
+document.addEventListener("page:gone", (event) => {
+  const query = new URLSearchParams(location.search);
+  if (!query.has("check")) return;
+  event.preventDefault();
+  for (const each of ["check", "shown", "recognize"]) query.delete(each);
+  history.replaceState(null, "", `?${query}`);
+  gone = true;
+  refresh();
+});
 switchFields();
 arrived();
 if (form.dataset.begins) plan();

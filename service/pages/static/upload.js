@@ -31,7 +31,8 @@ function size(bytes) {
 // The names that its content may get, first its own: one that is taken by a file of another size is passed over.
 function* names(file) {
   const ending = endings.find((each) => file.name.toLowerCase().endsWith(each));
-  const own = file.name.slice(0, -ending.length).replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "");
+  const letters = file.name.slice(0, -ending.length).replaceAll("ß", "ss").normalize("NFKD").replace(/\p{M}/gu, ""); // Übung: Ubung
+  const own = letters.replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "");
   const stem = own.slice(0, 100) || "rows";
   const taken = new Map([...document.getElementById("uploaded").options].map((each) => [each.value, Number(each.dataset.bytes)]));
   for (let number = 1; ; number++) {

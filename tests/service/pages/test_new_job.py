@@ -14,7 +14,7 @@ from jobs.disk.rundir import RunDir
 from jobs.events import Fault, JobCancelled, JobFailed, JobValidated
 from jobs.heartbeat import WorkerHeartbeat
 from jobs.plan import DataPlan, ModelPlan, make_plan
-from jobs.preview import DataPreview, RowPreview, SourcePreview, SpanPreview, TextPreview
+from jobs.preview import DataPreview, RowPreview, SourcePreview, SpanPreview, TextPreview, UnrecognizedSource
 from tests.memory_plans import memory_plan
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service, running
@@ -222,8 +222,69 @@ def test_every_error_of_a_job_stands_at_its_field(service: Service, watched: Wat
     third = shown_check(watched, second)
     service.append(third, JobFailed(error=fault))
     expect(page.locator("[id='error-data.input']")).to_have_text(f"no row has {HOSTILE}\n{hint}")
-    expect(page.locator("#group-data")).to_have_attribute("open", "")
+    expect(page.locator("#columns")).to_have_attribute("open", "")
+    expect(page.locator("#main").get_by_text("no row has")).to_have_count(1)
+    expect(page.locator("#check")).to_contain_text("data.input says why")
     assert page.title() == "New job · Longhaul" and page.locator("#main img").count() == 0
+
+
+def test_columns_that_nobody_recognizes_are_asked_for(service: Service, watched: WatchedPage) -> None:
+    has_checker(service)
+    page = watched.page
+    page.goto(f"{service.url}/new?data=fragen.csv")
+    page.locator("[name='data.train']").press("Enter")
+    fault = Fault(code="no_usable_columns", message="no columns are recognized", param="data.input")
+    rows = [{"frage": HOSTILE, "antwort": "Das"}, {"frage": "Wo?", "antwort": "Hier"}]
+    raw = UnrecognizedSource(name="fragen.csv", columns=("frage", "antwort", HOSTILE), rows=rows)
+    last = ""
+    watched.expected = ["404"]  # a page of a dry run that is gone
+    for _ in range(2):
+        last = shown_check(watched, last)
+        service.run(last).write_preview(DataPreview(sources=[], unrecognized=(raw,)))
+        service.append(last, JobFailed(error=fault))
+    table = page.get_by_role("region", name="First rows")
+    expect(table.locator("tbody tr").first).to_have_text(f"{HOSTILE}Das")
+    expect(page.locator("#main").get_by_text("no columns are recognized")).to_have_count(1)
+    page.locator("#columns-data\\.input").get_by_role("button", name="frage").click()
+    expect(page.get_by_label("Which column is the input?")).to_have_value("{frage}")
+    page.locator("#columns-data\\.target").get_by_role("button", name="antwort").click()
+    named = shown_check(watched, last)
+    spec = service.run(named).spec()
+    assert (spec.data.input, spec.data.target, spec.model) == ("{frage}", "{antwort}", "builtin:qwen-tiny")
+    validate(service, named)
+    assert service.run(shown_check(watched, named)).spec().model == "google/flan-t5-base"
+    assert page.locator("#main img").count() == 0
+
+
+def test_what_is_typed_outlives_a_check_that_is_deleted(service: Service, watched: WatchedPage) -> None:
+    has_checker(service)
+    page = watched.page
+    watched.expected = ["404"]
+    page.goto(f"{service.url}/new")
+    page.locator("[name='data.train']").fill("rows.jsonl")
+    page.get_by_label("Which model?").fill("builtin:t5-tiny")
+    first = shown_check(watched)
+    validate(service, first)
+    expect(page.locator("#start")).to_be_enabled()
+    assert service.request("DELETE", f"/jobs/{first}").ok
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # as when somebody comes back to it
+    page.get_by_text("The check is gone").wait_for()
+    expect(page.locator("[name='data.train']")).to_have_value("rows.jsonl")
+    expect(page.get_by_label("Which model?")).to_have_value("builtin:t5-tiny")
+    expect(page.locator("#start")).to_be_disabled()
+    page.get_by_label("How many epochs?").fill("5")
+    again = service.run(shown_check(watched, first)).spec()
+    assert (again.model, again.data.train, again.training.epochs) == ("builtin:t5-tiny", "rows.jsonl", 5)
+
+
+def test_the_name_of_a_file_keeps_its_letters(service: Service, watched: WatchedPage, tmp_path: Path) -> None:
+    page = watched.page
+    for file, name in (("Übung.csv", "Ubung.csv"), ("Größe é.csv", "Grosse-e.csv"), ("日本.csv", "rows.csv")):
+        (tmp_path / file).write_bytes(b"text,label\na,b\n")
+        page.goto(service.url + "/new")
+        page.set_input_files("#file", tmp_path / file)
+        page.get_by_text(f"is uploaded as dataset:{name}").wait_for()
+        expect(page.get_by_label("Name", exact=True)).to_have_value(name.partition(".")[0])
 
 
 def test_what_comes_from_data_is_text(service: Service, watched: WatchedPage) -> None:
@@ -343,5 +404,15 @@ def test_everybody_can_use_it_in_every_state(browser: Browser, service: Service,
         service.append(second, JobFailed(error=Fault(code="bad_data", message="it is bad", param="data.train")))
         page.get_by_text("Not planned.").wait_for()
         look("refused")
+        page.get_by_label("How many epochs?").fill("8")
+        third = shown_check(watched, second)
+        raw = UnrecognizedSource(
+            name="a.jsonl", columns=("frage", "antwort"), rows=[{"frage": "Was?", "antwort": "Das"}]
+        )
+        service.run(third).write_preview(DataPreview(sources=[], unrecognized=(raw,)))
+        fault = Fault(code="no_usable_columns", message="no columns are recognized", param="data.input")
+        service.append(third, JobFailed(error=fault))
+        page.get_by_role("button", name="none: the target is all there is").click()
+        look("columns asked for")
         assert watched.faults == []
     assert found == {}
