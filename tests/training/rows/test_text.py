@@ -135,7 +135,9 @@ def test_columns_that_are_not_recognized_are_listed_with_what_to_write() -> None
         choose_templates(None, None, ["ask", "tell"], "rows.jsonl", PAIRS)
     assert caught.value.detail_code == "no_usable_columns"
     assert "recognized in rows.jsonl; it has: ask, tell" in str(caught.value)
-    assert "data.input and data.target" in str(caught.value.hint) and "OpenAI chat" in str(caught.value.hint)
+    assert (
+        str(caught.value.hint).startswith("say which: data.input and data.target") and len(str(caught.value.hint)) < 150
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_columns_that_are_not_recognized_are_listed_with_what_to_write() -> None
 def test_the_example_of_a_template_is_over_a_column_that_there_is(columns: list[str], example: str) -> None:
     with pytest.raises(BadData) as caught:
         choose_templates(None, None, columns, "rows.jsonl", PAIRS)
-    assert f'a template such as "{example}";' in str(caught.value.hint)
+    assert f'a template such as "{example}"' in str(caught.value.hint)
 
 
 def test_long_names_of_columns_are_cut_in_a_message() -> None:
