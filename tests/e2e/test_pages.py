@@ -161,9 +161,8 @@ def test_from_a_file_to_a_model_and_a_comparison_by_keyboard_across_a_restart(
             press(page, box, "Space")
         press(page, page.get_by_role("button", name="Compare"))
         page.wait_for_url("**/compare?jobs=*")
-        settings = page.get_by_role("region", name="Settings").locator("tbody tr")
-        expect(settings).to_have_count(1)
-        expect(settings.first).to_contain_text("training.batch_size")
+        expect(page.get_by_role("region", name="Training").locator("td code")).to_contain_text(["training.batch_size"])
+        assert page.get_by_role("region", name="Data").count() == page.get_by_role("region", name="Model").count() == 0
         # → download
         page.goto(job)
         with page.expect_download() as download:
