@@ -74,13 +74,16 @@ class Program:
         return os.mkdir, ("/nonexistent/written-by-a-pickle",)
 
 
-def zipped(file: Path) -> None:
-    """The same archive, compressed."""
+def rewritten(
+    file: Path, change: Callable[[str, bytes], bytes | None], compression: int = zipfile.ZIP_STORED
+) -> None:
+    """The same archive with other records; None leaves one out."""
     with zipfile.ZipFile(file) as archive:
         content = {entry.filename: archive.read(entry) for entry in archive.infolist()}
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(file, "w", compression) as archive:
         for name, data in content.items():
-            archive.writestr(name, data)
+            if (changed := change(name.partition("/")[2], data)) is not None:
+                archive.writestr(name, changed)
 
 
 def cut(file: Path) -> None:
@@ -132,7 +135,50 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: Callable[[Path], obje
 def test_an_archive_whose_tensors_do_not_lie_as_they_are_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "pytorch_model.bin"
     torch.save({"a": torch.zeros(100)}, file)
-    zipped(file)
+    rewritten(file, lambda _, data: data, zipfile.ZIP_DEFLATED)
     with pytest.raises(Rejected, match="it is compressed") as caught:
         read_pickle(file, "./mine")
     assert caught.value.detail_code == "bad_pickle"
+
+
+def test_a_big_endian_archive_is_refused_and_read_once_it_is_written_as_the_hint_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file, tensor = Path("pytorch_model.bin"), torch.arange(6.0)
+    torch.save({"a": tensor}, file)
+    swapped = tensor.numpy().byteswap().tobytes()
+    rewritten(file, lambda name, data: {"byteorder": b"big", "data/0": swapped}.get(name, data))
+    with pytest.raises(Rejected, match="byte order of pytorch_model.bin is 'big'") as caught:
+        read_pickle(file, "./mine")
+    assert (caught.value.detail_code, caught.value.param) == ("big_endian_pickle", "model")
+    assert caught.value.hint is not None
+    eval(caught.value.hint[caught.value.hint.index("torch.save(") :], {"torch": torch})
+    assert torch.equal(bytes_of(file)["a"], tensor)
+
+
+def test_an_archive_of_old_has_no_record_of_its_byte_order(tmp_path: Path) -> None:
+    file, tensor = tmp_path / "pytorch_model.bin", torch.arange(6.0)
+    torch.save({"a": tensor}, file)
+    rewritten(file, lambda name, data: None if name == "byteorder" else data)
+    assert torch.equal(bytes_of(file)["a"], tensor)
+
+
+def test_a_tensor_does_not_reach_into_what_lies_behind_its_storage(tmp_path: Path) -> None:
+    file = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.arange(6.0), "b": torch.arange(100.0)}, file)
+    rewritten(file, lambda name, data: data[:4] if name == "data/0" else data)
+    with pytest.raises(Rejected, match="a is longer than the data stored for it") as caught:
+        read_pickle(file, "./mine")
+    assert caught.value.detail_code == "bad_pickle"
+
+
+def test_so_it_is_in_a_file_as_before_torch_1_6(tmp_path: Path) -> None:
+    file = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.zeros(6), "b": torch.zeros(100)}, file, _use_new_zipfile_serialization=False)
+    six, one = (b"K" + bytes([number]) + b"Nt" for number in (6, 1))
+    content = file.read_bytes()
+    assert content.count(six) == 1, "the elements of a storage, no view of another, end of the tuple"
+    file.write_bytes(content.replace(six, one))
+    with pytest.raises(Rejected, match="a is longer than the data stored for it"):
+        read_pickle(file, "./mine")

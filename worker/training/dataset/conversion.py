@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jobs.errors import Rejected
 from worker.training.dataset.slow_tokenizers import (
+    COPY_AGAIN,
     FAST,
     SENTENCEPIECE,
     TOKENIZER_CONFIG,
     VOCABULARIES,
     Slow,
     Tokens,
+    check_vocabulary,
     refused,
     slow_tokenizer,
 )
@@ -84,6 +87,17 @@ def _both(folder: Path) -> tuple[PreTrainedTokenizerFast, Slow]:
 @functools.lru_cache(maxsize=1)
 def _made(folder: Path, state: tuple[tuple[str, int, int], ...]) -> tuple[PreTrainedTokenizerFast, Slow]:
     """Once for each state of these files."""
+    check_vocabulary(folder)
+    try:
+        return _make(folder)
+    except (MemoryError, Rejected):
+        raise
+    except Exception as error:  # a vocabulary that is damaged may raise anything
+        reason = [*str(error).splitlines(), ""][0][:300]
+        raise refused(folder, f"its vocabulary cannot be used: {type(error).__name__}: {reason}", COPY_AGAIN) from error
+
+
+def _make(folder: Path) -> tuple[PreTrainedTokenizerFast, Slow]:
     from transformers import AutoTokenizer
 
     found: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -16,9 +16,40 @@ SENTENCEPIECE = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.
 WORDPIECE, BPE = "vocab.txt", ("vocab.json", "merges.txt")
 VOCABULARIES = (*SENTENCEPIECE, WORDPIECE, *BPE)
 """Files of which a fast tokenizer can be made."""
+COPY_AGAIN = f"copy the vocabulary into the folder again, completely, or a {FAST} of this model"
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 Tokens = Sequence[str]
 Slow = Callable[[str], Tokens]
 """A text to tokens, as the slow tokenizer does it."""
+
+
+def check_vocabulary(folder: Path) -> None:
+    """Refuse `tokenizer_conversion` where a file of the vocabulary is missing or is not what its name says."""
+    present = [name for name in VOCABULARIES if (folder / name).exists()]
+    for name in present:
+        with open(folder / name, "rb") as file:
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                raise refused(
+                    folder,
+                    f"{name} is a pointer of Git LFS, not the file itself",
+                    "run `git lfs pull` in the clone, or copy the file itself into the folder",
+                )
+    for name in SENTENCEPIECE:
+        if name in present:
+            open_sentencepiece(folder / name)
+    if len(present) == 1 and present[0] in BPE:
+        missing = next(name for name in BPE if name != present[0])
+        raise refused(folder, f"{present[0]} needs {missing}", f"copy the model's {missing} into the folder")
+
+
+def open_sentencepiece(file: Path) -> Any:
+    """The SentencePieceProcessor. Raises Rejected (`tokenizer_conversion`)."""
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        return SentencePieceProcessor(model_file=str(file))
+    except (OSError, RuntimeError) as error:
+        raise refused(file.parent, f"{file.name} is no file of sentencepiece: {error}", COPY_AGAIN) from None
 
 
 def slow_tokenizer(folder: Path, fast: Any) -> Slow:
@@ -40,12 +71,7 @@ def slow_tokenizer(folder: Path, fast: Any) -> Slow:
 
 
 def _sentencepiece(file: Path, fast: Any) -> Slow:
-    from sentencepiece import SentencePieceProcessor
-
-    try:
-        processor: Any = SentencePieceProcessor(model_file=str(file))
-    except (OSError, RuntimeError) as error:
-        raise refused(file.parent, f"{file.name} is no file of sentencepiece: {error}") from None
+    processor = open_sentencepiece(file)
     numbers = fast.get_vocab()
     pieces = range(processor.get_piece_size())
     plain = [n for n in pieces if not (processor.is_control(n) or processor.is_unknown(n) or processor.is_unused(n))]
@@ -68,11 +94,8 @@ def _byte_level(folder: Path, fast: Any) -> Slow:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     vocabulary, merges = (folder / name for name in BPE)
-    try:
-        numbers: dict[str, int] = json.loads(vocabulary.read_bytes())
-        lines = merges.read_text(encoding="utf-8").split("\n")
-    except (OSError, ValueError) as error:
-        raise refused(folder, f"its vocabulary cannot be read: {error}") from None
+    numbers: dict[str, int] = json.loads(vocabulary.read_bytes())
+    lines = merges.read_text(encoding="utf-8").split("\n")
     if any(fast.convert_tokens_to_ids(token) != number for token, number in numbers.items()):
         raise refused(folder, f"the fast tokenizer numbers its tokens otherwise than {vocabulary.name}")
     pairs = [tuple(line.split()) for line in lines if not line.startswith("#version")]
@@ -103,11 +126,11 @@ def _byte_level(folder: Path, fast: Any) -> Slow:
     return tokens
 
 
-def refused(folder: Path, what: str) -> Rejected:
+def refused(folder: Path, what: str, hint: str | None = None) -> Rejected:
     """The error for a tokenizer that cannot be made fast."""
     return Rejected(
         f"model: the tokenizer in {folder.name} has no {FAST}, and none can be made: {what}",
         code="tokenizer_conversion",
         param="model",
-        hint=f"put a {FAST} of this model into its folder, or take a model that has one",
+        hint=hint or f"put a {FAST} of this model into its folder, or take a model that has one",
     )

@@ -28,23 +28,12 @@ _PROGRAM = re.compile(r"GLOBAL|reduce for|instantiate")
 def read_pickle(file: Path, source: str) -> dict[str, Stored]:
     """All tensors of a file that torch.save wrote. A tensor that is shared lies in one place under several names.
 
-    Raises Rejected: `unsafe_pickle` where it asks for more than tensors, `bad_pickle` where it cannot be read.
-    PermissionError is left as it is.
+    Raises Rejected: `unsafe_pickle` where it asks for more than tensors, `big_endian_pickle` where its numbers are
+    not little-endian, `bad_pickle` where it cannot be read. PermissionError is left as it is.
     """
-    import torch
-
     try:
-        if zipfile.is_zipfile(file):
-            with zipfile.ZipFile(file) as archive:
-                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                    raise ValueError("it is compressed")
-            content = torch.load(file, map_location="meta", weights_only=True)
-        else:
-            content = _read_before_1_6(file)
-        return _stored(content, file)
-    except PermissionError:
-        raise
-    except MemoryError:
+        return _stored(*(_read_archive if zipfile.is_zipfile(file) else _read_before_1_6)(file, source), file)
+    except (PermissionError, MemoryError, Rejected):
         raise
     except Exception as error:  # what a damaged file makes torch raise, it does not say
         lines = [line.strip() for line in str(error).splitlines()]
@@ -66,7 +55,8 @@ def read_pickle(file: Path, source: str) -> dict[str, Stored]:
         ) from None
 
 
-def _stored(content: object, file: Path) -> dict[str, Stored]:
+def _stored(content: object, ends: Mapping[int, int], file: Path) -> dict[str, Stored]:
+    """`ends`: the first byte behind each storage, by its first byte."""
     import torch
 
     if not isinstance(content, Mapping):
@@ -84,17 +74,45 @@ def _stored(content: object, file: Path) -> dict[str, Stored]:
         stored = Stored(file, dtype, tuple(tensor.shape), begin, begin + tensor.numel() * tensor.element_size())
         if stored.end > size:
             raise ValueError(f"{size} bytes long instead of {stored.end}")
+        if stored.end > ends[storage._checkpoint_offset]:
+            raise ValueError(f"{name} is longer than the data stored for it")
         found[str(name)] = stored
     return found
 
 
-def _read_before_1_6(file: Path) -> object:
+def _read_archive(file: Path, source: str) -> tuple[object, dict[int, int]]:
+    """A zip archive of records: a pickle, the order of bytes (not in old files), each storage."""
+    import torch
+
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise ValueError("it is compressed")
+    reader: Any = torch._C.PyTorchFileReader(str(file))
+    order = reader.get_record("byteorder") if reader.has_record("byteorder") else b"little"
+    if order != b"little":  # torch would swap bytes that are not there
+        raise Rejected(
+            f"model: {source}: the byte order of {file.name} is {order.decode(errors='replace')[:20]!r}, not 'little'",
+            code="big_endian_pickle",
+            param="model",
+            hint=f"write it again with torch, on a machine with an x86 or ARM processor: torch.save(torch.load("
+            f"{file.name!r}, weights_only=True), {file.name!r})",
+        )
+    sizes = {entry.filename.partition("/")[2]: entry.file_size for entry in entries}
+    begins = {name: reader.get_record_offset(name) for name in sizes if name.startswith("data/")}
+    content: object = torch.load(file, map_location="meta", weights_only=True)
+    return content, {begin: begin + sizes[name] for name, begin in begins.items()}
+
+
+def _read_before_1_6(file: Path, source: str) -> tuple[object, dict[int, int]]:
     """Pickles, one behind the other, then the bytes of each storage behind their number."""
     import torch
     from torch import _weights_only_unpickler
     from torch.serialization import MAGIC_NUMBER
 
     storages: dict[str, torch.storage.TypedStorage] = {}
+    sizes: dict[str, int] = {}  # those of the storages grow with the tensors that are made of them
+    ends: dict[int, int] = {}
 
     def storage_of(saved: tuple[Any, ...]) -> Any:
         kind, storage_type, key, _, elements, view = saved
@@ -102,7 +120,8 @@ def _read_before_1_6(file: Path) -> object:
             raise pickle.UnpicklingError(f"Unsupported storage {kind!r}")
         if key not in storages:
             each: int = torch.empty(0, dtype=storage_type.dtype).element_size()
-            data = torch.UntypedStorage(elements * each, device="meta")
+            sizes[key] = elements * each
+            data = torch.UntypedStorage(sizes[key], device="meta")
             storages[key] = torch.storage.TypedStorage(wrap_storage=data, dtype=storage_type.dtype, _internal=True)
         return storages[key]
 
@@ -119,5 +138,5 @@ def _read_before_1_6(file: Path) -> object:
         for key in keys:
             data = storages[key]._untyped_storage
             data._checkpoint_offset = at + 8  # behind the number of its elements
-            at = data._checkpoint_offset + data.nbytes()
-    return content
+            at = ends[data._checkpoint_offset] = data._checkpoint_offset + sizes[key]
+    return content, ends
