@@ -183,13 +183,23 @@ def test_a_class_that_does_more_than_sentencepiece_is_not_made_to_do_less(
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 791656\n"
 UNREADABLE: dict[str, tuple[str, dict[str, Any], str, str]] = {
-    "damaged": ("t5", {"spiece.model": b"no file of sentencepiece"}, "spiece.model is no file of", "copy the vocabulary"),
-    "vocab.json alone": ("bart", {"vocab.json": {"a": 0}}, "vocab.json needs merges.txt", "copy the model's merges.txt"),
-    "merges.txt alone": ("gpt2", {"merges.txt": ""}, "merges.txt needs vocab.json", "copy the model's vocab.json"),
-    "torn": ("roberta", {"vocab.json": '{"a":', "merges.txt": ""}, "cannot be used: .*EOF", "copy the vocabulary"),
-    "empty": ("bert", {"vocab.txt": ""}, "cannot be used: .*Missing", "copy the vocabulary"),
+    "damaged": (
+        "t5",
+        {"spiece.model": b"no file of sentencepiece"},
+        "spiece.model is no file of",
+        "the vocabulary",
+    ),
+    "vocab.json alone": (
+        "bart",
+        {"vocab.json": {"a": 0}},
+        "vocab.json needs merges.txt",
+        "copy the model's",
+    ),
+    "merges.txt alone": ("gpt2", {"merges.txt": ""}, "merges.txt needs vocab.json", "copy the model's"),
+    "torn": ("roberta", {"vocab.json": '{"a":', "merges.txt": ""}, "cannot be used: .*EOF", "the vocabulary"),
+    "empty": ("bert", {"vocab.txt": ""}, "cannot be used: .*Missing", "the vocabulary"),
     "slow only": ("canine", {"vocab.txt": "a"}, "no fast form", "put a tokenizer.json"),
-    "no settings": ("bert", {"vocab.txt": "a", "tokenizer_config.json": "{"}, "cannot be used", "copy the vocabulary"),
+    "no settings": ("bert", {"vocab.txt": "a", "tokenizer_config.json": "{"}, "cannot be used", "the vocabulary"),
     "pointer, sentencepiece": ("xlm-roberta", {"sentencepiece.bpe.model": LFS_POINTER}, "is a pointer", "git lfs pull"),
     "pointer, WordPiece": ("bert", {"vocab.txt": LFS_POINTER}, "is a pointer", "git lfs pull"),
     "pointer, merges": ("gpt2", {"vocab.json": {"a": 0}, "merges.txt": LFS_POINTER}, "is a pointer", "git lfs pull"),
@@ -197,7 +207,9 @@ UNREADABLE: dict[str, tuple[str, dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("kind", "files", "message", "hint"), UNREADABLE.values(), ids=UNREADABLE)
-@pytest.mark.parametrize("read", [TokenizerState.read, lambda folder: write_converted(folder, folder)], ids=["", "store"])
+@pytest.mark.parametrize(
+    "read", [TokenizerState.read, lambda folder: write_converted(folder, folder)], ids=["", "store"]
+)
 def test_what_cannot_be_converted_is_refused(
     tmp_path: Path, kind: str, files: dict[str, Any], message: str, hint: str, read: Callable[[Path], object]
 ) -> None:

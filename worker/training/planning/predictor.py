@@ -32,6 +32,7 @@ from worker.training.planning.row_search import next_rows
 from worker.training.planning.tracker import CATEGORIES, Tracker
 from worker.training.planning.updates import without_data
 from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.self_check import SelfCheck
 from worker.training.tasks.task import Config, Task
 
 _CUDA_GRANULARITY = 512
@@ -95,8 +96,12 @@ class Predictor:
         self._updates: dict[OptimizerName, tuple[int, _Trace]] = {}
         self.traces = 0
         """Passes traced so far."""
+        check = SelfCheck(
+            f"a {task.name} model", "take a model of a family that docs/models.md lists as tried in the tests"
+        )
         # Leaves the gradients behind, of those parameters that the loss depends on.
-        self._trace_passes(MicroBatchShape(1, 8, 8), 0, True)
+        with check.errors(self._model):
+            self._trace_passes(MicroBatchShape(1, 8, 8), 0, True)
 
     @property
     def size(self) -> ModelSize:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from torch import nn
+import re
+from typing import Any
 
-_RATES = ("attention_dropout", "dropout", "dropout_prob", "attention_probs_dropout_prob", "activation_dropout")
-"""Attributes of modules that hold a rate as a number."""
+from torch import nn
+from transformers import PretrainedConfig
+
+_RATE = re.compile(r"dropout|pdrop$|drop_prob$")
+"""In the names of rates: `attention_dropout`, `hidden_dropout_prob`, `resid_pdrop`; `layerdrop` skips layers."""
 
 
 def set_dropout(model: nn.Module, rate: float) -> None:
-    """Of all modules; config.json stays."""
+    """In modules, their attributes, and the configs that some read in their forward pass; config.json stays."""
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
+        if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = rate
-        for name in _RATES:
-            now = getattr(module, name, None)
-            if isinstance(now, int | float) and not isinstance(now, bool):
-                setattr(module, name, rate)
+        _set_rates(module, rate)
+        if isinstance(config := getattr(module, "config", None), PretrainedConfig):
+            _set_rates(config, rate)
+
+
+def _set_rates(holder: Any, rate: float) -> None:
+    for name, value in vars(holder).items():
+        if _RATE.search(name) and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(holder, name, rate)

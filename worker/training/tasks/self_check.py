@@ -1,15 +1,21 @@
-"""What tasks ask a model before it trains: rows for it, and the mode in which it answers."""
+"""What tasks ask a model before it trains: rows for it, the mode in which it answers, and its refusal."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from jobs.errors import Rejected, StageError
+from worker.training.machine.out_of_memory import is_out_of_memory
+
+log = logging.getLogger("longhaul.trainer")
 _LENGTHS = (7, 12)
 
 
@@ -31,3 +37,41 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(training)
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """How a model is refused that does something else than training takes for granted."""
+
+    kind: str
+    """What it should be, such as `an encoder`."""
+    hint: str
+
+    def refused(self, model: nn.Module, what: str) -> Rejected:
+        """The error (`self_check_failed`)."""
+        return Rejected(
+            f"model: {type(model).__name__} does not compute what training takes for granted of {self.kind}: {what}",
+            code="self_check_failed",
+            param="model",
+            hint=self.hint,
+        )
+
+    @contextmanager
+    def errors(self, model: nn.Module) -> Iterator[None]:
+        """Whatever the model raises inside refuses it, but for a lack of memory and a fault of the GPU."""
+        try:
+            yield
+        except (StageError, torch.AcceleratorError):
+            raise
+        except Exception as error:  # families raise whatever they like
+            if is_out_of_memory(error):
+                raise
+            log.warning("%s raised in its self-check", type(model).__name__, exc_info=error)
+            line = [*str(error).strip().splitlines(), ""][0][:300]
+            raise self.refused(model, f"{type(error).__name__}: {line}") from error
+
+    @contextmanager
+    def asking(self, model: nn.Module) -> Iterator[None]:
+        """`errors` and `evaluating`."""
+        with self.errors(model), evaluating(model):
+            yield

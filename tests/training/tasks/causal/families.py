@@ -27,10 +27,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4},
 }
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "falcon": {"alibi": True},
+    "llama4_text": {"attention_chunk_size": 16, "head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 48},
+    "mamba": {"state_size": 8},
+    "gpt_bigcode": {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4},
+    "seed_oss": {"head_dim": 8},
+}
+"""Each does something as no other does: biases in the mask, a base model of another name, fp32 between its layers, rates of
+dropout that are numbers."""
+
 
 def config_of(family: str, **more: Any) -> dict[str, Any]:
     """config.json."""
-    config = CONFIG_MAPPING[family](**_SMALL | FAMILIES[family] | more).to_dict()
+    config = CONFIG_MAPPING[family](**_SMALL | (FAMILIES | OTHERS)[family] | more).to_dict()
     return {key: value for key, value in config.items() if value is not None} | {"model_type": family}
 
 

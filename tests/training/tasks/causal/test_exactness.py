@@ -15,7 +15,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from jobs.errors import Rejected
 from tests.summaries import dataset_summary
-from tests.training.tasks.causal.families import FAMILIES, VOCABULARY, config_of, model_of
+from tests.training.tasks.causal.families import FAMILIES, OTHERS, VOCABULARY, config_of, model_of
 from worker.training.dataset.data import PreparedDataset, Rows, Writer
 from worker.training.kernels.causal_attention import causal_attention
 from worker.training.loop import accumulate
@@ -146,7 +146,7 @@ def test_short_rows_on_a_cpu_have_their_own_attention(rows: Rows, monkeypatch: p
     assert len(widths) == 2, "it has no dropout"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 def test_bf16_passes_the_check_of_every_family(family: str) -> None:
     configure(model_of(family, torch.bfloat16), fused=True, dropout=None)
 
@@ -160,6 +160,18 @@ def test_every_dropout_is_set() -> None:
     configure(llama, fused=True, dropout=0.5)
     assert {layer.self_attn.attention_dropout for layer in llama.model.layers} == {0.5}
     assert config_of("llama")["attention_dropout"] == 0.0
+
+
+@pytest.mark.parametrize("family", ["seed_oss", "gpt_bigcode", "falcon", "phi3"])
+def test_no_dropout_is_left_on(family: str) -> None:
+    """Those of Seed-OSS and GPT-BigCode are numbers that the other families do not have."""
+    keys = ("attention_dropout", "residual_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop")
+    model = model_of(family, **dict.fromkeys(keys, 0.5)).train()
+    ids = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        assert not torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+        set_dropout(model, 0.0)
+        assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits), "something is still dropped"
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "mistral"])

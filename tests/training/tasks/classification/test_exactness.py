@@ -191,6 +191,17 @@ def test_a_model_whose_rows_depend_on_each_other_is_refused(monkeypatch: pytest.
     assert caught.value.detail_code == "self_check_failed"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("family", ["convbert", "mobilebert"])
+def test_an_encoder_that_sees_padding_is_refused(family: str, dtype: torch.dtype) -> None:
+    """Both mix each token with those beside it, and neither masks them there."""
+    narrow = {"convbert": {"embedding_size": 32}, "mobilebert": {
+        "embedding_size": 32, "true_hidden_size": 32, "intra_bottleneck_size": 32}}[family]  # fmt: skip
+    with pytest.raises(Rejected, match=r"hidden states of token . of 7 are others by .* beside padding") as caught:
+        fused.configure(model_of(family, dtype, **narrow), fused=True, dropout=None)
+    assert caught.value.detail_code == "self_check_failed"
+
+
 def test_a_classifier_that_is_no_encoder_is_not_taken() -> None:
     config = {"model_type": "bart", "architectures": ["BartForSequenceClassification"]}
     assert not Classification().takes(config | {"is_encoder_decoder": True})

@@ -22,7 +22,7 @@ from worker.training.kernels.gated_silu import gated_silu
 from worker.training.kernels.rms_norm import rms_norm
 from worker.training.tasks.causal.loss import learned_loss_sum
 from worker.training.tasks.dropout import set_dropout
-from worker.training.tasks.self_check import evaluating, short_rows
+from worker.training.tasks.self_check import SelfCheck, short_rows
 
 NORMS = (
     "LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "Phi3RMSNorm", "Olmo2RMSNorm", "SmolLM3RMSNorm",
@@ -30,6 +30,9 @@ NORMS = (
 """Classes of transformers that all compute weight · x / sqrt(mean square + variance_epsilon)."""
 GATES = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
 """Those that all compute down_proj(act_fn(gate_proj(x)) · up_proj(x))."""
+_CHECK = SelfCheck(
+    "a causal model", "models of the families Llama, Mistral, Qwen2, Qwen3, Gemma and Phi-3 are known to work"
+)
 _TOLERANCE = {torch.bfloat16: 0.02, torch.float16: 0.02, torch.float32: 1e-4, torch.float64: 1e-4}
 """Relative difference of the loss. Stock modules round after every operation, and take norms in fp32 in any case."""
 
@@ -95,7 +98,7 @@ class _FusedGate(nn.Module):
 
 def stock_loss(model: PreTrainedModel) -> list[float]:
     """Of two short rows, each by itself, by the model's own forward pass: of all their tokens but the first."""
-    with evaluating(model):
+    with _CHECK.asking(model):
         found = []
         for ids in short_rows(model):
             logits: torch.Tensor = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
@@ -108,7 +111,7 @@ def check_loss(model: PreTrainedModel, expected: list[float]) -> None:
     rows = short_rows(model)
     width = max(map(len, rows))
     ids = torch.stack([F.pad(row, (0, width - len(row))) for row in rows])
-    with evaluating(model):
+    with _CHECK.asking(model):
         for number, (row, loss) in enumerate(zip(rows, expected, strict=True)):
             places = number * width + torch.arange(len(row) - 1, device=ids.device)
             found = float(learned_loss_sum(model, ids, places, row[1:]))
@@ -122,10 +125,4 @@ def check_loss(model: PreTrainedModel, expected: list[float]) -> None:
                     "(RTX 30, A100, and newer); or take a model of another family",
                 )
             if not abs(found - loss) <= _TOLERANCE[model.dtype] * abs(loss):
-                raise Rejected(
-                    f"model: {type(model).__name__} does not compute what training takes for granted of a causal "
-                    f"model: the loss of a row is {loss:.6g} by itself and {found:.6g} beside another",
-                    code="self_check_failed",
-                    param="model",
-                    hint="models of the families Llama, Mistral, Qwen2, Qwen3, Gemma and Phi-3 are known to work",
-                )
+                raise _CHECK.refused(model, f"the loss of a row is {loss:.6g} by itself and {found:.6g} beside another")

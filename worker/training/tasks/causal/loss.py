@@ -37,7 +37,8 @@ def learned_loss_sum(
     with _without_mask(model, input_ids.shape[1]):
         hidden: torch.Tensor = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     head: Any = model.get_output_embeddings()
-    return head_loss(hidden.flatten(0, 1)[places], head.weight, labels)
+    # Some keep what runs through their layers in fp32, such as Mamba.
+    return head_loss(hidden.flatten(0, 1)[places].to(head.weight.dtype), head.weight, labels)
 
 
 @contextmanager
@@ -65,6 +66,8 @@ def _without_mask(model: PreTrainedModel, width: int) -> Iterator[None]:
 def needs_no_mask(model: PreTrainedModel, width: int) -> bool:
     """Whether rows of up to `width` tokens that are padded behind go through the model's attention without a mask."""
     config: Any = model.config.get_text_config()
+    if getattr(config, "alibi", False):  # the biases are added to the mask
+        return False
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     return config._attn_implementation in ("sdpa", _UNMASKED) and (window is None or width <= window)
 
@@ -96,6 +99,8 @@ def _attend(
 
 def has_plain_head(model: PreTrainedModel) -> bool:
     """Whether logits are the product of hidden states and the head's weights, and nothing more."""
+    if model.base_model is model:  # what is below the head has another name than transformers gives, as in Llama 4
+        return False
     head: Any = model.get_output_embeddings()
     changed = any(getattr(model.config, key, None) not in (None, 1, 1.0) for key in CHANGED_LOGITS)
     return type(head) is torch.nn.Linear and head.bias is None and not changed

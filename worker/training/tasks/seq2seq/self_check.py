@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from jobs.errors import Rejected
 from worker.training.kernels.head_loss import IGNORED
 from worker.training.tasks.dropout import set_dropout
+from worker.training.tasks.self_check import SelfCheck
 from worker.training.tasks.seq2seq.fused import fuse, has_t5_stacks
 from worker.training.tasks.seq2seq.loss import token_loss_sum
 
+_CHECK = SelfCheck("an encoder-decoder", "models of the families T5, mT5, BART and Pegasus are known to work")
 _LENGTHS = ((7, 9), (12, 5))
 """Of the rows: input, target."""
 _TOLERANCE = {torch.bfloat16: 0.02, torch.float16: 0.02, torch.float32: 1e-4, torch.float64: 1e-4}
@@ -29,25 +30,22 @@ def configure(model: PreTrainedModel, *, fused: bool, dropout: float | None) -> 
     if dropout is not None:
         set_dropout(model, dropout)
     asked = model.device.type != "meta" and not has_t5_stacks(model)
-    training = model.training
-    expected = _losses(model.eval(), alone=True) if asked else []
+    expected = _losses(model, alone=True) if asked else []
     if fused:
         fuse(model)
-    found = _losses(model.eval(), alone=False) if asked else []
-    model.train(training)
+    found = _losses(model, alone=False) if asked else []
     if expected and not abs(sum(found) - sum(expected)) <= _TOLERANCE[model.dtype] * abs(sum(expected)):
-        raise _refused(
+        raise _CHECK.refused(
             model,
             f"the loss of two rows is {sum(expected):.6g} by itself, each alone, and {sum(found):.6g} as they are "
             "trained, one beside the other",
         )
 
 
-@torch.no_grad()
 def _losses(model: PreTrainedModel, *, alone: bool) -> list[float]:
     """Sums over the target tokens of two rows: each alone, as transformers has it, or both in a batch, as we train."""
     rows = _rows(model)
-    try:
+    with _CHECK.asking(model):
         if alone:
             counts = [len(target) for _, target in rows]
             found = [model(input_ids=input[None], labels=target[None], use_cache=False).loss for input, target in rows]
@@ -58,8 +56,6 @@ def _losses(model: PreTrainedModel, *, alone: bool) -> list[float]:
         mask = torch.stack([F.pad(torch.ones_like(input), (0, widths[0] - len(input))) for input, _ in rows])
         labels = torch.stack([F.pad(target, (0, widths[1] - len(target)), value=IGNORED) for _, target in rows])
         return [float(token_loss_sum(model, inputs, mask, labels))]
-    except (AttributeError, TypeError, ValueError, IndexError, KeyError) as error:
-        raise _refused(model, f"{type(error).__name__}: {error}".splitlines()[0][:300]) from error
 
 
 def _rows(model: PreTrainedModel) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -69,12 +65,3 @@ def _rows(model: PreTrainedModel) -> list[tuple[torch.Tensor, torch.Tensor]]:
     longest = max(size for sizes in _LENGTHS for size in sizes)
     first = torch.arange(longest, device=model.device) * 7 % max(1, size - 9) + min(8, size - 1)
     return [(first[:input], first[:target].flip(0)) for input, target in _LENGTHS]
-
-
-def _refused(model: PreTrainedModel, what: str) -> Rejected:
-    return Rejected(
-        f"model: {type(model).__name__} does not compute what training takes for granted of an encoder-decoder: {what}",
-        code="self_check_failed",
-        param="model",
-        hint="models of the families T5, mT5, BART and Pegasus are known to work",
-    )
