@@ -85,6 +85,8 @@ def test_a_t5_takes_what_was_predicted(
         (Causal(), QWEN2, 0, False, True),
         (Causal(), QWEN2, 1, False, False),
         (CLASSIFIER, ROBERTA, 0, False, True),
+        (CLASSIFIER, ROBERTA, 0, True, True),
+        (CLASSIFIER, ROBERTA, 1, True, True),
         (Seq2Seq(), T5 | {"model_type": "mt5"}, 0, True, True),
         (Seq2Seq(), BART, 0, True, True),
         (Seq2Seq(), BART, 1, True, False),
