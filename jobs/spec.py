@@ -160,7 +160,7 @@ class LoraMethod(Part):
         Annotated[str, Field(min_length=1, max_length=1024)]
         | Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(min_length=1, max_length=1024)]
     ) = ALL_LINEAR
-    """Which layers get an adapter. `all-linear`: every linear layer but the output head. A list: those whose names end
+    """Which layers get an adapter. `all-linear`: every linear layer but the output head and gates of width 1. A list: those whose names end
     so, such as `["q", "v"]`. Another text: a regular expression for whole names. All must be linear layers, and every
     ending must occur."""
     rslora: bool = False

@@ -10,6 +10,7 @@ from torch import nn
 from jobs.errors import Rejected
 from jobs.spec import LoraMethod
 from tests.training.conftest import tiny_model
+from tests.training.tasks.causal.families import model_of
 from worker.training.adapters import targets
 from worker.training.adapters.targets import shortened, targets_of
 from worker.training.tasks.seq2seq.fused import fuse
@@ -29,6 +30,37 @@ def test_all_linear_means_every_linear_layer_but_the_head(fused: bool) -> None:
     assert found == [name for name in linear if name != "lm_head"]
     assert len(found) == 3 * 4 + 2 * 3  # two self-attentions, one cross-attention, two gated feed-forwards
     assert shortened(model, found) == ["k", "o", "q", "v", "wi_0", "wi_1", "wo"]
+
+
+def test_the_log_says_which_matrices_are_left_out_and_how_many_numbers_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "longhaul.trainer")
+    model = model_of("qwen2_moe")
+    found = targets_of(model, method())
+    assert not [name for name in found if "experts.gate" in name or name.endswith("shared_expert_gate")]
+    [said] = caplog.messages
+    assert "model.layers.0.mlp.shared_expert_gate" in said and "model.layers.0.mlp.experts.gate_up_proj" in said
+    layers = [each for each in model.model.layers.parameters() if each.ndim > 1]
+    given = sum(model.get_submodule(name).weight.numel() for name in found)
+    assert f"adapters for {100 * given / sum(each.numel() for each in layers):.1f} %" in said
+    caplog.clear()
+    targets_of(tiny_model(), method())
+    assert not caplog.messages, "nothing is left out"
+
+
+def test_a_rank_above_a_gate_that_is_named_is_refused_still() -> None:
+    with pytest.raises(Rejected, match=r"shared_expert_gate \(1 × 32\)"):
+        targets_of(model_of("qwen2_moe"), method(targets=["shared_expert_gate"]))
+
+
+def test_a_model_whose_layers_are_of_another_kind_is_refused_by_it() -> None:
+    with pytest.raises(Rejected, match="its matrices are in Conv1D") as caught:
+        targets_of(model_of("gpt2"), method())
+    assert (caught.value.detail_code, caught.value.hint) == ("no_such_target", "train it with method: full")
+    with pytest.raises(Rejected, match=r"c_attn \(Conv1D\)") as caught:
+        targets_of(model_of("gpt2"), method(targets=["c_attn"]))
+    assert caught.value.hint == "train the model with method: full"
 
 
 def test_a_list_names_the_endings_of_names() -> None:

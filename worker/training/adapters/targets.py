@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
@@ -14,6 +15,7 @@ from jobs.spec import ALL_LINEAR, LoraMethod
 from worker.training.machine.cpu_limit import Endless, cpu_limit
 from worker.training.tasks.layout import within
 
+log = logging.getLogger("longhaul.trainer")
 _TARGETS = "method.targets"
 _LONGEST_S = 10.0
 """Processor time to compare a pattern with all names; a sound one takes less than a millisecond."""
@@ -29,24 +31,54 @@ def targets_of(model: nn.Module, method: LoraMethod, head_modules: Collection[st
     whole = {name for name in modules if within(name, head_modules)}
     head = whole | {name for name, module in modules.items() if module is output}
     if method.targets == ALL_LINEAR:
-        found = [name for name, module in modules.items() if isinstance(module, nn.Linear) and name not in head]
+        found = _all_linear(modules, head)
     else:
         named = _matching(modules, method.targets, _endings(modules, head))
         found = [name for name in named if name not in whole]
         if not found:
             raise _refused("target_is_head", f"{_some(named)}: the head is trained whole", "name layers of the encoder")
-    if not found:
-        raise _refused("no_such_target", "the model has no linear layer but its head", "train it with method: full")
     others = [f"{name} ({type(modules[name]).__name__})" for name in found if not isinstance(modules[name], nn.Linear)]
     if others:
+        endings = _endings(modules, head)
         raise _refused(
             "target_not_linear",
             f"{_some(others)}: adapters are for linear layers",
-            f"name layers such as {_some(_endings(modules, head))}",
+            f"name layers such as {_some(endings)}" if endings else "train the model with method: full",
         )
     if any(name in head for name in found):
         raise _refused("target_is_head", "the output head gets no adapter", "leave it out")
     _check_rank(modules, found, method.rank)
+    return found
+
+
+def _all_linear(modules: Mapping[str, nn.Module], head: Collection[str]) -> list[str]:
+    """Every linear layer but the head and gates of width 1; the log says which matrices are left out, if any are."""
+    linear = {name: each for name, each in modules.items() if isinstance(each, nn.Linear) and name not in head}
+    found = [name for name, layer in linear.items() if min(layer.in_features, layer.out_features) > 1]
+    matrices = {
+        f"{name}.{key}".removesuffix(".weight"): parameter.numel()
+        for name, module in modules.items()
+        if name not in head and not isinstance(module, nn.Embedding)
+        for key, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim > 1
+    }
+    left_out = [name for name in matrices if name not in found]
+    if not found:
+        others = sorted({type(modules[name]).__name__ for name in left_out if name in modules})
+        raise _refused(
+            "no_such_target",
+            f"the model has no linear layer but its head{f'; its matrices are in {_some(others)}' if others else ''}",
+            "train it with method: full",
+        )
+    if left_out:
+        log.info(
+            "targets %s: adapters for %.1f %% of the numbers in matrices; none for %d that are gates of width 1 or in "
+            "no linear layer: %s",
+            ALL_LINEAR,
+            100 * sum(matrices[name] for name in found) / sum(matrices.values()),
+            len(left_out),
+            _some(left_out),
+        )
     return found
 
 

@@ -33,9 +33,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 8},
     "gpt_bigcode": {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4},
     "seed_oss": {"head_dim": 8},
-}
-"""Each does something as no other does: biases in the mask, a base model of another name, fp32 between its layers, rates of
-dropout that are numbers."""
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+                  "shared_expert_intermediate_size": 16},
+}  # fmt: skip
+"""Each does something as no other does: biases in the mask, another name of the base model, fp32 between layers, rates
+of dropout that are numbers, experts in one tensor, a gate of width 1."""
 
 
 def config_of(family: str, **more: Any) -> dict[str, Any]:

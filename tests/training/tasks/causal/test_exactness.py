@@ -166,7 +166,8 @@ def test_every_dropout_is_set() -> None:
 def test_no_dropout_is_left_on(family: str) -> None:
     """Those of Seed-OSS and GPT-BigCode are numbers that the other families do not have."""
     keys = ("attention_dropout", "residual_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop")
-    model = model_of(family, **dict.fromkeys(keys, 0.5)).train()
+    rates: dict[str, Any] = dict.fromkeys(keys, 0.5)
+    model = model_of(family, **rates).train()
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():
         assert not torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
