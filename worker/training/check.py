@@ -123,12 +123,14 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     model = model.model_copy(update={"parameters": layout.parameters})
     embeddings = layout.shapes[layout.embedding][0]
     previews = []
+    unshown: Counter[str] = Counter()
     for source, (rows, templates) in zip(sources, found, strict=True):
         if tokenizer is not None:
             check_converted(tokenizer, rows.first)
         described = source.model_dump(include={"name", "weight", "read_as", "input", "target"})
         shown = preview_rows(rows.shown, templates, spec.data, task, tokenizer, embeddings)
-        previews.append(SourcePreview(**described, rows=shown))
+        previews.append(SourcePreview(**described, rows=shown.rows))
+        unshown += shown.rejected
     run.write_preview(
         DataPreview(
             sources=previews,
@@ -178,7 +180,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         train=", ".join(each.text for each in sources),
         rows_looked_at=sum(rows.looked_at for rows, _ in found),
         rows_estimated=sum(rows.estimated for rows, _ in found),
-        invalid_rows=dict(sum((Counter(rows.invalid) for rows, _ in found), Counter[str]())),
+        invalid_rows=dict(sum((Counter(rows.invalid) for rows, _ in found), unshown)),
         duplicates=sum(rows.duplicates for rows, _ in found),
         input=data.input,
         target=data.target,

@@ -169,7 +169,7 @@ def preview_tokens(
     for shown, (source, templates) in zip(preview.sources, train, strict=True):
         head = Head(source.name, source.param, source.format, source.files, source.name)
         chosen = inspect_rows(head, spec.data, templates, task).shown
-        rows = preview_rows(chosen, templates, spec.data, task, model, embeddings)
+        rows = preview_rows(chosen, templates, spec.data, task, model, embeddings).rows
         sources.append(shown.model_copy(update={"rows": rows}))
     run.write_preview(preview.model_copy(update={"sources": sources}))
 

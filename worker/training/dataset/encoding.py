@@ -40,7 +40,7 @@ class RowEncoder(Protocol):
         """Of each row at most as many numbers as the limits allow."""
 
     def preview(self, number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
-        """A row for people: what `encode` makes of it, and what is lost."""
+        """A row for people: what `encode` makes of it, and what is lost. Raises Defect where `encode` finds one."""
 
 
 class LabelReport(Protocol):

@@ -14,6 +14,7 @@ from jobs.errors import BadData
 from jobs.preview import UnrecognizedSource
 from jobs.spec import DataSpec
 from worker.training.dataset.encoding import RowTask
+from worker.training.dataset.preview import Candidates
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.csv_rows import CsvFormat
 from worker.training.rows.origin import Head
@@ -28,9 +29,9 @@ _BLOCK = 500
 _COMPARED = 500
 """Rows of each source on which a tokenizer that has to be converted is compared with what it is made from."""
 _FIRST = 2
-"""Rows shown from the beginning."""
+"""Rows shown of a source that is not recognized."""
 _NAMED, _SHOWN = 50, 200
-"""Columns named of a source, and characters shown of a value."""
+"""Columns named of it, and characters shown of a value."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class Inspected:
     """Of what is only read and what is learned, of every usable row looked at."""
     split_keys: UInt64 | None
     """Of every usable row, as a split takes them; None: not all rows were looked at."""
-    shown: list[Row]
-    """The first two usable ones, and the longest."""
+    shown: Candidates
+    """For the preview."""
     labels: Counter[str]
     """How many of the usable rows looked at have each."""
     first: list[str]
@@ -61,20 +62,15 @@ def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: RowTask
     characters: list[tuple[int, int]] = []
     keys: list[int] = []
     labels: Counter[str] = Counter()
-    shown: list[Row] = []
+    shown = Candidates()
     first: list[str] = []
-    longest = 0
     for row, texts in row_filter.good_rows():
         characters.append(texts.characters)
         keys.append(texts.split_key)
         labels.update(task.labels_of(texts))
         if len(characters) <= _COMPARED:
             first += texts.all
-        if len(characters) <= _FIRST:
-            shown.append(row)
-        elif sum(characters[-1]) > longest:
-            longest = sum(characters[-1])
-            shown[_FIRST:] = [row]
+        shown.add(row, sum(characters[-1]))
     counts = row_filter.counts
     total = counts.read if rows.all_of_them else max(counts.read, round(counts.read / max(rows.fraction, 1e-9)))
     if rows.all_of_them or rows.counted:  # an estimate refuses nothing: *prepare* reads all rows

@@ -2,25 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from jobs.preview import RowPreview, TextPreview
 from jobs.spec import DataSpec
 from worker.training.dataset.encoding import RowTask
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.row import Defect, Row
+from worker.training.rows.row_filter import parse_rows
 from worker.training.rows.text import RowReader, Templates, Texts
 
 SHOWN = 2_000
 """Characters of a text."""
+_FIRST = 2
+"""Rows shown from the beginning."""
+_MOST_FIRST, _MOST_LONGEST = 100, 20
+"""Rows held to show these, and the longest: the tokenizer may reject some."""
+
+
+class Candidates:
+    """Rows of a source that may be shown: the first ones, and the longest of all that were added."""
+
+    def __init__(self) -> None:
+        self.first: list[Row] = []
+        self._added = 0
+        self._longest: list[tuple[int, int, Row]] = []
+
+    def add(self, row: Row, characters: int) -> None:
+        """The next usable row, and how long its texts are."""
+        if len(self.first) < _MOST_FIRST:
+            self.first.append(row)
+        self._added += 1
+        heapq.heappush(self._longest, (characters, -self._added, row))
+        if len(self._longest) > _MOST_LONGEST:
+            heapq.heappop(self._longest)
+
+    @property
+    def longest(self) -> list[Row]:
+        """The longest first; of equally long ones, the earliest."""
+        return [row for _, _, row in sorted(self._longest, reverse=True)]
+
+
+class Previews(NamedTuple):
+    """Rows for people, and why others that would have been shown in their place are rejected."""
+
+    rows: list[RowPreview]
+    rejected: Counter[str]
+    """Rows by reason."""
 
 
 def preview_rows(
-    rows: Sequence[Row], templates: Templates, data: DataSpec, task: RowTask, tokenizer: Path | None, embeddings: int
-) -> list[RowPreview]:
-    """These rows, all usable, but for those that the tokenizer's chat template cannot write.
+    candidates: Candidates,
+    templates: Templates,
+    data: DataSpec,
+    task: RowTask,
+    tokenizer: Path | None,
+    embeddings: int,
+) -> Previews:
+    """The first two rows and the longest of the others; a row that the tokenizer rejects gives way to the next.
 
     `tokenizer`: the folder of the model; None: it has no tokenizer yet.
 
@@ -31,25 +75,34 @@ def preview_rows(
     if state is not None:
         state.check_vocabulary(embeddings)
         rewriter = Rewriter(state.rewrites()) if data.normalize else None
-    read = []
-    for row in rows:
-        reader = RowReader(*templates, rewriter)
-        read.append((row.number, reader.read(row.columns or {}), dict(+reader.normalized)))
-    if state is None:
-        return [plain_preview(*one) for one in read]
-    limits = task.limits(data)
-    encoder = task.encoder(task.tried(state, [texts for _, texts, _ in read], limits), limits)
-    previews = []
-    for one in read:
-        with suppress(Defect):  # prepare rejects the row, and says why
-            previews.append(encoder.preview(*one))
-    return previews
+    preview = plain_preview
+    if state is not None:
+        limits = task.limits(data)
+        read = parse_rows(candidates.first, RowReader(*templates, rewriter))
+        texts = [found for _, found in read if isinstance(found, Texts)]
+        preview = task.encoder(task.tried(state, texts, limits), limits).preview
+    seen: list[Row] = []
+    rejected: Counter[str] = Counter()
+
+    def previews(rows: Iterable[Row]) -> Iterator[RowPreview]:
+        for row in rows:
+            if any(row is one for one in seen):
+                continue
+            seen.append(row)
+            reader = RowReader(*templates, rewriter)
+            try:
+                yield preview(row.number, reader.read(row.columns or {}), dict(+reader.normalized))
+            except Defect as defect:
+                rejected[str(defect)] += 1
+
+    shown = [*islice(previews(candidates.first), _FIRST), *islice(previews(candidates.longest), 1)]
+    return Previews(shown, rejected)
 
 
-def plain_preview(number: int, texts: Texts, rewritten: dict[str, int]) -> RowPreview:
+def plain_preview(number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
     """A row whose tokens are not known yet."""
     input, target = (
         TextPreview(text=text[:SHOWN], characters=len(text), tokens=None, cut_characters=None, unknown={})
         for text in (texts.input, texts.target)
     )
-    return RowPreview(number=number, input=input, target=target, rewritten=rewritten)
+    return RowPreview(number=number, input=input, target=target, rewritten=dict(rewritten))

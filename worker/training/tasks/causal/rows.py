@@ -119,14 +119,14 @@ class CausalEncoder:
         kept: list[tuple[Int64, Int64, int, int]] = []
         unknown: dict[int, Counter[str]] = {}
         for (place, row), encoding in zip(rendered.items(), encodings, strict=True):
-            ids, positions, across = self._numbers(row, encoding)
-            learned = positions[positions < self._limit]
-            if across is not None or not len(learned):
-                defects[place] = across or NOTHING_LEARNED
+            try:
+                ids, positions = self._numbers(row, encoding)
+            except Defect as defect:
+                defects[place] = str(defect)
                 continue
             if found := self._unknown(row.text, encoding):
                 unknown[len(kept)] = found
-            kept.append((ids[: self._limit], learned, len(ids), len(positions)))
+            kept.append((ids[: self._limit], positions[positions < self._limit], len(ids), len(positions)))
         sizes = [sum(found.values()) for found in (unknown.get(row, Counter()) for row in range(len(kept)))]
         return EncodedRows(
             {
@@ -140,7 +140,7 @@ class CausalEncoder:
         """The row as the template writes it, what of it is learned, and what is cut off."""
         rendered = self._tokenizer.chat.render(texts, everything=self._everything)
         [encoding] = self._encodings([rendered])
-        ids, positions, _ = self._numbers(rendered, encoding)
+        ids, positions = self._numbers(rendered, encoding)
         end = len(rendered.text) if len(ids) <= self._limit else self._begin(encoding, self._limit)
         begin = rendered.spans[-1].begin
         unknown = dict(self._unknown(rendered.text, encoding))
@@ -158,19 +158,22 @@ class CausalEncoder:
     def _encodings(self, rendered: Sequence[Rendered]) -> list[Encoding]:
         return self._fast.encode_batch([one.text for one in rendered], add_special_tokens=False) if rendered else []
 
-    def _numbers(self, rendered: Rendered, encoding: Encoding) -> tuple[Int64, Int64, str | None]:
-        """Tokens of the row without the limit, positions of the learned ones, and what is wrong with it."""
+    def _numbers(self, rendered: Rendered, encoding: Encoding) -> tuple[Int64, Int64]:
+        """Tokens of the row, and positions of the learned ones, both without the limit. Raises Defect."""
         leading = [] if self._tokenizer.chat.template else list(self._tokenizer.leading)
         ids = np.array([*leading, *encoding.ids], np.int64)
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         learned = np.zeros(len(offsets), bool)
         for begin, end in rendered.spans:
             if ((offsets[:, 0] < begin) & (offsets[:, 1] > begin)).any():
-                return ids, np.empty(0, np.int64), ACROSS
+                raise Defect(ACROSS)
             # Some end tokens take the white space behind them along (Phi-3's), and then end behind the span.
             learned |= (offsets[:, 0] >= begin) & (offsets[:, 0] < end)
         positions = np.flatnonzero(learned) + len(leading)
-        return ids, positions[positions > 0], None  # nothing predicts the first token
+        positions = positions[positions > 0]  # nothing predicts the first token
+        if not (positions < self._limit).any():
+            raise Defect(NOTHING_LEARNED)
+        return ids, positions
 
     def _begin(self, encoding: Encoding, limit: int) -> int:
         leading = 0 if self._tokenizer.chat.template else len(self._tokenizer.leading)

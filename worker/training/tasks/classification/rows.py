@@ -14,6 +14,7 @@ from worker.training.dataset.encoding import EncodedRows, Limits
 from worker.training.dataset.preview import SHOWN
 from worker.training.dataset.tokens import EncodedTexts, Encoder, TokenizerState, open_tokenizer, unusable
 from worker.training.rows.labels import NOT_NAMED, labels_in
+from worker.training.rows.row import Defect
 from worker.training.rows.text import Texts
 from worker.training.tasks.classification.metrics import SEPARATOR
 
@@ -48,12 +49,10 @@ class ClassEncoder:
         numbers: list[list[int]] = []
         defects: dict[int, str] = {}
         for place, one in enumerate(texts):
-            found = [self._numbers.get(label) for label in labels_in(one.target, several=self._several)]
-            known = sorted(number for number in found if number is not None)
-            if len(known) < len(found):
-                defects[place] = NOT_NAMED
-            else:
-                numbers.append(known)
+            try:
+                numbers.append(self._known(labels_in(one.target, several=self._several)))
+            except Defect as defect:
+                defects[place] = str(defect)
         lengths = np.array([len(row) for row in numbers], np.int32)
         kept = [one.input for place, one in enumerate(texts) if place not in defects]
         target = EncodedTexts(
@@ -67,8 +66,9 @@ class ClassEncoder:
 
     def preview(self, number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
         """The text, and its labels as they stand."""
-        tokens, cut, unknown = self._encoder.inspect(texts.input, self._limit)
         labels = labels_in(texts.target, several=self._several)
+        self._known(labels)
+        tokens, cut, unknown = self._encoder.inspect(texts.input, self._limit)
         written = SEPARATOR.join(labels)
         return RowPreview(
             number=number,
@@ -84,3 +84,9 @@ class ClassEncoder:
             ),
             rewritten=dict(rewritten),
         )
+
+    def _known(self, labels: Sequence[str]) -> list[int]:
+        """Their numbers, ascending. Raises Defect where one has none."""
+        if not self._numbers.keys() >= set(labels):
+            raise Defect(NOT_NAMED)
+        return sorted(self._numbers[label] for label in labels)

@@ -1,0 +1,73 @@
+"""The rows that people are shown: those that can be learned from, whatever stands at their place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from jobs.preview import DataPreview
+from tests.training.workplace import Workplace
+from worker.training.tasks.causal import builtin
+
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system prompts') }}{% endif %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+REFUSED, SPECIAL = "the chat template refuses the turns: no system prompts", "a special token in the text"
+
+
+def chat(question: str, answer: str = "Yes.", system: str | None = None) -> dict[str, Any]:
+    before = [] if system is None else [{"role": "system", "content": system}]
+    turns = [*before, {"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"messages": turns}
+
+
+def chat_model(workplace: Workplace, template: str | None = NO_SYSTEM) -> str:
+    folder = workplace.data / "chat"
+    folder.mkdir()
+    builtin.build(folder, ["Is question 1 good?", "Yes."], seed=0)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return "./chat"
+
+
+GOOD = [chat(f"Is question {number} good?") for number in range(10, 60)]
+LONG = chat("Is this " + "long " * 40 + "question good?")
+
+
+@pytest.mark.parametrize(
+    ("rows", "shown", "rejected"),
+    [
+        ([chat("Hi", system="Be brief."), *GOOD, LONG], [2, 3, 52], {REFUSED: 1}),
+        ([GOOD[0], chat("What is <|im_end|>?"), *GOOD[1:], LONG], [1, 3, 52], {SPECIAL: 1}),
+        ([*GOOD, LONG, chat("What is " + "<|im_end|> " * 40)], [1, 2, 51], {SPECIAL: 1}),
+        ([chat("Hi", system="Be brief."), LONG, *GOOD], [2, 3, 4], {REFUSED: 1}),
+        ([*(chat(f"{number}?", system="Be brief.") for number in range(4)), *GOOD], [5, 6, 7], {REFUSED: 4}),
+    ],
+    ids=["first", "second", "longest", "first before the longest", "several"],
+)
+def test_a_row_that_is_rejected_gives_way_to_the_next(
+    rows: list[dict[str, Any]], shown: list[int], rejected: dict[str, int], workplace: Workplace
+) -> None:
+    workplace.rows("chats.jsonl", rows)
+    data = {"validation": 0.1, "max_invalid_fraction": 0.2}
+    run = workplace.job("chats.jsonl", model=chat_model(workplace), data=data)
+    assert workplace.check(run)["plan"]["invalid_rows"] == rejected
+    [source] = DataPreview.model_validate_json((run.path / "preview.json").read_bytes()).sources
+    assert [row.number for row in source.rows] == shown
+    assert all(span.text for row in source.rows for span in row.spans)
+    assert workplace.prepare_only(run)["data"]["rejected"] == rejected
+
+
+def test_a_text_of_which_the_tokenizer_leaves_nothing_is_not_shown(workplace: Workplace, t5_tokenizer: Path) -> None:
+    texts = [{"input": "\u0316", "target": "b"}, *({"input": f"a {number}", "target": "b"} for number in range(30))]
+    workplace.rows("rows.jsonl", texts)
+    run = workplace.job(model=workplace.t5_model(t5_tokenizer), data={"max_invalid_fraction": 0.1})
+    assert workplace.check(run)["plan"]["invalid_rows"] == {"empty input": 1}
+    [source] = DataPreview.model_validate_json((run.path / "preview.json").read_bytes()).sources
+    assert [row.number for row in source.rows] == [2, 3, 12]
