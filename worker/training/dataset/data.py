@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
     from jobs.dataset_report import DatasetSummary
     from worker.training.dataset.manifest import Manifest
 
-FORMAT = 7
+FORMAT = 8
 """Goes up whenever the same rows would be prepared differently."""
 SIDES = ("input", "target")
 PARTS = ("train", "validation")

@@ -71,6 +71,7 @@ BROKEN = {
     "is no template": ("{% for m in messages %}", "refuses the turns"),
     "another name": ("{% for m in messages %}{{ m['text'] }}{% endfor %}", "does not end a reply"),
 }  # fmt: skip
+PAIR = {"prompt": "two plus two", "completion": "four"}
 ROW = {
     "messages": [
         {"role": "user", "content": "Where is my kettle?"},
@@ -233,6 +234,35 @@ def test_plain_text_is_learned_but_for_its_first_token(folder: Path, tmp_path: P
     ids, places = rows.sides["input"].tokens, rows.sides["target"].tokens
     assert places.tolist() == list(range(1, len(ids)))
     assert base.open().decode(ids.tolist(), skip_special_tokens=False) == "Where is my kettle?<|im_end|>"
+
+
+@pytest.mark.parametrize("text", [None, LLAMA], ids=["without a chat template", "with one"])
+@pytest.mark.parametrize("first", ["text", "chat"])
+def test_plain_text_begins_as_its_tokenizer_begins_it_and_a_chat_as_its_template_does(
+    first: str, text: str | None, folder: Path, tmp_path: Path
+) -> None:
+    stock: Any = AutoTokenizer.from_pretrained(folder)
+    begin = stock.bos_token_id
+    stock.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", begin)]
+    )
+    stock.save_pretrained(tmp_path / "stock")
+    plain, pair = texts_of({"text": "Where is my kettle?"}, target="text"), texts_of(PAIR, "prompt", "completion")
+    state = with_template(tmp_path / "stock", tmp_path, text)
+    tokenizer = tried(state, [plain if first == "text" else pair], LIMITS, everything=False)
+    rows = encoded(tokenizer, plain)
+    ids = rows.sides["input"].tokens.tolist()
+    assert ids == [*stock("Where is my kettle?")["input_ids"], stock.eos_token_id] and ids[0] == begin
+    assert rows.sides["target"].tokens.tolist() == list(range(1, len(ids)))
+    shown = CausalEncoder(tokenizer, LIMITS | {"input": len(ids) - 2}, everything=False).preview(1, plain, {})
+    assert shown.target.cut_characters == len("?<|im_end|>")
+    asked = [{"role": "user", "content": "two plus two"}, {"role": "assistant", "content": "four"}]
+    expected: Any = (
+        [*stock("two plus two\nfour")["input_ids"], stock.eos_token_id]
+        if text is None
+        else AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(asked, tokenize=True, return_dict=False)
+    )
+    assert encoded(tokenizer, pair).sides["input"].tokens.tolist() == expected and expected.count(begin) == 1
 
 
 def test_everything_may_be_learned(folder: Path, tmp_path: Path) -> None:

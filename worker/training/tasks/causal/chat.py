@@ -45,6 +45,8 @@ class Rendered(NamedTuple):
 
     text: str
     spans: Sequence[Span]
+    as_chat: bool
+    """By the template, which writes also what a text begins with, such as `<s>`."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,17 @@ class ChatFormat:
             raise Defect(SPECIAL)
         if texts.turns:
             found = self._chat(texts.turns)
-        elif texts.input and self.template is not None:
+        elif self.takes(texts):
             found = self._chat((Turn("user", texts.input, False), Turn(ASSISTANT, texts.target, True)))
         else:
             before = f"{texts.input}{SEPARATOR}" if texts.input else ""
             text = f"{before}{texts.target}{self.ends[0]}"
-            found = Rendered(text, [Span(len(before), len(text))])
-        return Rendered(found.text, [Span(0, len(found.text))]) if everything else found
+            found = Rendered(text, [Span(len(before), len(text))], as_chat=False)
+        return found._replace(spans=[Span(0, len(found.text))]) if everything else found
+
+    def takes(self, texts: Texts) -> bool:
+        """Whether a row is written as a chat; else it is plain text."""
+        return bool(texts.turns or (texts.input and self.template is not None))
 
     def with_end(self) -> ChatFormat:
         """With the token by which the template ends a reply, where that is another than those known so far.
@@ -90,7 +96,7 @@ class ChatFormat:
         if self.template is None:
             raise Defect(NO_TEMPLATE)
         text = self._written(turns)
-        return Rendered(text, list(self._spans(text, turns)))
+        return Rendered(text, list(self._spans(text, turns)), as_chat=True)
 
     def _spans(self, text: str, turns: Sequence[Turn]) -> Iterator[Span]:
         for place, turn in enumerate(turns):

@@ -141,7 +141,8 @@ class CausalEncoder:
         rendered = self._tokenizer.chat.render(texts, everything=self._everything)
         [encoding] = self._encodings([rendered])
         ids, positions = self._numbers(rendered, encoding)
-        end = len(rendered.text) if len(ids) <= self._limit else self._begin(encoding, self._limit)
+        cut_off = self._limit - len(self._leading(rendered))
+        end = len(rendered.text) if len(ids) <= self._limit else encoding.offsets[max(0, cut_off)][0]
         begin = rendered.spans[-1].begin
         unknown = dict(self._unknown(rendered.text, encoding))
         parts = ((texts.input, begin), (texts.target, len(rendered.text) - begin))
@@ -160,7 +161,7 @@ class CausalEncoder:
 
     def _numbers(self, rendered: Rendered, encoding: Encoding) -> tuple[Int64, Int64]:
         """Tokens of the row, and positions of the learned ones, both without the limit. Raises Defect."""
-        leading = [] if self._tokenizer.chat.template else list(self._tokenizer.leading)
+        leading = self._leading(rendered)
         ids = np.array([*leading, *encoding.ids], np.int64)
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         learned = np.zeros(len(offsets), bool)
@@ -175,10 +176,9 @@ class CausalEncoder:
             raise Defect(NOTHING_LEARNED)
         return ids, positions
 
-    def _begin(self, encoding: Encoding, limit: int) -> int:
-        leading = 0 if self._tokenizer.chat.template else len(self._tokenizer.leading)
-        begin: int = encoding.offsets[max(0, limit - leading)][0]
-        return begin
+    def _leading(self, rendered: Rendered) -> tuple[int, ...]:
+        """Tokens before the text, which it does not hold itself."""
+        return () if rendered.as_chat else self._tokenizer.leading
 
     def _unknown(self, text: str, encoding: Encoding) -> Counter[str]:
         found: Counter[str] = Counter()
@@ -208,9 +208,8 @@ def tried(tokenizer: TokenizerState, texts: Sequence[Texts], limits: Limits, *, 
     `tokenizer_unusable`.
     """
     assert isinstance(tokenizer, CausalTokenizer)
-    if tokenizer.chat.template is None:
-        found = tokenizer.tried([text for one in texts for text in one.all])
-        tokenizer = replace(tokenizer, leading=found.leading)
+    plain = [text for one in texts if not tokenizer.chat.takes(one) for text in one.all]
+    tokenizer = replace(tokenizer, leading=tokenizer.tried(plain).leading)
     encoded = CausalEncoder(tokenizer, limits, everything=everything).encode(texts)
     of_template = [defect for defect in encoded.defects.values() if defect.startswith(_OF_TEMPLATE)]
     if texts and len(of_template) == len(texts):
