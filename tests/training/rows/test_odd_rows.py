@@ -6,7 +6,7 @@ import csv
 import gzip
 import json
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,61 @@ def test_a_chat_as_json_in_a_table_is_a_chat(workplace: Workplace) -> None:
     run = workplace.job("rows.csv", data={"validation": 0.0, "input": "{messages.prompt}", "target": "{note}"})
     workplace.prepare(run)
     assert [target for _, target in kept_texts(run)[:5]] == others, "all else stays a text"
+
+
+NO_CHATS: dict[str, tuple[Any, str]] = {
+    "cut off": ('[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hel', "not a chat"),
+    "as Python prints it": ("[{'role': 'user', 'content': 'hi'}, {'role': 'assistant', 'content': 'a'}]", "not a chat"),
+    "plain text": ("Hello", "not a chat"),
+    "empty": ("[]", "not a chat"),
+    "texts": ('["Hi", "Hello"]', "not a chat"),
+    "without a reply": ('[{"role": "user", "content": "hi"}]', "a chat without a reply"),
+    "without a text": ('[{"role": "user", "content": "hi"}, {"role": "assistant"}]', "a turn that is not text alone"),
+    "nothing": ("", "empty {column}"),
+}  # fmt: skip
+
+
+def write_column(file: Path, column: str, texts: list[str]) -> None:
+    if file.suffix == ".csv":
+        with open(file, "w", newline="") as handle:
+            csv.writer(handle).writerows([[column], *([text] for text in texts)])
+    elif file.suffix == ".parquet":
+        pq.write_table(pa.table({column: texts}), file)
+    else:
+        file.write_text("".join(json.dumps({column: text}) + "\n" for text in texts))
+
+
+@pytest.mark.parametrize("column", ["messages", "Conversations"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.csv"])
+def test_chats_as_json_are_chats_in_every_format_and_all_else_in_their_column_is_rejected(
+    name: str, column: str, workplace: Workplace
+) -> None:
+    role, text = ("role", "content") if column == "messages" else ("from", "value")
+    good = [[{role: "user", text: f"how, {n}?"}, {role: "assistant", text: f"so, {n}"}] for n in range(30)]
+    bad = {key: (written, why.format(column=column)) for key, (written, why) in NO_CHATS.items()}
+    # An empty line of a table is no row.
+    bad = {key: one for key, one in bad.items() if key != "nothing" or name != "rows.csv"}
+    write_column(workplace.data / name, column, [json.dumps(chat) for chat in good] + [one for one, _ in bad.values()])
+    data = {"validation": 0.0, "max_invalid_fraction": 0.5}
+    run = workplace.job(name, model="builtin:qwen-tiny", data=data)
+    done = workplace.prepare(run)["data"]
+    assert done["kept"] == len(good)
+    assert done["rejected"] == dict(Counter(why for _, why in bad.values()))
+    tokenizer = AutoTokenizer.from_pretrained(run.plan().model.folder)
+    first = PreparedDataset.open(Path(str(run.plan().data.prepared))).train.input(0).tolist()
+    expected = [{"role": "user", "content": "how, 0?"}, {"role": "assistant", "content": "so, 0"}]
+    assert first == tokenizer.apply_chat_template(expected, tokenize=True, return_dict=False)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.csv"])
+def test_plain_texts_in_a_column_of_chats_are_refused_with_another_name_for_it(name: str, workplace: Workplace) -> None:
+    texts = [f"Line {n} of a story." for n in range(30)]
+    write_column(workplace.data / name, "messages", texts)
+    with pytest.raises(BadData, match="not a chat: 30") as caught:
+        workplace.check(workplace.job(name, model="builtin:qwen-tiny"))
+    assert "another name, such as text" in str(caught.value.hint)
+    write_column(workplace.data / name, "text", texts)
+    assert workplace.prepare(workplace.job(name, model="builtin:qwen-tiny"))["data"]["kept"] == 30
 
 
 # -- tables with stray quotes -----------------------------------------------------------------------------------------

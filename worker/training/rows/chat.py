@@ -14,6 +14,8 @@ ROLES = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bo
 """Other names of roles."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of a turn that some templates write before its text: without them another reply would be learned."""
+CHAT_COLUMNS = ("messages", "conversations")
+"""Columns, by their names in lower case, that hold chats and nothing else."""
 CHAT_FIELDS = ("prompt", "completion")
 """What a list of turns has, beside its items."""
 
@@ -43,19 +45,16 @@ def chat_field(turns: list[Any], name: str) -> str | None:
     return found[-1].content if name == "completion" else written(found[:-1])
 
 
-def turns_in(text: object) -> list[Any] | None:
-    """The turns of a chat that is written as JSON, as tables hold it; None: the text is something else."""
-    if not isinstance(text, str) or not text.lstrip().startswith("["):
-        return None
+def without_json(value: Any) -> Any:
+    """The turns of a chat that is written as JSON, as tables hold it; anything else as it is."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
     try:
-        found = json.loads(text)
+        found = json.loads(value)
     except (ValueError, RecursionError):
-        return None
-    keys = [set(turn) for turn in found if isinstance(turn, dict)]
-    is_chat = (
-        found and len(keys) == len(found) and all({"role", "content"} <= k or {"from", "value"} <= k for k in keys)
-    )
-    return found if is_chat else None
+        return value
+    is_chat = found and all(isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in found)
+    return found if is_chat else value
 
 
 def turns_of(value: Any) -> tuple[Turn, ...] | None:

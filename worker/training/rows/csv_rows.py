@@ -15,7 +15,6 @@ from typing import Literal, NoReturn
 
 from jobs.spec import CsvQuoting, DataSpec
 from jobs.text.units import format_bytes
-from worker.training.rows.chat import turns_in
 from worker.training.rows.csv_records import SHOWN, CsvLines, LineTooLong, Record, decoded, next_record, read_records
 from worker.training.rows.lines import BLOCK_BYTES, MAX_LINE_BYTES, Lines
 from worker.training.rows.row import (
@@ -71,7 +70,6 @@ class CsvBlock:
                 columns: dict[str, object] = {
                     name: field for name, field in zip(self.header[:named], record.fields[:named], strict=True) if name
                 }
-                columns |= {name: turns for name, field in columns.items() if (turns := turns_in(field)) is not None}
                 if self.lists:
                     columns |= {name: items for name, field in columns.items() if (items := list_in(field)) is not None}
                 yield Row(record.number, columns, None, text, record.noticed)

@@ -18,8 +18,11 @@ QUOTING = (
     "say in data.csv_quoting what quotes mean: rfc4180 where a quoted field may hold lines, none where they are text"
 )
 LABEL_TWICE = "the same label twice in a list"
+NOT_A_CHAT = "not a chat"
 REPAIRS = dict.fromkeys((STRAY_QUOTE, DOUBTFUL_QUOTES), QUOTING) | {
-    LABEL_TWICE: "write each label of a row once, by its name; a vector of 0 and 1 is no list of labels"
+    LABEL_TWICE: "write each label of a row once, by its name; a vector of 0 and 1 is no list of labels",
+    NOT_A_CHAT: "write each chat as a list of turns with role and content (or from and value), or as the JSON text of "
+    "one; give a column of plain texts another name, such as text",
 }
 """What else helps with rows that cannot be read, by what is wrong with them."""
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from jobs.errors import Rejected
 from worker.training.rows.characters import Rewriter
-from worker.training.rows.chat import Turn, chat_field, turns_of, written
-from worker.training.rows.row import Defect
+from worker.training.rows.chat import CHAT_COLUMNS, Turn, chat_field, turns_of, without_json, written
+from worker.training.rows.row import NOT_A_CHAT, Defect
 from worker.training.rows.row_counts import RowCounts
 
 # Tab, newline and carriage return are white space to every tokenizer; the others are damage.
@@ -76,7 +76,7 @@ class Placeholder:
             return row[self.text]
         if self.name in row:
             return row[self.name]
-        value = row.get(self.column) if self.path else None
+        value = without_json(row.get(self.column)) if self.path else None
         for step in self.path:
             if isinstance(step, int):
                 value = value[step] if isinstance(value, list) and -len(value) <= step < len(value) else None
@@ -102,10 +102,25 @@ class Template:
         """Names of the columns that it may take."""
         return {column for one in self.placeholders for column in one.columns}
 
+    @property
+    def alone(self) -> bool:
+        """Whether it is one placeholder and nothing else."""
+        return len(self.placeholders) == 1 and not any(self.literals)
+
     def whole_value(self, row: Mapping[str, Any]) -> Any:
-        """The row's value where the template is one placeholder and nothing else; None: it is more, or has none."""
-        alone = len(self.placeholders) == 1 and not any(self.literals)
-        return self.placeholders[0].value(row) if alone else None
+        """The row's value where the template is a placeholder alone; None: it is more, or has none."""
+        return self.placeholders[0].value(row) if self.alone else None
+
+    def turns(self, row: Mapping[str, Any]) -> tuple[Turn, ...] | None:
+        """The turns of the row's chat, where the template is a placeholder alone; None: it has none.
+
+        Raises Defect as `turns_of`, and where a column of chats holds something else.
+        """
+        turns = turns_of(without_json(self.whole_value(row)))
+        if turns is None and self.alone and self.placeholders[0].name.lower() in CHAT_COLUMNS:
+            self.fill(row)  # what is missing or empty has its own reason
+            raise Defect(NOT_A_CHAT)
+        return turns
 
     def fill(self, row: Mapping[str, Any], joined: list[Joined] | None = None) -> str:
         """The text for one row; lists that had to be joined go to `joined`.
@@ -198,7 +213,7 @@ class RowReader:
         """The texts of one row. Raises Defect."""
         joined: list[Joined] = []
         changed: list[tuple[str, str]] = []
-        turns = turns_of(self._target.whole_value(columns)) if self._input is None else None
+        turns = self._target.turns(columns) if self._input is None else None
         if turns is not None:
             turns = tuple(self._checked_turn(turn, changed) for turn in turns)
             found = Texts(written(turns[:-1]), turns[-1].content, turns)
