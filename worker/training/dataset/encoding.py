@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,8 @@ class EncodedRows:
     sides: Mapping[str, EncodedTexts]
     defects: Mapping[int, str] = field(default_factory=dict)
     """Why a row cannot be used after all, by its place among those given."""
+    noticed: Counter[str] = field(default_factory=Counter)
+    """Rows with something odd that are used as they are."""
 
 
 class RowEncoder(Protocol):
@@ -143,6 +146,7 @@ class BlockEncoder:
             else:
                 usable.append((row.number, row.text[:EXCERPT], found))
         encoded = self._encoder.encode([texts for _, _, texts in usable])
+        counts.noticed += encoded.noticed
         for place, defect in encoded.defects.items():
             number, excerpt, _ = usable[place]
             rejected.append(Rejection(number, defect, excerpt))

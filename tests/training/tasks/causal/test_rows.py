@@ -186,6 +186,29 @@ def test_a_token_that_begins_in_the_prompt_is_refused_however_offsets_are_counte
         tried(with_template(tmp_path, tmp_path, text), [texts_of(ROW)], LIMITS, everything=False)
 
 
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("line_breaks", [False, True])
+def test_a_reply_behind_other_tokens_than_those_of_its_prompt_is_noticed(
+    line_breaks: bool, name: str, tmp_path: Path
+) -> None:
+    said = ["Where is my kettle? It is on its way. On Monday. When does it come?", "\n\n" if line_breaks else "x"] * 3
+    plain: Any = builtin.learn_tokenizer(said)
+    plain.add_special_tokens({"additional_special_tokens": ["<|start|>", "<|head|>", "<|eot|>", "<s>"]})
+    plain.bos_token = "<s>"
+    plain.save_pretrained(tmp_path)
+    rows = encoded(with_template(tmp_path, tmp_path, GOOD[name]), texts_of(ROW))
+    stock: Any = AutoTokenizer.from_pretrained(tmp_path)
+    asked = [
+        stock.apply_chat_template(ROW["messages"][:count], tokenize=True, add_generation_prompt=True, return_dict=False)
+        for count in (1, 3)
+    ]
+    ids = rows.sides["input"].tokens.tolist()
+    same = all(ids[: len(prompt)] == prompt for prompt in asked)
+    assert rows.noticed.total() == (not same) and not rows.defects
+    # Of the two line breaks behind a role GPT-2's tokenizer makes one token only if nothing follows.
+    assert same == (not line_breaks or name != "llama")
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_template_is_refused_by_name(
     name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,8 +37,11 @@ if TYPE_CHECKING:
 
 NOTHING_LEARNED = "no reply within data.max_tokens"
 ACROSS = "a token across the beginning of a reply"
+OTHER_PROMPT = "a reply behind other tokens than its prompt has when the model is asked"
 _OF_TEMPLATE = (NO_TEMPLATE, NOT_A_BEGINNING, NO_END, NOT_SAID, NOT_RENDERED, ACROSS)
 """Defects whose cause is the tokenizer, where the first rows have them."""
+_PROMPT_ENDS = 256
+"""Ends of prompts whose tokens are remembered: most templates have one."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,8 @@ class CausalEncoder:
         self._tokenizer, self._fast = tokenizer, tokenizer.open()
         self._limit, self._everything = limits["input"], everything
         self._dtype = token_dtype(tokenizer.size)
+        self._special = {self._fast.token_to_id(token) for token in tokenizer.chat.special}
+        self._prompt_end = functools.lru_cache(_PROMPT_ENDS)(self._ids)
 
     def encode(self, texts: Sequence[Texts]) -> EncodedRows:
         """Defects are those of chat templates, and rows of which nothing learned is left within the limit."""
@@ -118,12 +124,14 @@ class CausalEncoder:
         encodings = self._encodings(list(rendered.values()))
         kept: list[tuple[Int64, Int64, int, int]] = []
         unknown: dict[int, Counter[str]] = {}
+        noticed: Counter[str] = Counter()
         for (place, row), encoding in zip(rendered.items(), encodings, strict=True):
             try:
-                ids, positions = self._numbers(row, encoding)
+                ids, positions, as_asked = self._numbers(row, encoding)
             except Defect as defect:
                 defects[place] = str(defect)
                 continue
+            noticed[OTHER_PROMPT] += not as_asked
             if found := self._unknown(row.text, encoding):
                 unknown[len(kept)] = found
             kept.append((ids[: self._limit], positions[positions < self._limit], len(ids), len(positions)))
@@ -134,13 +142,14 @@ class CausalEncoder:
                 "target": self._side([one[1] for one in kept], [one[3] for one in kept], [0] * len(kept), {}),
             },
             defects,
+            noticed,
         )
 
     def preview(self, number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
         """The row as the template writes it, what of it is learned, and what is cut off."""
         rendered = self._tokenizer.chat.render(texts, everything=self._everything)
         [encoding] = self._encodings([rendered])
-        ids, positions = self._numbers(rendered, encoding)
+        ids, positions, _ = self._numbers(rendered, encoding)
         cut_off = self._limit - len(self._leading(rendered))
         end = len(rendered.text) if len(ids) <= self._limit else encoding.offsets[max(0, cut_off)][0]
         begin = rendered.spans[-1].begin
@@ -159,22 +168,42 @@ class CausalEncoder:
     def _encodings(self, rendered: Sequence[Rendered]) -> list[Encoding]:
         return self._fast.encode_batch([one.text for one in rendered], add_special_tokens=False) if rendered else []
 
-    def _numbers(self, rendered: Rendered, encoding: Encoding) -> tuple[Int64, Int64]:
-        """Tokens of the row, and positions of the learned ones, both without the limit. Raises Defect."""
-        leading = self._leading(rendered)
-        ids = np.array([*leading, *encoding.ids], np.int64)
+    def _numbers(self, rendered: Rendered, encoding: Encoding) -> tuple[Int64, Int64, bool]:
+        """Tokens of the row, and positions of the learned ones, both without the limit, and whether all is `_as_asked`.
+
+        Raises Defect.
+        """
+        leading, own = self._leading(rendered), encoding.ids
+        ids = np.array([*leading, *own], np.int64)
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         learned = np.zeros(len(offsets), bool)
+        as_asked = True
         for begin, end in rendered.spans:
             if ((offsets[:, 0] < begin) & (offsets[:, 1] > begin)).any():
                 raise Defect(ACROSS)
+            as_asked = as_asked and self._as_asked(rendered.text, begin, own, offsets[:, 0])
             # Some end tokens take the white space behind them along (Phi-3's), and then end behind the span.
             learned |= (offsets[:, 0] >= begin) & (offsets[:, 0] < end)
         positions = np.flatnonzero(learned) + len(leading)
         positions = positions[positions > 0]  # nothing predicts the first token
         if not (positions < self._limit).any():
             raise Defect(NOTHING_LEARNED)
-        return ids, positions
+        return ids, positions, as_asked
+
+    def _as_asked(self, text: str, begin: int, ids: list[int], begins: Int64) -> bool:
+        """Whether the tokens before a reply are those of the prompt by itself, from which generation goes on.
+
+        `begin`: of the reply in the text; `begins`: [ids] of each token. With the reply behind it, the end of a prompt
+        may be cut otherwise: GPT-2's tokenizer makes one token of two line breaks at the end of a text, and two before
+        a word. A text is cut at special tokens first, so that nothing before the last of these can differ.
+        """
+        end = int((begins >= begin).argmax())
+        start = next((place for place in range(end - 1, 0, -1) if ids[place] in self._special), 0)
+        return ids[start:end] == self._prompt_end(text[int(begins[start]) : begin])
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
+        return ids
 
     def _leading(self, rendered: Rendered) -> tuple[int, ...]:
         """Tokens before the text, which it does not hold itself."""
