@@ -288,7 +288,8 @@ class DataSpec(Part):
     quotes. `none`: nothing, they are part of the text. `auto`: as in RFC 4180, except for a quoted field whose lines
     could all be rows; how the rest of the table uses quotes decides between the two, or the lines are rejected."""
     normalize: bool = True
-    """Rewrite characters that tokenizers commonly do not know (½ becomes 1/2), and count it."""
+    """Compose letters and their accents into one character (NFC), whatever the tokenizer, and rewrite characters that
+    it does not know (½ becomes 1/2); both are counted. A tokenizer that falls back to bytes knows every character."""
 
     @property
     def sources(self) -> list[WeightedSource]:
