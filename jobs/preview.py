@@ -66,6 +66,9 @@ class SourcePreview(Frozen):
     """Template, as resolved."""
     rows: list[RowPreview]
     """The first two usable rows, and the longest of those that *check* looked at."""
+    rows_with_tools: int = 0
+    """Usable rows among those that *check* looked at with a column `tools` beside their chat. It is not used: the chat
+    template gets no tools."""
 
 
 class UnrecognizedSource(Frozen):

@@ -25,6 +25,9 @@ def print_preview(preview: DataPreview, console: Console) -> None:
             often = "" if source.weight == 1 else f" (weight {source.weight:g})"
             grid.add_row(Text("source", style="dim"), "", Text(one_line(source.name) + often, style="bold"))
         grid.add_row(Text("rows", style="dim"), "", Text(one_line(templates(source))))
+        if source.rows_with_tools:
+            unused = f"the column tools of {source.rows_with_tools:,} rows is not used: the chat template gets no tools"
+            grid.add_row("", "", Text(unused, style="yellow"))
         for row in source.rows:
             title = Text(f"row {row.number:,}", style="dim")
             if row.spans:

@@ -34,6 +34,7 @@ from worker.training.rows.labels import labels_alike
 from worker.training.rows.origin import Head, find_head
 from worker.training.rows.reading import format_of
 from worker.training.rows.row import NOT_UTF8, REPAIRS, reencode
+from worker.training.rows.text import UNUSED_TOOLS
 from worker.training.settings import TrainerSettings
 from worker.training.steps.order import rounded
 from worker.training.tasks.registry import assumed_task, builtin_of, task_for
@@ -129,7 +130,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
             check_converted(tokenizer, rows.first)
         described = source.model_dump(include={"name", "weight", "read_as", "input", "target"})
         shown = preview_rows(rows.shown, templates, spec.data, task, tokenizer, embeddings)
-        previews.append(SourcePreview(**described, rows=shown.rows))
+        previews.append(SourcePreview(**described, rows=shown.rows, rows_with_tools=rows.noticed[UNUSED_TOOLS]))
         unshown += shown.rejected
     run.write_preview(
         DataPreview(

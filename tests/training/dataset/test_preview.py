@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from transformers import AutoTokenizer
 
 from jobs.preview import DataPreview
+from longhaul.preview import print_preview
 from tests.training.workplace import Workplace
+from worker.training.rows.text import UNUSED_TOOLS
 from worker.training.tasks.causal import builtin
+from worker.training.tasks.causal.rows import OTHER_PROMPT
 
 NO_SYSTEM = (
     "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system prompts') }}{% endif %}"
@@ -29,7 +38,7 @@ def chat(question: str, answer: str = "Yes.", system: str | None = None) -> dict
 def chat_model(workplace: Workplace, template: str | None = NO_SYSTEM) -> str:
     folder = workplace.data / "chat"
     folder.mkdir()
-    builtin.build(folder, ["Is question 1 good?", "Yes."], seed=0)
+    builtin.build(folder, ["Is question 1 good?", "Yes.", "\t\t"], seed=0)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
@@ -71,3 +80,38 @@ def test_a_text_of_which_the_tokenizer_leaves_nothing_is_not_shown(workplace: Wo
     assert workplace.check(run)["plan"]["invalid_rows"] == {"empty input": 1}
     [source] = DataPreview.model_validate_json((run.path / "preview.json").read_bytes()).sources
     assert [row.number for row in source.rows] == [2, 3, 12]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.csv"])
+@pytest.mark.parametrize("model", ["builtin:qwen-tiny", "builtin:t5-tiny"])
+def test_a_column_of_tools_is_said_to_be_unused(name: str, model: str, workplace: Workplace) -> None:
+    tools = json.dumps([{"type": "function", "function": {"name": "weather"}}])
+    rows = [
+        {"messages": json.dumps(row["messages"]), "tools": tools if place % 5 else "[]"}
+        for place, row in enumerate(GOOD)
+    ]
+    if name == "rows.csv":
+        with open(workplace.data / name, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif name == "rows.parquet":
+        pq.write_table(pa.Table.from_pylist(rows), workplace.data / name)
+    else:
+        workplace.rows(name, rows)
+    run = workplace.job(name, model=model)
+    workplace.check(run)
+    preview = DataPreview.model_validate_json((run.path / "preview.json").read_bytes())
+    assert preview.sources[0].rows_with_tools == 40
+    console = Console(file=io.StringIO(), width=200)
+    print_preview(preview, console)
+    assert "the column tools of 40 rows is not used" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert workplace.prepare_only(run)["data"]["noticed"][UNUSED_TOOLS] == 40
+
+
+def test_replies_behind_other_tokens_than_their_prompts_are_in_the_report(workplace: Workplace) -> None:
+    workplace.rows("chats.jsonl", [chat(f"Is question {number} good?", "1 is.") for number in range(30)])
+    # Two tabs are one token at the end of a text, and two before a digit.
+    two_tabs = NO_SYSTEM.replace("'\n' + m", "'\t\t' + m").replace("assistant\n", "assistant\t\t")
+    run = workplace.job("chats.jsonl", model=chat_model(workplace, two_tabs))
+    assert workplace.prepare(run)["data"]["noticed"][OTHER_PROMPT] == 30

@@ -47,6 +47,8 @@ class Inspected:
     """Of what is only read and what is learned, of every usable row looked at."""
     split_keys: UInt64 | None
     """Of every usable row, as a split takes them; None: not all rows were looked at."""
+    noticed: Counter[str]
+    """Usable rows with something odd that is left as it is."""
     shown: Candidates
     """For the preview."""
     labels: Counter[str]
@@ -81,7 +83,16 @@ def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: RowTask
     estimated = max(1, round(counts.kept / counts.read * total))
     split_keys = np.array(keys, np.uint64) if rows.all_of_them else None
     return Inspected(
-        counts.read, estimated, dict(counts.rejected), counts.duplicates, characters, split_keys, shown, labels, first
+        counts.read,
+        estimated,
+        dict(counts.rejected),
+        counts.duplicates,
+        characters,
+        split_keys,
+        counts.noticed,
+        shown,
+        labels,
+        first,
     )
 
 

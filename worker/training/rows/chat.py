@@ -16,6 +16,8 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of a turn that some templates write before its text: without them another reply would be learned."""
 CHAT_COLUMNS = ("messages", "conversations")
 """Columns, by their names in lower case, that hold chats and nothing else."""
+TOOLS = "tools"
+"""The column beside them with what OpenAI's chats may call."""
 CHAT_FIELDS = ("prompt", "completion")
 """What a list of turns has, beside its items."""
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from jobs.errors import Rejected
 from worker.training.rows.characters import Rewriter
-from worker.training.rows.chat import CHAT_COLUMNS, Turn, chat_field, turns_of, without_json, written
+from worker.training.rows.chat import CHAT_COLUMNS, TOOLS, Turn, chat_field, turns_of, without_json, written
 from worker.training.rows.row import NOT_A_CHAT, Defect
 from worker.training.rows.row_counts import RowCounts
 
@@ -36,6 +36,7 @@ ODDITIES: Mapping[str, Callable[[str], bool]] = {
     "HTML entities": lambda text: "&" in text and _ENTITY.search(text) is not None,
 }
 """What may be wrong with a text, for its owner to judge: the text is kept, and counted."""
+UNUSED_TOOLS = f"a column {TOOLS}, which is not used: the chat template gets no tools"
 
 
 Joined = tuple[str, list[Any], str]
@@ -99,8 +100,13 @@ class Template:
 
     @property
     def columns(self) -> set[str]:
-        """Names of the columns that it may take."""
-        return {column for one in self.placeholders for column in one.columns}
+        """Names of the columns that it may take, and of one that is missed beside chats."""
+        return {column for one in self.placeholders for column in one.columns} | ({TOOLS} if self.of_chats else set())
+
+    @property
+    def of_chats(self) -> bool:
+        """Whether it takes a column of chats, by its name."""
+        return any(one.column.lower() in CHAT_COLUMNS for one in self.placeholders)
 
     @property
     def alone(self) -> bool:
@@ -117,7 +123,7 @@ class Template:
         Raises Defect as `turns_of`, and where a column of chats holds something else.
         """
         turns = turns_of(without_json(self.whole_value(row)))
-        if turns is None and self.alone and self.placeholders[0].name.lower() in CHAT_COLUMNS:
+        if turns is None and self.alone and self.of_chats and not self.placeholders[0].path:
             self.fill(row)  # what is missing or empty has its own reason
             raise Defect(NOT_A_CHAT)
         return turns
@@ -227,6 +233,8 @@ class RowReader:
         for column in self._columns:
             if list_in(columns.get(column)) is not None:
                 self.noticed[f"a JSON array as the text of {column}"] += 1
+        if self._target.of_chats and columns.get(TOOLS) not in (None, "", [], "[]"):
+            self.noticed[UNUSED_TOOLS] += 1
         for oddity, found_in in ODDITIES.items():
             if any(map(found_in, found.all)):
                 self.noticed[oddity] += 1
