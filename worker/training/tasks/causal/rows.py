@@ -191,7 +191,7 @@ class CausalEncoder:
         return ids, positions, as_asked
 
     def _as_asked(self, text: str, begin: int, ids: list[int], begins: Int64) -> bool:
-        """Whether the tokens before a reply are those of the prompt by itself, from which generation goes on.
+        """Whether the tokens before a reply are those of the prompt by itself, which generation continues.
 
         `begin`: of the reply in the text; `begins`: [ids] of each token. With the reply behind it, the end of a prompt
         may be cut otherwise: GPT-2's tokenizer makes one token of two line breaks at the end of a text, and two before
