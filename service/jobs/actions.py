@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from jobs.disk.event_log import Decision, event_log
 from jobs.disk.metrics_file import last_metrics
@@ -38,8 +38,10 @@ from jobs.redis.store import RawJob, Store, StoredJob, damage, read_spec
 from jobs.spec import Part
 from jobs.state import Requested, Status
 from jobs.wrong_spec import explain
+from service.files.confined import NoFile, content
 from service.jobs.submissions import Submissions
 
+Model = TypeVar("Model", bound=BaseModel)
 log = logging.getLogger("longhaul.service")
 _ID = re.compile(r"job-[a-z0-9_-]{1,60}")
 
@@ -214,6 +216,18 @@ class Actions:
         if run is None or not run.exists():
             raise NotFound(f"there is no job {job[:80]}")
         return run
+
+    def document(self, job: str, file: str, kind: type[Model]) -> Model | None:
+        """A JSON file of the run directory; None: it is not there (yet). Raises Damaged, NotFound."""
+        try:
+            return kind.model_validate_json(content(self.run(job).path, file))
+        except NoFile:
+            return None
+        except ValidationError:
+            raise Damaged(
+                f"{file} of job {job} is damaged, or another version of Longhaul wrote it",
+                hint=f"`longhaul clone {job} --dry-run` makes another",
+            ) from None
 
     def find(self, job: str) -> StoredJob | RawJob:
         """What is known of a job; from its run directory while Redis has not heard of it, or not of all others, yet."""

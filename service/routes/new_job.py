@@ -19,7 +19,7 @@ from service.jobs.actions import Actions
 from service.pages.job_form import changes, fields, filled_in, groups
 from service.pages.models_to_try import MODELS_TO_TRY, RECOGNIZERS, RowKind, kind_of
 from service.pages.render import Renderer
-from service.routes.pages import page_routes, stored_file
+from service.routes.pages import page_routes
 
 ASKED_FIRST = ("data.train", "data.input", "data.target", "model", "method.type", "training.epochs", "name")
 """Fields that stand before all others: the rows and their columns, three questions, and what it is called."""
@@ -43,7 +43,7 @@ def routes(actions: Actions, uploads: Uploads, render: Renderer) -> APIRouter:
     def found_out(job: answers.Job | None) -> tuple[Plan | None, DataPreview | None]:
         if job is None:
             return None, None
-        return stored_file(actions, job.id, "plan.json", Plan), stored_file(actions, job.id, PREVIEW, DataPreview)
+        return actions.document(job.id, "plan.json", Plan), actions.document(job.id, PREVIEW, DataPreview)
 
     @router.get("/new")
     def new_job_page(

@@ -6,18 +6,17 @@ import json
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
 from starlette.routing import Match
 from starlette.types import Scope
 
 from jobs.dataset_report import DatasetReport
-from jobs.errors import LonghaulError, NotFound
+from jobs.errors import Damaged, LonghaulError, NotFound
 from jobs.events import EVENT_TYPES
 from jobs.plan import Plan
 from jobs.preview import FILE as PREVIEW
@@ -27,7 +26,7 @@ from jobs.redis.store import RawJob
 from service import answers
 from service.answers.conversion import event_answer, job_answer
 from service.errors import invalid_response, longhaul_error_response, wants_page
-from service.files.confined import NoFile, content, files_of
+from service.files.confined import files_of
 from service.files.uploads import Uploads
 from service.jobs.actions import Actions
 from service.jobs.checkpoints import checkpoints_of
@@ -52,7 +51,6 @@ MOST_SEARCHED = 2000
 """Newest jobs that a text is looked for in."""
 MOST_EVENTS = 5000
 """Newest events of a job that a page is made from."""
-Model = TypeVar("Model", bound=BaseModel)
 
 
 def page_routes(render: Renderer) -> APIRouter:
@@ -144,13 +142,18 @@ def routes(
         if tab == "overview":
             values["pace"] = kept.pace(actions.run(job).metrics_file)
         if tab in ("overview", "plan"):
-            plan = stored_file(actions, job, "plan.json", Plan)
+            try:
+                plan = actions.document(job, "plan.json", Plan)
+            except Damaged:
+                if tab == "plan":
+                    raise
+                plan = None
             values |= {"full_plan": plan, "on_gpu": not (plan and plan.memory and plan.memory.device == "cpu")}
         if tab in ("overview", "events"):
             values |= _events(actions, one, before=before, limit=8 if tab == "overview" else 100)
         if tab == "data":
-            values["preview"] = stored_file(actions, job, PREVIEW, DataPreview)
-            values["report"] = stored_file(actions, job, "dataset.json", DatasetReport)
+            values["preview"] = actions.document(job, PREVIEW, DataPreview)
+            values["report"] = actions.document(job, "dataset.json", DatasetReport)
         if tab == "files":
             run = actions.run(job)
             values["checkpoints"] = checkpoints_of(run, kept, runs_name=actions.runs.name)
@@ -264,11 +267,3 @@ def _events(actions: Actions, job: answers.Job, *, before: int | None, limit: in
     first = max(0, last - limit)
     found = actions.events(job.id, after=first, limit=last - first) if last > first else []
     return {"events": [event_answer(event) for event in reversed(found)], "earlier": first + 1 if first else None}
-
-
-def stored_file(actions: Actions, job: str, file: str, kind: type[Model]) -> Model | None:
-    """A file of the run directory; None: it is not there yet, or another version wrote it."""
-    try:
-        return kind.model_validate_json(content(actions.run(job).path, file))
-    except (NoFile, ValidationError):
-        return None

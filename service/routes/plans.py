@@ -10,7 +10,7 @@ from jobs.memory_plan import PICTURE
 from jobs.plan import Plan
 from jobs.preview import FILE as PREVIEW
 from jobs.preview import DataPreview
-from service.jobs.actions import Actions
+from service.jobs.actions import Actions, Model
 from service.openapi.documented import JobId, documented
 
 
@@ -30,29 +30,34 @@ def routes(actions: Actions) -> APIRouter:
     """`/jobs/{id}/plan`, `/jobs/{id}/plan.png` and `/jobs/{id}/preview`."""
     router = APIRouter(prefix="/jobs", tags=["plans"])
 
-    def stored(job: str, file: str) -> bytes:
-        try:
-            return read_regular(actions.run(job).path / file)
-        except FileNotFoundError:
-            raise NoPlan(f"job {job} has no {file} yet: check writes it, and prepare writes it again") from None
+    def none_yet(job: str, file: str) -> NoPlan:
+        return NoPlan(f"job {job} has no {file} yet: check writes it, and prepare writes it again")
 
-    @router.get("/{job}/plan", response_model=Plan, responses=documented(404))
-    def get_plan(job: JobId) -> Response:
+    def document(job: str, file: str, kind: type[Model]) -> Model:
+        if (found := actions.document(job, file, kind)) is None:
+            raise none_yet(job, file)
+        return found
+
+    @router.get("/{job}/plan", responses=documented(404, 409))
+    def get_plan(job: JobId) -> Plan:
         """plan.json: model and data exactly, every `auto` resolved, steps, time, and memory with all that was tried."""
-        return Response(stored(job, "plan.json"), media_type="application/json")
+        return document(job, "plan.json", Plan)
 
     @router.get("/{job}/plan.png", response_class=Picture, responses=documented(404))
     def get_plan_picture(job: JobId) -> Response:
         """What each way to train needs at its peak, beside what there is."""
-        return Picture(stored(job, PICTURE))
+        try:
+            return Picture(read_regular(actions.run(job).path / PICTURE))
+        except FileNotFoundError:
+            raise none_yet(job, PICTURE) from None
 
-    @router.get("/{job}/preview", responses=documented(404))
+    @router.get("/{job}/preview", responses=documented(404, 409))
     def get_preview(job: JobId) -> DataPreview:
         """Three rows as the model gets them: texts, tokens, what is cut off, rewritten or unknown.
 
         Where no columns to learn from are recognized, it has the first rows as they are in the file (`unrecognized`).
         Until *prepare* has made the tokenizer of a built-in model, they have no tokens.
         """
-        return DataPreview.model_validate_json(stored(job, PREVIEW))
+        return document(job, PREVIEW, DataPreview)
 
     return router

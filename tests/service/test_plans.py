@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from jobs.preview import DataPreview, RowPreview, TextPreview
 from tests.memory_plans import memory_plan
@@ -19,7 +21,7 @@ def test_a_plan_is_shown_as_it_is_stored(service: Service) -> None:
     (run.path / "memory.png").write_bytes(b"\x89PNG")
     answer = service.get(f"/jobs/{job}/plan")
     assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/json")
-    assert answer.content == run.plan_file.read_bytes()
+    assert answer.json() == json.loads(run.plan_file.read_bytes())
     assert Plan.model_validate(answer.json()) == plan
     picture = service.get(f"/jobs/{job}/plan.png")
     assert (picture.status_code, picture.headers["Content-Type"], picture.content) == (200, "image/png", b"\x89PNG")
@@ -34,6 +36,19 @@ def test_a_preview_is_shown_as_it_is_stored(service: Service) -> None:
     answer = service.get(f"/jobs/{job}/preview")
     assert answer.status_code == 200
     assert DataPreview.model_validate(answer.json()) == shown
+
+
+def test_what_is_damaged_is_said_to_be_so_and_not_to_be_missing(service: Service) -> None:
+    job = service.submit()
+    page = {"Accept": "text/html"}
+    for file, path, tab in (("plan.json", "plan", "plan"), ("preview.json", "preview", "data")):
+        (service.run(job).path / file).write_text('{"task": 1')
+        error = service.get(f"/jobs/{job}/{path}")
+        assert (error.status_code, error.json()["error"]["code"]) == (409, "damaged")
+        assert error.json()["error"]["message"].startswith(f"{file} of job {job} is damaged")
+        shown = service.get(f"/jobs/{job}?tab={tab}", headers=page)
+        assert shown.status_code == 409 and f"{file} of job {job} is damaged".capitalize() in shown.text
+        assert service.get(f"/jobs/{job}", headers=page).status_code == 200  # it has more to show
 
 
 def test_before_check_there_is_none(service: Service) -> None:
