@@ -269,7 +269,7 @@ class EvaluationFinished(Fact):
     step: int
     """Optimizer steps done."""
     loss: float
-    """Mean negative log likelihood of a target token, nats."""
+    """Mean negative log likelihood of a target token (of a classifier: of a row), nats."""
     rows: int
     """Rows looked at."""
     seconds: float
@@ -452,7 +452,7 @@ class JobSucceeded(Fact):
     loss: float | None
     """Validation loss of the model that was kept."""
     first_loss: float | None = None
-    """Validation loss before the first step, nats per target token."""
+    """Validation loss before the first step, nats per target token (of a classifier: per row)."""
     seconds: float = 0.0
     """Time in attempts, all together."""
 

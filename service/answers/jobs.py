@@ -42,7 +42,7 @@ class Progress(Answer):
     epoch: float | None
     """Passes over the rows, with a fraction."""
     loss: float | None
-    """Mean negative log likelihood of a target token, nats."""
+    """Mean negative log likelihood of a target token (of a classifier: of a row), nats."""
     rows_per_s: float | None
     """Training rows a second."""
     tokens_per_s: float | None
@@ -151,7 +151,7 @@ class Job(Answer):
     """Optimizer steps of the whole run, once it is prepared."""
     progress: Progress
     first_loss: float | None
-    """Validation loss before the first step, nats per target token."""
+    """Validation loss before the first step, nats per target token (of a classifier: per row)."""
     best_loss: float | None
     """Lowest validation loss so far."""
     final_loss: float | None

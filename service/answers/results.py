@@ -18,7 +18,7 @@ class CheckpointMetrics(Answer):
     train_loss: float | SkipJsonSchema[None] = left_out()
     """Training loss of the newest row of metrics up to here; left out where there is none."""
     valid_loss: float | SkipJsonSchema[None] = left_out()
-    """Validation loss, nats per target token; left out where they were not evaluated."""
+    """Validation loss, nats per target token (of a classifier: per row); left out where they were not evaluated."""
 
 
 class Checkpoint(Answer):
