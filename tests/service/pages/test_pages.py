@@ -6,10 +6,10 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
+from service.routes.pages import TABS
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service
 
-TABS = ("overview", "samples", "data", "plan", "log", "events", "files", "reproduce")
 STATES = (
     "validating", "prepared", "queued", "waiting", "paused", "running", "stopping", "failed", "cancelled", "succeeded",
     "validated",
