@@ -218,10 +218,12 @@ def test_every_checkpoint_damaged_while_paused(
         damage(folder)
     answer = requests.post(f"{stack.url}/jobs/{run.id}/resume", json={"from_scratch": True}, timeout=10).json()
     assert answer["status"] == "queued"
-    trainer = freeze(stack, run, stepping(5, 7))
+    stack.wait_for_event(run, "checkpoint.saved", after=answer["event_number"])
+    trainer = freeze(stack, run, stepping(5, 15))
     os.kill(trainer, signal.SIGKILL)
     assert_as_if_nothing_had_happened(stack, run, undisturbed)
-    assert [loaded.resumed_step for loaded in facts_of(run, ModelLoaded)] == [None, 4, None, 4]
+    *before, last = [loaded.resumed_step for loaded in facts_of(run, ModelLoaded)]
+    assert before == [None, 4, None] and last in (4, 8, 12)
     assert reasons(run) == ["interrupted", *["no_valid_checkpoint"] * 2, "interrupted", "crash", "done"]
 
 
