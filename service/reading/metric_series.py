@@ -12,9 +12,13 @@ import math
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NotRequired, cast
+
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from jobs.comparison.facts import MeanPace
 from jobs.disk.files import START, regular
@@ -39,14 +43,46 @@ Figures = dict[str, float | None]
 """Fields of a row or point, by name."""
 
 
+class _PaceRow(TypedDict):
+    """What `Series.pace` needs of a row, which is read more than twice as fast as all of it."""
+
+    step: int
+    rows_per_s: float
+    tokens_per_s: NotRequired[float | None]
+    mfu: NotRequired[float | None]
+    step_s: float
+    memory_bytes: int
+
+
+_pace_row = TypeAdapter(_PaceRow)
+
+
+def _whole_row(line: bytes, file: Path) -> Mapping[str, float | None] | None:
+    row = parse_row(line, file)
+    return None if row is None else row.__dict__
+
+
+def _paced_row(line: bytes, file: Path) -> Mapping[str, float | None] | None:
+    """A damaged line is reported by whoever reads the whole row."""
+    try:
+        return cast(Mapping[str, float | None], _pace_row.validate_json(line))
+    except ValidationError:
+        return None
+
+
 class Series:
     """The rows of one file, in order of step; where a step was logged twice, the later row. Not for two threads."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        names: Sequence[str] = tuple(MetricRow.model_fields),
+        parse: Callable[[bytes, Path], Mapping[str, float | None] | None] = _whole_row,
+    ) -> None:
+        self._names, self._parse = names, parse
         self._begin()
 
     def _begin(self) -> None:
-        self._columns = {name: array("d") for name in MetricRow.model_fields}
+        self._columns = {name: array("d") for name in self._names}
         self._place = START
 
     def __len__(self) -> int:
@@ -119,13 +155,14 @@ class Series:
         return [_json_number("loss", self._columns["loss"][place - 1]) if place else None for place in places]
 
     def _take(self, line: bytes, file: Path) -> None:
-        if (row := parse_row(line, file)) is None:
+        if (row := self._parse(line, file)) is None:
             return
-        steps = self._columns["step"]
-        place = len(steps) if not steps or row.step > steps[-1] else bisect.bisect_left(steps, row.step)
-        again = place < len(steps) and steps[place] == row.step
+        steps, step = self._columns["step"], row["step"]
+        assert step is not None
+        place = len(steps) if not steps or step > steps[-1] else bisect.bisect_left(steps, step)
+        again = place < len(steps) and steps[place] == step
         for name, column in self._columns.items():
-            value = getattr(row, name)
+            value = row.get(name)
             figure = math.nan if value is None else float(value)  # no row holds a real NaN
             if again:
                 column[place] = figure
@@ -170,8 +207,9 @@ class SeriesCache:
             kept = self._paces.get(file)
         if kept is not None and kept[0] == state:
             return kept[1]
-        with self._current(file) as series:
-            pace = series.pace()
+        series = Series(tuple(_PaceRow.__annotations__), _paced_row)
+        series.catch_up(file)
+        pace = series.pace()
         with self._lock:
             self._paces[file] = state, pace
             while len(self._paces) > KEPT_PACES:
