@@ -241,6 +241,10 @@ class Longhaul:
         """The files of its run directory in order of path: `path`, `bytes`, `modified_at`."""
         return self._walk(RunFileDict, f"/jobs/{part(job)}/files")
 
+    def report(self, job: str) -> bytes:
+        """One HTML page that needs no network: the job as it is now, for keeping and sending."""
+        return self._connection.answer("GET", f"/jobs/{part(job)}/report").content
+
     def download(
         self,
         job: str,

@@ -43,6 +43,7 @@ from service.routes import (
     pages,
     plans,
     prometheus,
+    reports,
     results,
     series,
     sign_in,
@@ -117,6 +118,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(plans.routes(actions))
     app.include_router(comparisons.routes(actions, kept))
     app.include_router(results.routes(actions, kept))
+    app.include_router(reports.routes(actions, kept, render))
     app.include_router(datasets.routes(actions, uploads))
     app.include_router(workers.routes(store))
     app.include_router(prometheus.routes(registry))

@@ -190,12 +190,12 @@ class Commands:
         self._parser.epilog = "\n".join(lines).lstrip("\n")
 
 
-def write_picture(picture: bytes, file: Path) -> None:
-    """As the file that --png names. Raises BadInput where it cannot be written."""
+def write_file(content: bytes, file: Path, option: str = "--png") -> None:
+    """As the file that an option names. Raises BadInput where it cannot be written."""
     try:
-        file.write_bytes(picture)
+        file.write_bytes(content)
     except OSError as error:
-        raise BadInput(f"--png {file}: {error.strerror}") from None
+        raise BadInput(f"{option} {file}: {error.strerror}") from None
 
 
 def print_json(content: object) -> None:

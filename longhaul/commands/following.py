@@ -10,7 +10,7 @@ from pathlib import Path
 from jobs.comparison.answer import FEWEST, MOST, Comparison
 from jobs.text.printable import printable
 from longhaul.api import ApiError, Longhaul, Unreachable
-from longhaul.commands.command import LEFT, OK, Call, Commands, ending, nothing_yet, print_json, write_picture
+from longhaul.commands.command import LEFT, OK, Call, Commands, ending, nothing_yet, print_json, write_file
 from longhaul.comparison import print_comparison
 from longhaul.comparison_picture import POINTS, draw
 from longhaul.figures import duration
@@ -131,7 +131,7 @@ def _compare(call: Call) -> int:
         found = Comparison.model_validate(answer)
         if given.png is not None:
             curves = {job.id: list(_curve(api, job.id)) for job in found.jobs}
-            write_picture(draw(found, curves), given.png)
+            write_file(draw(found, curves), given.png)
     return call.answer(answer, lambda: print_comparison(found, call.console))
 
 

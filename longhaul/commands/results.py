@@ -1,4 +1,4 @@
-"""What a job leaves behind: checkpoints, files, download."""
+"""What a job leaves behind: checkpoints, files, download, report."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from longhaul import result_tables
 from longhaul.api import Longhaul
 from longhaul.bars import bar
-from longhaul.commands.command import OK, Call, Commands, nothing_yet, print_json
+from longhaul.commands.command import OK, Call, Commands, nothing_yet, print_json, write_file
 from longhaul.figures import size
 from longhaul.jobfile import BadInput
 
 
 def add(commands: Commands) -> None:
-    """checkpoints, files, download."""
+    """checkpoints, files, download, report."""
     checkpoints = commands.add("checkpoints", _checkpoints, "list checkpoints with their validation losses", shown="ID")
     checkpoints.add_argument("id", metavar="ID")
     commands.add("files", _files, "list files of the run directory", shown="ID").add_argument("id", metavar="ID")
@@ -24,6 +24,11 @@ def add(commands: Commands) -> None:
     download.add_argument("id", metavar="ID")
     download.add_argument("paths", nargs="*", default=["model"], metavar="PATH", help="file or folder (default: model)")
     download.add_argument("--to", type=Path, metavar="DIR", help="target folder (default: the id of the job)")
+    report = commands.add(
+        "report", _report, "write a page about a job that can be kept, sent and opened anywhere", shown="ID"
+    )
+    report.add_argument("id", metavar="ID")
+    report.add_argument("--out", type=Path, metavar="FILE", help="default: the id of the job, with .html")
 
 
 def _checkpoints(call: Call) -> int:
@@ -44,6 +49,15 @@ def _files(call: Call) -> int:
         call.note(f"trainer.log is fetched by name: longhaul download {call.given.id} trainer.log")
 
     return call.answer(found, people)
+
+
+def _report(call: Call) -> int:
+    with call.connect() as api:
+        content = api.report(call.given.id)
+    file = call.given.out or Path(f"{call.given.id}.html")
+    write_file(content, file, "--out")
+    written = {"path": str(file), "bytes": len(content)}
+    return call.answer(written, lambda: call.say(f"{file}, {size(len(content))}: open it in a browser"))
 
 
 def _download(call: Call) -> int:

@@ -14,7 +14,7 @@ from jobs.preview import DataPreview
 from longhaul.answers import JobDict, JsonObject
 from longhaul.api import ApiError, Longhaul
 from longhaul.bars import bar
-from longhaul.commands.command import BAD_INPUT, OK, Call, Commands, print_json, write_picture
+from longhaul.commands.command import BAD_INPUT, OK, Call, Commands, print_json, write_file
 from longhaul.commands.following import watch_to_end
 from longhaul.jobfile import BadInput, apply_changes, read_job
 from longhaul.keys import keys_below, print_keys
@@ -111,7 +111,7 @@ def _plan(call: Call) -> int:
     with call.connect() as api:
         found = dry_run(api, partial(api.submit, _read(call, api)), call.errors)
         if found.plan is not None and call.given.png is not None:
-            write_picture(api.plan_picture(found.job["id"]), call.given.png)
+            write_file(api.plan_picture(found.job["id"]), call.given.png)
     job = found.job
     if call.given.json:
         print_json(

@@ -42,6 +42,11 @@ class JobStory:
     measured: MemoryMeasured | None
     loaded: ModelLoaded | None
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """Of the largest micro-batch that can come, as measured; None: no step was measured."""
+        return None if self.measured is None else self.measured.peak_bytes
+
     def at(self, step: int | None) -> EvaluationFinished | None:
         """The last evaluation at this step; None: the newest."""
         found = [each for each in self.evaluations if step is None or each.step == step]

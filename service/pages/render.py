@@ -32,6 +32,15 @@ class Renderer:
         )  # fmt: skip
         self._environment.filters |= FILTERS
         self._environment.globals["static"] = static.url
+        self._static = static
+
+    def style(self, name: str) -> str:
+        """A style sheet, for a page that brings its own."""
+        return self._static.files[name].plain.decode()
+
+    def text(self, template: str, **values: object) -> str:
+        """A template that needs to know nothing of who asks."""
+        return self._environment.get_template(template).render(**values)
 
     def page(self, request: Request, template: str, status: int = 200, /, **values: object) -> HTMLResponse:
         """A page; its template sees who asks (`key_name`), the session's `csrf_token`, and these values."""

@@ -32,6 +32,7 @@ from service.jobs.actions import Actions
 from service.jobs.checkpoints import checkpoints_of
 from service.pages.job_story import JobStory, side_by_side, story_of
 from service.pages.render import Renderer, is_encrypted
+from service.pages.report import PICTURES
 from service.reading.metric_series import SeriesCache
 from service.routes.comparisons import comparison_of
 
@@ -43,8 +44,6 @@ TABS: dict[Tab, str] = {
     "files": "Files", "reproduce": "Reproduce",
 }  # fmt: skip
 STATES = ("running", "queued", "validating", "paused", "succeeded", "failed", "cancelled", "validated", "damaged")
-PICTURES = ("dataset.png", "confusion.png")
-"""Of the run directory, as far as it has them."""
 JOBS_ON_A_PAGE = 50
 JOBS_OF_A_DATASET = 3
 MOST_SEARCHED = 2000
@@ -139,6 +138,7 @@ def routes(
             values |= {"samples": told.samples(evaluation) if evaluation else [], "step": step}
         if tab in ("overview", "data"):
             values["pictures"] = [name for name in PICTURES if (actions.run(job).path / name).is_file()]
+            values["picture_url"] = lambda name: f"/jobs/{job}/files/{name}"
         if tab == "overview":
             values["pace"] = kept.pace(actions.run(job).metrics_file)
         if tab in ("overview", "plan"):
@@ -149,6 +149,7 @@ def routes(
                     raise
                 plan = None
             values |= {"full_plan": plan, "on_gpu": not (plan and plan.memory and plan.memory.device == "cpu")}
+            values["measured"] = story(job, one.event_number).peak_bytes
         if tab in ("overview", "events"):
             values |= _events(actions, one, before=before, limit=8 if tab == "overview" else 100)
         if tab == "data":

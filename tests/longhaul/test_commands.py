@@ -120,7 +120,7 @@ def test_help_names_every_command_once_and_the_exit_codes(capsys: pytest.Capture
             main([name, "--help"])
         assert asked.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: longhaul {name}")
-    assert len(listed) == len(set(listed)) == 28
+    assert len(listed) == len(set(listed)) == 29
 
 
 @pytest.mark.parametrize(
@@ -385,6 +385,9 @@ def test_checkpoints_files_and_download(run: Run, service: Service) -> None:
     with longest_file(1000):
         full = run("download", job, "--to", "full", code=2)
     assert "--to full: File too large" in full and "None" not in full
+    assert f"{job}.html, " in run("report", job) and Path(f"{job}.html").read_text().endswith("</html>")
+    assert run("report", job, "--out", "it.html", "--json")["bytes"] == Path("it.html").stat().st_size
+    assert "--out taken/x" in run("report", job, "--out", "taken/x", code=2)
     folder.trainer_log.write_text("step 1\n")
     run("download", job, "trainer.log")
     assert Path(job, "trainer.log").read_text() == "step 1\n"

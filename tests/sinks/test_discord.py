@@ -773,6 +773,9 @@ def test_titles_lead_to_the_job(discord: FakeDiscord, run: RunDir, clock: Clock)
     with_options(discord, run, clock, public_url="https://box.example.org/").turn()
     urls = {version["embeds"][0]["url"] for message in discord.messages for version in message.versions}
     assert urls == {"https://box.example.org/jobs/job-1"}
+    report = "[all on one page](https://box.example.org/jobs/job-1/report)"
+    done = [field for field in discord.messages[-1].payload["embeds"][0]["fields"] if field["name"] == "Report"]
+    assert [field["value"] for field in done] == [report]
 
 
 @pytest.mark.parametrize(

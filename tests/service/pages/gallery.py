@@ -66,6 +66,7 @@ PICTURES = [
     Shot("datasets", "/datasets", height=400),
     Shot("files", "/jobs/{recipes-xl}?tab=files", height=600),
     Shot("reproduce", "/jobs/{recipes-xl}?tab=reproduce", height=900),
+    Shot("report", "/jobs/{tickets}/report", whole=True),
     Shot("sign-in", "/sign-in", height=500),
 ]
 

@@ -151,8 +151,8 @@ def disk_low(job: SinkJob, event: Event, fact: DiskLow) -> Payload:
     return _payload(embed)
 
 
-def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | None) -> Payload:
-    """The model is done; `picture` is the name of the attached file."""
+def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | None, link: str | None = None) -> Payload:
+    """The model is done; `picture` is the name of the attached file, `link` leads to the job's page."""
     text = f"The model is in `{job.id}/{fact.model}`. Fetch it with `longhaul download {job.id}`."
     embed = _embed(job, f"{job.submitted.name}: done", GOOD, text, event)
     embed["fields"] = [
@@ -160,6 +160,7 @@ def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | Non
         field("Kept step", f"{fact.step:,}" + (f" of {job.steps:,}" if job.steps else ""), inline=True),
         field("Time in attempts", format_duration(fact.seconds), inline=True),
         *links(job),
+        *([field("Report", f"[all on one page]({link}/report)", inline=True)] if link else []),
     ]
     if picture is not None:
         embed["image"] = {"url": f"attachment://{picture}"}

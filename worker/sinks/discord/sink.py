@@ -200,7 +200,8 @@ class DiscordSink:
                 return self._post(job.id, embeds.repaired(job, event, fact), silent=True)
             case JobSucceeded() as fact:
                 picture = self._picture(job)
-                return self._post(job.id, embeds.succeeded(job, event, fact, picture and picture[0]), picture)
+                link = self._options.link(job.id)
+                return self._post(job.id, embeds.succeeded(job, event, fact, picture and picture[0], link), picture)
             case JobFailed() if job.steps is None and not job.attempt:
                 return DONE  # rejected by check: whoever submitted it has just been told
             case JobFailed() as fact:

@@ -1,0 +1,124 @@
+"""The report: one file that tells all, runs nothing, loads nothing, and is small whatever the job has."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from hypothesis import given
+from hypothesis import strategies as st
+from playwright.sync_api import Browser, expect
+
+from jobs.events import EvaluationFinished, JobCancelled, Sample
+from service.pages.line_chart import HEIGHT, MOST_TICKS, WIDTH, line_chart, ticks
+from tests.metric_rows import metric_row
+from tests.service.pages.watched import WatchedPage
+from tests.service.running import Service
+from tests.service.seeded import STARTED, TRAINED, train
+from tests.summaries import dataset_report
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_is_whole_from_the_service_and_from_a_file(
+    browser: Browser, seeded: tuple[Service, dict[str, str]], tmp_path: Path, theme: str
+) -> None:
+    service, jobs = seeded
+    file = tmp_path / "report.html"
+    with WatchedPage(browser, color_scheme=theme) as watched:
+        page = watched.page
+        for state in ("succeeded", "failed", "validating"):
+            page.goto(f"{service.url}/jobs/{jobs[state]}/report")
+            assert Axe().run(page).response["violations"] == [], state
+        page.goto(f"{service.url}/jobs/{jobs['succeeded']}/report")
+        served = page.locator("main").inner_text()
+        # Its own policy lets its styles in.
+        assert page.evaluate("getComputedStyle(document.querySelector('.lines polyline')).fill") == "none"
+        file.write_bytes(service.get(f"/jobs/{jobs['succeeded']}/report").content)
+        page.goto(file.as_uri())
+        assert page.locator("main").inner_text() == served
+    assert watched.faults == []
+    for part in ("What was asked", "Rows as the model gets them", "Curves", "Samples", "Memory", "Events"):
+        assert part in served, part
+
+
+def test_what_comes_from_data_is_text_and_the_file_is_small(service: Service, browser: Browser) -> None:
+    job = service.submit(
+        name="chef",
+        metadata={"why": HOSTILE},
+        task={"type": "classification", "labels": [f"{number:05} {HOSTILE}" for number in range(10_000)]},
+    )
+    train(service, job)
+    run = service.run(job)
+    long = "‮مرحبا 👩‍🍳 " + "x" * 1_000_000
+    samples = [Sample(input=HOSTILE, target=long, generated=long)] * 8
+    evaluations = [
+        EvaluationFinished(
+            step=5 * number, loss=3.0, rows=8, seconds=1.0, best=False, samples=samples, metrics={"accuracy": 0.25}
+        )
+        for number in range(3)
+    ]
+    service.append(job, STARTED, *TRAINED, *evaluations, JobCancelled())
+    rows = (metric_row(step, loss=3 / step).model_dump_json() for step in range(1, 25_001))
+    run.metrics_file.write_text("".join(f"{row}\n" for row in rows))
+    report = dataset_report()
+    (run.path / "dataset.json").write_text(report.model_dump_json())
+    for name in ("dataset.png", "confusion.png"):
+        (run.path / name).write_bytes(b"\x89PNG" + 60_000 * b"x")
+    content = service.get(f"/jobs/{job}/report").content
+    assert len(content) < 1_000_000
+    with WatchedPage(browser) as watched:
+        watched.expected = ["Failed to load resource"]  # the pictures are none
+        watched.page.goto(f"{service.url}/jobs/{job}/report")
+        expect(watched.page.locator("main")).to_contain_text(HOSTILE)
+        assert watched.page.locator("img:not(.picture), script").count() == 0
+    assert watched.faults == []
+
+
+def test_it_is_redacted_like_every_answer(service: Service) -> None:
+    job = service.submit()
+    train(service, job)
+    service.append(job, STARTED, EvaluationFinished(
+        step=0, loss=1.0, rows=1, seconds=1.0, best=True,
+        samples=[Sample(input="key hf_abcdefghijklmnopqrstuvwxyz0123456789", target="b", generated="c")],
+    ))  # fmt: skip
+    assert "hf_abcdef" not in service.get(f"/jobs/{job}/report").text
+
+
+def test_there_is_none_of_a_job_that_is_not_there(service: Service) -> None:
+    answer = service.get("/jobs/job-nowhere/report")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+FINITE = st.floats(-1e12, 1e12)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**9), FINITE), min_size=1, max_size=80))
+def test_everything_of_a_chart_is_inside_of_it(points: list[tuple[int, float]]) -> None:
+    chart = line_chart("loss", {"training": [*points, (5, math.nan)]})
+    assert chart is not None
+    places = [tuple(map(float, each.split(","))) for line in chart.lines for each in line.path.split()]
+    assert len(places) == len(points)
+    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in places)
+    assert all(0 <= x <= WIDTH for x, _ in chart.x_ticks) and all(0 <= y <= HEIGHT for y, _ in chart.y_ticks)
+
+
+def test_a_chart_of_nothing_is_none() -> None:
+    assert line_chart("loss", {"training": [(1, math.inf)], "validation": []}) is None
+
+
+@given(FINITE, st.floats(1e-6, 1e12))
+def test_ticks_are_few_and_between(low: float, length: float) -> None:
+    high = low + length
+    if high > low:
+        found = ticks(low, high)
+        assert len(found) <= MOST_TICKS + 1
+        assert all(low - length * 1e-6 <= each <= high + length * 1e-6 for each in found)
+
+
+def test_ticks_are_round() -> None:
+    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert ticks(0.13, 0.42) == pytest.approx([0.2, 0.3, 0.4])
