@@ -61,7 +61,7 @@ class PrepareResult(Frozen):
 class TrainResult(Frozen):
     """What goes into job.succeeded."""
 
-    model: str
+    model: str | None
     loss: float | None
     first_loss: float | None
     step: int

@@ -52,6 +52,8 @@ class JobSubmitted(Fact):
     """As in the job."""
     spec_sha256: str
     """Of the specification with every default: what checkpoints are bound to."""
+    kind: Literal["train", "evaluate"] = "train"
+    """As in the job."""
     priority: int = 0
     """As in the job."""
     max_restarts: int = 5
@@ -442,11 +444,11 @@ class JobValidated(Fact):
 
 
 class JobSucceeded(Fact):
-    """The model is done."""
+    """The model is done, or evaluated."""
 
     type: Literal["job.succeeded"] = "job.succeeded"
-    model: str
-    """Folder relative to the run directory."""
+    model: str | None
+    """Folder relative to the run directory; null: it was evaluated alone."""
     step: int
     """Of the model that was kept."""
     loss: float | None

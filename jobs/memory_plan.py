@@ -138,6 +138,8 @@ class MemoryFigures(Frozen):
     """Their sum."""
     trained_parameters: int = 0
     """Numbers that are trained; 0 in plans of earlier versions, which trained all."""
+    evaluation: bool = False
+    """Nothing is trained: this is what an evaluation needs."""
     least_bytes: int | None = None
     """Peak of the smallest setting with the same optimizer that the job allows: a GPU with room for less cannot take
     the job. Null on a CPU, and in plans of earlier versions."""
@@ -185,7 +187,7 @@ class MemoryPlan(MemoryFigures):
     def text(self) -> str:
         """For people, in one line."""
         source = {"job": "memory.budget", "gpu": self.gpu, "assumed": f"{self.gpu}, assumed", "host": "host memory"}
-        setting = describe(self.optimizer, self.activation_checkpointing, self.micro_batch)
+        setting = self.setting
         peak, budget, free = bytes_alike(self.peak_bytes, self.budget_bytes, abs(self.budget_bytes - self.peak_bytes))
         left = "free" if self.peak_bytes <= self.budget_bytes else "missing"
         half = "model in float16, adapters in float32, " if self.dtype == "float16" else ""
@@ -194,6 +196,13 @@ class MemoryPlan(MemoryFigures):
             f"{half}{setting} of {self.input_tokens}/{self.target_tokens} tokens"
             + (f"; {self.disk.text}" if self.disk and self.disk.text else "")
         )
+
+    @property
+    def setting(self) -> str:
+        """What was chosen, for people."""
+        if self.evaluation:
+            return f"evaluation, micro-batch {self.micro_batch}"
+        return describe(self.optimizer, self.activation_checkpointing, self.micro_batch)
 
     def chose(self, candidate: Candidate) -> bool:
         """Whether this is the way that was chosen."""

@@ -246,7 +246,7 @@ class Plan(Frozen):
     memory: MemoryPlan | None = None
     """What the run needs at its peak, and what was tried; null in plans of earlier versions."""
     steps: int
-    """Optimizer steps of the whole run (provisional until `data.complete`)."""
+    """Optimizer steps of the whole run (provisional until `data.complete`); of an evaluation 0."""
     warmup_steps: int
     """Steps over which the learning rate rises."""
 
@@ -377,7 +377,8 @@ def make_plan(
 
     Rows left at an epoch's end open the next: only the last step is short.
     """
-    steps = math.ceil(data.rows * spec.training.epochs / spec.training.batch_size)
+    training = spec.training
+    steps = math.ceil(data.rows * training.epochs / training.batch_size) if spec.kind == "train" else 0
     return Plan(
         task=task,
         model=model,
@@ -385,5 +386,5 @@ def make_plan(
         resolved=resolve(spec, memory, device),
         memory=memory,
         steps=steps,
-        warmup_steps=math.ceil(steps * spec.training.warmup_ratio),
+        warmup_steps=math.ceil(steps * training.warmup_ratio),
     )

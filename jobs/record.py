@@ -6,7 +6,7 @@ The record in Redis is a projection of this; it can be made again from events.js
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -76,6 +76,7 @@ class JobRecord(BaseModel):
     not_before: float = 0.0
     waiting_reason: str | None = None
     """Why the queued job cannot start though its turn has come: the reason, from `device.waiting`."""
+    kind: Literal["train", "evaluate"] = "train"
     name: str = "job"
     model: str = ""
     spec_sha256: str = ""

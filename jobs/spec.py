@@ -41,7 +41,8 @@ NOT_IN_NAMES = re.compile(
     "[^A-Za-z0-9 _.\\-\u00aa-\U0010ffff]|[\u061c\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ud800-\uf8ff\ufeff]"
 )
 """ASCII but for what names hold; and of the rest what reorders, breaks or hides text."""
-RESUME_FROM = r"^job-[a-z0-9_-]{1,60}(/step-[0-9]{8,12})?$"
+JOB_ID = r"job-[a-z0-9_-]{1,60}"
+RESUME_FROM = rf"^{JOB_ID}(/step-[0-9]{{8,12}})?$"
 
 
 class Part(BaseModel):
@@ -462,15 +463,22 @@ class IntegrationsSpec(Part):
     """Messages to the webhook in DISCORD_WEBHOOK, when there is one."""
 
 
+_OF_TRAINING = ("training", "checkpoint", "method", "resume_from")
+"""Parts of a job that an evaluation has no use for."""
+
+
 class JobSpec(Part):
     """What a user asked for. Only `data.train` is required."""
 
+    kind: Literal["train", "evaluate"] = "train"
+    """`train`: the model learns the rows. `evaluate`: it stays as it is, and is measured on the rows of `data.train`
+    (at most `evaluation.max_rows` of them)."""
     name: Annotated[str, Field(min_length=1, max_length=64)] = "job"
     """Shown wherever the job is; need not be unique. Letters and digits of any script, spaces, and `_.-` behind the
     first."""
     model: Annotated[str, Field(min_length=1, max_length=512)] = DEFAULT_MODEL
-    """Hub id (`org/name`, `org/name@revision`), folder in the data directory (`./my-model`), or a built-in one:
-    `builtin:t5-tiny`, `builtin:qwen-tiny`, `builtin:roberta-tiny`."""
+    """Hub id (`org/name`, `org/name@revision`), folder in the data directory (`./my-model`), the id of a job that has
+    delivered a whole model, or a built-in one: `builtin:t5-tiny`, `builtin:qwen-tiny`, `builtin:roberta-tiny`."""
     task: Annotated[TaskSpec, BeforeValidator(_spelled_out, json_schema_input_type=TaskSpec | str)] = TaskSpec()
     """What the model learns; a name alone, such as `causal`, is its `type`."""
     method: Method = FullMethod()
@@ -506,6 +514,24 @@ class JobSpec(Part):
     then on that is this job's own, and the other may be deleted."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] = {}
     """Your own labels: at most 16, keys up to 64 and values up to 512 characters."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_held_out(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("kind") == "evaluate" and isinstance(given.get("data"), Mapping):
+            return {**given, "data": {"validation": 0.0, **given["data"]}}
+        return given
+
+    @model_validator(mode="after")
+    def _nothing_to_train(self) -> JobSpec:
+        if self.kind == "train":
+            return self
+        fields = type(self).model_fields
+        named = [name for name in _OF_TRAINING if getattr(self, name) != fields[name].default]
+        named += ["data.validation"] if self.data.validation != 0.0 else []
+        if named:
+            raise ValueError(f"a job of kind evaluate trains nothing and holds nothing out: leave {named[0]} out")
+        return self
 
     @field_validator("name")
     @classmethod

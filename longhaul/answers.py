@@ -1,6 +1,6 @@
 """What the service answers: plain dictionaries, in which a newer service may have more (docs/openapi.json)."""
 
-from typing import Any, Generic, NotRequired, TypedDict, TypeVar
+from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar
 
 JsonObject = dict[str, Any]
 """A document whose keys are not the client's business: a job file, plan.json, the facts of an event."""
@@ -95,6 +95,7 @@ class JobDict(TypedDict):
     status: str
     model: str
     fine_tuned_model: str | None
+    kind: Literal["train", "evaluate"]
     error: FaultDict | None
     hyperparameters: dict[str, float | None]
     seed: int | None

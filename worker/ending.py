@@ -100,7 +100,8 @@ def succeeded(record: JobRecord, end: Finished) -> JobSucceeded:
     """The completion, from what the trainer's last line says."""
     result = end.result
     if not isinstance(result, TrainResult):  # its last line is gone
-        result = TrainResult(model="model", loss=None, first_loss=None, step=end.step)
+        model = "model" if record.kind == "train" else None
+        result = TrainResult(model=model, loss=None, first_loss=None, step=end.step)
     return JobSucceeded(
         **dict(result),
         seconds=round(record.training_s + max(0.0, end.at - (record.attempt_started_at or end.at)), 3),

@@ -59,6 +59,8 @@ def watch_to_end(call: Call, api: Longhaul, job: str) -> int:
         return LEFT
     print_job(shown, call.console)
     match shown["status"]:
+        case "succeeded" if not shown["fine_tuned_model"]:
+            call.say(f"evaluated; everything on one page: longhaul report {job}", "dim")
         case "succeeded":
             call.say(
                 f"trained for {duration(shown['training_s'])}; fetch the model with: longhaul download {job}", "dim"

@@ -52,6 +52,7 @@ def job_answer(job: StoredJob, *, runs_name: str) -> Job:
         organization_id="longhaul",
         result_files=[record.result_model, "metrics.jsonl"] if record.result_model else [],
         trained_tokens=None,
+        kind=record.kind,
         name=record.name,
         stage=record.stage,
         requested=record.requested,

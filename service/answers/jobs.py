@@ -115,6 +115,8 @@ class Job(Answer):
     trained_tokens: int | None
     """Always null: `/jobs/{job}/metrics` tells more."""
     # ours
+    kind: Literal["train", "evaluate"]
+    """Whether the model is trained, or only measured."""
     name: str
     """Shown wherever the job is; need not be unique."""
     stage: Stage

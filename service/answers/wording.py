@@ -90,8 +90,9 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             )
         case JobPrepared():
             adopted = f" (from {fact.adopted.source} on)" if fact.adopted else ""
+            todo = f"{fact.steps:,} steps to train{adopted}" if fact.steps else "the model is to be evaluated"
             return (
-                f"prepared: {_prepared(fact.data, fact.rows_per_epoch)}{fact.steps:,} steps to train{adopted}"
+                f"prepared: {_prepared(fact.data, fact.rows_per_epoch)}{todo}"
                 f"{_text(fact.time)}{_text(fact.memory)}{_passed_over(fact)}"
             )
         case JobUnprepared():
@@ -178,6 +179,8 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             return "dry run: the job is valid"
         case JobSucceeded():
             loss = f", validation loss {fact.loss:.4f}" if fact.loss is not None else ""
+            if fact.model is None:
+                return f"succeeded: the model is evaluated{loss}"
             return f"succeeded: the model of step {fact.step:,} is in {fact.model}/{loss}"
         case JobFailed():
             return f"failed: {_cause(fact.error)}"

@@ -78,6 +78,7 @@ class Submissions:
             name=spec.name,
             model=spec.model,
             spec_sha256=spec.sha256(),
+            kind=spec.kind,
             priority=spec.priority,
             max_restarts=spec.max_restarts,
             metadata=spec.metadata,

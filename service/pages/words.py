@@ -98,7 +98,8 @@ def now(shown: answers.Job) -> str:
             lost = (
                 "" if shown.final_loss is None else f" Validation loss {_from_to(shown.first_loss, shown.final_loss)}."
             )
-            return f"Finished after {duration(shown.training_s)} of training.{lost}"
+            what = "training" if shown.fine_tuned_model else "evaluation"
+            return f"Finished after {duration(shown.training_s)} of {what}.{lost}"
         case "cancelled":
             return f"Cancelled at {step}." if shown.attempt else "Cancelled before it trained."
         case "validated":
@@ -128,7 +129,7 @@ def _running(job: answers.Job, step: str) -> str:
 
 
 def _from_to(first: float | None, last: float) -> str:
-    return figure(last) if first is None else f"{figure(first)} → {figure(last)}"
+    return figure(last) if first is None or first == last else f"{figure(first)} → {figure(last)}"
 
 
 def _in(at: float) -> str:

@@ -33,7 +33,12 @@ class Workplace:
         self.data.mkdir(parents=True)
         (root / "runs").mkdir()
         self.settings = TrainerSettings(
-            data=self.data, prepared=root / "prepared", models=root / "models", device="cpu", offline=offline
+            data=self.data,
+            prepared=root / "prepared",
+            models=root / "models",
+            device="cpu",
+            offline=offline,
+            runs=root / "runs",
         )
         self._jobs = 0
 

@@ -45,8 +45,8 @@ def main(argv: list[str]) -> int:
     arguments = parse(argv)
     set_library_switches(arguments.stage)
     configure_log(logging.INFO)
-    settings = from_environment(os.environ)
     run = RunDir(arguments.run_dir.resolve())
+    settings = from_environment(os.environ, run.path.parent)
     attempt_file = run.attempt_file(arguments.attempt if arguments.stage == "train" else arguments.stage)
     if arguments.stage == "train" and PARENT_PID not in os.environ and attempt_file.exists() and run.held():
         # Started by hand: that file belongs to the trainer that holds the job; nothing is added to it.

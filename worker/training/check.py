@@ -26,7 +26,7 @@ from worker.training.dataset.split import split
 from worker.training.journal import Journal
 from worker.training.mistakes import Mistakes
 from worker.training.models import hub
-from worker.training.models.model_files import find_folder, readable_config, validate_folder
+from worker.training.models.model_files import find_folder, names_folder, readable_config, validate_folder
 from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
 from worker.training.rows.csv_rows import CsvFormat
@@ -153,7 +153,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         target=sources[0].target,
         sources=() if isinstance(spec.data.train, str) else tuple(sources),
         rows=sum(each.rows_per_epoch for each in sources),
-        validation_rows=held_out,
+        validation_rows=held_out if spec.kind == "train" else sum(each.rows for each in sources),
         labels=task.labels,
     )
     longest = rounded(np.array(list(task.limits(spec.data).values())))
@@ -248,8 +248,8 @@ def inspect_model(
     if (task := builtin_of(spec)) is not None:
         config = task.builtin.config
         return ModelPlan(source=source, parameters=task.layout(config).parameters), config, None, task
-    if source.startswith(("./", "/")):
-        folder = find_folder(settings.data, source)
+    if names_folder(source):
+        folder = find_folder(settings, source)
         config = readable_config(folder, source)
         task = task_for(spec, config, source)
         found_in = validate_folder(folder, source, task)

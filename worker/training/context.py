@@ -143,6 +143,8 @@ def set_up(
         expected = f"the checkpoint of {spec.resume_from}"  # trained by hand: the events do not know of it
     method = method_of(spec, plan.resolved.dtype)
     folder, data = start.open_stores(run, plan, journal, weights=expected is None or not method.whole)
+    if spec.kind == "evaluate":
+        data.validation = data.train
     plan = start.plan_attempt(run, spec, plan, attempt, device, monitor, journal, stop)
     prepare_numerics(device)
     seed_step(spec.training.seed, 0)

@@ -125,7 +125,7 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
             "sources": tuple(planned) if plan.data.sources else (),
             "prepared": str(folder),
             "rows": mixture.rows,
-            "validation_rows": len(dataset.validation),
+            "validation_rows": len(dataset.validation if spec.kind == "train" else dataset.train),
             "labels": task.counted(dataset.train),
             "complete": True,
         }
@@ -289,7 +289,7 @@ def base_config(plan: ModelPlan, task: Task, settings: TrainerSettings) -> Confi
     if plan.source == task.builtin.name:
         return task.builtin.config
     if plan.revision is None:
-        return read_config(find_folder(settings.data, plan.source), plan.source)
+        return read_config(find_folder(settings, plan.source), plan.source)
     return hub.look_up(f"{plan.source.partition('@')[0]}@{plan.revision}", settings).config
 
 

@@ -26,6 +26,8 @@ class TrainerSettings:
     """No hub access at all (a user's HF_HUB_OFFLINE)."""
     gpu: GpuFacts | None = None
     """The GPU that will train, as far as the supervisor knows; for the plans of check and prepare."""
+    runs: Path = Path("runs")
+    """Run directories: the models of other jobs are in them."""
     uploads: Path = Path("uploads")
     """Data sets that came in over HTTP, a folder each; jobs name them `dataset:…`."""
     prepare_memory: int = 16 * 10**9
@@ -36,8 +38,11 @@ class TrainerSettings:
     """Tests alone: bytes that an attempt really gets, whatever was planned (memory/hard_limit.py)."""
 
 
-def from_environment(environ: Mapping[str, str]) -> TrainerSettings:
-    """LONGHAUL_{DATA,UPLOADS,PREPARED,MODELS,KEEP_DOWNLOADS,DEVICE,GPU,PREPARE_MEMORY_GB}, HF_HUB_OFFLINE and more."""
+def from_environment(environ: Mapping[str, str], runs: Path = Path("runs")) -> TrainerSettings:
+    """With those `runs`.
+
+    LONGHAUL_{DATA,UPLOADS,PREPARED,MODELS,KEEP_DOWNLOADS,DEVICE,GPU,PREPARE_MEMORY_GB}, HF_HUB_OFFLINE and more.
+    """
     device = environ.get("LONGHAUL_DEVICE", "cuda")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"LONGHAUL_DEVICE is {device!r}; it is cpu or cuda")
@@ -47,6 +52,7 @@ def from_environment(environ: Mapping[str, str]) -> TrainerSettings:
         models=Path(environ.get("LONGHAUL_MODELS", "models")).resolve(),
         device=cast(Device, device),
         uploads=Path(environ.get("LONGHAUL_UPLOADS", "uploads")).resolve(),
+        runs=runs,
         offline=environ.get("HF_HUB_OFFLINE", "") not in ("", "0"),
         gpu=GpuFacts.parse(environ[GPU]) if environ.get(GPU) else None,
         prepare_memory=prepare_memory(environ.get("LONGHAUL_PREPARE_MEMORY_GB")),

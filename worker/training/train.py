@@ -82,7 +82,7 @@ def training_loop(context: TrainingContext) -> None:
     device, first = context.cache.device, state.step + 1
     progress = ProgressLog(context.plan.steps)
     rows, order, alternatives = context.data.train, context.order, Alternatives(spec, context.plan, device)
-    if first <= order.steps:
+    if first <= context.plan.steps:
         limit = context.loaded.task.limit(rows, state.micro_batch, state.safe)
         first_step.predict(device, memory, rows, order.groups_of(state.step), limit, alternatives)
     maybe_evaluate_and_save(context)
@@ -179,9 +179,13 @@ def save_on_stop(context: TrainingContext) -> None:
 
 
 def finish(context: TrainingContext) -> None:
-    """Leave the best model (or the last) in `model/`, and say that it is done."""
+    """Leave the best model (or the last) in `model/`, and say that it is done; of an evaluation, this alone."""
     run, state = context.run, context.state
     context.metrics.close()
+    if context.spec.kind == "evaluate":
+        measured = TrainResult(model=None, loss=state.validation_loss, first_loss=state.first_loss, step=0)
+        context.journal.finish(Reason.DONE, result=measured)
+        return
     context.saver.wait()
     kept = checkpoint.best(run, context.journal) if context.spec.checkpoint.best else None
     here = state.validation_loss

@@ -106,6 +106,7 @@ def test_every_key_of_a_job_is_drawn_but_those_that_a_clone_cannot_set_alone() -
         "data.input", "data.target", "data.csv_quoting", "memory.other_processes", "speed.compile", "speed.fused",
         "checkpoint.every_steps", "checkpoint.best", "evaluation.max_rows", "evaluation.samples", "integrations.wandb",
         "integrations.wandb.project", "integrations.wandb.entity", "integrations.wandb.artifacts", "resume_from",
+            "kind",
     }  # fmt: skip
 
 

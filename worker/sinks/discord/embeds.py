@@ -83,7 +83,8 @@ def ended(job: SinkJob, event: Event, fact: AttemptEnded, remarks: Sequence[str]
 
 def planned(job: SinkJob, event: Event, fact: JobPrepared) -> Payload:
     """All rows are counted: what the run will need, before anyone has waited for it."""
-    text = f"Ready to train: {fact.steps:,} steps. The job waits for its GPU."
+    ready = f"Ready to train: {fact.steps:,} steps" if fact.steps else "Ready to be evaluated"
+    text = f"{ready}. The job waits for its GPU."
     embed = _embed(job, f"{job.submitted.name}: planned", QUIET, text, event)
     embed["fields"] = time_needed(job) + memory_needed(fact)
     return _payload(embed)
@@ -154,10 +155,16 @@ def disk_low(job: SinkJob, event: Event, fact: DiskLow) -> Payload:
 def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | None, link: str | None = None) -> Payload:
     """The model is done; `picture` is the name of the attached file, `link` leads to the job's page."""
     text = f"The model is in `{job.id}/{fact.model}`. Fetch it with `longhaul download {job.id}`."
+    if fact.model is None:
+        text = "The model is evaluated."
     embed = _embed(job, f"{job.submitted.name}: done", GOOD, text, event)
     embed["fields"] = [
         field("Validation loss", change(fact.first_loss, fact.loss), inline=True),
-        field("Kept step", f"{fact.step:,}" + (f" of {job.steps:,}" if job.steps else ""), inline=True),
+        *(
+            []
+            if fact.model is None
+            else [field("Kept step", f"{fact.step:,}" + (f" of {job.steps:,}" if job.steps else ""), inline=True)]
+        ),
         field("Time in attempts", format_duration(fact.seconds), inline=True),
         *links(job),
         *([field("Report", f"[all on one page]({link}/report)", inline=True)] if link else []),

@@ -38,7 +38,7 @@ def rows_artifact(job: SinkJob) -> list[ArtifactRequest]:
 
 def model_artifact(job: SinkJob, fact: JobSucceeded) -> list[ArtifactRequest]:
     """The final model, as publish sees its folder."""
-    if not _wanted(job):
+    if fact.model is None or not _wanted(job):
         return []
     place = Path(job.folder, fact.model).absolute().as_uri()
     metadata: dict[str, JsonValue] = {

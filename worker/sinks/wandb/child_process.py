@@ -134,7 +134,7 @@ def init(message: InitRequest, **how: Any) -> wandb.Run:
         entity=message["entity"],
         name=message["name"],
         group=message["id"],
-        job_type="train",
+        job_type=message["job_type"],
         config=message["config"],
         tags=message["tags"],
         notes=message["notes"],

@@ -24,13 +24,17 @@ class Full:
     weights_file: ClassVar[str] = SINGLE
     library: ClassVar[str] = "transformers"
 
+    evaluated: bool = False
+    """Nothing is trained."""
+
     @property
     def description(self) -> str:
         """See `Method`."""
-        return "full: every weight"
+        return "none: the model is evaluated" if self.evaluated else "full: every weight"
 
     def inject(self, model: nn.Module, seed: int, head_modules: Collection[str] = ()) -> None:
-        """Nothing: the parameters are there, and all require gradients."""
+        """The parameters are there; all require gradients, or none does."""
+        model.requires_grad_(not self.evaluated)
 
     def weights(self, model: nn.Module) -> Mapping[str, torch.Tensor]:
         """See `Method`."""

@@ -14,4 +14,6 @@ from worker.training.adapters.method import Method
 def method_of(spec: JobSpec, dtype: DType) -> Method:
     """`method` of a job, as the trainer asks it; `dtype`: of its model, as planned."""
     planned: torch.dtype = getattr(torch, dtype)
-    return Full(planned) if isinstance(spec.method, FullMethod) else Lora(spec.method, planned)
+    if isinstance(spec.method, FullMethod):
+        return Full(planned, evaluated=spec.kind == "evaluate")
+    return Lora(spec.method, planned)

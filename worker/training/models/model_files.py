@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from jobs.errors import BadData, Rejected
+from jobs.spec import JOB_ID
 from worker.training.dataset.slow_tokenizers import FAST, TOKENIZER_CONFIG, VOCABULARIES
 from worker.training.models.headers import Stored, damaged, read_header
 from worker.training.models.layout import check_tensors
 from worker.training.models.pickles import read_pickle
 from worker.training.rows.sources import find_path
+from worker.training.settings import TrainerSettings
 from worker.training.tasks.task import Task
 
 CONFIG = "config.json"
@@ -98,10 +101,25 @@ def tokenizer_fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def find_folder(data: Path, source: str) -> Path:
-    """The folder of a model inside the data directory. Raises Rejected (`path_outside_data`, `model_not_found`)."""
+def names_folder(source: str) -> bool:
+    """Whether a job's `model` is a folder, in the data directory or of another job; else it is of the hub."""
+    return source.startswith(("./", "/")) or is_job(source)
+
+
+def is_job(source: str) -> bool:
+    """Whether a job's `model` is what another job has delivered."""
+    return re.fullmatch(JOB_ID, source) is not None
+
+
+def find_folder(settings: TrainerSettings, source: str) -> Path:
+    """The folder of a model inside the data directory, or that of a job.
+
+    Raises Rejected (`path_outside_data`, `model_not_found`, `adapters_alone`).
+    """
+    if is_job(source):
+        return _delivered(settings.runs / source, source)
     try:
-        folder = find_path(data, source, "model")
+        folder = find_path(settings.data, source, "model")
     except BadData as error:
         if error.detail_code != "file_missing":
             raise
@@ -114,6 +132,25 @@ def find_folder(data: Path, source: str) -> Path:
     if not folder.is_dir():
         raise Rejected(
             f"model: {source} is a file", code="model_not_found", param="model", hint="name the folder that it is in"
+        )
+    return folder
+
+
+def _delivered(run: Path, job: str) -> Path:
+    folder = run / "model"
+    if not folder.is_dir():
+        raise Rejected(
+            f"model: job {job} has delivered no model" if run.is_dir() else f"model: there is no job {job}",
+            code="model_not_found",
+            param="model",
+            hint="name one that has succeeded: `longhaul list --status succeeded` shows them",
+        )
+    if (folder / "adapter_config.json").exists():
+        raise Rejected(
+            f"model: job {job} has delivered adapters alone, without the model that they belong to",
+            code="adapters_alone",
+            param="model",
+            hint=f"`longhaul clone {job} --resume --set method.merge=true` delivers the whole model",
         )
     return folder
 

@@ -85,7 +85,7 @@ def stored_model(
             source = hub.fetch(repository, str(plan.revision), settings, journal, further=further)
             convert(source, target, f"{repository}@{plan.revision}", task, journal, seed, dtype)
     else:
-        source = find_folder(settings.data, plan.source)
+        source = find_folder(settings, plan.source)
         validate_folder(source, plan.source, task)
         before = _state_of(source, plan.source)
         content = {name: fingerprint(source / name, journal.progress) for name in before}

@@ -56,7 +56,8 @@ class Adafactor:
         self._max_grad_norm = max_grad_norm
         self._seed = seed
         self._steps = torch.zeros((), dtype=torch.int64)  # on the host, where reading is free
-        self._generator = torch.Generator(self._slots[0].parameter.device)
+        # An evaluation trains nothing.
+        self._generator = torch.Generator(self._slots[0].parameter.device if self._slots else "cpu")
 
     def compile(self, journal: Journal) -> None:
         """Nothing: its operations are torch's own."""

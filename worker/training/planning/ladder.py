@@ -27,7 +27,8 @@ STATE_BYTES: dict[OptimizerName, int] = {"adamw": 8, "adamw_8bit": 2, "adafactor
 """A trained weight, at the least, without the master copy that `adamw` keeps of those in bf16."""
 RECOMPUTE = (0, 4, 3, 2, 1)
 """Every n-th layer; from the fastest to the smallest."""
-_SMALLEST: OptimizerName = "adafactor"
+SMALLEST: OptimizerName = "adafactor"
+"""The optimizer whose states are the smallest."""
 _FEW = 8
 """At most this many rows are likely to fit: tried first."""
 
@@ -57,15 +58,14 @@ class Fixed:
     micro_batch: int | None = None
     begun: bool = False
     """The run began with this optimizer: it can no longer change."""
+    evaluation: bool = False
+    """Nothing is trained: there are rows alone to choose."""
 
     @property
     def keys(self) -> list[str]:
         """Names of the settings that the job fixes but could change, as in its `memory`."""
-        names = (
-            ["activation_checkpointing", "micro_batch"]
-            if self.begun
-            else ["optimizer", "activation_checkpointing", "micro_batch"]
-        )
+        names = ["optimizer", "activation_checkpointing", "micro_batch"]
+        names = names[2:] if self.evaluation else names[1:] if self.begun else names
         return [name for name in names if getattr(self, name) is not None]
 
     def without(self, *keys: str) -> Fixed:
@@ -129,7 +129,7 @@ class Ladder:
 
     def smallest(self, fixed: Fixed) -> Candidate:
         """The candidate with the lowest peak: one row, all layers recomputed, no states, as far as the job allows."""
-        optimizer = fixed.optimizer or _SMALLEST
+        optimizer = fixed.optimizer or SMALLEST
         activation_checkpointing = 1 if fixed.activation_checkpointing is None else fixed.activation_checkpointing
         self._progress()
         rows = fixed.micro_batch or 1

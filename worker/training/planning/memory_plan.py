@@ -15,7 +15,7 @@ from jobs.spec import JobSpec
 from jobs.text.units import GIB, bytes_alike, format_bytes
 from worker.training.adapters.registry import method_of
 from worker.training.planning.budget import Budget
-from worker.training.planning.ladder import WORTH, Fixed, Ladder, choice
+from worker.training.planning.ladder import SMALLEST, WORTH, Fixed, Ladder, choice
 from worker.training.planning.predictor import Predictor
 from worker.training.planning.room import plan_disk, plan_host
 from worker.training.planning.row_time import RowTime
@@ -103,10 +103,13 @@ def plan_memory(
         micro_batch=chosen.micro_batch,
         activation_checkpointing=chosen.activation_checkpointing,
         optimizer=chosen.optimizer,
-        compile=spec.speed.compiled_on(device) and predictor.uncompiled(chosen.activation_checkpointing) is None,
+        compile=spec.kind == "train"
+        and spec.speed.compiled_on(device)
+        and predictor.uncompiled(chosen.activation_checkpointing) is None,
         dtype=dtype,
         parts=chosen.parts,
         trained_parameters=size.trained,
+        evaluation=spec.kind == "evaluate",
         peak_bytes=chosen.peak_bytes,
         least_bytes=None if least is None else least.peak_bytes,
         least_parts={} if least is None else least.parts,
@@ -124,16 +127,21 @@ def plan_memory(
 def fixed_by(spec: JobSpec, begun: OptimizerName | None) -> Fixed:
     """The settings that the ladder may not change; `begun`: the optimizer that the run began with."""
     memory = spec.memory
+    rows = None if memory.micro_batch == "auto" else min(memory.micro_batch, spec.training.batch_size)
+    if spec.kind == "evaluate":
+        return Fixed(SMALLEST, 0, rows, evaluation=True)
     return Fixed(
         optimizer=begun or (None if memory.optimizer == "auto" else memory.optimizer),
         begun=begun is not None,
         activation_checkpointing=None if memory.activation_checkpointing == "auto" else memory.activation_checkpointing,
-        micro_batch=None if memory.micro_batch == "auto" else min(memory.micro_batch, spec.training.batch_size),
+        micro_batch=rows,
     )
 
 
 def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed) -> str:
     """In words: which better optimizers do not fit, what the job sets, and what the choice costs."""
+    if fixed.evaluation:
+        return f"micro-batch {chosen.micro_batch} is the largest that fits" if not fixed.keys else "as the job says"
     parts = []
     for optimizer, worth in WORTH.items():
         peaks = [each for each in candidates if each.optimizer == optimizer]
@@ -155,7 +163,7 @@ def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed) -> str:
 
 def does_not_fit(least: MemoryPlan, ladder: Ladder, fixed: Fixed, budget: Budget, task: Task) -> DoesNotFit:
     """The error: the least that the job needs as written, what it may use, and the nearest setting that fits."""
-    setting = describe(least.optimizer, least.activation_checkpointing, least.micro_batch)
+    setting = least.setting
     needed, most, margin = bytes_alike(least.peak_bytes, budget.bytes, budget.margin)
     free = f", of which {margin} stay free" if budget.margin else ""
     message = (

@@ -90,6 +90,7 @@ class Predictor:
         if self._fake is not None:
             with self._fake:
                 give_device(self._model, self._device)
+        self._trains = method is None or ModelSize.of(self._model).trained > 0
         self._activation_checkpointing = 0
         self._passes: dict[tuple[MicroBatchShape, int, bool], _Trace] = {}
         self._evaluations: dict[tuple[MicroBatchShape, bool], _Trace] = {}
@@ -101,7 +102,7 @@ class Predictor:
         )
         # Leaves the gradients behind, of those parameters that the loss depends on.
         with check.errors(self._model):
-            self._trace_passes(MicroBatchShape(1, 8, 8), 0, True)
+            (self._trace_passes if self._trains else self._evaluated_alone)(MicroBatchShape(1, 8, 8), 0, True)
 
     @property
     def size(self) -> ModelSize:
@@ -152,7 +153,7 @@ class Predictor:
     def _passes_of(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool) -> _Trace:
         key = (shape, activation_checkpointing, padded)
         if key not in self._passes:
-            self._passes[key] = self._trace_passes(*key)
+            self._passes[key] = (self._trace_passes if self._trains else self._evaluated_alone)(*key)
         return self._passes[key]
 
     def _evaluation_of(self, shape: MicroBatchShape, padded: bool) -> _Trace:
@@ -163,6 +164,8 @@ class Predictor:
 
     def _update_of(self, name: OptimizerName) -> tuple[int, _Trace]:
         """Bytes of the states, and the highest moment of an update."""
+        if not self._trains:
+            return 0, self._with_workspaces([0] * len(CATEGORIES))
         if name not in self._updates:
             with without_data(name), self._tracking() as tracker:
                 tracker.category = counted.OPTIMIZER
@@ -207,6 +210,10 @@ class Predictor:
         finally:
             self._model.train()
         return self._with_workspaces(parts)
+
+    def _evaluated_alone(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool) -> _Trace:
+        """In place of the passes where nothing is trained."""
+        return self._evaluation_of(shape, padded)
 
     def _loss(self, shape: MicroBatchShape, padded: bool) -> torch.Tensor:
         """Of one micro-batch, ready for the backward pass."""
