@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.json_schema import SkipJsonSchema
 
 from jobs.dataset_report import PreparedSummary
+from jobs.evaluation_metrics import metrics_text
 from jobs.frozen import Frozen, left_out
 from jobs.memory_plan import MemorySummary
 from jobs.plan import CheckSummary, TimeSummary
@@ -281,15 +282,12 @@ class EvaluationFinished(Fact):
     samples: list[Sample] = Field([])
     """Texts generated."""
     metrics: dict[str, float] = Field({})
-    """Task `classification`: `accuracy` and `macro_f1`, of several labels a row `subset_accuracy`, `micro_f1` and
-    `macro_f1`; else empty."""
+    """The other metrics (`evaluation.metrics`), by name."""
 
     @property
     def metrics_text(self) -> str:
         """The metrics for people, such as `accuracy 0.9012, macro F1 0.8934`."""
-        return ", ".join(
-            f"{name.replace('_', ' ').replace('f1', 'F1')} {each:.4f}" for name, each in self.metrics.items()
-        )
+        return metrics_text(self.metrics)
 
 
 class Sample(Frozen):

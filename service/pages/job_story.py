@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from jobs.evaluation_metrics import metric_words
 from jobs.events import (
     AttemptStarted,
     CheckpointSaved,
@@ -17,7 +18,7 @@ from jobs.events import (
 )
 
 Mark = dict[str, str | int | float | Mapping[str, float]]
-"""`step`, `kind` (attempt, oom) and `text`; of an evaluation `step`, `kind`, `loss` and `metrics`."""
+"""`step`, `kind` (attempt, oom) and `text`; of an evaluation `step`, `kind`, `loss` and `metrics`, by their words."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,9 @@ def story_of(events: Sequence[Event]) -> JobStory:
             case MemoryMeasured() as measured:
                 pass
     kept = sorted(evaluations.values(), key=lambda each: each.step)
-    marks += [{"step": each.step, "kind": "evaluation", "loss": each.loss, "metrics": each.metrics} for each in kept]
+    for each in kept:
+        metrics = {metric_words(name): value for name, value in each.metrics.items()}
+        marks.append({"step": each.step, "kind": "evaluation", "loss": each.loss, "metrics": metrics})
     return JobStory(tuple(kept), tuple(marks), measured, loaded)
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from markupsafe import Markup, escape
 
 from jobs.comparison.answer import Difference, value_text
+from jobs.evaluation_metrics import metric_figure, metric_words
 from jobs.memory_plan import layers
 from jobs.text.units import bytes_alike, format_bytes, format_duration, format_parameters
 from service import answers
@@ -159,5 +160,6 @@ FILTERS = {
     "duration": duration, "size": size, "figure": figure, "whole": whole, "percent": percent, "small": small,
     "moment": moment, "iso": iso, "now": now, "code": code, "layers": layers, "parameters": format_parameters,
     "cost": cost, "value_text": value_text, "json": json.dumps, "scale": scale,
+    "metric": metric_words, "metric_figure": metric_figure,
     "sizes": lambda counts: bytes_alike(*counts),
 }  # fmt: skip

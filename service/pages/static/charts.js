@@ -141,7 +141,7 @@ function options(panel, width) {
     series.push(line("lowest", bound), line("highest", bound));
     series.push(line("validation", { stroke: color("--good"), width: 1.5, spanGaps: true, points: { show: true, size: 6 } }));
   } else if (panel.metrics) {
-    panel.metrics.forEach((name, at) => series.push(line(worded(name), { stroke: color(METRIC_LINES[at % 4]), width: 1.5, spanGaps: true, points: { show: true, size: 5 } })));
+    panel.metrics.forEach((name, at) => series.push(line(name, { stroke: color(METRIC_LINES[at % 4]), width: 1.5, spanGaps: true, points: { show: true, size: 5 } })));
   } else {
     panel.fields.forEach((field, at) =>
       series.push(line(panel.names?.[at] ?? panel.title, { stroke: color(at ? "--dim" : "--accent"), width: 1.5, dash: at ? [6, 4] : undefined })));
@@ -167,7 +167,6 @@ function options(panel, width) {
 // Room for the longest figure of an axis.
 const wide = (_, shown) => 22 + 7.5 * Math.max(4, ...(shown ?? []).map((each) => each?.length ?? 0));
 const METRIC_LINES = ["--accent", "--good", "--dim", "--bad"];
-const worded = (name) => name.replaceAll("_", " ").replace("f1", "F1");
 
 export const figure = (value) => (Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(4))));
 

@@ -1,0 +1,102 @@
+"""By what a model is judged: one row for each metric. What names, words, compares or computes one reads it here.
+
+On disk, in the API and in a job a metric is its name, a plain string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Literal
+
+Basis = Literal["loss", "tokens", "texts", "labels", "label sets"]
+"""What a metric is computed from: the loss; the most probable tokens; generated texts; one label a row; or several."""
+
+_TASKS: Mapping[Basis, frozenset[str]] = {
+    "loss": frozenset({"seq2seq", "causal", "classification"}),
+    "tokens": frozenset({"seq2seq", "causal"}),
+    "texts": frozenset({"seq2seq", "causal"}),
+    "labels": frozenset({"classification"}),
+    "label sets": frozenset({"classification"}),
+}
+
+
+class EvaluationMetric(StrEnum):
+    """Each has its name, its words for people, what it is computed from, and digits after the point."""
+
+    words: str
+    """As in a sentence, such as `macro F1`."""
+    bases: frozenset[Basis]
+    """What it can be computed from."""
+    places: int
+    """Digits after the point for people."""
+
+    def __new__(cls, name: str, words: str, places: int, *bases: Basis) -> EvaluationMetric:
+        """One row."""
+        metric = str.__new__(cls, name)
+        metric._value_ = name
+        metric.words, metric.places, metric.bases = words, places, frozenset(bases)
+        return metric
+
+    LOSS = ("loss", "validation loss", 4, "loss")
+    """Mean negative log likelihood of a target token (of a classifier: of a row), nats."""
+    PERPLEXITY = ("perplexity", "perplexity", 3, "tokens")
+    """e to the power of the loss."""
+    TOKEN_ACCURACY = ("token_accuracy", "token accuracy", 4, "tokens")
+    """Share of the target tokens that are the most probable one, given those before them."""
+    EXACT_MATCH = ("exact_match", "exact match", 4, "texts")
+    """Share of the generated texts that equal their targets, but for white space around them."""
+    CHRF = ("chrf", "chrF", 1, "texts")
+    """F-score of character n-grams, 0 to 100 (sacrebleu)."""
+    BLEU = ("bleu", "BLEU", 1, "texts")
+    """0 to 100 (sacrebleu)."""
+    ROUGE1 = ("rouge1", "ROUGE-1", 4, "texts")
+    """F1 of words, the mean over rows (rouge-score)."""
+    ROUGE2 = ("rouge2", "ROUGE-2", 4, "texts")
+    """F1 of pairs of words, the mean over rows (rouge-score)."""
+    ROUGEL = ("rougeL", "ROUGE-L", 4, "texts")
+    """F1 of the longest common subsequence of words, the mean over rows (rouge-score)."""
+    ACCURACY = ("accuracy", "accuracy", 4, "labels")
+    """Share of the rows whose label is told."""
+    MACRO_F1 = ("macro_f1", "macro F1", 4, "labels", "label sets")
+    """Mean over the classes of their F1."""
+    MICRO_F1 = ("micro_f1", "micro F1", 4, "label sets")
+    """F1 of all labels of all rows."""
+    SUBSET_ACCURACY = ("subset_accuracy", "subset accuracy", 4, "label sets")
+    """Share of the rows of which exactly the labels are told."""
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Else lower is."""
+        return self not in (EvaluationMetric.LOSS, EvaluationMetric.PERPLEXITY)
+
+    def figure(self, value: float) -> str:
+        """Its value for people."""
+        return f"{value:,.{self.places}f}"
+
+
+def metrics_of(task: str, *, multi_label: bool = False) -> tuple[EvaluationMetric, ...]:
+    """Those that a task has, in the order of the table. `multi_label`: its rows have several labels."""
+    others: Basis = "labels" if multi_label else "label sets"
+    bases = {basis for basis, tasks in _TASKS.items() if task in tasks} - {others}
+    return tuple(metric for metric in EvaluationMetric if metric.bases & bases)
+
+
+def metrics_text(figures: Mapping[str, float]) -> str:
+    """Figures by name, for people, such as `accuracy 0.9012, macro F1 0.8934`."""
+    return ", ".join(f"{metric_words(name)} {metric_figure(name, value)}" for name, value in figures.items())
+
+
+def metric_words(name: str) -> str:
+    """Of a metric that another version may have named."""
+    found = _BY_NAME.get(name)
+    return name.replace("_", " ") if found is None else found.words
+
+
+def metric_figure(name: str, value: float) -> str:
+    """The same of its value."""
+    found = _BY_NAME.get(name)
+    return f"{value:,.4f}" if found is None else found.figure(value)
+
+
+_BY_NAME: Mapping[str, EvaluationMetric] = {metric.value: metric for metric in EvaluationMetric}
