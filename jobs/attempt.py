@@ -12,7 +12,7 @@ from jobs.dataset_report import PreparedSummary
 from jobs.events import Adopted, AnyFact, Fault
 from jobs.frozen import Empty, Frozen
 from jobs.memory_plan import MemorySummary
-from jobs.plan import CheckSummary, TimeSummary
+from jobs.plan import CheckSummary, StepLimit, TimeSummary
 from jobs.reasons import Reason
 
 log = logging.getLogger("longhaul.rundir")
@@ -53,6 +53,7 @@ class PrepareResult(Frozen):
     data: PreparedSummary
     rows_per_epoch: int | None
     steps: int
+    limited_by: StepLimit = "epochs"
     time: TimeSummary | None
     memory: MemorySummary | None
     adopted: Adopted | None

@@ -14,7 +14,7 @@ from jobs.dataset_report import PreparedSummary
 from jobs.evaluation_metrics import metrics_text
 from jobs.frozen import Frozen, left_out
 from jobs.memory_plan import MemorySummary
-from jobs.plan import CheckSummary, TimeSummary
+from jobs.plan import CheckSummary, StepLimit, TimeSummary
 from jobs.reasons import Reason
 from jobs.state import Requested
 
@@ -110,6 +110,8 @@ class JobPrepared(Fact):
     """Where sources have weights: rows of an epoch. Null: each training row once."""
     steps: int
     """Optimizer steps of the whole run."""
+    limited_by: StepLimit = "epochs"
+    """What decides their number: the epochs, or a key of `training` that allows fewer."""
     time: TimeSummary | None = None
     """What the run needs."""
     memory: MemorySummary | None = None
@@ -395,6 +397,30 @@ class UpdateSkipped(Fact):
     """The same of the next step."""
 
 
+class StepsCorrected(Fact):
+    """The number of steps of the whole run is another one, for `training.max_hours`: once by the measured pace; and
+    where the run is cut, since it has become so slow that these hours are over."""
+
+    type: Literal["steps.corrected"] = "steps.corrected"
+    by_trainer: ClassVar[bool] = True
+    step: int
+    """Optimizer steps done."""
+    steps: int
+    """Of the whole run, from now on."""
+    steps_before: int
+    """Of the whole run, until now."""
+    warmup_steps: int
+    """Of a run of so many."""
+    limited_by: StepLimit
+    """What decides their number now."""
+    spent_s: float
+    """Seconds in attempts of this job so far."""
+    step_s: float
+    """Seconds of a step, evaluations and checkpoints included, as measured."""
+    cut: bool = False
+    """The run ends here: its hours are over, before its learning rate has decayed."""
+
+
 class AttemptEnded(Fact):
     """The trainer process of attempt `Event.attempt` is gone."""
 
@@ -477,8 +503,8 @@ AnyFact = Annotated[
     JobSubmitted | JobChecked | JobPrepared | JobUnprepared | JobQueued | JobPauseRequested | JobCancelRequested
     | JobPauseWithdrawn | JobPriorityChanged | AttemptStarted | DeviceWaiting | MemoryPlanned | ModelLoaded
     | MemoryMeasured | EvaluationFinished | CheckpointSaved | CheckpointRejected | DiskLow | OomRecovered
-    | UpdateSkipped | AttemptEnded | JobPaused | JobResumed | JobRepaired | JobValidated | JobSucceeded | JobFailed
-    | JobCancelled,
+    | UpdateSkipped | StepsCorrected | AttemptEnded | JobPaused | JobResumed | JobRepaired | JobValidated
+    | JobSucceeded | JobFailed | JobCancelled,
     Field(discriminator="type"),
 ]  # fmt: skip
 

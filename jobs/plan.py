@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from pydantic.json_schema import SkipJsonSchema
 
@@ -21,6 +22,10 @@ EXPECTED_SHARE = 0.4
 Five sixths of what our roofline model gives XL on an RTX 5090 with T5 as shipped (48 %). Others report, of model FLOPs
 alone: T5-base on an A100, compiled (nanoT5), 62 %; FLAN-T5-XL under ZeRO-3 on eight A100, 21 %.
 """
+
+
+StepLimit = Literal["epochs", "max_steps", "max_hours"]
+"""What decides how many steps a run has: a key of `training`."""
 
 
 class ModelPlan(Frozen):
@@ -195,6 +200,14 @@ class TimePlan(TimeFigures):
         kind = "measured" if self.measured else "nominal"
         return f"about {limit} at the {kind} peak of {article} {name} ({remarks})"
 
+    def times(self, share: float) -> TimePlan:
+        """Of this share of the steps."""
+        amounts = {
+            "model_flops": self.model_flops, "recomputed_flops": self.recomputed_flops,
+            "hours_at_limit": self.hours_at_limit, "hours_expected": self.hours_expected,
+        }  # fmt: skip
+        return self.model_copy(update={name: each and share * each for name, each in amounts.items()})
+
     def summary(self) -> TimeSummary:
         """Every figure, and the text."""
         return TimeSummary(**self.model_dump(), text=self.text)
@@ -247,8 +260,17 @@ class Plan(Frozen):
     """What the run needs at its peak, and what was tried; null in plans of earlier versions."""
     steps: int
     """Optimizer steps of the whole run (provisional until `data.complete`); of an evaluation 0."""
+    limited_by: StepLimit = "epochs"
+    """What decides their number."""
     warmup_steps: int
     """Steps over which the learning rate rises."""
+
+    def limit_text(self, max_hours: float | None) -> str:
+        """What decides the number of steps, for people; '' where the epochs do. `max_hours`: that of the job."""
+        if self.limited_by != "epochs":
+            return limit_words(self.limited_by)
+        known = self.time is not None and self.time.hours_expected is not None and not self.time.assumed
+        return "" if max_hours is None or known else "training.max_hours becomes steps once the pace is measured"
 
 
 class SourceSummary(Frozen):
@@ -295,6 +317,8 @@ class CheckSummary(Frozen):
     it has all."""
     steps: int
     """Optimizer steps of the whole run, by these rows."""
+    limited_by: StepLimit = "epochs"
+    """What decides their number: the epochs, or a key of `training` that allows fewer."""
     resolved: Resolved
     """Every `auto`, decided."""
     time: TimeSummary | None
@@ -373,12 +397,8 @@ def make_plan(
     *,
     task: str = "seq2seq",
 ) -> Plan:
-    """Plan for this model and so many rows, on `cpu` or `cuda`.
-
-    Rows left at an epoch's end open the next: only the last step is short.
-    """
-    training = spec.training
-    steps = math.ceil(data.rows * training.epochs / training.batch_size) if spec.kind == "train" else 0
+    """Plan for this model and so many rows, on `cpu` or `cuda`; `training.max_hours` is not looked at yet."""
+    steps, limited_by = most_steps(spec, data)
     return Plan(
         task=task,
         model=model,
@@ -386,5 +406,32 @@ def make_plan(
         resolved=resolve(spec, memory, device),
         memory=memory,
         steps=steps,
-        warmup_steps=math.ceil(steps * training.warmup_ratio),
+        limited_by=limited_by,
+        warmup_steps=warmup_steps(spec, steps),
     )
+
+
+def limit_words(limited_by: StepLimit | None) -> str:
+    """For people; '' where nothing but the epochs limits the run."""
+    return "" if limited_by in (None, "epochs") else f"limited by training.{limited_by}"
+
+
+def most_steps(spec: JobSpec, data: DataPlan) -> tuple[int, StepLimit]:
+    """The steps of all epochs, or `training.max_steps`, and which of the two.
+
+    Rows left at an epoch's end open the next: only the last step of all epochs is short.
+    """
+    if spec.kind == "evaluate":
+        return 0, "epochs"
+    steps, most = math.ceil(data.rows * spec.training.epochs / spec.training.batch_size), spec.training.max_steps
+    return (steps, "epochs") if most is None or most >= steps else (most, "max_steps")
+
+
+def rows_of_steps(spec: JobSpec, data: DataPlan, steps: int) -> int:
+    """How many rows so many steps see: of the last step of all epochs, those that are left."""
+    return min(data.rows * spec.training.epochs, steps * spec.training.batch_size)
+
+
+def warmup_steps(spec: JobSpec, steps: int) -> int:
+    """Steps over which the learning rate rises, of a run of so many."""
+    return math.ceil(steps * spec.training.warmup_ratio)

@@ -37,9 +37,10 @@ from jobs.events import (
     JobUnprepared,
     JobValidated,
     ModelLoaded,
+    StepsCorrected,
 )
 from jobs.frozen import Empty
-from jobs.plan import CheckSummary
+from jobs.plan import CheckSummary, StepLimit
 from jobs.reasons import Reason
 from jobs.state import Requested, Stage, Status, transition
 
@@ -100,6 +101,8 @@ class JobRecord(BaseModel):
     """Time in attempts that have ended."""
     steps: int | None = None
     """Steps of the whole run, once prepared."""
+    limited_by: StepLimit | None = None
+    """What decides their number; as they."""
     plan: CheckSummary | Empty = Empty()
     data: PreparedSummary | Empty = Empty()
     first_loss: float | None = None
@@ -138,7 +141,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= {"stage": Stage.CHECK if record.dry_run else Stage.PREPARE, "plan": fact.plan}
         case JobPrepared():
             _require(record.status is Status.VALIDATING, record, event)
-            change |= {"data": fact.data, "steps": fact.steps}
+            change |= {"data": fact.data, "steps": fact.steps, "limited_by": fact.limited_by}
             if fact.adopted is not None:
                 change |= {"checkpoint": fact.adopted.path, "progress_step": fact.adopted.step}
                 change |= {"adopted_step": fact.adopted.step}
@@ -191,6 +194,8 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
         case ModelLoaded(resumed_step=int(step)):  # newer ones are damaged, or this one was never reported
             change |= {"checkpoint": f"checkpoints/step-{step:08d}", "progress_step": max(record.progress_step, step)}
             change |= {"unprepared": False}
+        case StepsCorrected():
+            change |= {"steps": fact.steps, "limited_by": fact.limited_by}
         case CheckpointSaved():
             change |= {"checkpoint": fact.path, "progress_step": max(record.progress_step, fact.step)}
         case JobPaused():

@@ -323,6 +323,14 @@ class TrainingSpec(Part):
 
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 5
     """Times that every row is seen."""
+    max_steps: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """The run has at most so many optimizer steps, however many the epochs have. Null: those of all epochs."""
+    max_hours: Annotated[float, Field(gt=0.0, le=10_000.0)] | None = None
+    """The run has as many steps as fit into so many hours, never more than the epochs have, and the learning rate is
+    scheduled for that number. What counts is time in attempts of this job, not while it is paused or waits. The plan
+    turns hours into steps by the pace that it expects on the GPU; after 200 steps, or a tenth of the run, their number
+    is corrected once by the measured pace, evaluations and checkpoints included. A run that becomes slower later ends
+    after 5 % more than these hours, wherever its learning rate is. Null: no limit."""
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128
     """Rows of one optimizer step, exactly; cut into micro-batches as memory allows, whose gradients are added up."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-4

@@ -82,11 +82,23 @@ def print_plan(plan: Plan, preview: DataPreview, job: JobDict, console: Console)
         ("memory", memory.text),
         ("why", memory.why),
         ("time", plan.time.text if plan.time and plan.time.text else "unknown without a GPU"),
-        ("steps", f"{plan.steps:,}" + ("" if plan.data.complete else ", estimated from the first rows")),
+        ("steps", _steps(plan, job)),
         ("host", _host(memory)),
         ("disk", _disk(memory)),
     ]
     print_facts([(name, text) for name, text in lines if text] + gpu_lines(job), console)
+
+
+def _steps(plan: Plan, job: JobDict) -> str:
+    """How many, what limits them, and how sure that is."""
+    estimated = "" if plan.data.complete else "estimated from the first rows"
+    return "; ".join(filter(None, (f"{plan.steps:,}", plan.limit_text(max_hours_of(job)), estimated)))
+
+
+def max_hours_of(job: JobDict) -> float | None:
+    """`training.max_hours`, as the job has it."""
+    training = (job["spec"] or {}).get("training")
+    return training.get("max_hours") if isinstance(training, dict) else None
 
 
 def _parts(memory: MemoryPlan) -> Table:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from jobs.plan import limit_words
 from jobs.state import is_open
 from jobs.text.printable import one_line
 from longhaul.answers import CheckpointDict, EventDict, JobDict, PageDict
@@ -89,7 +90,8 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
     lines.append(("model", Text(job["model"])))
     lines.append(("data", Text(str(job["training_file"]))))
     if job["steps"]:
-        lines.append(("progress", f"step {progress['step']:,} of {job['steps']:,}, attempt {job['attempt']}"))
+        limit = f" ({words})" if (words := limit_words(job["limited_by"])) else ""
+        lines.append(("progress", f"step {progress['step']:,} of {job['steps']:,}{limit}, attempt {job['attempt']}"))
     if progress["at"]:
         speed = [f"{progress['rows_per_s']:.1f} rows/s"]
         if progress["tokens_per_s"] is not None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.events import Sample
+from jobs.plan import limit_words
 from jobs.text.printable import one_line
 from longhaul.answers import EventDict, JobDict
 from longhaul.api import ApiError, Longhaul, Unreachable
@@ -202,5 +203,6 @@ def _figures(job: JobDict) -> list[str]:
         size(progress["memory_bytes"]),
         *([f"MFU {share:.0%}"] if share is not None else []),
         *([f"{tokens:,.0f} tokens/s"] if tokens is not None else []),
+        *([limit] if (limit := limit_words(job["limited_by"])) else []),
     ]
     return parts

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from jobs.comparison.division import Costs, Factor, Keys, Product
 from jobs.comparison.facts import JobFacts
 from jobs.memory_plan import MemoryPlan
+from jobs.plan import rows_of_steps
 from jobs.spec import FullMethod, JobSpec, LoraMethod
 
 Pair = tuple[float, float]
@@ -96,7 +97,7 @@ def time_costs(before: JobFacts, after: JobFacts, differing: Collection[str]) ->
         return None
     keys = Differing(differing)
     behind = (
-        keys.first(("training.epochs",)),
+        keys.first(("training.epochs", "training.max_steps", "training.max_hours")),
         keys.first((*_ROWS, "data.max_invalid_fraction"), ("data.prepared",)),
         keys.first(("model", *_METHOD, *LIMITS, *_ROWS, "resume_from"), _SIZES),
         keys.first(("memory.activation_checkpointing",), ("resolved.activation_checkpointing",)),
@@ -120,7 +121,8 @@ def _time_factors(job: JobFacts) -> tuple[float, ...] | None:
     time = None if plan is None else plan.time
     if plan is None or time is None or not (time.hours_expected and time.model_flops and plan.data.rows):
         return None
-    epochs, rows = job.spec.training.epochs, plan.data.rows
+    rows = plan.data.rows
+    epochs = rows_of_steps(job.spec, plan.data, plan.steps) / rows
     again = 1 + time.recomputed_flops / time.model_flops
     return 3600 * time.hours_expected, epochs, rows, time.model_flops / (epochs * rows), again
 

@@ -70,6 +70,7 @@ def job_answer(job: StoredJob, *, runs_name: str) -> Job:
         started_at=_whole(record.started_at),
         training_s=record.training_s,
         steps=record.steps,
+        limited_by=record.limited_by,
         progress=_progress(record, job.latest),
         first_loss=record.first_loss,
         best_loss=record.best_loss,

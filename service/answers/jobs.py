@@ -7,7 +7,7 @@ from typing import Literal
 from jobs.dataset_report import PreparedSummary
 from jobs.events import Fault
 from jobs.frozen import Empty
-from jobs.plan import CheckSummary
+from jobs.plan import CheckSummary, StepLimit
 from jobs.reasons import Reason
 from jobs.spec import JobSpec, Method
 from jobs.state import Requested, Stage
@@ -151,6 +151,8 @@ class Job(Answer):
     """Seconds in attempts that have ended."""
     steps: int | None
     """Optimizer steps of the whole run, once it is prepared."""
+    limited_by: StepLimit | None
+    """What decides their number: the epochs, or a key of `training` that allows fewer."""
     progress: Progress
     first_loss: float | None
     """Validation loss before the first step, nats per target token (of a classifier: per row)."""

@@ -39,10 +39,11 @@ from jobs.events import (
     MemoryPlanned,
     ModelLoaded,
     OomRecovered,
+    StepsCorrected,
     UpdateSkipped,
 )
 from jobs.memory_plan import MemorySummary, describe
-from jobs.plan import TimeSummary
+from jobs.plan import StepLimit, TimeSummary, limit_words
 from jobs.text.units import bytes_alike, bytes_by_name, format_bytes, format_duration
 
 log = logging.getLogger("longhaul.service")
@@ -86,14 +87,14 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             return (
                 f"checked: specification, paths, model and first rows are in order; about {plan.rows_estimated:,} rows "
                 f"{f'(read as {plan.read_as}) ' if plan.read_as else ''}and {plan.steps:,} steps"
-                f"{_text(plan.time)}{_text(plan.memory)}"
+                f"{_limit(plan.limited_by)}{_text(plan.time)}{_text(plan.memory)}"
             )
         case JobPrepared():
             adopted = f" (from {fact.adopted.source} on)" if fact.adopted else ""
             todo = f"{fact.steps:,} steps to train{adopted}" if fact.steps else "the model is to be evaluated"
             return (
                 f"prepared: {_prepared(fact.data, fact.rows_per_epoch)}{todo}"
-                f"{_text(fact.time)}{_text(fact.memory)}{_passed_over(fact)}"
+                f"{_limit(fact.limited_by)}{_text(fact.time)}{_text(fact.memory)}{_passed_over(fact)}"
             )
         case JobUnprepared():
             return f"returned to prepare: {fact.message}"
@@ -157,6 +158,16 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             )
         case OomRecovered():
             return _recovered(fact)
+        case StepsCorrected(cut=True):
+            return (
+                f"step {fact.step:,}: the run ends here, and not at step {fact.steps_before:,}: it has become slower, "
+                "and the hours of training.max_hours are over"
+            )
+        case StepsCorrected():
+            return (
+                f"step {fact.step:,}: {fact.steps:,} steps in all{_limit(fact.limited_by)}, by the measured pace of "
+                f"{format_duration(fact.step_s)} a step; {fact.steps_before:,} were planned"
+            )
         case UpdateSkipped():
             return (
                 f"step {fact.step:,}: update skipped, gradients overflowed float16 at a loss scale of "
@@ -222,6 +233,11 @@ def _recovered(fact: OomRecovered) -> str:
         f"step {fact.step:,}: memory ran out{cause}{figures}; the step was redone with {how}{bucket}, "
         f"at a cost of {format_duration(fact.milliseconds_lost / 1000)}"
     )
+
+
+def _limit(limited_by: StepLimit) -> str:
+    """What keeps a run from more steps."""
+    return f", {words}" if (words := limit_words(limited_by)) else ""
 
 
 def _text(planned: TimeSummary | MemorySummary | None) -> str:

@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 from jobs.comparison.answer import Difference, value_text
 from jobs.evaluation_metrics import metric_figure, metric_words
 from jobs.memory_plan import layers
+from jobs.plan import limit_words
 from jobs.text.units import bytes_alike, format_bytes, format_duration, format_parameters
 from service import answers
 
@@ -161,5 +162,5 @@ FILTERS = {
     "moment": moment, "iso": iso, "now": now, "code": code, "layers": layers, "parameters": format_parameters,
     "cost": cost, "value_text": value_text, "json": json.dumps, "scale": scale,
     "metric": metric_words, "metric_figure": metric_figure,
-    "sizes": lambda counts: bytes_alike(*counts),
+    "sizes": lambda counts: bytes_alike(*counts), "limit": limit_words,
 }  # fmt: skip

@@ -15,9 +15,12 @@ from jobs.events import CheckpointSaved, EvaluationFinished, ModelLoaded
 from jobs.spec import parse_spec
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors, trained
 from tests.training.conftest import MakeRun
+from tests.training.contexts import plan_of
 from worker.training import loop
 from worker.training.checkpoints.checkpoint import TrainState
 from worker.training.due import Due
+from worker.training.pace import Durations, Pace
+from worker.training.run_length import RunLength
 from worker.training.stop import StopAsked
 from worker.training.tasks.seq2seq.batches import PairBatch
 
@@ -140,7 +143,9 @@ def test_the_minutes_until_a_stop_count_in_the_next_attempt() -> None:
     now = [1000.0]
 
     def due(state: TrainState) -> Due:
-        return Due(spec, state, steps=9999, validation_rows=1, clock=lambda: now[0])
+        plan = plan_of(spec, 1_000_000)
+        length = RunLength(spec, plan, state, Pace(spec, plan, Durations()), first=0, spent_s=lambda: 0.0)
+        return Due(spec, state, length=length, validation_rows=1, clock=lambda: now[0])
 
     state = TrainState(spec_sha256="", micro_batch=1, step=500, validation_loss=1.0, evaluated=True)
     first = due(state)

@@ -242,9 +242,9 @@ def test_a_row_says_what_was_planned_what_others_hold_and_what_clearing_gave_bac
 def test_the_log_shows_progress_at_most_twice_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     clock = Clock()
-    progress = ProgressLog(100, clock)
+    progress = ProgressLog(clock)
     for step in range(10, 101, 10):
-        progress.add(metric_row(step, eta_s=3600.0))
+        progress.add(metric_row(step, eta_s=3600.0), 100)
         clock.now += 10
     assert [record.getMessage() for record in caplog.records] == [
         *(f"step {step} of 100: training loss 2.0000, 10.0 rows/s, 1 h left" for step in (10, 40, 70)),

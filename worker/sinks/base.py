@@ -26,6 +26,7 @@ from jobs.events import (
     JobResumed,
     JobSubmitted,
     ModelLoaded,
+    StepsCorrected,
 )
 from jobs.metrics import MetricRow
 from jobs.plan import Plan
@@ -125,6 +126,8 @@ class SinkJob:
                 if adopted is not None:
                     self.checkpoint_step = adopted.step
                 self.time = time.text if time else None
+            case StepsCorrected(steps=steps):
+                self.steps = steps
             case CheckpointSaved(step=step) | ModelLoaded(resumed_step=int(step)):
                 self.checkpoint_step = step
             case EvaluationFinished() as evaluation:

@@ -189,6 +189,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         labels=len(task.labels) or None,
         new_tensors=list(model.new) or None,
         steps=plan.steps,
+        limited_by=plan.limited_by,
         resolved=plan.resolved,
         time=plan.time and plan.time.summary(),
         memory=memory.summary(),

@@ -32,6 +32,7 @@ from worker.training.network.model import LoadedModel, load
 from worker.training.optimizers.loss_scaling import LossScaling
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.pace import Pace
+from worker.training.run_length import RunLength, noted_correction, seconds_spent, stopwatch
 from worker.training.steps import order
 from worker.training.steps.mixture import mixture_of
 from worker.training.steps.order import StepOrder
@@ -47,7 +48,7 @@ SAMPLE = 10_000
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """What an attempt works with, once it is set up. Only `state`, `due` and `meter` change as it goes."""
+    """What an attempt works with, once it is set up. Only `state`, `length`, `due` and `meter` change as it goes."""
 
     run: RunDir
     spec: JobSpec
@@ -62,6 +63,7 @@ class TrainingContext:
     monitor: MemoryProbe
     """The other processes on the GPU; on a CPU none."""
     state: TrainState
+    length: RunLength
     due: Due
     meter: Meter
     metrics: LineWriter
@@ -92,11 +94,15 @@ class TrainingContext:
         optimizer: Optimizer,
         monitor: MemoryProbe,
         state: TrainState,
+        first: int = 0,
+        spent_s: float = 0.0,
     ) -> TrainingContext:
-        """With the rest, which follows from these."""
+        """With the rest, which follows from these. `first`: steps that another job did; `spent_s`: seconds in attempts
+        of this one until now."""
         training, cache = spec.training, Cache(loaded.model.device)
         planned_bytes = None if plan.memory is None else plan.memory.peak_bytes
         pace = Pace(spec, plan, state.window.asides)
+        length = RunLength(spec, plan, state, pace, first=first, spent_s=stopwatch(spent_s))
         sources = plan.data.sources_of(spec)
         mixture = mixture_of(sources, data.rows_of_sources(len(sources)), training.seed)
         return cls(
@@ -114,7 +120,8 @@ class TrainingContext:
             cache=cache,
             monitor=monitor,
             state=state,
-            due=Due(spec, state, steps=plan.steps, validation_rows=len(data.validation)),
+            length=length,
+            due=Due(spec, state, length=length, validation_rows=len(data.validation)),
             meter=Meter(
                 cache,
                 attempt,
@@ -174,6 +181,9 @@ def set_up(
         state.micro_batch = min(state.micro_batch, plan.resolved.micro_batch)
     else:
         state = TrainState(spec_sha256=run.spec_sha256(), order=order.VERSION, micro_batch=plan.resolved.micro_batch)
+    # Of a job without a limit there is nothing to find.
+    attempts = range(max(1, record.scratch_attempt), attempt + 1) if spec.training.max_hours is not None else range(0)
+    state.correction = noted_correction(run, attempts) or state.correction
     truncate_metrics(run.metrics_file, state.step)
     guards.check_not_copied(loaded.model, loaded.pointers)
     journal.progress(step=state.step)
@@ -203,6 +213,8 @@ def set_up(
         optimizer=optimizer,
         monitor=monitor,
         state=state,
+        first=record.adopted_step,
+        spent_s=seconds_spent(run, attempts),
     )
 
 

@@ -12,22 +12,23 @@ from collections.abc import Callable
 
 from jobs.spec import JobSpec
 from worker.training.checkpoints.checkpoint import TrainState
+from worker.training.run_length import RunLength
 
 
 class Due:
-    """For a run of so many `steps` and `validation_rows`; `state` is where it stands."""
+    """For a run of this `length` and so many `validation_rows`; `state` is where it stands."""
 
     def __init__(
         self,
         spec: JobSpec,
         state: TrainState,
         *,
-        steps: int,
+        length: RunLength,
         validation_rows: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._evaluate_every, self._checkpoint = spec.evaluation.every_steps, spec.checkpoint
-        self._state, self._steps, self._validates = state, steps, validation_rows > 0
+        self._state, self._length, self._validates = state, length, validation_rows > 0
         self._clock = clock
         self._saved_at = clock() - state.unsaved_s
 
@@ -35,15 +36,13 @@ class Due:
     def evaluation(self) -> bool:
         """Before the first step, at every n-th and at the last; once."""
         step = self._state.step
-        return (
-            self._validates and not self._state.evaluated and (step % self._evaluate_every == 0 or step == self._steps)
-        )
+        return self._validates and not self._state.evaluated and (step % self._evaluate_every == 0 or self._length.done)
 
     @property
     def checkpoint(self) -> bool:
         """At every n-th step and at the last; and at the first evaluation (or step, without any) after some minutes."""
         step, every, minutes = self._state.step, self._checkpoint.every_steps, self._checkpoint.every_minutes
-        if step in (0, self._steps) or (every is not None and step % every == 0):
+        if step == 0 or self._length.done or (every is not None and step % every == 0):
             return step > 0
         evaluated = self._state.validation_loss is not None or not self._validates
         return minutes is not None and evaluated and self.unsaved_s >= 60 * minutes

@@ -44,7 +44,9 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
     limit = loaded.task.limit(rows, context.state.micro_batch, context.state.safe)
     recovery, scaling = Recovery(context), context.scaling
     model.train()
-    for number in range(context.state.step + 1, plan.steps + 1):
+    number = context.state.step
+    while number < context.length.steps:  # which may be corrected between two of them
+        number += 1
         start = time.perf_counter()
         if opens_epoch(order, number):
             limit = limit.regrown()
@@ -71,10 +73,11 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
             steps=plan.steps,
             warmup=plan.warmup_steps,
             lr_scheduler=training.lr_scheduler,
+            correction=context.state.correction,
         )
         norm = _update(context.optimizer, number, rate, loss, device)
         model.zero_grad(set_to_none=True)
-        journal.progress(number / plan.steps, step=number)
+        journal.progress(number / context.length.steps, step=number)
         tokens = sum(batch.target_tokens for batch in batches)
         lengths = [(rows.input_lengths[batch.rows], rows.target_lengths[batch.rows]) for batch in batches]
         yield StepResult(

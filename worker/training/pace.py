@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -46,7 +47,8 @@ class Pace:
         self._evaluate_every = spec.evaluation.every_steps if plan.data.validation_rows else None
         self._save_every = spec.checkpoint.every_steps
         self._save_every_s = 60 * spec.checkpoint.every_minutes if spec.checkpoint.every_minutes is not None else None
-        self._steps = plan.steps
+        self.steps = plan.steps
+        """Of the whole run, as it stands."""
         self._clock = clock
         self._since = clock()
         self._excluded_s = 0.0
@@ -78,16 +80,27 @@ class Pace:
         self.asides.checkpoint_s = seconds
         self._excluded_s += seconds
 
-    def left_s(self, step: int) -> float:
-        """Seconds left once step `step` is done, before what is due after it. Only after a first step."""
+    @property
+    def measured(self) -> int:
+        """How many steps stand for the others, so far."""
+        return len(self._times)
+
+    def steps_within(self, seconds: float, step: int, most: int) -> int:
+        """Steps of a run that ends so long after step `step`, `most` at most, that one at least."""
+        return step + bisect_right(range(step + 1, most + 1), seconds, key=lambda last: self.left_s(step, last))
+
+    def left_s(self, step: int, steps: int | None = None) -> float:
+        """Seconds left of so many `steps` (None: those of the run) once step `step` is done, before what is due after
+        it. Only after a first step."""
         assert self._first_s is not None, "nothing was measured yet"
+        last = self.steps if steps is None else steps
         times = self._times or [self._first_s]
         is_usual = usual(times)
         pace = statistics.fmean(each for each in times if is_usual(each))
         evaluation_s = self.asides.evaluation_s or 0.0
-        evaluations = _due(self._evaluate_every, step, self._steps) if self._evaluate_every else 0
-        saves = _due(self._save_interval(pace, evaluation_s), step, self._steps)
-        return (self._steps - step) * pace + evaluations * evaluation_s + saves * (self.asides.checkpoint_s or 0.0)
+        evaluations = _due(self._evaluate_every, step, last) if self._evaluate_every else 0
+        saves = _due(self._save_interval(pace, evaluation_s), step, last)
+        return (last - step) * pace + evaluations * evaluation_s + saves * (self.asides.checkpoint_s or 0.0)
 
     def _save_interval(self, pace: float, evaluation_s: float) -> int | None:
         """Steps from one checkpoint to the next; None: there is only the last."""
@@ -95,7 +108,7 @@ class Pace:
         if self._save_every_s is not None:  # due at the first evaluation (or step, where there is none) after that time
             between = self._evaluate_every or 1
             seconds = between * pace + (evaluation_s if self._evaluate_every else 0.0)
-            times = math.ceil(self._save_every_s / seconds) if seconds > 0 else self._steps
+            times = math.ceil(self._save_every_s / seconds) if seconds > 0 else self.steps
             intervals.append(between * max(1, times))
         return min(intervals, default=None)
 

@@ -180,6 +180,7 @@ def done(plan: Plan, dataset: PreparedDataset, adopted: Adopted | None) -> Prepa
         data=PreparedSummary(**dataset.manifest.report.model_dump(), prepared=str(dataset.folder)),
         rows_per_epoch=plan.data.rows if plan.data.rows != len(dataset.train) else None,
         steps=plan.steps,
+        limited_by=plan.limited_by,
         time=plan.time and plan.time.summary(),
         memory=plan.memory and plan.memory.summary(),
         adopted=adopted,

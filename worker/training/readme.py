@@ -41,7 +41,8 @@ def readme(
         *_front_matter(plan.model.source if plan.model.revision else None, method.library),
         f"# {spec.name}",
         "",
-        f"Model of job {context.run.id}: the weights after step {step:,} of {plan.steps:,}, {measured}; {loaded_as}.",
+        f"Model of job {context.run.id}: the weights after step {step:,} of {context.length.steps:,}, {measured}; "
+        f"{loaded_as}.",
         "",
         "| | |",
         "|---|---|",

@@ -80,9 +80,9 @@ def training_loop(context: TrainingContext) -> None:
     """
     spec, state, meter, memory = context.spec, context.state, context.meter, context.plan.memory
     device, first = context.cache.device, state.step + 1
-    progress = ProgressLog(context.plan.steps)
+    progress = ProgressLog()
     rows, order, alternatives = context.data.train, context.order, Alternatives(spec, context.plan, device)
-    if first <= context.plan.steps:
+    if not context.length.done:
         limit = context.loaded.task.limit(rows, state.micro_batch, state.safe)
         first_step.predict(device, memory, rows, order.groups_of(state.step), limit, alternatives)
     maybe_evaluate_and_save(context)
@@ -100,10 +100,11 @@ def training_loop(context: TrainingContext) -> None:
                 UpdateSkipped(step=result.step, loss_scale=scaled.loss_scale, next_loss_scale=scaled.next_scale)
             )
         meter.add(result)
-        if result.step % spec.log.every_steps == 0 or result.step == context.plan.steps:
+        context.length.correct(context.journal)
+        if result.step % spec.log.every_steps == 0 or context.length.done:
             context.optimizer.raise_if_nonfinite()
             context.metrics.write(row := meter.row(result, time.time()))
-            progress.add(row)
+            progress.add(row, context.length.steps)
             if memory is not None and is_fragmented(row, memory.budget_bytes):
                 context.cache.clear()
         context.stop.raise_if_asked()

@@ -166,16 +166,14 @@ def is_fragmented(row: MetricRow, budget: int) -> bool:
 class ProgressLog:
     """Rows of metrics as lines of the log, the first at once, then at most two a minute."""
 
-    def __init__(self, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._steps, self._clock = steps, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._next = clock()
 
-    def add(self, row: MetricRow) -> None:
-        """Log it if it is time."""
-        if self._clock() < self._next and row.step < self._steps:
+    def add(self, row: MetricRow, steps: int) -> None:
+        """Log it if it is time. `steps`: of the whole run, as it stands."""
+        if self._clock() < self._next and row.step < steps:
             return
         self._next = self._clock() + LOGGED_EVERY_S
-        left = f", {format_duration(row.eta_s)} left" if row.step < self._steps else ""
-        log.info(
-            "step %d of %d: training loss %.4f, %.1f rows/s%s", row.step, self._steps, row.loss, row.rows_per_s, left
-        )
+        left = f", {format_duration(row.eta_s)} left" if row.step < steps else ""
+        log.info("step %d of %d: training loss %.4f, %.1f rows/s%s", row.step, steps, row.loss, row.rows_per_s, left)

@@ -45,6 +45,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "data.csv_lists": SWITCHES,
     "data.normalize": SWITCHES,
     "training.epochs": st.integers(1, 20),
+    "training.max_steps": st.none() | st.integers(1, 1000),
+    "training.max_hours": st.none() | st.integers(1, 100).map(float),
     "training.batch_size": st.integers(1, 512),
     "training.learning_rate": FRACTIONS,
     "training.warmup_ratio": FRACTIONS,

@@ -399,7 +399,7 @@ def test_where_nothing_is_left_to_do_it_is_refused(place: StagesWorkplace) -> No
     source = place.begun()
     error = place.refused(source, training={"epochs": 1})
     assert (error.detail_code, error.param) == ("nothing_left", "resume_from")
-    assert f"{source.id}/step-00000007 is at step 7, and 1 epochs are 6 steps" in str(error)
+    assert f"{source.id}/step-00000007 is at step 7, and training.epochs=1 allows 6 steps in all" in str(error)
     run, adopted = place.goes_on(f"{source.id}/step-00000005", training={"epochs": 1})
     assert (adopted.step, run.plan().steps) == (5, 6)
 

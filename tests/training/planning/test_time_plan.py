@@ -6,8 +6,9 @@ import dataclasses
 import gzip
 import itertools
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -147,3 +148,35 @@ def test_four_characters_a_token_is_about_right_for_recipes() -> None:
     for side, lengths in enumerate((guessed.inputs, guessed.targets)):
         counted = [min(len(one.ids), 512) for one in tokenizer.encode_batch([texts[side] for texts in sides])]
         assert lengths.sum() == pytest.approx(sum(counted), rel=0.06)
+
+
+def test_hours_become_steps_by_the_expected_pace_and_the_schedule_ends_there() -> None:
+    lengths = alike(1000)
+    spec, plan = job(1_000_000, training={"epochs": 5, "batch_size": 128, "max_hours": 40})
+    free = time_of(1_000_000, lengths)
+    limited = with_time(plan, spec, XL, lengths, RTX_5090)
+    assert free.hours_expected is not None and limited.time is not None
+    assert limited.steps == int(plan.steps * 40 / free.hours_expected) and limited.limited_by == "max_hours"
+    assert limited.warmup_steps == math.ceil(0.03 * limited.steps)
+    assert limited.time.hours_expected == pytest.approx(40, rel=1e-3)
+    assert limited.limit_text(40) == "limited by training.max_hours"
+    resumed = with_time(plan, spec, XL, lengths, RTX_5090, done=5000)
+    assert abs(resumed.steps - 5000 - limited.steps) <= 1, "the hours are those of this job"
+    enough = spec.model_copy(update={"training": spec.training.model_copy(update={"max_hours": 9000.0})})
+    assert with_time(plan, enough, XL, lengths, RTX_5090).steps == plan.steps, "never more than the epochs have"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_hours_stay_hours_where_no_speed_is_known(device: Literal["cpu", "cuda"]) -> None:
+    spec, plan = job(1_000_000, training={"epochs": 5, "batch_size": 128, "max_hours": 1})
+    unknown = dataclasses.replace(RTX_5090, device=device, gpu=None)
+    found = with_time(plan, spec, XL, alike(1000), unknown)
+    assert (found.steps, found.limited_by) == (plan.steps, "epochs")
+    assert found.limit_text(1) == "training.max_hours becomes steps once the pace is measured"
+
+
+def test_the_time_of_limited_steps_is_that_of_their_rows() -> None:
+    spec, plan = job(1_000_000, training={"epochs": 5, "batch_size": 128, "max_steps": 3906})
+    time, whole = with_time(plan, spec, XL, alike(1000), RTX_5090).time, time_of(1_000_000, alike(1000))
+    assert time is not None and time.model_flops == pytest.approx(whole.model_flops * 3906 * 128 / 5e6)
+    assert plan.limit_text(None) == "limited by training.max_steps"

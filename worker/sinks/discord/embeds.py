@@ -23,6 +23,7 @@ from jobs.events import (
     JobSucceeded,
     OomRecovered,
 )  # fmt: skip
+from jobs.plan import limit_words
 from jobs.reasons import Reason
 from jobs.text.units import bytes_alike, format_duration
 from worker.sinks.base import SinkJob
@@ -83,7 +84,8 @@ def ended(job: SinkJob, event: Event, fact: AttemptEnded, remarks: Sequence[str]
 
 def planned(job: SinkJob, event: Event, fact: JobPrepared) -> Payload:
     """All rows are counted: what the run will need, before anyone has waited for it."""
-    ready = f"Ready to train: {fact.steps:,} steps" if fact.steps else "Ready to be evaluated"
+    limit = f", {words}" if (words := limit_words(fact.limited_by)) else ""
+    ready = f"Ready to train: {fact.steps:,} steps{limit}" if fact.steps else "Ready to be evaluated"
     text = f"{ready}. The job waits for its GPU."
     embed = _embed(job, f"{job.submitted.name}: planned", QUIET, text, event)
     embed["fields"] = time_needed(job) + memory_needed(fact)

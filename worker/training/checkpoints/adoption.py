@@ -95,7 +95,7 @@ class Adoption:
         check_order(chosen.state)
         own = folder_of(self._run, chosen.state.step)
         source = f"{self._before.run.id}/{own.name}"
-        check_steps_left(self._spec, self._plan.steps, source, chosen.state.step)
+        check_steps_left(self._spec, self._plan.data, source, chosen.state.step)
         for each in [*self._best_before(chosen.state), chosen]:
             self._make_own(each)
         for passed in self._passed_over:
@@ -184,7 +184,7 @@ class Adoption:
 
     def _own(self, state: TrainState) -> TrainState:
         """The state as of a checkpoint of this job: what the other one's settings had led to is left out."""
-        own: dict[str, object] = {"spec_sha256": self._run.spec_sha256()}
+        own: dict[str, object] = {"spec_sha256": self._run.spec_sha256(), "correction": None}
         resolved = self._plan.resolved
         if resolved != self._before.plan.resolved or self._spec.memory != self._before.spec.memory:
             # What memory has taught was about other settings.

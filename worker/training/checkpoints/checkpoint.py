@@ -29,6 +29,7 @@ from worker.training.models.model_files import SINGLE
 from worker.training.optimizers.optimizer import Optimizer
 from worker.training.rows.sources import fingerprint
 from worker.training.steps import order
+from worker.training.steps.learning_rate import Correction
 from worker.training.steps.randomness import restore_rng
 from worker.training.steps.safe_size import SafeSize
 from worker.training.window import Window
@@ -64,6 +65,8 @@ class TrainState(BaseModel):
     """Whether the evaluation that was due at this step is made."""
     unsaved_s: float = 0.0
     """Seconds of training since the last checkpoint that was due."""
+    correction: Correction | None = None
+    """The number of steps, where it is no longer the planned one."""
     window: Window = Window()
     """Steps since the last row of metrics."""
     rng: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from typing import Any
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
 from jobs.memory_plan import OptimizerName
-from jobs.plan import Plan, SourceSummary, make_plan
+from jobs.plan import DataPlan, Plan, SourceSummary, most_steps
 from jobs.spec import JobSpec
 from worker.training.checkpoints.checkpoint import check_order, newest_first, verify
 from worker.training.dataset.data import PARTS, SIDES
@@ -97,7 +97,7 @@ def find(run: RunDir, spec: JobSpec) -> SourceJob:
             defects.append(f"{folder.name}: {error}")
             continue
         check_order(state)
-        check_steps_left(spec, make_plan(spec, plan.model, plan.data).steps, f"{job}/{folder.name}", state.step)
+        check_steps_left(spec, plan.data, f"{job}/{folder.name}", state.step)
         return SourceJob(other, theirs, plan, named or None, state.step)
     raise none_verifies(spec, defects)
 
@@ -134,13 +134,16 @@ def check_optimizer(spec: JobSpec, began: OptimizerName, job: str) -> None:
         )
 
 
-def check_steps_left(spec: JobSpec, steps: int, source: str, done: int) -> None:
+def check_steps_left(spec: JobSpec, data: DataPlan, source: str, done: int) -> None:
     """Raise Rejected (`nothing_left`) if all steps of the run are already done."""
+    steps, name = most_steps(spec, data)
     if done >= steps:
+        key = f"training.{name}"
         raise _refused(
-            f"nothing is left to do: {source} is at step {done}, and {spec.training.epochs} epochs are {steps} steps",
+            f"nothing is left to do: {source} is at step {done}, and {key}={getattr(spec.training, name)} allows "
+            f"{steps} steps in all",
             "nothing_left",
-            "raise training.epochs, which counts from step 0, or resume from an earlier checkpoint",
+            f"raise {key}, which counts from step 0, or resume from an earlier checkpoint",
         )
 
 

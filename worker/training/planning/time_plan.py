@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.plan import Plan, make_time_plan
+from jobs.plan import Plan, make_time_plan, rows_of_steps, warmup_steps
 from jobs.spec import DataSpec, JobSpec
 from worker.training.settings import TrainerSettings
 from worker.training.steps.shape import Lengths
@@ -37,7 +38,7 @@ def with_time(
     *,
     done: int = 0,
 ) -> Plan:
-    """The plan with its time: `plan.data.rows` rows like these in every epoch, on the GPU of the settings.
+    """The plan with its time: steps over rows like these, on the GPU of the settings.
 
     `config`: the model's config.json. `done`: steps that another job did. Raises Rejected (`bad_config`).
     """
@@ -48,7 +49,7 @@ def with_time(
         return plan
     assert len(lengths.inputs), "a job has rows"
     left = max(0, plan.steps - done) / plan.steps
-    scale = left * plan.data.rows * spec.training.epochs / len(lengths.inputs)
+    scale = left * rows_of_steps(spec, plan.data, plan.steps) / len(lengths.inputs)
     task = task_of(spec, plan.task, plan.data)
     again = task.recomputed_flops(config, plan.resolved.activation_checkpointing)
     trained = plan.memory.trained_parameters if plan.memory else 0
@@ -65,4 +66,25 @@ def with_time(
         compiled=plan.resolved.compile,
         step_flops=spec.training.batch_size * flops / len(lengths.inputs),
     )
-    return plan.model_copy(update={"time": time})
+    return within_hours(plan.model_copy(update={"time": time}), spec, done)
+
+
+def within_hours(plan: Plan, spec: JobSpec, done: int) -> Plan:
+    """The plan with as many steps as `training.max_hours` leaves time for, by the pace that is expected on the GPU.
+
+    Unchanged where no GPU's speed is known: the trainer then measures it.
+    """
+    hours, time = spec.training.max_hours, plan.time
+    if hours is None or time is None or time.assumed or time.hours_expected is None or time.hours_expected <= hours:
+        return plan
+    left = plan.steps - done
+    fitting = max(1, math.floor(left * hours / time.hours_expected))
+    steps = done + fitting
+    return plan.model_copy(
+        update={
+            "steps": steps,
+            "limited_by": "max_hours",
+            "warmup_steps": warmup_steps(spec, steps),
+            "time": time.times(fitting / left),
+        }
+    )

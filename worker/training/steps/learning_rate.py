@@ -4,17 +4,73 @@ from __future__ import annotations
 
 import math
 
+from pydantic import BaseModel, ConfigDict
+
 from jobs.spec import LrScheduler
 
 
-def learning_rate(step: int, *, peak: float, steps: int, warmup: int, lr_scheduler: LrScheduler) -> float:
-    """Rate of step 1 … `steps`: rises as step / warmup, then decays so that it would be 0 one step after the last."""
+class Correction(BaseModel):
+    """The number of steps was corrected while the run trained (`training.max_hours`). It goes into checkpoints."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: int
+    """Steps done when it was: the learning rates up to there stay what they were."""
+    steps: int
+    """Of the whole run, for which the learning rate is scheduled from then on."""
+    warmup_steps: int
+    """Of a run of so many."""
+    cut: int | None = None
+    """The step after which the run ends, since its time is over; null: all `steps` are done."""
+
+    @property
+    def last(self) -> int:
+        """The last step of the run."""
+        return self.steps if self.cut is None else self.cut
+
+
+def learning_rate(
+    step: int,
+    *,
+    peak: float,
+    steps: int,
+    warmup: int,
+    lr_scheduler: LrScheduler,
+    correction: Correction | None = None,
+) -> float:
+    """Rate of step 1 … `steps`: rises as step / warmup, then decays so that it would be 0 one step after the last.
+
+    After a correction it continues from the rate reached, without a jump: it rises with the slope of the new warm-up, if
+    it was still rising, and the rest of the decay is spread over the steps left.
+    """
+    if correction is not None and step > correction.step:
+        return _corrected(step, correction, peak=peak, steps=steps, warmup=warmup, lr_scheduler=lr_scheduler)
     if step < warmup:
         return peak * step / warmup
     start = max(1, warmup)
-    share = (step - start) / (steps + 1 - start)  # 0 at the peak, 1 one step after the last
+    return peak * _decayed((step - start) / (steps + 1 - start), lr_scheduler)
+
+
+def _corrected(
+    step: int, correction: Correction, *, peak: float, steps: int, warmup: int, lr_scheduler: LrScheduler
+) -> float:
+    since, end = correction.step, correction.steps + 1
+    if since < warmup:
+        risen = since / warmup
+        rise = min(math.ceil((1 - risen) * max(1, correction.warmup_steps)), correction.steps - since)
+        if step < since + rise:
+            return peak * (risen + (1 - risen) * (step - since) / rise)
+        since, decayed = since + rise, 0.0
+    else:
+        start = max(1, warmup)
+        decayed = (since - start) / (steps + 1 - start)
+    return peak * _decayed(decayed + (1 - decayed) * (step - since) / (end - since), lr_scheduler)
+
+
+def _decayed(share: float, lr_scheduler: LrScheduler) -> float:
+    """What is left of the peak. `share`: 0 at the peak, 1 one step after the last."""
     if lr_scheduler == "linear":
-        return peak * (1 - share)
+        return 1 - share
     if lr_scheduler == "cosine":
-        return peak * 0.5 * (1 + math.cos(math.pi * share))
-    return peak
+        return 0.5 * (1 + math.cos(math.pi * share))
+    return 1.0

@@ -1,0 +1,125 @@
+"""How many steps a run has: as planned, and corrected once by the measured pace where the job limits its hours.
+
+    plan.steps ─▶ after 200 steps, or a tenth of the run ─▶ as many as fit into the hours left ─▶ state, event
+               ─▶ at 5 % more than these hours ─▶ cut at this step ─▶ state, event
+
+A decision is noted before the next step: a run that is killed and resumes from an earlier checkpoint, or from the
+start, finds it in its attempt files and schedules every step as it was.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from jobs.attempt import Heartbeat, Noted
+from jobs.disk.rundir import RunDir
+from jobs.events import StepsCorrected
+from jobs.plan import Plan, most_steps, warmup_steps
+from jobs.spec import JobSpec
+from worker.training.checkpoints.checkpoint import TrainState
+from worker.training.journal import Journal
+from worker.training.pace import STEPS, Pace
+from worker.training.steps.learning_rate import Correction
+
+CORRECTED_AFTER = 200
+"""Steps, of a long run."""
+TENTH = 0.1
+"""Of the steps of a short run, or of its hours, after which it is corrected."""
+GRACE = 1.05
+"""Of its hours, after which a run that has become slower is cut."""
+
+
+class RunLength:
+    """Of a run; `state` is where it stands. `first`: steps that another job did. `spent_s`: seconds in attempts."""
+
+    def __init__(
+        self, spec: JobSpec, plan: Plan, state: TrainState, pace: Pace, *, first: int, spent_s: Callable[[], float]
+    ) -> None:
+        self._spec, self._plan, self._state, self._pace = spec, plan, state, pace
+        self._first, self._spent_s = first, spent_s
+        self._limit_s = None if spec.training.max_hours is None else 3600 * spec.training.max_hours
+        pace.steps = self.steps
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run, as it stands."""
+        correction = self._state.correction
+        return self._plan.steps if correction is None else correction.last
+
+    @property
+    def done(self) -> bool:
+        """Whether no step is left."""
+        return self._state.step >= self.steps
+
+    def correct(self, journal: Journal) -> None:
+        """Correct the number of steps, where that is due after this one."""
+        if self._limit_s is None or self.done:
+            return
+        step, before, correction, spent = self._state.step, self.steps, self._state.correction, self._spent_s()
+        if correction is None:
+            if not self._measured(step, spent):
+                return
+            most, limited_by = most_steps(self._spec, self._plan.data)
+            steps = self._pace.steps_within(self._limit_s - spent, step, most)
+            limited_by = "max_hours" if steps < most else limited_by
+            correction = Correction(step=step, steps=steps, warmup_steps=warmup_steps(self._spec, steps))
+        elif spent >= GRACE * self._limit_s:
+            limited_by, correction = "max_hours", correction.model_copy(update={"cut": step})
+        else:
+            return
+        self._state.correction = correction
+        self._pace.steps = self.steps
+        journal.note(
+            StepsCorrected(
+                step=step,
+                steps=self.steps,
+                steps_before=before,
+                warmup_steps=correction.warmup_steps,
+                limited_by=limited_by,
+                spent_s=spent,
+                step_s=self._pace.left_s(step, before) / (before - step),
+                cut=correction.cut is not None,
+            )
+        )
+
+    def _measured(self, step: int, spent: float) -> bool:
+        """Whether enough of the run was measured: of its steps, or of its time."""
+        assert self._limit_s is not None, "there is a limit"
+        after = min(CORRECTED_AFTER, math.ceil(TENTH * (self._plan.steps - self._first)))
+        if step - self._first >= after:
+            return self._pace.measured >= min(STEPS, after - 1)
+        return spent >= TENTH * self._limit_s and self._pace.measured > 0
+
+
+def noted_correction(run: RunDir, attempts: range) -> Correction | None:
+    """The newest that one of these attempts noted."""
+    found: Correction | None = None
+    for attempt in attempts:
+        for line in run.attempt_lines(attempt):
+            if isinstance(line, Noted) and isinstance(fact := line.fact, StepsCorrected):
+                found = (
+                    found.model_copy(update={"cut": fact.step})
+                    if fact.cut and found is not None
+                    else Correction(step=fact.step, steps=fact.steps, warmup_steps=fact.warmup_steps)
+                )
+    return found
+
+
+def seconds_spent(run: RunDir, attempts: range) -> float:
+    """Seconds in these attempts, to the last line of each, less those of waiting for a GPU or for room on it."""
+    spent = 0.0
+    for attempt in attempts:
+        waits, since = True, 0.0
+        for line in run.attempt_lines(attempt):
+            spent += 0.0 if waits else max(0.0, line.at - since)
+            since = line.at
+            waits = line.phase == "wait" if isinstance(line, Heartbeat) else waits
+    return spent
+
+
+def stopwatch(already_s: float) -> Callable[[], float]:
+    """Seconds, these included, since now."""
+    began = time.monotonic()
+    return lambda: already_s + time.monotonic() - began
