@@ -8,6 +8,8 @@
     │   └── Superseded              an attempt wrote after its successor had started
     ├── Damaged                     a run directory that cannot be read
     │   └── NewerFormat             a newer version wrote it
+    ├── QueueFull                   too many requests wait already
+    ├── WorkerMissing               no worker is there that could do it
     ├── StoreUnavailable            Redis does not answer
     │   └── Recovering              it answers, but was emptied and is being refilled
     └── StageError                  ends a trainer process, with its reason (jobs/reasons.py)
@@ -104,6 +106,26 @@ class NewerFormat(Damaged):
     """A newer version of Longhaul wrote a file of the run directory. It is intact; nothing repairs it."""
 
     code = "newer_format"
+
+
+class QueueFull(LonghaulError):
+    """As many requests wait as may: nothing was added."""
+
+    code = "queue_full"
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class WorkerMissing(LonghaulError):
+    """No healthy worker of the role that a request needs has been heard of in the last minute."""
+
+    code = "no_worker"
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class StoreUnavailable(LonghaulError):

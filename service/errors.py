@@ -18,7 +18,17 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jobs.disk.writable import FORBIDDEN, FULL
-from jobs.errors import Conflict, Damaged, LonghaulError, NotFound, Recovering, StoreUnavailable, UserError
+from jobs.errors import (
+    Conflict,
+    Damaged,
+    LonghaulError,
+    NotFound,
+    QueueFull,
+    Recovering,
+    StoreUnavailable,
+    UserError,
+    WorkerMissing,
+)
 
 log = logging.getLogger("longhaul.service")
 RETRY_AFTER_S = 5
@@ -95,6 +105,11 @@ def longhaul_error_response(request: Request, error: LonghaulError) -> JSONRespo
             return error_response(413, error.code, str(error))
         case BodyTooSlow():
             return error_response(408, error.code, str(error), headers={"Connection": "close"})
+        case QueueFull():
+            seconds = {"Retry-After": str(RETRY_AFTER_S)}
+            return error_response(429, error.code, str(error), hint=error.hint, headers=seconds)
+        case WorkerMissing():
+            return error_response(503, error.code, str(error), hint=error.hint)
         case Recovering():
             message = "Redis was emptied and is being refilled; a list would be incomplete. Try again."
             return error_response(503, error.code, message)

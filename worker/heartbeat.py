@@ -62,7 +62,7 @@ def first_heartbeat(stage: str, settings: WorkerSettings) -> WorkerHeartbeat:
         healthy=True,
         why=None,
         busy=False,
-        queue=None if stage == "publish" else queue_name(Stage(stage)),
+        queue=queue_name(Stage(stage)) if stage in set(Stage) else None,
         device=settings.device,
         gpu=None,
         versions={**library_versions("torch", "transformers", "rq", "redis")},

@@ -33,6 +33,7 @@ NEEDED = {
     "check": ("LONGHAUL_REDIS_URL", *HUB),
     "prepare": ("LONGHAUL_REDIS_URL", *HUB),
     "train": ("LONGHAUL_REDIS_URL",),
+    "generate": ("LONGHAUL_REDIS_URL",),
     "publish": ("LONGHAUL_REDIS_URL", "DISCORD_WEBHOOK", "WANDB_API_KEY"),
 }
 """Which of them each process is given; compose gives its containers the same."""

@@ -1,0 +1,233 @@
+"""Requests that somebody waits for, such as a text to continue: a bounded queue for each kind, and the answers.
+
+    longhaul:requests:<kind>:clients      list of the clients with waiting requests, in the order of their turns
+    longhaul:requests:<kind>:of:<client>  list of that client's waiting requests, in the order in which they came
+    longhaul:requests:<kind>:bell         list: workers block on it until a request comes
+    longhaul:request:<id>                 hash: kind, job, payload, client; gone once nobody waits any more
+    longhaul:request:<id>:held            set while a worker is at work on it
+    longhaul:request:<id>:answer          stream: the parts of the answer; the last is `done` or `error`
+
+A request lives as long as whoever asks keeps it alive: one whose asker is gone is skipped, or given up by its worker.
+Nothing here is part of a job: Redis may lose all of it, and whoever waits is told so.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import redis
+
+from jobs.errors import QueueFull
+from jobs.redis.connection import Scripts, reachable
+from jobs.text.units import format_duration
+
+MOST_WAITING = 128
+"""Requests of one kind that wait."""
+MOST_OF_CLIENT = 32
+"""Of these, requests of one client."""
+PATIENCE_S = 30.0
+"""A request is forgotten when its asker has not been heard of for so long."""
+HELD_S = 15.0
+"""A worker that has not been heard of for so long is gone."""
+ANSWER_S = 600.0
+"""Parts of an answer stay for so long after the newest one."""
+RETRY_AFTER_S = 5
+
+_HELPERS = """
+local function request(id) return 'longhaul:request:' .. id end
+local function clients(kind) return 'longhaul:requests:' .. kind .. ':clients' end
+local function waiting(kind, client) return 'longhaul:requests:' .. kind .. ':of:' .. client end
+"""
+
+# ARGV: id, kind, job, payload, client, ms that it stays without a word of its asker, most waiting, most of one client
+# → {1 if it waits, 0 if the queue is full; requests that waited before; of these, the client's}
+_SUBMIT = """
+local kind, client = ARGV[2], ARGV[5]
+local all, own = 0, 0
+for _, each in ipairs(redis.call('LRANGE', clients(kind), 0, -1)) do
+  for _, id in ipairs(redis.call('LRANGE', waiting(kind, each), 0, -1)) do
+    if redis.call('EXISTS', request(id)) == 0 then redis.call('LREM', waiting(kind, each), 0, id)
+    elseif id == ARGV[1] then return {1, all, own}  -- sent twice
+    else
+      all = all + 1
+      if each == client then own = own + 1 end
+    end
+  end
+  if redis.call('EXISTS', waiting(kind, each)) == 0 then redis.call('LREM', clients(kind), 0, each) end
+end
+if all >= tonumber(ARGV[7]) or own >= tonumber(ARGV[8]) then return {0, all, own} end
+redis.call('HSET', request(ARGV[1]), 'kind', kind, 'job', ARGV[3], 'payload', ARGV[4], 'client', client)
+redis.call('PEXPIRE', request(ARGV[1]), ARGV[6])
+if own == 0 then redis.call('RPUSH', clients(kind), client) end
+redis.call('RPUSH', waiting(kind, client), ARGV[1])
+local bell = 'longhaul:requests:' .. kind .. ':bell'
+redis.call('RPUSH', bell, 1)
+redis.call('LTRIM', bell, -16, -1)
+return {1, all, own}
+"""
+
+# ARGV: kind, token of this call, ms that it is held → {id, job, payload} of the next client's first, or nothing
+_TAKE = """
+local kind, mine = ARGV[1], 'longhaul:requests:' .. ARGV[1] .. ':taken:' .. ARGV[2]
+local id = redis.call('GET', mine)  -- sent twice: the first one did it
+while not id do
+  local client = redis.call('LPOP', clients(kind))
+  if not client then return {} end
+  id = redis.call('LPOP', waiting(kind, client))
+  if redis.call('EXISTS', waiting(kind, client)) == 1 then redis.call('RPUSH', clients(kind), client) end
+  if id and redis.call('EXISTS', request(id)) == 0 then id = false end
+end
+redis.call('SET', mine, id, 'PX', 60000)
+redis.call('HSET', request(id), 'taken', 1)
+redis.call('SET', request(id) .. ':held', 1, 'PX', ARGV[3])
+local h = redis.call('HMGET', request(id), 'job', 'payload')
+return {id, h[1] or '', h[2] or ''}
+"""
+
+# ARGV: id, ms that it stays without another word of its asker → {state, clients that have a turn before it}
+_KEEP = """
+local h = redis.call('HMGET', request(ARGV[1]), 'kind', 'client', 'taken', 'ended')
+if not h[1] then return {'gone', 0} end
+redis.call('PEXPIRE', request(ARGV[1]), ARGV[2])
+if h[4] then return {'ended', 0} end
+if h[3] then return {redis.call('EXISTS', request(ARGV[1]) .. ':held') == 1 and 'taken' or 'lost', 0} end
+local before = 0
+for _, client in ipairs(redis.call('LRANGE', clients(h[1]), 0, -1)) do
+  for place, id in ipairs(redis.call('LRANGE', waiting(h[1], client), 0, -1)) do
+    if id == ARGV[1] then return {'waiting', before} end
+    before = before + 1
+  end
+end
+return {'gone', 0}
+"""
+
+# ARGV: id, number of the part from 1 on, its type, its JSON, ms that it is held, ms that answers stay, 1 if it is last
+# → 1: somebody waits; 0: nobody does. The number makes a second call harmless.
+_ANSWER = """
+if redis.call('EXISTS', request(ARGV[1])) == 0 then return 0 end
+local stream = request(ARGV[1]) .. ':answer'
+redis.pcall('XADD', stream, ARGV[2] .. '-0', 'type', ARGV[3], 'data', ARGV[4])
+redis.call('PEXPIRE', stream, ARGV[6])
+redis.call('SET', request(ARGV[1]) .. ':held', 1, 'PX', ARGV[5])
+if ARGV[7] == '1' then
+  redis.call('HSET', request(ARGV[1]), 'ended', 1)
+  redis.call('PEXPIRE', request(ARGV[1]), ARGV[6])
+  redis.call('DEL', request(ARGV[1]) .. ':held')
+end
+return 1
+"""
+
+# ARGV: id, ms → 1: somebody waits; 0: nobody does
+_HOLD = """
+if redis.call('EXISTS', request(ARGV[1])) == 0 then return 0 end
+redis.call('SET', request(ARGV[1]) .. ':held', 1, 'PX', ARGV[2])
+return 1
+"""
+
+
+class Standing(StrEnum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    TAKEN = "taken"
+    ENDED = "ended"
+    LOST = "lost"
+    """Its worker is gone."""
+    GONE = "gone"
+    """Redis was emptied, or it was given up."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Something that one worker does for whoever waits."""
+
+    id: str
+    kind: str
+    job: str
+    payload: Mapping[str, Any]
+    """What its kind needs; JSON."""
+
+
+class Requests:
+    """Both sides of the queues. Raises StoreUnavailable when Redis does not answer."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._redis = client
+        self._script = Scripts(client, _HELPERS)
+
+    # -- who asks ------------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, kind: str, job: str, payload: Mapping[str, Any], *, client: str, patience_s: float = PATIENCE_S
+    ) -> Request:
+        """Let a new request wait: the clients take turns. It is forgotten `patience_s` after the last `keep`.
+
+        Raises QueueFull.
+        """
+        request = Request(uuid.uuid4().hex, kind, job, payload)
+        waits, ahead, own = self._script(
+            _SUBMIT, request.id, kind, job, json.dumps(payload), client, round(patience_s * 1000),
+            MOST_WAITING, MOST_OF_CLIENT,
+        )  # fmt: skip
+        if not waits:
+            whose = f"{own} requests of yours wait" if own >= MOST_OF_CLIENT else f"{ahead} requests wait"
+            raise QueueFull(
+                f"{whose}, which is the limit",
+                hint=f"wait for answers, or try again in {format_duration(RETRY_AFTER_S)}",
+            )
+        return request
+
+    def keep(self, id: str, *, patience_s: float = PATIENCE_S) -> tuple[Standing, int]:
+        """Say that somebody still waits. Returns where it stands, and of a waiting one how many others wait before it
+        at most: the clients take turns."""
+        standing, ahead = self._script(_KEEP, id, round(patience_s * 1000))
+        return Standing(standing.decode()), int(ahead)
+
+    def give_up(self, id: str) -> None:
+        """Nobody waits any more: it is skipped, or its worker stops."""
+        with reachable():
+            self._redis.delete(request_key(id), f"{request_key(id)}:held", answer_key(id))
+
+    # -- who answers ---------------------------------------------------------------------------------------------------
+
+    def take(self, kind: str) -> Request | None:
+        """The first request of the client whose turn it is; None: nobody waits."""
+        found = self._script(_TAKE, kind, uuid.uuid4().hex, round(HELD_S * 1000))
+        if not found:
+            return None
+        id, job, payload = (each.decode() for each in found)
+        return Request(id, kind, job, json.loads(payload))
+
+    def wait(self, kind: str, timeout_s: float) -> None:
+        """Return when a request may be waiting, or after the timeout (1 s at most)."""
+        with reachable():
+            self._redis.blpop([f"longhaul:requests:{kind}:bell"], timeout=min(timeout_s, 1.0))
+
+    def hold(self, id: str) -> bool:
+        """Say that a worker is still at work on it. False: nobody waits any more."""
+        return bool(self._script(_HOLD, id, round(HELD_S * 1000)))
+
+    def answer(self, id: str, number: int, type: str, data: Mapping[str, Any]) -> bool:
+        """Add a part, numbered from 1 on; `done` and `error` are the last. False: nobody waits any more."""
+        last = int(type in LAST)
+        held_ms, answer_ms = round(HELD_S * 1000), round(ANSWER_S * 1000)
+        return bool(self._script(_ANSWER, id, number, type, json.dumps(data), held_ms, answer_ms, last))
+
+
+LAST = ("done", "error")
+"""Types of the last part of an answer. Of an error, `data` has `code`, `message` and `hint`."""
+
+
+def request_key(id: str) -> str:
+    """Key of a request's hash."""
+    return f"longhaul:request:{id}"
+
+
+def answer_key(id: str) -> str:
+    """Key of the stream of its answer, whose entries have `type` and `data` (JSON)."""
+    return f"{request_key(id)}:answer"

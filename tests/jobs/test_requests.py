@@ -1,0 +1,120 @@
+"""Queues of requests: clients take turns, a full queue refuses, and nothing is done for those who no longer wait."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import pytest
+import redis
+
+from jobs.errors import QueueFull
+from jobs.redis.connection import connect
+from jobs.redis.requests import MOST_OF_CLIENT, MOST_WAITING, Request, Requests, Standing, answer_key
+
+
+@pytest.fixture
+def client(redis_url: str) -> redis.Redis:
+    return connect(redis_url)
+
+
+@pytest.fixture
+def requests(client: redis.Redis) -> Requests:
+    return Requests(client)
+
+
+def taken(requests: Requests) -> list[object]:
+    found = []
+    while (request := requests.take("generate")) is not None:
+        found.append(request.payload["text"])
+    return found
+
+
+def submit(requests: Requests, client: str, text: str) -> Request:
+    return requests.submit("generate", "job-1", {"text": text}, client=client)
+
+
+def test_clients_take_turns_and_each_has_its_own_order(requests: Requests) -> None:
+    for number in range(4):
+        submit(requests, "a", f"a{number}")
+    for number in range(2):
+        submit(requests, "b", f"b{number}")
+    submit(requests, "c", "c0")
+    assert taken(requests) == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
+    assert requests.take("generate") is None
+
+
+def test_twenty_clients_wait_for_one_turn_of_the_others_at_most(requests: Requests) -> None:
+    for number in range(MOST_OF_CLIENT):
+        submit(requests, "first", f"first {number}")
+    last = [submit(requests, f"person {number}", f"person {number}") for number in range(19)]
+    order = taken(requests)
+    assert order[:20] == ["first 0", *(request.payload["text"] for request in last)]
+
+
+def test_kinds_have_queues_of_their_own(requests: Requests) -> None:
+    export = requests.submit("export", "job-1", {"to": "gguf"}, client="a")
+    assert requests.take("generate") is None
+    assert requests.take("export") == export
+
+
+def test_a_full_queue_refuses_and_says_what_to_do(requests: Requests) -> None:
+    for number in range(MOST_OF_CLIENT):
+        submit(requests, "a", str(number))
+    with pytest.raises(QueueFull, match=rf"{MOST_OF_CLIENT} requests of yours wait, which is the limit") as refused:
+        submit(requests, "a", "one more")
+    assert refused.value.hint == "wait for answers, or try again in 5 s"
+    for number in range(MOST_WAITING - MOST_OF_CLIENT):
+        submit(requests, f"client {number}", str(number))
+    with pytest.raises(QueueFull, match=rf"^{MOST_WAITING} requests wait"):
+        submit(requests, "another", "one more")
+    assert requests.take("generate") is not None
+    submit(requests, "another", "there is room")
+
+
+def test_what_nobody_waits_for_is_skipped_and_takes_no_room(requests: Requests) -> None:
+    given_up = [submit(requests, "a", str(number)) for number in range(MOST_OF_CLIENT)]
+    for request in given_up:
+        requests.give_up(request.id)
+    submit(requests, "a", "wanted")
+    assert taken(requests) == ["wanted"]
+
+
+def test_the_asker_hears_where_its_request_stands(client: redis.Redis, requests: Requests) -> None:
+    first, second = submit(requests, "a", "1"), submit(requests, "b", "2")
+    assert requests.keep(first.id) == (Standing.WAITING, 0)
+    assert requests.keep(second.id) == (Standing.WAITING, 1)
+    assert requests.take("generate") == first
+    assert requests.keep(first.id) == (Standing.TAKEN, 0)
+    client.delete(f"longhaul:request:{first.id}:held")  # as if its time had run out
+    assert requests.keep(first.id) == (Standing.LOST, 0)
+    assert requests.hold(first.id)
+    assert requests.keep(first.id) == (Standing.TAKEN, 0)
+    assert requests.answer(first.id, 1, "done", {})
+    assert requests.keep(first.id) == (Standing.ENDED, 0)
+    client.flushall()
+    assert requests.keep(second.id) == (Standing.GONE, 0)
+
+
+def test_a_request_is_forgotten_without_its_asker(client: redis.Redis, requests: Requests) -> None:
+    request = submit(requests, "a", "1")
+    assert 0 < client.pttl(f"longhaul:request:{request.id}") <= 30_000
+    requests.take("generate")
+    client.delete(f"longhaul:request:{request.id}")  # as if that time had run out
+    assert not requests.hold(request.id)
+    assert not requests.answer(request.id, 1, "text", {"text": "x"})
+    assert client.exists(answer_key(request.id)) == 0
+
+
+def test_parts_of_an_answer_are_in_order_once_each_and_go_away(client: redis.Redis, requests: Requests) -> None:
+    request = submit(requests, "a", "1")
+    requests.take("generate")
+    for number, type in ((1, "text"), (1, "text"), (2, "done"), (2, "done")):  # each sent twice
+        assert requests.answer(request.id, number, type, {"number": number})
+    stored = cast(Any, client.xrange(answer_key(request.id)))
+    assert [(each[b"type"], json.loads(each[b"data"])) for _, each in stored] == [
+        (b"text", {"number": 1}), (b"done", {"number": 2}),
+    ]  # fmt: skip
+    assert 0 < client.pttl(answer_key(request.id)) <= 600_000
+    requests.give_up(request.id)
+    assert client.keys("longhaul:request:*") == []
