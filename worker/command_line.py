@@ -60,6 +60,7 @@ def serve(role: str, settings: WorkerSettings) -> int:
     from jobs.redis.connection import connect
     from jobs.redis.store import Store
     from jobs.state import Stage
+    from worker.generation import Generation
     from worker.heartbeat import first_heartbeat, report
     from worker.main import serve_publish, serve_stage, serve_train
     from worker.requests import serve_requests
@@ -74,7 +75,7 @@ def serve(role: str, settings: WorkerSettings) -> int:
     if role == "train":
         return serve_train(settings)
     if role == "generate":
-        return serve_requests(settings, ())
+        return serve_requests(settings, [Generation(settings)])
     serve_stage(Stage(role), settings, first_heartbeat(role, settings))
     return 0
 

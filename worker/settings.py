@@ -32,6 +32,8 @@ class WorkerSettings:
     wandb_api_key: str | None = field(default=None, repr=False)
     wandb_base_url: str | None = None
     wandb_mode: str | None = None
+    generate_idle_s: float = 600.0
+    """Seconds without a request after which the worker `generate` gives its model up."""
     log: str = "text"
     """Form of the log: text or json."""
     trainer_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -80,7 +82,15 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
         wandb_api_key=environ.get("WANDB_API_KEY") or None,
         wandb_base_url=environ.get("WANDB_BASE_URL") or None,
         wandb_mode=environ.get("WANDB_MODE") or None,
+        generate_idle_s=_seconds(environ.get("LONGHAUL_GENERATE_IDLE_S") or "600"),
         log=log_format(environ.get("LONGHAUL_LOG") or "text"),
         trainer_environment=clean | {"LONGHAUL_DEVICE": device},
         **places,
     )
+
+
+def _seconds(given: str) -> float:
+    """LONGHAUL_GENERATE_IDLE_S."""
+    if not re.fullmatch(r"\d{1,6}", given, re.ASCII):
+        raise ValueError(f"LONGHAUL_GENERATE_IDLE_S={given!r} is no time: give seconds, such as 600")
+    return float(given)

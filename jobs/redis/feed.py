@@ -131,7 +131,7 @@ class Feed:
         while True:
             try:
                 async with self._turns:
-                    rows = await _answer(self._redis.xrange(events_key(job), min=f"({after}-0", count=PAGE))
+                    rows = await answered(self._redis.xrange(events_key(job), min=f"({after}-0", count=PAGE))
                 found = [self._readable(job, row, fields) for row, fields in rows]
                 return [delivery for delivery in found if delivery is not None]
             except (redis.ConnectionError, redis.TimeoutError):
@@ -159,11 +159,11 @@ class Feed:
 
     async def _read(self) -> None:
         """From the newest event on: what came before may be trimmed, or Redis replaced, so everybody looks first."""
-        newest = await _answer(self._redis.xrevrange(ALL_EVENTS, count=1))
+        newest = await answered(self._redis.xrevrange(ALL_EVENTS, count=1))
         position = newest[0][0].decode() if newest else "0-0"
         self._reread_all()
         while True:
-            answer = await _answer(self._redis.xread({ALL_EVENTS: position}, count=1000, block=BLOCK_MS))
+            answer = await answered(self._redis.xread({ALL_EVENTS: position}, count=1000, block=BLOCK_MS))
             for _, rows in answer or []:
                 news: dict[str, list[bytes]] = {}
                 for row, fields in rows:
@@ -209,7 +209,7 @@ def _type(raw: bytes) -> object:
         return None
 
 
-async def _answer(asked: Awaitable[Any]) -> Any:
+async def answered(asked: Awaitable[Any]) -> Any:
     """What Redis answers. redis-py looks at its connection under a timeout of 0, and a cancellation that comes at that
     moment is taken for that timeout: without this, a task that is stopped then would run forever.
     """

@@ -1,4 +1,4 @@
-"""The trainer process: `python -m worker.training check|prepare|train RUN_DIR [--attempt N]`; or `… doctor`.
+"""The trainer process: `python -m worker.training check|prepare|train RUN_DIR [--attempt N]`; `… generate`, `… doctor`.
 
 It reads a run directory and writes to it: no Redis, no HTTP, no W&B. What it has to say goes, line by line, into its
 attempt file, the last line being the reason why it ended. Exit codes (`jobs/reasons.py`) are a fallback for that line;
@@ -31,6 +31,7 @@ from worker.training.stop import StopSignal
 
 log = logging.getLogger("longhaul.trainer")
 OOM_SCORE = Path("/proc/self/oom_score_adj")
+MOST_OOM_SCORE = 1000
 OOM_SCORE_ADDED = 100
 """Thousandths of the memory of the container (without a limit: of the host)."""
 
@@ -42,6 +43,8 @@ def main(argv: list[str]) -> int:
         prefer_for_oom_kill(OOM_SCORE)
     if argv[:1] == ["doctor"]:
         return doctor(argv[1:])
+    if argv[:1] == ["generate"]:
+        return generate(argv[1:])
     arguments = parse(argv)
     set_library_switches(arguments.stage)
     configure_log(logging.INFO)
@@ -156,6 +159,31 @@ def doctor(argv: list[str]) -> int:
     except BrokenPipeError:  # `doctor | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+
+
+def generate(argv: list[str]) -> int:
+    """Answer requests with the model of a job, which is not changed: not a stage of it, without an attempt file."""
+    parser = argparse.ArgumentParser(prog="python -m worker.training generate", description=generate.__doc__)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--checkpoint", help="name of a checkpoint, such as step-00000500 (default: the result)")
+    parser.add_argument("--gpu-limit", type=int, metavar="BYTES", help="of the GPU at most")
+    arguments = parser.parse_args(argv)
+    lines = os.fdopen(os.dup(sys.stdout.fileno()), "w")  # what libraries print goes to the log
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    set_library_switches("train")
+    configure_log(logging.INFO)
+    settings = from_environment(os.environ)
+    if PARENT_PID in os.environ:
+        OOM_SCORE.write_text(str(MOST_OOM_SCORE))  # when memory runs out, this is what nobody misses
+
+    import torch
+
+    from worker.training.generation.serving import serve, threads_on, yield_to_others
+
+    if settings.device == "cpu":
+        yield_to_others(threads_on(len(os.sched_getaffinity(0))))
+    run, device = RunDir(arguments.run_dir.resolve()), torch.device(settings.device)
+    return serve(run, arguments.checkpoint, device, arguments.gpu_limit, lines)
 
 
 def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> int:

@@ -55,7 +55,7 @@ def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, *, s
     write({".": (method, write_trained)}, method)
     if merged is not None:  # only now: where the check refuses them, the adapters are there
         if kept is not None:
-            restore_weights(kept, loaded.weights)
+            restore_weights(kept.folder / WEIGHTS, loaded.weights)
         remark = check_merged(context).text
 
         def write_merged(file: Path) -> object:

@@ -34,8 +34,8 @@ from jobs.metrics import MetricRow
 from jobs.spec import WandbSpec
 from jobs.text.printable import printable_document
 from jobs.text.units import format_duration
+from worker.child import ChildGone, JsonChild
 from worker.sinks.base import DONE, WANDB_URL, Later, Outcome, SinkJob
-from worker.sinks.child import ChildGone, SinkChild
 from worker.sinks.wandb.access import child_environment, why_offline
 from worker.sinks.wandb.artifacts import rows_artifact
 from worker.sinks.wandb.config import notes, run_config, tags
@@ -73,7 +73,7 @@ class WandbNotes(TypedDict, total=False):
 class Session:
     """The requests to the child of one job."""
 
-    child: SinkChild
+    child: JsonChild
     pending: str | None = None
     """What is being waited for."""
     since: float = 0.0
@@ -178,7 +178,7 @@ class WandbSink:
         session = self._sessions.get(job.id)
         if session is not None:
             return self._receive(job, session) or session
-        session = self._sessions[job.id] = Session(SinkChild(self._command(), self._environment))
+        session = self._sessions[job.id] = Session(JsonChild(self._command(), self._environment))
         _notes(job)["opened"] = True
         _notes(job)["rows"] = _notes(job).get("rows", -UNKNOWN_ROWS) + UNKNOWN_ROWS
         wandb = job.spec.integrations.wandb or WandbSpec()

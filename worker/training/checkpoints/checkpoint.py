@@ -175,21 +175,21 @@ def check_order(state: TrainState) -> None:
 
 def restore(checkpoint: VerifiedCheckpoint, weights: Mapping[str, torch.Tensor], optimizer: Optimizer) -> None:
     """Copy weights, optimizer states and RNG states in. The tensors of the model, `weights`, stay where they are."""
-    restore_weights(checkpoint, weights)
+    restore_weights(checkpoint.folder / WEIGHTS, weights)
     with safe_open(checkpoint.folder / OPTIMIZER, framework="pt") as file:
         optimizer.load_state_dict(_Lazy(file))
     restore_rng(checkpoint.state.rng)
 
 
 @torch.no_grad()
-def restore_weights(checkpoint: VerifiedCheckpoint, weights: Mapping[str, torch.Tensor]) -> None:
-    """Copy the weights in. Raises Rejected (`checkpoint_weights`) unless they are exactly these."""
-    with safe_open(checkpoint.folder / WEIGHTS, framework="pt") as file:
+def restore_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy the weights of a file in. Raises Rejected (`checkpoint_weights`) unless they are exactly these."""
+    with safe_open(path, framework="pt") as file:
         wrong = sorted(weights.keys() ^ set(file.keys()))
         wrong = wrong or [name for name in weights if list(weights[name].shape) != file.get_slice(name).get_shape()]
         if wrong:
             raise Rejected(
-                f"{len(wrong)} weights of {checkpoint.folder.name} do not belong to the model: {', '.join(wrong[:5])}",
+                f"{len(wrong)} weights of {path.parent.name} do not belong to the model: {', '.join(wrong[:5])}",
                 code="checkpoint_weights",
                 hint="the model folder was changed after the job began",
             )

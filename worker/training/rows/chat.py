@@ -74,6 +74,22 @@ def turns_of(value: Any) -> tuple[Turn, ...] | None:
     return tuple(found[: last + 1])
 
 
+def asked_turns(value: Any) -> tuple[Turn, ...] | None:
+    """The turns that the next reply follows: all, or those before a reply at the end. None: it is no chat.
+
+    Raises Defect if a turn is not text alone, or nothing was asked.
+    """
+    turns = [_turn(turn) for turn in value] if isinstance(value, list) else [None]
+    if None in turns:
+        return None
+    found = [turn for turn in turns if turn is not None]
+    if found[-1].role == ASSISTANT:
+        found.pop()
+    if not found:
+        raise Defect("a chat in which nothing is asked")
+    return tuple(replace(turn, learned=False) for turn in found)
+
+
 def written(turns: Sequence[Turn]) -> str:
     """Turns as one text: a single one by itself, several as `user: … assistant: …`."""
     return turns[0].content if len(turns) == 1 else " ".join(f"{turn.role}: {turn.content}" for turn in turns)

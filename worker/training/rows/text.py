@@ -14,7 +14,16 @@ from typing import Any, ClassVar
 
 from jobs.errors import Rejected
 from worker.training.rows.characters import Rewriter
-from worker.training.rows.chat import CHAT_COLUMNS, TOOLS, Turn, chat_field, turns_of, without_json, written
+from worker.training.rows.chat import (
+    CHAT_COLUMNS,
+    TOOLS,
+    Turn,
+    asked_turns,
+    chat_field,
+    turns_of,
+    without_json,
+    written,
+)
 from worker.training.rows.row import NOT_A_CHAT, Defect
 from worker.training.rows.row_counts import RowCounts
 
@@ -239,6 +248,27 @@ class RowReader:
             if any(map(found_in, found.all)):
                 self.noticed[oddity] += 1
         return found
+
+    def read_asked(self, columns: Mapping[str, Any]) -> Texts:
+        """What the model reads of a row before it answers; the target may be missing. Raises Defect."""
+        if self._input is not None:
+            return Texts(self._text(self._input, columns, [], []), "")
+        turns = asked_turns(without_json(self._target.whole_value(columns)))
+        if turns is None:
+            return Texts("", self._text(self._target, columns, [], []))
+        return self.asked(turns)
+
+    def asked(self, turns: Sequence[Turn]) -> Texts:
+        """The same of turns. Raises Defect."""
+        checked = tuple(self._checked_turn(turn, []) for turn in turns)
+        return Texts(written(checked), "", checked)
+
+    def asked_text(self, text: str) -> Texts:
+        """The same of a text that a template has made: of chats what the user says, of plain texts their beginning."""
+        if self._input is None and self._target.of_chats:
+            return self.asked((Turn("user", text, False),))
+        checked = self._checked(text, "input", [])
+        return Texts("", checked) if self._input is None else Texts(checked, "")
 
     def _count(self, what: str, before: str | list[Any], after: str) -> None:
         self.rewritten[what] += 1

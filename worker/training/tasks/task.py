@@ -16,8 +16,9 @@ from jobs.labels import LabelPlan
 from jobs.spec import DataSpec
 from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.encoding import RowTask
+from worker.training.dataset.tokens import TokenizerState
 from worker.training.journal import Journal
-from worker.training.rows.text import Templates
+from worker.training.rows.text import Templates, Texts
 from worker.training.steps.order import Widths
 from worker.training.steps.safe_size import SafeSize
 from worker.training.steps.shape import Lengths, MicroBatchShape
@@ -56,6 +57,18 @@ class Usage:
     """An expression for what it says, as text, given `inputs`."""
     text: str
     """What the text is, for people."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a model reads before it answers."""
+
+    ids: Sequence[int]
+    """Tokens."""
+    text: str
+    """The same as text, whole."""
+    cut: bool
+    """Whether tokens were cut off its end, as in training."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +242,9 @@ class Task(RowTask, Protocol):
 
     def usage(self, data: DataSpec) -> Usage:
         """The same for every row."""
+
+    def asked(self, tokenizer: TokenizerState, texts: Texts, data: DataSpec) -> Prompt:
+        """The input as in training; `texts` has no target. Raises Defect."""
 
     def prompt(self, rows: Rows, row: int, tokenizer: PreTrainedTokenizerBase, data: DataSpec) -> str | None:
         """The text from which `usage` makes what the model was given of this row; None: there is none."""

@@ -76,6 +76,19 @@ class ChatFormat:
             found = Rendered(text, [Span(len(before), len(text))], as_chat=False)
         return found._replace(spans=[Span(0, len(found.text))]) if everything else found
 
+    def prompt(self, texts: Texts) -> tuple[str, bool]:
+        """What a reply follows, of texts without one, and whether the template wrote it (`Rendered.as_chat`).
+
+        Raises Defect.
+        """
+        if any(token in text for text in texts.all for token in self.special):
+            raise Defect(SPECIAL)
+        if texts.turns and self.template is None:
+            raise Defect(NO_TEMPLATE)
+        if self.takes(texts):
+            return self._written(texts.turns or (Turn("user", texts.input, False),), asking=True), True
+        return f"{texts.input}{SEPARATOR}" if texts.input else texts.target, False
+
     def takes(self, texts: Texts) -> bool:
         """Whether a row is written as a chat; else it is plain text."""
         return bool(texts.turns or (texts.input and self.template is not None))

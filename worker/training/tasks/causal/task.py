@@ -26,7 +26,7 @@ from worker.training.tasks.causal.limits import CausalLimit
 from worker.training.tasks.causal.rows import CausalEncoder, CausalTokenizer, tried
 from worker.training.tasks.columns import WHOLE, choose_templates, recognize
 from worker.training.tasks.layout import Layout, check_positions
-from worker.training.tasks.task import BuiltinModel, Config, Usage
+from worker.training.tasks.task import BuiltinModel, Config, Prompt, Usage
 from worker.training.tasks.unlabelled import Unlabelled
 from worker.training.tasks.widths import PairWidths
 
@@ -135,6 +135,13 @@ class Causal(Unlabelled):
             text="your prompt, as tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) "
             "writes it",
         )
+
+    def asked(self, tokenizer: TokenizerState, texts: Texts, data: DataSpec) -> Prompt:
+        """It is not cut: what is asked stands at its end."""
+        assert isinstance(tokenizer, CausalTokenizer)
+        text, as_chat = tokenizer.chat.prompt(texts)
+        own = tokenizer.open().encode(text, add_special_tokens=False).ids
+        return Prompt([*(() if as_chat else tokenizer.leading), *own], text, cut=False)
 
     def prompt(self, rows: Rows, row: int, tokenizer: PreTrainedTokenizerBase, data: DataSpec) -> str | None:
         from worker.training.tasks.causal.batches import prompt_length

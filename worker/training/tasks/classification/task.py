@@ -22,6 +22,7 @@ from worker.training.rows.labels import LabelTemplate, labels_in
 from worker.training.rows.text import Templates, Texts
 from worker.training.steps.safe_size import SafeSize
 from worker.training.steps.shape import Lengths, MicroBatchShape
+from worker.training.tasks.asked import asked_input
 from worker.training.tasks.classification import builtin, layout, metrics
 from worker.training.tasks.classification.flops import ClassFlops
 from worker.training.tasks.classification.labels import chosen_labels
@@ -31,7 +32,7 @@ from worker.training.tasks.classification.report import ClassReport
 from worker.training.tasks.classification.rows import ClassEncoder, ClassTokenizer
 from worker.training.tasks.columns import LABELLED, choose_templates, recognize
 from worker.training.tasks.layout import Layout, check_positions
-from worker.training.tasks.task import BuiltinModel, Config, Measured, Usage
+from worker.training.tasks.task import BuiltinModel, Config, Measured, Prompt, Usage
 from worker.training.tasks.widths import InputWidths
 
 if TYPE_CHECKING:
@@ -205,6 +206,9 @@ class Classification:
             shown=several if self.several else one,
             text="your text, written as in the table above",
         )
+
+    def asked(self, tokenizer: TokenizerState, texts: Texts, data: DataSpec) -> Prompt:
+        return asked_input(tokenizer, texts, data.max_input_tokens)
 
     def prompt(self, rows: Rows, row: int, tokenizer: PreTrainedTokenizerBase, data: DataSpec) -> str | None:
         given = rows.input(row).tolist()

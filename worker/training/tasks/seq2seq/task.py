@@ -19,6 +19,7 @@ from worker.training.journal import Journal
 from worker.training.rows.text import Templates, Texts
 from worker.training.steps.safe_size import SafeSize
 from worker.training.steps.shape import Lengths, MicroBatchShape
+from worker.training.tasks.asked import asked_input
 from worker.training.tasks.built import positions_of
 from worker.training.tasks.columns import PAIRS, choose_templates, recognize
 from worker.training.tasks.layout import Layout
@@ -27,7 +28,7 @@ from worker.training.tasks.seq2seq.flops import PairFlops
 from worker.training.tasks.seq2seq.layout import architecture_of, build, is_t5, layers_of, layout_of
 from worker.training.tasks.seq2seq.limits import PairLimit
 from worker.training.tasks.seq2seq.rows import PairEncoder
-from worker.training.tasks.task import BuiltinModel, Config, Usage
+from worker.training.tasks.task import BuiltinModel, Config, Prompt, Usage
 from worker.training.tasks.unlabelled import Unlabelled
 from worker.training.tasks.widths import PairWidths
 
@@ -150,6 +151,9 @@ class Seq2Seq(Unlabelled):
             shown="tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True)",
             text="your input, written as in the table above",
         )
+
+    def asked(self, tokenizer: TokenizerState, texts: Texts, data: DataSpec) -> Prompt:
+        return asked_input(tokenizer, texts, data.max_input_tokens)
 
     def prompt(self, rows: Rows, row: int, tokenizer: PreTrainedTokenizerBase, data: DataSpec) -> str | None:
         given = rows.input(row).tolist()

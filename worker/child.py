@@ -16,8 +16,10 @@ class ChildGone(Exception):
     """The child has ended, or does not keep to the protocol."""
 
 
-class SinkChild:
-    """Spawned, not forked: publish has threads. `command` ties it to the calling thread (`jobs.process.lifeline`)."""
+class JsonChild:
+    """Spawned, not forked: its parent has threads. `command` or `environment` ties it to the calling thread
+    (`jobs.process.lifeline`).
+    """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -67,6 +69,19 @@ class SinkChild:
         if not isinstance(answer, dict):
             raise ChildGone("sent something that is not an answer")
         return answer
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
+    def kill(self) -> int:
+        """SIGKILL; returns the exit code, which is that of an earlier end if there was one."""
+        self._process.kill()
+        code = self._process.wait()
+        self._stdin.close()
+        self._stdout.close()
+        return code
 
     def end(self, timeout_s: float) -> None:
         """Close stdin; kill the child if it does not exit."""

@@ -1,0 +1,121 @@
+"""What is asked of a finished model, and the parts of its answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from jobs.frozen import Frozen
+from jobs.spec import Part
+
+MOST_CHARACTERS = 200_000
+MOST_ROWS = 64
+MOST_MESSAGES = 1_000
+MOST_NEW_TOKENS = 4_096
+CHECKPOINT = r"^step-[0-9]{8,12}$"
+ModelName = Literal["trained", "base"]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=MOST_CHARACTERS)]
+
+
+class Message(Part):
+    """One turn of a chat."""
+
+    role: Annotated[str, StringConstraints(min_length=1, max_length=50)]
+    """`system`, `user` or `assistant`."""
+    content: Annotated[str, StringConstraints(max_length=MOST_CHARACTERS)]
+    """What was said."""
+
+
+class GenerateBody(Part):
+    """What a model is to answer, and how. One of `input`, `row`, `rows` and `messages` is needed."""
+
+    input: Text | None = None
+    """A text, as the job's template for inputs would write it; of a causal model a prompt."""
+    row: dict[str, Any] | None = None
+    """Columns of a row, from which the job's template makes the input."""
+    rows: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_ROWS)] | None = None
+    """Several of these, answered one after the other, each as if it were alone."""
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)] | None = None
+    """A chat, whose next reply is wanted."""
+    checkpoint: Annotated[str, StringConstraints(pattern=CHECKPOINT)] | None = None
+    """Use the weights of this checkpoint, such as `step-00000500`; null: the model that the job delivered."""
+    base: bool = False
+    """Let the model before training answer, too."""
+    stream: bool = False
+    """Answer with server-sent events: text as it is written."""
+    max_new_tokens: Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)] | None = None
+    """Tokens to write at most; null: as many as the model's generation_config.json says."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """0: always the most probable token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """With a temperature: choose among the most probable tokens that have this probability together."""
+    top_k: Annotated[int, Field(ge=0, le=1000)] = 0
+    """With a temperature: choose among so many of the most probable tokens; 0: among all."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    """With a temperature: the same seed gives the same text on the same device; null: a random one, which the answer
+    names."""
+    num_beams: Annotated[int, Field(ge=1, le=8)] = 1
+    """Beams of a beam search; it cannot be streamed."""
+
+    @model_validator(mode="after")
+    def _one_input(self) -> Self:
+        given = [name for name in ("input", "row", "rows", "messages") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of input, row, rows and messages (got {' and '.join(given) or 'none'})")
+        if self.num_beams > 1 and (self.stream or self.temperature):
+            raise ValueError("num_beams above 1 goes with neither stream nor temperature")
+        return self
+
+    @property
+    def models(self) -> tuple[ModelName, ...]:
+        """Who answers."""
+        return ("trained", "base") if self.base else ("trained",)
+
+
+class LabelProbability(Frozen):
+    """A class, and how probable the model finds it."""
+
+    label: str
+    probability: float
+
+
+class Output(Frozen):
+    """What one model answered to one input."""
+
+    model: ModelName
+    """`trained`, or `base`: the model before training."""
+    index: int
+    """Of the input, from 0 on."""
+    input: str
+    """What the model read, as text."""
+    input_tokens: int
+    input_cut: bool
+    """Whether the end of the input was cut off at the job's limit, as in training."""
+    text: str
+    """What the model wrote; of a classifier its label, or its labels with `; ` between."""
+    tokens: int
+    """That were written; of a classifier 0."""
+    finish_reason: Literal["stop", "length"]
+    """`length`: it ended at `max_new_tokens`."""
+    labels: list[LabelProbability] | None = None
+    """Of a classifier: every label, the most probable first; else null."""
+    error: str | None = None
+    """Why there is no answer to this row, as in the report on rejected rows; null: there is one."""
+
+
+class Generated(Frozen):
+    """How the outputs of a request came about."""
+
+    device: Literal["cpu", "cuda"]
+    """Where the model ran."""
+    why: str | None = None
+    """Why it was the CPU; null on a GPU."""
+    seconds: float
+    """Of generating, without waiting and loading."""
+    loading_s: float
+    """Of loading the model for this request; 0: it was there."""
+    tokens_per_s: float | None
+    """Null where none was written."""
+    seed: int | None
+    """That sampling began with; null: nothing was drawn."""

@@ -1,0 +1,198 @@
+"""A finished model answers as transformers does, in pieces or whole, and with the job's own template."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from jobs.attempt import Finished, TrainResult
+from jobs.disk.rundir import RunDir
+from jobs.events import EvaluationFinished
+from jobs.generation import GenerateBody, Output
+from tests.training.attempts import facts
+from tests.training.generation.conftest import CHATS, CLASSES, Trained
+from tests.training.workplace import pairs
+from worker.training.generation.serving import Models, answer
+
+CPU = torch.device("cpu")
+
+
+class Heard:
+    """What would go to the worker."""
+
+    def __init__(self, cancel_after: int | None = None) -> None:
+        self.parts: list[tuple[str, dict[str, Any]]] = []
+        self._cancel_after = cancel_after
+
+    def send(self, type: str, **data: Any) -> None:
+        """Kept."""
+        self.parts.append((type, data))
+
+    def fail(self, error: Any) -> None:
+        """Kept."""
+        self.send("error", code=error.detail_code, message=str(error))
+
+    def cancelled(self) -> bool:
+        """After so many pieces of text."""
+        return self._cancel_after is not None and len(self.of("text")) >= self._cancel_after
+
+    def of(self, type: str) -> list[dict[str, Any]]:
+        """Parts of a type."""
+        return [data for each, data in self.parts if each == type]
+
+
+def ask(run: RunDir, checkpoint: str | None = None, **body: Any) -> Heard:
+    heard = Heard()
+    answer(Models(run, checkpoint, CPU, heard), GenerateBody.model_validate(body), heard)  # type: ignore[arg-type]
+    return heard
+
+
+def outputs(heard: Heard) -> list[Output]:
+    assert heard.parts[-1][0] == "done", heard.parts
+    return [Output.model_validate(each) for each in heard.of("output")]
+
+
+def by_transformers(run: RunDir, text: str, *, causal: bool, adapters: bool = False) -> str:
+    """What the README of the model says to do."""
+    model: Any
+    if adapters:
+        base = AutoModelForSeq2SeqLM.from_pretrained(str(run.plan().model.folder), dtype=torch.bfloat16)
+        model = PeftModel.from_pretrained(base, run.model, autocast_adapter_dtype=False).eval()
+        longest = json.loads((run.model / "generation_config.json").read_bytes())["max_new_tokens"]
+        more = {"max_new_tokens": longest}
+    else:
+        auto: Any = AutoModelForCausalLM if causal else AutoModelForSeq2SeqLM
+        model, more = auto.from_pretrained(run.model, dtype=torch.bfloat16), {}
+    tokenizer: Any = AutoTokenizer.from_pretrained(run.model)
+    inputs = tokenizer(text, return_tensors="pt", add_special_tokens=not causal)
+    written = model.generate(**inputs, do_sample=False, **more)[0]
+    begin = inputs["input_ids"].shape[1] if causal else 0
+    text = str(tokenizer.decode(written[begin:], skip_special_tokens=True))
+    return text.strip() if causal else text
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "seq2seq lora", "seq2seq adapters", "causal", "causal lora"])
+def test_greedy_text_is_that_of_transformers_and_of_the_job_streamed_or_not(trained: Trained, name: str) -> None:
+    run, causal = trained[name], name.startswith("causal")
+    end = run.attempt_lines(1)[-1]
+    assert isinstance(end, Finished) and isinstance(end.result, TrainResult)
+    [samples] = [each.samples for each in facts(run, EvaluationFinished) if each.step == end.result.step]
+    rows: list[dict[str, Any]] = CHATS if causal else pairs(48)
+    seen = 0
+    for row in rows:
+        asked: str = row["messages"][0]["content"] if causal else row["input"]
+        sample = next((each for each in samples if asked in each.input), None)
+        if sample is None:
+            continue
+        seen += 1
+        heard = ask(run, row=row)
+        [output] = outputs(heard)
+        assert output.text == by_transformers(run, output.input, causal=causal, adapters="adapters" in name)
+        assert output.text == sample.generated
+        assert "".join(each["text"] for each in heard.of("text")) == output.text
+        assert output.tokens > 0 and output.input_tokens > 0 and not output.input_cut
+    assert seen == len(samples) == 3
+
+
+def test_a_row_goes_through_the_template_of_the_job_and_a_text_is_what_it_would_have_made(trained: Trained) -> None:
+    run = trained["seq2seq"]
+    [by_row] = outputs(ask(run, row={"input": "question 3 about bread"}))
+    [by_text] = outputs(ask(run, input="ask: question 3 about bread"))
+    assert by_row.input == "ask: question 3 about bread"
+    assert by_row == by_text
+
+
+def test_messages_go_through_the_chat_template(trained: Trained) -> None:
+    run = trained["causal"]
+    messages = CHATS[3]["messages"]
+    [by_messages] = outputs(ask(run, messages=messages[:1]))
+    [by_row], [by_text] = outputs(ask(run, row=CHATS[3])), outputs(ask(run, input=messages[0]["content"]))
+    assert by_messages == by_row == by_text
+    tokenizer: Any = AutoTokenizer.from_pretrained(run.model)
+    assert by_messages.input == tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+
+
+def test_rows_are_answered_as_each_alone_and_one_that_cannot_be_used_says_why(trained: Trained) -> None:
+    run, rows = trained["seq2seq"], pairs(3)
+    heard = ask(run, rows=[rows[0], {"input": ""}, rows[2]])
+    first, bad, last = outputs(heard)
+    assert (first.index, bad.index, last.index) == (0, 1, 2)
+    assert bad.error == "empty input" and bad.text == ""
+    for row, output in ((rows[0], first), (rows[2], last)):
+        [alone] = outputs(ask(run, row=row))
+        assert alone.text == output.text
+
+
+def test_the_base_model_answers_beside_the_trained_one(trained: Trained) -> None:
+    run = trained["seq2seq lora"]
+    heard = ask(run, row=pairs(1)[0], base=True)
+    tuned, base = outputs(heard)
+    assert (tuned.model, base.model) == ("trained", "base")
+    assert tuned.text != base.text, "it learned something"
+    assert tuned.input == base.input
+    assert [each["model"] for each in heard.of("loading")] == ["trained", "base"]
+    done = heard.of("done")[0]
+    assert done["device"] == "cpu" and done["tokens_per_s"] > 0 and done["loading_s"] > 0
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "seq2seq adapters"])
+def test_a_checkpoint_answers_as_the_model_that_was_made_of_it(trained: Trained, name: str) -> None:
+    run = trained[name]
+    newest = max(folder.name for folder in run.checkpoints.glob("step-*"))
+    [by_checkpoint], [by_model] = outputs(ask(run, newest, row=pairs(1)[0])), outputs(ask(run, row=pairs(1)[0]))
+    assert by_checkpoint == by_model
+
+
+def test_a_seed_repeats_a_sample_and_beams_differ_from_neither_model_nor_length(trained: Trained) -> None:
+    run = trained["causal"]
+    sampled = [ask(run, row=CHATS[1], temperature=1.5, seed=seed, max_new_tokens=12) for seed in (1, 1, 2, 3)]
+    texts = [outputs(heard)[0].text for heard in sampled]
+    assert texts[0] == texts[1] and len(set(texts)) > 1
+    assert sampled[0].of("done")[0]["seed"] == 1
+    unseeded = ask(run, row=CHATS[1], temperature=1.5, max_new_tokens=12)
+    [again] = outputs(ask(run, row=CHATS[1], temperature=1.5, max_new_tokens=12, seed=unseeded.of("done")[0]["seed"]))
+    assert [again] == outputs(unseeded), "the answer names the seed"
+    [output] = outputs(ask(run, row=CHATS[1], num_beams=3, max_new_tokens=2))
+    assert output.tokens == 2 and output.finish_reason == "length"
+
+
+def test_a_classifier_gives_every_label_with_its_probability(trained: Trained) -> None:
+    run = trained["classification"]
+    [output] = outputs(ask(run, row=CLASSES[0]))
+    assert output.labels is not None
+    assert [each.probability for each in output.labels] == sorted((e.probability for e in output.labels), reverse=True)
+    assert sum(each.probability for each in output.labels) == pytest.approx(1, abs=1e-5)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(run.model, dtype=torch.bfloat16)
+    tokenizer: Any = AutoTokenizer.from_pretrained(run.model)
+    with torch.no_grad():
+        logits = model(**tokenizer(output.input, return_tensors="pt")).logits[0].float()
+    assert output.text == output.labels[0].label == model.config.id2label[int(logits.argmax())]
+    assert output.labels[0].probability == pytest.approx(float(logits.softmax(-1).max()), abs=1e-6)
+
+
+def test_what_cannot_be_answered_is_refused_with_what_to_do(trained: Trained) -> None:
+    run = trained["seq2seq"]
+    for checkpoint, body, code in (
+        ("step-00000999", {"input": "x"}, "no_checkpoint"),
+        (None, {"row": {"other": "x"}}, "bad_input"),
+        (None, {"input": "\x07"}, "bad_input"),
+    ):
+        heard = ask(run, checkpoint, **body)
+        assert heard.parts[-1][0] == "error" and heard.parts[-1][1]["code"] == code
+    untrained = trained.place.job("pairs.jsonl")
+    trained.place.prepare(untrained)
+    assert ask(untrained, input="x").parts[-1][1]["code"] == "no_model"
+    causal = trained["causal"]
+    assert ask(causal, input="1 2 " * 45_000).parts[-1][1]["code"] == "input_too_long"
+
+
+def test_a_cancelled_answer_ends_between_two_tokens(trained: Trained) -> None:
+    heard = Heard(cancel_after=1)
+    body = GenerateBody.model_validate({"row": pairs(1)[0], "max_new_tokens": 4000, "temperature": 2.0, "seed": 0})
+    answer(Models(trained["seq2seq"], None, CPU, heard), body, heard)  # type: ignore[arg-type]
+    assert heard.parts[-1][0] == "cancelled" and len(heard.of("text")) == 1

@@ -1,0 +1,191 @@
+"""Requests of the kind `generate`: a process for the model that is asked for, ended when it is idle or in the way.
+
+It runs on a GPU only while nothing trains there and nothing waits to train: it has the GPU's lock, so that a trainer
+waits for the moment that it takes to end it. Else it runs on the CPU, at the lowest priority, and the answer says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from jobs.disk.rundir import RunDir
+from jobs.errors import StoreUnavailable
+from jobs.process.lifeline import PARENT_PID
+from jobs.redis.connection import connect
+from jobs.redis.requests import Request
+from jobs.redis.store import Store
+from jobs.state import Stage
+from worker.child import ChildGone, JsonChild
+from worker.requests import Abandoned, Answer, RequestFailed
+from worker.settings import WorkerSettings
+
+log = logging.getLogger("longhaul.worker")
+KIND = "generate"
+LOOK_S = 1.0
+CANCELLED_WITHIN_S = 10.0
+LAST = ("done", "error", "cancelled")
+TRAINS, WAITS, UNKNOWN = "a job trains on the GPU", "a job waits to train", "Redis does not say whether a GPU is free"
+NO_GPU = "no train worker has a GPU"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model runs."""
+
+    device: Literal["cpu", "cuda"]
+    why: str | None = None
+    """Why on the CPU."""
+    gpu: str | None = None
+    """UUID."""
+    limit: int | None = None
+    """Bytes of the GPU at most."""
+
+
+def place_for(settings: WorkerSettings, store: Store) -> Place:
+    """A GPU on which nothing trains while nothing waits to, else the CPU."""
+    if settings.device == "cpu":
+        return Place("cpu", "LONGHAUL_DEVICE is cpu")
+    try:
+        trainers = [worker for worker in store.workers.all() if worker.stage == Stage.TRAIN and worker.gpu is not None]
+        waiting = store.waiting(Stage.TRAIN)
+    except StoreUnavailable:
+        return Place("cpu", UNKNOWN)
+    if not trainers:
+        return Place("cpu", NO_GPU)
+    if waiting:
+        return Place("cpu", WAITS)
+    free = [worker.gpu for worker in trainers if worker.job is None and not worker.busy and worker.healthy]
+    if not free or free[0] is None:
+        return Place("cpu", TRAINS)
+    return Place("cuda", gpu=free[0].uuid, limit=free[0].facts.limit_bytes)
+
+
+class Generation:
+    """The handler (`worker.requests.Handler`). One model at a time."""
+
+    kind = KIND
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings, self._store = settings, Store(connect(settings.redis_url))
+        self._child: _Child | None = None
+
+    def answer(self, request: Request, answer: Answer) -> None:
+        """See `Handler`."""
+        run = RunDir(self._settings.runs / request.job)
+        if not run.exists():
+            raise RequestFailed(f"there is no job {request.job}", code="not_found")
+        child = self._ready(run, request.payload.get("checkpoint"), place_for(self._settings, self._store))
+        try:
+            self._pass_on(child, request, answer)
+        except ChildGone as error:
+            code = self._end()
+            how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
+            raise RequestFailed(
+                f"the process that had the model {how} ({error})",
+                code="model_process_ended",
+                hint=f"ask again: it starts anew. If that repeats, the log of the worker `{KIND}` has the details",
+            ) from error
+        except Abandoned:
+            self._cancel(child)
+            raise
+        except RequestFailed:  # the GPU is needed, or the worker stops
+            self._end()
+            raise
+        child.used_at = time.monotonic()
+
+    def idle(self) -> None:
+        """See `Handler`."""
+        child = self._child
+        if child is None:
+            return
+        if time.monotonic() - child.used_at > self._settings.generate_idle_s:
+            log.info("the model of job %s is given up: nobody has asked it for a while", child.run.id)
+            self._end()
+        elif self._in_the_way(child):
+            self._end()
+
+    def close(self) -> None:
+        """See `Handler`."""
+        self._end()
+
+    def _ready(self, run: RunDir, checkpoint: str | None, place: Place) -> _Child:
+        child = self._child
+        wanted = (run.path, checkpoint, place.device, place.gpu)
+        if child is not None and ((child.run.path, child.checkpoint, child.place.device, child.place.gpu) != wanted
+                                  or not child.process.running):  # fmt: skip
+            self._end()
+            child = None
+        if child is None:
+            child = self._child = _Child(run, checkpoint, place, self._settings)
+        return child
+
+    def _pass_on(self, child: _Child, request: Request, answer: Answer) -> None:
+        child.process.ask({"body": request.payload})
+        looked_at = time.monotonic()
+        while True:
+            part = cast("dict[str, Any] | None", child.process.answer(LOOK_S))
+            if time.monotonic() - looked_at >= LOOK_S:
+                answer.hold()
+                looked_at = time.monotonic()
+                if self._in_the_way(child):
+                    raise RequestFailed(
+                        "a job needs the GPU, and this was ended for it",
+                        code="gpu_needed",
+                        hint="ask again: the model then runs on the CPU",
+                    )
+            if part is None:
+                continue
+            data: dict[str, Any] = part["data"]
+            if part["type"] == "done":
+                data |= {"why": child.place.why}
+            answer.add(part["type"], data)
+            if part["type"] in LAST:
+                return
+
+    def _in_the_way(self, child: _Child) -> bool:
+        """Whether it has a GPU that somebody else could use."""
+        return child.place.device == "cuda" and place_for(self._settings, self._store).gpu != child.place.gpu
+
+    def _cancel(self, child: _Child) -> None:
+        """Have it leave the present answer, and keep the model."""
+        try:
+            child.process.ask({"cancel": True})
+            deadline = time.monotonic() + CANCELLED_WITHIN_S
+            while (left := deadline - time.monotonic()) > 0:
+                part = child.process.answer(left)
+                if part is not None and part["type"] in LAST:
+                    child.used_at = time.monotonic()
+                    return
+        except ChildGone as error:
+            log.warning("the process of job %s is gone: %s", child.run.id, error)
+        self._end()
+
+    def _end(self) -> int | None:
+        """End the process; its exit code."""
+        child, self._child = self._child, None
+        return None if child is None else child.process.kill()
+
+
+class _Child:
+    """A running `python -m worker.training generate`."""
+
+    def __init__(self, run: RunDir, checkpoint: str | None, place: Place, settings: WorkerSettings) -> None:
+        self.run, self.checkpoint, self.place = run, checkpoint, place
+        command = [sys.executable, "-m", "worker.training", "generate", os.fspath(run.path)]
+        if checkpoint is not None:
+            command += ["--checkpoint", checkpoint]
+        if place.limit is not None:
+            command += ["--gpu-limit", str(place.limit)]
+        environment = {
+            **settings.trainer_environment,
+            "LONGHAUL_DEVICE": place.device,
+            "CUDA_VISIBLE_DEVICES": place.gpu or "",
+            PARENT_PID: str(os.getpid()),
+        }
+        self.process = JsonChild(command, environment)
+        self.used_at = time.monotonic()

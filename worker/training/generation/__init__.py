@@ -1,0 +1,1 @@
+"""Using a finished model: `python -m worker.training generate`."""

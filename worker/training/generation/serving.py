@@ -1,0 +1,257 @@
+"""The process that has a finished model: requests on stdin, answers on stdout, a line of JSON each, one at a time.
+
+A request is `{"body": GenerateBody}`, and while it is answered `{"cancel": true}` ends that. The parts of an answer
+have a `type`: `loading` and `loaded`, `text` (a piece as it is written), `output` (one whole), and at the end `done`,
+`error` or `cancelled`.
+
+On a CPU it takes only time that nobody else wants. On a GPU it holds the GPU's lock, and has a memory limit of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from jobs.disk.rundir import RunDir
+from jobs.errors import DeviceBusy, Rejected, StageError
+from jobs.generation import GenerateBody, Generated, ModelName
+from jobs.plan import Plan
+from jobs.spec import JobSpec
+from worker.training.generation.inputs import Inputs
+from worker.training.generation.models import load_base, load_trained
+from worker.training.generation.writing import Answering, Cancelled
+from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
+from worker.training.kernels.grouped_attention import repeat_shared_heads
+from worker.training.machine import expandable_segments
+from worker.training.machine.device import gpu_id, has_native_bf16, prepare_numerics
+from worker.training.machine.locks import gpu_lock, try_lock
+from worker.training.machine.out_of_memory import KINDS, is_out_of_memory
+from worker.training.memory.hard_limit import on_gpu
+from worker.training.network import guards
+from worker.training.tasks.registry import task_of
+
+TEXT_EVERY_S = 0.05
+"""Pieces of text that come sooner are sent together."""
+log = logging.getLogger("longhaul.trainer")
+
+
+def serve(run: RunDir, checkpoint: str | None, device: torch.device, limit: int | None, lines: TextIO) -> int:
+    """Answer requests until stdin ends. `limit`: bytes of the GPU at most."""
+    guards.check_device(device)
+    expandable_segments.leave_off_where_broken(device)
+    if device.type == "cpu":
+        use_fp32_where_bf16_is_slow()
+    if not has_native_bf16(device):
+        repeat_shared_heads()
+    prepare_numerics(device)
+    channel = Channel(lines)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(_held_gpu(run, device))
+        except DeviceBusy as error:
+            channel.fail(error)
+            return error.reason.exit_code
+        held.enter_context(on_gpu(device, limit))
+        models = Models(run, checkpoint, device, channel)
+        for body in channel.requests():
+            answer(models, body, channel)
+    return 0
+
+
+def _held_gpu(run: RunDir, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """The lock of the GPU, which a trainer waits for. Raises DeviceBusy where one has it."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    lock = try_lock(gpu_lock(run.path.parent / ".locks", gpu_id(device)))
+    if lock is None:
+        raise DeviceBusy("a trainer has the GPU", hint="ask again: the model then runs on the CPU")
+    return lock
+
+
+class Channel:
+    """The lines between this process and the worker."""
+
+    def __init__(self, lines: TextIO) -> None:
+        self._lines = lines
+        self._bodies: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._cancel = threading.Event()
+        threading.Thread(target=self._read, name="requests", daemon=True).start()
+
+    def requests(self) -> Iterator[GenerateBody]:
+        """Each, until stdin ends."""
+        while (body := self._bodies.get()) is not None:
+            self._cancel.clear()
+            yield GenerateBody.model_validate(body)
+
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the present answer any more."""
+        return self._cancel.is_set()
+
+    def send(self, type: str, **data: object) -> None:
+        """A part of the answer."""
+        self._lines.write(json.dumps({"type": type, "data": data}) + "\n")
+        self._lines.flush()
+
+    def fail(self, error: StageError) -> None:
+        """The answer is this error."""
+        self.send("error", code=error.detail_code, message=str(error), hint=error.hint)
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            message = json.loads(line)
+            if "body" in message:
+                self._bodies.put(message["body"])
+            else:
+                self._cancel.set()
+        self._cancel.set()
+        self._bodies.put(None)
+
+
+class Models:
+    """The models of one job, each loaded when it is asked for, once."""
+
+    def __init__(self, run: RunDir, checkpoint: str | None, device: torch.device, channel: Channel) -> None:
+        self._run, self._checkpoint, self.device, self._channel = run, checkpoint, device, channel
+        self._spec: JobSpec = run.spec()
+        self._plan: Plan = run.plan()
+        self._task = task_of(self._spec, self._plan.task, self._plan.data)
+        self._loaded: dict[ModelName, Answering] = {}
+        self._inputs: Inputs | None = None
+
+    def get(self, name: ModelName) -> Answering:
+        """Raises Rejected, NotPrepared."""
+        if name not in self._loaded:
+            self._channel.send("loading", model=name, device=self.device.type)
+            loaded = (
+                load_base(self._run, self._task, self.device)
+                if name == "base"
+                else load_trained(self._run, self._task, self._checkpoint, self.device)
+            )
+            log.info("%s model of job %s loaded in %.1f s", name, self._run.id, loaded.seconds)
+            several, new_tokens = self._spec.task.multi_label, delivered_new_tokens(self._run)
+            self._loaded[name] = Answering(loaded, name, several=several, new_tokens=new_tokens)
+            self._channel.send("loaded", model=name, seconds=loaded.seconds)
+        return self._loaded[name]
+
+    def inputs(self) -> Inputs:
+        """Of the job. Raises Rejected."""
+        if self._inputs is None:
+            self._inputs = Inputs(self._spec, self._plan, self._task, self.get("trained").loaded.folder)
+        return self._inputs
+
+
+def delivered_new_tokens(run: RunDir) -> int | None:
+    """`max_new_tokens` of the model that the job delivered: room for the targets of its data."""
+    try:
+        found = json.loads((run.model / "generation_config.json").read_bytes()).get("max_new_tokens")
+    except FileNotFoundError:
+        return None
+    return found if isinstance(found, int) else None
+
+
+def answer(models: Models, body: GenerateBody, channel: Channel) -> None:
+    """All parts of one answer."""
+    try:
+        _answer(models, body, channel)
+    except Cancelled:
+        channel.send("cancelled")
+    except StageError as error:
+        channel.fail(error)
+    except KINDS as error:
+        if not is_out_of_memory(error):
+            raise
+        if models.device.type == "cuda":
+            torch.cuda.empty_cache()
+        channel.fail(
+            Rejected(
+                f"memory ran out: {str(error).splitlines()[0][:300]}",
+                code="out_of_memory",
+                hint="shorten the input or lower max_new_tokens, or leave the base model out",
+            )
+        )
+
+
+def _answer(models: Models, body: GenerateBody, channel: Channel) -> None:
+    began = time.perf_counter()
+    answering = [models.get(name) for name in body.models]
+    prompts = models.inputs().of(body)
+    loading_s = time.perf_counter() - began
+    seed = None
+    if body.temperature:
+        seed = random.SystemRandom().randrange(2**32) if body.seed is None else body.seed
+    tokens, began = 0, time.perf_counter()
+    for index, prompt in enumerate(prompts):
+        for name, model in zip(body.models, answering, strict=True):
+            if channel.cancelled():
+                raise Cancelled
+            if seed is not None:
+                torch.manual_seed(seed)  # each as if it were alone
+            with TextSender(channel, name, index) as sender:
+                output = model.answer(index, prompt, body, sender.add, channel.cancelled)
+            tokens += output.tokens
+            channel.send("output", **output.model_dump())
+    seconds = time.perf_counter() - began
+    done = Generated(
+        device="cuda" if models.device.type == "cuda" else "cpu",
+        seconds=seconds,
+        loading_s=loading_s,
+        tokens_per_s=tokens / seconds if tokens else None,
+        seed=seed,
+    )
+    channel.send("done", **done.model_dump())
+
+
+class TextSender:
+    """Sends pieces of one text, those that come soon after another together."""
+
+    def __init__(self, channel: Channel, model: ModelName, index: int) -> None:
+        self._channel, self._about = channel, {"model": model, "index": index}
+        self._text, self._sent = "", 0.0
+
+    def add(self, text: str) -> None:
+        """More of it."""
+        self._text += text
+        if time.monotonic() - self._sent >= TEXT_EVERY_S:
+            self._flush()
+
+    def __enter__(self) -> TextSender:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._text:
+            self._channel.send("text", **self._about, text=self._text)
+            self._text, self._sent = "", time.monotonic()
+
+
+def yield_to_others(threads: int) -> None:
+    """Take only time of the CPU that nobody else wants, on so many threads. Before torch is used."""
+    os.nice(19)
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError as error:  # a sandbox without it
+        log.warning("SCHED_IDLE is not available here, nice 19 is: %s", error)
+    # Where the kernel groups processes by session, being nice counts within the group alone.
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        Path("/proc/self/autogroup").write_text("19")
+    torch.set_num_threads(threads)
+
+
+def threads_on(cpus: int) -> int:
+    """Threads of generation on the CPU, beside what trains: a quarter of the cores."""
+    return max(1, cpus // 4)

@@ -1,0 +1,162 @@
+"""One answer: what `transformers` generates, passed on as it is written; or the classes of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Literal
+
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from jobs.errors import Rejected
+from jobs.generation import GenerateBody, LabelProbability, ModelName, Output
+from worker.training.network.model import LoadedModel
+from worker.training.rows.row import Defect
+from worker.training.tasks.built import positions_of
+from worker.training.tasks.task import Prompt
+
+DEFAULT_NEW_TOKENS = 256
+"""Where neither the request nor generation_config.json says how many: a base model's."""
+
+
+class Cancelled(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Answering:
+    """A loaded model that answers. `text` is called with pieces of text as they are written."""
+
+    def __init__(self, loaded: LoadedModel, name: ModelName, *, several: bool, new_tokens: int | None) -> None:
+        """`several`: a text has any number of classes. `new_tokens`: where a request does not say how many."""
+        self.loaded, self._name, self._several, self._new_tokens = loaded, name, several, new_tokens
+        config = loaded.config
+        if loaded.model.config.is_encoder_decoder:
+            self._positions = positions_of(config, loaded.task.layout(config))
+        else:  # also of rotary positions, which have no embedding
+            self._positions = config.get("max_position_embeddings") or config.get("n_positions")
+
+    def answer(
+        self, index: int, prompt: Prompt | Defect, body: GenerateBody, text: Callable[[str], object],
+        cancelled: Callable[[], bool],
+    ) -> Output:  # fmt: skip
+        """The answer to one input. Raises Cancelled, Rejected (`input_too_long`)."""
+        if isinstance(prompt, Defect):
+            return Output(
+                model=self._name, index=index, input="", input_tokens=0, input_cut=False, text="", tokens=0,
+                finish_reason="stop", error=str(prompt),
+            )  # fmt: skip
+        about = {
+            "model": self._name, "index": index, "input": prompt.text, "input_tokens": len(prompt.ids),
+            "input_cut": prompt.cut,
+        }  # fmt: skip
+        ids = torch.tensor([prompt.ids], device=self.loaded.model.device)
+        with torch.no_grad():
+            if self.loaded.task.has_labels:
+                return Output(**about, **self._classes(ids))
+            written, reason = self._write(ids, body, text, cancelled)
+        return Output(**about, text=written[0], tokens=written[1], finish_reason=reason)
+
+    def _write(
+        self, ids: torch.Tensor, body: GenerateBody, text: Callable[[str], object], cancelled: Callable[[], bool]
+    ) -> tuple[tuple[str, int], Literal["stop", "length"]]:
+        model, most = self.loaded.model, body.max_new_tokens or self._new_tokens or DEFAULT_NEW_TOKENS
+        taken = 1 if model.config.is_encoder_decoder else ids.shape[1]
+        if self._positions is not None:
+            if taken >= self._positions:
+                raise Rejected(
+                    f"the input has {taken:,} tokens, and the model knows {self._positions:,} positions",
+                    code="input_too_long",
+                    hint="shorten it",
+                )
+            most = min(most, self._positions - taken)
+        ends = torch.tensor(model.generation_config.eos_token_id).reshape(-1)
+        pieces = _Pieces(self._decoded, text, set(ends.tolist()))
+        sampled: dict[str, Any] = {"do_sample": False}
+        if body.temperature:
+            sampled = {"do_sample": True, "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
+        generated = model.generate(  # type: ignore[operator]  # typed as Tensor | Module
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=most,
+            num_beams=body.num_beams,
+            use_cache=True,
+            streamer=pieces if body.num_beams == 1 else None,
+            stopping_criteria=StoppingCriteriaList([_Stop(cancelled)]),
+            pad_token_id=model.generation_config.pad_token_id or 0,
+            **sampled,
+        )
+        if cancelled():
+            raise Cancelled
+        tokens = generated[0, taken:].cpu()
+        found = torch.isin(tokens, ends).nonzero()
+        end = int(found[0]) if len(found) else len(tokens)  # behind it is padding, or nothing
+        final = self._decoded(tokens[:end])
+        pieces.finish(final)
+        return (final, end + len(found[:1])), "stop" if len(found) else "length"
+
+    def _decoded(self, tokens: torch.Tensor) -> str:
+        text = self.loaded.tokenizer.decode(tokens, skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text if self.loaded.model.config.is_encoder_decoder else text.strip()
+
+    def _classes(self, ids: torch.Tensor) -> dict[str, Any]:
+        logits = self.loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].float()
+        likely = logits.sigmoid() if self._several else logits.softmax(-1)
+        names: Any = self.loaded.model.config.id2label  # by number
+        found = sorted(
+            (LabelProbability(label=names[number], probability=each) for number, each in enumerate(likely.tolist())),
+            key=lambda each: -each.probability,
+        )
+        chosen = [each.label for each in found if each.probability > 0.5] if self._several else [found[0].label]
+        return {"text": "; ".join(chosen), "tokens": 0, "finish_reason": "stop", "labels": found}
+
+
+class _Pieces(BaseStreamer):
+    """Passes on what a text will begin with, whatever is written next: what its last two states have in common."""
+
+    def __init__(
+        self, decode: Callable[[torch.Tensor], str], text: Callable[[str], object], ends: Collection[int]
+    ) -> None:
+        self._decode, self._text, self._ends = decode, text, ends
+        self._begun = False
+        self._tokens: list[int] = []
+        self._before = self._sent = ""
+
+    def put(self, value: torch.Tensor) -> None:
+        """The prompt (of an encoder-decoder, what its decoder begins with) comes first."""
+        if not self._begun:
+            self._begun = True
+            return
+        self._tokens += [token for token in value.reshape(-1).tolist() if token not in self._ends]
+        now = self._decode(torch.tensor(self._tokens))
+        self._send(common_beginning(self._before, now).rstrip())
+        self._before = now
+
+    def end(self) -> None:
+        """Called by transformers; `finish` has the final text."""
+
+    def finish(self, final: str) -> None:
+        """The rest. What was sent is its beginning, or this is a fault."""
+        if not final.startswith(self._sent):
+            raise RuntimeError(f"streamed {self._sent[-50:]!r}, which {final[:200]!r} does not begin with")
+        self._send(final)
+
+    def _send(self, text: str) -> None:
+        if len(text) > len(self._sent):
+            self._text(text[len(self._sent) :])
+            self._sent = text
+
+
+def common_beginning(one: str, other: str) -> str:
+    """What both texts begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return one[: next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))]
+
+
+class _Stop(StoppingCriteria):
+    def __init__(self, cancelled: Callable[[], bool]) -> None:
+        self._cancelled = cancelled
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.Tensor:
+        return torch.full((input_ids.shape[0],), self._cancelled(), device=input_ids.device)
