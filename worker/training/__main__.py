@@ -1,4 +1,5 @@
-"""The trainer process: `python -m worker.training check|prepare|train RUN_DIR [--attempt N]`; `… generate`, `… doctor`.
+"""The trainer process: `python -m worker.training check|prepare|train RUN_DIR [--attempt N]`; `… generate`, `… doctor`,
+`… export RUN_DIR FORMAT [--dtype TYPE]`.
 
 It reads a run directory and writes to it: no Redis, no HTTP, no W&B. What it has to say goes, line by line, into its
 attempt file, the last line being the reason why it ended. Exit codes (`jobs/reasons.py`) are a fallback for that line;
@@ -20,7 +21,8 @@ import sys
 from pathlib import Path
 
 from jobs.disk.rundir import RunDir
-from jobs.errors import DiskFull, Rejected, StageError
+from jobs.errors import DiskFull, LonghaulError, Rejected, StageError
+from jobs.export import DTYPES, ExportFormat
 from jobs.process.lifeline import PARENT_PID, tie_to_parent
 from jobs.reasons import Reason
 from jobs.text.units import format_bytes
@@ -45,6 +47,8 @@ def main(argv: list[str]) -> int:
         return doctor(argv[1:])
     if argv[:1] == ["generate"]:
         return generate(argv[1:])
+    if argv[:1] == ["export"]:
+        return export(argv[1:])
     arguments = parse(argv)
     set_library_switches(arguments.stage)
     configure_log(logging.INFO)
@@ -184,6 +188,37 @@ def generate(argv: list[str]) -> int:
         yield_to_others(threads_on(len(os.sched_getaffinity(0))))
     run, device = RunDir(arguments.run_dir.resolve()), torch.device(settings.device)
     return serve(run, arguments.checkpoint, device, arguments.gpu_limit, lines)
+
+
+def export(argv: list[str]) -> int:
+    """A finished model in the format of another program."""
+    parser = argparse.ArgumentParser(prog="python -m worker.training export", description=export.__doc__)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("format", type=ExportFormat, choices=list(ExportFormat), metavar="FORMAT")
+    known = sorted({dtype for dtypes in DTYPES.values() for dtype in dtypes})
+    parser.add_argument("--dtype", choices=known, help="of the weights; left out: that of the model")
+    arguments = parser.parse_args(argv)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the GPU is for what trains
+    set_library_switches("train")
+    configure_log(logging.INFO)
+    run = RunDir(arguments.run_dir.resolve())
+    file = run.attempt_file(f"export-{arguments.format}")
+    file.unlink(missing_ok=True)
+    journal = Journal(file)
+    journal.phase("load")
+
+    from worker.training.export.export import export as make
+
+    try:
+        make(run, journal, arguments.format, arguments.dtype)
+    except (StageError, LonghaulError) as error:
+        return fail(journal, error if isinstance(error, StageError) else Rejected(str(error), code=error.code))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return fail(journal, DiskFull(f"no room is left on the disk: {error}"))
+    journal.finish(Reason.DONE)
+    return 0
 
 
 def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> int:

@@ -19,7 +19,9 @@ import torch
 from jobs.errors import Rejected
 from worker.training.adapters.merging import computed_merged
 from worker.training.adapters.wide import Widened
-from worker.training.context import TrainingContext
+from worker.training.dataset.data import PreparedDataset
+from worker.training.journal import Journal
+from worker.training.machine.usage import Cache
 from worker.training.network.model import LoadedModel
 from worker.training.tasks.task import Batch
 
@@ -59,21 +61,20 @@ class MergeCheck:
         )
 
 
-def check_merged(context: TrainingContext) -> MergeCheck:
+def check_merged(loaded: LoadedModel, data: PreparedDataset, journal: Journal, cache: Cache) -> MergeCheck:
     """Compare the two, for the adapters that are in memory. Raises Rejected (`merge_differs`)."""
-    loaded, data = context.loaded, context.data
     rows = data.validation if len(data.validation) else data.train
     chosen = [np.array([row]) for row in range(min(ROWS, len(rows)))]
     batches = loaded.task.limit(rows, 1).batches(rows, chosen, loaded.pad_id)
-    context.cache.clear()
+    cache.clear()
     training = loaded.model.training
     loaded.model.eval()
     try:
-        apart = likelihoods(context, batches)
+        apart = likelihoods(loaded, batches, journal)
         with computed_merged(loaded.model, rounded=False):
-            merged = likelihoods(context, batches)
+            merged = likelihoods(loaded, batches, journal)
         with computed_merged(loaded.model, rounded=True):
-            rounded = likelihoods(context, batches)
+            rounded = likelihoods(loaded, batches, journal)
     finally:
         loaded.model.train(training)
     tokens = np.array([batch.target_tokens for batch in batches])
@@ -106,14 +107,13 @@ def check_merged(context: TrainingContext) -> MergeCheck:
 
 
 @torch.no_grad()
-def likelihoods(context: TrainingContext, batches: Sequence[Batch]) -> Float64:
+def likelihoods(loaded: LoadedModel, batches: Sequence[Batch], journal: Journal) -> Float64:
     """[batches] log-likelihoods of the targets, in wide numbers."""
-    model = context.loaded.model
     found = []
-    with Widened(wide_dtype(context.loaded)):
+    with Widened(wide_dtype(loaded)):
         for batch in batches:
-            found.append(-batch.loss_sum(model).item())
-            context.journal.progress()
+            found.append(-batch.loss_sum(loaded.model).item())
+            journal.progress()
     return np.array(found)
 
 

@@ -20,6 +20,9 @@ from worker.training.models.model_files import GENERATION_CONFIG
 POINTS = 12
 """Evaluations in the curve."""
 SAMPLES = 3
+README = "README.md"
+"""In the folder of a model: its page, which the hub shows as its card."""
+_USE = "## Use"
 
 
 def readme(
@@ -66,6 +69,23 @@ def readme(
         *_samples(evaluations.get(step)),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def exported(page: str, library: str, usage: Sequence[str], remark: str) -> str:
+    """The page of a model, for an export of it that `library` opens. `usage`: Markdown; or, where the rest of the
+    snippet stays as it is, the lines of Python that open it; or none: it is opened as the page says."""
+    before, found, after = page.partition(f"\n{_USE}\n")
+    assert found, "every page says how its model is used"
+    section, next_title, rest = after.partition("\n## ")
+    if usage and not usage[0].startswith("```"):
+        kept = section[section.index("tokenizer = AutoTokenizer") :].splitlines()
+        usage = ["```python", *usage, *kept]
+    elif not usage:
+        usage = section.strip().splitlines()
+    names = {"merged": "transformers", "adapter": "peft"}
+    before = re.sub("^library_name: .*$", f"library_name: {names.get(library, library)}", before, flags=re.MULTILINE)
+    lines = [before, _USE, "", f"Exported to {library}: {remark}.", "", "\n".join(usage).rstrip(), ""]
+    return "\n".join(lines) + (f"\n## {rest}" if next_title else "")
 
 
 def _named(sources: Sequence[WeightedSource]) -> str:
@@ -127,7 +147,7 @@ def _usage(
     loaded = context.loaded
     usage, auto_class = loaded.task.usage(context.spec.data), loaded.task.auto_class().__name__
     lines = [
-        "## Use",
+        _USE,
         "",
         "```python",
         *method.opening(auto_class, base_model(context.plan), loaded.task.layout(loaded.config)),

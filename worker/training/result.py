@@ -56,7 +56,7 @@ def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, *, s
     if merged is not None:  # only now: where the check refuses them, the adapters are there
         if kept is not None:
             restore_weights(kept.folder / WEIGHTS, loaded.weights)
-        remark = check_merged(context).text
+        remark = check_merged(loaded, context.data, context.journal, context.cache).text
 
         def write_merged(file: Path) -> object:
             return write_tensors(file, merged.weights(loaded.model), context.journal)

@@ -21,23 +21,23 @@ class Merged(Full):
     """`Method` of a result: the whole model, with the adapters in its weights. Nothing is trained so."""
 
     def weights(self, model: nn.Module) -> Mapping[str, torch.Tensor]:
-        """Under the names of the model without adapters."""
-        return MergedWeights(model)
+        """Under the names of the model without adapters, in `dtype`."""
+        return MergedWeights(model, self.dtype)
 
 
 class MergedWeights(Mapping[str, torch.Tensor]):
     """Weights of a model with its adapters in them: each is made when it is asked for, and nobody keeps it."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._layers = adapted_layers(model)
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self._layers, self._dtype = adapted_layers(model), dtype
         own = {name: each for name, each in weights_of(model).items() if ".lora_" not in name}
         self._tensors = {name.replace(f"{_BASE}.", "."): each for name, each in own.items()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         owner, _, key = name.rpartition(".")
         if key == "weight" and owner in self._layers:
-            return rounded_weight(self._layers[owner])
-        return self._tensors[name]
+            return merged_weight(self._layers[owner]).to(self._dtype)
+        return self._tensors[name].to(self._dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -48,7 +48,7 @@ class MergedWeights(Mapping[str, torch.Tensor]):
     @property
     def nbytes(self) -> int:
         """Of all of them; a merged weight has the size of its own."""
-        return sum(each.nbytes for each in self._tensors.values())
+        return sum(each.numel() * self._dtype.itemsize for each in self._tensors.values())
 
 
 def adapted_layers(model: nn.Module) -> Mapping[str, Any]:

@@ -1,0 +1,235 @@
+"""Exports: each is opened by its own program, and says of held-out tokens what the trained model says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from jobs.attempt import Finished
+from jobs.disk.rundir import RunDir
+from jobs.errors import DeviceBusy, Rejected
+from jobs.export import ExportFormat, ExportReport, exports_of
+from tests.training.adapters.test_adapter_runs import LORA
+from tests.training.attempts import attempt
+from tests.training.conftest import MakeRun
+from tests.training.tasks.causal.families import config_of, model_of
+from tests.training.workplace import Workplace
+from worker.training.export import ctranslate2_folder, export, gguf_file, llama_cpp
+from worker.training.export.export import export as make
+from worker.training.export.formats import EXACT
+from worker.training.journal import Journal
+from worker.training.machine.locks import try_lock
+from worker.training.tasks.causal import builtin
+
+SHORT: dict[str, Any] = {"training": {"epochs": 2, "learning_rate": 0.05}, "evaluation": {"samples": 0}}
+CT2, GGUF, MERGED, ADAPTER = ExportFormat.CTRANSLATE2, ExportFormat.GGUF, ExportFormat.MERGED, ExportFormat.ADAPTER
+
+
+def exported(run: RunDir, format: ExportFormat, dtype: str | None = None) -> ExportReport:
+    """Made and verified; what is said of it is on disk."""
+    report = make(run, Journal(run.attempt_file("export")), format, dtype)
+    folder = run.path / "exports" / format
+    assert report in exports_of(run.path)
+    assert {file.name for file in report.files} | {"export.json"} == {
+        str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()
+    }
+    assert not list((run.path / "exports").glob("tmp-*"))
+    assert f"Exported to {format}: " in (folder / "README.md").read_text()
+    assert report.verification.difference <= report.verification.limit
+    return report
+
+
+def causal_run(workplace: Workplace, family: str, **parts: Any) -> RunDir:
+    """A trained model of a family."""
+    folder = workplace.data / family
+    more = {"sliding_window": None} if family == "mistral" else {}
+    model = model_of(family, torch.bfloat16, vocab_size=512, **more)
+    for name, tensor in model.named_parameters():  # biases and norms matter, too
+        if tensor.ndim == 1:
+            torch.nn.init.normal_(tensor, mean=float("norm" in name and "gemma" not in family), std=0.1)
+    model.save_pretrained(folder)
+    config = config_of(family, vocab_size=512, **more)
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [type(model).__name__]}))
+    builtin.learn_tokenizer(["Line of a story, 12 pages long."]).save_pretrained(folder)
+    workplace.rows(
+        "rows.jsonl", [{"text": f"Line {number} of a story, {number} pages  long.\n"} for number in range(24)]
+    )
+    settings = {"training": {"epochs": 1, "batch_size": 8, "learning_rate": 1e-2}, "memory": {"micro_batch": 4}}
+    run = workplace.job(
+        model=f"./{family}", data={"validation": 0.25}, **settings | {"evaluation": {"samples": 0}} | parts
+    )
+    workplace.prepare(run)
+    assert attempt(run) == 0
+    return run
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_t5_in_ctranslate2_with_the_scale_that_its_head_has(make_run: MakeRun, model_folder: Path, tied: bool) -> None:
+    if tied:
+        weights = load_file(model_folder / "model.safetensors")
+        weights.pop("lm_head.weight")
+        save_file(weights, model_folder / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((model_folder / "config.json").read_text())
+        (model_folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    run = make_run(**SHORT)
+    assert attempt(run) == 0
+    exact = exported(run, CT2)
+    assert exact.dtype == "bfloat16" and exact.verification.limit == EXACT and exact.verification.tokens >= 40
+    assert exported(run, CT2, "float32").verification.difference < EXACT
+    assert exported(run, CT2, "int8").verification.difference > 0.0
+    with pytest.raises(Rejected, match=r"qwen2, qwen3|t5 is none of") as caught:
+        exported(run, GGUF)
+    assert caught.value.detail_code == "export_unsupported"
+
+
+def test_a_wrong_scale_of_the_logits_is_refused_and_what_was_there_stays(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ctranslate2
+
+    run = make_run(**SHORT)
+    assert attempt(run) == 0
+    exported(run, CT2)
+    source = [["w3", "w4", "w5", "</s>"]]
+    folder, wrong = run.path / "exports" / "ctranslate2", run.path.parent / "wrong"
+    right = ctranslate2.Translator(str(folder), compute_type="float32").translate_batch(source, beam_size=1)
+    monkeypatch.setattr(ctranslate2_folder, "set_scale", lambda config: None)  # as the converter does by itself
+    monkeypatch.setattr(export, "refuse_differing", lambda *_: shutil.copytree(
+        run.path / "exports" / "tmp-ctranslate2" / "export", wrong))  # fmt: skip
+    make(run, Journal(run.attempt_file("export")), CT2, None)
+    greedy = ctranslate2.Translator(str(wrong), compute_type="float32").translate_batch(source, beam_size=1)
+    assert greedy[0].hypotheses == right[0].hypotheses, "a greedy test sees nothing"
+    monkeypatch.undo()
+    kept = exported(run, CT2)
+    monkeypatch.setattr(ctranslate2_folder, "set_scale", lambda config: None)
+    with pytest.raises(Rejected, match="where the trained model gives") as caught:
+        make(run, Journal(run.attempt_file("export")), CT2, None)
+    assert caught.value.detail_code == "export_differs"
+    assert exports_of(run.path) == [kept]
+
+
+def test_lora_of_t5_merged_and_apart(make_run: MakeRun) -> None:
+    run = make_run(method=LORA, **SHORT)
+    assert attempt(run) == 0
+    merged = exported(run, MERGED)
+    assert merged.dtype == "bfloat16" and merged.verification.limit == EXACT
+    assert (merged.verification.rounding or 0.0) > 0.0
+    assert exported(run, MERGED, "float32").verification.rounding is None
+    apart = exported(run, ADAPTER)
+    assert apart.dtype == "as trained" and apart.verification.runtime.startswith("peft ")
+    in_ctranslate2 = exported(run, CT2, "float32").verification
+    assert in_ctranslate2.log_probability == pytest.approx(merged.verification.log_probability)
+    assert [each.format for each in exports_of(run.path)] == [ADAPTER, CT2, MERGED]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_causal_models_in_every_format(workplace: Workplace, family: str) -> None:
+    run = causal_run(workplace, family)
+    exact = exported(run, GGUF, "f32").verification
+    assert exact.limit == EXACT and exact.runtime.startswith("llama.cpp") and exact.tokenizer_texts == exact.rows
+    assert exported(run, GGUF).dtype == "bf16"
+    assert exported(run, GGUF, "q8_0").verification.difference > exact.difference
+    assert exported(run, CT2).verification.limit == EXACT
+    assert exported(run, CT2, "int8").verification.limit > EXACT
+    for format, code in ((MERGED, "nothing_to_merge"), (ADAPTER, "no_adapter")):
+        with pytest.raises(Rejected) as caught:
+            exported(run, format)
+        assert caught.value.detail_code == code
+
+
+def test_lora_of_llama_reaches_llama_cpp_merged(workplace: Workplace) -> None:
+    run = causal_run(workplace, "llama", method={"type": "lora", "rank": 4})
+    assert exported(run, GGUF, "f32").verification.difference < EXACT
+    rounded = exported(run, GGUF).verification
+    assert (rounded.rounding or 0.0) > 0.0
+    assert exported(run, CT2).verification.difference < EXACT
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen3", "gemma", "phi3"])
+def test_other_families_in_gguf(workplace: Workplace, family: str) -> None:
+    found = exported(causal_run(workplace, family), GGUF, "f32").verification
+    assert found.limit == (gguf_file.GELU_TABLE if family == "gemma" else EXACT)
+
+
+def test_rope_of_llama_3(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    rope = {
+        "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }  # fmt: skip
+    from tests.training.tasks.causal import families
+
+    monkeypatch.setitem(families.FAMILIES, "llama", families.FAMILIES["llama"] | {"rope_parameters": rope})
+    assert exported(causal_run(workplace, "llama"), GGUF, "f32").verification.limit == EXACT
+
+
+def test_another_order_of_rows_in_gguf_is_refused(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = causal_run(workplace, "llama")
+    monkeypatch.setattr(gguf_file, "interleave", lambda values, heads: values)
+    with pytest.raises(Rejected, match=r"llama.cpp .* opens the export, but gives a held-out token"):
+        make(run, Journal(run.attempt_file("export")), GGUF, "f32")
+    monkeypatch.undo()
+    monkeypatch.setattr(llama_cpp.Runtime, "_tokens", lambda self, text: [1, 2, 3])
+    with pytest.raises(Rejected, match="cuts a held-out text into 3 tokens"):
+        make(run, Journal(run.attempt_file("export")), GGUF, "f32")
+
+
+def test_only_finished_jobs_whose_rows_are_there(make_run: MakeRun, dataset_folder: Path, tmp_path: Path) -> None:
+    run = make_run(**SHORT)
+    with pytest.raises(Rejected, match="has no model yet"):
+        exported(run, CT2)
+    assert attempt(run) == 0
+    plan = run.plan()
+    gone = plan.data.model_copy(update={"prepared": str(tmp_path / "gone")})
+    run.write_plan(plan.model_copy(update={"data": gone}))
+    with pytest.raises(Rejected, match="without them nothing can be compared") as caught:
+        exported(run, CT2)
+    assert caught.value.detail_code == "not_prepared" and f"longhaul clone {run.id}" in (caught.value.hint or "")
+
+
+def test_a_damaged_model_is_not_exported(make_run: MakeRun) -> None:
+    run = make_run(**SHORT)
+    assert attempt(run) == 0
+    (run.path / "exports").mkdir()
+    held = try_lock(run.path / "exports" / ".ctranslate2.lock")
+    assert held is not None
+    with held, pytest.raises(DeviceBusy, match="is being made already"):
+        exported(run, CT2)
+    weights = run.model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    with pytest.raises(Rejected):
+        exported(run, CT2)
+    assert exports_of(run.path) == []
+
+
+def test_by_hand_killed_in_the_middle_and_again(make_run: MakeRun) -> None:
+    run = make_run(**SHORT)
+    assert attempt(run) == 0
+    command = [sys.executable, "-m", "worker.training", "export", str(run.path), "ctranslate2"]
+    killing = (
+        "import os, sys; from worker.training import __main__; from worker.training.export import export\n"
+        "export.refuse_differing = lambda *_: os.kill(os.getpid(), 9)\n"
+        "sys.exit(__main__.main(sys.argv[1:]))"
+    )
+    killed = subprocess.run([sys.executable, "-c", killing, *command[3:]], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (run.path / "exports" / "tmp-ctranslate2" / "export" / "model.bin").exists()
+    assert exports_of(run.path) == [] and not (run.path / "exports" / "ctranslate2").exists()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [report] = exports_of(run.path)
+    assert report.format is CT2 and not (run.path / "exports" / "tmp-ctranslate2").exists()
+    last = run.attempt_lines("export-ctranslate2")[-1]
+    assert isinstance(last, Finished) and last.reason == "done"
+    refused = subprocess.run([*command[:-1], "adapter"], capture_output=True, text=True, check=False)
+    last = run.attempt_lines("export-adapter")[-1]
+    assert refused.returncode == 77 and isinstance(last, Finished)
+    assert last.error is not None and last.error.code == "no_adapter"

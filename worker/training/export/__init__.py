@@ -1,0 +1,1 @@
+"""A finished model in the format of another program, verified by that program."""

@@ -1,0 +1,342 @@
+"""`python -m worker.training export RUN_DIR FORMAT [--dtype TYPE]`: a finished model in the format of another program.
+
+What the trained model says of held-out tokens is computed first, then the format is made, then its own program says
+the same or the export is refused. `exports/FORMAT/` is complete and verified, or absent: it is made as `tmp-…`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from jobs.disk.files import sync_folder, write_synced
+from jobs.disk.rundir import RunDir
+from jobs.errors import DeviceBusy, DiskFull, NotPrepared, Rejected
+from jobs.export import DTYPES, EXPORTS, REPORT, ExportedFile, ExportFormat, ExportReport, Verification
+from jobs.plan import Plan
+from jobs.spec import FullMethod, JobSpec
+from jobs.text.units import bytes_alike
+from jobs.version import VERSION
+from worker.training.adapters.full import Full
+from worker.training.adapters.lora import ADAPTER
+from worker.training.adapters.merging import Merged, computed_merged
+from worker.training.adapters.method import Method
+from worker.training.adapters.registry import method_of
+from worker.training.adapters.wide import Widened
+from worker.training.checkpoints.checkpoint import restore_weights
+from worker.training.checkpoints.tensorfile import write_tensors
+from worker.training.dataset.data import PreparedDataset
+from worker.training.export import ctranslate2_folder, gguf_file, opened
+from worker.training.export.formats import Format
+from worker.training.export.held_out import (
+    Float64,
+    HeldOutRow,
+    absolute_differences,
+    held_out,
+    log_probabilities,
+)
+from worker.training.journal import Journal
+from worker.training.machine.locks import try_lock
+from worker.training.machine.usage import Cache
+from worker.training.merge_check import check_merged
+from worker.training.models.model_files import GENERATION_CONFIG, SINGLE, SMALL
+from worker.training.network.model import LoadedModel, load, write_model
+from worker.training.readme import README, base_model, exported
+from worker.training.start import open_stores
+from worker.training.tasks.registry import task_of
+
+ADAPTER_FOLDER = "adapter"
+AS_TRAINED = "as trained"
+CPU = torch.device("cpu")
+_ROUNDED = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16"}
+"""Types of weights that are written as torch rounds them, by its names; others are made from float32."""
+log = logging.getLogger("longhaul.trainer")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A finished job, and what there is of its model."""
+
+    run: RunDir
+    spec: JobSpec
+    plan: Plan
+    data: PreparedDataset
+    base: Path
+    """The folder of the prepared model."""
+    adapters: Path | None
+    """Folder of the adapters that were trained; None: all weights were."""
+    merged: bool
+    """Whether model/ is the whole model."""
+
+    @classmethod
+    def of(cls, run: RunDir, journal: Journal) -> Subject:
+        """Raises Rejected (`no_model`, `not_prepared`)."""
+        if not (run.model / README).exists():
+            raise Rejected(
+                f"job {run.id} has no model yet", code="no_model", hint=f"wait for its end: longhaul watch {run.id}"
+            )
+        spec, plan = run.spec(), run.plan()
+        lora = not isinstance(spec.method, FullMethod)
+        try:
+            base, data = open_stores(run, plan, journal, weights=lora)
+        except NotPrepared as error:
+            raise Rejected(
+                f"{error}; without them nothing can be compared",
+                code="not_prepared",
+                hint=f"`longhaul clone {run.id}` prepares the same again; cancel the new job once it is prepared",
+            ) from error
+        merged = (run.model / SINGLE).exists()
+        adapters = (run.model / ADAPTER_FOLDER if merged else run.model) if lora else None
+        return cls(run, spec, plan, data, base, adapters, merged)
+
+    def method(self, *, adapters: bool) -> Method:
+        """Of the model that is opened: with adapters beside it, or whole."""
+        method = method_of(self.spec, self.plan.resolved.dtype)
+        return method if adapters else Full(method.dtype)
+
+    def opened(self, *, adapters: bool) -> LoadedModel:
+        """The trained model: loaded with the guards of training, and computed as transformers does."""
+        loaded = load(
+            self.base if adapters else self.run.model,
+            CPU,
+            task=task_of(self.spec, self.plan.task, self.plan.data),
+            dropout=None,
+            fused=False,
+            activation_checkpointing=0,
+            method=self.method(adapters=adapters),
+        )
+        if adapters:
+            assert self.adapters is not None
+            restore_weights(self.adapters / ADAPTER, loaded.weights)
+        return loaded
+
+
+def export(run: RunDir, journal: Journal, format: ExportFormat, dtype: str | None) -> ExportReport:
+    """Make and verify it. `dtype` None: that of the model. What was there of the same format is replaced.
+
+    Raises Rejected (`no_model`, `not_prepared`, `nothing_to_merge`, `no_adapter`, `export_unsupported`,
+    `export_differs`), DeviceBusy where the same is being made already, DiskFull.
+    """
+    folder = run.path / EXPORTS
+    folder.mkdir(exist_ok=True)
+    lock = try_lock(folder / f".{format}.lock")
+    if lock is None:
+        raise DeviceBusy(f"{format} of job {run.id} is being made already", hint="wait for it")
+    temporary = folder / f"tmp-{format}"
+    with lock:
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            return _made(run, journal, format, dtype, temporary)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _made(run: RunDir, journal: Journal, format: ExportFormat, dtype: str | None, temporary: Path) -> ExportReport:
+    journal.phase("load")
+    subject = Subject.of(run, journal)
+    asked = dtype or default_dtype(format, subject.plan.resolved.dtype)
+    with_adapters = subject.adapters is not None and (format is ExportFormat.ADAPTER or not subject.merged)
+    check_asked(subject, format, asked)
+    loaded = subject.opened(adapters=with_adapters)
+    made = format_of(format, subject, loaded)
+    made.check(loaded.config, subject.plan.task)
+    check_room(run, temporary.parent, 3 * loaded.parameter_bytes)
+    rows = held_out(subject.plan.task, subject.data)
+    temporary.mkdir()
+
+    journal.phase("evaluate")
+    trained = said(loaded, subject.plan.task, rows, journal)
+    expected, rounding = trained, None
+    journal.phase("save")
+    if format is ExportFormat.ADAPTER:
+        source = adapter_source(subject, temporary / "source")
+    elif with_adapters:
+        check_merged(loaded, subject.data, journal, Cache(CPU))
+        rounded = _ROUNDED.get(asked)
+        if rounded is not None:
+            with computed_merged(loaded.model, rounded=True):
+                expected = said(loaded, subject.plan.task, rows, journal)
+            rounding = float(absolute_differences(expected, trained).mean())
+        source = merged_source(subject, loaded, temporary / "source", getattr(torch, rounded or "float32"), journal)
+    else:
+        source = run.model
+    usage_of = loaded.task.auto_class().__name__, loaded.task.layout(loaded.config)
+    del loaded
+
+    target = temporary / "export"
+    target.mkdir()
+    made.write(source, target, asked, journal.progress)
+    journal.phase("evaluate")
+    found = made.scores(target, source, asked, rows, journal.progress)
+    differences = absolute_differences(found.log_probabilities, expected)
+    verification = Verification(
+        runtime=made.runtime,
+        computed_in=found.computed_in,
+        rows=len(rows),
+        tokens=len(differences),
+        log_probability=float(np.concatenate(trained).mean()),
+        difference=float(differences.mean()),
+        worst=float(differences.max()),
+        limit=found.limit,
+        rounding=rounding,
+        tokenizer_texts=found.tokenizer_texts,
+    )
+    refuse_differing(verification, float(np.concatenate(found.log_probabilities).mean()), format)
+    journal.phase("save")
+    usage = made.usage(target)
+    if format is ExportFormat.MERGED:
+        usage = Merged(getattr(torch, asked)).opening(usage_of[0], base_model(subject.plan), usage_of[1])
+    page = exported((run.model / README).read_text(), format, usage, sentence(verification, asked))
+    write_synced(target / README, page.encode())
+    report = ExportReport(
+        format=format,
+        dtype=asked,
+        job=run.id,
+        made_at=time.time(),
+        versions={"longhaul": VERSION, "torch": version("torch")} | {name: version(name) for name in made.packages},
+        verification=verification,
+        files=[described(file, target, journal) for file in sorted(target.rglob("*")) if file.is_file()],
+    )
+    write_synced(target / REPORT, report.model_dump_json(indent=1).encode() + b"\n")
+    put_in_place(target, temporary.parent / format)
+    log.info("exported to %s: %s", format, sentence(verification, asked))
+    return report
+
+
+def default_dtype(format: ExportFormat, dtype: str) -> str:
+    """The type of the weights of a model of this type, where the format has it; else one that loses nothing."""
+    match format:
+        case ExportFormat.ADAPTER:
+            return AS_TRAINED
+        case ExportFormat.GGUF:
+            return "bf16" if dtype == "bfloat16" else "f32"
+        case _:
+            return dtype if dtype in DTYPES[format] else "float32"
+
+
+def check_asked(subject: Subject, format: ExportFormat, dtype: str) -> None:
+    """Raises Rejected (`no_adapter`, `nothing_to_merge`, `export_unsupported`)."""
+    job = subject.run.id
+    if format is ExportFormat.ADAPTER and subject.adapters is None:
+        raise Rejected(
+            f"job {job} trained every weight: it has no adapter", code="no_adapter", hint=f"longhaul download {job}"
+        )
+    if format is ExportFormat.MERGED and subject.merged:
+        raise Rejected(
+            f"model/ of job {job} is the whole model already", code="nothing_to_merge", hint=f"longhaul download {job}"
+        )
+    own = subject.plan.resolved.dtype
+    allowed = (own, "float32") if format is ExportFormat.MERGED else DTYPES[format] or (AS_TRAINED,)
+    if dtype not in allowed:
+        raise Rejected(
+            f"{format} of this model is written in {' or '.join(allowed)}, not in {dtype}",
+            code="export_unsupported",
+            hint="leave the type out, or name one of these",
+        )
+
+
+def format_of(format: ExportFormat, subject: Subject, loaded: LoadedModel) -> Format:
+    """What makes it."""
+    match format:
+        case ExportFormat.MERGED:
+            return opened.Merged(loaded.task, subject.plan.task)
+        case ExportFormat.ADAPTER:
+            return opened.Adapter(loaded.task, subject.plan.task, subject.base)
+        case ExportFormat.CTRANSLATE2:
+            return ctranslate2_folder.CTranslate2()
+        case ExportFormat.GGUF:
+            return gguf_file.Gguf()
+
+
+def said(loaded: LoadedModel, task: str, rows: list[HeldOutRow], journal: Journal) -> list[Float64]:
+    """By the trained model, in fp32."""
+    with Widened(torch.float32):
+        return log_probabilities(loaded.model, task, rows, journal.progress)
+
+
+def merged_source(subject: Subject, loaded: LoadedModel, folder: Path, dtype: torch.dtype, journal: Journal) -> Path:
+    """The whole model with its adapters merged, as a folder that `from_pretrained` opens."""
+    merged, file = Merged(dtype), subject.run.model / GENERATION_CONFIG
+    write_model(
+        loaded,
+        folder,
+        {".": (merged, lambda to: write_tensors(to, merged.weights(loaded.model), journal))},
+        base=base_model(subject.plan),
+        generation=None,
+        readme="",
+    )
+    if file.exists():
+        shutil.copyfile(file, folder / GENERATION_CONFIG)
+    return folder
+
+
+def adapter_source(subject: Subject, folder: Path) -> Path:
+    """The adapters with the tokenizer and what else is beside them."""
+    assert subject.adapters is not None
+    shutil.copytree(subject.adapters, folder, ignore=shutil.ignore_patterns(README))
+    for name in SMALL[1:]:  # config.json only where the adapters have one
+        if (subject.run.model / name).exists():
+            shutil.copyfile(subject.run.model / name, folder / name)
+    return folder
+
+
+def check_room(run: RunDir, folder: Path, needed: int) -> None:
+    """Raises DiskFull."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        size, room = bytes_alike(needed, free)
+        raise DiskFull(f"the export may need {size}, and {room} are free", hint="make room in the runs directory")
+
+
+def refuse_differing(found: Verification, said: float, format: str) -> None:
+    """Raises Rejected (`export_differs`)."""
+    if not found.difference <= found.limit:  # also where it is no number
+        raise Rejected(
+            f"{found.runtime} opens the export, but gives a held-out token {said:.4f} nats where the trained model "
+            f"gives {found.log_probability:.4f}: the mean difference is {found.difference:.2g}, and {found.limit:g} is "
+            "allowed",
+            code="export_differs",
+            hint=f"nothing was kept; report it, with the versions of {format}'s packages",
+        )
+
+
+def sentence(found: Verification, dtype: str) -> str:
+    """For people."""
+    rounded = (
+        "" if found.rounding is None else f" (rounding the merged weights to {dtype} changed {found.rounding:.2g})"
+    )
+    return (
+        f"{found.runtime} gives the {found.tokens:,} tokens of {found.rows} held-out rows the log-probabilities of the "
+        f"trained model, up to {found.difference:.2g} nats on average and {found.worst:.2g} at most{rounded}; weights: "
+        f"{dtype}; computed with: {found.computed_in}"
+    )
+
+
+def described(file: Path, folder: Path, journal: Journal) -> ExportedFile:
+    """Its size and sha256; it is on disk."""
+    with open(file, "rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+        os.fsync(handle.fileno())
+    journal.progress()
+    return ExportedFile(name=str(file.relative_to(folder)), bytes=file.stat().st_size, sha256=digest)
+
+
+def put_in_place(made: Path, target: Path) -> None:
+    """Rename, over what was there."""
+    old = target.with_name(f"tmp-old-{target.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    sync_folder(made)
+    if target.exists():
+        os.rename(target, old)
+    os.rename(made, target)
+    sync_folder(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
