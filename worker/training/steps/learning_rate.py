@@ -40,8 +40,8 @@ def learning_rate(
 ) -> float:
     """Rate of step 1 … `steps`: rises as step / warmup, then decays so that it would be 0 one step after the last.
 
-    After a correction it continues from the rate reached, without a jump: it rises with the slope of the new warm-up, if
-    it was still rising, and the rest of the decay is spread over the steps left.
+    After a correction it continues from the rate reached, without a jump: it rises with the slope of the new warm-up,
+    if it was still rising, and the rest of the decay is spread over the steps left.
     """
     if correction is not None and step > correction.step:
         return _corrected(step, correction, peak=peak, steps=steps, warmup=warmup, lr_scheduler=lr_scheduler)
