@@ -26,7 +26,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from jobs.attempt import Noted
 from jobs.disk.rundir import RunDir
 from jobs.events import CheckpointSaved
-from jobs.spec import TrainingSpec
+from jobs.spec import CheckpointSpec, TrainingSpec
 from worker.training.adapters.full import weights_of
 from worker.training.checkpoints.checkpoint import TrainState, newest
 from worker.training.checkpoints.saving import Saver
@@ -71,7 +71,14 @@ def main(argv: list[str]) -> int:
         training.steps(2)
         count = max(1, round(arguments.seconds / (training.steps(3) / 3)))
         savers = {
-            kind: Saver(run, weights_of(training.model), training.optimizer, 1, journal, copies=kind == "beside")
+            kind: Saver(
+                run,
+                weights_of(training.model),
+                training.optimizer,
+                CheckpointSpec(keep=1),
+                journal,
+                copies=kind == "beside",
+            )
             for kind in ("beside", "waiting")
         }
         times: dict[str, list[float]] = {"beside": [], "waiting": [], "without": [], "stalls": []}

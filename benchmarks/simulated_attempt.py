@@ -45,6 +45,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.simulated_lora import models
+from jobs.attempt import TrainResult
 from jobs.disk.rundir import RunDir
 from jobs.events import CheckpointSaved, OomRecovered
 from jobs.gpus import GpuFacts
@@ -201,7 +202,7 @@ def measure(home: Path, name: str, task: Task, config: dict[str, Any], rank: int
     errors.append(error_of(stepping.measure(1)))
 
     peak_gib()
-    write_result(context, None, step=context.state.step, loss=None)
+    write_result(context, None, TrainResult(model="model", loss=None, first_loss=None, step=context.state.step))
     figures["merge_gib"] = round(peak_gib(), 3)
     figures["result_gib"] = round((run.model / "model.safetensors").stat().st_size / GIB, 3)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from jobs.dataset_report import PreparedSummary
+from jobs.evaluation_metrics import chosen_figure
 from jobs.events import Adopted, AnyFact, Fault
 from jobs.frozen import Empty, Frozen
 from jobs.memory_plan import MemorySummary
@@ -66,6 +67,13 @@ class TrainResult(Frozen):
     loss: float | None
     first_loss: float | None
     step: int
+    chosen_by: str | None = None
+    metrics: dict[str, float] = {}  # noqa: RUF012 - pydantic copies it
+
+    @property
+    def figure(self) -> str | None:
+        """By which the model was chosen, for people."""
+        return None if self.chosen_by is None else chosen_figure(self.chosen_by, self.loss, self.metrics)
 
 
 Result = CheckResult | PrepareResult | TrainResult | Empty
@@ -80,7 +88,7 @@ class Finished(Frozen):
     step: int = 0
     error: Fault | None = None
     result: Result = Empty()
-    """Of its stage; empty unless the reason is `done`."""
+    """Of its stage; empty unless its work is complete."""
 
 
 AttemptLine = Annotated[Heartbeat | Noted | Finished, Field(discriminator="kind")]

@@ -70,6 +70,10 @@ class EvaluationMetric(StrEnum):
         """Else lower is."""
         return self not in (EvaluationMetric.LOSS, EvaluationMetric.PERPLEXITY)
 
+    def cost(self, value: float) -> float:
+        """The same, or its negative: lower is better."""
+        return -value if self.higher_is_better else value
+
     def figure(self, value: float) -> str:
         """Its value for people."""
         return f"{value:,.{self.places}f}"
@@ -97,6 +101,25 @@ def metric_figure(name: str, value: float) -> str:
     """The same of its value."""
     found = _BY_NAME.get(name)
     return f"{value:,.4f}" if found is None else found.figure(value)
+
+
+def cost_of(metric: str, loss: float | None, metrics: Mapping[str, float]) -> float | None:
+    """By this metric, lower is better; None where it was not computed."""
+    found = _BY_NAME[metric]
+    figure = loss if found is EvaluationMetric.LOSS else metrics.get(metric)
+    return None if figure is None else found.cost(figure)
+
+
+def chosen_figure(chosen_by: str, loss: float | None, metrics: Mapping[str, float]) -> str | None:
+    """The figure by which a checkpoint was chosen, for people; None where it is not known."""
+    value = loss if chosen_by == EvaluationMetric.LOSS else metrics.get(chosen_by)
+    return None if value is None else metric_figure(chosen_by, value)
+
+
+def chosen_text(chosen_by: str, loss: float | None, metrics: Mapping[str, float]) -> str:
+    """By what a checkpoint was chosen, for people, such as `the best by macro F1, 0.8934`."""
+    figure = chosen_figure(chosen_by, loss, metrics)
+    return f"the best by {metric_words(chosen_by)}" + ("" if figure is None else f", {figure}")
 
 
 _BY_NAME: Mapping[str, EvaluationMetric] = {metric.value: metric for metric in EvaluationMetric}

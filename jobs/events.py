@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.json_schema import SkipJsonSchema
 
 from jobs.dataset_report import PreparedSummary
-from jobs.evaluation_metrics import metrics_text
+from jobs.evaluation_metrics import chosen_text, metrics_text
 from jobs.frozen import Frozen, left_out
 from jobs.memory_plan import MemorySummary
 from jobs.plan import CheckSummary, StepLimit, TimeSummary
@@ -280,7 +280,7 @@ class EvaluationFinished(Fact):
     seconds: float
     """What it took."""
     best: bool
-    """Whether this is the lowest loss so far."""
+    """Whether this is the best so far by `checkpoint.best`, or by the loss where that is null."""
     samples: list[Sample] = Field([])
     """Texts generated."""
     metrics: dict[str, float] = Field({})
@@ -479,8 +479,19 @@ class JobSucceeded(Fact):
     """Validation loss of the model that was kept."""
     first_loss: float | None = None
     """Validation loss before the first step, nats per target token (of a classifier: per row)."""
+    chosen_by: str | None = None
+    """The metric by which its checkpoint is the best. Null: it is the last step's, or an earlier version's."""
+    metrics: dict[str, float] = Field({})
+    """Other metrics of the model that was kept."""
+    reason: Reason = Reason.DONE
+    """Why training ended: `done`, or `early_stopped`."""
     seconds: float = 0.0
     """Time in attempts, all together."""
+
+    @property
+    def chosen_text(self) -> str | None:
+        """By what it was chosen, for people, such as `the best by macro F1, 0.8934`; None: by nothing."""
+        return None if self.chosen_by is None else chosen_text(self.chosen_by, self.loss, self.metrics)
 
 
 class JobFailed(Fact):

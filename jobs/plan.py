@@ -24,7 +24,7 @@ alone: T5-base on an A100, compiled (nanoT5), 62 %; FLAN-T5-XL under ZeRO-3 on e
 """
 
 
-StepLimit = Literal["epochs", "max_steps", "max_hours"]
+StepLimit = Literal["epochs", "max_steps", "max_hours", "early_stopping"]
 """What decides how many steps a run has: a key of `training`."""
 
 

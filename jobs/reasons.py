@@ -79,6 +79,9 @@ class Reason(StrEnum):
     # fmt: off
     # Where two share an exit code, the first is what the exit code alone means.
     DONE = "done", "Training is done", "the trainer has finished", _NEXT.NEVER, "info", 0
+    EARLY_STOPPED = ("early_stopped", "Training has ended early",
+                     "the evaluations have not become better for as long as the job waits for that", _NEXT.NEVER,
+                     "info", 0)
     INTERRUPTED = "interrupted", "Interrupted", "the trainer was asked to stop", _NEXT.AT_ONCE, "info", 75
     DEVICE_BUSY = "device_busy", "The GPU is taken", "another trainer holds the GPU", _NEXT.DELAYED, "warning", 75
     OUT_OF_MEMORY = "out_of_memory", "Out of memory", "memory ran out", _NEXT.NEVER, "error", 76
@@ -107,6 +110,11 @@ class Reason(StrEnum):
     NOT_PREPARED = ("not_prepared", "The prepared model or data is gone",
                     "the prepared model or data is gone or damaged", _NEXT.AFTER_PREPARE, "warning", 81)
     # fmt: on
+
+    @property
+    def completes(self) -> bool:
+        """Whether the work of the process is complete."""
+        return self in (Reason.DONE, Reason.EARLY_STOPPED)
 
     @property
     def counted(self) -> bool:

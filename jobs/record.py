@@ -112,6 +112,10 @@ class JobRecord(BaseModel):
     result_model: str | None = None
     result_step: int | None = None
     result_loss: float | None = None
+    result_chosen_by: str | None = None
+    """The metric by which the result is the best; null: it is the last step's."""
+    result_metrics: dict[str, float] = {}
+    """Other metrics of the result."""
     error: Fault | None = None
     """Why it failed, or why it is paused although no user asked for that."""
 
@@ -182,6 +186,8 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
                 "last_reason": fact.reason,
                 "training_s": record.training_s + max(0.0, spent),
             }
+            if fact.reason is Reason.EARLY_STOPPED:
+                change |= {"steps": fact.step, "limited_by": "early_stopping"}
         case EvaluationFinished():
             losses = [loss for loss in (record.best_loss, fact.loss) if loss is not None]
             change |= {"best_loss": min(losses)}
@@ -221,6 +227,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
         case JobSucceeded():
             change |= _transition(record, Status.SUCCEEDED) | {"finished_at": event.at}
             change |= {"result_model": fact.model, "result_step": fact.step, "result_loss": fact.loss}
+            change |= {"result_chosen_by": fact.chosen_by, "result_metrics": fact.metrics}
         case JobFailed():
             change |= _transition(record, Status.FAILED) | {"finished_at": event.at, "error": fact.error}
         case JobCancelled():

@@ -12,9 +12,11 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,6 +25,7 @@ from pydantic import (
     StringConstraints,
     Tag,
     ValidationError,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -30,6 +33,7 @@ from pydantic_core import PydanticCustomError
 
 from jobs.data_names import DATA_SUFFIXES, UPLOADED, DataFormat, data_format, hub_data
 from jobs.errors import UserError
+from jobs.evaluation_metrics import EvaluationMetric, metrics_of
 from jobs.memory_plan import OptimizerName
 from jobs.wrong_spec import ONE_SOURCE, SOURCES, explain, quantized, shorten
 
@@ -318,6 +322,38 @@ class DataSpec(Part):
         return self
 
 
+def _known_metric(name: str) -> str:
+    """`validation_loss` is what `loss` was called."""
+    name = EvaluationMetric.LOSS.value if name == "validation_loss" else name
+    if name not in {metric.value for metric in EvaluationMetric}:
+        *names, last = (repr(metric.value) for metric in EvaluationMetric)
+        raise PydanticCustomError("unknown_metric", "must be {expected}", {"expected": f"{', '.join(names)} or {last}"})
+    return name
+
+
+MetricName = Annotated[
+    str,
+    AfterValidator(_known_metric),
+    WithJsonSchema({"type": "string", "enum": [metric.value for metric in EvaluationMetric]}),
+]
+
+
+class EarlyStoppingSpec(Part):
+    """When a run ends before its last step: decided after each evaluation, by all that there were so far."""
+
+    metric: MetricName | None = None
+    """By what: a metric that the evaluations have. Null: that of `checkpoint.best`, or the loss."""
+    patience: Annotated[int, Field(ge=1, le=10_000)] = 3
+    """The run ends after so many evaluations in a row that are no better than the best before them."""
+    min_delta: Annotated[float, Field(ge=0.0, le=1_000_000.0)] = 0.0
+    """Better is what is better by more than this, in units of the metric."""
+
+
+def _early_stopping(value: object) -> object:
+    """What `true` and `false` stand for."""
+    return (EarlyStoppingSpec() if value else None) if isinstance(value, bool) else value
+
+
 class TrainingSpec(Part):
     """How long and how fast to learn."""
 
@@ -331,6 +367,12 @@ class TrainingSpec(Part):
     turns hours into steps by the pace that it expects on the GPU; after 200 steps, or a tenth of the run, their number
     is corrected once by the measured pace, evaluations and checkpoints included. A run that becomes slower later ends
     after 5 % more than these hours, wherever its learning rate is. Null: no limit."""
+    early_stopping: Annotated[
+        EarlyStoppingSpec | None,
+        BeforeValidator(_early_stopping, json_schema_input_type=EarlyStoppingSpec | bool | None),
+    ] = None
+    """The run ends when it gets no better; a checkpoint is then due at every evaluation that is the best so far. Null
+    or false: it does all its steps. True: the defaults."""
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128
     """Rows of one optimizer step, exactly; cut into micro-batches as memory allows, whose gradients are added up."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-4
@@ -427,8 +469,9 @@ class CheckpointSpec(Part):
     """A checkpoint is due at every n-th step as well."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
     """Newest checkpoints kept; the best one is kept besides."""
-    best: Literal["validation_loss"] | None = "validation_loss"
-    """The final model is the evaluated checkpoint with the lowest of this. Null: the last step's."""
+    best: MetricName | None = "loss"
+    """The final model is the evaluated checkpoint that is the best by this metric, of equals the newest:
+    `loss`, or another one that the evaluations of the task have. Null: the last step's."""
 
 
 class EvaluationSpec(Part):
@@ -583,6 +626,27 @@ class JobSpec(Part):
         return value
 
     @property
+    def early_stopping_metric(self) -> str:
+        """By what the run ends early, where it does."""
+        rule = self.training.early_stopping
+        return (rule and rule.metric) or self.checkpoint.best or EvaluationMetric.LOSS.value
+
+    def lacking_metrics(self, task: str) -> dict[tuple[str, ...], str]:
+        """What is wrong with metrics that the evaluations of this task do not have, by key."""
+        has = [metric.value for metric in metrics_of(task, multi_label=self.task.multi_label)]
+        rule = self.training.early_stopping
+        asked: dict[tuple[str, ...], str | None] = {("checkpoint", "best"): self.checkpoint.best}
+        asked["training", "early_stopping", "metric"] = None if rule is None else rule.metric
+        wrong = {}
+        for key, name in asked.items():
+            if name is not None and name not in has:
+                near = get_close_matches(name, has, n=1)
+                meant = f"; did you mean {near[0]!r}?" if near else ""
+                kind = " with several labels a row" if self.task.multi_label else ""
+                wrong[key] = f"the task {task}{kind} has {', '.join(has)}, and not {name!r}{meant}"
+        return wrong
+
+    @property
     def needs_native_bf16(self) -> bool:
         """Whether the job cannot be trained with its model in float16."""
         method = self.method
@@ -614,10 +678,18 @@ def parse_spec(raw: object) -> JobSpec:
         spec = JobSpec.model_validate(raw)
     except ValidationError as error:
         raise explain(error, JobSpec, further=wrong | odd) from None
-    for key, why in (odd or wrong).items():
+    for key, why in (odd or wrong or _wrong_metrics(spec)).items():
         hint = "rename the file, or set data.format to jsonl, csv or parquet" if odd else None
         raise UserError(f"{'.'.join(key)}: {why}", param=".".join(key), hint=hint)
     return spec
+
+
+def _wrong_metrics(spec: JobSpec) -> dict[tuple[str, ...], str]:
+    """Metrics that no evaluation of the job has, as far as that is known without a look at the model, by key."""
+    if spec.training.early_stopping is not None and spec.data.validation == 0:
+        return {("training", "early_stopping"): "there is nothing to go by, since data.validation is 0"}
+    task = BUILTIN_MODELS.get(spec.model, spec.task.type)
+    return {} if task == "auto" else spec.lacking_metrics(task)
 
 
 def _named(data: Mapping[object, object]) -> dict[tuple[str, ...], str]:

@@ -131,6 +131,8 @@ class JobDict(TypedDict):
     first_loss: float | None
     best_loss: float | None
     final_loss: float | None
+    chosen_by: str | None
+    final_metrics: dict[str, float]
     checkpoint: str | None
     plan: PlanSummaryDict
     data: JsonObject

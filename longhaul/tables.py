@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from jobs.evaluation_metrics import chosen_text
 from jobs.plan import limit_words
 from jobs.state import is_open
 from jobs.text.printable import one_line
@@ -116,7 +117,9 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
     if job["checkpoint"] and not checkpoints:
         lines.append(("checkpoint", job["checkpoint"]))
     if job["fine_tuned_model"]:
-        lines.append(("model is in", job["fine_tuned_model"]))
+        by, place = job["chosen_by"], job["fine_tuned_model"]
+        chosen = "" if by is None else f" ({chosen_text(by, job['final_loss'], job['final_metrics'])})"
+        lines.append(("model is in", f"{place}{chosen}"))
     lines.append(("run directory", job["run_dir"]))
     print_facts(lines, console)
 

@@ -44,7 +44,7 @@ def ending(run: RunDir, record: JobRecord, attempt: int, found: Finished) -> lis
 
 def outcome(record: JobRecord, end: Finished) -> list[AnyFact]:
     """What becomes of the job: a completion that came first beats a request, a request beats the policy."""
-    if end.reason is Reason.DONE:
+    if end.reason.completes:
         return [succeeded(record, end)]
     if record.requested is Requested.CANCEL:
         return [JobCancelled(checkpoint=record.checkpoint)]
@@ -104,5 +104,6 @@ def succeeded(record: JobRecord, end: Finished) -> JobSucceeded:
         result = TrainResult(model=model, loss=None, first_loss=None, step=end.step)
     return JobSucceeded(
         **dict(result),
+        reason=end.reason,
         seconds=round(record.training_s + max(0.0, end.at - (record.attempt_started_at or end.at)), 3),
     )

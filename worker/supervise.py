@@ -269,7 +269,7 @@ def validate(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) ->
 
 def stage_outcome(run: RunDir, record: JobRecord, stage: Stage, end: Finished) -> list[AnyFact]:
     """The facts that follow from a finished check or prepare."""
-    if end.reason is not Reason.DONE:
+    if not end.reason.completes:
         fault = end.error or Fault.of(end.reason, f" (stage {stage.value})")
         return [unfinished(run, record, fault)]
     match end.result:

@@ -75,6 +75,8 @@ def job_answer(job: StoredJob, *, runs_name: str) -> Job:
         first_loss=record.first_loss,
         best_loss=record.best_loss,
         final_loss=record.result_loss,
+        chosen_by=record.result_chosen_by,
+        final_metrics=record.result_metrics,
         checkpoint=record.checkpoint,
         plan=record.plan,
         data=record.data,

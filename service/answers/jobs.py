@@ -160,6 +160,10 @@ class Job(Answer):
     """Lowest validation loss so far."""
     final_loss: float | None
     """Validation loss of the model that was kept."""
+    chosen_by: str | None
+    """The metric by which `fine_tuned_model` is the best; null: it is the last step's, or there is none."""
+    final_metrics: dict[str, float]
+    """Other metrics of `fine_tuned_model`, by name."""
     checkpoint: str | None
     """Newest checkpoint, relative to `run_dir`."""
     plan: CheckSummary | Empty

@@ -19,6 +19,8 @@ class CheckpointMetrics(Answer):
     """Training loss of the newest row of metrics up to here; left out where there is none."""
     valid_loss: float | SkipJsonSchema[None] = left_out()
     """Validation loss, nats per target token (of a classifier: per row); left out where they were not evaluated."""
+    others: dict[str, float] | SkipJsonSchema[None] = left_out()
+    """Other metrics of the evaluation by name, such as `accuracy`; left out where there are none."""
 
 
 class Checkpoint(Answer):

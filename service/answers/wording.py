@@ -44,6 +44,7 @@ from jobs.events import (
 )
 from jobs.memory_plan import MemorySummary, describe
 from jobs.plan import StepLimit, TimeSummary, limit_words
+from jobs.reasons import Reason
 from jobs.text.units import bytes_alike, bytes_by_name, format_bytes, format_duration
 
 log = logging.getLogger("longhaul.service")
@@ -192,7 +193,9 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             loss = f", validation loss {fact.loss:.4f}" if fact.loss is not None else ""
             if fact.model is None:
                 return f"succeeded: the model is evaluated{loss}"
-            return f"succeeded: the model of step {fact.step:,} is in {fact.model}/{loss}"
+            chosen = f" ({fact.chosen_text})" if fact.chosen_text else ""
+            early = "ended early, " if fact.reason is Reason.EARLY_STOPPED else ""
+            return f"succeeded: {early}the model of step {fact.step:,}{chosen} is in {fact.model}/{loss}"
         case JobFailed():
             return f"failed: {_cause(fact.error)}"
         case JobCancelled():

@@ -9,6 +9,8 @@ from operator import itemgetter
 from pydantic import BaseModel, ValidationError
 
 from jobs.disk.rundir import RunDir
+from jobs.evaluation_metrics import EvaluationMetric, cost_of
+from jobs.redis.store import read_spec
 from service.answers import Checkpoint, CheckpointMetrics
 from service.files.confined import NoFile, content, files_below, open_inside
 from service.reading.metric_series import SeriesCache
@@ -20,16 +22,21 @@ class _State(BaseModel):
     """What state.json says of the weights, among much else."""
 
     validation_loss: float | None
+    metrics: dict[str, float] = {}
 
 
 def checkpoints_of(run: RunDir, series: SeriesCache, *, runs_name: str) -> list[Checkpoint]:
-    """One object each. `best`: the one with the lowest validation loss, if any was evaluated; pruning keeps it."""
+    """One object each. `best`: the best by `checkpoint.best` of the job (or the loss), if any was evaluated; pruning
+    keeps it."""
     steps = {int(found[1]): name for name in _folders(run) if (found := _NAME.fullmatch(name))}
     shown = [each for step in sorted(steps, reverse=True) if (each := _checkpoint(run, runs_name, step, steps[step]))]
     losses = series.losses(run.metrics_file, [each.step_number for each in shown]) if shown else []
     for each, loss in zip(shown, losses, strict=True):
         each.metrics.train_loss = loss
-    evaluated = [(loss, each) for each in shown if (loss := each.metrics.valid_loss) is not None]
+    spec = read_spec(run.spec_text())
+    metric = (spec and spec.checkpoint.best) or EvaluationMetric.LOSS
+    costs = [(cost_of(metric, each.metrics.valid_loss, each.metrics.others or {}), each) for each in shown]
+    evaluated = [(cost, each) for cost, each in costs if cost is not None]
     if evaluated:
         min(evaluated, key=itemgetter(0))[1].best = True
     return shown
@@ -68,7 +75,7 @@ def _checkpoint(run: RunDir, runs_name: str, step: int, name: str) -> Checkpoint
         fine_tuning_job_id=run.id,
         fine_tuned_model_checkpoint=f"{runs_name}/{run.id}/{path}",
         step_number=step,
-        metrics=CheckpointMetrics(step=step, valid_loss=state.validation_loss),
+        metrics=CheckpointMetrics(step=step, valid_loss=state.validation_loss, others=state.metrics or None),
         bytes=sum(status.st_size for status in files.values()),
         best=False,
         path=path,

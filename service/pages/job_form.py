@@ -103,7 +103,8 @@ def _fields(
                 rest = {name: field for name, field in each["properties"].items() if name != "type"}
                 yield from _fields(rest, defs, f"{key}.", Switch(f"{key}.type", kind))
         elif objects and any(kind.get("type") == "boolean" for kind in kinds(schema)):  # can be switched off
-            yield _field(key, schema, "true", ("true", "false"), switch)
+            on = "false" if schema.get("default") is None else "true"
+            yield _field(key, schema, on, ("true", "false"), switch)
             yield from _fields(objects[0]["properties"], defs, f"{key}.", Switch(key, "true"))
         elif objects:
             yield from _fields(objects[0]["properties"], defs, f"{key}.", switch)
@@ -142,6 +143,8 @@ def filled_in(spec: JobSpec) -> dict[str, str]:
             place = place.get(name, REQUIRED) if isinstance(place, dict) else REQUIRED
         if place is None and field.choices == ("true", "false"):
             place = False  # a part that is switched off
+        if isinstance(place, dict) and field.choices == ("true", "false"):
+            place = True  # a part that is switched on
         if place is REQUIRED or (isinstance(place, dict) and field.choices):
             continue
         text = place if isinstance(place, str) and not field.choices else json.dumps(place, ensure_ascii=False)

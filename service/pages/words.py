@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from markupsafe import Markup, escape
 
 from jobs.comparison.answer import Difference, value_text
-from jobs.evaluation_metrics import metric_figure, metric_words
+from jobs.evaluation_metrics import chosen_text, metric_figure, metric_words
 from jobs.memory_plan import layers
 from jobs.plan import limit_words
 from jobs.text.units import bytes_alike, format_bytes, format_duration, format_parameters
@@ -162,5 +162,5 @@ FILTERS = {
     "moment": moment, "iso": iso, "now": now, "code": code, "layers": layers, "parameters": format_parameters,
     "cost": cost, "value_text": value_text, "json": json.dumps, "scale": scale,
     "metric": metric_words, "metric_figure": metric_figure,
-    "sizes": lambda counts: bytes_alike(*counts), "limit": limit_words,
+    "sizes": lambda counts: bytes_alike(*counts), "limit": limit_words, "chosen": chosen_text,
 }  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from jobs.data_names import DATA_SUFFIXES, HubData, data_format, hub_data
 from jobs.errors import UserError
 from jobs.plan import resolve
-from jobs.spec import JobSpec, WandbSpec, parse_spec
+from jobs.spec import EarlyStoppingSpec, JobSpec, WandbSpec, parse_spec
 from jobs.wrong_spec import KEYS_OF_A_JOB
 from tests.memory_plans import memory_plan
 
@@ -438,3 +438,37 @@ def test_labels_may_be_given_as_the_numbers_that_the_rows_have() -> None:
         with pytest.raises(UserError) as refused:
             parse_spec({"data": {"train": "rows.jsonl"}, "task": {"type": "classification", "labels": [given]}})
         assert "task.labels: must be a string" in str(refused.value)
+
+
+def test_the_best_is_chosen_by_a_metric_that_there_is() -> None:
+    job = {"data": {"train": "rows.jsonl"}}
+    assert parse_spec(job).checkpoint.best == "loss"
+    for given, read in (("validation_loss", "loss"), ("rougeL", "rougeL"), (None, None)):
+        assert parse_spec(job | {"checkpoint": {"best": given}}).checkpoint.best == read
+    with pytest.raises(UserError, match=r"checkpoint.best: must be 'loss', .* \(got 'rouge_L'\)") as caught:
+        parse_spec(job | {"checkpoint": {"best": "rouge_L"}})
+    assert caught.value.param == "checkpoint.best" and "did you mean 'rougeL'?" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(("model", "task"), [("builtin:roberta-tiny", "auto"), ("org/model", "classification")])
+def test_a_metric_that_the_task_does_not_have_is_refused_with_those_that_it_has(model: str, task: str) -> None:
+    job = {"model": model, "task": task, "data": {"train": "rows.jsonl"}}
+    with pytest.raises(UserError, match="has loss, accuracy, macro_f1, and not 'bleu'"):
+        parse_spec(job | {"checkpoint": {"best": "bleu"}})
+    with pytest.raises(UserError) as caught:
+        parse_spec(job | {"training": {"early_stopping": {"metric": "micro_f1"}}})
+    assert caught.value.param == "training.early_stopping.metric"
+    assert "did you mean 'macro_f1'?" in f"{caught.value} {caught.value.hint}"
+    several = parse_spec(job | {"task": {"type": task, "multi_label": True}, "checkpoint": {"best": "micro_f1"}})
+    assert several.early_stopping_metric == "micro_f1"
+
+
+def test_early_stopping_is_off_or_on_or_spelled_out() -> None:
+    def parsed(value: object) -> EarlyStoppingSpec | None:
+        job = {"data": {"train": "rows.jsonl"}, "training": {"early_stopping": value}}
+        return parse_spec(job).training.early_stopping
+
+    assert parsed(False) is parsed(None) is None
+    assert parsed(True) == EarlyStoppingSpec() and parsed({"patience": 9}) == EarlyStoppingSpec(patience=9)
+    with pytest.raises(UserError, match="there is nothing to go by"):
+        parse_spec({"data": {"train": "rows.jsonl", "validation": 0.0}, "training": {"early_stopping": True}})

@@ -16,7 +16,7 @@ import torch
 from jobs.disk.rundir import RunDir, create
 from jobs.events import JobSubmitted
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
-from jobs.spec import parse_spec
+from jobs.spec import CheckpointSpec, parse_spec
 from tests.training.killed_saves import killed_at, lines_run
 from worker.training.checkpoints import adoption, pruning, saving, tensorfile
 from worker.training.checkpoints.adoption import ADOPTED, adopt
@@ -53,7 +53,7 @@ def main(folder: Path, points: int) -> None:
         state = TrainState(
             spec_sha256=other.spec().sha256(), order=VERSION, micro_batch=1, step=step, validation_loss=loss
         )
-        saving.write(other, state, tensors, 2, journal)
+        saving.write(other, state, tensors, CheckpointSpec(keep=2), journal)
     before = shas(other)
 
     def take() -> object:

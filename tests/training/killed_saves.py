@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from jobs.disk.rundir import RunDir
+from jobs.spec import CheckpointSpec
 from worker.training.checkpoints import pruning, saving, tensorfile
 from worker.training.checkpoints.checkpoint import OPTIMIZER, WEIGHTS, TrainState, newest
 from worker.training.journal import Journal
@@ -77,7 +78,9 @@ def main(folder: Path, points: int) -> None:
             file: {f"{step}.{name}": torch.full((64, 64), float(step)) for name in range(4)}
             for file in (WEIGHTS, OPTIMIZER)
         }
-        saving.write(run, TrainState(spec_sha256="s", micro_batch=1, step=step), tensors, 2, journal)
+        saving.write(
+            run, TrainState(spec_sha256="s", micro_batch=1, step=step), tensors, CheckpointSpec(keep=2), journal
+        )
 
     save(1)
     total = [0]

@@ -180,9 +180,7 @@ def test_a_job_without_a_limit_is_never_corrected(noting: Noting) -> None:
 
 @pytest.mark.parametrize("lr_scheduler", ["linear", "cosine"])
 @pytest.mark.parametrize(("since", "steps"), [(200, 4000), (200, 9000), (20, 300), (20, 2000), (200, 201)])
-def test_the_rate_continues_without_a_jump_and_ends_where_the_run_ends(
-    lr_scheduler: Any, since: int, steps: int
-) -> None:
+def test_the_rate_continues_without_a_jump_and_ends_with_the_run(lr_scheduler: Any, since: int, steps: int) -> None:
     """Of 6,000 steps planned, of which 180 warm up."""
     correction = Correction(step=since, steps=steps, warmup_steps=int(0.03 * steps))
     settings: dict[str, Any] = {"peak": 1.0, "steps": 6000, "warmup": 180, "lr_scheduler": lr_scheduler}

@@ -30,6 +30,7 @@ from jobs.events import (
 )
 from jobs.metrics import MetricRow
 from jobs.plan import Plan
+from jobs.reasons import Reason
 from jobs.spec import JobSpec
 
 WANDB_URL = "wandb/url.txt"
@@ -135,6 +136,8 @@ class SinkJob:
                 self.last_evaluation = evaluation
             case AttemptEnded() as ended:
                 self.ended = ended
+                if ended.reason is Reason.EARLY_STOPPED:
+                    self.steps = ended.step
             case AttemptStarted():
                 self.ended = None
                 if self.from_scratch:

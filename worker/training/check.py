@@ -15,7 +15,7 @@ import numpy as np
 
 from jobs.attempt import CheckResult
 from jobs.disk.rundir import RunDir
-from jobs.errors import BadData, DoesNotFit
+from jobs.errors import BadData, DoesNotFit, Rejected
 from jobs.plan import CheckSummary, DataPlan, ModelPlan, SourcePlan, make_plan, resolve_dtype
 from jobs.preview import LABELS_SHOWN, DataPreview, SourcePreview
 from jobs.spec import JobSpec
@@ -81,6 +81,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     task = assumed_task(spec)
     with mistakes.kept_back():
         model, config, tokenizer, task = inspect_model(spec, settings, before.plan.model.revision if before else None)
+        check_metrics(spec, task.name)
     journal.progress(0.3)
     weights = {each.source: each.weight for each in spec.data.sources}
     columns_by_source: dict[str, set[str]] = {}
@@ -196,6 +197,13 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         resume_from=before and before.summary(),
     )
     return CheckResult(plan=summary)
+
+
+def check_metrics(spec: JobSpec, task: str) -> None:
+    """Raise Rejected (`unknown_metric`) for a metric that the evaluations of the task do not have."""
+    for key, why in spec.lacking_metrics(task).items():
+        param = ".".join(key)
+        raise Rejected(f"{param}: {why}", code="unknown_metric", param=param, hint="name one of these")
 
 
 def without_validation(

@@ -132,7 +132,7 @@ class TrainingContext:
                 gpu_speed(run, cache.device, loaded, plan, data.train),
             ),
             metrics=LineWriter(run.metrics_file),
-            saver=Saver(run, loaded.weights, optimizer, spec.checkpoint.keep, journal),
+            saver=Saver(run, loaded.weights, optimizer, spec.checkpoint, journal),
         )
 
 

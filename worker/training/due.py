@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from jobs.spec import JobSpec
 from worker.training.checkpoints.checkpoint import TrainState
+from worker.training.checkpoints.evaluated import newest_is_best
 from worker.training.run_length import RunLength
 
 
@@ -29,6 +30,7 @@ class Due:
     ) -> None:
         self._evaluate_every, self._checkpoint = spec.evaluation.every_steps, spec.checkpoint
         self._state, self._length, self._validates = state, length, validation_rows > 0
+        self._keeps_best = spec.checkpoint.best if spec.training.early_stopping is not None else None
         self._clock = clock
         self._saved_at = clock() - state.unsaved_s
 
@@ -40,11 +42,14 @@ class Due:
 
     @property
     def checkpoint(self) -> bool:
-        """At every n-th step and at the last; and at the first evaluation (or step, without any) after some minutes."""
+        """At every n-th step and at the last; at the first evaluation (or step, without any) after some minutes; and,
+        where the run may end early, at every evaluation that is the best so far."""
         step, every, minutes = self._state.step, self._checkpoint.every_steps, self._checkpoint.every_minutes
         if step == 0 or self._length.done or (every is not None and step % every == 0):
             return step > 0
         evaluated = self._state.validation_loss is not None or not self._validates
+        if evaluated and self._keeps_best is not None and newest_is_best(self._state.evaluations, self._keeps_best):
+            return True
         return minutes is not None and evaluated and self.unsaved_s >= 60 * minutes
 
     @property

@@ -45,7 +45,7 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
     recovery, scaling = Recovery(context), context.scaling
     model.train()
     number = context.state.step
-    while number < context.length.steps:  # which may be corrected between two of them
+    while number < context.length.steps and not context.length.stopped_early:
         number += 1
         start = time.perf_counter()
         if opens_epoch(order, number):

@@ -7,10 +7,12 @@ import re
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from jobs.attempt import Noted
+from jobs.attempt import Noted, TrainResult
 from jobs.disk.rundir import RunDir
+from jobs.evaluation_metrics import metric_words
 from jobs.events import EvaluationFinished, Sample
-from jobs.plan import Plan
+from jobs.plan import Plan, limit_words
+from jobs.reasons import Reason
 from jobs.spec import DataSpec, WeightedSource
 from jobs.version import VERSION
 from worker.training.adapters.method import BaseModel, Method
@@ -25,14 +27,13 @@ README = "README.md"
 _USE = "## Use"
 
 
-def readme(
-    context: TrainingContext, method: Method, *, step: int, loss: float | None, remark: str | None = None
-) -> str:
-    """The model's weights are those after `step`, with this validation loss (nats).
+def readme(context: TrainingContext, method: Method, result: TrainResult, remark: str | None = None) -> str:
+    """Of the model that `result` tells of.
 
     `method`: the one that says what is delivered. `remark`: what else there is to say of it.
     """
     spec, plan, loaded = context.spec, context.plan, context.loaded
+    step, loss = result.step, result.loss
     report = context.data.manifest.report
     evaluations = evaluations_of(context.run)
     base = plan.model.source + (f" at commit {plan.model.revision}" if plan.model.revision else "")
@@ -46,6 +47,7 @@ def readme(
         "",
         f"Model of job {context.run.id}: the weights after step {step:,} of {context.length.steps:,}, {measured}; "
         f"{loaded_as}.",
+        *_chosen(context, result),
         "",
         "| | |",
         "|---|---|",
@@ -86,6 +88,23 @@ def exported(page: str, library: str, usage: Sequence[str], remark: str) -> str:
     before = re.sub("^library_name: .*$", f"library_name: {names.get(library, library)}", before, flags=re.MULTILINE)
     lines = [before, _USE, "", f"Exported to {library}: {remark}.", "", "\n".join(usage).rstrip(), ""]
     return "\n".join(lines) + (f"\n## {rest}" if next_title else "")
+
+
+def _chosen(context: TrainingContext, result: TrainResult) -> list[str]:
+    """By what, and why training ended before all steps were done."""
+    found = []
+    if (by := result.chosen_by) is not None and (figure := result.figure) is not None:
+        found.append(f"Of the checkpoints that were evaluated it is the best by {metric_words(by)}: {figure}.")
+    if context.length.reason is Reason.EARLY_STOPPED:
+        rule, end = context.spec.training.early_stopping, context.state.step
+        assert rule is not None, "it ended early by it"
+        found.append(
+            f"Training ended early, at step {end:,}: {rule.patience:,} evaluations in a row were no better by "
+            f"{metric_words(context.spec.early_stopping_metric)}."
+        )
+    elif words := limit_words(context.length.limited_by):
+        found.append(f"Its number of steps was {words}.")
+    return found
 
 
 def _named(sources: Sequence[WeightedSource]) -> str:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from jobs.attempt import TrainResult
 from jobs.errors import DiskFull
 from jobs.text.units import bytes_alike
 from worker.training.adapters.method import Method
@@ -21,8 +22,8 @@ ADAPTER_FOLDER = "adapter"
 Parts = Mapping[str, tuple[Method, Callable[[Path], object]]]
 
 
-def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, *, step: int, loss: float | None) -> None:
-    """Write the weights of `kept`, or None: those in memory, which are those after `step` with this validation loss.
+def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, result: TrainResult) -> None:
+    """Write the weights of `kept`, or None: those in memory. `result` is what is known of them.
 
     Raises BaseChanged where weights have changed that are not trained, and DiskFull.
     """
@@ -49,7 +50,7 @@ def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, *, s
             parts,
             base=base_model(context.plan),
             generation=generation_config(context),
-            readme=readme(context, delivered, step=step, loss=loss, remark=remark),
+            readme=readme(context, delivered, result, remark),
         )
 
     write({".": (method, write_trained)}, method)

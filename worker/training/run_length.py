@@ -1,4 +1,5 @@
-"""How many steps a run has: as planned, and corrected once by the measured pace where the job limits its hours.
+"""How many steps a run has: as planned, corrected once by the measured pace where the job limits its hours, or fewer
+where its evaluations say that it gets no better.
 
     plan.steps ─▶ after 200 steps, or a tenth of the run ─▶ as many as fit into the hours left ─▶ state, event
                ─▶ at 5 % more than these hours ─▶ cut at this step ─▶ state, event
@@ -16,9 +17,11 @@ from collections.abc import Callable
 from jobs.attempt import Heartbeat, Noted
 from jobs.disk.rundir import RunDir
 from jobs.events import StepsCorrected
-from jobs.plan import Plan, most_steps, warmup_steps
+from jobs.plan import Plan, StepLimit, most_steps, warmup_steps
+from jobs.reasons import Reason
 from jobs.spec import JobSpec
 from worker.training.checkpoints.checkpoint import TrainState
+from worker.training.checkpoints.evaluated import stops
 from worker.training.journal import Journal
 from worker.training.pace import STEPS, Pace
 from worker.training.steps.learning_rate import Correction
@@ -49,9 +52,29 @@ class RunLength:
         return self._plan.steps if correction is None else correction.last
 
     @property
+    def limited_by(self) -> StepLimit:
+        """What decides their number."""
+        correction = self._state.correction
+        if correction is None:
+            return self._plan.limited_by
+        most, otherwise = most_steps(self._spec, self._plan.data)
+        return "max_hours" if self.steps < most else otherwise
+
+    @property
     def done(self) -> bool:
         """Whether no step is left."""
-        return self._state.step >= self.steps
+        return self._state.step >= self.steps or self.stopped_early
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the evaluations so far say that it gets no better."""
+        rule = self._spec.training.early_stopping
+        return rule is not None and stops(self._state.evaluations, rule, self._spec.early_stopping_metric)
+
+    @property
+    def reason(self) -> Reason:
+        """Of the end of the run."""
+        return Reason.DONE if self._state.step >= self.steps else Reason.EARLY_STOPPED
 
     def correct(self, journal: Journal) -> None:
         """Correct the number of steps, where that is due after this one."""
@@ -61,12 +84,11 @@ class RunLength:
         if correction is None:
             if not self._measured(step, spent):
                 return
-            most, limited_by = most_steps(self._spec, self._plan.data)
+            most, _ = most_steps(self._spec, self._plan.data)
             steps = self._pace.steps_within(self._limit_s - spent, step, most)
-            limited_by = "max_hours" if steps < most else limited_by
             correction = Correction(step=step, steps=steps, warmup_steps=warmup_steps(self._spec, steps))
         elif spent >= GRACE * self._limit_s:
-            limited_by, correction = "max_hours", correction.model_copy(update={"cut": step})
+            correction = correction.model_copy(update={"cut": step})
         else:
             return
         self._state.correction = correction
@@ -77,7 +99,7 @@ class RunLength:
                 steps=self.steps,
                 steps_before=before,
                 warmup_steps=correction.warmup_steps,
-                limited_by=limited_by,
+                limited_by=self.limited_by,
                 spent_s=spent,
                 step_s=self._pace.left_s(step, before) / (before - step),
                 cut=correction.cut is not None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 
 import torch
@@ -12,10 +11,12 @@ import torch
 from jobs.attempt import TrainResult
 from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
+from jobs.evaluation_metrics import EvaluationMetric, cost_of
 from jobs.events import EvaluationFinished, UpdateSkipped
 from jobs.reasons import Reason
 from worker.training import start
 from worker.training.checkpoints import checkpoint
+from worker.training.checkpoints.evaluated import Evaluated, newest_is_best
 from worker.training.checkpoints.saving import is_saved
 from worker.training.context import TrainingContext, set_up
 from worker.training.evaluate import evaluate
@@ -91,7 +92,7 @@ def training_loop(context: TrainingContext) -> None:
     first_step.begin(device)
     for result in steps(context):
         state.step, state.safe = result.step, dict(result.safe)
-        state.evaluated, state.validation_loss = False, None
+        state.evaluated, state.validation_loss, state.metrics = False, None, {}
         if result.step == first:
             first_step.report(context.journal, device, memory, result, alternatives)
         if result.scaled is not None and result.scaled.skipped:
@@ -130,9 +131,14 @@ def evaluate_and_record(context: TrainingContext) -> None:
     context.optimizer.raise_if_nonfinite()
     seen = evaluate(context)
     context.meter.pace.evaluated(seen.seconds)
-    best = state.best_loss is None or seen.loss < state.best_loss
-    state.evaluated, state.validation_loss = True, seen.loss
-    if best:
+    metrics = dict(seen.measured.metrics)
+    state.evaluations.append(Evaluated(step=state.step, loss=seen.loss, metrics=metrics))
+    best = newest_is_best(state.evaluations, metric := context.spec.checkpoint.best or EvaluationMetric.LOSS)
+    lowest = state.best_loss is None or seen.loss < state.best_loss
+    if metric == EvaluationMetric.LOSS:
+        best = lowest  # an earlier version kept no evaluations but the best
+    state.evaluated, state.validation_loss, state.metrics = True, seen.loss, metrics
+    if lowest:
         state.best_loss = seen.loss
     if state.step == 0:
         state.first_loss = seen.loss
@@ -144,7 +150,7 @@ def evaluate_and_record(context: TrainingContext) -> None:
             seconds=seen.seconds,
             best=best,
             samples=seen.samples,
-            metrics=dict(seen.measured.metrics),
+            metrics=metrics,
         )
     )
     if seen.measured.picture is not None:
@@ -174,7 +180,7 @@ def save_on_stop(context: TrainingContext) -> None:
         if (
             not context.due.checkpoint
         ):  # it is there because of the stop alone: without a loss it never becomes the model
-            state.validation_loss = None
+            state.validation_loss, state.metrics = None, {}
         save(context)
         context.saver.wait()
 
@@ -188,15 +194,25 @@ def finish(context: TrainingContext) -> None:
         context.journal.finish(Reason.DONE, result=measured)
         return
     context.saver.wait()
-    kept = checkpoint.best(run, context.journal) if context.spec.checkpoint.best else None
-    here = state.validation_loss
-    if kept is not None and here is not None and here < (kept.state.validation_loss or math.inf):
-        kept = None  # the weights in memory are better: there was no room for a checkpoint of them
-    step, loss = (kept.state.step, kept.state.validation_loss) if kept else (state.step, state.validation_loss)
+    metric = context.spec.checkpoint.best
+    kept = None if metric is None else checkpoint.best(run, metric, context.journal)
+    if kept is not None and metric is not None:
+        here, there = (cost_of(metric, each.validation_loss, each.metrics) for each in (state, kept.state))
+        if here is not None and there is not None and here < there:
+            kept = None  # the weights in memory are better: there was no room for a checkpoint of them
+    chosen = kept.state if kept else state
+    found = metric is not None and cost_of(metric, chosen.validation_loss, chosen.metrics) is not None
     context.journal.phase("save", step=state.step)
-    write_result(context, kept, step=step, loss=loss)
-    result = TrainResult(model=run.model.name, loss=loss, first_loss=state.first_loss, step=step)
-    context.journal.finish(Reason.DONE, result=result)
+    result = TrainResult(
+        model=run.model.name,
+        loss=chosen.validation_loss,
+        first_loss=state.first_loss,
+        step=chosen.step,
+        chosen_by=metric if found else None,
+        metrics=chosen.metrics,
+    )
+    write_result(context, kept, result)
+    context.journal.finish(context.length.reason, result=result)
 
 
 def report_interrupted(journal: Journal) -> int:

@@ -47,12 +47,13 @@ function answers() {
     if (each.value.trim() === "" || each.value === each.dataset.default) continue;
     const value = each.dataset.types ? typed(each.value, each.dataset.types.split(" ")) : JSON.parse(each.value);
     const names = each.name.split("."), last = names.pop();
-    names.reduce((place, name) => (place[name] ??= {}), job)[last] = value;
+    // A part that is switched on is `true` until one of its keys is set.
+    names.reduce((place, name) => (place[name]?.constructor === Object ? place[name] : (place[name] = {})), job)[last] = value;
   }
   return job;
 }
 
-// Fields of LoRA count with LoRA only.
+// Fields of LoRA count with LoRA only, those of a part that is switched off never.
 function switchFields() {
   for (const each of form.querySelectorAll("[data-of]")) {
     each.hidden = form.elements[each.dataset.of].value !== each.dataset.when;

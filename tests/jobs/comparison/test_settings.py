@@ -106,7 +106,8 @@ def test_every_key_of_a_job_is_drawn_but_those_that_a_clone_cannot_set_alone() -
     assert settings_of(spec).keys() - VALUES.keys() == {
         "method.type", "task.type", "task.multi_label", "task.class_weights", "task.labels", "data.format",
         "data.input", "data.target", "data.csv_quoting", "memory.other_processes", "speed.compile", "speed.fused",
-        "checkpoint.every_steps", "checkpoint.best", "evaluation.max_rows", "evaluation.samples", "integrations.wandb",
+        "checkpoint.every_steps", "checkpoint.best", "training.early_stopping",
+        "evaluation.max_rows", "evaluation.samples", "integrations.wandb",
         "integrations.wandb.project", "integrations.wandb.entity", "integrations.wandb.artifacts", "resume_from",
             "kind",
     }  # fmt: skip

@@ -8,6 +8,9 @@ from jobs.spec import JobSpec
 from jobs.text.schemas import keys
 from service.pages.job_form import Field, Switch, changes, fields, filled_in
 
+SWITCHED = {"integrations.wandb": "true", "training.early_stopping": "false"}
+"""Parts that can be switched off, and whether they are on by default."""
+
 
 def spec(**more: Any) -> JobSpec:
     """The smallest, with changes."""
@@ -17,12 +20,11 @@ def spec(**more: Any) -> JobSpec:
 def test_every_key_of_a_job_has_a_field_with_its_default_and_meaning() -> None:
     schema = JobSpec.model_json_schema()
     told = {key.name: key for key in keys(schema["properties"], schema["$defs"]) if "[]" not in key.name}
-    parts = {name for name, key in told.items() if key.holds_keys} - {"integrations.wandb"}
+    parts = {name for name, key in told.items() if key.holds_keys} - {*SWITCHED}
     assert len(parts) > 10 and fields().keys() == told.keys() - parts
     for name, field in fields().items():
         assert field.meaning and field.values, name
-        if name != "integrations.wandb":  # a part that can be switched off
-            assert field.default == told[name].default, name
+        assert field.default == SWITCHED.get(name, told[name].default), name
 
 
 def test_fields_are_chosen_from_or_typed_as_their_types_say() -> None:
@@ -31,7 +33,8 @@ def test_fields_are_chosen_from_or_typed_as_their_types_say() -> None:
 
     assert of("training.lr_scheduler").choices == ('"linear"', '"cosine"', '"constant"')
     assert of("speed.compile").choices == ('"auto"', "true", "false")
-    assert of("checkpoint.best").choices == ('"validation_loss"', "null")
+    assert {'"loss"', '"macro_f1"', "null"} <= {*of("checkpoint.best").choices}
+    assert of("training.early_stopping.patience").switch == Switch("training.early_stopping", "true")
     assert of("training.epochs").keyboard == "numeric" and of("training.learning_rate").keyboard == "decimal"
     assert of("priority").keyboard == "text", "a phone's keyboard for numbers has no minus"
     assert of("memory.micro_batch").types == ("string", "integer")
@@ -43,11 +46,12 @@ def test_fields_are_chosen_from_or_typed_as_their_types_say() -> None:
 def test_only_what_differs_from_the_defaults_is_filled_in() -> None:
     job = spec(
         method="lora", checkpoint={"every_minutes": None}, integrations={"wandb": False}, metadata={"team": "kitchen"},
-        training={"learning_rate": 1e-3},
+        training={"learning_rate": 1e-3, "early_stopping": {"patience": 5}},
     )  # fmt: skip
     assert filled_in(job) == {
         "data.train": "rows.jsonl", "method.type": '"lora"', "checkpoint.every_minutes": "null",
         "integrations.wandb": "false", "metadata": '{"team": "kitchen"}', "training.learning_rate": "0.001",
+        "training.early_stopping": "true", "training.early_stopping.patience": "5",
     }  # fmt: skip
     assert changes(spec(), job)[0] == ("metadata", "{}", '{"team": "kitchen"}')
     assert changes(job, job) == []

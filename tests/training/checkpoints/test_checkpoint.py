@@ -280,7 +280,10 @@ def test_the_newest_and_the_best_are_kept_and_the_best_becomes_the_model(make_ru
     assert best.step < 100
     names = [f"step-{step:08d}" for step in (best.step, 100, 103)]
     assert checkpoints(run) == names
-    assert trained(run) == TrainResult(model="model", loss=best.loss, first_loss=seen[0].loss, step=best.step)
+    first = seen[0].loss
+    assert trained(run) == TrainResult(
+        model="model", loss=best.loss, first_loss=first, step=best.step, chosen_by="loss"
+    )
     assert same_tensors(run.model / "model.safetensors", run.checkpoints / names[0] / "model.safetensors")
 
     last = make_run("last", **OVERFIT | {"checkpoint": OVERFIT["checkpoint"] | {"best": None}})

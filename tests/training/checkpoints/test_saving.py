@@ -16,7 +16,7 @@ from torch import nn
 from jobs.disk.rundir import RunDir
 from jobs.errors import NonFinite
 from jobs.events import CheckpointSaved, DiskLow
-from jobs.spec import TrainingSpec
+from jobs.spec import CheckpointSpec, TrainingSpec
 from tests.training.attempts import attempt, checkpoints, facts, same_tensors
 from tests.training.conftest import MakeRun
 from worker.training import window
@@ -63,7 +63,9 @@ def model() -> nn.Module:
 
 def saver(run: RunDir, model: nn.Module, *, copies: bool | None, keep: int = 3) -> Saver:
     optimizer = make_optimizer("adamw", model.named_parameters(), TrainingSpec(), fused=False)
-    return Saver(run, weights_of(model), optimizer, keep, Journal(run.attempt_file(1)), copies=copies)
+    return Saver(
+        run, weights_of(model), optimizer, CheckpointSpec(keep=keep), Journal(run.attempt_file(1)), copies=copies
+    )
 
 
 def state(step: int) -> TrainState:

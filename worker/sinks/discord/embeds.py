@@ -76,7 +76,7 @@ def ended(job: SinkJob, event: Event, fact: AttemptEnded, remarks: Sequence[str]
     row, total = row_of(job), job.steps
     lines = [f"`{bar(fact.step / total)}` {fact.step:,} of {total:,} steps"] if total else []
     lines += [fact.reason.headline, *remarks]
-    colour = GOOD if fact.reason is Reason.DONE else BAD if fact.reason.severity == "error" else QUIET
+    colour = GOOD if fact.reason.completes else BAD if fact.reason.severity == "error" else QUIET
     embed = _embed(job, f"{job.submitted.name}: attempt {event.attempt} ended", colour, "\n".join(lines), event)
     embed["fields"] = [each for each in figures(job, row) if each["name"] not in ("Time left", "Time needed", "GPU")]
     return _payload(embed)
@@ -159,6 +159,8 @@ def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | Non
     text = f"The model is in `{job.id}/{fact.model}`. Fetch it with `longhaul download {job.id}`."
     if fact.model is None:
         text = "The model is evaluated."
+    if fact.reason is Reason.EARLY_STOPPED:
+        text = f"{fact.reason.headline}: {fact.reason.sentence}. {text}"
     embed = _embed(job, f"{job.submitted.name}: done", GOOD, text, event)
     embed["fields"] = [
         field("Validation loss", change(fact.first_loss, fact.loss), inline=True),
@@ -167,6 +169,7 @@ def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | Non
             if fact.model is None
             else [field("Kept step", f"{fact.step:,}" + (f" of {job.steps:,}" if job.steps else ""), inline=True)]
         ),
+        *([field("Chosen as", fact.chosen_text, inline=True)] if fact.chosen_text else []),
         field("Time in attempts", format_duration(fact.seconds), inline=True),
         *links(job),
         *([field("Report", f"[all on one page]({link}/report)", inline=True)] if link else []),

@@ -88,6 +88,8 @@ def finish_request(event: Event, job: SinkJob) -> FinishRequest:
         case JobSucceeded() as fact:
             artifacts = model_artifact(job, fact)
             summary |= {"model": fact.model, "model_step": fact.step, "model_loss": fact.loss}
+            summary |= {"chosen_by": fact.chosen_by, "reason": fact.reason.value}
+            summary |= {f"model_{name}": figure for name, figure in fact.metrics.items()}
         case JobFailed(error=error) | JobPaused(error=Fault() as error):
             summary |= {"error_code": error.code, "error": error.message[:2000]}
     return {

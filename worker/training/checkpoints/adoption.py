@@ -21,6 +21,7 @@ from pathlib import Path
 from jobs.disk.files import sync_folder, write_atomically
 from jobs.disk.rundir import RunDir
 from jobs.errors import DiskFull
+from jobs.evaluation_metrics import EvaluationMetric, cost_of
 from jobs.events import Adopted
 from jobs.plan import Plan
 from jobs.spec import JobSpec
@@ -31,9 +32,9 @@ from worker.training.checkpoints.checkpoint import (
     STATE,
     WEIGHTS,
     TrainState,
+    best_first,
     check_order,
     folder_of,
-    losses_in,
     newest_first,
     verify,
 )
@@ -95,7 +96,7 @@ class Adoption:
         check_order(chosen.state)
         own = folder_of(self._run, chosen.state.step)
         source = f"{self._before.run.id}/{own.name}"
-        check_steps_left(self._spec, self._plan.data, source, chosen.state.step)
+        check_steps_left(self._spec, self._plan.data, source, chosen.state)
         for each in [*self._best_before(chosen.state), chosen]:
             self._make_own(each)
         for passed in self._passed_over:
@@ -117,13 +118,15 @@ class Adoption:
         raise none_verifies(self._spec, self._passed_over or ["its checkpoints are gone"])
 
     def _best_before(self, chosen: TrainState) -> list[Taken]:
-        """The best of the older ones, if it is better than `chosen`; none where losses cannot be compared."""
+        """The best of the older ones, if it is better than `chosen`; none where they cannot be compared."""
         if not self._compares:
             return []
         until = folder_of(self._run, chosen.step).name
-        losses = losses_in([folder for folder in newest_first(self._before.run) if folder.name < until])
-        for folder in sorted(losses, key=losses.__getitem__):
-            if chosen.validation_loss is not None and losses[folder] >= chosen.validation_loss:
+        metric = self._spec.checkpoint.best or EvaluationMetric.LOSS
+        own = cost_of(metric, chosen.validation_loss, chosen.metrics)
+        older = [folder for folder in newest_first(self._before.run) if folder.name < until]
+        for folder, cost in best_first(older, metric).items():
+            if own is not None and cost >= own:
                 break
             if (taken := self._take(folder)) is not None:
                 return [taken]
@@ -191,6 +194,7 @@ class Adoption:
             own |= {"micro_batch": resolved.micro_batch, "safe": {}}
         if not self._compares:
             own |= {"first_loss": None, "best_loss": None, "validation_loss": None, "evaluated": False}
+            own |= {"metrics": {}, "evaluations": []}
         return state.model_copy(update=own)
 
 

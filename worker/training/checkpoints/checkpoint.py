@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from safetensors import safe_open
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import NoValidCheckpoint, Rejected
+from jobs.evaluation_metrics import cost_of
 from jobs.events import CheckpointRejected
+from worker.training.checkpoints.evaluated import Evaluated
 from worker.training.journal import Journal
 from worker.training.models.model_files import SINGLE
 from worker.training.optimizers.optimizer import Optimizer
@@ -61,6 +64,10 @@ class TrainState(BaseModel):
     """Lowest validation loss so far."""
     validation_loss: float | None = None
     """Of exactly these weights; null if they were not evaluated, or are saved because of a stop alone."""
+    metrics: dict[str, float] = {}
+    """Other metrics of exactly these weights; empty where the loss is null."""
+    evaluations: list[Evaluated] = []
+    """All so far, in order."""
     evaluated: bool = False
     """Whether the evaluation that was due at this step is made."""
     unsaved_s: float = 0.0
@@ -125,10 +132,9 @@ def _none_valid(run: RunDir, defects: Mapping[Path, ValueError], expected: str |
     )
 
 
-def best(run: RunDir, journal: Journal) -> VerifiedCheckpoint | None:
-    """The evaluated checkpoint with the lowest validation loss that verifies; the newer of equals."""
-    losses = losses_in(newest_first(run))
-    for folder in sorted(losses, key=losses.__getitem__):
+def best(run: RunDir, metric: str, journal: Journal) -> VerifiedCheckpoint | None:
+    """The best evaluated checkpoint by this metric that verifies; the newer of equals."""
+    for folder in best_first(newest_first(run), metric):
         try:
             return VerifiedCheckpoint(folder, verify(folder))
         except ValueError as error:
@@ -226,16 +232,20 @@ def newest_first(run: RunDir) -> list[Path]:
     return sorted(run.checkpoints.glob("step-*"), reverse=True)
 
 
-def losses_in(folders: list[Path]) -> dict[Path, float]:
-    return {folder: loss for folder in folders if (loss := loss_in(folder)) is not None}
+def best_first(folders: list[Path], metric: str) -> dict[Path, float]:
+    """Those that were evaluated by this metric, with their costs (lower is better); `folders` are the newest first."""
+    costs = {folder: cost for folder in folders if (cost := cost_in(folder, metric)) is not None}
+    return dict(sorted(costs.items(), key=itemgetter(1)))
 
 
-def loss_in(folder: Path) -> float | None:
+def cost_in(folder: Path, metric: str) -> float | None:
+    """By this metric, lower is better; None where the weights were not evaluated by it."""
     try:
-        loss = json.loads((folder / STATE).read_bytes())["validation_loss"]
-    except (OSError, ValueError, KeyError, TypeError):
+        state = json.loads((folder / STATE).read_bytes())
+        cost = cost_of(metric, state["validation_loss"], state.get("metrics", {}))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # damaged: it will be rejected if it is ever asked for
-    return loss if isinstance(loss, float) else None
+    return cost if isinstance(cost, float) else None
 
 
 def _reject(run: RunDir, folder: Path, error: ValueError, journal: Journal) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
 from jobs.events import ModelLoaded
-from worker.training.checkpoints.checkpoint import losses_in, newest_first
+from worker.training.checkpoints.checkpoint import best_first, newest_first
 
 FROM_SCRATCH = "from_scratch.json"
 """In the run directory: what was removed because the job was resumed from scratch, and before which attempt."""
@@ -19,13 +19,12 @@ REPLACED = "tmp-replaced-"
 """Before the name of a checkpoint for the moment in which another one of the same step takes that name."""
 
 
-def prune(run: RunDir, keep: int) -> None:
-    """Keep the `keep` newest and the best one (lowest validation loss); rejected ones have been replaced by now."""
+def prune(run: RunDir, keep: int, best: str) -> None:
+    """Keep the `keep` newest and the best one by the metric `best`; rejected ones have been replaced by now."""
     for rejected in run.checkpoints.glob("rejected-*"):
         _delete(rejected)
     folders = newest_first(run)
-    losses = losses_in(folders)
-    kept = {*folders[:keep], *sorted(losses, key=losses.__getitem__)[:1]}
+    kept = {*folders[:keep], *list(best_first(folders, best))[:1]}
     for folder in folders:
         if folder not in kept:
             remove(folder)

@@ -22,8 +22,10 @@ import torch
 
 from jobs.disk.files import sync_folder
 from jobs.disk.rundir import RunDir
+from jobs.evaluation_metrics import EvaluationMetric
 from jobs.events import CheckpointSaved, DiskLow
-from worker.training.checkpoints.checkpoint import MANIFEST, OPTIMIZER, STATE, WEIGHTS, TrainState, folder_of, loss_in
+from jobs.spec import CheckpointSpec
+from worker.training.checkpoints.checkpoint import MANIFEST, OPTIMIZER, STATE, WEIGHTS, TrainState, cost_in, folder_of
 from worker.training.checkpoints.pruning import REPLACED, move_away, prune
 from worker.training.checkpoints.tensorfile import WriteProgress, write_bytes, write_tensors
 from worker.training.journal import Journal
@@ -52,12 +54,12 @@ class Saver:
         run: RunDir,
         weights: Mapping[str, torch.Tensor],
         optimizer: Optimizer,
-        keep: int,
+        spec: CheckpointSpec,
         journal: Journal,
         *,
         copies: bool | None = None,
     ) -> None:
-        self._run, self._keep, self._journal = run, keep, journal
+        self._run, self._spec, self._journal = run, spec, journal
         self._weights, self._optimizer = weights, optimizer
         self._copies = copies
         self._buffers: dict[str, dict[str, torch.Tensor]] | None = None
@@ -75,10 +77,10 @@ class Saver:
         if self.reserve(live):
             assert self._buffers is not None, "they are made first"
             copy_tensors(live, self._buffers)
-            self._writer = _Writer(self._run, state, self._buffers, self._keep)
+            self._writer = _Writer(self._run, state, self._buffers, self._spec)
             self._writer.start()
         else:
-            self._journal.note(write(self._run, state, live, self._keep, self._journal))
+            self._journal.note(write(self._run, state, live, self._spec, self._journal))
 
     def reserve(self, live: Tensors) -> bool:
         """Make the buffers for copies, unless they are there. Whether there are any; else checkpoints are streamed."""
@@ -115,9 +117,9 @@ class Saver:
 class _Writer(threading.Thread):
     """Writes one checkpoint from copies. Not a daemon: a trainer that ends by an error still completes a good save."""
 
-    def __init__(self, run: RunDir, state: TrainState, copies: Tensors, keep: int) -> None:
+    def __init__(self, run: RunDir, state: TrainState, copies: Tensors, spec: CheckpointSpec) -> None:
         super().__init__(name=f"save-{state.step}")
-        self._run, self._state, self._tensors, self._keep = run, state, copies, keep
+        self._run, self._state, self._tensors, self._spec = run, state, copies, spec
         self._copied = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
         self.tensors = 0
         self.outcome: CheckpointSaved | DiskLow | None = None
@@ -128,7 +130,7 @@ class _Writer(threading.Thread):
         try:
             if self._copied is not None:
                 self._copied.synchronize()
-            self.outcome = write(self._run, self._state, self._tensors, self._keep, self)
+            self.outcome = write(self._run, self._state, self._tensors, self._spec, self)
         except BaseException as error:  # raised again by `poll`, in the trainer's own thread
             self.error = error
 
@@ -138,7 +140,7 @@ class _Writer(threading.Thread):
 
 
 def write(
-    run: RunDir, state: TrainState, tensors: Tensors, keep: int, progress: WriteProgress
+    run: RunDir, state: TrainState, tensors: Tensors, spec: CheckpointSpec, progress: WriteProgress
 ) -> CheckpointSaved | DiskLow:
     """Write `checkpoints/step-…`, then prune. DiskLow, and nothing is left behind, when the disk fills up meanwhile."""
     start = time.perf_counter()
@@ -163,7 +165,7 @@ def write(
     sync_folder(run.checkpoints)
     if replaced is not None:
         shutil.rmtree(replaced)
-    prune(run, keep)
+    prune(run, spec.keep, spec.best or EvaluationMetric.LOSS)
     return CheckpointSaved(
         step=state.step,
         path=str(final.relative_to(run.path)),
@@ -200,7 +202,7 @@ def too_little_room(run: RunDir, step: int, tensors: Tensors) -> DiskLow | None:
 def is_saved(run: RunDir, state: TrainState) -> bool:
     """Whether the checkpoint of this step is there, with the validation loss if that is known by now."""
     folder = folder_of(run, state.step)
-    return folder.exists() and loss_in(folder) == state.validation_loss
+    return folder.exists() and cost_in(folder, EvaluationMetric.LOSS) == state.validation_loss
 
 
 def make_buffers(tensors: Tensors) -> dict[str, dict[str, torch.Tensor]] | None:

@@ -17,7 +17,8 @@ from jobs.errors import Rejected
 from jobs.memory_plan import OptimizerName
 from jobs.plan import DataPlan, Plan, SourceSummary, most_steps
 from jobs.spec import JobSpec
-from worker.training.checkpoints.checkpoint import check_order, newest_first, verify
+from worker.training.checkpoints.checkpoint import TrainState, check_order, newest_first, verify
+from worker.training.checkpoints.evaluated import stops
 from worker.training.dataset.data import PARTS, SIDES
 
 SAME: dict[str, bool | dict[str, bool]] = {
@@ -97,7 +98,7 @@ def find(run: RunDir, spec: JobSpec) -> SourceJob:
             defects.append(f"{folder.name}: {error}")
             continue
         check_order(state)
-        check_steps_left(spec, plan.data, f"{job}/{folder.name}", state.step)
+        check_steps_left(spec, plan.data, f"{job}/{folder.name}", state)
         return SourceJob(other, theirs, plan, named or None, state.step)
     raise none_verifies(spec, defects)
 
@@ -134,8 +135,9 @@ def check_optimizer(spec: JobSpec, began: OptimizerName, job: str) -> None:
         )
 
 
-def check_steps_left(spec: JobSpec, data: DataPlan, source: str, done: int) -> None:
-    """Raise Rejected (`nothing_left`) if all steps of the run are already done."""
+def check_steps_left(spec: JobSpec, data: DataPlan, source: str, state: TrainState) -> None:
+    """Raise Rejected (`nothing_left`) if all steps of the run are already done, or it has ended early."""
+    done = state.step
     steps, name = most_steps(spec, data)
     if done >= steps:
         key = f"training.{name}"
@@ -144,6 +146,15 @@ def check_steps_left(spec: JobSpec, data: DataPlan, source: str, done: int) -> N
             f"{steps} steps in all",
             "nothing_left",
             f"raise {key}, which counts from step 0, or resume from an earlier checkpoint",
+        )
+    rule = spec.training.early_stopping
+    if rule is not None and stops(state.evaluations, rule, spec.early_stopping_metric):
+        raise _refused(
+            f"nothing is left to do: {source} has had {rule.patience} evaluations that were no better by "
+            f"{spec.early_stopping_metric}",
+            "nothing_left",
+            "raise training.early_stopping.patience, set training.early_stopping to null, or resume from an earlier "
+            "checkpoint",
         )
 
 

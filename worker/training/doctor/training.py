@@ -19,7 +19,7 @@ from jobs.errors import Rejected
 from jobs.events import CheckpointSaved, DiskLow, OomRecovered
 from jobs.gpus import GpuFacts, peak_flops
 from jobs.memory_plan import MemoryPlan
-from jobs.spec import JobSpec, parse_spec
+from jobs.spec import CheckpointSpec, JobSpec, parse_spec
 from jobs.text.units import GIB, MIB, bytes_alike, format_bytes, format_duration, format_milliseconds, format_parameters
 from worker.training.checkpoints.checkpoint import MANIFEST, OPTIMIZER, WEIGHTS, folder_of
 from worker.training.checkpoints.saving import Saver, bytes_needed, write
@@ -273,13 +273,13 @@ class TrainingChecks:
         if free < needed:
             figures = bytes_alike(needed, free)
             return skip("checkpoint_copy", f"two checkpoints need {figures[0]} of disk, {figures[1]} are free")
-        saver = Saver(context.run, context.loaded.weights, context.optimizer, 1, self.journal)
+        saver = Saver(context.run, context.loaded.weights, context.optimizer, CheckpointSpec(keep=1), self.journal)
         if not saver.reserve(live):
             return judge("checkpoint_copy", "the host has no room for a copy", warn=True,
                          hint="steps wait for as long as a checkpoint is written; add memory")  # fmt: skip
         waited = RunDir(self.examination.folder / "waited")
         waited.path.mkdir()
-        plain = write(waited, context.state, live, 1, self.journal)
+        plain = write(waited, context.state, live, CheckpointSpec(keep=1), self.journal)
         state = context.state.model_copy(deep=True)
         wait_for(self.device)
         begun = time.perf_counter()

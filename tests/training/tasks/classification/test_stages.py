@@ -22,7 +22,7 @@ from jobs.errors import BadData, NotPrepared, Rejected
 from jobs.events import EvaluationFinished
 from jobs.preview import DataPreview
 from jobs.spec import parse_spec
-from tests.training.attempts import attempt, facts
+from tests.training.attempts import attempt, facts, trained
 from tests.training.tasks.classification.families import FAMILIES, LABELS, write_pretrained
 from tests.training.workplace import EXAMPLES, SHARED_DATA, Workplace
 from worker.training.dataset import inspection
@@ -199,10 +199,14 @@ def test_a_classifier_of_other_labels_or_without_its_head_is_refused(place: Work
 
 def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(place: Workplace) -> None:
     write_pretrained(place.data / "model", "bert")
-    whole, broken = job(place), job(place)
+    best = {"every_steps": 3, "best": "macro_f1"}
+    whole, broken = job(place, checkpoint=best), job(place, checkpoint=best)
     for run in (whole, broken):
         place.prepare(run)
     assert attempt(whole) == 0
+    figures = {fact.step: fact.metrics["macro_f1"] for fact in facts(whole, EvaluationFinished) if fact.step}
+    assert trained(whole).step == max(figures, key=lambda step: (figures[step], step)), "of equals the newest"
+    assert trained(whole).metrics["macro_f1"] == max(figures.values())
     assert attempt(broken, stop_at=6) == 75 and attempt(broken, 2) == 0
     one, other = (load_file(run.model / "model.safetensors") for run in (whole, broken))
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -322,6 +326,7 @@ def test_options_and_limits_that_do_not_fit_are_refused(place: Workplace) -> Non
     for parts, code in (
         ({"task": {"type": "auto", "loss_on": "all"}}, "option_of_another_task"),
         ({"data": {"max_input_tokens": 128}}, "limit_too_large"),
+        ({"task": {"type": "auto"}, "checkpoint": {"best": "rougeL"}}, "unknown_metric"),
     ):
         with pytest.raises(Rejected) as caught:
             place.check(job(place, **parts))

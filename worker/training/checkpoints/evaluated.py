@@ -1,0 +1,44 @@
+"""The evaluations of a run so far, and what follows from them alone: which is the best, and whether to stop.
+
+They go into checkpoints. So a run that was killed decides as one that was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from jobs.evaluation_metrics import cost_of
+from jobs.spec import EarlyStoppingSpec
+
+
+class Evaluated(BaseModel):
+    """What one evaluation measured."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: int
+    loss: float
+    metrics: dict[str, float] = {}
+
+    def cost(self, metric: str) -> float | None:
+        """By this metric, lower is better; None where it was not computed."""
+        return cost_of(metric, self.loss, self.metrics)
+
+
+def newest_is_best(evaluations: Sequence[Evaluated], metric: str) -> bool:
+    """Whether the newest one is better than every other."""
+    *before, newest = (each.cost(metric) for each in evaluations)
+    return newest is not None and all(each is None or newest < each for each in before)
+
+
+def stops(evaluations: Sequence[Evaluated], rule: EarlyStoppingSpec, metric: str) -> bool:
+    """Whether so many evaluations in a row were not better, by more than `min_delta`, than the best before them."""
+    best, waited = None, 0
+    for each in evaluations:
+        if (cost := each.cost(metric)) is None:  # of a version that did not compute it
+            continue
+        better = best is None or cost < best - rule.min_delta
+        best, waited = (cost, 0) if better else (best, waited + 1)
+    return waited >= rule.patience
