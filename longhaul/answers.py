@@ -180,6 +180,7 @@ class CheckpointMetricsDict(TypedDict):
     step: int
     train_loss: NotRequired[float]
     valid_loss: NotRequired[float]
+    others: NotRequired[dict[str, float]]
 
 
 class CheckpointDict(TypedDict):

@@ -21,6 +21,7 @@ from longhaul.keys import keys_below, print_keys
 from longhaul.plan import can_check, dry_run, print_plan
 from longhaul.preview import print_preview
 from longhaul.rows import at_the_service
+from longhaul.within_hours import fits, print_fits
 
 
 def add(commands: Commands) -> None:
@@ -33,6 +34,7 @@ def add(commands: Commands) -> None:
     plan = commands.add("plan", _plan, "predict memory, time and disk of a job; trains nothing", shown="FILE")
     _file(plan, "memory.budget=24")
     plan.add_argument("--png", type=Path, metavar="FILE", help="write a picture of the memory plan")
+    plan.add_argument("--hours", type=_hours, metavar="N", help="say what fits into so many hours, and what would")
     preview = commands.add("preview", _preview, "show three rows of a job as the model gets them", shown="ID")
     preview.add_argument("id", metavar="ID")
     clone = commands.add("clone", _clone, "submit the specification of a job again, with changes", shown="ID")
@@ -42,6 +44,16 @@ def add(commands: Commands) -> None:
     _new(clone)
     keys = commands.add("keys", _keys, "list the keys of a job file: values, default, meaning", shown="[PREFIX]")
     keys.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="e.g. training, or training.epochs")
+
+
+def _hours(given: str) -> float:
+    try:
+        hours = float(given)
+    except ValueError:
+        hours = 0.0
+    if not 0 < hours <= 10_000:
+        raise argparse.ArgumentTypeError(f"a number of hours, such as 40, and not {given!r}")
+    return hours
 
 
 def _file(parser: argparse.ArgumentParser, example: str) -> None:
@@ -108,8 +120,13 @@ def rejected(call: Call, job: JobDict) -> int:
 
 
 def _plan(call: Call) -> int:
+    hours: float | None = call.given.hours
     with call.connect() as api:
-        found = dry_run(api, partial(api.submit, _read(call, api)), call.errors)
+        asked = _read(call, api)
+        if hours is not None:  # to compare with: all that the job would do without a limit of its own
+            asked = apply_changes(asked, ["training.max_hours=null"])
+        found = dry_run(api, partial(api.submit, asked), call.errors)
+        fitting = [] if hours is None or found.plan is None else list(fits(api, asked, found, hours, call.errors))
         if found.plan is not None and call.given.png is not None:
             write_file(api.plan_picture(found.job["id"]), call.given.png)
     job = found.job
@@ -122,12 +139,15 @@ def _plan(call: Call) -> int:
                 "plan": found.plan and found.plan.model_dump(),
                 "preview": found.preview and found.preview.model_dump(),
                 "gpus": job["gpus"],
+                **({"hours": hours, "fits": [asdict(each) for each in fitting]} if hours is not None else {}),
             }
         )
     elif found.plan is None or found.preview is None:
         return rejected(call, job)
     else:
         print_plan(found.plan, found.preview, job, call.console)
+        if hours is not None:
+            print_fits(fitting, hours, call.console)
     return OK if job["status"] == "validated" else BAD_INPUT
 
 

@@ -118,6 +118,7 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
   "name": "chef", "data": {"train": "recipes.jsonl", "max_input_tokens": 256, "max_target_tokens": 256},
   "training": {"epochs": 5, "batch_size": 128, "learning_rate": 1e-4}}'""": Here(CREATED),
     "longhaul plan job.json --png plan.png": Here(r"what was tried"),
+    "longhaul plan job.json --hours 40": Here(r"what fits is not known"),
     "longhaul compare soups soups-long --png comparison.png": Here(r"training\.epochs +5 +9", two),
 }
 ALONE = ("make", "$EDITOR", "cp", "export")

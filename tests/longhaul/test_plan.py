@@ -161,7 +161,7 @@ PREVIEW = make_preview(read_as="recipes")
 
 def printed(plan: Plan, *gpus: dict[str, Any]) -> str:
     screen = io.StringIO()
-    job: Any = {"gpus": list(gpus)}
+    job: Any = {"spec": None, "gpus": list(gpus)}
     print_plan(plan, PREVIEW, job, Console(file=screen, width=160, color_system=None))
     return screen.getvalue()
 
