@@ -18,7 +18,7 @@ ModelName = Literal["trained", "base"]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MOST_CHARACTERS)]
 
 
-class Message(Part):
+class ChatTurn(Part):
     """One turn of a chat."""
 
     role: Annotated[str, StringConstraints(min_length=1, max_length=50)]
@@ -36,7 +36,7 @@ class GenerateBody(Part):
     """Columns of a row, from which the job's template makes the input."""
     rows: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_ROWS)] | None = None
     """Several of these, answered one after the other, each as if it were alone."""
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)] | None = None
+    messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MOST_MESSAGES)] | None = None
     """A chat, whose next reply is wanted."""
     checkpoint: Annotated[str, StringConstraints(pattern=CHECKPOINT)] | None = None
     """Use the weights of this checkpoint, such as `step-00000500`; null: the model that the job delivered."""
@@ -77,7 +77,9 @@ class LabelProbability(Frozen):
     """A class, and how probable the model finds it."""
 
     label: str
+    """Its name."""
     probability: float
+    """0 to 1."""
 
 
 class Output(Frozen):
@@ -90,6 +92,7 @@ class Output(Frozen):
     input: str
     """What the model read, as text."""
     input_tokens: int
+    """Of that."""
     input_cut: bool
     """Whether the end of the input was cut off at the job's limit, as in training."""
     text: str
@@ -97,7 +100,7 @@ class Output(Frozen):
     tokens: int
     """That were written; of a classifier 0."""
     finish_reason: Literal["stop", "length"]
-    """`length`: it ended at `max_new_tokens`."""
+    """`length`: it ended at `max_new_tokens`; else `stop`."""
     labels: list[LabelProbability] | None = None
     """Of a classifier: every label, the most probable first; else null."""
     error: str | None = None

@@ -272,3 +272,40 @@ class WorkersDict(PageDict[WorkerDict]):
     """Workers by name, and the jobs that none takes."""
 
     damaged: list[str]
+
+
+class LabelProbabilityDict(TypedDict):
+    """A class, and how probable the model finds it."""
+
+    label: str
+    probability: float
+
+
+class OutputDict(TypedDict):
+    """What one model answered to one input."""
+
+    model: Literal["trained", "base"]
+    index: int
+    input: str
+    input_tokens: int
+    input_cut: bool
+    text: str
+    tokens: int
+    finish_reason: Literal["stop", "length"]
+    labels: list[LabelProbabilityDict] | None
+    error: str | None
+
+
+class GenerationDict(TypedDict):
+    """What the model of a job answered."""
+
+    object: str
+    job: str
+    checkpoint: str | None
+    outputs: list[OutputDict]
+    device: Literal["cpu", "cuda"]
+    why: str | None
+    seconds: float
+    loading_s: float
+    tokens_per_s: float | None
+    seed: int | None

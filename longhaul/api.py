@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from longhaul import follow, transfer
+from longhaul import follow, transfer, trying
 from longhaul.answers import (
     CheckpointDict,
     DatasetDetailDict,
@@ -29,6 +29,7 @@ from longhaul.answers import (
     DeletedDatasetDict,
     DeletedJobDict,
     EventDict,
+    GenerationDict,
     JobDict,
     JsonObject,
     MetricDict,
@@ -262,6 +263,16 @@ class Longhaul:
             transfer.save_log(lambda offset: self.logs(job, offset=offset), Path(to) / path)
             return [Path(to) / path]
         return transfer.download(self._connection, job, path, self.files(job), Path(to), on_progress)
+
+    def generate(
+        self, job: str, body: Mapping[str, Any], *, on_part: Callable[[str, Mapping[str, Any]], object] = _quiet
+    ) -> GenerationDict:
+        """Let its model answer, such as `{"input": "Peach Ice Cream"}`; schema `GenerateBody` has all keys.
+
+        `on_part` is called with (type, data) of the parts as they come: `waiting`, `loading`, `loaded`, `text` (a piece
+        of `text` by `model`), `output`. Raises ApiError, also in the middle, and Unreachable: ask again.
+        """
+        return trying.generate(self._connection, job, body, on_part)
 
     # -- data sets -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from jobs.version import VERSION
 from longhaul.api import ApiError, Unreachable
-from longhaul.commands import datasets, following, machine, queue, results, submitting
+from longhaul.commands import datasets, following, machine, queue, results, submitting, trying
 from longhaul.commands.command import BAD_INPUT, OK, UNREACHABLE, Call, Commands, Parser
 from longhaul.jobfile import BadInput
 from longhaul.terminal import Terminal
@@ -24,6 +24,7 @@ SUBJECTS = {
     "what a job does": following,
     "the queue": queue,
     "results": results,
+    "try it": trying,
     "rows": datasets,
     "the machine": machine,
 }

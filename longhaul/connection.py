@@ -101,13 +101,15 @@ class Connection:
         return answer
 
     @contextmanager
-    def stream(self, path: str, *, silence_s: float, **more: Any) -> Iterator[requests.Response]:
-        """A good answer to GET whose body is still to come, as it is: not compressed on the way.
+    def stream(self, path: str, *, silence_s: float, method: str = "GET", **more: Any) -> Iterator[requests.Response]:
+        """A good answer whose body is still to come, as it is: not compressed on the way.
 
         `silence_s` without a byte is a lost connection. Raises requests.RequestException for that: who reads continues.
         """
         more["headers"] = {"Accept-Encoding": "identity", **more.get("headers", {})}
-        with self.session.get(self.url + path, timeout=(CONNECT_S, silence_s), stream=True, **more) as answer:
+        with self.session.request(
+            method, self.url + path, timeout=(CONNECT_S, silence_s), stream=True, **more
+        ) as answer:
             raise_for(answer)
             yield answer
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 
@@ -29,9 +30,11 @@ from jobs.errors import (
     UserError,
     WorkerMissing,
 )
+from jobs.redis.answers import RequestLost
 
 log = logging.getLogger("longhaul.service")
 RETRY_AFTER_S = 5
+INTERNAL = "internal error; the service's log has the details"
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -54,6 +57,14 @@ class BodyTooSlow(LonghaulError):
     """The body did not arrive in time."""
 
     code = "body_too_slow"
+
+
+class AnswerFailed(LonghaulError):
+    """A finished model could not answer."""
+
+    def __init__(self, status: int, code: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.hint = status, code, hint  # type: ignore[misc]  # the code of this one
 
 
 def wants_page(scope: Scope) -> bool:
@@ -92,8 +103,23 @@ def _allowed(request: Request) -> list[str]:
     return [name for name, scope in scopes.items() if any(each.matches(scope)[0] is Match.FULL for each in routes)]
 
 
+def longhaul_error_body(error: Exception) -> dict[str, object]:
+    """What ends a stream that has begun: an error of our own as it would be answered, any other without its details."""
+    if isinstance(error, LonghaulError):
+        answer = _longhaul_response("a stream", error)
+    else:
+        log.error("unexpected error in a stream", exc_info=error)
+        answer = error_response(500, "internal_error", INTERNAL)
+    body: dict[str, object] = json.loads(bytes(answer.body))
+    return body
+
+
 def longhaul_error_response(request: Request, error: LonghaulError) -> JSONResponse:
     """What an error of our own is answered with; raises it again where it is none of a request."""
+    return _longhaul_response(f"{request.method} {request.url.path}", error)
+
+
+def _longhaul_response(what: str, error: LonghaulError) -> JSONResponse:
     match error:
         case UserError():
             return error_response(422, error.code, str(error), param=error.param, hint=error.hint)
@@ -105,6 +131,10 @@ def longhaul_error_response(request: Request, error: LonghaulError) -> JSONRespo
             return error_response(413, error.code, str(error))
         case BodyTooSlow():
             return error_response(408, error.code, str(error), headers={"Connection": "close"})
+        case AnswerFailed():
+            return error_response(error.status, error.code, str(error), hint=error.hint)
+        case RequestLost():
+            return error_response(503, error.code, str(error), hint=error.hint)
         case QueueFull():
             seconds = {"Retry-After": str(RETRY_AFTER_S)}
             return error_response(429, error.code, str(error), hint=error.hint, headers=seconds)
@@ -115,7 +145,7 @@ def longhaul_error_response(request: Request, error: LonghaulError) -> JSONRespo
             return error_response(503, error.code, message)
         case StoreUnavailable():
             # The cause names hosts and ports of our own network: that is for the log.
-            log.warning("%s %s: %s", request.method, request.url.path, error)
+            log.warning("%s: %s", what, error)
             message = "Redis does not answer; nothing was changed. Try again."
             return error_response(503, error.code, message)
     raise error
@@ -193,5 +223,5 @@ class ErrorMiddleware:
             if started or scope["type"] != "http":
                 raise  # uvicorn logs it and breaks the connection off: half an answer must not look like a whole one
             log.exception("unexpected error: %s %s", scope["method"], ascii(scope["path"]))
-            answer = error_response(500, "internal_error", "internal error; the service's log has the details")
+            answer = error_response(500, "internal_error", INTERNAL)
             await answer(scope, receive, send)

@@ -9,10 +9,12 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware import Middleware
 
+from jobs.redis.answers import Answers
 from jobs.redis.connection import connect
 from jobs.redis.feed import Feed
 from jobs.redis.gauges import Gauges
 from jobs.redis.queue import Tickets
+from jobs.redis.requests import Requests
 from jobs.redis.store import Store
 from jobs.version import VERSION
 from service import errors
@@ -27,6 +29,7 @@ from service.edge.redaction import RedactSecrets
 from service.edge.sessions import Sessions
 from service.errors import ErrorMiddleware
 from service.files.uploads import Uploads
+from service.generation.asking import Asking
 from service.jobs.actions import Actions
 from service.openapi import document
 from service.pages.render import Renderer
@@ -37,6 +40,7 @@ from service.routes import (
     comparisons,
     datasets,
     events,
+    generation,
     health,
     jobs,
     new_job,
@@ -68,6 +72,8 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     uploads = Uploads(settings.uploads, most=settings.max_upload_bytes)
     feed = Feed(settings.redis_url, frame, unread_frame)
     streams = Streams(settings.max_streams)
+    followed = Answers(settings.redis_url, Requests(client))
+    asking = Asking(actions, Requests(client), followed)
     kept = SeriesCache()
     static = StaticFiles()
     render = Renderer(static)
@@ -81,6 +87,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         uploads.sweep()
         async with feed:
             yield
+        await followed.close()
         client.close()
 
     app = FastAPI(
@@ -119,6 +126,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(comparisons.routes(actions, kept))
     app.include_router(results.routes(actions, kept))
     app.include_router(reports.routes(actions, kept, render))
+    app.include_router(generation.routes(actions, asking, streams))
     app.include_router(datasets.routes(actions, uploads))
     app.include_router(workers.routes(store))
     app.include_router(prometheus.routes(registry))

@@ -12,7 +12,10 @@ from tests.stack import ROOT
 SCHEMA = "a part of the OpenAPI document, which is a JSON document"
 MODEL_CONFIG = "config.json or tokenizer.json of a model: others write it"
 KEYWORDS = "keyword arguments of somebody else's function"
+ROW = "columns of a row: others write it"
+PASSED_ON = "keys of a request or parts of an answer, passed on as they are"
 REASONS = {
+    "jobs/generation.py": ROW,
     "jobs/record.py": "fields of a record that an event changes",
     "jobs/text/schemas.py": "a JSON schema, which is a JSON document",
     "longhaul/answers.py": "JsonObject: documents that the client passes on",
@@ -20,19 +23,26 @@ REASONS = {
     "longhaul/jobfile.py": "JsonObject: a job file",
     "longhaul/api.py": "JsonObject: plan.json",
     "longhaul/commands/submitting.py": "JsonObject: a job file",
+    "longhaul/commands/trying.py": PASSED_ON,
+    "longhaul/predicting.py": ROW,
+    "longhaul/trying.py": PASSED_ON,
     "service/answers/events.py": KEYWORDS,
     "service/answers/series.py": KEYWORDS,
     "service/docs/reference.py": SCHEMA,
     "service/edge/body.py": "a body, before it is looked at",
     "service/edge/connections.py": KEYWORDS,
+    "service/generation/openai.py": PASSED_ON,
     "service/openapi/document.py": SCHEMA,
     "service/openapi/documented.py": SCHEMA,
     "service/openapi/error_answers.py": SCHEMA,
     "service/openapi/examples.py": SCHEMA,
     "service/pages/job_form.py": "a JSON schema, which is a JSON document",
+    "worker/generation.py": PASSED_ON,
     "worker/training/checkpoints/checkpoint.py": "states of random generators",
     "worker/training/doctor/random_t5.py": MODEL_CONFIG,
     "worker/training/doctor/small_t5.py": MODEL_CONFIG,
+    "worker/training/generation/serving.py": PASSED_ON,
+    "worker/training/generation/writing.py": KEYWORDS,
     "worker/training/models/hub.py": MODEL_CONFIG,
     "worker/training/models/model_files.py": MODEL_CONFIG,
     "worker/training/planning/kernels.py": KEYWORDS,

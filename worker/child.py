@@ -71,6 +71,11 @@ class JsonChild:
         return answer
 
     @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         """Whether it has not ended yet."""
         return self._process.poll() is None

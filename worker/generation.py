@@ -21,7 +21,7 @@ from jobs.redis.requests import Request
 from jobs.redis.store import Store
 from jobs.state import Stage
 from worker.child import ChildGone, JsonChild
-from worker.requests import Abandoned, Answer, RequestFailed
+from worker.requests import Abandoned, AnswerWriter, RequestFailed
 from worker.settings import WorkerSettings
 
 log = logging.getLogger("longhaul.worker")
@@ -66,7 +66,7 @@ def place_for(settings: WorkerSettings, store: Store) -> Place:
 
 
 class Generation:
-    """The handler (`worker.requests.Handler`). One model at a time."""
+    """The handler (`worker.requests.RequestHandler`). One model at a time."""
 
     kind = KIND
 
@@ -74,8 +74,8 @@ class Generation:
         self._settings, self._store = settings, Store(connect(settings.redis_url))
         self._child: _Child | None = None
 
-    def answer(self, request: Request, answer: Answer) -> None:
-        """See `Handler`."""
+    def answer(self, request: Request, answer: AnswerWriter) -> None:
+        """See `RequestHandler`."""
         run = RunDir(self._settings.runs / request.job)
         if not run.exists():
             raise RequestFailed(f"there is no job {request.job}", code="not_found")
@@ -99,7 +99,7 @@ class Generation:
         child.used_at = time.monotonic()
 
     def idle(self) -> None:
-        """See `Handler`."""
+        """See `RequestHandler`."""
         child = self._child
         if child is None:
             return
@@ -110,7 +110,7 @@ class Generation:
             self._end()
 
     def close(self) -> None:
-        """See `Handler`."""
+        """See `RequestHandler`."""
         self._end()
 
     def _ready(self, run: RunDir, checkpoint: str | None, place: Place) -> _Child:
@@ -124,7 +124,7 @@ class Generation:
             child = self._child = _Child(run, checkpoint, place, self._settings)
         return child
 
-    def _pass_on(self, child: _Child, request: Request, answer: Answer) -> None:
+    def _pass_on(self, child: _Child, request: Request, answer: AnswerWriter) -> None:
         child.process.ask({"body": request.payload})
         looked_at = time.monotonic()
         while True:

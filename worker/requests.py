@@ -44,7 +44,7 @@ class RequestFailed(LonghaulError):
         self.hint = hint
 
 
-class Answer:
+class AnswerWriter:
     """The answer to one request, part by part."""
 
     def __init__(self, requests: Requests, request: Request, stop: threading.Event) -> None:
@@ -60,8 +60,9 @@ class Answer:
         self._heard = time.monotonic()
 
     def hold(self) -> None:
-        """Say that the work goes on: call this every second or so. Raises Abandoned, RequestFailed (the worker stops),
-        StoreUnavailable.
+        """Say that the work continues, every second or so.
+
+        Raises Abandoned, RequestFailed (the worker stops), StoreUnavailable.
         """
         if self._stop.is_set():
             raise RequestFailed(STOPPING, code="worker_stopped", hint="ask again once it runs")
@@ -83,14 +84,14 @@ class Answer:
         self.add("error", {"code": code, "message": redact(message), "hint": hint})
 
 
-class Handler(Protocol):
+class RequestHandler(Protocol):
     """Answers requests of one kind, one at a time, in a thread that lasts as long as the worker."""
 
     @property
     def kind(self) -> str:
         """Of request."""
 
-    def answer(self, request: Request, answer: Answer) -> None:
+    def answer(self, request: Request, answer: AnswerWriter) -> None:
         """Add parts to the answer, `done` last, and `hold` it in between. What it raises is the answer."""
 
     def idle(self) -> None:
@@ -100,7 +101,7 @@ class Handler(Protocol):
         """Called at the end."""
 
 
-def serve_requests(settings: WorkerSettings, handlers: Sequence[Handler]) -> int:
+def serve_requests(settings: WorkerSettings, handlers: Sequence[RequestHandler]) -> int:
     """Answer requests until SIGTERM. Returns the exit code."""
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -120,7 +121,7 @@ def serve_requests(settings: WorkerSettings, handlers: Sequence[Handler]) -> int
     return 0
 
 
-def serve(settings: WorkerSettings, handler: Handler, stop: threading.Event) -> None:
+def serve(settings: WorkerSettings, handler: RequestHandler, stop: threading.Event) -> None:
     """Requests of one kind, until told to stop. With Redis away it waits."""
     requests = Requests(connect(settings.redis_url))
     try:
@@ -131,7 +132,7 @@ def serve(settings: WorkerSettings, handler: Handler, stop: threading.Event) -> 
                     handler.idle()
                     requests.wait(handler.kind, 1.0)
                 else:
-                    serve_one(handler, request, Answer(requests, request, stop))
+                    serve_one(handler, request, AnswerWriter(requests, request, stop))
             except StoreUnavailable as error:
                 log.warning("no request can be taken: %s", error)
                 stop.wait(RETRY_S)
@@ -139,7 +140,7 @@ def serve(settings: WorkerSettings, handler: Handler, stop: threading.Event) -> 
         handler.close()
 
 
-def serve_one(handler: Handler, request: Request, answer: Answer) -> None:
+def serve_one(handler: RequestHandler, request: Request, answer: AnswerWriter) -> None:
     """One request; whatever is raised is its answer, if somebody still waits."""
     began = time.monotonic()
     try:

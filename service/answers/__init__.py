@@ -8,6 +8,15 @@ Closed models: an answer with a field that is not described here is a fault. Ope
 from jobs.heartbeat import Gpu, Worker
 from service.answers.datasets import Dataset, DatasetDetail, DatasetList, DeletedDataset
 from service.answers.events import Event, EventList
+from service.answers.generation import (
+    ChatChoice,
+    ChatCompletion,
+    ChatMessage,
+    ChatUsage,
+    Generation,
+    Model,
+    ModelList,
+)
 from service.answers.jobs import DeletedJob, Hyperparameters, Job, JobList, Progress, Repaired, ShownStatus
 from service.answers.parts import Error, ErrorResponse, Health
 from service.answers.results import Checkpoint, CheckpointList, CheckpointMetrics, RunFile, RunFileList
@@ -15,8 +24,37 @@ from service.answers.series import MetricList, MetricPoint
 from service.answers.workers import WorkerList
 
 __all__ = [
-    "Checkpoint", "CheckpointList", "CheckpointMetrics", "Dataset", "DatasetDetail", "DatasetList", "DeletedDataset",
-    "DeletedJob", "Error", "ErrorResponse", "Event", "EventList", "Gpu", "Health", "Hyperparameters", "Job", "JobList",
-    "MetricList", "MetricPoint", "Progress", "Repaired", "RunFile", "RunFileList", "ShownStatus", "Worker",
+    "ChatChoice",
+    "ChatCompletion",
+    "ChatMessage",
+    "ChatUsage",
+    "Checkpoint",
+    "CheckpointList",
+    "CheckpointMetrics",
+    "Dataset",
+    "DatasetDetail",
+    "DatasetList",
+    "DeletedDataset",
+    "DeletedJob",
+    "Error",
+    "ErrorResponse",
+    "Event",
+    "EventList",
+    "Generation",
+    "Gpu",
+    "Health",
+    "Hyperparameters",
+    "Job",
+    "JobList",
+    "MetricList",
+    "MetricPoint",
+    "Model",
+    "ModelList",
+    "Progress",
+    "Repaired",
+    "RunFile",
+    "RunFileList",
+    "ShownStatus",
+    "Worker",
     "WorkerList",
 ]  # fmt: skip

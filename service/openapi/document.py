@@ -9,9 +9,11 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
+from jobs.generation import GenerateBody
 from jobs.spec import JobSpec
 from service import answers
 from service.edge.limits import OPEN
+from service.generation.openai import ChatBody
 from service.openapi import examples
 from service.openapi.error_answers import error_answer
 
@@ -35,6 +37,7 @@ TAGS = {
     "series": "What a run recorded: metrics and log.",
     "plans": "What a job needs, as predicted before it trains.",
     "comparisons": "What differs between jobs, and what it costs.",
+    "models": "Try what a job has learned.",
     "results": "Checkpoints, files, the model.",
     "datasets": "Uploaded files of rows.",
     "workers": "Worker processes.",
@@ -84,7 +87,12 @@ def document(app: FastAPI, *, examples: dict[str, Any]) -> dict[str, Any]:
     components = made.setdefault("components", {})
     schemas: dict[str, Any] = components.setdefault("schemas", {})
     _, more = models_json_schema(
-        [(JobSpec, "validation"), (answers.ErrorResponse, "serialization")],
+        [
+            (JobSpec, "validation"),
+            (GenerateBody, "validation"),
+            (ChatBody, "validation"),
+            (answers.ErrorResponse, "serialization"),
+        ],
         ref_template="#/components/schemas/{model}",
     )
     schemas.update(more["$defs"])

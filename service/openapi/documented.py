@@ -159,6 +159,27 @@ RESUME_BODY = takes(
     {"from the newest checkpoint": {}, "from step 0": {"from_scratch": True}},
 )
 RESUME_BODY["requestBody"]["required"] = False
+GENERATE_BODY = takes(
+    "application/json",
+    ref("GenerateBody"),
+    "What to answer, and how. At most 1 MiB.",
+    {
+        "a text": {"input": "Roasted Peach Ice Cream"},
+        "a row of columns": {"row": {"title": "Roasted Peach Ice Cream"}, "base": True},
+        "a chat": {"messages": [{"role": "user", "content": "What is in it?"}], "temperature": 0.7, "stream": True},
+    },
+)
+CHAT_BODY = takes(
+    "application/json",
+    ref("ChatBody"),
+    "As OpenAI takes it; a key that would change the reply otherwise is refused.",
+    {
+        "a chat": {
+            "model": "ft:job-06e1m8c4f0zt3qk5x9wb",
+            "messages": [{"role": "user", "content": "What is in it?"}],
+        }
+    },
+)
 UPLOAD_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -199,6 +220,30 @@ EVENT_STREAM: Responses = {
         },
     },
     204: {"description": "Stream only: the job has ended and no more events follow. Do not reconnect."},
+}
+GENERATE_STREAM: Responses = {
+    200: {
+        "description": "The whole answer; or with `stream` its parts as server-sent events: `waiting` (how many "
+        "requests are `ahead` at most), `loading`, `loaded`, `text` (a piece as it is written), `output` (one whole), "
+        "and at the end `done` with the whole answer, or `error`.",
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "example": 'event: text\ndata: {"model": "trained", "index": 0, "text": "Preheat the"}\n\n',
+            }
+        },
+    },
+}
+CHAT_STREAM: Responses = {
+    200: {
+        "description": "The reply; or with `stream` its chunks as server-sent events, `[DONE]` the last.",
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "example": 'data: {"object": "chat.completion.chunk", …}\n\ndata: [DONE]\n\n',
+            }
+        },
+    },
 }
 NEXT_OFFSET: dict[str, Any] = {
     "X-Next-Offset": {

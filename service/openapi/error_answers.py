@@ -53,6 +53,10 @@ _EXAMPLES: dict[int, dict[str, dict[str, Any]]] = {
             "wrote it (the run directory has format 2); this is 0.2.0, which reads up to format 1",
             "hint": "run Longhaul 9.1.0: nothing is lost",
         },
+        "no_model": {
+            "message": f"job {_JOB} has no model yet",
+            "hint": f"wait for its end, or name a checkpoint: `longhaul checkpoints {_JOB}` lists those that it has",
+        },
         "dataset_exists": {
             "message": "data set recipes.jsonl exists with other content (2,210 bytes), and a data set never changes: "
             "take another name, or delete it first"
@@ -85,6 +89,10 @@ _EXAMPLES: dict[int, dict[str, dict[str, Any]]] = {
     },
     429: {
         "rate_limited": {"message": "more than 300 requests a second from one key", "hint": "wait 2 s"},
+        "queue_full": {
+            "message": "32 requests of yours wait, which is the limit",
+            "hint": "wait for answers, or try again in 5 s",
+        },
         "too_many_streams": {
             "message": "1000 streams are open, which is the limit",
             "hint": "close some, or try again in 5 s",
@@ -102,6 +110,22 @@ _EXAMPLES: dict[int, dict[str, dict[str, Any]]] = {
         "unreadable": {
             "message": "metrics.jsonl cannot be opened or read: Is a directory",
             "hint": "the service's log has its path: restore it from a backup, or move it away",
+        },
+        "no_worker": {
+            "message": "no worker `generate` is there to answer",
+            "hint": "`longhaul local` and compose start one; by hand it is `python -m worker generate`",
+        },
+        "request_lost": {
+            "message": "the request is lost: the worker that worked on it is gone",
+            "hint": "ask again",
+        },
+        "model_process_ended": {
+            "message": "the process that had the model was killed by signal 9 (has ended)",
+            "hint": "ask again: it starts anew. If that repeats, the log of the worker `generate` has the details",
+        },
+        "gpu_needed": {
+            "message": "a job needs the GPU, and this was ended for it",
+            "hint": "ask again: the model then runs on the CPU",
         },
         "not_ready": {"message": "Redis does not answer, or takes no writes", "param": "redis"},
     },

@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from jobs.events import Fault
+from jobs.generation import LabelProbability, Output
 from jobs.heartbeat import Gpu, Worker
 from jobs.plan import CheckSummary
 from longhaul import answers as client
@@ -29,6 +30,9 @@ PAIRS: list[tuple[Any, type[BaseModel]]] = [
     (client.DeletedDatasetDict, service.DeletedDataset),
     (client.WorkerDict, Worker),
     (client.GpuDict, Gpu),
+    (client.GenerationDict, service.Generation),
+    (client.OutputDict, Output),
+    (client.LabelProbabilityDict, LabelProbability),
 ]
 
 

@@ -11,7 +11,7 @@ import pytest
 from jobs.errors import Rejected
 from jobs.redis.connection import connect
 from jobs.redis.requests import Request, Requests, answer_key
-from worker.requests import Abandoned, Answer, RequestFailed, serve_one
+from worker.requests import Abandoned, AnswerWriter, RequestFailed, serve_one
 
 
 class Scripted:
@@ -19,7 +19,7 @@ class Scripted:
 
     kind = "scripted"
 
-    def answer(self, request: Request, answer: Answer) -> None:
+    def answer(self, request: Request, answer: AnswerWriter) -> None:
         """Text, then the end that is asked for."""
         answer.add("text", {"text": "so far"})
         match request.payload["end"]:
@@ -58,14 +58,14 @@ def test_whatever_becomes_of_a_request_is_its_answer(redis_url: str, end: str, l
     asked = requests.submit("scripted", "job-1", {"end": end}, client="a")
     request = requests.take("scripted")
     assert request == asked
-    serve_one(Scripted(), request, Answer(requests, request, threading.Event()))
+    serve_one(Scripted(), request, AnswerWriter(requests, request, threading.Event()))
     assert parts(redis_url, asked) == [("text", {"text": "so far"}), last]
 
 
 def test_a_handler_hears_that_nobody_waits_or_that_the_worker_stops(redis_url: str) -> None:
     requests, stop = Requests(connect(redis_url)), threading.Event()
     request = requests.submit("scripted", "job-1", {"end": "done"}, client="a")
-    answer = Answer(requests, request, stop)
+    answer = AnswerWriter(requests, request, stop)
     answer.hold()
     stop.set()
     with pytest.raises(RequestFailed, match="was stopped"):

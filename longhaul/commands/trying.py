@@ -1,0 +1,171 @@
+"""What a job has learned: try, predict."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from longhaul.answers import GenerationDict
+from longhaul.commands.command import OK, Call, Commands, print_json
+from longhaul.jobfile import BadInput
+from longhaul.predicting import Prediction, predict
+
+OPTIONS = ("checkpoint", "base", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "num_beams")
+TITLES = {"trained": "after training", "base": "before training"}
+
+
+def add(commands: Commands) -> None:
+    """try, predict."""
+    one = commands.add("try", _try, "let the model of a job answer a text", shown="ID [TEXT]")
+    one.add_argument("id", metavar="ID")
+    one.add_argument("text", nargs="?", metavar="TEXT", help="as the job's template would write it; -: standard input")
+    one.add_argument("--file", type=Path, metavar="FILE", help="the text is in this file")
+    one.add_argument("--row", metavar="JSON", help="in place of a text: columns, for the job's template")
+    _add_options(one)
+    many = commands.add("predict", _predict, "let it answer a file of rows; resumes if interrupted", shown="ID FILE")
+    many.add_argument("id", metavar="ID")
+    many.add_argument("file", type=Path, metavar="FILE", help="JSON lines, with the columns of the job's data")
+    many.add_argument("--out", type=Path, required=True, metavar="FILE", help="a line of JSON for each row, in order")
+    _add_options(many)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--base", action="store_true", help="let the model before training answer, too")
+    parser.add_argument("--checkpoint", metavar="NAME", help="weights of this checkpoint, such as step-00000500")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="tokens to write at most")
+    parser.add_argument("--temperature", type=float, metavar="T", help="sample; 0 (default): the most probable tokens")
+    parser.add_argument("--top-p", type=float, metavar="P", help="with --temperature: among tokens of this probability")
+    parser.add_argument("--top-k", type=int, metavar="K", help="with --temperature: among this many tokens")
+    parser.add_argument("--seed", type=int, metavar="N", help="with --temperature: the same seed, the same text")
+    parser.add_argument("--num-beams", type=int, metavar="N", help="beam search")
+
+
+def _options(call: Call) -> dict[str, Any]:
+    given = {name: getattr(call.given, name) for name in OPTIONS}
+    return {name: value for name, value in given.items() if value not in (None, False)}
+
+
+def _try(call: Call) -> int:
+    options, input = _options(call), _input(call)
+    streamed = "num_beams" not in options and not call.given.json
+    shown = _Shown(call, titled=call.given.base) if streamed else None
+    with call.connect() as api:
+        answer = api.generate(call.given.id, input | options, on_part=shown.part if shown else _nothing)
+    if call.given.json:
+        print_json(answer)
+        return OK
+    if shown is not None:
+        shown.end(answer)
+    else:
+        for output in answer["outputs"]:
+            call.say(output["text"])
+    call.note(_how(answer))
+    return OK
+
+
+def _nothing(type: str, data: Mapping[str, Any]) -> None:
+    """Nothing is shown."""
+
+
+class _Shown:
+    """An answer in the terminal, as it comes."""
+
+    def __init__(self, call: Call, *, titled: bool) -> None:
+        self._call, self._titled = call, titled
+        self._model: str | None = None
+
+    def part(self, type: str, data: Mapping[str, Any]) -> None:
+        """Text at once; what else happens is noted."""
+        match type:
+            case "waiting" if data["ahead"]:
+                self._call.note(f"waiting: {data['ahead']} requests come first, or fewer: clients take turns")
+            case "loading":
+                self._call.note(f"loading the model {TITLES[data['model']]} on the {_place(data['device'])}")
+            case "text":
+                self._begin(data["model"])
+                self._print(data["text"])
+            case "output" if data["labels"] is not None:
+                self._begin(data["model"])
+                width = max(len(each["label"]) for each in data["labels"])
+                for each in data["labels"][:10]:
+                    self._print(f"{each['label']:{width}}  {each['probability']:6.1%}\n")
+
+    def end(self, answer: GenerationDict) -> None:
+        """The last line ends."""
+        if answer["outputs"][0]["labels"] is None:
+            self._print("\n")
+        if any(output["input_cut"] for output in answer["outputs"]):
+            self._call.note("the end of the input was cut off at the job's limit, as in training")
+
+    def _begin(self, model: str) -> None:
+        if self._titled and model != self._model:
+            self._print(f"{'' if self._model is None else chr(10) * 2}{TITLES[model]}:\n")
+        self._model = model
+
+    def _print(self, text: str) -> None:
+        self._call.console.print(text, end="", highlight=False, soft_wrap=True)
+
+
+def _predict(call: Call) -> int:
+    if not call.given.file.is_file():
+        raise BadInput(f"there is no file {call.given.file}")
+    told = False
+
+    def on_answer(done: int, answer: GenerationDict) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            call.note(_how(answer))
+        call.note(f"{done:,} rows")
+
+    with call.connect() as api:
+        wanted = Prediction(call.given.id, call.given.file, call.given.out, _options(call))
+        try:
+            rows = predict(api, wanted, on_answer=on_answer, on_trouble=call.note)
+        except OSError as error:
+            raise BadInput(f"{error.filename or call.given.out}: {error.strerror}") from None
+    return call.answer(
+        {"rows": rows, "out": str(call.given.out)}, lambda: call.say(f"{rows:,} rows answered, in {call.given.out}")
+    )
+
+
+def _input(call: Call) -> dict[str, Any]:
+    """What is asked. Raises BadInput."""
+    given = call.given
+    if sum(each is not None for each in (given.text, given.file, given.row)) != 1:
+        raise BadInput("give one of a text, --file and --row")
+    if given.row is not None:
+        try:
+            row = json.loads(given.row)
+        except ValueError as error:
+            raise BadInput(f"--row is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise BadInput('--row is a JSON object such as {"title": "Peach Ice Cream"}')
+        return {"row": row}
+    try:
+        text = given.text if given.file is None and given.text != "-" else _read(given.file)
+    except OSError as error:
+        raise BadInput(f"--file {given.file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{given.file or 'standard input'} is not UTF-8 text") from None
+    return {"input": text}
+
+
+def _read(file: Path | None) -> str:
+    return sys.stdin.buffer.read().decode() if file is None else file.read_bytes().decode()
+
+
+def _how(answer: GenerationDict) -> str:
+    """Where it ran, and how fast."""
+    why = f" ({answer['why']})" if answer["why"] else ""
+    speed = f", {answer['tokens_per_s']:,.1f} tokens/s" if answer["tokens_per_s"] else ""
+    seed = "" if answer["seed"] is None else f", seed {answer['seed']}"
+    return f"on the {_place(answer['device'])}{why}{speed}{seed}"
+
+
+def _place(device: str) -> str:
+    return "CPU" if device == "cpu" else "GPU"

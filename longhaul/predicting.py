@@ -1,0 +1,158 @@
+"""Answers to a file of rows: a line for each, in order. What was killed continues, and ends with the same file.
+
+Beside the file lies `<name>.state` until it is complete: what was asked, so that nothing else continues it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from longhaul.answers import GenerationDict
+from longhaul.api import Longhaul
+from longhaul.connection import ApiError, RetryPolicy, Unreachable
+from longhaul.jobfile import BadInput
+
+AT_ONCE = 16
+"""Rows of a request."""
+MOST_BYTES = 500_000
+"""Of the rows of a request, unless one alone has more."""
+OnAnswer = Callable[[int, GenerationDict], object]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Which rows go to which model, how, and into which file."""
+
+    job: str
+    rows: Path
+    out: Path
+    options: Mapping[str, Any]
+    """Keys of `POST /jobs/{job}/generate`, without inputs."""
+
+
+def predict(api: Longhaul, wanted: Prediction, *, on_answer: OnAnswer, on_trouble: Callable[[str], None]) -> int:
+    """Write a line for each row that has none yet. Returns how many lines the file has.
+
+    `on_answer` is told how many are written, with each answer. An outage of the service is waited for. Raises BadInput,
+    ApiError.
+    """
+    done, options = _continued(wanted)
+    patience = RetryPolicy(on_trouble)
+    with open(wanted.rows, "rb") as source, open(wanted.out, "ab") as target:
+        for rows in _requests(islice(_rows(source, wanted.rows), done, None)):
+            while True:
+                try:
+                    answer = api.generate(wanted.job, {"rows": rows, **options})
+                    break
+                except (ApiError, Unreachable) as error:
+                    patience.trouble(error)
+                patience.pause()
+            patience.well()
+            target.writelines(_line(done + index, answer, index) for index in range(len(rows)))
+            target.flush()
+            os.fsync(target.fileno())
+            done += len(rows)
+            on_answer(done, answer)
+    _state_file(wanted).unlink()
+    return done
+
+
+def _continued(wanted: Prediction) -> tuple[int, dict[str, Any]]:
+    """How many rows have their line, and the options, with a seed where something is drawn. Removes a torn last line.
+
+    Raises BadInput where the file is of something else.
+    """
+    state_file, options = _state_file(wanted), dict(wanted.options)
+    asked = {"job": wanted.job, "rows_sha256": _sha256(wanted.rows), "options": options}
+    if not state_file.exists():
+        if wanted.out.exists():
+            raise BadInput(f"{wanted.out} is there already: remove it, or give another file with --out")
+        if options.get("temperature") and "seed" not in options:
+            options["seed"] = secrets.randbelow(2**32)
+        _write(state_file, json.dumps({"asked": asked, "options": options}).encode())
+        return 0, options
+    state = json.loads(state_file.read_bytes())
+    if state["asked"] != asked:
+        raise BadInput(
+            f"{wanted.out} was begun with another job, other rows or other options: give those, or remove "
+            f"{wanted.out} and {state_file.name}"
+        )
+    if not wanted.out.exists():
+        return 0, state["options"]
+    with open(wanted.out, "r+b") as target:
+        lines = whole = 0
+        for line in target:
+            if line.endswith(b"\n"):
+                lines, whole = lines + 1, whole + len(line)
+        target.truncate(whole)
+    return lines, state["options"]
+
+
+def _state_file(wanted: Prediction) -> Path:
+    return wanted.out.with_name(f"{wanted.out.name}.state")
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Whole, or not at all."""
+    temporary = file.with_name(f"tmp-{file.name}")
+    temporary.write_bytes(content)
+    os.replace(temporary, file)
+
+
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _rows(source: Any, name: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Each row, and the bytes of its line. Raises BadInput."""
+    for number, line in enumerate(source, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise BadInput(
+                f"{name}, line {number}: it is not JSON ({error}); the file has a JSON object a line"
+            ) from None
+        if not isinstance(row, dict):
+            raise BadInput(f"{name}, line {number}: it is no JSON object, with a key for each column")
+        yield row, len(line)
+
+
+def _requests(rows: Iterator[tuple[dict[str, Any], int]]) -> Iterator[Sequence[dict[str, Any]]]:
+    """As many as one request takes."""
+    together: list[dict[str, Any]] = []
+    size = 0
+    for row, length in rows:
+        if together and (len(together) == AT_ONCE or size + length > MOST_BYTES):
+            yield together
+            together, size = [], 0
+        together.append(row)
+        size += length
+    if together:
+        yield together
+
+
+def _line(number: int, answer: GenerationDict, index: int) -> bytes:
+    """What does not depend on where and when it was written."""
+    found: dict[str, Any] = {"row": number}
+    for output in answer["outputs"]:
+        if output["index"] == index:
+            prefix = "" if output["model"] == "trained" else "base_"
+            found |= {f"{prefix}text": output["text"]}
+            if output["labels"] is not None:
+                found |= {f"{prefix}labels": output["labels"]}
+            if output["finish_reason"] == "length":
+                found |= {f"{prefix}finish_reason": "length"}
+            if output["error"] is not None:
+                found |= {"error": output["error"]}
+    return json.dumps(found, ensure_ascii=False).encode(errors="replace") + b"\n"

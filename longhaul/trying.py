@@ -1,0 +1,53 @@
+"""Asking the model of a job: streamed by the service, whole for whoever asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import requests
+
+from longhaul.answers import GenerationDict
+from longhaul.connection import ApiError, Connection, Unreachable, part
+
+SILENCE_S = 900.0
+"""Until another byte: others may come first, and a large model takes a while to load."""
+_STATUS = {"rate_limit_error": 429, "server_error": 500, "unavailable_error": 503}
+"""What an error within a stream would have been answered with, by its type."""
+OnPart = Callable[[str, Mapping[str, Any]], object]
+
+
+def generate(connection: Connection, job: str, body: Mapping[str, Any], on_part: OnPart) -> GenerationDict:
+    """The answer; `on_part` is told of its parts (`waiting`, `loading`, `loaded`, `text`, `output`) as they come.
+
+    Raises ApiError, also in the middle; Unreachable where the connection breaks: ask again.
+    """
+    try:
+        with connection.stream(
+            f"/jobs/{part(job)}/generate", silence_s=SILENCE_S, method="POST", json={**body, "stream": True}
+        ) as answer:
+            for type, data in _parts(answer):
+                if type == "error":
+                    error = data["error"]
+                    status = _STATUS.get(error["type"], 409)
+                    raise ApiError(
+                        error["message"], status=status, code=error["code"], param=error["param"],
+                        hint=error.get("hint"),
+                    )  # fmt: skip
+                if type == "done":
+                    return cast(GenerationDict, data)
+                on_part(type, data)
+    except requests.RequestException as error:
+        raise Unreachable(f"no answer from {connection.url} ({error.__class__.__name__})") from error
+    raise Unreachable(f"{connection.url} broke the answer off")
+
+
+def _parts(answer: requests.Response) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Type and data of each event. Lines as bytes: text would be split at every Unicode line separator, too."""
+    type = ""
+    for line in answer.iter_lines(chunk_size=None):
+        if line.startswith(b"event: "):
+            type = line[7:].decode()
+        elif line.startswith(b"data: "):
+            yield type, json.loads(line[6:])

@@ -1,0 +1,210 @@
+"""OpenAI's chat completions, for clients that know no other shape."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from jobs.errors import NotFound, UserError
+from jobs.generation import GenerateBody, Generated, Output
+from jobs.redis.queries import Filter
+from jobs.redis.requests import Request
+from jobs.wrong_spec import explain
+from service import answers
+from service.errors import longhaul_error_body
+from service.generation.asking import KEYS, Asking, body_of
+from service.jobs.actions import Actions
+
+PREFIX = "ft:"
+MOST_SEARCHED = 1000
+"""Newest jobs that a name is looked for in, and that models are listed of."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class TextPart(_Body):
+    """A part of a message."""
+
+    type: Literal["text"]
+    """Always `text`."""
+    text: str
+    """What it says."""
+
+
+class ChatMessageBody(_Body):
+    """A turn."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    """Who says it; `developer` is `system`."""
+    content: str | list[TextPart]
+    """What is said."""
+    name: str | None = None
+    """Not used."""
+
+
+class StreamOptions(_Body):
+    """Of a stream."""
+
+    include_usage: bool = False
+    """Whether a last chunk has the tokens."""
+    include_obfuscation: bool = False
+    """Not used."""
+
+
+class ChatBody(_Body):
+    """What `POST /v1/chat/completions` takes. Keys of OpenAI that would change the reply otherwise are refused."""
+
+    model: str
+    """`ft:` and a job: its id or its name; with `/step-00000500` behind it a checkpoint of it."""
+    messages: Annotated[list[ChatMessageBody], Field(min_length=1)]
+    """The chat. A model that is none of chats is given the last message."""
+    stream: bool | None = None
+    """Send the reply in chunks, as server-sent events."""
+    stream_options: StreamOptions | None = None
+    """What else comes in a stream."""
+    max_tokens: int | None = None
+    """Tokens to write at most."""
+    max_completion_tokens: int | None = None
+    """The same; this one counts."""
+    temperature: float | None = None
+    """0, which is the default here: always the most probable token."""
+    top_p: float | None = None
+    """As in `POST /jobs/{job}/generate`."""
+    seed: int | None = None
+    """As in `POST /jobs/{job}/generate`."""
+    n: Literal[1] | None = None
+    """One reply."""
+    frequency_penalty: Literal[0] | None = None
+    """There is none."""
+    presence_penalty: Literal[0] | None = None
+    """There is none."""
+    logprobs: Literal[False] | None = None
+    """There are none."""
+    response_format: dict[str, Literal["text"]] | None = None
+    """`{"type": "text"}` alone."""
+    user: str | None = None
+    """Not used."""
+    store: bool | None = None
+    """Not used."""
+    metadata: dict[str, str] | None = None
+    """Not used."""
+
+
+def chat_body(given: object) -> ChatBody:
+    """Raises UserError."""
+    try:
+        return ChatBody.model_validate(given)
+    except ValidationError as error:
+        raise explain(error, ChatBody, keys=KEYS) from None
+
+
+def named_job(actions: Actions, model: str) -> tuple[str, str | None]:
+    """Job and checkpoint that a model is called by. Raises NotFound, UserError where a name is that of several jobs."""
+    job, _, checkpoint = model.removeprefix(PREFIX).partition("/")
+    if job.startswith("job-"):
+        return actions.run(job).id, checkpoint or None
+    found, _ = actions.store.page(Filter(dry_run=False), limit=MOST_SEARCHED)
+    ids = [stored.record.id for stored in (each.parsed() for each in found) if stored.record.name == job]
+    if not ids:
+        raise NotFound(f"there is no model {model[:80]!r}: GET /v1/models lists those that there are")
+    if len(ids) > 1:
+        raise UserError(
+            f"{len(ids)} jobs are called {job}", param="model", hint=f"name one by its id, such as {PREFIX}{ids[0]}"
+        )
+    return ids[0], checkpoint or None
+
+
+def models(actions: Actions) -> list[answers.Model]:
+    """Those that jobs delivered, of the newest jobs."""
+    found, _ = actions.store.page(Filter(("succeeded",), dry_run=False), limit=MOST_SEARCHED)
+    return [model_of(each.parsed().record.id, int(each.parsed().record.submitted_at)) for each in found]
+
+
+def model_of(job: str, created: int) -> answers.Model:
+    """One."""
+    return answers.Model(id=f"{PREFIX}{job}", object="model", created=created, owned_by="longhaul")
+
+
+def generate_body(chat: ChatBody, checkpoint: str | None) -> GenerateBody:
+    """The same request in our shape. Raises UserError."""
+    messages = [
+        {
+            "role": "system" if each.role == "developer" else each.role,
+            "content": each.content if isinstance(each.content, str) else "".join(part.text for part in each.content),
+        }
+        for each in chat.messages
+    ]
+    options = {
+        "max_new_tokens": chat.max_completion_tokens or chat.max_tokens,
+        "temperature": chat.temperature,
+        "top_p": chat.top_p,
+        "seed": chat.seed,
+        "checkpoint": checkpoint,
+    }
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    return body_of({"messages": messages, "stream": bool(chat.stream), **given})
+
+
+def completion(request: Request, chat: ChatBody, output: Output, how: Generated) -> answers.ChatCompletion:
+    """The reply."""
+    message = answers.ChatMessage(role="assistant", content=output.text, refusal=None)
+    choice = answers.ChatChoice(index=0, message=message, logprobs=None, finish_reason=output.finish_reason)
+    return answers.ChatCompletion(
+        id=f"chatcmpl-{request.id}",
+        object="chat.completion",
+        created=int(time.time()),
+        model=chat.model,
+        choices=[choice],
+        usage=usage_of(output),
+        system_fingerprint=how.device,
+    )
+
+
+def usage_of(output: Output) -> answers.ChatUsage:
+    """Its tokens."""
+    return answers.ChatUsage(
+        prompt_tokens=output.input_tokens,
+        completion_tokens=output.tokens,
+        total_tokens=output.input_tokens + output.tokens,
+    )
+
+
+async def chunks(asking: Asking, request: Request, chat: ChatBody) -> AsyncIterator[bytes]:
+    """The reply as OpenAI's stream."""
+    same = {
+        "id": f"chatcmpl-{request.id}", "object": "chat.completion.chunk", "created": int(time.time()),
+        "model": chat.model,
+    }  # fmt: skip
+
+    def chunk(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return _data(same | {"choices": [choice]})
+
+    yield chunk({"role": "assistant", "content": ""})
+    sent = False
+    try:
+        async for part in asking.parts(request):
+            if part.type == "text":
+                sent = True
+                yield chunk({"content": part.data["text"]})
+            elif part.type == "output":
+                output = Output.model_validate(part.data)
+                if not sent and output.text:  # of a classifier
+                    yield chunk({"content": output.text})
+                yield chunk({}, output.finish_reason)
+                if chat.stream_options is not None and chat.stream_options.include_usage:
+                    yield _data(same | {"choices": [], "usage": usage_of(output).model_dump()})
+    except Exception as error:
+        yield _data(longhaul_error_body(error))
+        return
+    yield b"data: [DONE]\n\n"
+
+
+def _data(content: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n".encode(errors="replace")

@@ -1,0 +1,253 @@
+"""Trying finished models through the service: whole, streamed, by OpenAI's client, in turns, when a part is gone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import openai
+import pytest
+import requests
+
+from jobs.disk.rundir import RunDir
+from jobs.redis.connection import connect
+from tests.processes import trainers
+from tests.stack import ROOT, Stack, tiny_job
+
+CHATS = [
+    {"messages": [{"role": "user", "content": f"What is in pot {n}, {word} or not?"},
+                  {"role": "assistant", "content": f"There is {word} in it."}]}
+    for n in range(16) for word in ("bread", "soup", "cake")
+]  # fmt: skip
+ROW = {"title": "Roasted Peach Ice Cream", "ingredients": ["peach", "cream"]}
+LONG = {"input": "Roasted Peach Ice Cream", "temperature": 2.0, "seed": 0, "max_new_tokens": 4000}
+
+
+class Place:
+    """A stack with a T5 and a chat model that were trained, and the worker `generate`."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        (Path(stack.environment["LONGHAUL_DATA"]) / "chats.jsonl").write_text(
+            "".join(json.dumps(c) + "\n" for c in CHATS)
+        )
+        stack.start("service", "check", "prepare", "train")
+        chat = {"name": "chat", "model": "builtin:qwen-tiny", "data": {"train": "chats.jsonl", "validation": 0.2}}
+        training = {"epochs": 4, "batch_size": 8, "learning_rate": 0.01}
+        self.t5, self.chat = stack.submit(tiny_job()), stack.submit(chat | {"training": training})
+
+    def post(self, run: RunDir, body: Any, **options: Any) -> requests.Response:
+        return requests.post(f"{self.stack.url}/jobs/{run.id}/generate", json=body, timeout=120, **options)
+
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.stack.url}/v1", api_key="none is needed here", max_retries=0)
+
+    def model_process(self) -> int:
+        [child] = trainers(self.t5)
+        return child
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("place")
+    rows = (Path(__file__).parents[2] / "examples" / "recipes.jsonl").read_text().splitlines()
+    (folder / "data").mkdir()
+    (folder / "data" / "rows.jsonl").write_text("\n".join(rows[:64]) + "\n")
+    (folder / "data" / "held_out.jsonl").write_text("\n".join(rows[64:76]) + "\n")
+    with Stack(folder / "home", data=folder / "data") as stack:
+        place = Place(stack)
+        for run in (place.t5, place.chat):
+            assert stack.wait_for_event(run, "job.succeeded", "job.failed").type == "job.succeeded", stack.logs()
+        refused = place.post(place.t5, {"input": "x"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
+        stack.start("generate")
+        stack.wait_for(lambda: place.post(place.t5, {"input": "x"}).status_code == 200 or None, "the worker generate")
+        yield place
+
+
+def events_of(answer: requests.Response) -> list[tuple[str, dict[str, Any]]]:
+    """Of a stream of server-sent events."""
+    blocks = [block for block in answer.content.decode().split("\n\n") if block and not block.startswith(":")]
+    parts = [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]
+    return [(part["event"], json.loads(part["data"])) for part in parts]
+
+
+def test_an_answer_streamed_is_the_answer_whole(place: Place) -> None:
+    whole = place.post(place.t5, {"row": ROW, "base": True}).json()
+    events = events_of(place.post(place.t5, {"row": ROW, "base": True, "stream": True}))
+    assert events[-1][0] == "done"
+    assert events[-1][1]["outputs"] == whole["outputs"]
+    tuned, base = whole["outputs"]
+    for output in (tuned, base):
+        pieces = [each["text"] for name, each in events if name == "text" and each["model"] == output["model"]]
+        assert "".join(pieces) == output["text"]
+    assert (tuned["model"], base["model"]) == ("trained", "base")
+    assert (whole["device"], whole["why"]) == ("cpu", "LONGHAUL_DEVICE is cpu")
+    assert whole["tokens_per_s"] > 0
+
+
+def test_openais_client_talks_to_it(place: Place) -> None:
+    client = place.openai()
+    assert [model.id for model in client.models.list()] == [f"ft:{place.chat.id}", f"ft:{place.t5.id}"]
+    assert client.models.retrieve("ft:chat").id == f"ft:{place.chat.id}"
+    messages: Any = CHATS[1]["messages"][:1]
+    reply = client.chat.completions.create(model="ft:chat", messages=messages)
+    ours = place.post(place.chat, {"messages": messages}).json()["outputs"][0]
+    assert reply.choices[0].message.content == ours["text"]
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.usage is not None and reply.usage.completion_tokens == ours["tokens"]
+    stream = client.chat.completions.create(
+        model=f"ft:{place.chat.id}", messages=messages, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == ours["text"]
+    assert chunks[-1].usage == reply.usage
+    t5 = client.chat.completions.create(model="ft:tiny", messages=[{"role": "user", "content": "Peach Ice Cream"}])
+    assert (
+        t5.choices[0].message.content == place.post(place.t5, {"input": "Peach Ice Cream"}).json()["outputs"][0]["text"]
+    )
+    with pytest.raises(openai.NotFoundError, match="there is no model"):
+        client.chat.completions.create(model="ft:nobody", messages=messages)
+    with pytest.raises(openai.UnprocessableEntityError, match="n: "):
+        client.chat.completions.create(model="ft:chat", messages=messages, n=2)
+
+
+def test_twenty_people_at_once_take_turns(place: Place) -> None:
+    """Each from an address of its own; the first has asked eight times before the others come."""
+    order: list[str] = []
+    answered = threading.Lock()
+
+    def person(number: int) -> None:
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", place.stack.port, timeout=300, source_address=(f"127.0.0.{number}", 0)
+        )
+        body = json.dumps({"input": "x", "max_new_tokens": 2})
+        connection.request("POST", f"/jobs/{place.t5.id}/generate", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        with answered:
+            order.append(f"person {number}")
+        connection.close()
+
+    ahead = place.post(place.t5, LONG | {"stream": True}, stream=True)  # nobody's turn comes while this is answered
+    with ahead, connect(place.stack.redis.url) as client:
+        assert any(line == b"event: text" for line in ahead.iter_lines())
+        first = [threading.Thread(target=person, args=(2,)) for _ in range(8)]
+        for thread in first:
+            thread.start()
+
+        def wait_for(number: int, count: int) -> None:
+            key = f"longhaul:requests:generate:of:127.0.0.{number}"
+            place.stack.wait_for(lambda: int(cast(int, client.llen(key))) == count or None, f"the queue {key}")
+
+        wait_for(2, 8)
+        others = [threading.Thread(target=person, args=(number,)) for number in range(3, 22)]
+        for thread in others:
+            thread.start()
+        for number in range(3, 22):
+            wait_for(number, 1)
+        ahead.close()
+        for thread in (*first, *others):
+            thread.join()
+    assert len(order) == 27
+    # One turn each, then the rest of the first; who hears of an answer a moment earlier is for the threads to say.
+    assert order[:18].count("person 2") <= 2 and order[-6:].count("person 2") >= 4, order
+
+
+def test_a_model_killed_in_the_middle_fails_one_answer_and_nothing_else(place: Place) -> None:
+    stack = place.stack
+    training = stack.submit(tiny_job(name="beside", training={"epochs": 6, "batch_size": 8, "learning_rate": 0.003}))
+    stack.wait_for_event(training, "attempt.started")
+    with place.post(place.t5, LONG | {"stream": True}, stream=True) as answer:
+        lines = answer.iter_lines()
+        assert any(line == b"event: text" for line in lines)
+        os.kill(place.model_process(), signal.SIGKILL)
+        rest = b"\n".join(lines)
+    assert b"event: error" in rest and b"model_process_ended" in rest and b"signal 9" in rest
+    assert place.post(place.t5, {"row": ROW}).status_code == 200, "it started anew"
+    assert stack.wait_for_event(training, "job.succeeded", "job.failed").type == "job.succeeded"
+    assert training.record().attempt == 1
+    assert all(process.poll() is None for process in stack.processes.values())
+
+
+def test_whoever_leaves_gives_the_request_up_and_the_model_stays(place: Place) -> None:
+    with place.post(place.t5, LONG | {"stream": True}, stream=True) as answer:
+        assert any(line == b"event: text" for line in answer.iter_lines())
+        process = place.model_process()
+    log = place.stack.home / "generate.log"
+    place.stack.wait_for(lambda: "was given up" in log.read_text() or None, "the request to be given up")
+    assert place.post(place.t5, {"row": ROW}).json()["loading_s"] < 1
+    assert place.model_process() == process
+    with connect(place.stack.redis.url) as client:
+        assert client.keys("longhaul:requests:generate:of:*") == []
+
+
+def test_mistakes_are_answered_in_the_one_shape(place: Place) -> None:
+    for run, body, status, code in (
+        (place.t5, {}, 422, "invalid_value"),
+        (place.t5, {"input": "x", "row": {}}, 422, "invalid_value"),
+        (place.t5, {"input": "x", "temperatur": 1}, 422, "invalid_value"),
+        (place.t5, {"row": {"other": "x"}}, 422, "bad_input"),
+        (place.t5, {"input": "x", "checkpoint": "step-00009999"}, 409, "no_checkpoint"),
+        (RunDir("job-none"), {"input": "x"}, 404, "not_found"),
+    ):
+        answer = place.post(run, body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+
+
+def longhaul(place: Place, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    """The command, from outside."""
+    environment = {"PATH": os.environ["PATH"], "LONGHAUL_URL": place.stack.url}
+    command = [sys.executable, "-m", "longhaul.main", *words]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, **more)
+
+
+def test_try_prints_what_the_model_writes_and_says_where_it_ran(place: Place) -> None:
+    [ours] = place.post(place.t5, {"row": ROW}).json()["outputs"]
+    for words, given in (
+        (["--row", json.dumps(ROW)], None), ([ours["input"]], None), (["-"], ours["input"]),
+    ):  # fmt: skip
+        done = longhaul(place, "try", "tiny", *words, input=given)
+        assert (done.returncode, done.stdout) == (0, ours["text"] + "\n"), done.stderr
+        assert "on the CPU (LONGHAUL_DEVICE is cpu), " in done.stderr and "tokens/s" in done.stderr
+    both = longhaul(place, "try", "tiny", "--row", json.dumps(ROW), "--base")
+    assert both.stdout.startswith(f"after training:\n{ours['text']}\n\nbefore training:\n")
+    assert json.loads(longhaul(place, "try", "tiny", "x", "--json").stdout)["object"] == "generation"
+    wrong = longhaul(place, "try", "tiny")
+    assert wrong.returncode == 2 and "give one of a text, --file and --row" in wrong.stderr
+
+
+def test_predict_that_was_killed_ends_with_the_same_file(place: Place, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    lines = (ROOT / "examples" / "recipes.jsonl").read_text().splitlines()[:40]
+    rows.write_text("\n".join([*lines, json.dumps({"other": "no recipe"})]) + "\n")
+    sampling = ("--temperature", "1", "--seed", "7")
+    whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
+    done = longhaul(place, "predict", "tiny", str(rows), "--out", str(whole), *sampling)
+    assert done.returncode == 0, done.stderr
+    written = [json.loads(line) for line in whole.read_text().splitlines()]
+    assert [each["row"] for each in written] == list(range(41))
+    assert written[40]["error"].startswith("missing ") and "text" in written[0]
+    words = [sys.executable, "-m", "longhaul.main", "predict", "tiny", str(rows), "--out", str(broken), *sampling]
+    environment = {"PATH": os.environ["PATH"], "LONGHAUL_URL": place.stack.url}
+    with subprocess.Popen(words, cwd=ROOT, env=environment) as process:
+        place.stack.wait_for(lambda: (broken.exists() and broken.stat().st_size) or None, "the first rows")
+        process.kill()
+    kept = broken.read_bytes()
+    broken.write_bytes(kept[:-5])  # a line that was being written
+    other = longhaul(place, "predict", "tiny", str(rows), "--out", str(broken), "--temperature", "1", "--seed", "8")
+    assert other.returncode == 2 and "was begun with another job, other rows or other options" in other.stderr
+    again = longhaul(place, "predict", "tiny", str(rows), "--out", str(broken), *sampling)
+    assert again.returncode == 0, again.stderr
+    assert broken.read_bytes() == whole.read_bytes()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["broken.jsonl", "rows.jsonl", "whole.jsonl"]
+    refused = longhaul(place, "predict", "tiny", str(rows), "--out", str(whole), *sampling)
+    assert refused.returncode == 2 and "is there already" in refused.stderr
