@@ -38,10 +38,10 @@ from service.routes.comparisons import comparison_of
 
 LETTERS = "ABCDEFGHIJ"
 """Of the jobs that are compared, as the command has them."""
-Tab = Literal["overview", "samples", "data", "plan", "log", "events", "files", "reproduce"]
+Tab = Literal["overview", "try", "samples", "data", "plan", "log", "events", "files", "reproduce"]
 TABS: dict[Tab, str] = {
-    "overview": "Overview", "samples": "Samples", "data": "Data", "plan": "Plan", "log": "Log", "events": "Events",
-    "files": "Files", "reproduce": "Reproduce",
+    "overview": "Overview", "try": "Try it", "samples": "Samples", "data": "Data", "plan": "Plan", "log": "Log",
+    "events": "Events", "files": "Files", "reproduce": "Reproduce",
 }  # fmt: skip
 STATES = ("running", "queued", "validating", "paused", "succeeded", "failed", "cancelled", "validated", "damaged")
 JOBS_ON_A_PAGE = 50
@@ -155,6 +155,11 @@ def routes(
         if tab == "data":
             values["preview"] = actions.document(job, PREVIEW, DataPreview)
             values["report"] = actions.document(job, "dataset.json", DatasetReport)
+        if tab == "try":
+            run = actions.run(job)
+            newest_first = sorted((folder.name for folder in run.checkpoints.glob("step-*")), reverse=True)
+            delivered = run.model.is_dir()
+            values |= {"delivered": delivered, "checkpoints": newest_first, "askable": delivered or newest_first}
         if tab == "files":
             run = actions.run(job)
             values["checkpoints"] = checkpoints_of(run, kept, runs_name=actions.runs.name)

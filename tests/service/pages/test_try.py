@@ -1,0 +1,87 @@
+"""Asking a model on the page of its job. What the worker would answer is put in by hand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from jobs.redis.connection import connect
+from jobs.redis.requests import Request, Requests
+from tests.heartbeats import heartbeat
+from tests.service.pages.watched import WatchedPage
+from tests.service.running import Service
+from tests.service.seeded import leave_behind, train
+
+OUTPUT = {"index": 0, "input": "x", "input_tokens": 1, "input_cut": False, "tokens": 2, "finish_reason": "stop"}
+DONE: Mapping[str, Any] = {
+    "device": "cpu", "why": "a job trains on the GPU", "seconds": 1.0, "loading_s": 0.0, "tokens_per_s": 4.25,
+    "seed": None,
+}  # fmt: skip
+HOSTILE = "<b>bold</b>"
+Parts = list[tuple[str, Mapping[str, Any]]]
+
+
+def answering(url: str, parts: Parts) -> tuple[threading.Thread, list[Request]]:
+    """A worker for one request."""
+    taken: list[Request] = []
+
+    def serve() -> None:
+        requests = Requests(connect(url))
+        while (request := requests.take("generate")) is None:
+            requests.wait("generate", 1.0)
+        taken.append(request)
+        for number, (type, data) in enumerate(parts, start=1):
+            requests.answer(request.id, number, type, data)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return thread, taken
+
+
+def test_a_text_is_answered_side_by_side(service: Service, watched: WatchedPage, redis_url: str) -> None:
+    job, page = service.submit(name="chef"), watched.page
+    train(service, job)
+    page.goto(f"{service.url}/jobs/{job}?tab=try")
+    expect(page.locator(".empty")).to_contain_text("No model yet")
+    leave_behind(service.run(job))
+    service.store.workers.report(heartbeat("generate-a"))
+    page.goto(f"{service.url}/jobs/{job}?tab=try")
+    page.get_by_label("Text").fill("Peach Ice Cream")
+    page.get_by_label("also before training").check()
+    worker, taken = answering(
+        redis_url,
+        [
+            ("loading", {"model": "trained", "device": "cpu"}),
+            ("text", {"model": "trained", "index": 0, "text": "Preheat "}),
+            ("text", {"model": "trained", "index": 0, "text": HOSTILE}),
+            ("output", {**OUTPUT, "model": "trained", "text": f"Preheat {HOSTILE}"}),
+            ("output", {**OUTPUT, "model": "base", "text": "of of of"}),
+            ("done", DONE),
+        ],
+    )
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#try-status")).to_have_text("On the CPU (a job trains on the GPU), 4.3 tokens/s.")
+    worker.join()
+    [request] = taken
+    assert (request.job, request.payload["input"], request.payload["base"]) == (job, "Peach Ice Cream", True)
+    after, before = page.locator("#try-answers .tile").all()
+    expect(after).to_contain_text(f"Preheat {HOSTILE}")
+    expect(before).to_contain_text("of of of")
+    assert page.locator("#try-answers b").count() == 0
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+
+
+def test_a_refusal_says_what_to_do(service: Service, watched: WatchedPage) -> None:
+    job, page = service.submit(name="chef"), watched.page
+    train(service, job)
+    leave_behind(service.run(job))
+    page.goto(f"{service.url}/jobs/{job}?tab=try")
+    page.get_by_label("Text").fill("x")
+    watched.expected.append("503")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#try-status")).to_contain_text("python -m worker generate")
