@@ -103,6 +103,18 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     "longhaul priority $ID 10": Here(r"is validating", submitted),
     "longhaul metrics $ID": Here(r"▁", ended),
     "longhaul clone $ID --set training.epochs=10 --resume": Here(r"is validating", ended),
+    'longhaul try $ID "Roasted Peach Ice Cream"': Here(r"on the CPU .*tokens/s", ended),
+    """longhaul try $ID --row '{"title": "Roasted Peach Ice Cream", "ingredients": ["peach", "cream"]}' --base""": Here(
+        r"before training:", ended
+    ),
+    "longhaul predict $ID recipes.jsonl --out answers.jsonl": Here(r"64 rows answered", ended),
+    """curl -X POST localhost:8000/jobs/$ID/generate -d '{"input": "Roasted Peach Ice Cream"}'""": Here(
+        r'"object":"generation"', ended
+    ),
+    "curl -N -X POST localhost:8000/jobs/$ID/generate "
+    """-d '{"row": {"title": "Peach Ice Cream", "ingredients": ["peach"]}, "stream": true}'""": Here(
+        r"event: done", ended
+    ),
     "longhaul download $ID": Here(r"files, .* in job-", ended),
     "longhaul doctor": Elsewhere("tests/e2e/test_doctor.py::test_the_command_examines_this_machine"),
     "docker compose run --rm --build worker doctor": Elsewhere(
