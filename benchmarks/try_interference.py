@@ -1,0 +1,140 @@
+"""Step time while a finished model writes beside training on the CPU, against steps while it stands still.
+
+    python -m benchmarks.try_interference [--pairs 30]      about 5 minutes on two cores
+
+A job trains on all cores (`python -m worker.training train`). Beside it `python -m worker.training generate` writes
+without end, as the worker `generate` starts it. It is stopped (SIGSTOP) and let go in turns: what else runs on the
+machine falls on both alike.
+
+`ratio` is the mean step while it wrote over the mean step while it stood, the median over all pairs of neighbouring
+turns; `low` and `high` are its bootstrap interval (95 %). `words_per_s` is what it wrote meanwhile.
+
+JSON on the last line. Exit code 1 when the ratio is above 1.01.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.corpus import prepared_job
+from jobs.disk.rundir import RunDir
+from jobs.metrics import MetricRow
+from jobs.process.lifeline import PARENT_PID
+from tests.conftest import ROWS
+from worker.child import JsonChild
+
+RATIO_LIMIT = 1.01
+TURN_S = 4.0
+EDGE_S = 0.3
+"""After a change of turns, a step belongs to neither."""
+LONG = {"input": "Roasted Peach Ice Cream", "temperature": 2.0, "seed": 0, "max_new_tokens": 4096}
+ENOUGH_EPOCHS = 100_000
+
+
+def main(argv: list[str]) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.try_interference")
+    parser.add_argument("--pairs", type=int, default=30, help="turns that it writes, each beside one that it stands")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as scratch:
+        result = measure(Path(scratch), arguments.pairs)
+    print(json.dumps(result))
+    return int(result["ratio"] > RATIO_LIMIT)
+
+
+def measure(scratch: Path, pairs: int) -> dict[str, Any]:
+    """All turns of one job."""
+    parts: dict[str, Any] = {
+        "checkpoint": {"every_steps": 10**6}, "evaluation": {"every_steps": 10**6, "samples": 0},
+        "log": {"every_steps": 1},
+    }  # fmt: skip
+    small = {"data": {"validation": 0.1, "max_input_tokens": 64, "max_target_tokens": 64}, **parts}
+    finished = prepared_job(ROWS, scratch, training={"epochs": 1, "batch_size": 32}, **small)
+    subprocess.run(trainer(finished), check=True, env=environment(), stderr=subprocess.DEVNULL)
+    job = prepared_job(ROWS, scratch, training={"epochs": ENOUGH_EPOCHS, "batch_size": 32}, **small)
+    with subprocess.Popen(trainer(job), env=environment(), stderr=subprocess.DEVNULL) as training:
+        writer = JsonChild(
+            [sys.executable, "-m", "worker.training", "generate", os.fspath(finished.path)],
+            environment() | {PARENT_PID: str(os.getpid())},
+        )
+        try:
+            turns, words = take_turns(job, writer, pairs)
+        finally:
+            writer.kill()
+            training.kill()
+    written = sum(end - start for start, end, writes in turns if writes)
+    return summary(ratios(job.metrics(), turns)) | {"words_per_s": words / written}
+
+
+def trainer(run: RunDir) -> list[str]:
+    """The command of one attempt."""
+    return [sys.executable, "-m", "worker.training", "train", os.fspath(run.path)]
+
+
+def environment() -> dict[str, str]:
+    """As the workers of a CPU give it."""
+    return {**os.environ, "LONGHAUL_DEVICE": "cpu"}
+
+
+def take_turns(job: RunDir, writer: JsonChild, pairs: int) -> tuple[list[tuple[float, float, bool]], int]:
+    """(start, end, whether it wrote) of each turn, and the words that it wrote in all of them."""
+    ask(writer)
+    while (part := writer.answer(300.0)) is None or part["type"] != "text":
+        pass
+    while not job.metrics():
+        time.sleep(0.5)
+    turns, words = [], 0
+    for turn in range(2 * pairs):
+        writes = turn % 4 in (0, 3)  # wrote, stood, stood, wrote: a drift falls on both alike
+        os.kill(writer.pid, signal.SIGCONT if writes else signal.SIGSTOP)
+        start = time.time()
+        while (left := start + TURN_S - time.time()) > 0:
+            part = writer.answer(left)
+            if part is not None and part["type"] == "text":
+                words += len(str(part["data"]).split())
+            if part is not None and part["type"] == "done":
+                ask(writer)
+        turns.append((start, time.time(), writes))
+    return turns, words
+
+
+def ask(writer: JsonChild) -> None:
+    """One more long text."""
+    writer.ask({"body": LONG})
+
+
+def ratios(rows: Sequence[MetricRow], turns: Sequence[tuple[float, float, bool]]) -> list[float]:
+    """Of each pair of neighbouring turns of both kinds: the mean step of the one over that of the other."""
+    means = []
+    for start, end, writes in turns:
+        steps = [row.step_s for row in rows if row.step_s and start + EDGE_S <= row.at - row.step_s and row.at <= end]
+        means.append((writes, statistics.fmean(steps) if steps else None))
+    return [
+        (one / other) if writes else (other / one)
+        for (writes, one), (others, other) in pairwise(means)
+        if writes != others and one and other
+    ]
+
+
+def summary(found: Sequence[float]) -> dict[str, float]:
+    """The median, and an interval of it."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(found, k=len(found))) for _ in range(2000))
+    return {"ratio": statistics.median(found), "low": medians[50], "high": medians[1949], "pairs": len(found)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
