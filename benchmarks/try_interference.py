@@ -41,7 +41,7 @@ TURN_S = 4.0
 EDGE_S = 0.3
 """After a change of turns, a step belongs to neither."""
 LONG = {"input": "Roasted Peach Ice Cream", "temperature": 2.0, "seed": 0, "max_new_tokens": 4096}
-ENOUGH_EPOCHS = 100_000
+ENOUGH_EPOCHS = 10_000
 
 
 def main(argv: list[str]) -> int:

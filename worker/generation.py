@@ -29,7 +29,7 @@ KIND = "generate"
 LOOK_S = 1.0
 CANCELLED_WITHIN_S = 10.0
 LAST = ("done", "error", "cancelled")
-TRAINS, WAITS, UNKNOWN = "a job trains on the GPU", "a job waits to train", "Redis does not say whether a GPU is free"
+TRAINS, WAITS, UNKNOWN = "no GPU is idle", "a job waits to train", "Redis does not say whether a GPU is free"
 NO_GPU = "no train worker has a GPU"
 
 

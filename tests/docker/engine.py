@@ -27,7 +27,7 @@ SENT = (
     ".dockerignore", ".env.example", "Makefile", "pyproject.toml",
     "requirements.cuda.lock", "requirements.lock", "requirements.service.lock", "jobs", "service", "worker", "longhaul",
 )  # fmt: skip
-OURS = ("service", "prepare", "worker", "publish")
+OURS = ("service", "prepare", "worker", "generate", "publish")
 Found = TypeVar("Found")
 
 

@@ -111,7 +111,7 @@ def test_only_the_api_is_published_and_on_loopback_only(containers: Containers) 
     published = {name: containers.container(name)["NetworkSettings"]["Ports"] for name in ("redis", *OURS)}
     port = {"HostIp": "127.0.0.1", "HostPort": containers.settings["LONGHAUL_PORT"]}
     assert {name: [p for p in ports.values() if p] for name, ports in published.items()} == {
-        "redis": [], "service": [[port]], "prepare": [], "worker": [], "publish": [],
+        "redis": [], "service": [[port]], "prepare": [], "worker": [], "generate": [], "publish": [],
     }  # fmt: skip
     # Redis and the trainer are on a network without a route out.
     networks = {name: set(containers.container(name)["NetworkSettings"]["Networks"]) for name in ("redis", "worker")}

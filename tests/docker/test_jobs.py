@@ -92,6 +92,7 @@ def health_checks(containers: Containers) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("service", "killed", "renewed"), [
     ("prepare", "check", {"check", "prepare"}),  # two workers in one container: when one ends both start anew
     ("worker", "train", {"train"}),
+    ("generate", "generate", {"generate"}),
     ("publish", "publish", {"publish"}),
 ])  # fmt: skip
 def test_killed_workers_are_back_at_once(containers: Containers, service: str, killed: str, renewed: set[str]) -> None:
