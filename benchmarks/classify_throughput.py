@@ -51,11 +51,13 @@ from transformers import (
 
 from benchmarks.corpus import dataset_of, prepared_job
 from jobs.disk.rundir import RunDir
+from jobs.evaluation_metrics import EvaluationMetric
 from jobs.plan import Plan
 from jobs.spec import TrainingSpec
 from worker.training.dataset.data import Rows
 from worker.training.loop import accumulate
 from worker.training.optimizers.optimizer import make_optimizer
+from worker.training.scores.intervals import score
 from worker.training.steps.learning_rate import learning_rate
 from worker.training.steps.order import StepOrder
 from worker.training.steps.randomness import seed_step
@@ -300,9 +302,10 @@ def accuracy(model: PreTrainedModel, rows: Rows, task: Task) -> float:
     groups = task.widths(rows).groups(np.arange(len(rows)), MICRO_BATCH)
     batches = task.limit(rows, MICRO_BATCH).batches(rows, groups, int(model.config.pad_token_id or 0))
     with torch.no_grad():
-        answers = [answer.numpy() for batch in batches if (answer := batch.evaluated(model)[1]) is not None]
+        losses, answers = zip(*(batch.by_row(batch.evaluated(model)) for batch in batches), strict=True)
     chosen = np.concatenate([batch.rows for batch in batches])
-    return task.measured(rows, chosen, np.concatenate(answers)).metrics["accuracy"]
+    measured = task.measured(rows, chosen, np.concatenate(losses), np.concatenate(answers))
+    return score(measured.statistics[EvaluationMetric.ACCURACY])
 
 
 def compared(table: dict[str, list[Figures]], rows: int) -> dict[str, Any]:

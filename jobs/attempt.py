@@ -15,6 +15,7 @@ from jobs.frozen import Empty, Frozen
 from jobs.memory_plan import MemorySummary
 from jobs.plan import CheckSummary, StepLimit, TimeSummary
 from jobs.reasons import Reason
+from jobs.verdict import Verdict
 
 log = logging.getLogger("longhaul.rundir")
 
@@ -69,6 +70,7 @@ class TrainResult(Frozen):
     step: int
     chosen_by: str | None = None
     metrics: dict[str, float] = {}  # noqa: RUF012 - pydantic copies it
+    verdict: Verdict | None = None
 
     @property
     def figure(self) -> str | None:

@@ -74,6 +74,11 @@ class EvaluationMetric(StrEnum):
         """The same, or its negative: lower is better."""
         return -value if self.higher_is_better else value
 
+    @property
+    def of_texts(self) -> bool:
+        """Whether it is measured on generated texts."""
+        return "texts" in self.bases
+
     def figure(self, value: float) -> str:
         """Its value for people."""
         return f"{value:,.{self.places}f}"
@@ -120,6 +125,20 @@ def chosen_text(chosen_by: str, loss: float | None, metrics: Mapping[str, float]
     """By what a checkpoint was chosen, for people, such as `the best by macro F1, 0.8934`."""
     figure = chosen_figure(chosen_by, loss, metrics)
     return f"the best by {metric_words(chosen_by)}" + ("" if figure is None else f", {figure}")
+
+
+def metric_scale(name: str) -> Literal["shares", "scores"] | None:
+    """The same of its scale: `shares` are 0 to 1, `scores` 0 to 100. None: it has no end, or is not known."""
+    found = _BY_NAME.get(name)
+    if found is None or not found.higher_is_better:
+        return None
+    return "scores" if found in (EvaluationMetric.CHRF, EvaluationMetric.BLEU) else "shares"
+
+
+def higher_is_better(name: str) -> bool:
+    """The same of its direction."""
+    found = _BY_NAME.get(name)
+    return found is None or found.higher_is_better
 
 
 _BY_NAME: Mapping[str, EvaluationMetric] = {metric.value: metric for metric in EvaluationMetric}

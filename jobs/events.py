@@ -11,12 +11,13 @@ from pydantic import Field, TypeAdapter
 from pydantic.json_schema import SkipJsonSchema
 
 from jobs.dataset_report import PreparedSummary
-from jobs.evaluation_metrics import chosen_text, metrics_text
+from jobs.evaluation_metrics import EvaluationMetric, chosen_text, metrics_text
 from jobs.frozen import Frozen, left_out
 from jobs.memory_plan import MemorySummary
 from jobs.plan import CheckSummary, StepLimit, TimeSummary
 from jobs.reasons import Reason
 from jobs.state import Requested
+from jobs.verdict import Difference, Interval, Verdict
 
 
 class Fault(Frozen):
@@ -285,6 +286,27 @@ class EvaluationFinished(Fact):
     """Texts generated."""
     metrics: dict[str, float] = Field({})
     """The other metrics (`evaluation.metrics`), by name."""
+    intervals: dict[str, Interval] = Field({})
+    """Of `loss` and the metrics, by name: in which they lie with 95 % confidence. Empty in events of earlier versions,
+    as are those that follow, and without those of too few rows."""
+    against_base: dict[str, Difference] = Field({})
+    """The same less those before step 1, of the same rows; empty where there is no such evaluation."""
+    judged_by: str | None = None
+    """The metric of these that says whether the model is better than before training."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The loss and the metrics, by name."""
+        return {EvaluationMetric.LOSS.value: self.loss, **self.metrics}
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the model is better than before training; None: it is the model before training, or of an earlier
+        version."""
+        name = self.judged_by
+        if name is None or not self.step:
+            return None
+        return Verdict.of(name, self.figures[name], self.intervals.get(name), self.against_base.get(name))
 
     @property
     def metrics_text(self) -> str:
@@ -485,6 +507,9 @@ class JobSucceeded(Fact):
     """Other metrics of the model that was kept."""
     reason: Reason = Reason.DONE
     """Why training ended: `done`, or `early_stopped`."""
+    verdict: Verdict | None = None
+    """Whether the model that was kept is better than before training; null where it was not evaluated, in another job
+    that this one resumes from, or by an earlier version."""
     seconds: float = 0.0
     """Time in attempts, all together."""
 

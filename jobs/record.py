@@ -43,6 +43,7 @@ from jobs.frozen import Empty
 from jobs.plan import CheckSummary, StepLimit
 from jobs.reasons import Reason
 from jobs.state import Requested, Stage, Status, transition
+from jobs.verdict import Verdict
 
 
 class JobRecord(BaseModel):
@@ -116,6 +117,8 @@ class JobRecord(BaseModel):
     """The metric by which the result is the best; null: it is the last step's."""
     result_metrics: dict[str, float] = {}
     """Other metrics of the result."""
+    verdict: Verdict | None = None
+    """Whether the result is better than the model before training."""
     error: Fault | None = None
     """Why it failed, or why it is paused although no user asked for that."""
 
@@ -228,6 +231,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= _transition(record, Status.SUCCEEDED) | {"finished_at": event.at}
             change |= {"result_model": fact.model, "result_step": fact.step, "result_loss": fact.loss}
             change |= {"result_chosen_by": fact.chosen_by, "result_metrics": fact.metrics}
+            change |= {"verdict": fact.verdict}
         case JobFailed():
             change |= _transition(record, Status.FAILED) | {"finished_at": event.at, "error": fact.error}
         case JobCancelled():

@@ -11,12 +11,11 @@ import posixpath
 import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -41,6 +40,25 @@ Auto = Literal["auto"]
 LrScheduler = Literal["linear", "cosine", "constant"]
 ALL_LINEAR = "all-linear"
 DEFAULT_MODEL = "google/flan-t5-xl"
+
+
+def _known_metric(name: object) -> object:
+    """`validation_loss` is what `loss` was called."""
+    name = EvaluationMetric.LOSS.value if name == "validation_loss" else name
+    if isinstance(name, str) and name not in {metric.value for metric in EvaluationMetric}:
+        *names, last = (repr(metric.value) for metric in EvaluationMetric)
+        raise PydanticCustomError("unknown_metric", "must be {expected}", {"expected": f"{', '.join(names)} or {last}"})
+    return name
+
+
+MetricName = Annotated[
+    EvaluationMetric,
+    Field(strict=False),
+    BeforeValidator(_known_metric),
+    WithJsonSchema({"type": "string", "enum": [metric.value for metric in EvaluationMetric]}),
+]
+GENERATED = 64
+"""Texts that are scored at each evaluation, where the job does not say how many."""
 NOT_IN_NAMES = re.compile(
     "[^A-Za-z0-9 _.\\-\u00aa-\U0010ffff]|[\u061c\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ud800-\uf8ff\ufeff]"
 )
@@ -322,22 +340,6 @@ class DataSpec(Part):
         return self
 
 
-def _known_metric(name: str) -> str:
-    """`validation_loss` is what `loss` was called."""
-    name = EvaluationMetric.LOSS.value if name == "validation_loss" else name
-    if name not in {metric.value for metric in EvaluationMetric}:
-        *names, last = (repr(metric.value) for metric in EvaluationMetric)
-        raise PydanticCustomError("unknown_metric", "must be {expected}", {"expected": f"{', '.join(names)} or {last}"})
-    return name
-
-
-MetricName = Annotated[
-    str,
-    AfterValidator(_known_metric),
-    WithJsonSchema({"type": "string", "enum": [metric.value for metric in EvaluationMetric]}),
-]
-
-
 class EarlyStoppingSpec(Part):
     """When a run ends before its last step: decided after each evaluation, by all that there were so far."""
 
@@ -469,7 +471,7 @@ class CheckpointSpec(Part):
     """A checkpoint is due at every n-th step as well."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
     """Newest checkpoints kept; the best one is kept besides."""
-    best: MetricName | None = "loss"
+    best: MetricName | None = EvaluationMetric.LOSS
     """The final model is the evaluated checkpoint that is the best by this metric, of equals the newest:
     `loss`, or another one that the evaluations of the task have. Null: the last step's."""
 
@@ -482,9 +484,45 @@ class EvaluationSpec(Part):
     max_rows: Annotated[int, Field(ge=1, le=1_000_000)] = 2000
     """Validation rows used at most, the same ones every time."""
     samples: Annotated[int, Field(ge=0, le=64)] = 8
-    """Texts generated at each evaluation."""
+    """Generated texts that are shown of each evaluation; of a classifier, labels that it tells."""
+    generate_rows: Auto | Annotated[int, Field(ge=0, le=100_000)] = "auto"
+    """Validation rows, the first ones, for which a text is generated at each evaluation and scored; the samples are the
+    first of these texts, and generated in any case. `auto`: 64; 0 where `samples` is 0 and `metrics` names none that is
+    measured on texts."""
+    metrics: Auto | Annotated[list[MetricName], Field(min_length=1)] = "auto"
+    """What is measured beside the loss. `auto`: all that the task has. Of texts `perplexity`, `token_accuracy`; of
+    generated ones `exact_match`, `chrf`, `bleu`, `rouge1`, `rouge2`, `rougeL`. Of labels `accuracy` and `macro_f1`; of
+    several labels a row `subset_accuracy`, `micro_f1` and `macro_f1`."""
     sample_tokens: Auto | Annotated[int, Field(ge=1, le=32768)] = "auto"
     """Tokens of such a text at most. `auto`: as many as 99 % of the targets have at most."""
+
+    @model_validator(mode="after")
+    def _texts_to_score(self) -> EvaluationSpec:
+        if self.generate_rows == 0 and (named := [each for each in self.named if each.of_texts]):
+            raise ValueError(
+                f"`metrics` names {named[0]}, which is measured on generated texts, and `generate_rows` is 0: raise "
+                "`generate_rows`, or leave the metric out"
+            )
+        return self
+
+    @property
+    def named(self) -> list[EvaluationMetric]:
+        """The metrics that the job names."""
+        return [] if self.metrics == "auto" else self.metrics
+
+    def measured(self, metrics: Iterable[EvaluationMetric]) -> list[EvaluationMetric]:
+        """Which of the metrics that the task has are measured."""
+        asked = [each for each in metrics if self.metrics == "auto" or each in self.metrics]
+        return [each for each in asked if self.scored_rows or not each.of_texts]
+
+    @property
+    def scored_rows(self) -> int:
+        """Rows whose generated texts are scored, if there are as many."""
+        if self.metrics != "auto" and not any(each.of_texts for each in self.metrics):
+            return 0
+        if self.generate_rows == "auto":
+            return GENERATED if self.samples or self.named else 0
+        return self.generate_rows
 
 
 class WandbSpec(Part):
@@ -626,14 +664,15 @@ class JobSpec(Part):
         return value
 
     @property
-    def early_stopping_metric(self) -> str:
+    def early_stopping_metric(self) -> EvaluationMetric:
         """By what the run ends early, where it does."""
         rule = self.training.early_stopping
-        return (rule and rule.metric) or self.checkpoint.best or EvaluationMetric.LOSS.value
+        return (rule and rule.metric) or self.checkpoint.best or EvaluationMetric.LOSS
 
     def lacking_metrics(self, task: str) -> dict[tuple[str, ...], str]:
         """What is wrong with metrics that the evaluations of this task do not have, by key."""
-        has = [metric.value for metric in metrics_of(task, multi_label=self.task.multi_label)]
+        known = self.evaluation.measured(metrics_of(task, multi_label=self.task.multi_label))
+        has = list(dict.fromkeys(metric.value for metric in (EvaluationMetric.LOSS, *known)))
         rule = self.training.early_stopping
         asked: dict[tuple[str, ...], str | None] = {("checkpoint", "best"): self.checkpoint.best}
         asked["training", "early_stopping", "metric"] = None if rule is None else rule.metric
@@ -643,7 +682,8 @@ class JobSpec(Part):
                 near = get_close_matches(name, has, n=1)
                 meant = f"; did you mean {near[0]!r}?" if near else ""
                 kind = " with several labels a row" if self.task.multi_label else ""
-                wrong[key] = f"the task {task}{kind} has {', '.join(has)}, and not {name!r}{meant}"
+                left_out = "" if self.evaluation.metrics == "auto" else " by evaluation.metrics"
+                wrong[key] = f"the task {task}{kind} has {', '.join(has)}{left_out}, and not {str(name)!r}{meant}"
         return wrong
 
     @property

@@ -142,7 +142,8 @@ def _said(key: tuple[str, ...], entries: list[Any], meant: str | None) -> str:
     text = "; or: ".join([texts[0], *sorted({*texts} - {texts[0]})])
     given = first["input"]
     about = quantized(given) if key and key[-1].endswith("dtype") else ""
-    about = about or _meant_value(first.get("ctx", {}).get("given", given), entries)
+    said = next((entry["input"] for entry in entries if isinstance(entry["input"], str)), given)  # an item of a list
+    about = about or _meant_value(first.get("ctx", {}).get("given", said), entries)
     return text + about if isinstance(given, Mapping) else f"{text} (got {shorten(given)}){about}"
 
 
@@ -153,7 +154,7 @@ def _meant_value(given: object, entries: list[Any]) -> str:
     if any(entry["type"] in _UNQUOTED for entry in entries) and _NUMBER_OR_WORD.fullmatch(given):
         return f"; did you mean {given}, without quotes?"
     legal = [value for entry in entries for value in re.findall("'([^']+)'", entry.get("ctx", {}).get("expected", ""))]
-    near = get_close_matches(given, legal, n=1)
+    near = [value for value in legal if value.lower() == given.lower()] or get_close_matches(given, legal, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

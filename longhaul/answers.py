@@ -87,6 +87,17 @@ class JobGpuDict(TypedDict):
     why: str | None
 
 
+class VerdictDict(TypedDict):
+    """Whether a model is better than before training."""
+
+    outcome: str
+    metric: str
+    value: float
+    interval: JsonObject | None
+    against_base: JsonObject | None
+    text: str
+
+
 class JobDict(TypedDict):
     """One job."""
 
@@ -133,6 +144,7 @@ class JobDict(TypedDict):
     final_loss: float | None
     chosen_by: str | None
     final_metrics: dict[str, float]
+    verdict: VerdictDict | None
     checkpoint: str | None
     plan: PlanSummaryDict
     data: JsonObject

@@ -108,6 +108,8 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
         kept = "" if job["final_loss"] in (None, job["best_loss"]) else f", {loss(job['final_loss'])} of the model"
         figures = f"{loss(job['first_loss'])} at first, best {loss(job['best_loss'])}{kept}"
         lines.append(("validation loss", figures))
+    if job["verdict"] is not None:
+        lines.append(("quality", Text(job["verdict"]["text"])))
     for title, at in (("estimated start", job["estimated_start"]), ("estimated finish", job["estimated_finish"])):
         if at and _is_open(job):
             lines.append((title, f"{clock(at)} (in {duration(at - time.time())})"))

@@ -77,6 +77,7 @@ def job_answer(job: StoredJob, *, runs_name: str) -> Job:
         final_loss=record.result_loss,
         chosen_by=record.result_chosen_by,
         final_metrics=record.result_metrics,
+        verdict=record.verdict,
         checkpoint=record.checkpoint,
         plan=record.plan,
         data=record.data,

@@ -11,6 +11,7 @@ from jobs.plan import CheckSummary, StepLimit
 from jobs.reasons import Reason
 from jobs.spec import JobSpec, Method
 from jobs.state import Requested, Stage
+from jobs.verdict import Verdict
 from service.answers.parts import Answer, Page
 
 ShownStatus = Literal[
@@ -164,6 +165,8 @@ class Job(Answer):
     """The metric by which `fine_tuned_model` is the best; null: it is the last step's, or there is none."""
     final_metrics: dict[str, float]
     """Other metrics of `fine_tuned_model`, by name."""
+    verdict: Verdict | None
+    """Whether that model is better than before training, by which metric, and how sure that is."""
     checkpoint: str | None
     """Newest checkpoint, relative to `run_dir`."""
     plan: CheckSummary | Empty

@@ -144,7 +144,8 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
         case EvaluationFinished():
             best = ", the best so far" if fact.best else ""
             also = f", {fact.metrics_text}" if fact.metrics else ""
-            return f"step {fact.step:,}: validation loss {fact.loss:.4f}{also} over {fact.rows:,} rows{best}"
+            judged = f"; {fact.verdict.text}" if fact.verdict is not None else ""
+            return f"step {fact.step:,}: validation loss {fact.loss:.4f}{also} over {fact.rows:,} rows{best}{judged}"
         case CheckpointSaved():
             return (
                 f"step {fact.step:,}: checkpoint saved ({format_bytes(fact.bytes)} in {format_duration(fact.seconds)})"
@@ -191,11 +192,12 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             return "dry run: the job is valid"
         case JobSucceeded():
             loss = f", validation loss {fact.loss:.4f}" if fact.loss is not None else ""
+            judged = f"; {fact.verdict.text}" if fact.verdict is not None else ""
             if fact.model is None:
-                return f"succeeded: the model is evaluated{loss}"
+                return f"succeeded: the model is evaluated{loss}{judged}"
             chosen = f" ({fact.chosen_text})" if fact.chosen_text else ""
             early = "ended early, " if fact.reason is Reason.EARLY_STOPPED else ""
-            return f"succeeded: {early}the model of step {fact.step:,}{chosen} is in {fact.model}/{loss}"
+            return f"succeeded: {early}the model of step {fact.step:,}{chosen} is in {fact.model}/{loss}{judged}"
         case JobFailed():
             return f"failed: {_cause(fact.error)}"
         case JobCancelled():

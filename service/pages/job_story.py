@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.evaluation_metrics import metric_words
+from jobs.evaluation_metrics import metric_scale, metric_words
 from jobs.events import (
     AttemptStarted,
     CheckpointSaved,
@@ -18,7 +18,8 @@ from jobs.events import (
 )
 
 Mark = dict[str, str | int | float | Mapping[str, float]]
-"""`step`, `kind` (attempt, oom) and `text`; of an evaluation `step`, `kind`, `loss` and `metrics`, by their words."""
+"""`step`, `kind` (attempt, oom) and `text`; of an evaluation `step`, `kind`, `loss`, and metrics by their words,
+`shares` from 0 to 1 and `scores` to 100."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,12 @@ def story_of(events: Sequence[Event]) -> JobStory:
                 pass
     kept = sorted(evaluations.values(), key=lambda each: each.step)
     for each in kept:
-        metrics = {metric_words(name): value for name, value in each.metrics.items()}
-        marks.append({"step": each.step, "kind": "evaluation", "loss": each.loss, "metrics": metrics})
+        mark: Mark = {"step": each.step, "kind": "evaluation", "loss": each.loss}
+        for scale in ("shares", "scores"):
+            mark[scale] = {
+                metric_words(name): each.metrics[name] for name in each.metrics if metric_scale(name) == scale
+            }
+        marks.append(mark)
     return JobStory(tuple(kept), tuple(marks), measured, loaded)
 
 

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from jobs.dataset_report import DatasetReport
 from jobs.errors import Damaged
+from jobs.evaluation_metrics import metric_words
 from jobs.events import AttemptStarted, EvaluationFinished, Event
 from jobs.plan import Plan
 from jobs.preview import FILE as PREVIEW
@@ -96,7 +97,10 @@ def _charts(story: JobStory, rows: Sequence[Figures]) -> Iterator[LineChart]:
         ("loss (nats)", {"training": column("loss"), "validation": [(each.step, each.loss) for each in evaluations]})
     ]
     for name in dict.fromkeys(name for each in evaluations for name in each.metrics):
-        wanted.append((name, {name: [(each.step, each.metrics[name]) for each in evaluations if name in each.metrics]}))
+        words = metric_words(name)
+        wanted.append(
+            (words, {words: [(each.step, each.metrics[name]) for each in evaluations if name in each.metrics]})
+        )
     wanted += [(name.replace("_", " "), {name: column(name)}) for name in ("learning_rate", "rows_per_s")]
     for title, series in wanted:
         if (chart := line_chart(title, {name: points for name, points in series.items() if points})) is not None:

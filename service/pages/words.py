@@ -97,11 +97,13 @@ def now(shown: answers.Job) -> str:
         case "paused":
             return f"Paused at {step}. It continues from its checkpoint when it is resumed."
         case "succeeded":
-            lost = (
-                "" if shown.final_loss is None else f" Validation loss {_from_to(shown.first_loss, shown.final_loss)}."
-            )
             what = "training" if shown.fine_tuned_model else "evaluation"
-            return f"Finished after {duration(shown.training_s)} of {what}.{lost}"
+            done = f"Finished after {duration(shown.training_s)} of {what}"
+            if shown.verdict is not None:
+                return f"{done}: {shown.verdict.text}."
+            if shown.final_loss is not None:
+                return f"{done}. Validation loss {_from_to(shown.first_loss, shown.final_loss)}."
+            return f"{done}."
         case "cancelled":
             return f"Cancelled at {step}." if shown.attempt else "Cancelled before it trained."
         case "validated":

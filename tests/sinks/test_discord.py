@@ -100,7 +100,7 @@ def test_a_good_run_is_two_messages_and_a_picture(
     assert done.attachments["loss.png"].startswith(PNG)
     assert done.payload["embeds"][0]["image"] == {"url": "attachment://loss.png"}
     assert done.footer == "job-1 · attempt 1 · event 10"
-    assert "2.31 → 0.91 (-61%)" in done.text
+    assert "2.31 → 0.91" in done.text and "%" not in done.text
     assert "Fetch it with `longhaul download job-1`." in done.text
     assert feed.closed
 

@@ -222,7 +222,7 @@ def tiny_spec(**parts: Any) -> JobSpec:
         "training": {"epochs": 4, "batch_size": 8, "learning_rate": 0.01},
         "memory": {"micro_batch": 4},
         "log": {"every_steps": 4},
-        "evaluation": {"every_steps": 5, "max_rows": 6, "samples": 2},
+        "evaluation": {"every_steps": 5, "max_rows": 6, "samples": 2, "generate_rows": 0},
         "checkpoint": {"every_steps": 5, "every_minutes": None, "keep": 2},
     }
     for key, part in parts.items():

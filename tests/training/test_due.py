@@ -20,6 +20,7 @@ from worker.training import loop
 from worker.training.checkpoints.checkpoint import TrainState
 from worker.training.due import Due
 from worker.training.pace import Durations, Pace
+from worker.training.row_figures import file_of
 from worker.training.run_length import RunLength
 from worker.training.stop import StopAsked
 from worker.training.tasks.seq2seq.batches import PairBatch
@@ -28,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 SHORT: dict[str, Any] = {
     "training": {"epochs": 1, "learning_rate": 1.0, "warmup_ratio": 0.99},
     "log": {"every_steps": 1},
-    "evaluation": {"every_steps": 2, "samples": 1},
+    "evaluation": {"every_steps": 2, "samples": 1, "generate_rows": 2},
     "checkpoint": {"every_steps": 4, "keep": 2},
 }
 """6 steps, evaluated at 0, 2, 4 and 6, saved at 4 and 6. The rate rises to 1, the loss with it: 4 is delivered."""
@@ -60,6 +61,8 @@ def whole(make_run: MakeRun) -> RunDir:
 
 def assert_same(run: RunDir, whole: RunDir, last: int) -> None:
     """The same model, from the same evaluations and the same rows."""
+    for step in (0, 4, 6):
+        assert file_of(run, step).read_bytes() == file_of(whole, step).read_bytes()
     assert finished(run, last).result == finished(whole).result
     assert same_tensors(run.model / "model.safetensors", whole.model / "model.safetensors")
     assert logged(run) == logged(whole)
@@ -168,14 +171,14 @@ def test_memory_that_runs_out_in_an_evaluation_that_was_still_due(
     run = make_run("short", **SHORT)
     assert attempt(run, 1, stop_at=1 + 3 + 2 + 3 + 2 + 2) == 75
     assert finished(run).step == 4
-    real, calls = PairBatch.loss_sum, iter(range(1, 999))
+    real, calls = PairBatch.evaluated, iter(range(1, 999))
 
-    def once_too_much(*arguments: Any) -> torch.Tensor:
+    def once_too_much(*arguments: Any) -> Any:
         if next(calls) == 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(*arguments)
 
-    monkeypatch.setattr(PairBatch, "loss_sum", once_too_much)
+    monkeypatch.setattr(PairBatch, "evaluated", once_too_much)
     assert attempt(run, 2) == 0
     assert [step for step, _, _ in evaluations(run, 2)] == [0, 2, 4, 6]
     assert [step for step, _ in saves(run, 2)] == [4, 6] and trained(run, 2).step == 4

@@ -23,6 +23,7 @@ from worker.training.network.model import LoadedModel, load
 from worker.training.steps.safe_size import SafeSize
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.stop import StopAsked
+from worker.training.tasks.evaluated import Evaluated
 from worker.training.tasks.seq2seq.batches import PairBatch
 from worker.training.tasks.seq2seq.task import Seq2Seq
 
@@ -82,9 +83,9 @@ def test_safe_sizes_of_training_are_respected_and_a_text_that_needs_more_costs_n
     loaded: LoadedModel, dataset: PreparedDataset, noting: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at: list[int] = []
-    real = PairBatch.loss_sum
+    real = PairBatch.evaluated
 
-    def counted(batch: PairBatch, model: Any) -> torch.Tensor:
+    def counted(batch: PairBatch, model: Any) -> Evaluated:
         looked_at.append(len(batch.rows))
         return real(batch, model)
 
@@ -97,7 +98,7 @@ def test_safe_sizes_of_training_are_respected_and_a_text_that_needs_more_costs_n
             raise torch.OutOfMemoryError("CUDA out of memory")
         return generate(**options)
 
-    monkeypatch.setattr(PairBatch, "loss_sum", counted)
+    monkeypatch.setattr(PairBatch, "evaluated", counted)
     expected = look(loaded, dataset, noting).samples
     assert max(looked_at) > 2
     monkeypatch.setattr(loaded.model, "generate", refusing)

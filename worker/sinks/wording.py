@@ -33,7 +33,7 @@ def change(first: float | None, last: float | None) -> str:
         return "not measured"
     if first is None or first == last:
         return f"{last:.4g}"
-    return f"{first:.4g} → {last:.4g}" + (f" ({last / first - 1:+.0%})" if first > 0 else "")
+    return f"{first:.4g} → {last:.4g}"
 
 
 def bar(fraction: float) -> str:

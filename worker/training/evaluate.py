@@ -1,11 +1,11 @@
-"""Looking at the model on rows it does not learn from: loss per target token, and a few generated texts."""
+"""Looking at the model on rows it does not learn from: its loss, what it writes, and how well, by each metric."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,34 +13,55 @@ import numpy as np
 import torch
 
 from jobs.errors import NonFinite, OutOfMemory
+from jobs.evaluation_metrics import EvaluationMetric
 from jobs.events import Sample
+from jobs.verdict import Difference, Interval
+from worker.training import row_figures
 from worker.training.context import TrainingContext
 from worker.training.dataset.data import Int64
 from worker.training.machine.out_of_memory import KINDS, MemoryShortage
 from worker.training.memory.recovery import Pass, release_memory
 from worker.training.optimizers.loss_scaling import BEYOND_FLOAT16
+from worker.training.scores.intervals import difference, interval, score
+from worker.training.scores.statistics import Floats
+from worker.training.scores.texts import text_statistics
 from worker.training.tasks.task import Limit, Measured
 
 GROUP = 32
 """Rows that go through the model together, where memory allows it."""
 
+_M = EvaluationMetric
+_TELLING = (
+    _M.CHRF, _M.ROUGEL, _M.ROUGE1, _M.ROUGE2, _M.BLEU, _M.EXACT_MATCH, _M.ACCURACY, _M.MICRO_F1, _M.MACRO_F1,
+    _M.SUBSET_ACCURACY, _M.LOSS,
+)  # fmt: skip
+"""chrF first: it needs no words, and so no tokenizer, of any language, and tells inflected forms from wrong words. Of
+plain text, of which any continuation may be as good, texts tell nothing: the loss does."""
 Result = TypeVar("Result")
 log = logging.getLogger("longhaul.trainer")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean negative log likelihood of a target token (nats) over `rows` rows, other measures, and generated texts."""
+    """Mean negative log likelihood of a target token (nats) over `rows` rows, metrics by name, and generated texts."""
 
     loss: float
-    measured: Measured
     rows: int
     seconds: float
     samples: list[Sample]
+    metrics: dict[str, float]
+    intervals: dict[str, Interval]
+    against_base: dict[str, Difference]
+    """Empty before the first step."""
+    judged_by: str
+    """The metric that says whether the model is better than before training."""
+    picture: bytes | None = None
+    """A PNG."""
 
 
 def evaluate(context: TrainingContext) -> Evaluation:
-    """Evaluate on the first rows, and generate for the first of them: as many of each as the job says.
+    """Evaluate on the first rows, and generate for the first of them: as many of each as the job says. Leaves what was
+    found of each row in the run directory.
 
     Training is not disturbed: no gradients, the RNG is put back, the model is left in the mode it was in. Micro-batches
     are those of training at most; when memory runs out anyway, this is done again in smaller ones of that length
@@ -49,10 +70,13 @@ def evaluate(context: TrainingContext) -> Evaluation:
     start = time.perf_counter()
     rows, loaded, cache, state = context.data.validation, context.loaded, context.cache, context.state
     evaluation, training = context.spec.evaluation, loaded.model.training
+    asked = evaluation.measured(loaded.task.metrics)
     count = min(evaluation.max_rows, len(rows))
+    scored = min(count, evaluation.scored_rows) if any(metric.of_texts for metric in asked) else 0
+    written = max(scored, min(evaluation.samples, count))
     # Of training, which is what was planned, and what `safe` was learned in.
     widths, limit = loaded.task.widths(rows), loaded.task.limit(context.data.train, state.micro_batch, state.safe)
-    looked_at, shown = (widths.groups(np.arange(some), GROUP) for some in (count, min(evaluation.samples, count)))
+    looked_at, shown = (widths.groups(np.arange(some), GROUP) for some in (count, written))
     devices = [cache.device] if cache.device.type == "cuda" else []
     loaded.model.eval()
     try:
@@ -61,7 +85,42 @@ def evaluate(context: TrainingContext) -> Evaluation:
             texts, _ = _fitting(_generate, context, shown, limit)
     finally:
         loaded.model.train(training)
-    return Evaluation(loss=loss, measured=measured, rows=count, seconds=time.perf_counter() - start, samples=texts)
+    targets, generated = ([getattr(text, side) for text in texts[:scored]] for side in ("target", "generated"))
+    statistics = {**measured.statistics, **text_statistics(targets, generated, asked, context.journal.progress)}
+    statistics = {metric: each for metric, each in statistics.items() if metric in (_M.LOSS, *asked)}
+    row_figures.write(context.run, state.step, statistics, texts[:scored])
+    base = row_figures.before_training(context.run, statistics) if state.step else {}
+    figures = {metric: score(each) for metric, each in statistics.items() if metric is not _M.LOSS}
+    intervals = {str(metric): found for metric, each in statistics.items() if (found := interval(each)) is not None}
+    return Evaluation(
+        loss=loss,
+        rows=count,
+        samples=texts[: evaluation.samples],
+        metrics={str(metric): figure for metric, figure in figures.items() if math.isfinite(figure)},
+        intervals=intervals,
+        against_base={
+            str(metric): found
+            for metric, each in base.items()
+            if (found := difference(statistics[metric], each)) is not None
+        },
+        judged_by=judged_by(context, [str(metric) for metric in statistics], intervals),
+        picture=measured.picture,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def judged_by(context: TrainingContext, measured: Sequence[str], certain: Collection[str]) -> str:
+    """The metric that says whether the model is better than before training: that of `checkpoint.best` where it names
+    one; else the first of `_TELLING` that is measured on enough rows to be `certain`."""
+    best, task, rows = context.spec.checkpoint.best, context.loaded.task, context.data.validation
+    if best in measured:
+        return str(best)
+    plain = not (task.targets_apart or task.labels) and rows.target_lengths.sum() >= rows.input_lengths.sum() - len(
+        rows
+    )
+    telling = [str(metric) for metric in _TELLING if not (plain and metric.of_texts)]
+    known = [metric for metric in telling if metric in measured]
+    return next((metric for metric in known if metric in certain), known[0])
 
 
 def _fitting(
@@ -101,14 +160,14 @@ def _loss(context: TrainingContext, going: Pass, limit: Limit) -> tuple[float, M
     journal.phase("evaluate")
     total = torch.zeros((), dtype=torch.float64, device=loaded.model.device)
     going.batches = batches = limit.batches(context.data.validation, going.groups, loaded.pad_id)
-    answers: list[torch.Tensor] = []
+    by_row: list[tuple[Floats, Int64]] = []
     for done, batch in enumerate(batches):
         context.stop.raise_if_asked()
         going.at = done
-        loss_sum, answer = batch.evaluated(loaded.model)
-        total += loss_sum
-        if answer is not None:
-            answers.append(answer.cpu())  # as many as there are rows: not in memory that is planned
+        seen = batch.evaluated(loaded.model)
+        total += seen.loss_sum
+        by_row.append(batch.by_row(seen))
+        del seen  # before the next batch has its own
         journal.progress((done + 1) / len(batches))
     loss = float(total.item()) / sum(batch.target_tokens for batch in batches)
     if not math.isfinite(loss):
@@ -118,8 +177,9 @@ def _loss(context: TrainingContext, going: Pass, limit: Limit) -> tuple[float, M
             + "lower training.learning_rate, or look at the validation rows; the checkpoints before are intact",
         )
     chosen = np.concatenate([batch.rows for batch in batches])
-    answered = torch.cat(answers).numpy() if answers else np.empty(0, np.int64)
-    return loss, loaded.task.measured(context.data.validation, chosen, answered)
+    order = np.argsort(chosen)
+    losses, answers = (np.concatenate(side)[order] for side in zip(*by_row, strict=True))
+    return loss, loaded.task.measured(context.data.validation, chosen[order], losses, answers)
 
 
 def _generate(context: TrainingContext, going: Pass, limit: Limit) -> list[Sample]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 
 from jobs.attempt import Noted, TrainResult
 from jobs.disk.rundir import RunDir
-from jobs.evaluation_metrics import metric_words
+from jobs.evaluation_metrics import metric_figure, metric_words
 from jobs.events import EvaluationFinished, Sample
 from jobs.plan import Plan, limit_words
 from jobs.reasons import Reason
@@ -66,6 +67,7 @@ def readme(context: TrainingContext, method: Method, result: TrainResult, remark
         f"| made with | Longhaul {VERSION}, torch {version('torch')}, transformers {version('transformers')} |",
         "",
         *([f"{remark[0].upper()}{remark[1:]}.", ""] if remark else []),
+        *_metrics(evaluations.get(0), evaluations.get(step), chosen=spec.checkpoint.best is not None),
         *_usage(context, method, evaluations, step),
         *_curve(context.run, evaluations),
         *_samples(evaluations.get(step)),
@@ -190,6 +192,28 @@ def _sample_to_repeat(context: TrainingContext, samples: list[Sample]) -> tuple[
         if text is not None:
             return text, sample
     return None, None
+
+
+def _metrics(base: EvaluationFinished | None, kept: EvaluationFinished | None, *, chosen: bool) -> list[str]:
+    """Whether the model is better than before training, and each metric with its interval. `chosen`: by its metric."""
+    if kept is None or kept.verdict is None:
+        return []
+    lines = ["## Quality", "", f"{kept.verdict.text}.", ""]
+    lines += ["| metric | this model | 95 % interval | base model | difference |", "|---|---:|---:|---:|---:|"]
+    for name, value in kept.figures.items():
+        figure = partial(metric_figure, name)
+        between, change = kept.intervals.get(name), kept.against_base.get(name)
+        before = base.figures.get(name) if base is not None else None
+        cells = [
+            metric_words(name),
+            figure(value),
+            "–" if between is None else f"{figure(between.low)} to {figure(between.high)}",
+            "–" if before is None else figure(before),
+            "–" if change is None else f"{change.difference:+,.4g} ({change.low:+,.4g} to {change.high:+,.4g})",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    also = ", which also chose the step" if chosen else ""
+    return [*lines, "", f"Measured on rows that were held out{also}.", ""]
 
 
 def _limit(data: DataSpec, key: str) -> int:

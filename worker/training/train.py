@@ -30,6 +30,7 @@ from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.memory import first_step, hard_limit
 from worker.training.network import guards
 from worker.training.planning.alternatives import Alternatives
+from worker.training.readme import evaluations_of
 from worker.training.result import write_result
 from worker.training.settings import TrainerSettings
 from worker.training.stop import StopAsked, StopSignal
@@ -131,7 +132,7 @@ def evaluate_and_record(context: TrainingContext) -> None:
     context.optimizer.raise_if_nonfinite()
     seen = evaluate(context)
     context.meter.pace.evaluated(seen.seconds)
-    metrics = dict(seen.measured.metrics)
+    metrics = dict(seen.metrics)
     state.evaluations.append(Evaluated(step=state.step, loss=seen.loss, metrics=metrics))
     best = newest_is_best(state.evaluations, metric := context.spec.checkpoint.best or EvaluationMetric.LOSS)
     lowest = state.best_loss is None or seen.loss < state.best_loss
@@ -151,10 +152,13 @@ def evaluate_and_record(context: TrainingContext) -> None:
             best=best,
             samples=seen.samples,
             metrics=metrics,
+            intervals=seen.intervals,
+            against_base=seen.against_base,
+            judged_by=seen.judged_by,
         )
     )
-    if seen.measured.picture is not None:
-        write_atomically(context.run.path / CONFUSION, seen.measured.picture)
+    if seen.picture is not None:
+        write_atomically(context.run.path / CONFUSION, seen.picture)
     also = f", {fact.metrics_text}" if fact.metrics else ""
     log.info("step %d: validation loss %.4f%s over %d rows", state.step, seen.loss, also, seen.rows)
     context.journal.phase("step", step=state.step)
@@ -203,6 +207,7 @@ def finish(context: TrainingContext) -> None:
     chosen = kept.state if kept else state
     found = metric is not None and cost_of(metric, chosen.validation_loss, chosen.metrics) is not None
     context.journal.phase("save", step=state.step)
+    judged = evaluations_of(run).get(chosen.step) if chosen.validation_loss is not None else None
     result = TrainResult(
         model=run.model.name,
         loss=chosen.validation_loss,
@@ -210,6 +215,7 @@ def finish(context: TrainingContext) -> None:
         step=chosen.step,
         chosen_by=metric if found else None,
         metrics=chosen.metrics,
+        verdict=None if judged is None else judged.verdict,
     )
     write_result(context, kept, result)
     context.journal.finish(context.length.reason, result=result)

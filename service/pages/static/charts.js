@@ -66,7 +66,7 @@ const evaluations = () => marks().filter((mark) => mark.kind === "evaluation").s
 function columns(panel) {
   if (panel.metrics) {
     const found = evaluations();
-    return [found.map((mark) => where(mark.step)), ...panel.metrics.map((name) => found.map((mark) => mark.metrics[name] ?? null))];
+    return [found.map((mark) => where(mark.step)), ...panel.metrics.map((name) => found.map((mark) => mark[panel.of][name] ?? null))];
   }
   const scale = panel.scale ?? 1;
   const value = (row, field) => {
@@ -185,9 +185,10 @@ function draw() {
   for (const { plot } of plots) plot.destroy();
   place.replaceChildren();
   plots = [];
-  const names = [...new Set(evaluations().flatMap((mark) => Object.keys(mark.metrics)))];
+  const names = (of) => [...new Set(evaluations().flatMap((mark) => Object.keys(mark[of])))];
+  const measured = [{ title: "evaluations", of: "shares" }, { title: "evaluations", unit: "0 to 100", of: "scores" }];
   const [loss, ...others] = PANELS;
-  for (const panel of [loss, { title: "evaluations", metrics: names }, ...others].filter(known)) {
+  for (const panel of [loss, ...measured.map((panel) => ({ ...panel, metrics: names(panel.of) })), ...others].filter(known)) {
     const box = document.createElement("div");
     place.append(box);
     plots.push({ panel, plot: new uPlot(options(panel, box.clientWidth || 400), columns(panel), box) });

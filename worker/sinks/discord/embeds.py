@@ -41,6 +41,12 @@ from worker.sinks.discord.limits import Embed, Payload, cut, fit
 from worker.sinks.shortage import micro_batches, shortage_sizes
 from worker.sinks.wording import SHORTAGES, bar, change, code, sentence
 
+DONE = {
+    "better": "done, better than before",
+    "worse": "done, worse than before",
+    "no_better": "done, no better than before",
+}
+"""By the outcome, where it is compared."""
 RUNNING, GOOD, BAD, WARNING, QUIET = 0x5865F2, 0x2ECC71, 0xE74C3C, 0xF1C40F, 0x95A5A6
 SAMPLES_AT_THE_END = 3
 MESSAGE_TEXT = 1500
@@ -161,8 +167,11 @@ def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | Non
         text = "The model is evaluated."
     if fact.reason is Reason.EARLY_STOPPED:
         text = f"{fact.reason.headline}: {fact.reason.sentence}. {text}"
-    embed = _embed(job, f"{job.submitted.name}: done", GOOD, text, event)
+    outcome = DONE.get(fact.verdict.outcome) if fact.verdict is not None else None
+    colour = GOOD if outcome in (None, DONE["better"]) else WARNING
+    embed = _embed(job, f"{job.submitted.name}: {outcome or 'done'}", colour, text, event)
     embed["fields"] = [
+        *([field("Quality", fact.verdict.text)] if fact.verdict is not None else []),
         field("Validation loss", change(fact.first_loss, fact.loss), inline=True),
         *(
             []
@@ -176,7 +185,7 @@ def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | Non
     ]
     if picture is not None:
         embed["image"] = {"url": f"attachment://{picture}"}
-    return _payload(embed, *samples(job, SAMPLES_AT_THE_END, GOOD))
+    return _payload(embed, *samples(job, SAMPLES_AT_THE_END, colour))
 
 
 def failed(job: SinkJob, event: Event, fact: JobFailed, picture: str | None) -> Payload:

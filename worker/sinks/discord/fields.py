@@ -36,7 +36,9 @@ def figures(job: SinkJob, row: MetricRow | None) -> list[EmbedField]:
         first, last = (job.evaluations[pick(job.evaluations)] for pick in (min, max))
         fields.append(field("Validation loss", change(first, last), inline=True))
     if job.last_evaluation is not None and job.last_evaluation.metrics:
+        verdict = job.last_evaluation.verdict
         fields.append(field("Metrics", job.last_evaluation.metrics_text, inline=True))
+        fields += [] if verdict is None else [field("Quality", verdict.text)]
     if row is not None:
         fields += [
             field("Time left", format_duration(row.eta_s), inline=True),

@@ -25,22 +25,31 @@ _MOST_KEPT = 2**28
 def head_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """[N, D], [V, D], [N] -> negative log likelihood summed over labels other than -100 (0-dim, fp32 or better)."""
     if not torch.is_grad_enabled():
-        return _loss_alone(hidden, weight, labels)
+        return token_losses(hidden, weight, labels)[0]
     kept = weight.requires_grad and hidden.shape[0] * weight.shape[0] <= _MOST_KEPT
     function = _KeptLogits if kept or not hidden.requires_grad else _NoLogits
     loss: torch.Tensor = function.apply(hidden, weight, labels)  # type: ignore[no-untyped-call]  # untyped
     return loss
 
 
-def _loss_alone(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """To evaluate: logits exist a piece at a time, so that it takes less memory than a step."""
+def token_losses(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """To evaluate, without gradients: `head_loss`; [N] that of each label; [N] whether it is the most probable one.
+
+    Logits exist a piece at a time, so that it takes less memory than a step.
+    """
     total = torch.zeros((), dtype=_wide(hidden.dtype), device=hidden.device)
+    losses = torch.empty(len(labels), dtype=total.dtype, device=hidden.device)
+    right = torch.empty(len(labels), dtype=torch.bool, device=hidden.device)
     rows = _rows(weight)
     inward = weight.T  # last and once: where weights are widened as they are used, each use makes a copy
-    for piece, label in zip(*(each.split(rows) for each in (hidden, labels)), strict=True):
+    for piece, label, loss, told in zip(*(each.split(rows) for each in (hidden, labels, losses, right)), strict=True):
         likelihood = (piece @ inward).log_softmax(-1, dtype=total.dtype)
-        total -= (likelihood.gather(1, label.clamp(min=0)[:, None])[:, 0] * (label != IGNORED)).sum()
-    return total
+        loss.copy_(likelihood.gather(1, label.clamp(min=0)[:, None])[:, 0] * (label != IGNORED)).neg_()
+        total += loss.sum()
+        told.copy_(likelihood.argmax(-1) == label)
+    return total, losses, right
 
 
 class _KeptLogits(torch.autograd.Function):

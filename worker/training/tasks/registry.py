@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 
 from jobs.errors import Rejected
+from jobs.evaluation_metrics import EvaluationMetric
 from jobs.plan import DataPlan
 from jobs.spec import BUILTIN_MODELS, JobSpec
 from worker.training.tasks.causal.task import Causal
@@ -55,7 +57,7 @@ def task_for(spec: JobSpec, config: Config, source: str) -> Task:
 
 
 def _with_its_options(spec: JobSpec, task: Task) -> Task:
-    """The task; raises Rejected (`option_of_another_task`) for what the job sets in vain."""
+    """The task; raises Rejected (`option_of_another_task`, `metric_of_another_task`) for what the job sets in vain."""
     if (option := spec.task.options_of_others(task.name)) is not None:
         raise Rejected(
             f"task.{option}: {spec.task.foreign_option(option, task.name)}",
@@ -63,7 +65,24 @@ def _with_its_options(spec: JobSpec, task: Task) -> Task:
             param=f"task.{option}",
             hint="or take a model that is made for that task",
         )
+    if foreign := [metric for metric in spec.evaluation.named if metric not in task.metrics]:
+        known = [str(metric) for metric in task.metrics]
+        near = get_close_matches(foreign[0], known, n=1, cutoff=0.4)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise Rejected(
+            f"evaluation.metrics: {foreign[0]} is not measured of {_answers(task)}",
+            code="metric_of_another_task",
+            param="evaluation.metrics",
+            hint=f"{meant}There are {', '.join(known)}; auto takes all of them",
+        )
     return task
+
+
+def _answers(task: Task) -> str:
+    """What its models answer with, for people."""
+    if not task.has_labels:
+        return f"texts, which the task {task.name} writes"
+    return "rows with several labels" if EvaluationMetric.MICRO_F1 in task.metrics else "rows with one label each"
 
 
 def _not_supported(what: str, task: str | None) -> Rejected:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from jobs.evaluation_metrics import EvaluationMetric
 from jobs.events import Sample
 from jobs.labels import LabelPlan
 from jobs.spec import DataSpec
@@ -19,6 +20,7 @@ from worker.training.dataset.encoding import RowTask
 from worker.training.dataset.tokens import TokenizerState
 from worker.training.journal import Journal
 from worker.training.rows.text import Templates, Texts
+from worker.training.scores.statistics import Floats, Statistics
 from worker.training.steps.order import Widths
 from worker.training.steps.safe_size import SafeSize
 from worker.training.steps.shape import Lengths, MicroBatchShape
@@ -27,6 +29,8 @@ from worker.training.tasks.layout import Layout
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from worker.training.tasks.evaluated import Evaluated
 
 Config = Mapping[str, Any]
 """The content of a model's config.json."""
@@ -75,7 +79,8 @@ class Prompt:
 class Measured:
     """How well a model does, besides its loss."""
 
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    statistics: Mapping[EvaluationMetric, Statistics] = field(default_factory=dict)
+    """Of every metric that the task has, but for those of generated texts."""
     picture: bytes | None = None
     """A PNG."""
 
@@ -108,8 +113,11 @@ class Batch(Protocol):
     def loss_sum(self, model: PreTrainedModel) -> torch.Tensor:
         """Negative log likelihood summed over the target tokens (0-dim, nats), in fp32 or better."""
 
-    def evaluated(self, model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`loss_sum`, and [B, …] what the metrics of the task are computed from for each row; None: it has none."""
+    def evaluated(self, model: PreTrainedModel) -> Evaluated:
+        """`loss_sum`, and what the metrics of the task are computed from; without gradients."""
+
+    def by_row(self, seen: Evaluated) -> tuple[Floats, Int64]:
+        """[B] the loss of each row, [B, …] what the model answers; on the CPU."""
 
     def samples(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> list[Sample]:
         """What the model writes for each row, beside input and target."""
@@ -193,6 +201,10 @@ class Task(RowTask, Protocol):
         """What the loss is a mean over, for people."""
 
     @property
+    def metrics(self) -> tuple[EvaluationMetric, ...]:
+        """By which its models can be judged."""
+
+    @property
     def targets_apart(self) -> bool:
         """Whether targets go through the model beside the inputs; else they are part of these, or no tokens."""
 
@@ -251,8 +263,8 @@ class Task(RowTask, Protocol):
 
     # -- rows as micro-batches ------------------------------------------------------------------------------------
 
-    def measured(self, rows: Rows, chosen: Int64, answers: Int64) -> Measured:
-        """[chosen] rows, and what `evaluated` gave for each."""
+    def measured(self, rows: Rows, chosen: Int64, losses: Floats, answers: Int64) -> Measured:
+        """[chosen] rows, and what `by_row` gave for each."""
 
     def widths(self, rows: Rows) -> Widths:
         """By what rows are grouped."""

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from jobs.evaluation_metrics import EvaluationMetric, metrics_of
 from jobs.labels import LabelPlan
 from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.encoding import LabelReport
 from worker.training.dataset.tokens import TokenizerState
 from worker.training.rows.text import Template, Texts, template
+from worker.training.scores.statistics import Floats, Sums
 from worker.training.tasks.task import Config, Measured
 
 if TYPE_CHECKING:
     import torch
+
+
+_M = EvaluationMetric
 
 
 class Unlabelled:
@@ -22,6 +27,7 @@ class Unlabelled:
     unit: ClassVar[str] = "target token"
     has_labels: ClassVar[bool] = False
     labels: ClassVar[tuple[LabelPlan, ...]] = ()
+    metrics: ClassVar[tuple[EvaluationMetric, ...]] = metrics_of("seq2seq")
 
     def target_template(self, text: str) -> Template:
         return template(text, "data.target")
@@ -48,5 +54,12 @@ class Unlabelled:
         assert not names, names
         return {}
 
-    def measured(self, rows: Rows, chosen: Int64, answers: Int64) -> Measured:
-        return Measured()
+    def measured(self, rows: Rows, chosen: Int64, losses: Floats, answers: Int64) -> Measured:
+        tokens = rows.target_lengths[chosen]
+        return Measured(
+            {
+                _M.LOSS: Sums.ratio(_M.LOSS, losses, tokens),
+                _M.PERPLEXITY: Sums.ratio(_M.PERPLEXITY, losses, tokens),
+                _M.TOKEN_ACCURACY: Sums.ratio(_M.TOKEN_ACCURACY, answers, tokens),
+            }
+        )

@@ -1,55 +1,54 @@
-"""Accuracy and F1 by their definitions, counted row by row, as scikit-learn has them; and the picture."""
+"""Accuracy and F1 as scikit-learn has them, of all rows and of resamples; and the picture."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn.metrics import accuracy_score, f1_score
 
+from jobs.evaluation_metrics import EvaluationMetric
 from worker.training.dataset.data import Int64
+from worker.training.scores.intervals import score
 from worker.training.tasks.classification import confusion
-from worker.training.tasks.classification.metrics import of_one_label, of_several_labels
+from worker.training.tasks.classification.metrics import label_statistics
 
-
-def f1(truth: list[bool], guessed: list[bool]) -> float:
-    right = sum(one and other for one, other in zip(truth, guessed, strict=True))
-    both = sum(truth) + sum(guessed)
-    return 2 * right / both if both else 0.0
+M = EvaluationMetric
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_of_one_label(seed: int) -> None:
     draw = np.random.default_rng(seed)
     classes, rows = int(draw.integers(2, 12)), int(draw.integers(1, 60))
-    truth, guessed = (draw.integers(0, classes, rows) for _ in range(2))
-    guessed = np.where(draw.random(rows) < 0.5, truth, guessed)
-    seen = sorted({*truth.tolist(), *guessed.tolist()})
-    each = [f1([one == label for one in truth], [one == label for one in guessed]) for label in seen]
-    found = of_one_label(truth, guessed, classes)
-    assert found["accuracy"] == pytest.approx(sum(truth == guessed) / rows)
-    assert found["macro_f1"] == pytest.approx(sum(each) / len(each))
+    truth, told = (draw.integers(0, classes, rows) for _ in range(2))
+    told = np.where(draw.random(rows) < 0.5, truth, told)
+    found = label_statistics(truth, told, classes, several=False)
+    assert score(found[M.ACCURACY]) == pytest.approx(accuracy_score(truth, told), abs=1e-12)
+    assert score(found[M.MACRO_F1]) == pytest.approx(f1_score(truth, told, average="macro"), abs=1e-12)
+    weights = draw.integers(0, 3, (5, rows)) + (np.arange(rows) == 0)
+    again = [np.repeat(np.arange(rows), each) for each in weights]
+    expected = [f1_score(truth[each], told[each], average="macro") for each in again]
+    assert found[M.MACRO_F1].scores(weights.astype(np.float64)) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_of_several_labels(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    classes, rows = int(draw.integers(1, 8)), int(draw.integers(1, 40))
+    classes, rows = int(draw.integers(2, 8)), int(draw.integers(1, 40))
     truth: Int64 = (draw.random((rows, classes)) < 0.3).astype(np.int64)
-    guessed: Int64 = np.where(draw.random((rows, classes)) < 0.7, truth, 1 - truth)
-    flat = [[bool(one) for row in table.tolist() for one in row] for table in (truth, guessed)]
-    columns = [f1([bool(one) for one in truth[:, n]], [bool(one) for one in guessed[:, n]]) for n in range(classes)]
-    found = of_several_labels(truth, guessed)
-    assert found["micro_f1"] == pytest.approx(f1(*flat))
-    assert found["macro_f1"] == pytest.approx(sum(columns) / classes)
-    exact = [one == other for one, other in zip(truth.tolist(), guessed.tolist(), strict=True)]
-    assert found["subset_accuracy"] == pytest.approx(sum(exact) / rows)
+    told: Int64 = np.where(draw.random((rows, classes)) < 0.7, truth, 1 - truth)
+    found = label_statistics(truth, told, classes, several=True)
+    for metric, average in ((M.MICRO_F1, "micro"), (M.MACRO_F1, "macro")):
+        expected = f1_score(truth, told, average=average, zero_division=0)
+        assert score(found[metric]) == pytest.approx(expected, abs=1e-12)
+    assert score(found[M.SUBSET_ACCURACY]) == pytest.approx(accuracy_score(truth, told), abs=1e-12)
 
 
-def test_known_figures() -> None:
-    """Those of scikit-learn's documentation of f1_score: macro 0.27, and 0.33 of several labels."""
-    found = of_one_label(np.array([0, 1, 2, 0, 1, 2]), np.array([0, 2, 1, 0, 0, 1]), 3)
-    assert found["macro_f1"] == pytest.approx(0.2666666, abs=1e-6) and found["accuracy"] == pytest.approx(1 / 3)
-    nothing = of_several_labels(np.zeros((2, 3), np.int64), np.zeros((2, 3), np.int64))
-    assert nothing == {"subset_accuracy": 1.0, "micro_f1": 0.0, "macro_f1": 0.0}
+def test_nothing_is_right_about_nothing() -> None:
+    nothing = np.zeros((2, 3), np.int64)
+    found = label_statistics(nothing, nothing, 3, several=True)
+    assert {str(metric): score(each) for metric, each in found.items()} == {
+        "subset_accuracy": 1.0, "micro_f1": 0.0, "macro_f1": 0.0,
+    }  # fmt: skip
 
 
 def test_the_picture_has_the_commonest_classes_and_the_others_together() -> None:

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from worker.training.dataset.data import Int64, Rows
 from worker.training.steps.shape import MicroBatchShape
-from worker.training.tasks.causal.loss import learned_loss_sum
+from worker.training.tasks.causal.loss import learned_evaluated, learned_loss_sum
+from worker.training.tasks.evaluated import Evaluated, Floats, sums
 from worker.training.tasks.moving import onto
 
 if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
@@ -57,12 +58,19 @@ class CausalBatch:
 
     def loss_sum(self, model: PreTrainedModel) -> torch.Tensor:
         """0-dim, nats."""
-        device = model.device
-        return learned_loss_sum(model, *(onto(one, device) for one in (self.input_ids, self.places, self.labels)))
+        return learned_loss_sum(model, *self._onto(model.device))
 
-    def evaluated(self, model: PreTrainedModel) -> tuple[torch.Tensor, None]:
-        """There is nothing but the loss."""
-        return self.loss_sum(model), None
+    def evaluated(self, model: PreTrainedModel) -> Evaluated:
+        """[N] learned tokens."""
+        return learned_evaluated(model, *self._onto(model.device))
+
+    def by_row(self, seen: Evaluated) -> tuple[Floats, Int64]:
+        """[B] twice: the loss, and how many tokens are right."""
+        lengths = np.array([len(positions) for positions in self.learned])
+        return sums(seen.losses, lengths), sums(seen.answers, lengths).astype(np.int64)
+
+    def _onto(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return onto(self.input_ids, device), onto(self.places, device), onto(self.labels, device)
 
     def samples(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> list[Sample]:
         """Written greedily: the last reply of each row, after what comes before it."""

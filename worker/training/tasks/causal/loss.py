@@ -13,7 +13,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from worker.training.kernels.causal_attention import LONGEST, causal_attention
-from worker.training.kernels.head_loss import head_loss
+from worker.training.kernels.head_loss import head_loss, token_losses
+from worker.training.tasks.evaluated import Evaluated
 
 _UNMASKED = "sdpa_unmasked"
 """An attention for which transformers has no function that makes masks."""
@@ -32,13 +33,36 @@ def learned_loss_sum(
     device.
     """
     if not has_plain_head(model):
-        logits: torch.Tensor = model(input_ids=input_ids, use_cache=False).logits.flatten(0, 1)[places]
-        return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), labels, reduction="sum")
+        return F.cross_entropy(_logits(model, input_ids, places), labels, reduction="sum")
+    return head_loss(*_learned(model, input_ids, places), labels)
+
+
+def learned_evaluated(
+    model: PreTrainedModel, input_ids: torch.Tensor, places: torch.Tensor, labels: torch.Tensor
+) -> Evaluated:
+    """The same, without gradients, with [N] that of each label, and whether it is the most probable one."""
+    if has_plain_head(model):
+        return Evaluated(*token_losses(*_learned(model, input_ids, places), labels))
+    logits = _logits(model, input_ids, places)
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    return Evaluated(losses.sum(), losses, logits.argmax(-1) == labels)
+
+
+def _logits(model: PreTrainedModel, input_ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """[N, V] in fp32 or better."""
+    logits: torch.Tensor = model(input_ids=input_ids, use_cache=False).logits.flatten(0, 1)[places]
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _learned(
+    model: PreTrainedModel, input_ids: torch.Tensor, places: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N, D], [V, D] whose product are the logits of the learned tokens."""
     with _without_mask(model, input_ids.shape[1]):
         hidden: torch.Tensor = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     head: Any = model.get_output_embeddings()
     # Some keep what runs through their layers in fp32, such as Mamba.
-    return head_loss(hidden.flatten(0, 1)[places].to(head.weight.dtype), head.weight, labels)
+    return hidden.flatten(0, 1)[places].to(head.weight.dtype), head.weight
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.classification.loss import ClassLoss
 from worker.training.tasks.classification.metrics import names, probable
 from worker.training.tasks.classification.packed import logits_of
+from worker.training.tasks.evaluated import Evaluated, Floats
 from worker.training.tasks.moving import onto
 
 if TYPE_CHECKING:
@@ -54,10 +55,15 @@ class ClassBatch:
         """0-dim, nats."""
         return self.loss.sum(self.logits(model), onto(self.labels, model.device))
 
-    def evaluated(self, model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss, and of each row the number of the class that is most probable, or a 1 for each that is probable."""
+    def evaluated(self, model: PreTrainedModel) -> Evaluated:
+        """[B] rows."""
         logits = self.logits(model)
-        return self.loss.sum(logits, onto(self.labels, model.device)), probable(logits, several=self.loss.several)
+        losses = self.loss.of_rows(logits, onto(self.labels, model.device))
+        return Evaluated(losses.sum(), losses, probable(logits, several=self.loss.several))
+
+    def by_row(self, seen: Evaluated) -> tuple[Floats, Int64]:
+        """[B] the loss; [B], or [B, K] of several labels, what the model says."""
+        return seen.losses.double().cpu().numpy(), seen.answers.cpu().numpy()
 
     def samples(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> list[Sample]:
         """The label of each row, and the one that the model finds most probable."""

@@ -38,14 +38,24 @@ class ClassLoss:
 
     def sum(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """[B, K] and labels on the same device -> the loss summed over rows (0-dim, nats), in fp32 or better."""
+        return self._loss(logits, labels, "sum")
+
+    def of_rows(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The same -> [B] that of each row."""
+        losses = self._loss(logits, labels, "none")
+        return losses.sum(1) if self.several else losses
+
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, reduction: str) -> torch.Tensor:
         import torch
         import torch.nn.functional as F
 
         wide = logits if logits.dtype == torch.float64 else logits.float()
         weights = None if self.weights is None else wide.new_tensor(self.weights)
         if not self.several:
-            return F.cross_entropy(wide, labels, weight=weights, reduction="sum")
-        of_all = F.binary_cross_entropy_with_logits(wide, labels.to(wide.dtype), pos_weight=weights, reduction="sum")
+            return F.cross_entropy(wide, labels, weight=weights, reduction=reduction)
+        of_all = F.binary_cross_entropy_with_logits(
+            wide, labels.to(wide.dtype), pos_weight=weights, reduction=reduction
+        )
         return of_all / self.classes
 
 

@@ -1,4 +1,4 @@
-"""How well labels are told: accuracy and F1, and which class is taken for which other."""
+"""What a classifier says of rows, against the labels that they have."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from jobs.evaluation_metrics import EvaluationMetric
 from worker.training.dataset.data import Int64, Rows
+from worker.training.scores.statistics import Floats, LabelF1, Statistics, Sums
 from worker.training.tasks.classification import confusion
 from worker.training.tasks.task import Measured
 
 if TYPE_CHECKING:
     import torch
 
+_M = EvaluationMetric
 SEPARATOR = "; "
 """Between the labels of a row, for people."""
 
@@ -30,28 +33,6 @@ def names(labels: torch.Tensor, known: Mapping[int, str]) -> str:
     return SEPARATOR.join(known[number] for number in numbers)
 
 
-def of_one_label(truth: Int64, guessed: Int64, classes: int) -> dict[str, float]:
-    """[rows] each. F1 is the mean over the classes that occur in either, as scikit-learn has it."""
-    right = np.bincount(truth[truth == guessed], minlength=classes)
-    both = np.bincount(truth, minlength=classes) + np.bincount(guessed, minlength=classes)
-    occurs = both > 0
-    return {
-        "accuracy": float(right.sum() / max(1, len(truth))),
-        "macro_f1": float((2 * right[occurs] / both[occurs]).mean()) if occurs.any() else 0.0,
-    }
-
-
-def of_several_labels(truth: Int64, guessed: Int64) -> dict[str, float]:
-    """[rows, K] of 0 and 1 each. A class that neither has counts as 0 in the mean over classes."""
-    right = (truth & guessed).sum(0)
-    both = truth.sum(0) + guessed.sum(0)
-    return {
-        "subset_accuracy": float((truth == guessed).all(1).mean()),
-        "micro_f1": float(2 * right.sum() / max(1, both.sum())),
-        "macro_f1": float((2 * right / np.maximum(both, 1)).mean()),
-    }
-
-
 def truth_of(rows: Rows, chosen: Int64, classes: int, *, several: bool) -> npt.NDArray[Any]:
     """[rows] number of the label; of `several` [rows, K] of 0 and 1."""
     if not several:
@@ -62,10 +43,27 @@ def truth_of(rows: Rows, chosen: Int64, classes: int, *, several: bool) -> npt.N
     return found
 
 
-def measured(rows: Rows, chosen: Int64, answers: Int64, labels: Sequence[str], *, several: bool) -> Measured:
-    """What `probable` has said of the `chosen` rows, against what they have."""
+def measured(
+    rows: Rows, chosen: Int64, losses: Floats, answers: Int64, labels: Sequence[str], *, several: bool
+) -> Measured:
+    """What `probable` has said of the `chosen` rows, against what they have; and the loss of each."""
     truth = truth_of(rows, chosen, len(labels), several=several)
+    picture = None if several else confusion.draw(*confusion.of_the_commonest(truth, answers, labels))
+    return Measured(
+        {_M.LOSS: Sums.ratio(_M.LOSS, losses, 1), **label_statistics(truth, answers, len(labels), several=several)},
+        picture,
+    )
+
+
+def label_statistics(truth: Int64, told: Int64, classes: int, *, several: bool) -> dict[EvaluationMetric, Statistics]:
+    """[rows] numbers of labels; of `several` [rows, K] of 0 and 1."""
     if several:
-        return Measured(of_several_labels(truth, answers))
-    picture = confusion.draw(*confusion.of_the_commonest(truth, answers, labels))
-    return Measured(of_one_label(truth, answers, len(labels)), picture)
+        pairs = [tuple(np.flatnonzero(each).tolist() for each in side) for side in (truth, told)]
+        right, metric, others = (truth == told).all(1), _M.SUBSET_ACCURACY, [_M.MICRO_F1, _M.MACRO_F1]
+    else:
+        pairs = [tuple([each] for each in side.tolist()) for side in (truth, told)]
+        right, metric, others = truth == told, _M.ACCURACY, [_M.MACRO_F1]
+    return {
+        metric: Sums.ratio(metric, right, 1),
+        **{each: LabelF1(each, pairs[0], pairs[1], classes, several) for each in others},
+    }

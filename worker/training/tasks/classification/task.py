@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from jobs.errors import Rejected
+from jobs.evaluation_metrics import EvaluationMetric, metrics_of
 from jobs.labels import LabelPlan
 from jobs.plan import DataPlan
 from jobs.spec import DataSpec, JobSpec
@@ -20,6 +21,7 @@ from worker.training.dataset.tokens import TokenizerState, guessed_tokens
 from worker.training.journal import Journal
 from worker.training.rows.labels import LabelTemplate, labels_in
 from worker.training.rows.text import Templates, Texts
+from worker.training.scores.statistics import Floats
 from worker.training.steps.safe_size import SafeSize
 from worker.training.steps.shape import Lengths, MicroBatchShape
 from worker.training.tasks.asked import asked_input
@@ -226,8 +228,12 @@ class Classification:
         """What is learned."""
         return ClassLoss(max(1, len(self.labels)), self.several, self.weights)
 
-    def measured(self, rows: Rows, chosen: Int64, answers: Int64) -> Measured:
-        return metrics.measured(rows, chosen, answers, self.label_names, several=self.several)
+    @property
+    def metrics(self) -> tuple[EvaluationMetric, ...]:
+        return metrics_of("classification", multi_label=self.several)
+
+    def measured(self, rows: Rows, chosen: Int64, losses: Floats, answers: Int64) -> Measured:
+        return metrics.measured(rows, chosen, losses, answers, self.label_names, several=self.several)
 
     def widths(self, rows: Rows) -> InputWidths:
         return InputWidths(rows)

@@ -12,8 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from worker.training.dataset.data import Int64, Rows
 from worker.training.kernels.head_loss import IGNORED
 from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.evaluated import Evaluated, Floats, sums
 from worker.training.tasks.moving import onto
-from worker.training.tasks.seq2seq.loss import token_loss_sum
+from worker.training.tasks.seq2seq.loss import token_loss_sum, tokens_evaluated
 
 if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
     from jobs.events import Sample
@@ -43,13 +44,20 @@ class PairBatch:
 
     def loss_sum(self, model: PreTrainedModel) -> torch.Tensor:
         """0-dim, nats."""
-        device = model.device
-        mask = onto(self.attention_mask, device) if self.input_padded else None
-        return token_loss_sum(model, onto(self.input_ids, device), mask, onto(self.labels, device))
+        return token_loss_sum(model, *self._onto(model.device))
 
-    def evaluated(self, model: PreTrainedModel) -> tuple[torch.Tensor, None]:
-        """There is nothing but the loss."""
-        return self.loss_sum(model), None
+    def evaluated(self, model: PreTrainedModel) -> Evaluated:
+        """[B * T] tokens."""
+        return tokens_evaluated(model, *self._onto(model.device))
+
+    def by_row(self, seen: Evaluated) -> tuple[Floats, Int64]:
+        """[B] twice: the loss, and how many tokens are right."""
+        lengths = np.full(len(self.rows), self.labels.shape[1])
+        return sums(seen.losses, lengths), sums(seen.answers, lengths).astype(np.int64)
+
+    def _onto(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        mask = onto(self.attention_mask, device) if self.input_padded else None
+        return onto(self.input_ids, device), mask, onto(self.labels, device)
 
     def samples(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> list[Sample]:
         """Written greedily."""

@@ -1,0 +1,113 @@
+"""Is a figure of an evaluation right, and is "better" said only of what is better?
+
+    python -m benchmarks.evaluation e2e.jsonl.gz banking77.jsonl.gz [--rows 1500] [--generate-rows 64]
+
+Trains the built-in models on the first rows of each file (texts: input, target; classes: text, label), once as usual
+and once with a learning rate at which no weight changes, and prints what the jobs say of base and tuned model. Then how
+often an interval of 95 % covers the true value, and how often a model that is as good as another is called better or
+worse. JSON on the last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jobs.evaluation_metrics import EvaluationMetric
+from worker.training.scores.intervals import difference, interval
+from worker.training.scores.statistics import Sums
+
+TRUE_SHARE = 0.3
+NOTHING = 1e-30
+"""A learning rate by which no weight in bf16 changes."""
+
+
+def main(argv: list[str]) -> int:
+    """Train, simulate, print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("files", type=Path, nargs="*")
+    parser.add_argument("--rows", type=int, default=1500)
+    parser.add_argument("--generate-rows", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=6)
+    arguments = parser.parse_args(argv)
+    found: dict[str, Any] = {"jobs": {}}
+    for file in arguments.files:
+        for name, rate in (("tuned", 3e-3), ("learnt nothing", NOTHING)):
+            epochs = arguments.epochs if rate != NOTHING else 1
+            found["jobs"][f"{file.name.partition('.')[0]}: {name}"] = job(file, rate, epochs, arguments)
+    for rows in (20, 64, 500):
+        covered = coverage(rows, 2000)
+        found[f"coverage_{rows}_rows"] = covered
+        print(f"of {rows} rows, an interval covers the true share {covered:.1%} of the time")
+    found["called_different"] = called_different(64, 2000)
+    print(f"of two models that are equally good, {found['called_different']:.1%} are called better or worse")
+    print(json.dumps(found))
+    return 0
+
+
+def job(file: Path, rate: float, epochs: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a whole job says of its model."""
+    from benchmarks.corpus import prepared_job
+    from worker.training.journal import Journal
+    from worker.training.readme import evaluations_of
+    from worker.training.settings import TrainerSettings
+    from worker.training.stop import StopSignal
+    from worker.training.train import train
+
+    with gzip.open(file, "rt") as lines:
+        rows = [json.loads(line) for line, _ in zip(lines, range(arguments.rows), strict=False)]
+    model = "builtin:roberta-tiny" if "label" in rows[0] else "builtin:t5-tiny"
+    with tempfile.TemporaryDirectory() as scratch:
+        (plain := Path(scratch) / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        run = prepared_job(
+            plain, Path(scratch), model=model, data={"validation": 0.2},
+            training={"epochs": epochs, "batch_size": 32, "learning_rate": rate},
+            evaluation={"every_steps": 10_000, "samples": 1, "generate_rows": arguments.generate_rows},
+        )  # fmt: skip
+        settings = TrainerSettings(data=Path(), prepared=Path(), models=Path(), device="cpu", offline=True)
+        begun = time.perf_counter()
+        assert train(run, settings, Journal(run.attempt_file(1)), StopSignal(), 1) == 0
+        seen = evaluations_of(run)
+        last = seen[max(seen)]
+        assert last.verdict is not None
+        print(f"{file.name}, {time.perf_counter() - begun:.0f} s: {last.verdict.text}")
+        return {
+            "base": {"loss": seen[0].loss, **seen[0].metrics},
+            "tuned": {"loss": last.loss, **last.metrics},
+            "intervals": {name: [each.low, each.high] for name, each in last.intervals.items()},
+            "against_base": {name: [each.difference, each.low, each.high] for name, each in last.against_base.items()},
+            "evaluation_s": round(last.seconds, 2),
+            "verdict": last.verdict.outcome,
+            "text": last.verdict.text,
+        }
+
+
+def coverage(rows: int, runs: int) -> float:
+    """Share of intervals that hold the true value of an accuracy; 0.95 is wanted."""
+    draw = np.random.default_rng(0)
+    found = [interval(_told(draw.random(rows) < TRUE_SHARE)) for _ in range(runs)]
+    return sum(each is not None and each.low <= TRUE_SHARE <= each.high for each in found) / runs
+
+
+def called_different(rows: int, runs: int) -> float:
+    """Share of pairs of equally good models whose interval of the difference leaves out 0; 0.05 is wanted."""
+    draw = np.random.default_rng(1)
+    pairs = ([_told(draw.random(rows) < TRUE_SHARE) for _ in range(2)] for _ in range(runs))
+    found = [difference(one, other) for one, other in pairs]
+    return sum(each is not None and (each.low > 0 or each.high < 0) for each in found) / runs
+
+
+def _told(right: np.ndarray[Any, np.dtype[np.bool_]]) -> Sums:
+    return Sums.ratio(EvaluationMetric.ACCURACY, right, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,76 @@
+"""Whether a model is better than before training, and how sure that is."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jobs.evaluation_metrics import higher_is_better, metric_figure, metric_words
+from jobs.frozen import Frozen
+
+Outcome = Literal["better", "worse", "no_better", "not_compared"]
+
+
+class Interval(Frozen):
+    """In which a figure lies with 95 % confidence, by the rows it was measured on."""
+
+    low: float
+    """2.5 % of resamples lie below."""
+    high: float
+    """2.5 % lie above."""
+
+
+class Difference(Interval):
+    """A figure less that of the model before step 1, of the same rows. An interval without 0 says that they differ."""
+
+    difference: float
+    """Above 0: the figure has risen, which is worse for a loss."""
+
+
+class Verdict(Frozen):
+    """Whether the model is better than before training, by one metric."""
+
+    outcome: Outcome
+    """`better` or `worse` where the interval of the difference lies on one side of 0, else `no_better`; `not_compared`:
+    there is no evaluation of the same rows before step 1, or there are too few rows."""
+    metric: str
+    """Name of the metric."""
+    value: float
+    """Of the model."""
+    interval: Interval | None
+    """Null: there are too few rows."""
+    against_base: Difference | None
+    """Null as above."""
+    text: str
+    """For people, such as `chrF 41.2 (38.9 to 43.6), 12.3 better than the base model (10.1 to 14.6)`."""
+
+    @classmethod
+    def of(cls, metric: str, value: float, interval: Interval | None, against_base: Difference | None) -> Verdict:
+        """By this metric."""
+        outcome, remark = _judged(metric, against_base)
+        between = ""
+        if interval is not None:
+            between = f" ({metric_figure(metric, interval.low)} to {metric_figure(metric, interval.high)})"
+        return cls(
+            outcome=outcome,
+            metric=metric,
+            value=value,
+            interval=interval,
+            against_base=against_base,
+            text=f"{metric_words(metric)} {metric_figure(metric, value)}{between}, {remark}",
+        )
+
+
+def _judged(metric: str, found: Difference | None) -> tuple[Outcome, str]:
+    if found is None:
+        return "not_compared", "not compared with the base model"
+    sign = 1 if higher_is_better(metric) else -1
+    gain, *ends = (sign * each for each in (found.difference, found.low, found.high))
+    low, high = sorted(ends)
+    said, least, most = (metric_figure(metric, abs(each)) for each in (gain, low, high))
+    if low > 0:
+        return "better", f"{said} better than the base model ({least} to {most})"
+    if high < 0:
+        return "worse", f"{said} worse than the base model ({most} to {least})"
+    if low == high == 0:
+        return "no_better", "no better than the base model (the same)"
+    return "no_better", f"no better than the base model (between {least} worse and {most} better)"

@@ -1,0 +1,60 @@
+"""Intervals: as wide as they should be, in the direction that they should have, and always the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.evaluation import coverage
+from jobs.evaluation_metrics import EvaluationMetric
+from worker.training.scores import intervals
+from worker.training.scores.intervals import LEAST_ROWS, SAMPLES, difference, interval, score
+from worker.training.scores.statistics import Sums
+
+M = EvaluationMetric
+
+
+def told(right: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Sums:
+    return Sums.ratio(M.ACCURACY, right, 1)
+
+
+def test_the_interval_of_a_share_is_as_wide_as_theory_says() -> None:
+    right = np.arange(1000) < 300
+    found = interval(told(right))
+    assert found is not None
+    error = 1.96 * (0.3 * 0.7 / 1000) ** 0.5
+    assert [found.low, found.high] == pytest.approx([0.3 - error, 0.3 + error], abs=0.004)
+    assert interval(told(right)) == found
+
+
+def test_the_same_rows_are_compared_with_themselves() -> None:
+    draw = np.random.default_rng(1)
+    base = draw.random(200) < 0.5
+    better = base | (draw.random(200) < 0.1)
+    found = difference(told(better), told(base))
+    assert found is not None and found.difference == pytest.approx(score(told(better)) - score(told(base)))
+    apart, alone = found.high - found.low, interval(told(better))
+    assert alone is not None and found.low > 0 and apart < alone.high - alone.low, "rows that agree cancel out"
+    same = difference(told(base), told(base))
+    assert same is not None and (same.difference, same.low, same.high) == (0, 0, 0)
+
+
+def test_too_few_rows_or_others_have_none() -> None:
+    few = told(np.ones(LEAST_ROWS - 1, bool))
+    enough = told(np.ones(LEAST_ROWS, bool))
+    assert interval(few) is None and difference(few, few) is None and difference(enough, few) is None
+    assert interval(enough) is not None
+
+
+def test_a_perplexity_beyond_all_numbers_has_none() -> None:
+    assert interval(Sums.ratio(M.PERPLEXITY, np.full(30, 1e6), 1)) is None
+
+
+def test_draws_in_pieces_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intervals, "_NUMBERS", 7 * 30)
+    drawn = np.concatenate(list(intervals._draws(30)))
+    assert drawn.shape == (SAMPLES, 30) and (drawn.sum(1) == 30).all()
+
+
+def test_intervals_cover() -> None:
+    assert 0.92 <= coverage(rows=100, runs=600) <= 0.98

@@ -1,0 +1,101 @@
+"""What a run says of its model: the metrics of every evaluation, how sure they are, and whether it is any better."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from jobs.disk.rundir import RunDir
+from jobs.events import EvaluationFinished
+from tests.training.attempts import attempt, facts, trained
+from tests.training.conftest import VALIDATION_ROWS, MakeRun
+from worker.training.row_figures import file_of
+from worker.training.scores import intervals
+
+LEARNS = {
+    "training": {"epochs": 20, "dropout": 0.0},
+    "evaluation": {"max_rows": 100, "generate_rows": 5, "every_steps": 20},
+}
+NOTHING = {"training": {"epochs": 1, "learning_rate": 1e-30}, "evaluation": LEARNS["evaluation"]}
+TEXTS = {"exact_match", "chrf", "bleu", "rouge1", "rouge2", "rougeL"}
+
+
+@pytest.fixture
+def _few_rows_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intervals, "LEAST_ROWS", 2)
+
+
+def rows_of(run: RunDir, step: int) -> list[dict[str, object]]:
+    return [json.loads(line) for line in file_of(run, step).read_text().splitlines()]
+
+
+def steps_kept(run: RunDir) -> list[int]:
+    return sorted(int(file.stem.removeprefix("step-")) for file in (run.path / "evaluations").iterdir())
+
+
+@pytest.mark.usefixtures("_few_rows_are_enough")
+def test_a_run_measures_its_model_before_and_after(make_run: MakeRun) -> None:
+    run = make_run(**LEARNS)
+    assert attempt(run) == 0
+    first, *_, last = facts(run, EvaluationFinished)
+    assert set(last.metrics) == {"perplexity", "token_accuracy", *TEXTS}
+    assert set(last.intervals) == set(last.against_base) == {"loss", *last.metrics}
+    assert first.verdict is None and first.against_base == {} and first.judged_by == "chrf"
+    assert last.metrics["perplexity"] == pytest.approx(np.exp(last.loss), rel=1e-5)
+    assert last.intervals["loss"].low <= last.loss <= last.intervals["loss"].high
+    assert last.against_base["loss"].difference == pytest.approx(last.loss - first.loss, abs=1e-5)
+    assert len(last.samples) == 2
+    lines = rows_of(run, last.step)
+    assert [line["row"] for line in lines] == list(range(VALIDATION_ROWS))
+    assert sum("generated" in line for line in lines) == 5
+    assert [line["generated"] for line in lines[:2]] == [sample.generated for sample in last.samples]
+    losses = np.array([line["loss"] for line in lines])
+    assert losses[:, 0].sum() / losses[:, 1].sum() == pytest.approx(last.loss, abs=1e-5)
+    verdict = trained(run).verdict
+    kept = next(fact for fact in facts(run, EvaluationFinished) if fact.step == trained(run).step)
+    assert verdict == kept.verdict and verdict is not None and verdict.value == kept.metrics["chrf"]
+    assert "the base model" in verdict.text and (run.model / "README.md").read_text().count(verdict.text) == 1
+    assert {0, last.step} <= set(steps_kept(run)) and len(steps_kept(run)) <= 5
+
+
+@pytest.mark.usefixtures("_few_rows_are_enough")
+def test_a_model_that_has_learnt_nothing_is_no_better(make_run: MakeRun) -> None:
+    run = make_run(**NOTHING)
+    assert attempt(run) == 0
+    verdict = trained(run).verdict
+    assert verdict is not None and verdict.outcome == "no_better"
+    assert verdict.text.endswith("no better than the base model (the same)")
+
+
+@pytest.mark.usefixtures("_few_rows_are_enough")
+def test_a_run_that_was_stopped_compares_with_the_same_base(make_run: MakeRun) -> None:
+    whole, broken = make_run("whole", **LEARNS), make_run("broken", **LEARNS)
+    assert attempt(whole) == 0
+    assert attempt(broken, 1, stop_at=35) == 75
+    assert attempt(broken, 2) == 0
+    assert (
+        facts(broken, EvaluationFinished, 2)[-1].against_base == facts(whole, EvaluationFinished)[-1].against_base != {}
+    )
+    assert trained(broken, 2) == trained(whole)
+
+
+def test_a_damaged_base_is_not_compared_with(make_run: MakeRun) -> None:
+    run = make_run(**LEARNS)
+    assert attempt(run, 1, stop_at=35) == 75
+    file_of(run, 0).write_text('{"row": 0, "loss": [1')
+    assert attempt(run, 2) == 0
+    assert facts(run, EvaluationFinished, 2)[-1].against_base == {}
+    verdict = trained(run, 2).verdict
+    assert verdict is not None and verdict.outcome == "not_compared"
+
+
+def test_only_what_is_asked_for_is_measured(make_run: MakeRun) -> None:
+    run = make_run(
+        training={"epochs": 1}, evaluation={"metrics": ["rougeL", "perplexity"], "generate_rows": 3, "samples": 0}
+    )
+    assert attempt(run) == 0
+    last = facts(run, EvaluationFinished)[-1]
+    assert set(last.metrics) == {"rougeL", "perplexity"} and last.judged_by == "rougeL" and last.samples == []
+    assert set(rows_of(run, last.step)[0]) == {"row", "loss", "rougeL", "input", "target", "generated"}

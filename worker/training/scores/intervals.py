@@ -1,0 +1,61 @@
+"""How sure a figure is: the bootstrap over rows (Efron 1979), and of a difference over the same rows (Koehn 2004).
+
+Rows are drawn with replacement, as many as there are; a metric is computed of each such sample, and 95 % of what comes
+out lies in the interval. The draws depend on the number of rows alone, so the same rows always have the same interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from jobs.verdict import Difference, Interval
+from worker.training.scores.statistics import Floats, Statistics
+
+SAMPLES = 1000
+LEAST_ROWS = 20
+"""Fewer rows say too little: intervals of them are too narrow (`benchmarks/evaluation.py`: coverage)."""
+_LEVELS = (0.025, 0.975)
+_SEED = 20
+_NUMBERS = 2**22
+"""Weights that are drawn at once."""
+
+
+def score(statistics: Statistics) -> float:
+    """Of all rows."""
+    return float(statistics.scores(np.ones((1, len(statistics))))[0])
+
+
+def interval(statistics: Statistics) -> Interval | None:
+    """Of a metric; None: there are too few rows, or it is no number."""
+    if len(statistics) < LEAST_ROWS:
+        return None
+    return _between(np.concatenate([statistics.scores(weights) for weights in _draws(len(statistics))]))
+
+
+def difference(statistics: Statistics, base: Statistics) -> Difference | None:
+    """Of a metric of two models, of the same rows in the same order; None as above, or if the rows are not the same."""
+    rows = len(statistics)
+    if rows < LEAST_ROWS or len(base) != rows:
+        return None
+    found = _between(np.concatenate([statistics.scores(each) - base.scores(each) for each in _draws(rows)]))
+    value = score(statistics) - score(base)
+    return None if found is None else Difference(difference=value, low=found.low, high=found.high)
+
+
+def _between(values: Floats) -> Interval | None:
+    if not np.isfinite(values).all():
+        return None
+    low, high = np.quantile(values, _LEVELS).tolist()
+    return Interval(low=low, high=high)
+
+
+def _draws(rows: int) -> Iterator[Floats]:
+    """[m, rows] how often each row is drawn; `SAMPLES` in all."""
+    draw = np.random.default_rng(_SEED)
+    at_once = max(1, min(SAMPLES, _NUMBERS // rows))
+    for begin in range(0, SAMPLES, at_once):
+        samples = min(at_once, SAMPLES - begin)
+        drawn = draw.integers(0, rows, (samples, rows)) + rows * np.arange(samples)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=samples * rows).reshape(samples, rows).astype(np.float64)

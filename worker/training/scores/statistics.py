@@ -1,0 +1,142 @@
+"""What a metric needs of each row, so that it can be computed of any choice of rows: of all, or of a resample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from jobs.evaluation_metrics import EvaluationMetric
+
+Floats = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+_M = EvaluationMetric
+
+
+class Statistics(Protocol):
+    """Of one metric and some rows."""
+
+    def __len__(self) -> int:
+        """Rows."""
+
+    def scores(self, weights: Floats) -> Floats:
+        """[m, rows] how often each row counts -> [m] the metric."""
+
+    @property
+    def of_rows(self) -> list[Any]:
+        """[rows] what is needed of each, as JSON."""
+
+    def like(self, of_rows: Sequence[Any]) -> Self:
+        """Of the same metric and other answers. Raises ValueError, TypeError where these are no such numbers."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Numbers that are summed over rows; the metric follows from the sums."""
+
+    metric: EvaluationMetric
+    numbers: Floats
+    """[rows, k]"""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @classmethod
+    def ratio(cls, metric: EvaluationMetric, above: npt.ArrayLike, below: npt.ArrayLike) -> Sums:
+        """[rows] each, or one number for all: the sum of the one by the sum of the other."""
+        return cls(metric, np.stack(np.broadcast_arrays(above, below), 1).astype(np.float64))
+
+    def scores(self, weights: Floats) -> Floats:
+        return _FROM_SUMS.get(self.metric, _ratio)(weights @ self.numbers)
+
+    @property
+    def of_rows(self) -> list[Any]:
+        return [[int(each) if each.is_integer() else each for each in row] for row in self.numbers.tolist()]
+
+    def like(self, of_rows: Sequence[Any]) -> Self:
+        numbers = np.array(of_rows, np.float64).reshape(-1, self.numbers.shape[1])
+        return replace(self, numbers=numbers)
+
+
+def _ratio(sums: Floats) -> Floats:
+    return sums[:, 0] / sums[:, 1]
+
+
+def _perplexity(sums: Floats) -> Floats:
+    with np.errstate(over="ignore"):  # of a model that is worse than any guess
+        return np.exp(_ratio(sums))
+
+
+def sacrebleu_metric(metric: EvaluationMetric, *, characters: bool = False) -> Any:
+    """chrF or BLEU as sacrebleu computes it by default; BLEU of `characters` with its tokenizer `char`."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    if metric is _M.CHRF:
+        return CHRF()
+    return BLEU(tokenize="char" if characters else None, force=True)  # force: no warning about tokenized texts
+
+
+def _sacrebleu(metric: EvaluationMetric) -> Callable[[Floats], Floats]:
+    def scores(sums: Floats) -> Floats:
+        scorer = sacrebleu_metric(metric)
+        return np.array([scorer._compute_score_from_stats(row).score for row in sums.round().astype(int).tolist()])
+
+    return scores
+
+
+_FROM_SUMS: Mapping[EvaluationMetric, Callable[[Floats], Floats]] = {
+    _M.PERPLEXITY: _perplexity, _M.CHRF: _sacrebleu(_M.CHRF), _M.BLEU: _sacrebleu(_M.BLEU),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LabelF1:
+    """F1 of labels, macro or micro."""
+
+    metric: EvaluationMetric
+    truth: tuple[list[int], ...]
+    """[rows] numbers of the labels that each has."""
+    told: tuple[list[int], ...]
+    """[rows] those that the model tells."""
+    classes: int
+    several: bool
+    """Whether a row may have any number of labels: then every class counts, and one that neither has counts as 0, as
+    scikit-learn has it for indicators. Else those classes count that occur in either."""
+
+    def __len__(self) -> int:
+        return len(self.truth)
+
+    def scores(self, weights: Floats) -> Floats:
+        counts = [self._counts(each) for each in (self._right, self.truth, self.told)]
+        return np.array([self._score(*(count(row) for count in counts)) for row in weights])
+
+    def _score(self, right: Floats, truth: Floats, told: Floats) -> float:
+        both = truth + told
+        if self.metric is _M.MICRO_F1:
+            return float(2 * right.sum() / max(1.0, both.sum()))
+        if self.several:
+            return float((2 * right / np.maximum(both, 1)).mean())
+        occurs = both > 0
+        return float((2 * right[occurs] / both[occurs]).mean()) if occurs.any() else 0.0
+
+    @property
+    def _right(self) -> tuple[list[int], ...]:
+        return tuple(sorted({*one} & {*other}) for one, other in zip(self.truth, self.told, strict=True))
+
+    def _counts(self, labels: Sequence[list[int]]) -> Callable[[Floats], Floats]:
+        """[rows] how often each counts -> [classes] how many have each label."""
+        rows = np.repeat(np.arange(len(labels)), [len(each) for each in labels])
+        flat = np.array([label for each in labels for label in each], np.int64)
+        return lambda weights: np.bincount(flat, weights[rows], self.classes).astype(np.float64)
+
+    @property
+    def of_rows(self) -> list[Any]:
+        return [[truth, told] for truth, told in zip(self.truth, self.told, strict=True)]
+
+    def like(self, of_rows: Sequence[Any]) -> Self:
+        truth, told = zip(*of_rows, strict=True) if of_rows else ((), ())
+        return replace(self, truth=truth, told=told)
