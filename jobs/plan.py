@@ -137,6 +137,23 @@ class Resolved(Frozen):
     """Whether layers run compiled."""
 
 
+class EvaluationTime(Frozen):
+    """What the evaluations of a job take, before the first is measured: an expectation."""
+
+    count: int
+    """Evaluations, that before the first step included."""
+    seconds: float
+    """Of each: all its rows once through the model, then a token at a time of the texts that it generates."""
+    share: float
+    """Of the whole run, 0 to 1."""
+
+    @property
+    def text(self) -> str:
+        """For people, such as `13 evaluations of about 40 s, 2 % of the run`."""
+        times = f"{self.count:,} evaluation{'s' if self.count > 1 else ''} of"
+        return f"{times} about {format_duration(self.seconds)}, {self.share:.0%} of the run"
+
+
 class TimeFigures(Frozen):
     """How long all steps of the job take, before the first is measured. Evaluations and checkpoints are not in it, nor
     the steps that another job did (`resume_from`)."""
@@ -162,6 +179,8 @@ class TimeFigures(Frozen):
     measured pace of the job replaces it."""
     expected_from_training: bool = False
     """Whether `hours_expected` comes from training; false: from the peak."""
+    evaluations: EvaluationTime | None = None
+    """What evaluations take besides; null without any, where no time is expected, and in plans of earlier versions."""
 
 
 class TimeSummary(TimeFigures):
@@ -190,6 +209,7 @@ class TimePlan(TimeFigures):
         doubts = [
             *(["no worker has reported a GPU for it yet"] if self.assumed else []),
             *(["estimated from the first rows"] if self.estimated else []),
+            *([f"besides {self.evaluations.text}"] if self.evaluations is not None else []),
         ]
         source = " from training on it" if self.expected_from_training else ""
         if self.hours_at_limit is None:

@@ -26,9 +26,7 @@ from worker.training.scores.intervals import difference, interval, score
 from worker.training.scores.statistics import Floats
 from worker.training.scores.texts import text_statistics
 from worker.training.tasks.task import Limit, Measured
-
-GROUP = 32
-"""Rows that go through the model together, where memory allows it."""
+from worker.training.tasks.widths import EVALUATED_TOGETHER
 
 _M = EvaluationMetric
 _TELLING = (
@@ -76,7 +74,7 @@ def evaluate(context: TrainingContext) -> Evaluation:
     written = max(scored, min(evaluation.samples, count))
     # Of training, which is what was planned, and what `safe` was learned in.
     widths, limit = loaded.task.widths(rows), loaded.task.limit(context.data.train, state.micro_batch, state.safe)
-    looked_at, shown = (widths.groups(np.arange(some), GROUP) for some in (count, written))
+    looked_at, shown = (widths.groups(np.arange(some), EVALUATED_TOGETHER) for some in (count, written))
     devices = [cache.device] if cache.device.type == "cuda" else []
     loaded.model.eval()
     try:

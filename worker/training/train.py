@@ -30,7 +30,6 @@ from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.memory import first_step, hard_limit
 from worker.training.network import guards
 from worker.training.planning.alternatives import Alternatives
-from worker.training.readme import evaluations_of
 from worker.training.result import write_result
 from worker.training.settings import TrainerSettings
 from worker.training.stop import StopAsked, StopSignal
@@ -93,7 +92,7 @@ def training_loop(context: TrainingContext) -> None:
     first_step.begin(device)
     for result in steps(context):
         state.step, state.safe = result.step, dict(result.safe)
-        state.evaluated, state.validation_loss, state.metrics = False, None, {}
+        state.evaluated, state.validation_loss, state.metrics, state.verdict = False, None, {}, None
         if result.step == first:
             first_step.report(context.journal, device, memory, result, alternatives)
         if result.scaled is not None and result.scaled.skipped:
@@ -157,6 +156,7 @@ def evaluate_and_record(context: TrainingContext) -> None:
             judged_by=seen.judged_by,
         )
     )
+    state.verdict = fact.verdict
     if seen.picture is not None:
         write_atomically(context.run.path / CONFUSION, seen.picture)
     also = f", {fact.metrics_text}" if fact.metrics else ""
@@ -207,7 +207,6 @@ def finish(context: TrainingContext) -> None:
     chosen = kept.state if kept else state
     found = metric is not None and cost_of(metric, chosen.validation_loss, chosen.metrics) is not None
     context.journal.phase("save", step=state.step)
-    judged = evaluations_of(run).get(chosen.step) if chosen.validation_loss is not None else None
     result = TrainResult(
         model=run.model.name,
         loss=chosen.validation_loss,
@@ -215,7 +214,7 @@ def finish(context: TrainingContext) -> None:
         step=chosen.step,
         chosen_by=metric if found else None,
         metrics=chosen.metrics,
-        verdict=None if judged is None else judged.verdict,
+        verdict=chosen.verdict,
     )
     write_result(context, kept, result)
     context.journal.finish(context.length.reason, result=result)

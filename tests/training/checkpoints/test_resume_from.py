@@ -40,6 +40,8 @@ from tests.training.workplace import Workplace
 from worker.supervise import stage_outcome
 from worker.training.checkpoints.checkpoint import verify
 from worker.training.checkpoints.tensorfile import write_bytes
+from worker.training.row_figures import file_of
+from worker.training.scores import intervals
 from worker.training.steps import order
 from worker.training.steps.safe_size import SafeSize
 
@@ -50,7 +52,7 @@ SETTINGS: dict[str, Any] = {
     "training": {"epochs": 4, "batch_size": 8, "learning_rate": 0.01},
     "memory": {"micro_batch": 4, "optimizer": "adamw"},
     "log": {"every_steps": 4},
-    "evaluation": {"every_steps": 5, "max_rows": 6, "samples": 2},
+    "evaluation": {"every_steps": 5, "max_rows": 6, "samples": 2, "generate_rows": 0},
     "checkpoint": {"every_steps": 5, "every_minutes": None, "keep": 2},
 }
 STEP_7 = 4 + 7 + 3
@@ -169,7 +171,8 @@ def test_other_settings_count_from_that_step_on(place: StagesWorkplace) -> None:
     assert rows[-1].loss < source.metrics()[0].loss
 
 
-def test_a_finished_job_is_given_more_epochs(place: StagesWorkplace) -> None:
+def test_a_finished_job_is_given_more_epochs(place: StagesWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intervals, "LEAST_ROWS", 2)
     source = place.job()
     place.prepare(source)
     assert attempt(source) == 0
@@ -180,6 +183,10 @@ def test_a_finished_job_is_given_more_epochs(place: StagesWorkplace) -> None:
     assert [row.step for row in run.metrics()] == [24, 28, 31]
     first_loss = facts(source, EvaluationFinished)[0].loss
     assert trained(run).first_loss == first_loss, "that of the whole run"
+    assert file_of(run, 0).read_bytes() == file_of(source, 0).read_bytes()
+    change = facts(run, EvaluationFinished)[-1].against_base["loss"].difference
+    assert change == pytest.approx(facts(run, EvaluationFinished)[-1].loss - first_loss, abs=1e-4), "so is the base"
+    assert trained(run).verdict is not None
 
 
 def test_what_memory_taught_goes_along_only_where_it_is_planned_alike(place: StagesWorkplace) -> None:

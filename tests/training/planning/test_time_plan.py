@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jobs.gpus import GpuFacts
-from jobs.plan import DataPlan, ModelPlan, Plan, TimePlan, make_plan
+from jobs.plan import DataPlan, EvaluationTime, ModelPlan, Plan, TimePlan, make_plan
 from jobs.spec import JobSpec, parse_spec
 from tests.training.conftest import XL
 from tests.training.workplace import SHARED_DATA, Workplace, pairs
@@ -65,6 +65,23 @@ def test_30_million_rows_of_xl_need_at_least_131_hours_on_a_5090_and_the_plan_sa
     stored = time_of(6_000_000, alike(6_000_000))
     assert (stored.hours_at_limit, stored.recomputed_flops) == (time.hours_at_limit, 0)
     assert stored.text == "about 5 d 11 h at the nominal peak of an RTX 5090 (about 13 d 16 h expected)"
+
+
+def test_evaluations_are_told_of_with_what_each_takes() -> None:
+    def planned(**evaluation: Any) -> EvaluationTime:
+        spec, plan = job(60_000, evaluation={"every_steps": 1000, **evaluation}, memory={"micro_batch": 32})
+        plan = plan.model_copy(update={"data": plan.data.model_copy(update={"validation_rows": 5000})})
+        time = with_time(plan, spec, XL, alike(60_000), RTX_5090).time
+        assert time is not None and time.evaluations is not None and time.evaluations.text in str(time.text)
+        return time.evaluations
+
+    alone = planned(generate_rows=0, samples=0)
+    forward = PairFlops.of_config(XL).forward(np.array([128]), np.array([256]))
+    assert alone.count == 4, "2,344 steps: at 0, 1,000, 2,000 and the last"
+    assert alone.seconds == pytest.approx(2000 * forward / (0.4 * 209.5e12), rel=0.01)
+    assert planned().seconds - alone.seconds == pytest.approx(2 * 256 * 24 * 1e-3), "64 texts: two batches, 24 layers"
+    assert planned(generate_rows=640).share > planned().share > alone.share > 0
+    assert time_of(60_000, alike(60_000)).evaluations is None, "no validation rows"
 
 
 def test_some_rows_stand_for_all_and_each_counts_by_its_own_length() -> None:

@@ -11,6 +11,7 @@ reads the other job; until then it starts again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -26,6 +27,7 @@ from jobs.events import Adopted
 from jobs.plan import Plan
 from jobs.spec import JobSpec
 from jobs.text.units import bytes_alike
+from worker.training import row_figures
 from worker.training.checkpoints.checkpoint import (
     MANIFEST,
     OPTIMIZER,
@@ -99,6 +101,8 @@ class Adoption:
         check_steps_left(self._spec, self._plan.data, source, chosen.state)
         for each in [*self._best_before(chosen.state), chosen]:
             self._make_own(each)
+        if self._compares:
+            self._take_base()
         for passed in self._passed_over:
             log.warning("job %s: passed over: %s", self._before.run.id, passed)
         return Adopted(
@@ -131,6 +135,14 @@ class Adoption:
             if (taken := self._take(folder)) is not None:
                 return [taken]
         return []
+
+    def _take_base(self) -> None:
+        """The other one's rows before step 1, where it has them: what this job's evaluations are compared with."""
+        theirs, ours = (row_figures.file_of(run, 0) for run in (self._before.run, self._run))
+        with contextlib.suppress(FileNotFoundError):
+            content = theirs.read_bytes()
+            ours.parent.mkdir(exist_ok=True)
+            write_atomically(ours, content)
 
     @property
     def _compares(self) -> bool:
@@ -193,7 +205,7 @@ class Adoption:
             # What memory has taught was about other settings.
             own |= {"micro_batch": resolved.micro_batch, "safe": {}}
         if not self._compares:
-            own |= {"first_loss": None, "best_loss": None, "validation_loss": None, "evaluated": False}
+            own |= {"first_loss": None, "best_loss": None, "validation_loss": None, "verdict": None, "evaluated": False}
             own |= {"metrics": {}, "evaluations": []}
         return state.model_copy(update=own)
 

@@ -26,6 +26,7 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import NoValidCheckpoint, Rejected
 from jobs.evaluation_metrics import cost_of
 from jobs.events import CheckpointRejected
+from jobs.verdict import Verdict
 from worker.training.checkpoints.evaluated import Evaluated
 from worker.training.journal import Journal
 from worker.training.models.model_files import SINGLE
@@ -68,6 +69,8 @@ class TrainState(BaseModel):
     """Other metrics of exactly these weights; empty where the loss is null."""
     evaluations: list[Evaluated] = []
     """All so far, in order."""
+    verdict: Verdict | None = None
+    """Of the same evaluation: whether they are better than the weights before step 1."""
     evaluated: bool = False
     """Whether the evaluation that was due at this step is made."""
     unsaved_s: float = 0.0

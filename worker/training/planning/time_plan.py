@@ -7,12 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.plan import Plan, make_time_plan, rows_of_steps, warmup_steps
+import numpy as np
+
+from jobs.gpus import REFERENCE, GpuFacts
+from jobs.plan import EvaluationTime, Plan, make_time_plan, rows_of_steps, warmup_steps
 from jobs.spec import DataSpec, JobSpec
 from worker.training.settings import TrainerSettings
 from worker.training.steps.shape import Lengths
 from worker.training.tasks.registry import task_of
 from worker.training.tasks.task import Task
+from worker.training.tasks.widths import EVALUATED_TOGETHER
+
+DECODED_LAYER_S = 1e-3
+"""Seconds that a token of `generate` takes for each layer of a decoder: Python ahead of the GPU, a typical figure."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,8 @@ def with_time(
         compiled=plan.resolved.compile,
         step_flops=spec.training.batch_size * flops / len(lengths.inputs),
     )
-    return within_hours(plan.model_copy(update={"time": time}), spec, done)
+    planned = within_hours(plan.model_copy(update={"time": time}), spec, done)
+    return with_evaluations(planned, spec, config, lengths, task, settings.gpu or REFERENCE, done)
 
 
 def within_hours(plan: Plan, spec: JobSpec, done: int) -> Plan:
@@ -88,3 +96,39 @@ def within_hours(plan: Plan, spec: JobSpec, done: int) -> Plan:
             "time": time.times(fitting / left),
         }
     )
+
+
+def with_evaluations(
+    plan: Plan, spec: JobSpec, config: Mapping[str, Any], lengths: RowLengths, task: Task, gpu: GpuFacts, done: int
+) -> Plan:
+    """The plan with what its evaluations take; unchanged where there are none, or no time is expected."""
+    time = plan.time
+    if time is None or not time.hours_expected or plan.data.validation_rows == 0:
+        return plan
+    rate = (time.model_flops + time.recomputed_flops) / (3600 * time.hours_expected)
+    seconds = evaluation_s(plan, spec, config, lengths, task, rate, gpu)
+    count = left_of(plan.steps, spec.evaluation.every_steps, done)
+    spent = count * seconds
+    expected = EvaluationTime(count=count, seconds=seconds, share=spent / (spent + 3600 * time.hours_expected))
+    return plan.model_copy(update={"time": time.model_copy(update={"evaluations": expected})})
+
+
+def left_of(steps: int, every: int, done: int) -> int:
+    """Evaluations of a run that has done so many of its steps: at every n-th from there on, and at the last."""
+    return steps // every - (done - 1) // every + (steps % every != 0)
+
+
+def evaluation_s(
+    plan: Plan, spec: JobSpec, config: Mapping[str, Any], lengths: RowLengths, task: Task, rate: float, gpu: GpuFacts
+) -> float:
+    """Seconds of an evaluation, at so many FLOP/s; validation rows are taken to be as long as the training rows."""
+    asked, rows = spec.evaluation, min(spec.evaluation.max_rows, plan.data.validation_rows)
+    once = rows * task.flops(config).forward(lengths.inputs, lengths.targets) / len(lengths.inputs) / rate
+    if task.has_labels:
+        return once
+    scored = asked.scored_rows if any(metric.of_texts for metric in asked.measured(task.metrics)) else 0
+    batches = math.ceil(min(rows, max(scored, asked.samples)) / min(EVALUATED_TOGETHER, plan.resolved.micro_batch))
+    tokens = int(np.quantile(lengths.targets, 0.99)) if asked.sample_tokens == "auto" else asked.sample_tokens
+    layers = task.layers(config) / (2 if task.targets_apart else 1)
+    reading = 2 * plan.model.parameters / (gpu.memory_bandwidth or REFERENCE.memory_bandwidth or math.inf)
+    return once + batches * tokens * max(reading, layers * DECODED_LAYER_S)

@@ -8,6 +8,8 @@ import numpy.typing as npt
 from worker.training.dataset.data import Int64, Rows
 from worker.training.steps.order import rounded
 
+EVALUATED_TOGETHER = 32
+"""Rows that go through the model at once in an evaluation, where memory allows it."""
 _BANDS = (4, 8, 16, 32, 64, 128, 256)
 
 
