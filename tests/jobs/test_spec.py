@@ -237,6 +237,21 @@ def test_a_misspelt_method_is_answered_with_the_one_that_was_meant(method: objec
     assert (caught.value.param, caught.value.hint) == ("method", "did you mean 'lora'?")
 
 
+def test_a_misspelt_metric_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(UserError, match=r"^evaluation\.metrics: .*'rougeL'") as caught:
+        parse_spec(with_key("evaluation.metrics", ["loss", "rougel"]))
+    assert (caught.value.param, caught.value.hint) == ("evaluation.metrics", "did you mean 'rougeL'?")
+
+
+def test_metrics_of_texts_need_texts() -> None:
+    with pytest.raises(UserError, match="`metrics` names chrf, which is measured on generated texts"):
+        parse_spec(LEAST | {"evaluation": {"metrics": ["chrf"], "generate_rows": 0}})
+    evaluation = parse_spec(LEAST | {"evaluation": {"metrics": ["chrf"], "samples": 0}}).evaluation
+    assert evaluation.scored_rows == 64
+    assert parse_spec(LEAST | {"evaluation": {"samples": 0}}).evaluation.scored_rows == 0
+    assert parse_spec(LEAST | {"evaluation": {"metrics": ["loss"]}}).evaluation.scored_rows == 0
+
+
 def test_a_dotted_key_is_shown_as_objects() -> None:
     with pytest.raises(UserError) as caught:
         parse_spec({**LEAST, "training.epochs": 3})

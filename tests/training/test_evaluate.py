@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from jobs.errors import NonFinite, OutOfMemory
 from tests.summaries import dataset_summary
@@ -54,6 +55,28 @@ def test_validation_loss_is_the_loss_of_training_over_the_same_rows(
     assert seen.rows == VALIDATION_ROWS
     assert seen.loss == pytest.approx(trained.item(), abs=1e-5)
     assert look(loaded, dataset, noting, max_rows=3, samples=9).rows == 3
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_loss_and_the_right_tokens_of_each_row_are_those_of_the_row_alone(
+    model_folder: Path, dataset: PreparedDataset, fused: bool
+) -> None:
+    model = load(model_folder, CPU, task=Seq2Seq(), dropout=0.0, fused=fused, activation_checkpointing=0).model.double()
+    model.eval()
+    rows = dataset.validation
+    with torch.no_grad():
+        for batch in batches_of(rows, np.arange(VALIDATION_ROWS), 4):
+            seen = batch.evaluated(model)
+            assert float(seen.loss_sum) == pytest.approx(float(batch.loss_sum(model)), rel=1e-12)
+            losses, right = batch.by_row(seen)
+            assert losses.sum() == pytest.approx(float(seen.loss_sum), rel=1e-12)
+            for place, row in enumerate(batch.rows.tolist()):
+                ids, labels = (torch.from_numpy(side(row).astype(np.int64))[None] for side in (rows.input, rows.target))
+                logits = model(input_ids=ids, labels=labels).logits[0]
+                assert losses[place] == pytest.approx(
+                    float(cross_entropy(logits, labels[0], reduction="sum")), rel=1e-6
+                )
+                assert right[place] == int((logits.argmax(-1) == labels[0]).sum())
 
 
 def test_training_is_not_disturbed(loaded: LoadedModel, dataset: PreparedDataset, noting: Noting) -> None:

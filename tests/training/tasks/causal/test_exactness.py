@@ -97,6 +97,24 @@ def test_a_step_is_that_of_plain_transformers_however_it_is_cut(family: str, is_
             assert difference <= bound * max(1e-3, float(gradient.norm())), (name, micro_batch)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_an_evaluation_sees_the_loss_and_the_right_tokens_of_each_row(family: str, rows: Rows) -> None:
+    model = model_of(family).eval()
+    with torch.no_grad():
+        for batch in CausalLimit.of(rows, 4).batches(rows, [np.arange(ROWS)], 0):
+            seen = batch.evaluated(model)
+            assert float(seen.loss_sum) == pytest.approx(float(batch.loss_sum(model)), rel=1e-12)
+            losses, right = batch.by_row(seen)
+            assert losses.sum() == pytest.approx(float(seen.loss_sum), rel=1e-12)
+            for place, row in enumerate(batch.rows.tolist()):
+                ids = torch.from_numpy(rows.input(row).astype(np.int64))
+                learned = torch.from_numpy(rows.target(row).astype(np.int64))
+                logits = model(input_ids=ids[None], use_cache=False).logits[0, learned - 1]
+                expected = F.cross_entropy(logits, ids[learned], reduction="sum")
+                assert losses[place] == pytest.approx(float(expected), rel=1e-7)  # gemma2 takes the softmax in fp32
+                assert right[place] == int((logits.argmax(-1) == ids[learned]).sum())
+
+
 def test_logits_that_are_more_than_a_product_take_the_models_own_way() -> None:
     assert not has_plain_head(model_of("gemma2")), "its logits are capped"
     assert all(has_plain_head(model_of(family)) for family in FAMILIES if family != "gemma2")
