@@ -23,6 +23,7 @@ from jobs.events import (
 )
 from jobs.metrics import MetricRow
 from jobs.spec import JobSpec
+from jobs.verdict import Verdict
 from tests.summaries import checked, prepared, time_summary
 
 STEPS = 400
@@ -101,10 +102,11 @@ def train(run: RunDir, first: int, last: int, every: int = 10, attempt: int = 1)
         append_line(run.metrics_file, row(step, attempt))
 
 
-def succeed(run: RunDir, samples: int = 2, text: str = "Boil the rice.") -> None:
+def succeed(run: RunDir, samples: int = 2, text: str = "Boil the rice.", verdict: Verdict | None = None) -> None:
     """The last evaluation, and the end."""
+    succeeded = SUCCEEDED.model_copy(update={"verdict": verdict})
     run.append(
-        [evaluation(STEPS, 0.91, samples, text), AttemptEnded(reason="done", step=STEPS, exit_code=0), SUCCEEDED]
+        [evaluation(STEPS, 0.91, samples, text), AttemptEnded(reason="done", step=STEPS, exit_code=0), succeeded]
     )
 
 

@@ -29,6 +29,7 @@ from jobs.events import (
     JobValidated,
     OomRecovered,
 )
+from jobs.verdict import Difference, Interval, Verdict
 from tests.clock import Clock
 from tests.fakes import FakeDiscord, Message
 from tests.memory_plans import memory_plan
@@ -36,6 +37,7 @@ from tests.sinks import story
 from tests.sinks.driving import closed
 from tests.summaries import checked, prepared, time_summary
 from worker.feed import SinkFeed
+from worker.sinks.discord import embeds
 from worker.sinks.discord.options import DiscordOptions
 from worker.sinks.discord.sink import DiscordSink
 from worker.sinks.discord.webhook import SUPPRESS_NOTIFICATIONS, TOO_MANY_EDITS, Webhook
@@ -103,6 +105,28 @@ def test_a_good_run_is_two_messages_and_a_picture(
     assert "2.31 → 0.91" in done.text and "%" not in done.text
     assert "Fetch it with `longhaul download job-1`." in done.text
     assert feed.closed
+
+
+@pytest.mark.parametrize(
+    ("change", "title", "colour"),
+    [
+        (Difference(difference=12.3, low=10.1, high=14.6), "chef: done, better than before", embeds.GOOD),
+        (Difference(difference=0.0, low=-1.0, high=1.0), "chef: done, no better than before", embeds.WARNING),
+        (Difference(difference=-2.0, low=-3.0, high=-1.0), "chef: done, worse than before", embeds.WARNING),
+        (None, "chef: done", embeds.GOOD),
+    ],
+)
+def test_a_finished_job_says_whether_its_model_is_better(
+    change: Difference | None, title: str, colour: int, discord: FakeDiscord, run: RunDir, feed: SinkFeed
+) -> None:
+    verdict = Verdict.of("chrf", 41.2, Interval(low=38.9, high=43.6), change)
+    story.start(run)
+    story.train(run, 10, 20)
+    story.succeed(run, verdict=verdict)
+    feed.turn()
+    done = discord.messages[-1].payload["embeds"][0]
+    assert (done["title"], done["color"]) == (title, colour)
+    assert done["fields"][0] == {"name": "Quality", "value": verdict.text, "inline": False}
 
 
 def test_the_progress_message_shows_a_sample_and_the_time_of_its_figures(

@@ -1,0 +1,47 @@
+"""What is said of a model, in words: better only where the interval of the difference leaves out 0."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.verdict import Difference, Interval, Verdict
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "between", "change", "outcome", "text"),
+    [
+        (
+            "chrf", 41.24, (38.91, 43.58), (12.3, 10.1, 14.6), "better",
+            "chrF 41.2 (38.9 to 43.6), 12.3 better than the base model (10.1 to 14.6)",
+        ),
+        (
+            "loss", 1.5, (1.4, 1.6), (-0.5, -0.6, -0.4), "better",
+            "validation loss 1.5000 (1.4000 to 1.6000), 0.5000 better than the base model (0.4000 to 0.6000)",
+        ),
+        (
+            "accuracy", 0.4, (0.3, 0.5), (-0.1, -0.15, -0.05), "worse",
+            "accuracy 0.4000 (0.3000 to 0.5000), 0.1000 worse than the base model (0.0500 to 0.1500)",
+        ),
+        (
+            "perplexity", 9.0, (8.0, 10.0), (1.0, -0.5, 2.5), "no_better",
+            "perplexity 9.000 (8.000 to 10.000), no better than the base model (between 2.500 worse and 0.500 better)",
+        ),
+        (
+            "rougeL", 0.0, (0.0, 0.0), (0.0, 0.0, 0.0), "no_better",
+            "ROUGE-L 0.0000 (0.0000 to 0.0000), no better than the base model (the same)",
+        ),
+        ("bleu", 3.0, None, None, "not_compared", "BLEU 3.0, not compared with the base model"),
+    ],
+)  # fmt: skip
+def test_a_model_is_better_worse_or_neither(
+    metric: str,
+    value: float,
+    between: tuple[float, float] | None,
+    change: tuple[float, float, float] | None,
+    outcome: str,
+    text: str,
+) -> None:
+    interval = None if between is None else Interval(low=between[0], high=between[1])
+    difference = None if change is None else Difference(difference=change[0], low=change[1], high=change[2])
+    found = Verdict.of(metric, value, interval, difference)
+    assert (found.outcome, found.text) == (outcome, text)
