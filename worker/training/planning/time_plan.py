@@ -19,7 +19,8 @@ from worker.training.tasks.task import Task
 from worker.training.tasks.widths import EVALUATED_TOGETHER
 
 DECODED_LAYER_S = 1e-3
-"""Seconds that a token of `generate` takes for each layer of a decoder: Python ahead of the GPU, a typical figure."""
+"""Seconds that a token of `generate` takes for each layer of a decoder: Python ahead of the GPU. A typical figure,
+not measured here."""
 
 
 @dataclass(frozen=True)
