@@ -184,7 +184,7 @@ def save_on_stop(context: TrainingContext) -> None:
         if (
             not context.due.checkpoint
         ):  # it is there because of the stop alone: without a loss it never becomes the model
-            state.validation_loss, state.metrics = None, {}
+            state.validation_loss, state.metrics, state.verdict = None, {}, None
         save(context)
         context.saver.wait()
 
