@@ -24,6 +24,7 @@ REASONS = {
     "longhaul/api.py": "JsonObject: plan.json",
     "longhaul/commands/submitting.py": "JsonObject: a job file",
     "longhaul/commands/trying.py": PASSED_ON,
+    "longhaul/within_hours.py": "JsonObject: a job file",
     "longhaul/predicting.py": ROW,
     "longhaul/trying.py": PASSED_ON,
     "service/answers/events.py": KEYWORDS,

@@ -29,7 +29,7 @@ HOURS: dict[str, Any] = LOGGED | {"training": {"max_hours": 1000}}
 """21 steps are planned, and corrected after 3: a tenth of them."""
 
 
-class Killed(BaseException):
+class KilledInstead(BaseException):
     """Takes the place of SIGKILL, where a process of its own would show no more."""
 
 
@@ -76,14 +76,14 @@ def test_a_corrected_run_is_the_same_bit_for_bit_wherever_it_is_killed(
 
     def note(journal: Journal, fact: Any) -> None:
         if killed_after == "before" and isinstance(fact, StepsCorrected):
-            raise Killed
+            raise KilledInstead
         real(journal, fact)
         if isinstance(fact, StepsCorrected if killed_after == "corrected" else CheckpointSaved):
-            raise Killed
+            raise KilledInstead
 
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "note", note)
-        with pytest.raises(Killed):
+        with pytest.raises(KilledInstead):
             attempt(run, 1)
     if killed_after != "before":  # measured again, the pace could leave time for other steps
         monkeypatch.setattr(Pace, "steps_within", lambda *_: 20)
