@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from jobs.frozen import Frozen
+from jobs.spec import Part
 
 EXPORTS = "exports"
 """Folder of a run directory."""
+REPOSITORY = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
 REPORT = "export.json"
 """In the folder of an export; written last."""
 
@@ -33,13 +36,40 @@ DTYPES: dict[ExportFormat, tuple[str, ...]] = {
 """By format, the types in which its weights can be written; of adapters only their own."""
 
 
+DType = Literal["bfloat16", "float16", "float32", "int8", "bf16", "f32", "q8_0"]
+
+
+class ExportRequest(Part):
+    """What is asked for."""
+
+    format: Annotated[ExportFormat, Field(strict=False)]
+    """`merged` (the model with its LoRA adapters in it), `adapter`, `ctranslate2` or `gguf`."""
+    dtype: DType | None = None
+    """Of the weights; null: that of the model, where the format has it."""
+
+
+class PushRequest(Part):
+    """What is uploaded to the hub."""
+
+    repository: Annotated[str, Field(pattern=REPOSITORY, max_length=96)]
+    """`org/name`."""
+    license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")]
+    """Of the model, as the hub names it: `apache-2.0`, `mit`, `cc-by-4.0`, `other`."""
+    public: bool = False
+    """Whether a repository that is made is public; one that exists stays as it is."""
+    export: Annotated[ExportFormat, Field(strict=False)] | None = None
+    """This export, in place of `model/`."""
+
+
 class ExportedFile(Frozen):
     """A file of an export."""
 
     name: str
     """Relative to the folder of the export."""
     bytes: int
+    """Its size."""
     sha256: str
+    """Of its content, in hex digits."""
 
 
 class Verification(Frozen):
@@ -50,6 +80,7 @@ class Verification(Frozen):
     computed_in: str
     """How that program computed."""
     rows: int
+    """Held-out rows that were compared."""
     tokens: int
     """Of the targets of these rows; of a classifier, their labels."""
     log_probability: float
@@ -71,13 +102,17 @@ class ExportReport(Frozen):
     """export.json: an export that is complete and verified."""
 
     format: ExportFormat
+    """`merged`, `adapter`, `ctranslate2` or `gguf`."""
     dtype: str
     """Of the weights; of adapters `as trained`."""
     job: str
+    """Whose model it is."""
     made_at: float
     """Seconds since 1970."""
     versions: dict[str, str] = Field(default_factory=dict)
+    """Of Longhaul, torch and the packages that made and opened it."""
     verification: Verification
+    """How it was compared with the trained model."""
     files: list[ExportedFile]
     """All but export.json itself."""
 

@@ -66,7 +66,7 @@ class WorkerHeartbeat(Frozen, strict=True, extra="allow"):
     name: str
     """Stage, host, process and six random digits."""
     stage: str
-    """`check`, `prepare`, `train`, `generate` or `publish`."""
+    """`check`, `prepare`, `train`, `generate`, `push` or `publish`."""
     healthy: bool
     """Whether it can work."""
     why: str | None
@@ -76,7 +76,7 @@ class WorkerHeartbeat(Frozen, strict=True, extra="allow"):
     parent_pid: int | None = None
     """The process that started it."""
     queue: str | None = None
-    """The queue it serves; null for generate and publish."""
+    """The queue it serves; null for generate, push and publish."""
     busy: bool | None = None
     """Whether it is processing a ticket."""
     device: str | None = None

@@ -219,6 +219,29 @@ class RunFileDict(TypedDict):
     modified_at: float
 
 
+class ExportDict(TypedDict):
+    """One format of a model: there, being made, or refused."""
+
+    object: str
+    format: str
+    status: str
+    phase: str | None
+    ahead: int | None
+    error: FaultDict | None
+    path: str | None
+    report: JsonObject | None
+
+
+class PushDict(TypedDict):
+    """The newest upload of a job to the hub."""
+
+    object: str
+    repository: str
+    status: str
+    ahead: int | None
+    error: FaultDict | None
+
+
 class DatasetDict(TypedDict):
     """An uploaded file of rows."""
 

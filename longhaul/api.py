@@ -29,11 +29,13 @@ from longhaul.answers import (
     DeletedDatasetDict,
     DeletedJobDict,
     EventDict,
+    ExportDict,
     GenerationDict,
     JobDict,
     JsonObject,
     MetricDict,
     PageDict,
+    PushDict,
     RepairedDict,
     RunFileDict,
     WorkersDict,
@@ -273,6 +275,28 @@ class Longhaul:
         of `text` by `model`), `output`. Raises ApiError, also in the middle, and Unreachable: ask again.
         """
         return trying.generate(self._connection, job, body, on_part)
+
+    def exports(self, job: str) -> Sequence[ExportDict]:
+        """Formats that are there, complete and verified, and what was asked for in the last minutes."""
+        return self._connection.json(PageDict[ExportDict], "GET", f"/jobs/{part(job)}/exports")["data"]
+
+    def export(self, job: str, format: str, *, dtype: str | None = None) -> ExportDict:
+        """Have its model written as `merged`, `adapter`, `ctranslate2` or `gguf`. Follow it with `exports`, then
+        `download` its `path`. `dtype` None: the type of the model, where the format has it.
+        """
+        body = {"format": format, "dtype": dtype}
+        return self._connection.json(ExportDict, "POST", f"/jobs/{part(job)}/exports", json=body, repeatable=True)
+
+    def push(
+        self, job: str, repository: str, *, license: str, public: bool = False, export: str | None = None
+    ) -> PushDict:
+        """Have its model, or an export of it, uploaded to the hub as `org/name`. Follow it with `pushed`."""
+        body = {"repository": repository, "license": license, "public": public, "export": export}
+        return self._connection.json(PushDict, "POST", f"/jobs/{part(job)}/push", json=body, repeatable=True)
+
+    def pushed(self, job: str) -> PushDict:
+        """The newest upload. ApiError `no_push` where there was none in the last minutes."""
+        return self._connection.json(PushDict, "GET", f"/jobs/{part(job)}/push")
 
     # -- data sets -----------------------------------------------------------------------------------------------------
 

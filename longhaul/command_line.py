@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from jobs.version import VERSION
 from longhaul.api import ApiError, Unreachable
-from longhaul.commands import datasets, following, machine, queue, results, submitting, trying
+from longhaul.commands import datasets, exports, following, machine, queue, results, submitting, trying
 from longhaul.commands.command import BAD_INPUT, OK, UNREACHABLE, Call, Commands, Parser
 from longhaul.jobfile import BadInput
 from longhaul.terminal import Terminal
@@ -25,6 +25,7 @@ SUBJECTS = {
     "the queue": queue,
     "results": results,
     "try it": trying,
+    "use of a model": exports,
     "rows": datasets,
     "the machine": machine,
 }

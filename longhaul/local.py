@@ -1,4 +1,4 @@
-"""`longhaul local`: Redis, service, four workers and publish in one terminal. The embedded default.
+"""`longhaul local`: Redis, service, five workers and publish in one terminal. The embedded default.
 
 Everything listens on loopback. HOME is for this user's eyes alone: Redis is in HOME/redis, with every write on disk
 before it is answered; logs are in HOME/logs. Each process is given the secrets that it needs (jobs/process/secrets.py).
@@ -27,7 +27,7 @@ from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.children import ChildFailed, ChildProcess, python, redis_binary
 from longhaul.jobfile import BadInput
 
-ROLES = ("check", "prepare", "train", "generate", "publish")
+ROLES = ("check", "prepare", "train", "generate", "push", "publish")
 READY_WITHIN_S = 120.0
 TICK_S = 0.2
 PUBLISH_GRACE_S = 30.0

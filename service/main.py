@@ -31,6 +31,7 @@ from service.errors import ErrorMiddleware
 from service.files.uploads import Uploads
 from service.generation.asking import Asking
 from service.jobs.actions import Actions
+from service.jobs.exports import Exports
 from service.openapi import document
 from service.pages.render import Renderer
 from service.pages.static import StaticFiles
@@ -40,6 +41,7 @@ from service.routes import (
     comparisons,
     datasets,
     events,
+    exports,
     generation,
     health,
     jobs,
@@ -75,6 +77,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     followed = Answers(settings.redis_url, Requests(client))
     asking = Asking(actions, Requests(client), followed)
     kept = SeriesCache()
+    exported = Exports(actions, Requests(client))
     static = StaticFiles()
     render = Renderer(static)
     registry = CollectorRegistry()
@@ -115,7 +118,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     errors.install(app)
     document.install(app)
     app.include_router(
-        pages.routes(actions, uploads, kept, render, settings.public_url)
+        pages.routes(actions, uploads, kept, exported, render, settings.public_url)
     )  # first: they leave to the others what is not theirs
     app.include_router(new_job.routes(actions, uploads, render))
     app.include_router(sign_in.routes(keys, sessions, refusals, render, static))
@@ -125,6 +128,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(plans.routes(actions))
     app.include_router(comparisons.routes(actions, kept))
     app.include_router(results.routes(actions, kept))
+    app.include_router(exports.routes(exported))
     app.include_router(reports.routes(actions, kept, render))
     app.include_router(generation.routes(actions, asking, streams))
     app.include_router(datasets.routes(actions, uploads))

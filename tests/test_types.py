@@ -44,6 +44,7 @@ REASONS = {
     "worker/training/doctor/small_t5.py": MODEL_CONFIG,
     "worker/training/generation/serving.py": PASSED_ON,
     "worker/training/generation/writing.py": KEYWORDS,
+    "worker/training/export/gguf_tokenizer.py": MODEL_CONFIG,
     "worker/training/models/hub.py": MODEL_CONFIG,
     "worker/training/models/model_files.py": MODEL_CONFIG,
     "worker/training/planning/kernels.py": KEYWORDS,

@@ -1,4 +1,4 @@
-"""`python -m worker check|prepare|train|generate|publish`: one worker process; of several roles each gets a child.
+"""`python -m worker check|prepare|train|generate|push|publish`: one worker process; of several roles each gets a child.
 
 `--healthy` asks instead whether workers of these roles on this machine report themselves healthy (container checks).
 `python -m worker doctor` examines the machine and its GPU, and ends (`doctor --help` has its options).
@@ -23,7 +23,7 @@ from jobs.process.lifeline import PARENT_PID, tie_to_parent, tied_to_parent
 from worker.settings import WorkerSettings, from_environment
 
 log = logging.getLogger("longhaul.worker")
-ROLES = ("check", "prepare", "train", "generate", "publish")
+ROLES = ("check", "prepare", "train", "generate", "push", "publish")
 LOOK_S = 0.2
 
 
@@ -37,7 +37,7 @@ def main() -> int:
         return examine(sys.argv[2:], os.environ)
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
     parser.add_argument(
-        "roles", nargs="+", choices=ROLES, metavar="ROLE", help="check, prepare, train, generate or publish"
+        "roles", nargs="+", choices=ROLES, metavar="ROLE", help="check, prepare, train, generate, push or publish"
     )
     parser.add_argument("--healthy", action="store_true", help="serve nothing: exit 0 if they run here and are healthy")
     arguments = parser.parse_args()
@@ -60,6 +60,7 @@ def serve(role: str, settings: WorkerSettings) -> int:
     from jobs.redis.connection import connect
     from jobs.redis.store import Store
     from jobs.state import Stage
+    from worker.exports import ExportHandler, PushHandler
     from worker.generation import Generation
     from worker.heartbeat import first_heartbeat, report
     from worker.main import serve_publish, serve_stage, serve_train
@@ -75,7 +76,9 @@ def serve(role: str, settings: WorkerSettings) -> int:
     if role == "train":
         return serve_train(settings)
     if role == "generate":
-        return serve_requests(settings, [Generation(settings)])
+        return serve_requests(settings, [Generation(settings), ExportHandler(settings)])
+    if role == "push":
+        return serve_requests(settings, [PushHandler(settings)], role)
     serve_stage(Stage(role), settings, first_heartbeat(role, settings))
     return 0
 

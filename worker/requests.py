@@ -101,7 +101,7 @@ class RequestHandler(Protocol):
         """Called at the end."""
 
 
-def serve_requests(settings: WorkerSettings, handlers: Sequence[RequestHandler]) -> int:
+def serve_requests(settings: WorkerSettings, handlers: Sequence[RequestHandler], role: str = ROLE) -> int:
     """Answer requests until SIGTERM. Returns the exit code."""
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -109,8 +109,8 @@ def serve_requests(settings: WorkerSettings, handlers: Sequence[RequestHandler])
     threads = [threading.Thread(target=serve, args=(settings, each, stop), name=each.kind) for each in handlers]
     for thread in threads:
         thread.start()
-    store, heartbeat = Store(connect(settings.redis_url)), first_heartbeat(ROLE, settings)
-    fitness = Fitness(ROLE, settings)
+    store, heartbeat = Store(connect(settings.redis_url)), first_heartbeat(role, settings)
+    fitness = Fitness(role, settings)
     while not stop.is_set():
         fitness.check()
         report(store, heartbeat.with_health(fitness.why))

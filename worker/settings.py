@@ -46,7 +46,11 @@ class WorkerSettings:
 
     def writes(self, role: str) -> tuple[Path, ...]:
         """The folders that a worker of this role must be able to write."""
-        return (self.runs,) if role in ("train", "generate", "publish") else (self.runs, self.prepared, self.models)
+        return (
+            (self.runs,)
+            if role in ("train", "generate", "push", "publish")
+            else (self.runs, self.prepared, self.models)
+        )
 
 
 def from_environment(environ: Mapping[str, str]) -> WorkerSettings:

@@ -34,6 +34,7 @@ NEEDED = {
     "prepare": ("LONGHAUL_REDIS_URL", *HUB),
     "train": ("LONGHAUL_REDIS_URL",),
     "generate": ("LONGHAUL_REDIS_URL",),
+    "push": ("LONGHAUL_REDIS_URL", *HUB),
     "publish": ("LONGHAUL_REDIS_URL", "DISCORD_WEBHOOK", "WANDB_API_KEY"),
 }
 """Which of them each process is given; compose gives its containers the same."""

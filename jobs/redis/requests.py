@@ -89,11 +89,12 @@ local h = redis.call('HMGET', request(id), 'job', 'payload')
 return {id, h[1] or '', h[2] or ''}
 """
 
-# ARGV: id, ms that it stays without another word of its asker → {state, clients that have a turn before it}
+# ARGV: id, ms that it stays without another word of its asker ('': as before)
+# → {state, clients that have a turn before it}
 _KEEP = """
 local h = redis.call('HMGET', request(ARGV[1]), 'kind', 'client', 'taken', 'ended')
 if not h[1] then return {'gone', 0} end
-redis.call('PEXPIRE', request(ARGV[1]), ARGV[2])
+if ARGV[2] ~= '' then redis.call('PEXPIRE', request(ARGV[1]), ARGV[2]) end
 if h[4] then return {'ended', 0} end
 if h[3] then return {redis.call('EXISTS', request(ARGV[1]) .. ':held') == 1 and 'taken' or 'lost', 0} end
 local before = 0
@@ -163,13 +164,20 @@ class Requests:
     # -- who asks ------------------------------------------------------------------------------------------------------
 
     def submit(
-        self, kind: str, job: str, payload: Mapping[str, Any], *, client: str, patience_s: float = PATIENCE_S
+        self,
+        kind: str,
+        job: str,
+        payload: Mapping[str, Any],
+        *,
+        client: str,
+        patience_s: float = PATIENCE_S,
+        id: str | None = None,
     ) -> Request:
         """Let a new request wait: the clients take turns. It is forgotten `patience_s` after the last `keep`.
 
-        Raises QueueFull.
+        `id`: of what is done once at a time, and found again by whoever knows what it is. Raises QueueFull.
         """
-        request = Request(uuid.uuid4().hex, kind, job, payload)
+        request = Request(id or uuid.uuid4().hex, kind, job, payload)
         waits, ahead, own = self._script(
             _SUBMIT, request.id, kind, job, json.dumps(payload), client, round(patience_s * 1000),
             MOST_WAITING, MOST_OF_CLIENT,
@@ -188,10 +196,27 @@ class Requests:
         standing, ahead = self._script(_KEEP, id, round(patience_s * 1000))
         return Standing(standing.decode()), int(ahead)
 
+    def standing(self, id: str) -> tuple[Standing, int]:
+        """The same, without a word of whoever asked."""
+        standing, ahead = self._script(_KEEP, id, "")
+        return Standing(standing.decode()), int(ahead)
+
+    def payload(self, id: str) -> Mapping[str, object] | None:
+        """Of a request that is known; None: it is not."""
+        with reachable():
+            found: Any = self._redis.hget(request_key(id), "payload")
+        return None if found is None else dict(json.loads(found))
+
     def give_up(self, id: str) -> None:
         """Nobody waits any more: it is skipped, or its worker stops."""
         with reachable():
             self._redis.delete(request_key(id), f"{request_key(id)}:held", answer_key(id))
+
+    def newest_part(self, id: str) -> tuple[str, Mapping[str, object]] | None:
+        """Type and data of the newest part of its answer; None: there is none."""
+        with reachable():
+            found: Any = self._redis.xrevrange(answer_key(id), count=1)
+        return (found[0][1][b"type"].decode(), json.loads(found[0][1][b"data"])) if found else None
 
     # -- who answers ---------------------------------------------------------------------------------------------------
 

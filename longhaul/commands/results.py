@@ -63,7 +63,7 @@ def _report(call: Call) -> int:
 def _download(call: Call) -> int:
     with call.connect() as api:
         folder = call.given.to if call.given.to is not None else Path(call.given.id)
-        written = [file for path in call.given.paths for file in _fetched(call, api, path, folder)]
+        written = [file for path in call.given.paths for file in fetched(call, api, path, folder)]
     if call.given.json:
         print_json([{"path": str(file), "bytes": os.path.getsize(file)} for file in written])
     else:
@@ -73,10 +73,11 @@ def _download(call: Call) -> int:
     return OK
 
 
-def _fetched(call: Call, api: Longhaul, path: str, folder: Path) -> list[Path]:
+def fetched(call: Call, api: Longhaul, path: str, folder: Path, option: str = "--to") -> list[Path]:
+    """The files of a job at this path, in a folder that this option names. Raises BadInput where it is not writable."""
     try:
         with bar(call.errors) as report:
             return list(api.download(call.given.id, path, folder, on_progress=report))
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""  # a full disk names no file
-        raise BadInput(f"--to {folder}: {error.strerror}{where}") from None
+        raise BadInput(f"{option} {folder}: {error.strerror}{where}") from None

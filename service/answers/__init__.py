@@ -8,6 +8,7 @@ Closed models: an answer with a field that is not described here is a fault. Ope
 from jobs.heartbeat import Gpu, Worker
 from service.answers.datasets import Dataset, DatasetDetail, DatasetList, DeletedDataset
 from service.answers.events import Event, EventList
+from service.answers.exports import Export, ExportList, Push
 from service.answers.generation import (
     ChatChoice,
     ChatCompletion,
@@ -40,6 +41,8 @@ __all__ = [
     "ErrorResponse",
     "Event",
     "EventList",
+    "Export",
+    "ExportList",
     "Generation",
     "Gpu",
     "Health",
@@ -51,6 +54,7 @@ __all__ = [
     "Model",
     "ModelList",
     "Progress",
+    "Push",
     "Repaired",
     "RunFile",
     "RunFileList",

@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
+from jobs.export import ExportRequest, PushRequest
 from jobs.generation import GenerateBody
 from jobs.spec import JobSpec
 from service import answers
@@ -38,6 +39,7 @@ TAGS = {
     "plans": "What a job needs, as predicted before it trains.",
     "comparisons": "What differs between jobs, and what it costs.",
     "models": "Try what a job has learned.",
+    "exports": "The model for other programs, and on the hub.",
     "results": "Checkpoints, files, the model.",
     "datasets": "Uploaded files of rows.",
     "workers": "Worker processes.",
@@ -91,6 +93,8 @@ def document(app: FastAPI, *, examples: dict[str, Any]) -> dict[str, Any]:
             (JobSpec, "validation"),
             (GenerateBody, "validation"),
             (ChatBody, "validation"),
+            (ExportRequest, "validation"),
+            (PushRequest, "validation"),
             (answers.ErrorResponse, "serialization"),
         ],
         ref_template="#/components/schemas/{model}",

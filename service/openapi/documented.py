@@ -117,6 +117,18 @@ JOB_BODY = takes(
         },
     },
 )
+EXPORT_BODY = takes(
+    "application/json",
+    ref("ExportRequest"),
+    "The format, and the type of its weights.",
+    {"for CTranslate2": {"format": "ctranslate2", "dtype": "int8"}, "for llama.cpp": {"format": "gguf"}},
+)
+PUSH_BODY = takes(
+    "application/json",
+    ref("PushRequest"),
+    "Where to, and under which licence.",
+    {"private": {"repository": "kitchen/chef", "license": "apache-2.0"}},
+)
 CLONE_BODY = takes(
     "application/merge-patch+json",
     {"type": "object"},

@@ -40,6 +40,7 @@ _EXAMPLES: dict[int, dict[str, dict[str, Any]]] = {
         "not_found": {"message": f"there is no job {_JOB}"},
         "no_plan": {"message": f"job {_JOB} has no plan.json yet: check writes it, and prepare writes it again"},
         "no_file": {"message": f"job {_JOB} has no file 'model/config.json'"},
+        "no_push": {"message": f"nobody has asked for an upload of job {_JOB} in the last minutes"},
     },
     408: {"body_too_slow": {"message": "the body did not arrive within 1 min"}},
     409: {

@@ -30,6 +30,7 @@ from service.files.confined import files_of
 from service.files.uploads import Uploads
 from service.jobs.actions import Actions
 from service.jobs.checkpoints import checkpoints_of
+from service.jobs.exports import Exports
 from service.pages.job_story import JobStory, side_by_side, story_of
 from service.pages.render import Renderer, is_encrypted
 from service.pages.report import PICTURES
@@ -83,7 +84,12 @@ def page_routes(render: Renderer) -> APIRouter:
 
 
 def routes(
-    actions: Actions, uploads: Uploads, kept: SeriesCache, render: Renderer, public_url: str | None
+    actions: Actions,
+    uploads: Uploads,
+    kept: SeriesCache,
+    exports: Exports,
+    render: Renderer,
+    public_url: str | None,
 ) -> APIRouter:
     """`/`, `/jobs/{id}`, `/compare`, `/datasets` and `/workers`, to be looked at. `public_url`: of the service."""
     router = page_routes(render)
@@ -163,6 +169,7 @@ def routes(
         if tab == "files":
             run = actions.run(job)
             values["checkpoints"] = checkpoints_of(run, kept, runs_name=actions.runs.name)
+            values["exports"] = exports.table(one.id) if one.status == "succeeded" else []
             values["files"] = [(file.path, file.status.st_size, file.status.st_mtime) for file in files_of(run.path)]
         if tab == "reproduce":
             scheme = "https" if is_encrypted(request) else "http"

@@ -121,7 +121,7 @@ def test_only_the_api_is_published_and_on_loopback_only(containers: Containers) 
 
 
 def test_each_can_write_what_the_others_made(containers: Containers) -> None:
-    places = {"/runs": OURS, "/models": OURS[1:3], "/prepared": OURS[1:3], "/cache": OURS[1:]}
+    places = {"/runs": OURS, "/models": OURS[1:4], "/prepared": OURS[1:4], "/cache": OURS[1:]}
     for place, services in places.items():
         folder = f"{place}/from-{services[0]}"
         containers.inside(services[0], "mkdir", folder)

@@ -90,7 +90,7 @@ def health_checks(containers: Containers) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("service", "killed", "renewed"), [
-    ("prepare", "check", {"check", "prepare"}),  # two workers in one container: when one ends both start anew
+    ("prepare", "check", {"check", "prepare", "push"}),  # workers in one container: when one ends all start anew
     ("worker", "train", {"train"}),
     ("generate", "generate", {"generate"}),
     ("publish", "publish", {"publish"}),

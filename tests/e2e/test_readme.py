@@ -116,6 +116,10 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
         r"event: done", ended
     ),
     "longhaul download $ID": Here(r"files, .* in job-", ended),
+    "longhaul export $ID --to ctranslate2 --dtype int8": Here(r"ctranslate2 \(int8\), .* held-out tokens", ended),
+    "longhaul push $ID org/name --license apache-2.0": Elsewhere(
+        "tests/training/export/test_asked.py::test_an_upload_needs_a_licence_and_its_token_is_nowhere_to_be_read"
+    ),
     "longhaul doctor": Elsewhere("tests/e2e/test_doctor.py::test_the_command_examines_this_machine"),
     "docker compose run --rm --build worker doctor": Elsewhere(
         "tests/docker/test_images.py::test_the_doctor_runs_in_the_worker_image"

@@ -25,6 +25,8 @@ PAIRS: list[tuple[Any, type[BaseModel]]] = [
     (client.CheckpointDict, service.Checkpoint),
     (client.CheckpointMetricsDict, service.CheckpointMetrics),
     (client.RunFileDict, service.RunFile),
+    (client.ExportDict, service.Export),
+    (client.PushDict, service.Push),
     (client.DatasetDict, service.Dataset),
     (client.DatasetDetailDict, service.DatasetDetail),
     (client.DeletedDatasetDict, service.DeletedDataset),

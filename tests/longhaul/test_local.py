@@ -54,7 +54,7 @@ def test_up_a_dead_part_comes_back_an_orderly_end_and_a_violent_one(tmp_path: Pa
         assert (tmp_path / ".longhaul" / "redis" / "redis.conf").stat().st_mode & 0o077 == 0
         password = (tmp_path / ".longhaul" / "redis" / "redis.conf").read_text().split("requirepass ")[1].split()[0]
         children = local.children()
-        assert len(children) == 7
+        assert len(children) == 8
         for child in children:
             assert password not in Path(f"/proc/{child}/cmdline").read_text()
         [before] = local.workers("prepare")
@@ -73,7 +73,7 @@ def test_up_a_dead_part_comes_back_an_orderly_end_and_a_violent_one(tmp_path: Pa
         children = again.children()
         shutil.rmtree(redis)  # Redis alone starts over, and is told of all jobs
         until(lambda: "redis has lost" in again.output() and (redis / "redis.conf").exists(), again.output)
-        until(lambda: len(again.children()) == 7 and again.api.ready(), again.output)
+        until(lambda: len(again.children()) == 8 and again.api.ready(), again.output)
         assert [each["id"] for each in again.api.all()] == [job]
         assert len(set(children) - set(again.children())) == 1
         family = descendants(again.process.pid)

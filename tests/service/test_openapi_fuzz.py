@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.heartbeats import heartbeat
 from tests.service.fuzzing import fuzz
 from tests.service.running import running
 from tests.service.seeded import seed
@@ -15,6 +16,10 @@ EXAMPLES = 15
 def test_what_the_service_answers_is_what_its_document_says(redis_url: str, tmp_path: Path) -> None:
     with running(redis_url, tmp_path, api_key="k" * 40) as service:
         jobs = seed(service)
+        for role in ("generate", "push"):
+            service.store.workers.report(heartbeat(f"{role}-box", stage=role))
+        asked = {"repository": "kitchen/chef", "license": "mit"}
+        assert service.post(f"/jobs/{jobs['succeeded']}/push", json=asked).status_code == 202
         outcome = fuzz(service, jobs, examples=EXAMPLES, phases=("examples", "coverage", "fuzzing"))
     assert outcome.errors == []
     assert outcome.failures == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -41,6 +42,21 @@ class Hub(ThreadingHTTPServer):
         """Names of files of which a part was asked for, and its bytes."""
         self.asked: list[str] = []
         """Paths of all requests."""
+        self.card_data: dict[str, dict[str, str]] = {}
+        """What the model card of a repository says in front."""
+        self.token = ""
+        """Who has it may write; '': nobody."""
+        self.created: dict[str, bool] = {}
+        """By name, whether the repository that was made is private."""
+        self.objects: dict[str, bytes] = {}
+        """Large files that came in whole, by sha256."""
+        self.received: list[str] = []
+        """sha256 of each large file that was sent."""
+        self.commits: list[dict[str, bytes]] = []
+        """Files of each commit."""
+        self.stalls_at: str | None = None
+        """A large file with this beginning of its content waits, once it has come in, until `proceed`."""
+        self.stalled, self.proceed = threading.Event(), threading.Event()
         super().__init__(("127.0.0.1", 0), HubHandler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -75,6 +91,84 @@ class HubHandler(BaseHTTPRequestHandler):
         else:
             self._file(folder, *self._resolved(file))
 
+    def do_PUT(self) -> None:
+        """A large file."""
+        content, sha256 = self._body(), self.path.rpartition("/")[2]
+        assert hashlib.sha256(content).hexdigest() == sha256
+        self.server.received.append(sha256)
+        if self.server.stalls_at == sha256:
+            self.server.stalls_at = None
+            self.server.stalled.set()
+            self.server.proceed.wait(60)
+            self.close_connection = True
+            return
+        self.server.objects[sha256] = content
+        self._answer(200, b"", {})
+
+    def do_POST(self) -> None:
+        """What an upload consists of besides its large files."""
+        content = self._body()
+        self.server.asked.append(self.path)
+        if self.path != "/api/validate-yaml" and self.headers.get("Authorization") != f"Bearer {self.server.token}":
+            self._json({"error": "Invalid username or password."}, 401)
+            return
+        repository = re.sub(r"^/api/models/|/(preupload|commit)/main$|^/|\.git/info/lfs/objects/batch$", "", self.path)
+        match self.path.rpartition("/")[2], self.path:
+            case _, "/api/repos/create":
+                asked = json.loads(content)
+                name = f"{asked['organization']}/{asked['name']}"
+                if name in self.server.created:
+                    self._json(
+                        {"error": "You already created this model repo", "url": f"{self.server.url}/{name}"}, 409
+                    )
+                    return
+                self.server.created[name] = asked["visibility"] == "private"
+                self._json({"url": f"{self.server.url}/{name}", "id": name})
+            case _, "/api/validate-yaml":
+                self._json({"errors": [], "warnings": []})
+            case "batch", _:
+                assert repository in self.server.created
+                objects = [
+                    {"oid": each["oid"], "size": each["size"]}
+                    | ({} if each["oid"] in self.server.objects else self._upload_to(each["oid"]))
+                    for each in json.loads(content)["objects"]
+                ]
+                self._json({"transfer": "basic", "objects": objects})
+            case "main", path if "/preupload/" in path:
+                large = (".safetensors", ".bin", "tokenizer.json")
+                files = [
+                    {"path": each["path"], "shouldIgnore": False,
+                     "uploadMode": "lfs" if each["path"].endswith(large) else "regular"}
+                    for each in json.loads(content)["files"]
+                ]  # fmt: skip
+                self._json({"files": files})
+            case "main", _:
+                lines = [json.loads(line) for line in content.splitlines()]
+                self.server.commits.append(
+                    {line["value"]["path"]: base64.b64decode(line["value"]["content"]) for line in lines
+                     if line["key"] == "file"}
+                    | {line["value"]["path"]: self.server.objects[line["value"]["oid"]] for line in lines
+                       if line["key"] == "lfsFile"}
+                )  # fmt: skip
+                url = f"{self.server.url}/{repository}/commit/{COMMIT}"
+                self._json({"success": True, "commitOid": COMMIT, "commitUrl": url, "hookOutput": ""})
+
+    def _upload_to(self, sha256: str) -> dict[str, Any]:
+        return {"actions": {"upload": {"href": f"{self.server.url}/objects/{sha256}"}}}
+
+    def _body(self) -> bytes:
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        whole = b""
+        while size := int(self.rfile.readline(), 16):
+            whole += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return whole
+
+    def _json(self, body: Any, status: int = 200) -> None:
+        self._answer(status, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
     def _resolved(self, path: str) -> tuple[str, str]:
         """The path without its revision, and the commit that this stands for."""
         known = "|".join(map(re.escape, [COMMIT, self.server.commit, *self.server.revisions]))
@@ -93,7 +187,12 @@ class HubHandler(BaseHTTPRequestHandler):
             files = sorted(file for file in folder.rglob("*") if file.is_file())
             siblings = [{"rfilename": str(file.relative_to(folder)), "size": file.stat().st_size} for file in files]
             commit = COMMIT if revision == COMMIT else self.server.commit
-            body: Any = {"id": name.partition("/")[2], "sha": commit, "siblings": siblings}
+            body: Any = {
+                "cardData": self.server.card_data.get(name),
+                "id": name.partition("/")[2],
+                "sha": commit,
+                "siblings": siblings,
+            }
             if name in self.server.gpus:
                 body["gpuData"] = self.server.gpus[name]
             if listing:
@@ -124,7 +223,7 @@ class HubHandler(BaseHTTPRequestHandler):
         for name, value in (headers | {"Content-Length": str(len(body))}).items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)
 
 

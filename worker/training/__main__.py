@@ -1,5 +1,5 @@
 """The trainer process: `python -m worker.training check|prepare|train RUN_DIR [--attempt N]`; `… generate`, `… doctor`,
-`… export RUN_DIR FORMAT [--dtype TYPE]`.
+`… export RUN_DIR FORMAT [--dtype TYPE]`, `… push RUN_DIR ORG/NAME --license LICENSE`.
 
 It reads a run directory and writes to it: no Redis, no HTTP, no W&B. What it has to say goes, line by line, into its
 attempt file, the last line being the reason why it ended. Exit codes (`jobs/reasons.py`) are a fallback for that line;
@@ -18,12 +18,14 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import DiskFull, LonghaulError, Rejected, StageError
-from jobs.export import DTYPES, ExportFormat
+from jobs.export import DTYPES, ExportFormat, PushRequest
 from jobs.process.lifeline import PARENT_PID, tie_to_parent
+from jobs.process.secrets import HUB
 from jobs.reasons import Reason
 from jobs.text.units import format_bytes
 from worker.training.journal import Journal
@@ -49,6 +51,8 @@ def main(argv: list[str]) -> int:
         return generate(argv[1:])
     if argv[:1] == ["export"]:
         return export(argv[1:])
+    if argv[:1] == ["push"]:
+        return push(argv[1:])
     arguments = parse(argv)
     set_library_switches(arguments.stage)
     configure_log(logging.INFO)
@@ -191,7 +195,7 @@ def generate(argv: list[str]) -> int:
 
 
 def export(argv: list[str]) -> int:
-    """A finished model in the format of another program."""
+    """Write a finished model in the format of another program, and verify it."""
     parser = argparse.ArgumentParser(prog="python -m worker.training export", description=export.__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("format", type=ExportFormat, choices=list(ExportFormat), metavar="FORMAT")
@@ -200,19 +204,59 @@ def export(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the GPU is for what trains
     set_library_switches("train")
+
+    def make(run: RunDir, journal: Journal) -> None:
+        from worker.training.export.export import export as write
+
+        write(run, journal, arguments.format, arguments.dtype)
+
+    return on_finished(arguments.run_dir, f"export-{arguments.format}", make)
+
+
+def push(argv: list[str]) -> int:
+    """Upload a finished model to the hub, with a model card. HF_TOKEN in the environment gives the right to."""
+    parser = argparse.ArgumentParser(prog="python -m worker.training push", description=push.__doc__)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("repository", metavar="ORG/NAME")
+    parser.add_argument("--license", required=True, help="of the model, as the hub names it, such as apache-2.0")
+    parser.add_argument("--public", action="store_true", help="a repository that is made is public, not private")
+    parser.add_argument("--export", type=ExportFormat, choices=list(ExportFormat), metavar="FORMAT", help="this export")
+    arguments = parser.parse_args(argv)
+    set_library_switches("prepare")
+    os.environ.setdefault(
+        "HF_HUB_DISABLE_XET", "1"
+    )  # LFS, which the tests try, and which skips what is there by sha256
+
+    def upload(run: RunDir, journal: Journal) -> None:
+        from worker.training.push import push as send
+
+        asked = PushRequest(
+            repository=arguments.repository,
+            license=arguments.license,
+            public=arguments.public,
+            export=arguments.export,
+        )
+        send(run, journal, asked, token=next((os.environ[name] for name in HUB if os.environ.get(name)), None))
+
+    return on_finished(arguments.run_dir, "push", upload)
+
+
+def on_finished(folder: Path, name: str, work: Callable[[RunDir, Journal], object]) -> int:
+    """Work on what a job has left, which says in `attempts/<name>.jsonl` how it goes and why it ended."""
+    if PARENT_PID in os.environ:
+        os.nice(19)
     configure_log(logging.INFO)
-    run = RunDir(arguments.run_dir.resolve())
-    file = run.attempt_file(f"export-{arguments.format}")
+    run = RunDir(folder.resolve())
+    file = run.attempt_file(name)
     file.unlink(missing_ok=True)
     journal = Journal(file)
     journal.phase("load")
-
-    from worker.training.export.export import export as make
-
     try:
-        make(run, journal, arguments.format, arguments.dtype)
-    except (StageError, LonghaulError) as error:
-        return fail(journal, error if isinstance(error, StageError) else Rejected(str(error), code=error.code))
+        work(run, journal)
+    except StageError as error:
+        return fail(journal, error)
+    except LonghaulError as error:
+        return fail(journal, Rejected(str(error), code=error.code, hint=error.hint))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -24,7 +24,7 @@ POINTS = 12
 """Evaluations in the curve."""
 SAMPLES = 3
 README = "README.md"
-"""In the folder of a model: its page, which the hub shows as its card."""
+"""In the folder of a model: its page, which is its model card on the hub."""
 _USE = "## Use"
 
 
@@ -107,6 +107,18 @@ def _chosen(context: TrainingContext, result: TrainResult) -> list[str]:
     elif words := limit_words(context.length.limited_by):
         found.append(f"Its number of steps was {words}.")
     return found
+
+
+def model_card(page: str, license: str, base_license: str | None) -> str:
+    """The page of a model as the hub's model card, under this licence. `base_license`: of the base model; None: nobody
+    knows."""
+    head, found, rest = page.removeprefix("---\n").partition("\n---\n")
+    assert found, "every page begins with what the hub reads"
+    known = [line for line in head.splitlines() if not line.startswith("license:")]
+    row = f"| licence | {license}; of the base model: {base_license or 'not known, see its own page'} |"
+    before, data_row, after = rest.partition("\n| data |")
+    assert data_row, "every page has a table"
+    return "\n".join(["---", f"license: {license}", *known, "---", f"{before}\n{row}{data_row}{after}"])
 
 
 def _named(sources: Sequence[WeightedSource]) -> str:

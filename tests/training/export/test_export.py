@@ -44,7 +44,9 @@ def exported(run: RunDir, format: ExportFormat, dtype: str | None = None) -> Exp
     }
     assert not list((run.path / "exports").glob("tmp-*"))
     assert f"Exported to {format}: " in (folder / "README.md").read_text()
-    assert report.verification.difference <= report.verification.limit
+    found = report.verification
+    assert found.difference <= found.limit
+    print(json.dumps({"format": format, "dtype": report.dtype, **found.model_dump()}))  # shown with `pytest -s`
     return report
 
 

@@ -248,9 +248,9 @@ def format_of(format: ExportFormat, subject: Subject, loaded: LoadedModel) -> Fo
     """What makes it."""
     match format:
         case ExportFormat.MERGED:
-            return opened.Merged(loaded.task, subject.plan.task)
+            return opened.MergedFolder(loaded.task, subject.plan.task)
         case ExportFormat.ADAPTER:
-            return opened.Adapter(loaded.task, subject.plan.task, subject.base)
+            return opened.AdapterFolder(loaded.task, subject.plan.task, subject.base)
         case ExportFormat.CTRANSLATE2:
             return ctranslate2_folder.CTranslate2()
         case ExportFormat.GGUF:

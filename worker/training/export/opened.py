@@ -15,7 +15,7 @@ from worker.training.export.held_out import HeldOutRow, log_probabilities
 from worker.training.tasks.task import Config, Task
 
 
-class Merged:
+class MergedFolder:
     """See `Format`. What it is made from is the export already."""
 
     packages: tuple[str, ...] = ("transformers", "safetensors")
@@ -48,7 +48,7 @@ class Merged:
         return []
 
 
-class Adapter(Merged):
+class AdapterFolder(MergedFolder):
     """See `Format`. `base`: the folder of the model beside which the adapters were trained."""
 
     packages = ("peft", "transformers", "safetensors")

@@ -1,0 +1,181 @@
+"""Exports and uploads of finished models: asked for over HTTP, done by workers, looked up in Redis and on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from jobs.disk.rundir import RunDir
+from jobs.errors import Conflict, Damaged, NotFound, WorkerMissing
+from jobs.events import Fault
+from jobs.export import DTYPES, EXPORTS, REPORT, ExportFormat, ExportReport, ExportRequest, PushRequest
+from jobs.redis.requests import Requests, Standing
+from jobs.spec import FullMethod
+from jobs.state import Status
+from jobs.wrong_spec import explain
+from service.answers.exports import Export, Push, WorkStatus
+from service.files.confined import NoFile, content
+from service.jobs.actions import Actions
+
+PATIENCE_S = 86_400.0
+"""A request waits for a worker for so long; nobody has to stay to hear of it."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Where something stands that was asked for."""
+
+    status: WorkStatus
+    phase: Any = None
+    ahead: int | None = None
+    error: Fault | None = None
+
+
+class NoPush(NotFound):
+    """Nobody has asked for an upload of this job of late."""
+
+    code = "no_push"
+
+
+class Exports:
+    """Raises the errors of `jobs.errors`."""
+
+    def __init__(self, actions: Actions, requests: Requests) -> None:
+        self._actions, self._requests = actions, requests
+
+    def make(self, job: str, body: object, client: str) -> Export:
+        """An ExportRequest: have it made, unless it is being made. What is there is replaced by what is verified."""
+        asked = _parsed(body, ExportRequest, "the keys are `format` and `dtype`")
+        run, known = self._finished(job), DTYPES[asked.format]
+        if asked.dtype is not None and asked.dtype not in known:
+            why = f"is written in {', '.join(known)}" if known else "has the adapters as they were trained"
+            raise Conflict(f"{asked.format} {why}, not in {asked.dtype}")
+        self._ask("export", _id(job, asked.format), run, asked.model_dump(mode="json"), client)
+        return self._export(run, asked.format) or _shown(asked.format, Work("queued"), None)
+
+    def all(self, job: str) -> list[Export]:
+        """What is there, and what was asked for."""
+        run = self._actions.run(job)
+        return [found for each in sorted(ExportFormat) if (found := self._export(run, each)) is not None]
+
+    def table(self, job: str) -> list[tuple[ExportFormat, Export | None]]:
+        """Every format that the model of this job may have, with what there is of it."""
+        found, method = {each.format: each for each in self.all(job)}, self._actions.run(job).spec().method
+        without = set()
+        if isinstance(method, FullMethod):
+            without = {ExportFormat.MERGED, ExportFormat.ADAPTER}
+        elif method.merge:
+            without = {ExportFormat.MERGED}
+        return [(each, found.get(each)) for each in ExportFormat if each not in without]
+
+    def push(self, job: str, body: object, client: str) -> Push:
+        """A PushRequest: have it uploaded, unless an upload of it is on its way."""
+        asked = _parsed(body, PushRequest, "the keys are `repository`, `license`, `public` and `export`")
+        run = self._finished(job)
+        if asked.export is not None and _report(run, asked.export) is None:
+            raise Conflict(
+                f"job {job} has no export {asked.export}: make it with `longhaul export {job} --to {asked.export}`"
+            )
+        self._ask("push", _id(job, "push"), run, asked.model_dump(mode="json"), client)
+        return self.pushed(job)
+
+    def pushed(self, job: str) -> Push:
+        """The newest upload. Raises NoPush."""
+        run = self._actions.run(job)
+        work, payload = self._work(_id(job, "push")), self._requests.payload(_id(job, "push"))
+        if work is None or payload is None:
+            raise NoPush(f"nobody has asked for an upload of job {run.id} in the last minutes")
+        return Push(
+            object="push",
+            repository=PushRequest.model_validate(payload).repository,
+            status=work.status,
+            ahead=work.ahead,
+            error=work.error,
+        )
+
+    def _finished(self, job: str) -> RunDir:
+        run = self._actions.run(job)
+        status = run.record().status
+        if status is not Status.SUCCEEDED:
+            raise Conflict(f"job {job} is {status}: it has a model once it has succeeded")
+        return run
+
+    def _ask(self, kind: str, id: str, run: RunDir, payload: Mapping[str, object], client: str) -> None:
+        role = "push" if kind == "push" else "generate"
+        if not any(worker.stage == role and worker.healthy for worker in self._actions.store.workers.all()):
+            raise WorkerMissing(
+                f"no healthy worker `{role}` has been heard of in the last minute",
+                hint=f"start one with `python -m worker {role}`; GET /workers lists them",
+            )
+        standing, _ = self._requests.standing(id)
+        if standing in (Standing.WAITING, Standing.TAKEN):
+            return
+        self._requests.give_up(id)
+        self._requests.submit(kind, run.id, payload, client=client, patience_s=PATIENCE_S, id=id)
+
+    def _export(self, run: RunDir, format: ExportFormat) -> Export | None:
+        work, report = self._work(_id(run.id, format)), _report(run, format)
+        if work is None and report is None:
+            return None
+        return _shown(format, work or Work("done"), report)
+
+    def _work(self, id: str) -> Work | None:
+        """None: nobody has asked for it of late."""
+        standing, ahead = self._requests.standing(id)
+        newest = self._requests.newest_part(id)
+        match standing:
+            case Standing.GONE:
+                return None
+            case Standing.WAITING:
+                return Work("queued", ahead=ahead)
+            case Standing.TAKEN:
+                return Work("running", phase=newest[1].get("phase") if newest else None)
+            case Standing.LOST:
+                lost = Fault(code="worker_lost", message="the worker ended while it was at work", hint="ask again")
+                return Work("failed", error=lost)
+            case Standing.ENDED:
+                if newest is None or newest[0] == "done":
+                    return Work("done")
+                return Work("failed", error=Fault.model_validate({"param": None, **newest[1]}))
+
+
+Asked = TypeVar("Asked", ExportRequest, PushRequest)
+
+
+def _parsed(body: object, kind: type[Asked], keys: str) -> Asked:
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise explain(error, kind, keys=keys) from None
+
+
+def _id(job: str, what: str) -> str:
+    """Of the one request there can be."""
+    return f"{job}.{what}"
+
+
+def _report(run: RunDir, format: ExportFormat) -> ExportReport | None:
+    try:
+        return ExportReport.model_validate_json(content(run.path, f"{EXPORTS}/{format}/{REPORT}"))
+    except NoFile:
+        return None
+    except ValidationError as error:
+        raise Damaged(
+            f"{EXPORTS}/{format}/{REPORT} cannot be read: {error.errors()[0]['msg']}", hint="export it again"
+        ) from error
+
+
+def _shown(format: ExportFormat, work: Work, report: ExportReport | None) -> Export:
+    return Export(
+        object="export",
+        format=format,
+        status=work.status,
+        phase=work.phase,
+        ahead=work.ahead,
+        error=work.error,
+        path=None if report is None else f"{EXPORTS}/{format}",
+        report=report,
+    )

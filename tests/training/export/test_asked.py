@@ -1,0 +1,155 @@
+"""Exports and uploads that are asked for over HTTP: service, queue, worker and process together."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import pytest
+import requests
+
+from jobs.disk.rundir import RunDir
+from longhaul.api import ApiError, Longhaul
+from longhaul.main import main
+from tests.heartbeats import heartbeat
+from tests.service.running import Service, running
+from tests.states import STATES
+from tests.training.attempts import attempt
+from tests.training.conftest import MakeRun
+from tests.training.export.test_export import SHORT
+from tests.training.hub_server import Hub, running_hub
+from worker.exports import ExportHandler, ProcessHandler, PushHandler
+from worker.requests import serve
+from worker.settings import from_environment
+
+TOKEN = "hf_plantedPlantedPlantedPlanted"
+
+
+@pytest.fixture
+def service(redis_url: str, tmp_path: Path) -> Iterator[Service]:
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    with running(redis_url, tmp_path) as service:
+        yield service
+
+
+@pytest.fixture
+def run(make_run: MakeRun, service: Service) -> RunDir:
+    """A finished job, and a worker of each role that says that it is there."""
+    run = make_run("job-tuned", **SHORT)
+    assert attempt(run) == 0
+    service.store.append(run, STATES["succeeded"])
+    for role in ("generate", "push"):
+        service.store.workers.report(heartbeat(f"{role}-box", stage=role))
+    return run
+
+
+@pytest.fixture
+def at_work(service: Service) -> Iterator[Any]:
+    """Starts a worker's thread of one kind."""
+    stop, threads = threading.Event(), []
+
+    def start(kind: type[ProcessHandler], **environment: str) -> None:
+        settings = from_environment({**os.environ, "LONGHAUL_REDIS_URL": service.settings.redis_url, **environment})
+        settings = dataclasses.replace(settings, runs=service.settings.runs)
+        threads.append(threading.Thread(target=serve, args=(settings, kind(settings), stop)))
+        threads[-1].start()
+
+    yield start
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+
+
+def command(service: Service, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """`longhaul …`; returns its exit code."""
+    monkeypatch.setenv("LONGHAUL_URL", service.url)
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(list(arguments)))
+    return int(ended.value.code or 0)
+
+
+def test_an_export_is_waited_for_downloaded_and_opens(
+    service: Service, run: RunDir, at_work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    api = Longhaul(service.url)
+    queued = api.export(run.id, "ctranslate2")
+    assert (queued["status"], queued["path"], queued["ahead"]) == ("queued", None, 0)
+    assert api.export(run.id, "ctranslate2")["ahead"] == 0, "asked for twice, made once"
+    at_work(ExportHandler)
+    to = ["--to", "ctranslate2", "--dir", str(tmp_path / "mine")]
+    assert command(service, "export", run.id, *to, monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr()
+    assert "ctranslate2 (bfloat16)" in said.out and f"in {tmp_path / 'mine' / 'exports' / 'ctranslate2'}" in said.out
+    [made] = api.exports(run.id)
+    assert made["status"] == "done" and made["path"] == "exports/ctranslate2" and made["report"] is not None
+    names = {each["name"] for each in made["report"]["files"]} | {"export.json"}
+    folder = tmp_path / "mine" / "exports" / "ctranslate2"
+    assert {file.name for file in folder.iterdir()} == names
+    assert ctranslate2.Translator(str(folder)).translate_batch([["w3", "</s>"]])
+    assert command(service, "export", run.id, "--to", "gguf", monkeypatch=monkeypatch) == 1
+    assert "export_unsupported" in capsys.readouterr().err
+    shown = service.get(f"/jobs/{run.id}?tab=files", headers={"Accept": "text/html"}).text
+    assert "verified by ctranslate2" in shown and "t5 is none of llama" in shown
+    assert f'href="/jobs/{run.id}/files/exports/ctranslate2"' in shown
+    assert f'data-url="/jobs/{run.id}/exports" data-body="{{&#34;format&#34;: &#34;gguf&#34;}}"' in shown
+    by_format = {each["format"]: each for each in api.exports(run.id)}
+    assert by_format["gguf"]["status"] == "failed" and by_format["gguf"]["path"] is None
+
+
+def test_what_cannot_be_asked_for(service: Service, run: RunDir, make_run: MakeRun) -> None:
+    api = Longhaul(service.url)
+    assert list(api.exports(run.id)) == []
+    for refused, code in (
+        (lambda: api.export(run.id, "onnx"), "invalid_value"),
+        (lambda: api.export(run.id, "gguf", dtype="int8"), "conflict"),
+        (lambda: api.push(run.id, "no-slash", license="mit"), "invalid_value"),
+        (lambda: api.push(run.id, "cooks/tuned", license="mit", export="gguf"), "conflict"),
+        (lambda: api.export("job-none", "gguf"), "not_found"),
+        (lambda: api.pushed(run.id), "no_push"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            refused()
+        assert caught.value.code == code
+    open_run = make_run("job-open", **SHORT)
+    service.store.append(open_run, STATES["queued"])
+    with pytest.raises(ApiError, match="it has a model once it has succeeded"):
+        api.export(open_run.id, "ctranslate2")
+    for worker in service.store.workers.all():
+        service.store.workers.forget(worker.name)
+    answer = requests.post(f"{service.url}/jobs/{run.id}/exports", json={"format": "ctranslate2"}, timeout=10)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_worker")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with running_hub(monkeypatch) as server:
+        server.token = TOKEN
+        yield server
+
+
+def test_an_upload_needs_a_licence_and_its_token_is_nowhere_to_be_read(
+    service: Service, run: RunDir, at_work: Any, hub: Hub, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert command(service, "push", run.id, "cooks/tuned", monkeypatch=monkeypatch) == 2
+    assert "--license apache-2.0" in capsys.readouterr().err
+    at_work(PushHandler, HF_TOKEN=TOKEN, HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="")
+    push = ("push", run.id, "cooks/tuned", "--license", "mit")
+    assert command(service, *push, monkeypatch=monkeypatch) == 0
+    assert "uploaded to cooks/tuned" in capsys.readouterr().out
+    assert "license: mit" in hub.commits[0]["README.md"].decode() and hub.created == {"cooks/tuned": True}
+    hub.token = "another"
+    assert command(service, *push, "--json", monkeypatch=monkeypatch) == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out)["error"]["code"] == "hub_refused"
+    kept = b"".join(file.read_bytes() for file in run.path.rglob("*") if file.is_file())
+    redis = service.store._redis
+    stored = repr([redis.dump(key) for key in redis.keys("*")])
+    assert TOKEN not in told.out + told.err + stored and TOKEN.encode() not in kept

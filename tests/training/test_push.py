@@ -1,0 +1,115 @@
+"""Uploads to the hub: a real client, a small hub on loopback; the token is where it belongs and nowhere else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.attempt import Finished
+from jobs.disk.rundir import RunDir
+from jobs.export import ExportFormat
+from tests.training.adapters.test_adapter_runs import LORA
+from tests.training.attempts import attempt
+from tests.training.conftest import MakeRun
+from tests.training.export.test_export import SHORT, exported
+from tests.training.hub_server import COMMIT, Hub, running_hub
+
+TOKEN = "hf_plantedPlantedPlantedPlanted"
+NAME = "cooks/tuned"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with running_hub(monkeypatch) as server:
+        server.token = TOKEN
+        yield server
+
+
+def started(run: RunDir, hub: Hub, *more: str, token: str | None = TOKEN) -> subprocess.Popen[str]:
+    """`python -m worker.training push`, with the token in its environment."""
+    command = [sys.executable, "-m", "worker.training", "push", str(run.path), NAME, "--license", "apache-2.0", *more]
+    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
+    environment |= {"HF_ENDPOINT": hub.url, **({"HF_TOKEN": token} if token else {})}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def pushed(run: RunDir, hub: Hub, *more: str, token: str | None = TOKEN) -> tuple[Finished, str]:
+    """Its last line, and what it printed."""
+    said, _ = started(run, hub, *more, token=token).communicate(timeout=120)
+    last = run.attempt_lines("push")[-1]
+    assert isinstance(last, Finished)
+    return last, said
+
+
+def test_a_push_killed_in_the_middle_is_repeated_and_sends_only_what_is_missing(make_run: MakeRun, hub: Hub) -> None:
+    run = make_run(**SHORT)
+    assert attempt(run) == 0
+    files = {file.name: file.read_bytes() for file in run.model.iterdir()}
+    weights = hashlib.sha256(files["model.safetensors"]).hexdigest()
+    tokenizer = hashlib.sha256(files["tokenizer.json"]).hexdigest()
+    hub.stalls_at = weights
+    process = started(run, hub)
+    assert hub.stalled.wait(120)
+    assert TOKEN not in Path(f"/proc/{process.pid}/cmdline").read_text()
+    process.kill()
+    said, _ = process.communicate()
+    assert process.returncode == -signal.SIGKILL and hub.commits == [], "all of a model or nothing"
+    hub.proceed.set()
+    hub.objects[tokenizer] = files["tokenizer.json"]  # had come in, or was about to
+    sent = len(hub.received)
+    last, also_said = pushed(run, hub)
+    assert last.reason == "done" and hub.received[sent:] == [weights]
+    [commit] = hub.commits
+    assert hub.created == {NAME: True}, "private"
+    page = commit.pop("README.md").decode()
+    assert commit == {name: content for name, content in files.items() if name != "README.md"}
+    assert page.startswith("---\nlicense: apache-2.0\nlibrary_name: transformers\n")
+    assert "| licence | apache-2.0; of the base model: not known" in page
+    for part in ("| data |", "prepared as `", "| target |", "| limits |", "## Use", "## Curve"):
+        assert part in page
+    written = "".join(file.read_text(errors="replace") for file in run.path.rglob("*") if file.is_file())
+    for text in (said, also_said, written, json.dumps([page, *map(str, hub.asked)])):
+        assert TOKEN not in text
+
+
+def test_what_the_hub_refuses_is_said_without_the_token(make_run: MakeRun, hub: Hub) -> None:
+    run = make_run(**SHORT)
+    assert attempt(run) == 0
+    hub.token = "another"
+    last, said = pushed(run, hub)
+    assert last.error is not None and last.error.code == "hub_refused" and TOKEN not in said + last.error.message
+    last, _ = pushed(run, hub, token=None)
+    assert last.error is not None and last.error.code == "no_token"
+    last, _ = pushed(run, hub, "--export", "gguf")
+    assert last.error is not None and last.error.code == "no_export"
+    assert hub.commits == [] and hub.created == {}
+
+
+def test_adapters_of_a_local_base_are_pushed_merged_and_of_a_hub_base_as_they_are(make_run: MakeRun, hub: Hub) -> None:
+    run = make_run(method=LORA, **SHORT)
+    assert attempt(run) == 0
+    last, _ = pushed(run, hub)
+    assert last.error is not None and last.error.code == "base_is_local" and "--to merged" in (last.error.hint or "")
+    exported(run, ExportFormat.MERGED)
+    last, _ = pushed(run, hub, "--export", "merged", "--public")
+    assert last.reason == "done" and hub.created == {NAME: False}
+    assert "model.safetensors" in hub.commits[0] and "adapter_config.json" not in hub.commits[0]
+    assert "Exported to merged: transformers" in hub.commits[0]["README.md"].decode()
+    # The same adapters, as they are where the base model came from the hub.
+    hub.repositories["models/cooks/base"], hub.card_data["models/cooks/base"] = run.model, {"license": "cc-by-4.0"}
+    config = run.model / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": "cooks/base"}))
+    plan = run.plan()
+    named = plan.model.model_copy(update={"source": "cooks/base", "revision": COMMIT})
+    run.write_plan(plan.model_copy(update={"model": named}))
+    last, _ = pushed(run, hub)
+    assert last.reason == "done" and "adapter_model.safetensors" in hub.commits[1]
+    assert "of the base model: cc-by-4.0 |" in hub.commits[1]["README.md"].decode()

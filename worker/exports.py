@@ -1,0 +1,120 @@
+"""Exports and uploads to the hub, which somebody asked for: each in a process of its own, at the lowest priority."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from jobs.attempt import Finished, Heartbeat
+from jobs.disk.rundir import RunDir
+from jobs.errors import NotFound
+from jobs.export import ExportRequest, PushRequest
+from jobs.process.lifeline import PARENT_PID
+from jobs.process.logs import last_error
+from jobs.reasons import Reason
+from jobs.redis.requests import Request
+from worker.requests import AnswerWriter, RequestFailed
+from worker.settings import WorkerSettings
+
+LOOK_S = 0.5
+
+
+class ProcessHandler:
+    """`RequestHandler` that has `python -m worker.training` do it, and tells how far that is."""
+
+    kind: str
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+
+    def command(self, request: Request, run: RunDir) -> tuple[str, Sequence[str]]:
+        """The name of the file that the process speaks through, and its arguments."""
+        raise NotImplementedError
+
+    def answer(self, request: Request, answer: AnswerWriter) -> None:
+        """See `RequestHandler`. Raises NotFound, RequestFailed."""
+        run = RunDir(self._settings.runs / request.job)
+        if not run.exists():
+            raise NotFound(f"there is no job {request.job}")
+        name, arguments = self.command(request, run)
+        said, log = run.attempt_file(name), run.attempt_file(name).with_suffix(".log")
+        said.unlink(missing_ok=True)
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "worker.training", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**self._settings.trainer_environment, PARENT_PID: str(os.getpid())},
+            )
+        try:
+            self._follow(process, run, name, answer)
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        end = _newest(run, name)
+        if isinstance(end, Finished) and end.reason is Reason.DONE:
+            answer.add("done", {})
+        elif isinstance(end, Finished) and end.error is not None:
+            raise RequestFailed(end.error.message, code=end.error.code, hint=end.error.hint)
+        else:
+            why = last_error(log.read_text(errors="replace")[-4096:])
+            raise RequestFailed(
+                f"the process of this {self.kind} ended with {process.returncode}" + (f": {why[:300]}" if why else ""),
+                code="crash",
+                hint=f"its log is {log} on the server",
+            )
+
+    def _follow(self, process: subprocess.Popen[bytes], run: RunDir, name: str, answer: AnswerWriter) -> None:
+        """Until it ends. Raises what `AnswerWriter.hold` and `AnswerWriter.add` do."""
+        told: Heartbeat | None = None
+        while True:
+            try:
+                process.wait(LOOK_S)
+                return
+            except subprocess.TimeoutExpired:
+                answer.hold()
+            beat = _newest(run, name)
+            if isinstance(beat, Heartbeat) and (told is None or beat.phase != told.phase):
+                answer.add("progress", {"phase": beat.phase, "at": time.time()})
+                told = beat
+
+    def idle(self) -> None:
+        """See `RequestHandler`: nothing."""
+
+    def close(self) -> None:
+        """See `RequestHandler`: nothing."""
+
+
+class ExportHandler(ProcessHandler):
+    """A finished model in another format."""
+
+    kind = "export"
+
+    def command(self, request: Request, run: RunDir) -> tuple[str, Sequence[str]]:
+        """See `ProcessHandler`."""
+        asked = ExportRequest.model_validate(request.payload)
+        of_dtype = [] if asked.dtype is None else ["--dtype", asked.dtype]
+        return f"export-{asked.format}", ["export", os.fspath(run.path), asked.format, *of_dtype]
+
+
+class PushHandler(ProcessHandler):
+    """An upload to the hub. The token is in the environment of its process, and in nothing that is written or said."""
+
+    kind = "push"
+
+    def command(self, request: Request, run: RunDir) -> tuple[str, Sequence[str]]:
+        """See `ProcessHandler`."""
+        asked = PushRequest.model_validate(request.payload)
+        more = ["--public"] * asked.public + ([] if asked.export is None else ["--export", asked.export])
+        return "push", ["push", os.fspath(run.path), asked.repository, "--license", asked.license, *more]
+
+
+def _newest(run: RunDir, name: str) -> object:
+    lines = run.attempt_lines(name)
+    return lines[-1] if lines else None
