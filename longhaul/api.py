@@ -66,8 +66,8 @@ class Longhaul:
 
         Raises ValueError for what is no http or https URL.
         """
-        self.url = url.rstrip("/")
         self._connection = Connection(url, api_key, on_wait)
+        self.url = self._connection.url
 
     def __repr__(self) -> str:
         return f"Longhaul({self.url!r}, key {'set' if self._connection.key else 'none'})"

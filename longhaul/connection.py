@@ -11,6 +11,7 @@ Three times in all.
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ import requests
 
 from jobs.text.units import format_duration
 
-DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_PORT = 8000
+DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 CONNECT_S = 5.0
 ANSWER_S = 30.0
 TRIES = 3
@@ -59,7 +61,7 @@ class Connection:
 
     def __init__(self, url: str, api_key: str | None, on_wait: Callable[[str], object]) -> None:
         """`on_wait` is called with what the service says while it recovers. Raises ValueError for what is no URL."""
-        self.url = _checked(url).rstrip("/")
+        self.url = _complete(url)
         self.key = api_key
         self.on_wait = on_wait
         self.session = requests.Session()
@@ -89,7 +91,9 @@ class Connection:
                     continue
                 if isinstance(error, requests.exceptions.SSLError):
                     raise Unreachable(f"no TLS connection to {self.url}: {_root(error)}", hint=PLAIN_HTTP) from error
-                raise Unreachable(f"no answer from {self.url} ({type(error).__name__})") from error
+                raise Unreachable(
+                    f"no answer from {self.url} ({type(error).__name__})", hint=_how_to_reach(self.url)
+                ) from error
             later = None if "data" in more else _retry_after(answer)
             recovering = _recovering(answer)
             if not (answer.status_code == 429 or recovering) or tried == TRIES or later is None:
@@ -140,12 +144,36 @@ class RetryPolicy:
         self._wait_s = min(5.0, self._wait_s * 2)
 
 
-def _checked(url: str) -> str:
-    """The URL. Raises ValueError where requests could send nothing there."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} must begin with http:// or https:// and name a host, like {DEFAULT_URL}")
-    return url
+def _complete(url: str) -> str:
+    """The URL, with http:// where it has no scheme. Raises ValueError where requests could send nothing there."""
+    whole = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(whole)
+        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number, or half an IPv6 address
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{url!r} is not the URL of a service: it names a host, and perhaps a port, like {DEFAULT_URL}"
+        )
+    return whole.rstrip("/")
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the service is on this machine."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _how_to_reach(url: str) -> str:
+    """What to do where nothing answers."""
+    if not is_loopback(url):
+        return "start it there, or set LONGHAUL_URL to the URL of a service that runs"
+    port = urlsplit(url).port or 80
+    return f"start it with `longhaul local{'' if port == DEFAULT_PORT else f' --port {port}'}`, or set LONGHAUL_URL"
 
 
 def _root(error: BaseException) -> BaseException:

@@ -30,6 +30,30 @@ def test_errors_are_typed(service: Service) -> None:
         assert "test-key-123" not in repr(api)
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("127.0.0.1:8306", "http://127.0.0.1:8306"),
+        ("localhost", "http://localhost"),
+        ("box.lan:8000/", "http://box.lan:8000"),
+        ("https://box.lan/longhaul/", "https://box.lan/longhaul"),
+    ],
+)
+def test_a_url_without_a_scheme_is_http(given: str, meant: str) -> None:
+    assert Longhaul(given).url == meant
+
+
+@pytest.mark.parametrize("given", ["ftp://box", "http://", ":8000", "box:port", "http:///jobs"])
+def test_what_is_no_url_is_refused(given: str) -> None:
+    with pytest.raises(ValueError, match="is not the URL of a service"):
+        Longhaul(given)
+
+
+def test_a_service_without_its_scheme_answers(service: Service) -> None:
+    with Longhaul(service.url.removeprefix("http://"), service.settings.api_key) as api:
+        assert api.ready()
+
+
 def test_a_lost_answer_does_not_double_the_job(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service did it, the answer was lost, the client sends it again under the same key."""
     with Longhaul(service.url, service.settings.api_key) as api:

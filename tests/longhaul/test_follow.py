@@ -72,4 +72,4 @@ def test_a_service_that_never_answered_is_not_waited_for(
     monkeypatch.setattr("longhaul.connection.PAUSE_S", 0.01)
     assert main([*command, "job-1"]) == 3
     error = capsys.readouterr().err
-    assert f"no answer from {url}" in error and "longhaul local" in error
+    assert f"no answer from {url}" in error and f"`longhaul local --port {url.rpartition(':')[2]}`" in error
