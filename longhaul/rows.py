@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from jobs.data_names import data_format
+from jobs.data_names import data_format, hub_data, uploaded_name
 from longhaul.api import ApiError, Longhaul
+from longhaul.connection import is_loopback
 from longhaul.figures import size
 from longhaul.transfer import Progress, sha256_of
 
@@ -32,14 +31,14 @@ def at_the_service(
     may be there: it goes as it is written.
     """
     if not os.path.exists(file):
-        say(f"{file} is not here: the service looks for it in its data directory")
+        say(f"{file} is not here: the service looks for it {_where(file)}")
         return file
     inside = _inside(file, data)
-    if inside is not None and not upload and _on_this_machine(api.url):
+    if inside is not None and not upload and is_loopback(api.url):
         say(f"{file} is read from the data directory, as {inside} (--upload uploads it instead)")
         return inside
     digest = sha256_of(Path(file)).hex()
-    name = _dataset_name(os.path.basename(file))
+    name = dataset_name(os.path.basename(file))
     there = _sha256(api, name)
     if there is not None and there != digest:
         # A data set never changes: other content under a name that is taken gets one of its own.
@@ -60,16 +59,15 @@ def _inside(file: str, data: Path) -> str | None:
     return os.path.relpath(path, base) if path.startswith(base + os.sep) else None
 
 
-def _on_this_machine(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _where(name: str) -> str:
+    """Where rows of that name are looked for."""
+    if uploaded_name(name) is not None:
+        return "among the uploaded data sets"
+    return "in its data directory" if hub_data(name, "auto") is None else "on the hub"
 
 
-def _dataset_name(name: str) -> str:
-    """The nearest legal name (jobs/data_names.py)."""
+def dataset_name(name: str) -> str:
+    """What a file of that name is called once it is uploaded: the nearest legal name (jobs/data_names.py)."""
     if data_format(name) is None:
         name += ".json"  # rows are recognized under another name only where they are JSON, by the line or in an array
     legal = re.sub(r"[^A-Za-z0-9_.\-]", "-", name)[-100:].lstrip("-_.")

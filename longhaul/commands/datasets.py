@@ -6,11 +6,12 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from jobs.data_names import UPLOADED
+from jobs.data_names import UPLOADED, data_format
 from longhaul import result_tables
 from longhaul.bars import bar
 from longhaul.commands.command import Call, Commands
 from longhaul.jobfile import BadInput
+from longhaul.rows import dataset_name
 
 
 def add(commands: Commands) -> None:
@@ -27,7 +28,9 @@ def add(commands: Commands) -> None:
         return parser
 
     adding = kind("add", _add, "FILE", "upload a file of rows")
-    adding.add_argument("--name", help="name of the data set (default: that of the file)")
+    adding.add_argument(
+        "--name", help="name of the data set (default: that of the file, with - for what is no ASCII letter or digit)"
+    )
     kind("show", _show, "NAME", "show a data set, and what the newest job found in it")
     kind("rm", _remove, "NAME", "delete a data set that no open job needs")
 
@@ -42,7 +45,9 @@ def _add(call: Call) -> int:
     file = Path(call.given.file)
     try:
         with call.connect() as api, bar(call.errors) as report:
-            made = api.upload(file, call.given.name, on_progress=partial(report, file.name))
+            # One that does not say its format is refused: nobody has looked into it.
+            name = call.given.name or (dataset_name(file.name) if data_format(file.name) else None)
+            made = api.upload(file, name, on_progress=partial(report, file.name))
     except OSError as error:
         raise BadInput(f"{file}: {error.strerror}") from None
     return call.answer(made, lambda: call.say(f"a job names it dataset:{made['name']}"))

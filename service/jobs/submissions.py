@@ -13,11 +13,12 @@ import os
 import re
 import secrets
 import time
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jobs.data_names import dataset_file, is_dataset_name, uploaded_name
+from jobs.data_names import UPLOADED, dataset_file, is_dataset_name, uploaded_name
 from jobs.disk import rundir
 from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, StoreUnavailable, UserError
@@ -120,7 +121,8 @@ class Submissions:
                     raise UserError(
                         f"{param} = {path!r}: there is no uploaded data set {dataset!r}",
                         param=param,
-                        hint="upload it first: PUT /datasets/NAME (GET /datasets lists what there is)",
+                        hint="upload it first: `longhaul datasets add FILE`, or PUT /datasets/NAME"
+                        + self._alike(dataset),
                     )
                 continue
             if os.path.commonpath([base, os.path.abspath(os.path.join(base, path))]) != base:
@@ -129,6 +131,15 @@ class Submissions:
                     param=param,
                     hint="put it into the data directory and give the path inside that",
                 )
+
+    def _alike(self, dataset: str) -> str:
+        """What may have been meant, for the end of a hint."""
+        try:
+            there = [name for name in os.listdir(self._uploads) if is_dataset_name(name)]
+        except FileNotFoundError:  # nothing was ever uploaded
+            return ""
+        near = get_close_matches(dataset, there, n=1)
+        return f"; did you mean {UPLOADED}{near[0]}?" if near else ""
 
 
 def merge_patch(target: object, patch: object) -> Any:

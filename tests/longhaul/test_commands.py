@@ -397,9 +397,15 @@ def test_data_sets(run: Run) -> None:
     assert "longhaul datasets add FILE" in run("datasets")
     Path("rows.jsonl").write_text('{"input": "a", "target": "b"}\n')
     assert "a job names it dataset:rows.jsonl" in run("datasets", "add", "rows.jsonl")
+    Path("störungen.csv").write_text("input,target\na,b\n")
+    named = "dataset:st-rungen.csv"
+    assert f"a job names it {named}" in run("datasets", "add", "störungen.csv")
+    assert run("submit", "störungen.csv", "--no-check", "--json")["training_file"] == named
+    run("datasets", "add", "störungen.csv", "--name", "störungen.csv", code=2)
+    run("datasets", "rm", named, code=2)  # an open job needs it
     made = run("datasets", "add", "rows.jsonl", "--name", "other.jsonl", "--json")
     assert (made["name"], made["bytes"]) == ("other.jsonl", 30)
-    assert [each["name"] for each in run("datasets", "--json")] == ["other.jsonl", "rows.jsonl"]
+    assert [each["name"] for each in run("datasets", "--json")] == ["other.jsonl", "rows.jsonl", "st-rungen.csv"]
     assert run("datasets", "--json", "show", "rows.jsonl")["name"] == "rows.jsonl"
     assert "none: no existing job has prepared it" in run("datasets", "show", "dataset:rows.jsonl")
     assert "`longhaul datasets`" in run("datasets", "show", "dataset:other.csv", code=2)

@@ -71,3 +71,5 @@ def test_json_under_another_name_gets_an_ending(service: Service, here: Path) ->
 def test_a_file_that_is_not_here_may_be_there(service: Service, here: Path) -> None:
     train, said = placed(service, "elsewhere.jsonl")
     assert train == "elsewhere.jsonl" and "looks for it in its data directory" in said
+    assert "among the uploaded data sets" in placed(service, "dataset:rows.jsonl")[1]
+    assert placed(service, "org/rows")[1].endswith("looks for it on the hub")

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -377,7 +378,10 @@ def test_a_job_cannot_name_what_was_not_uploaded(service: Service) -> None:
         answer = service.post("/jobs", json={"data": data})
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (422, f"data.{param}")
-        assert "PUT /datasets" in error["hint"]
+        assert "longhaul datasets add" in error["hint"] and "PUT /datasets" in error["hint"]
+    for name, meant in (("row.jsonl", "dataset:rows.jsonl"), ("another.csv", None)):
+        hint = service.post("/jobs", json={"data": {"train": f"dataset:{name}"}}).json()["error"]["hint"]
+        assert re.findall(r"did you mean (\S+)\?", hint) == ([meant] if meant else [])
 
 
 def test_without_redis_data_sets_can_be_uploaded_and_listed_and_none_is_deleted(tmp_path: Path) -> None:

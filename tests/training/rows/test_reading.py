@@ -302,7 +302,7 @@ def test_a_damaged_archive_is_named_with_the_line(tmp_path: Path, name: str, con
     assert said in str(error)
 
 
-@pytest.mark.parametrize("start", [b"BZh9", b"\xfd7zXZ\x00", b"PK\x03\x04", b"PAR1"])
+@pytest.mark.parametrize("start", [b"BZh9", b"\xfd7zXZ\x00", b"PK\x03\x04", b"PAR1", b"\x89PNG\r\n", b"%PDF"])
 def test_what_is_of_another_kind_is_named(tmp_path: Path, start: bytes) -> None:
     assert refusal(tmp_path, start + b"rest").detail_code == "not_supported"
 

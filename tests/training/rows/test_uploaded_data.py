@@ -48,6 +48,13 @@ def test_anything_else_is_missing(settings: TrainerSettings, name: str) -> None:
     assert "longhaul datasets add" in str(caught.value.hint)
 
 
+def test_a_file_that_was_uploaded_and_is_named_as_if_it_lay_in_the_data_directory(settings: TrainerSettings) -> None:
+    for name, hint in (("rows.jsonl", "name it dataset:rows.jsonl"), ("other.jsonl", "longhaul datasets add FILE")):
+        with pytest.raises(BadData) as caught:
+            find_head(name, "data.train", "auto", settings)
+        assert caught.value.detail_code == "file_missing" and hint in str(caught.value.hint)
+
+
 def test_a_link_in_its_place_leads_nowhere(settings: TrainerSettings) -> None:
     file = settings.uploads / "rows.jsonl" / "rows.jsonl"
     file.unlink()

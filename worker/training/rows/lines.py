@@ -33,6 +33,9 @@ _FOREIGN = {
     b"BZh": ("is a bzip2 archive", "pack it with gzip or zstd, or not at all"),
     b"\xfd7zXZ\x00": ("is an xz archive", "pack it with gzip or zstd, or not at all"),
     b"PK\x03\x04": ("is a zip archive (or a spreadsheet)", "unpack it, or save the sheet as CSV"),
+    b"\x89PNG": ("is a picture", "give a file of rows: JSON lines, CSV or Parquet"),
+    b"\xff\xd8\xff": ("is a picture", "give a file of rows: JSON lines, CSV or Parquet"),
+    b"%PDF": ("is a PDF document", "give a file of rows: JSON lines, CSV or Parquet"),
     b"PAR1": ("is a Parquet file", "name it .parquet, or say data.format: parquet"),
 }
 _MARKS = {

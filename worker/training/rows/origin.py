@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from jobs.data_names import dataset_file, hub_data, is_dataset_name, uploaded_name
+from jobs.data_names import UPLOADED, dataset_file, hub_data, is_dataset_name, uploaded_name
 from jobs.errors import BadData
 from worker.training.journal import Journal
 from worker.training.rows.sources import DataFile, RowFile, Source, find_file
@@ -78,7 +78,15 @@ def _find(name: str, param: str, settings: TrainerSettings) -> Path:
     Raises as `find_file`; BadData (`dataset_missing`) where nothing of that name was uploaded, or it was deleted since.
     """
     if (dataset := uploaded_name(name)) is None:
-        return find_file(settings.data, name, param)
+        try:
+            return find_file(settings.data, name, param)
+        except BadData as error:
+            same = PurePath(name).name
+            there = is_dataset_name(same) and dataset_file(settings.uploads, same).is_file()
+            if error.detail_code != "file_missing" or not there:
+                raise
+            hint = f"a file of that name was uploaded: name it {UPLOADED}{same}"
+            raise BadData(str(error), code=error.detail_code, param=param, hint=hint) from None
     missing = BadData(
         f"{param}: there is no uploaded data set {dataset!r}",
         code="dataset_missing",
