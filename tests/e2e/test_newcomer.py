@@ -182,6 +182,6 @@ def test_a_file_of_every_usual_format_becomes_a_model_that_writes(
         assert f"dataset:{name}" in pages[folder]
     written = run_snippets(pages)
     for folder, page in pages.items():
-        if "In the job it answered:" in page:
+        if "The job's answer after step" in page:
             assert written[str(folder)] == fenced(page, "text").strip(), page
-    assert sum("In the job it answered:" in page for page in pages.values()) >= len(FILES) / 2
+    assert sum("The job's answer after step" in page for page in pages.values()) >= len(FILES) / 2

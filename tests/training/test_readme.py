@@ -9,14 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from transformers import GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
 
 from jobs.disk.rundir import RunDir
 from jobs.events import EvaluationFinished
+from jobs.plan import SourcePlan
 from jobs.version import VERSION
+from tests.summaries import dataset_summary
 from tests.training.attempts import attempt, facts
-from tests.training.conftest import MakeRun
+from tests.training.conftest import VOCABULARY, MakeRun
+from worker.training.dataset.data import Writer
 from worker.training.readme import _fenced, evaluations_of
 
 
@@ -43,6 +47,33 @@ def test_the_snippet_writes_what_the_job_wrote(make_run: MakeRun) -> None:
     assert told in [sample.generated for sample in samples] and json.dumps(samples[0].input) in page
     shown = [text for each in samples[:3] for text in (each.input, each.target, each.generated)]
     assert blocks(page.partition("## Samples")[2], "text") == shown
+
+
+def test_every_source_is_told_and_without_held_out_rows_the_snippet_has_a_training_row(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    (tmp_path / "prepared").mkdir()
+    with Writer(tmp_path / "prepared", VOCABULARY) as writer:
+        writer.add([[5, 6, 7, 1], [8, 9, 1]], [[7, 6, 1], [9, 1]])
+        writer.finish({"train": np.arange(2), "validation": np.arange(0)}, dataset_summary(), (1, 2))
+    train = ["chats.jsonl", "rows.csv"]
+    run = make_run(data={"train": train, "validation": 0.0}, training={"epochs": 1, "batch_size": 2})
+    sources = (
+        SourcePlan(name="chats.jsonl", place="/d/chats.jsonl", input="{a}", target="{b|c}", read_as="OpenAI chat"),
+        SourcePlan(name="rows.csv", place="/d/rows.csv", input=None, target="{text}"),
+    )
+    plan = run.plan()
+    change = {"prepared": str(tmp_path / "prepared"), "rows": 2, "validation_rows": 0, "sources": sources}
+    run.write_plan(plan.model_copy(update={"data": plan.data.model_copy(update=change), "steps": 1}))
+    assert attempt(run) == 0
+    page = (run.model / "README.md").read_text()
+    assert [line for line in page.splitlines() if line.startswith("| rows of ")] == [
+        "| rows of chats.jsonl | `{a}` → `{b\\|c}`, read as OpenAI chat |",
+        "| rows of rows.csv | `{text}` |",
+    ]
+    [text] = re.findall(r"^text = (.*)$", blocks(page, "python")[0], re.MULTILINE)
+    tokenizer = AutoTokenizer.from_pretrained(run.model)
+    assert tokenizer(json.loads(text))["input_ids"] == [5, 6, 7, 1] and "The job's answer" not in page
 
 
 def test_its_facts_are_those_of_the_job(make_run: MakeRun) -> None:

@@ -12,7 +12,7 @@ from jobs.attempt import Noted, TrainResult
 from jobs.disk.rundir import RunDir
 from jobs.evaluation_metrics import metric_figure, metric_words
 from jobs.events import EvaluationFinished, Sample
-from jobs.plan import Plan, limit_words
+from jobs.plan import Plan, SourcePlan, limit_words
 from jobs.reasons import Reason
 from jobs.spec import DataSpec, WeightedSource
 from jobs.version import VERSION
@@ -57,8 +57,7 @@ def readme(context: TrainingContext, method: Method, result: TrainResult, remark
         f"| data | {_cell(_named(spec.data.sources))}: {report.train_rows:,} rows to learn from, "
         f"{report.validation_rows:,} held out; prepared as `{context.data.folder.name}` |",
         f"| task | {plan.task} |",
-        *([] if plan.data.input is None else [f"| input | `{_cell(plan.data.input)}` |"]),
-        f"| target | `{_cell(plan.data.target)}` |",
+        *(f"| rows of {_cell(each.name)} | {_read(each)} |" for each in plan.data.sources_of(spec)),
         f"| limits | {', '.join(f'{key} {_limit(spec.data, key):,}' for key in loaded.task.limit_keys)} |",
         f"| method | {_cell(loaded.method.description)}; {loaded.trained_parameters:,} weights trained |",
         f"| training | {training.epochs:,} epochs, batch size {training.batch_size:,}, learning rate "
@@ -128,6 +127,12 @@ def _named(sources: Sequence[WeightedSource]) -> str:
     return ", ".join(f"{each.source} (weight {each.weight:g})" for each in sources)
 
 
+def _read(source: SourcePlan) -> str:
+    """What its rows become, and by which format."""
+    arrow = " → ".join(f"`{_cell(each)}`" for each in (source.input, source.target) if each is not None)
+    return f"{arrow}, read as {_cell(source.read_as)}" if source.read_as else arrow
+
+
 def generation_config(context: TrainingContext) -> dict[str, object] | None:
     """What the base model has, with room for the targets of this data: a bare `generate()` writes whole texts.
 
@@ -174,7 +179,7 @@ def _front_matter(base: str | None, library: str) -> list[str]:
 def _usage(
     context: TrainingContext, method: Method, evaluations: dict[int, EvaluationFinished], step: int
 ) -> list[str]:
-    """A snippet that writes what a sample says, where there is one that is read again as it was."""
+    """A snippet that generates from the text of a sample, where there is one that is read again as it was."""
     found = evaluations.get(step)
     text, sample = _sample_to_repeat(context, found.samples if found else [])
     loaded = context.loaded
@@ -192,14 +197,27 @@ def _usage(
         "",
     ]
     if sample is not None:
-        lines += ["In the job it answered:", "", *_fenced(sample.generated), ""]
+        lines += [
+            f"The job's answer after step {step:,} (computed in batches, where rounding may tip a close call):",
+            "",
+            *_fenced(sample.generated),
+            "",
+        ]
     return lines
 
 
 def _sample_to_repeat(context: TrainingContext, samples: list[Sample]) -> tuple[str | None, Sample | None]:
-    """The first sample whose text, tokenized again, gives the tokens that the model was given; and that text."""
-    loaded, rows = context.loaded, context.data.validation
-    for number, sample in enumerate(samples):
+    """The first sample whose text, tokenized again, gives the tokens that the model was given; and that text.
+
+    Where no rows were held out, such a text of the first training rows.
+    """
+    loaded, data = context.loaded, context.data
+    wanted = context.spec.evaluation.samples
+    tried: Sequence[Sample | None] = samples
+    rows = data.validation
+    if not len(rows):
+        rows, tried = data.train, [None] * min(wanted, len(data.train))
+    for number, sample in enumerate(tried):
         text = loaded.task.prompt(rows, number, loaded.tokenizer, context.spec.data)
         if text is not None:
             return text, sample

@@ -139,11 +139,13 @@ class Lora:
             kind, of_labels = "AutoConfig", ', config=AutoConfig.from_pretrained(".")'
         else:
             kind, of_labels = "GenerationConfig", ""
+        # Of no hub model there is a name that others know.
+        own = "" if base.revision else "  # elsewhere than where the job ran: your copy of this base model"
         return [
             "from peft import PeftModel",
             f"from transformers import {kind}, {auto_class}, AutoTokenizer",
             "",
-            f'base = {auto_class}.from_pretrained("{base.name}"{revision}{of_labels}, dtype="{dtype}")',
+            f'base = {auto_class}.from_pretrained("{base.name}"{revision}{of_labels}, dtype="{dtype}"){own}',
             *([] if of_labels else ['base.generation_config = GenerationConfig.from_pretrained(".")  # this folder']),
             f'model = PeftModel.from_pretrained(base, "."{as_trained}).eval()',
         ]

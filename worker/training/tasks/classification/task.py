@@ -216,7 +216,7 @@ class Classification:
         given = rows.input(row).tolist()
         text = tokenizer.decode(given, skip_special_tokens=True)
         assert isinstance(text, str)
-        for each in (text, text.strip()):
+        for each in (text.strip(), text):  # a decoded row may begin with a space that the row does not
             if tokenizer(each, truncation=True, max_length=data.max_input_tokens)["input_ids"] == given:
                 return each
         return None
