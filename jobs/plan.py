@@ -13,7 +13,7 @@ from jobs.frozen import Frozen, left_out
 from jobs.gpus import REFERENCE, GpuFacts, short_name
 from jobs.labels import LabelPlan
 from jobs.memory_plan import DType, MemoryPlan, MemorySummary, OptimizerName
-from jobs.spec import FullMethod, JobSpec
+from jobs.spec import FullMethod, JobSpec, TrainingSpec
 from jobs.text.units import durations_alike, format_duration
 
 EXPECTED_SHARE = 0.4
@@ -23,6 +23,8 @@ Five sixths of what our roofline model gives XL on an RTX 5090 with T5 as shippe
 alone: T5-base on an A100, compiled (nanoT5), 62 %; FLAN-T5-XL under ZeRO-3 on eight A100, 21 %.
 """
 
+FEW_STEPS = 50
+"""A run of fewer hardly moves the weights."""
 
 StepLimit = Literal["epochs", "max_steps", "max_hours", "early_stopping"]
 """What decides how many steps a run has: a key of `training`."""
@@ -291,6 +293,18 @@ class Plan(Frozen):
             return limit_words(self.limited_by)
         known = self.time is not None and self.time.hours_expected is not None and not self.time.assumed
         return "" if max_hours is None or known else "training.max_hours becomes steps once the pace is measured"
+
+    def few_steps(self, training: TrainingSpec) -> str | None:
+        """For people, where the epochs make so few steps that a model hardly learns: how many, and what makes more."""
+        if self.limited_by != "epochs" or not 0 < self.steps < FEW_STEPS:
+            return None
+        seen = self.data.rows * training.epochs
+        smaller = 1 << max(0, (seen // FEW_STEPS).bit_length() - 1)
+        epochs = math.ceil(FEW_STEPS * training.batch_size / self.data.rows)
+        remedy = f"batch_size={smaller}" if seen >= FEW_STEPS and smaller < training.batch_size else f"epochs={epochs}"
+        steps, rows = self.steps, self.data.rows
+        made_of = f"rows: {rows:,}, epochs: {training.epochs:,}, batch size: {training.batch_size:,}"
+        return f"only {steps} {'step' if steps == 1 else 'steps'} ({made_of}): try training.{remedy}"
 
 
 class SourceSummary(Frozen):

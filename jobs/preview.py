@@ -70,6 +70,11 @@ class SourcePreview(Frozen):
     """Usable rows among those that *check* looked at with a column `tools` beside their chat. It is not used: the chat
     template gets no tools."""
 
+    @property
+    def tokenized(self) -> bool:
+        """Whether tokens are known: a built-in model has a tokenizer only once the job is prepared."""
+        return not self.rows or self.rows[0].input.tokens is not None
+
 
 class UnrecognizedSource(Frozen):
     """A source of training rows in which nothing to learn from is found: the job has to name columns."""

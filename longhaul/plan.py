@@ -13,6 +13,7 @@ from rich.text import Text
 from jobs.memory_plan import MemoryPlan, layers
 from jobs.plan import Plan
 from jobs.preview import DataPreview
+from jobs.spec import JobSpec
 from jobs.text.units import bytes_alike
 from longhaul.answers import JobDict
 from longhaul.api import Longhaul
@@ -87,6 +88,8 @@ def print_plan(plan: Plan, preview: DataPreview, job: JobDict, console: Console)
         ("disk", _disk(memory)),
     ]
     print_facts([(name, text) for name, text in lines if text] + gpu_lines(job), console)
+    if few := few_steps(plan, job):
+        console.print(few, style="yellow", highlight=False)
 
 
 def _steps(plan: Plan, job: JobDict) -> str:
@@ -99,6 +102,11 @@ def max_hours_of(job: JobDict) -> float | None:
     """`training.max_hours`, as the job has it."""
     training = (job["spec"] or {}).get("training")
     return training.get("max_hours") if isinstance(training, dict) else None
+
+
+def few_steps(plan: Plan, job: JobDict) -> str | None:
+    """For people, where a model hardly learns in so few steps. `job`: the dry run."""
+    return plan.few_steps(JobSpec.model_validate(job["spec"]).training) if job["spec"] else None
 
 
 def _parts(memory: MemoryPlan) -> Table:

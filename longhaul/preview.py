@@ -15,6 +15,7 @@ SHOWN = 300
 """Characters of a text."""
 LABELS = 5
 """Named."""
+UNTOKENIZED = "characters and tokens: once the job is prepared, `longhaul preview ID` (a new tokenizer is made then)"
 
 
 def print_preview(preview: DataPreview, console: Console) -> None:
@@ -28,6 +29,8 @@ def print_preview(preview: DataPreview, console: Console) -> None:
         if source.rows_with_tools:
             unused = f"the column tools of {source.rows_with_tools:,} rows is not used: the chat template gets no tools"
             grid.add_row("", "", Text(unused, style="yellow"))
+        if not source.tokenized:
+            grid.add_row("", "", Text(UNTOKENIZED, style="dim"))
         for row in source.rows:
             title = Text(f"row {row.number:,}", style="dim")
             if row.spans:

@@ -24,6 +24,30 @@ def planned(hours: float = 131.0, **more: Any) -> TimePlan:
     return make_time_plan(**facts | more)
 
 
+@pytest.mark.parametrize(
+    ("rows", "training", "said"),
+    [
+        (157, {}, "only 7 steps (rows: 157, epochs: 5, batch size: 128): try training.batch_size=8"),
+        (6, {"epochs": 1}, "only 1 step (rows: 6, epochs: 1, batch size: 128): try training.epochs=1067"),
+        (
+            49,
+            {"epochs": 1, "batch_size": 1},
+            "only 49 steps (rows: 49, epochs: 1, batch size: 1): try training.epochs=2",
+        ),
+        (50, {"epochs": 1, "batch_size": 1}, None),
+        (157, {"max_steps": 5}, None),
+    ],
+)
+def test_a_run_of_few_steps_is_told_what_makes_more_of_them(rows: int, training: Any, said: str | None) -> None:
+    spec = parse_spec({"data": {"train": "x.jsonl"}, "training": training})
+    plan = make_plan(spec, ModelPlan(source="x", parameters=1), DataPlan(train="x", input="x", target="x", rows=rows))
+    assert plan.few_steps(spec.training) == said
+    if said is not None:  # the hint works when followed
+        key, _, value = said.rpartition("training.")[2].partition("=")
+        followed = parse_spec({"data": {"train": "x.jsonl"}, "training": {**training, key: int(value)}})
+        assert make_plan(followed, plan.model, plan.data).steps >= 50
+
+
 def test_a_counted_plan_is_a_limit_and_an_expectation() -> None:
     plan = planned()
     assert plan.hours_at_limit == pytest.approx(131)

@@ -136,6 +136,13 @@ def test_what_is_lost_of_a_row_is_said() -> None:
     ]
 
 
+def test_rows_whose_tokenizer_is_yet_to_be_made_say_where_their_tokens_will_be() -> None:
+    shown = io.StringIO()
+    row = RowPreview(number=1, input=text("a", tokens=None), target=text("b", tokens=None), rewritten={})
+    print_preview(make_preview([row]), Console(file=shown, width=400, color_system=None))
+    assert "once the job is prepared, `longhaul preview ID`" in shown.getvalue()
+
+
 def test_labels_and_what_is_new_of_a_classifier_are_named() -> None:
     labels = tuple(LabelPlan(name=f"label {n}", rows=9 - n) for n in range(7))
     preview = make_preview().model_copy(
