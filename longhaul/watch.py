@@ -187,10 +187,7 @@ def _figures(job: JobDict) -> list[str]:
     if not progress["at"]:
         step = f"step {progress['step']:,}/{job['steps']:,}" if job["steps"] else "no figures yet"
         return [step, needed] if (needed := time_needed(job)) else [step]
-    parts = [
-        f"step {progress['step']:,}" + (f"/{job['steps']:,}" if job["steps"] else ""),
-        f"training loss {loss(progress['loss'])}",
-    ]
+    parts = [f"step {progress['step']:,}" + (f"/{job['steps']:,}" if job["steps"] else "")]
     if job["status"] == "running":
         age = time.time() - progress["at"]
         if age > STALE_S:  # an estimate that nothing confirms any more would be a lie
@@ -199,6 +196,7 @@ def _figures(job: JobDict) -> list[str]:
             parts.append(f"{duration(progress['eta_s'] - age)} left")
     rate, tokens, share = progress["rows_per_s"], progress["tokens_per_s"], progress["mfu"]
     parts += [
+        f"training loss {loss(progress['loss'])}",
         f"{rate:.1f} rows/s",
         size(progress["memory_bytes"]),
         *([f"MFU {share:.0%}"] if share is not None else []),
