@@ -96,13 +96,17 @@ class LocalHome:
         self.runs = Path(runs or environment.get("LONGHAUL_RUNS") or "runs").absolute()
         self.port = _port(port if port is not None else environment.get("LONGHAUL_PORT") or 8000)
         self.api_key = environment.get("LONGHAUL_API_KEY") or None
+        self.made_data = not (data or environment.get("LONGHAUL_DATA") or self.data.exists())
         try:
+            if self.made_data:
+                self.data.mkdir()
             os.scandir(f"{self.data}/.").close()  # needs the right to list it and the right to open what is in it
         except FileNotFoundError:
             raise BadInput(f"the data directory {self.data} does not exist: create it, or give --data DIR") from None
         except OSError as error:
             raise BadInput(
-                f"the data directory {self.data} cannot be read ({error.strerror}): give another with --data DIR"
+                f"the data directory {self.data} cannot be {'created' if self.made_data else 'read'} "
+                f"({error.strerror}): give another with --data DIR"
             ) from None
         self._redis_port = free_port()
         self._password = secrets.token_hex(16)
@@ -227,7 +231,8 @@ def _start(children: list[ChildProcess], place: LocalHome, stop: LocalStop, cons
     _say(
         console, f"Longhaul is up: open {place.url} in a browser (API: {place.url}/openapi.json). It trains on {device}"
     )
-    _say(console, f"  data  {place.data}\n  runs  {place.runs}\n  logs  {place.home}/logs")
+    new = " (new: put files of rows here)" if place.made_data else ""
+    _say(console, f"  data  {place.data}{new}\n  runs  {place.runs}\n  logs  {place.home}/logs")
     url = "" if place.port == 8000 else f"LONGHAUL_URL={place.url} "
     _say(console, f"In another terminal: {url}longhaul submit FILE --watch. Ctrl-C here stops everything, in order.")
 

@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
     )
     doctor.add_argument("--seconds", metavar="N", help="time for all checks (default: 300)")
     local = commands.add("local", _local, "run Redis, service, workers and publish in this terminal", json_too=False)
-    local.add_argument("--data", type=Path, metavar="DIR", help="data files (default: LONGHAUL_DATA or ./data)")
+    local.add_argument("--data", type=Path, metavar="DIR", help="data files (default: LONGHAUL_DATA, or a new ./data)")
     local.add_argument(
         "--home",
         type=Path,

@@ -123,8 +123,8 @@ def test_it_says_what_is_wrong_before_it_starts_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["local"]) == 2
-    assert f"{tmp_path / 'data'} does not exist: create it, or give --data DIR" in capsys.readouterr().err
+    assert main(["local", "--data", "none"]) == 2
+    assert f"{tmp_path / 'none'} does not exist: create it, or give --data DIR" in capsys.readouterr().err
     (tmp_path / "rows.csv").touch()
     assert main(["local", "--data", "rows.csv"]) == 2
     assert "rows.csv cannot be read (Not a directory): give another with --data DIR" in capsys.readouterr().err
@@ -132,6 +132,19 @@ def test_it_says_what_is_wrong_before_it_starts_anything(
     assert main(["local", "--port", "99999"]) == 2
     assert "not a port" in capsys.readouterr().err
     assert not (tmp_path / ".longhaul").exists()
+
+
+def test_the_data_directory_is_created_unless_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def place(**environment: str) -> LocalHome:
+        return LocalHome(environment, data=None, home=tmp_path / "home", runs=None, port=free_port())
+
+    with pytest.raises(BadInput, match="none does not exist"):
+        place(LONGHAUL_DATA="none")
+    assert list(tmp_path.iterdir()) == []
+    assert place().made_data and (tmp_path / "data").is_dir()
+    assert not place().made_data
 
 
 @pytest.mark.parametrize(
