@@ -12,6 +12,7 @@ from typing import Any
 
 from jobs.data_names import DATA_SUFFIXES
 from jobs.spec import NOT_IN_NAMES, JobSpec
+from jobs.text.json_mistakes import json_mistake
 from jobs.text.schemas import part, values
 from longhaul.answers import JsonObject
 
@@ -19,6 +20,11 @@ ROWS = tuple(suffix for suffix in DATA_SUFFIXES if suffix != ".json")
 """What the name of a file of rows ends in here. One in .json is a job, unless it holds an object a line or an array."""
 _TYPED = ("method", "task")
 """Parts of a job for which their type may stand: `lora` for `{"type": "lora"}`."""
+SQUAD_ROWS = (
+    ".data[].paragraphs[] | .context as $context | .qas[] | select(.answers != []) | "
+    "{question, context: $context, answers: {text: [.answers[].text]}}"
+)
+"""For jq: the questions of SQuAD's own files that have an answer, as rows of its hub data set."""
 _START = 1 << 16
 """Bytes in which a JSON array begins."""
 
@@ -80,18 +86,24 @@ def _job_in(file: str) -> JsonObject | None:
     except json.JSONDecodeError as error:
         if _is_json_lines(error):
             return None
-        where = f"at line {error.lineno}, column {error.colno}"
-        raise BadInput(f"{file} is not JSON: {error.msg} {where}", hint=_rows_hint(file)) from None
+        raise BadInput(f"{file} is not JSON: {json_mistake(error)}", hint=_rows_hint(file)) from None
     except UnicodeDecodeError:
         raise BadInput(f"{file} is not UTF-8 text; a job file is JSON", hint=_rows_hint(file)) from None
     if isinstance(job, dict) and isinstance(job.get("data"), list):
         raise BadInput(
             f"{file} is no job: its `data` is an array",
-            hint=f"if it holds the rows, make it a file of its own: jq .data {shlex.quote(file)} > rows.json",
+            hint=f"if it holds the rows, make a file of them: {_rows_of(job['data'])} {shlex.quote(file)} > rows.jsonl",
         )
     if not isinstance(job, dict):
         raise BadInput(f'{file}: a job is a JSON object; the minimum is {{"data": {{"train": "rows.jsonl"}}}}')
     return job
+
+
+def _rows_of(data: list[object]) -> str:
+    """The command that writes the rows of an object's `data`, one a line."""
+    if data and isinstance(data[0], dict) and "paragraphs" in data[0]:
+        return f"jq -c {shlex.quote(SQUAD_ROWS)}"
+    return "jq -c '.data[]'"
 
 
 def _rows_hint(file: str) -> str | None:

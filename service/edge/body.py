@@ -10,6 +10,7 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jobs.errors import UserError
+from jobs.text.json_mistakes import json_mistake
 from jobs.text.units import format_duration
 from service.errors import BodyTooLarge, BodyTooSlow
 
@@ -49,8 +50,7 @@ def parse_json(raw: bytes) -> Any:
         body = json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
         json.dumps(body, ensure_ascii=False).encode()  # half of a surrogate pair could not be written down
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise InvalidJson(f"the body is not JSON: {error.msg} at {where}", hint=hint) from None
+        raise InvalidJson(f"the body is not JSON: {json_mistake(error)}", hint=hint) from None
     except UnicodeError:
         raise InvalidJson("the body is not JSON: it is not valid Unicode text (UTF-8)", hint=hint) from None
     except RecursionError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -84,6 +85,9 @@ def test_a_json_array_holds_rows(tmp_path: Path, text: str) -> None:
     [
         (None, [], "No such file"),
         (b'{"name": ', [], "line 1, column 10"),
+        (b'{"a": [1,\n2 ,\n ],}', [], "a comma too many before ] at line 2, column 3"),
+        (b'{"data": {},\n}', [], "a comma too many before } at line 1, column 12"),
+        (b'{"a": 1,, "b": 2}', [], "enclosed in double quotes at line 1, column 9"),
         (b"\xff", [], "not UTF-8"),
         (b"{}\n}", [], "line 2, column 1"),
         (b'{"name":\n"x"}\n{}', [], "line 3, column 1"),
@@ -105,6 +109,32 @@ def test_bad_input_says_how_it_would_be_right(
         file.write_bytes(content)
     with pytest.raises(BadInput, match=part):
         read_job(str(file), changes, rows=nobody)
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="there is no jq here")
+@pytest.mark.parametrize(
+    ("content", "rows"),
+    [
+        ([{"question": "a"}, {"question": "b"}], [{"question": "a"}, {"question": "b"}]),
+        (
+            [{"title": "T", "paragraphs": [{"context": "it's C", "qas": [
+                {"id": "1", "question": "Q?", "answers": [{"text": "A", "answer_start": 3}, {"text": "B"}]},
+                {"id": "2", "question": "none?", "answers": [], "is_impossible": True},
+            ]}]}],
+            [{"question": "Q?", "context": "it's C", "answers": {"text": ["A", "B"]}}],
+        ),
+    ],
+)  # fmt: skip
+def test_the_hint_for_an_object_of_rows_makes_a_file_of_them(
+    tmp_path: Path, content: list[object], rows: list[object]
+) -> None:
+    file = tmp_path / "train v1.1.json"
+    file.write_text(json.dumps({"version": "1.1", "data": content}))
+    with pytest.raises(BadInput) as caught:
+        read_job(str(file), [], rows=nobody)
+    command = str(caught.value.hint).partition("make a file of them: ")[2]
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == rows
 
 
 def test_the_type_of_a_part_may_stand_for_it_and_be_added_to() -> None:
