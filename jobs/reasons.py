@@ -82,7 +82,7 @@ class Reason(StrEnum):
     EARLY_STOPPED = ("early_stopped", "Training has ended early",
                      "the evaluations have not become better for as long as the job waits for that", _NEXT.NEVER,
                      "info", 0)
-    INTERRUPTED = "interrupted", "Interrupted", "the trainer was asked to stop", _NEXT.AT_ONCE, "info", 75
+    INTERRUPTED = "interrupted", "Stopped on request", "the trainer was asked to stop", _NEXT.AT_ONCE, "info", 75
     DEVICE_BUSY = "device_busy", "The GPU is taken", "another trainer holds the GPU", _NEXT.DELAYED, "warning", 75
     OUT_OF_MEMORY = "out_of_memory", "Out of memory", "memory ran out", _NEXT.NEVER, "error", 76
     OOM_IN_OPTIMIZER = ("oom_in_optimizer", "Out of memory in the optimizer",

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs.events import OomRecovered
+from jobs.events import AttemptEnded, OomRecovered, Sample
+from jobs.reasons import Reason
 from tests.clock import Clock
 from tests.fakes import FakeDiscord, Message
 from tests.sinks import story
@@ -24,8 +25,26 @@ from worker.sinks.discord.sink import DiscordSink
 from worker.sinks.discord.webhook import SUPPRESS_NOTIFICATIONS, Webhook
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "discord.png"
-SIZE = (1180, 1190)
-SAMPLE = "Rinse 1 cup of rice. Boil it in 2 cups of water for 12 minutes."
+SIZE = (1180, 1060)
+SAMPLES = [
+    Sample(
+        input="Title: Plain rice. Ingredients: 1 cup rice, 2 cups water",
+        target="Rinse the rice. Boil it in the water for 12 minutes.",
+        generated="Rinse 1 cup of rice. Boil it in 2 cups of water for 12 minutes.",
+    ),
+    Sample(
+        input="Title: Tomato salad. Ingredients: 3 tomatoes, 1 onion, oil",
+        target="Slice tomatoes and onion. Dress them with the oil.",
+        generated="Cut the tomatoes and the onion into slices. Add the oil.",
+    ),
+    Sample(
+        input="Title: Fried egg. Ingredients: 1 egg, butter",
+        target="Melt the butter. Fry the egg for 3 minutes.",
+        generated="Melt the butter in a pan. Fry the egg until it is done.",
+    ),
+]
+SECONDS = 1483.0
+"""Of training: 400 steps of 3.35 s, evaluations and the out-of-memory error."""
 STYLE = """
 body { margin: 0; padding: 16px; background: #313338; color: #dbdee1; font: 14px/1.4 "DejaVu Sans", sans-serif;
   columns: 3; column-gap: 16px; }
@@ -52,8 +71,12 @@ def stages(folder: Path) -> list[tuple[str, Message]]:
         sink = DiscordSink(Webhook(discord.url, clock, timeout_s=(5.0, 2.0)), clock, options=options)
         feed = SinkFeed(sink, run, clock)
         story.start(run, time="about 22 min on an RTX 5090")
+        for step, loss in ((50, 1.54), (100, 1.24), (150, 1.11), (200, 1.05)):
+            run.append([story.evaluation(step, loss)])
+        run.append([story.evaluation(250, 1.02).model_copy(update={"samples": SAMPLES[:1]})])
+        feed.turn()
+        clock.now += 20
         story.train(run, 10, 270)
-        run.append([story.evaluation(250, 1.02, samples=1, text=SAMPLE)])
         feed.turn()
         clock.now += 20
         text = "CUDA out of memory. Tried to allocate 1.20 GiB."
@@ -63,7 +86,14 @@ def stages(folder: Path) -> list[tuple[str, Message]]:
         planned, training, memory = discord.messages
         during = replace(training, versions=[*training.versions], attachments={**training.attachments})
         story.train(run, 280, story.STEPS)
-        story.succeed(run, samples=1, text=SAMPLE)
+        run.append([story.evaluation(step, loss) for step, loss in ((300, 0.97), (350, 0.93))])
+        run.append(
+            [
+                story.evaluation(story.STEPS, 0.91).model_copy(update={"samples": SAMPLES}),
+                AttemptEnded(reason=Reason.DONE, step=story.STEPS, exit_code=0),
+                story.SUCCEEDED.model_copy(update={"seconds": SECONDS}),
+            ]
+        )
         clock.now += 20
         feed.turn()
         done = discord.messages[-1]

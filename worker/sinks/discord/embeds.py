@@ -179,7 +179,7 @@ def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | Non
             else [field("Kept step", f"{fact.step:,}" + (f" of {job.steps:,}" if job.steps else ""), inline=True)]
         ),
         *([field("Chosen as", fact.chosen_text, inline=True)] if fact.chosen_text else []),
-        field("Time in attempts", format_duration(fact.seconds), inline=True),
+        field("Training time" if fact.model else "Time", format_duration(fact.seconds), inline=True),
         *links(job),
         *([field("Report", f"[all on one page]({link}/report)", inline=True)] if link else []),
     ]

@@ -170,10 +170,9 @@ class DiscordSink:
             case AttemptStarted() as fact:
                 return self._start(event, fact, job)
             case ModelLoaded() as fact:
-                where = (
-                    f"resumes from step {fact.resumed_step:,}" if fact.resumed_step is not None else "starts at step 0"
-                )
-                note = f"{format_parameters(fact.parameters)} parameters in {fact.dtype} on {fact.device}; {where}."
+                what, where = "training" if job.steps else "evaluation", "CPU" if fact.device == "cpu" else "GPU"
+                how = "begins" if fact.resumed_step is None else f"continues from step {fact.resumed_step:,}"
+                note = f"Loaded {format_parameters(fact.parameters)} parameters on the {where}; {what} {how}."
                 return self._edit(job, note, event)
             case DeviceWaiting(available=True) as fact:
                 return self._post(job.id, embeds.gpu_again(job, event, fact), silent=True)
