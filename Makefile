@@ -84,10 +84,11 @@ bench: setup ## run one measurement: make bench BENCH=name
 
 # .env names the compose files; one of an earlier version does not.
 COMPOSE = $(strip docker compose $(shell grep -qs '^COMPOSE_FILE=' .env || echo -f $(COMPOSE_FILE)))
+NEEDS_COMPOSE = docker compose version >/dev/null 2>&1 || { echo "make $@: there is no 'docker compose' (Compose v2.24 or newer; the older docker-compose v1 cannot read these files): see docs/docker.md" >&2; exit 1; }
 
 up: ## build and start all containers, and wait until they are healthy
 	@[ -e .env ] || { echo "make up: no .env; run 'make env' first" >&2; exit 1; }
-	@docker compose version >/dev/null 2>&1 || { echo "make up: there is no 'docker compose' (Compose v2.24 or newer; the older docker-compose v1 cannot read these files): see docs/docker.md" >&2; exit 1; }
+	@$(NEEDS_COMPOSE)
 	@$(COMPOSE) up --build --detach --wait --wait-timeout 600 || { \
 		echo "make up: not all containers are healthy; '$(COMPOSE) ps' shows which, 'make logs' why" >&2; \
 		echo "  without an NVIDIA GPU: set COMPOSE_FILE=docker-compose.training.yml:docker-compose.cpu.yml in .env" >&2; exit 1; }
@@ -95,9 +96,11 @@ up: ## build and start all containers, and wait until they are healthy
 	@echo "make up: all containers are healthy; open http://127.0.0.1:8000 in a browser, or: export \$$(grep ^LONGHAUL_API_KEY= .env), then longhaul submit FILE --watch"
 
 logs: ## follow the logs of all containers
+	@$(NEEDS_COMPOSE)
 	$(COMPOSE) logs --follow --tail 100
 
 down: ## stop and remove all containers; a running job saves a checkpoint first, and volumes stay
+	@$(NEEDS_COMPOSE)
 	$(COMPOSE) down
 
 # UID and GID are those of the person, also under sudo: the containers write ./runs as that user.

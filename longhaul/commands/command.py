@@ -89,7 +89,9 @@ def find_id(api: Longhaul, given: str) -> str:
     """
     if given == LAST:
         newest = api.list(limit=1, dry_run=False)["data"]
-        return newest[0]["id"] if newest else given
+        if not newest:
+            raise BadInput("there is no job yet, so none is the last", hint="make one: `longhaul submit FILE`")
+        return newest[0]["id"]
     if given.startswith("job-") and len(given) >= ID_LENGTH:
         return given
     found = [job for job in api.all() if job["id"].startswith(given) or (job["name"] == given and not job["dry_run"])]

@@ -126,7 +126,11 @@ class Actions:
                 raise Conflict(f"job {job} is running: pause it, and resume it from scratch once it is paused")
             if record.status is Status.RUNNING and record.requested is Requested.PAUSE:
                 return [JobPauseWithdrawn()]
-            raise Conflict(f"job {job} is {record.status} and not paused: there is nothing to resume")
+            again = record.checkpoint and record.status in (Status.FAILED, Status.CANCELLED)
+            raise Conflict(
+                f"job {job} is {record.status} and not paused: there is nothing to resume"
+                + (f"; `longhaul clone {job} --resume` starts a new job at its newest checkpoint" if again else "")
+            )
 
         stored = self._append(job, decide)
         if stored.record.status is Status.QUEUED:

@@ -271,6 +271,10 @@ def printed(width: int, show: Callable[[Console, Any], None], service: Service |
     return screen.getvalue()
 
 
+def test_where_there_is_no_job_none_is_the_last(run: Run) -> None:
+    assert "there is no job yet, so none is the last" in run("watch", "last", code=2)
+
+
 def test_a_job_is_meant_by_the_beginning_of_its_id_by_its_name_or_as_the_last(run: Run, service: Service) -> None:
     first, second = service.submit(), service.submit(name="other")
     differ = next(at for at in range(len(first)) if first[at] != second[at])

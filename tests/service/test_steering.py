@@ -6,7 +6,9 @@ import pytest
 
 from jobs.events import (
     AttemptEnded,
+    CheckpointSaved,
     Fault,
+    JobCancelled,
     JobPaused,
     JobResumed,
 )
@@ -237,3 +239,16 @@ def test_an_unknown_job_is_404(service: Service, wish: str) -> None:
         answer = service.request(method, f"/jobs/{job}{wish}")
         assert answer.status_code == 404, job
         assert set(answer.json()["error"]) == {"type", "code", "message", "param"}
+
+
+def test_who_resumes_a_cancelled_job_is_told_how_it_goes_on(service: Service) -> None:
+    job = service.submit()
+    service.append(job, *QUEUED)
+    service.post(f"/jobs/{job}/cancel")
+    said = service.post(f"/jobs/{job}/resume").json()["error"]["message"]
+    assert said == f"job {job} is cancelled and not paused: there is nothing to resume"
+    saved = service.submit()
+    service.append(saved, *RUNNING, CheckpointSaved(step=5, path="checkpoints/step-00000005", bytes=1, seconds=1.0))
+    service.append(saved, JobCancelled(checkpoint="checkpoints/step-00000005"))
+    said = service.post(f"/jobs/{saved}/resume").json()["error"]["message"]
+    assert said.endswith(f"; `longhaul clone {saved} --resume` starts a new job at its newest checkpoint")
