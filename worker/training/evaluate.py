@@ -88,20 +88,21 @@ def evaluate(context: TrainingContext) -> Evaluation:
     statistics = {metric: each for metric, each in statistics.items() if metric in (_M.LOSS, *asked)}
     row_figures.write(context.run, state.step, statistics, texts[:scored])
     base = row_figures.before_training(context.run, statistics) if state.step else {}
-    figures = {metric: score(each) for metric, each in statistics.items() if metric is not _M.LOSS}
+    figures = {str(metric): score(each) for metric, each in statistics.items() if metric is not _M.LOSS}
+    finite = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
     intervals = {str(metric): found for metric, each in statistics.items() if (found := interval(each)) is not None}
     return Evaluation(
         loss=loss,
         rows=count,
         samples=texts[: evaluation.samples],
-        metrics={str(metric): figure for metric, figure in figures.items() if math.isfinite(figure)},
+        metrics=finite,
         intervals=intervals,
         against_base={
             str(metric): found
             for metric, each in base.items()
             if (found := difference(statistics[metric], each)) is not None
         },
-        judged_by=judged_by(context, [str(metric) for metric in statistics], intervals),
+        judged_by=judged_by(context, [_M.LOSS.value, *finite], intervals),
         picture=measured.picture,
         seconds=time.perf_counter() - start,
     )
@@ -113,9 +114,8 @@ def judged_by(context: TrainingContext, measured: Sequence[str], certain: Collec
     best, task, rows = context.spec.checkpoint.best, context.loaded.task, context.data.validation
     if best in measured:
         return str(best)
-    plain = not (task.targets_apart or task.labels) and rows.target_lengths.sum() >= rows.input_lengths.sum() - len(
-        rows
-    )
+    learned, read = rows.target_lengths.sum(), rows.input_lengths.sum()
+    plain = not (task.targets_apart or task.labels) and learned >= read - len(rows)
     telling = [str(metric) for metric in _TELLING if not (plain and metric.of_texts)]
     known = [metric for metric in telling if metric in measured]
     return next((metric for metric in known if metric in certain), known[0])

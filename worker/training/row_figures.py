@@ -29,7 +29,7 @@ def file_of(run: RunDir, step: int) -> Path:
 
 
 def write(run: RunDir, step: int, statistics: Mapping[EvaluationMetric, Statistics], texts: Sequence[Sample]) -> None:
-    """Write the rows of an evaluation, and remove the files that are kept no longer."""
+    """Write the rows of an evaluation, and remove the files that are kept no longer. A full disk stops nothing."""
     columns = {_column(metric): found.of_rows for metric, found in statistics.items()}
     lines = []
     for row in range(max(map(len, columns.values()), default=0)):
@@ -39,9 +39,12 @@ def write(run: RunDir, step: int, statistics: Mapping[EvaluationMetric, Statisti
             line |= texts[row].model_dump(include=set(_TEXTS))
         lines.append(json.dumps(line, ensure_ascii=False) + "\n")
     file = file_of(run, step)
-    file.parent.mkdir(exist_ok=True)
-    write_atomically(file, "".join(lines).encode())
-    _prune(run, step)
+    try:
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file, "".join(lines).encode())
+        _prune(run, step)
+    except OSError as error:
+        log.warning("%s is not written, and training continues: %s", file, error)
 
 
 def before_training(
