@@ -304,7 +304,7 @@ class EvaluationFinished(Fact):
         """Whether the model is better than before training; None: it is the model before training, or of an earlier
         version."""
         name = self.judged_by
-        if name is None or not self.step:
+        if name is None or name not in self.figures or not self.step:
             return None
         return Verdict.of(name, self.figures[name], self.intervals.get(name), self.against_base.get(name))
 

@@ -110,9 +110,9 @@ def evaluate(context: TrainingContext) -> Evaluation:
 
 def judged_by(context: TrainingContext, measured: Sequence[str], certain: Collection[str]) -> str:
     """The metric that says whether the model is better than before training: that of `checkpoint.best` where it names
-    one; else the first of `_TELLING` that is measured on enough rows to be `certain`."""
+    another than the loss; else the first of `_TELLING` that is measured on enough rows to be `certain`."""
     best, task, rows = context.spec.checkpoint.best, context.loaded.task, context.data.validation
-    if best in measured:
+    if best != _M.LOSS and best in measured:
         return str(best)
     learned, read = rows.target_lengths.sum(), rows.input_lengths.sum()
     plain = not (task.targets_apart or task.labels) and learned >= read - len(rows)

@@ -325,7 +325,6 @@ def test_options_and_limits_that_do_not_fit_are_refused(place: Workplace) -> Non
     write_pretrained(place.data / "model", "roberta")
     for parts, code in (
         ({"task": {"type": "auto", "loss_on": "all"}}, "option_of_another_task"),
-        ({"evaluation": {"metrics": ["loss", "chrf"]}}, "metric_of_another_task"),
         ({"data": {"max_input_tokens": 128}}, "limit_too_large"),
         ({"task": {"type": "auto"}, "checkpoint": {"best": "rougeL"}}, "unknown_metric"),
     ):
