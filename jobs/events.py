@@ -17,7 +17,7 @@ from jobs.memory_plan import MemorySummary
 from jobs.plan import CheckSummary, StepLimit, TimeSummary
 from jobs.reasons import Reason
 from jobs.state import Requested
-from jobs.verdict import Difference, Interval, Verdict
+from jobs.verdict import BaseDifference, ConfidenceInterval, Verdict
 
 
 class Fault(Frozen):
@@ -286,10 +286,10 @@ class EvaluationFinished(Fact):
     """Texts generated."""
     metrics: dict[str, float] = Field({})
     """The other metrics (`evaluation.metrics`), by name."""
-    intervals: dict[str, Interval] = Field({})
+    intervals: dict[str, ConfidenceInterval] = Field({})
     """Of `loss` and the metrics, by name: in which they lie with 95 % confidence. Empty in events of earlier versions,
     as are those that follow, and without those of too few rows."""
-    against_base: dict[str, Difference] = Field({})
+    against_base: dict[str, BaseDifference] = Field({})
     """The same less those before step 1, of the same rows; empty where there is no such evaluation."""
     judged_by: str | None = None
     """The metric of these that says whether the model is better than before training."""

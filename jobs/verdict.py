@@ -10,7 +10,7 @@ from jobs.frozen import Frozen
 Outcome = Literal["better", "worse", "no_better", "not_compared"]
 
 
-class Interval(Frozen):
+class ConfidenceInterval(Frozen):
     """In which a figure lies with 95 % confidence, by the rows it was measured on."""
 
     low: float
@@ -19,7 +19,7 @@ class Interval(Frozen):
     """2.5 % lie above."""
 
 
-class Difference(Interval):
+class BaseDifference(ConfidenceInterval):
     """A figure less that of the model before step 1, of the same rows. An interval without 0 says that they differ."""
 
     difference: float
@@ -36,15 +36,17 @@ class Verdict(Frozen):
     """Name of the metric."""
     value: float
     """Of the model."""
-    interval: Interval | None
+    interval: ConfidenceInterval | None
     """Null: there are too few rows."""
-    against_base: Difference | None
+    against_base: BaseDifference | None
     """Null as above."""
     text: str
     """For people, such as `chrF 41.2 (38.9 to 43.6), 12.3 better than the base model (10.1 to 14.6)`."""
 
     @classmethod
-    def of(cls, metric: str, value: float, interval: Interval | None, against_base: Difference | None) -> Verdict:
+    def of(
+        cls, metric: str, value: float, interval: ConfidenceInterval | None, against_base: BaseDifference | None
+    ) -> Verdict:
         """By this metric."""
         outcome, remark = _judged(metric, against_base)
         between = ""
@@ -60,7 +62,7 @@ class Verdict(Frozen):
         )
 
 
-def _judged(metric: str, found: Difference | None) -> tuple[Outcome, str]:
+def _judged(metric: str, found: BaseDifference | None) -> tuple[Outcome, str]:
     if found is None:
         return "not_compared", "not compared with the base model"
     sign = 1 if higher_is_better(metric) else -1

@@ -28,7 +28,7 @@ OnAnswer = Callable[[int, GenerationDict], object]
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictionTask:
     """Which rows go to which model, how, and into which file."""
 
     job: str
@@ -38,7 +38,7 @@ class Prediction:
     """Keys of `POST /jobs/{job}/generate`, without inputs."""
 
 
-def predict(api: Longhaul, wanted: Prediction, *, on_answer: OnAnswer, on_trouble: Callable[[str], None]) -> int:
+def predict(api: Longhaul, wanted: PredictionTask, *, on_answer: OnAnswer, on_trouble: Callable[[str], None]) -> int:
     """Write a line for each row that has none yet. Returns how many lines the file has.
 
     `on_answer` is told how many are written, with each answer. An outage of the service is waited for. Raises BadInput,
@@ -65,7 +65,7 @@ def predict(api: Longhaul, wanted: Prediction, *, on_answer: OnAnswer, on_troubl
     return done
 
 
-def _continued(wanted: Prediction) -> tuple[int, dict[str, Any]]:
+def _continued(wanted: PredictionTask) -> tuple[int, dict[str, Any]]:
     """How many rows have their line, and the options, with a seed where something is drawn. Removes a torn last line.
 
     Raises BadInput where the file is of something else.
@@ -96,7 +96,7 @@ def _continued(wanted: Prediction) -> tuple[int, dict[str, Any]]:
     return lines, state["options"]
 
 
-def _state_file(wanted: Prediction) -> Path:
+def _state_file(wanted: PredictionTask) -> Path:
     return wanted.out.with_name(f"{wanted.out.name}.state")
 
 

@@ -61,7 +61,7 @@ def serve(role: str, settings: WorkerSettings) -> int:
     from jobs.redis.store import Store
     from jobs.state import Stage
     from worker.exports import ExportHandler, PushHandler
-    from worker.generation import Generation
+    from worker.generation import GenerationHandler
     from worker.heartbeat import first_heartbeat, report
     from worker.main import serve_publish, serve_stage, serve_train
     from worker.requests import serve_requests
@@ -76,7 +76,7 @@ def serve(role: str, settings: WorkerSettings) -> int:
     if role == "train":
         return serve_train(settings)
     if role == "generate":
-        return serve_requests(settings, [Generation(settings), ExportHandler(settings)])
+        return serve_requests(settings, [GenerationHandler(settings), ExportHandler(settings)])
     if role == "push":
         return serve_requests(settings, [PushHandler(settings)], role)
     serve_stage(Stage(role), settings, first_heartbeat(role, settings))

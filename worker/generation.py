@@ -65,7 +65,7 @@ def place_for(settings: WorkerSettings, store: Store) -> Place:
     return Place("cuda", gpu=free[0].uuid, limit=free[0].facts.limit_bytes)
 
 
-class Generation:
+class GenerationHandler:
     """The handler (`worker.requests.RequestHandler`). One model at a time."""
 
     kind = KIND

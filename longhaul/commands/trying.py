@@ -12,7 +12,7 @@ from typing import Any
 from longhaul.answers import GenerationDict
 from longhaul.commands.command import OK, Call, Commands, print_json
 from longhaul.jobfile import BadInput
-from longhaul.predicting import Prediction, predict
+from longhaul.predicting import PredictionTask, predict
 
 OPTIONS = ("checkpoint", "base", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "num_beams")
 TITLES = {"trained": "after training", "base": "before training"}
@@ -123,7 +123,7 @@ def _predict(call: Call) -> int:
         call.note(f"{done:,} rows")
 
     with call.connect() as api:
-        wanted = Prediction(call.given.id, call.given.file, call.given.out, _options(call))
+        wanted = PredictionTask(call.given.id, call.given.file, call.given.out, _options(call))
         try:
             rows = predict(api, wanted, on_answer=on_answer, on_trouble=call.note)
         except OSError as error:

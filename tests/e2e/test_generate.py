@@ -31,7 +31,7 @@ ROW = {"title": "Roasted Peach Ice Cream", "ingredients": ["peach", "cream"]}
 LONG = {"input": "Roasted Peach Ice Cream", "temperature": 2.0, "seed": 0, "max_new_tokens": 4000}
 
 
-class Place:
+class AskedPlace:
     """A stack with a T5 and a chat model that were trained, and the worker `generate`."""
 
     def __init__(self, stack: Stack) -> None:
@@ -56,14 +56,14 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AskedPlace]:
     folder = tmp_path_factory.mktemp("place")
     rows = (Path(__file__).parents[2] / "examples" / "recipes.jsonl").read_text().splitlines()
     (folder / "data").mkdir()
     (folder / "data" / "rows.jsonl").write_text("\n".join(rows[:64]) + "\n")
     (folder / "data" / "held_out.jsonl").write_text("\n".join(rows[64:76]) + "\n")
     with Stack(folder / "home", data=folder / "data") as stack:
-        place = Place(stack)
+        place = AskedPlace(stack)
         for run in (place.t5, place.chat):
             assert stack.wait_for_event(run, "job.succeeded", "job.failed").type == "job.succeeded", stack.logs()
         refused = place.post(place.t5, {"input": "x"})
@@ -80,7 +80,7 @@ def events_of(answer: requests.Response) -> list[tuple[str, dict[str, Any]]]:
     return [(part["event"], json.loads(part["data"])) for part in parts]
 
 
-def test_an_answer_streamed_is_the_answer_whole(place: Place) -> None:
+def test_an_answer_streamed_is_the_answer_whole(place: AskedPlace) -> None:
     whole = place.post(place.t5, {"row": ROW, "base": True}).json()
     events = events_of(place.post(place.t5, {"row": ROW, "base": True, "stream": True}))
     assert events[-1][0] == "done"
@@ -94,7 +94,7 @@ def test_an_answer_streamed_is_the_answer_whole(place: Place) -> None:
     assert whole["tokens_per_s"] > 0
 
 
-def test_openais_client_talks_to_it(place: Place) -> None:
+def test_openais_client_talks_to_it(place: AskedPlace) -> None:
     client = place.openai()
     assert [model.id for model in client.models.list()] == [f"ft:{place.chat.id}", f"ft:{place.t5.id}"]
     assert client.models.retrieve("ft:chat").id == f"ft:{place.chat.id}"
@@ -120,7 +120,7 @@ def test_openais_client_talks_to_it(place: Place) -> None:
         client.chat.completions.create(model="ft:chat", messages=messages, n=2)
 
 
-def test_twenty_people_at_once_take_turns(place: Place) -> None:
+def test_twenty_people_at_once_take_turns(place: AskedPlace) -> None:
     """Each from an address of its own; the first has asked eight times before the others come."""
     order: list[str] = []
     answered = threading.Lock()
@@ -162,7 +162,7 @@ def test_twenty_people_at_once_take_turns(place: Place) -> None:
     assert order[:18].count("person 2") <= 2 and order[-6:].count("person 2") >= 4, order
 
 
-def test_a_model_killed_in_the_middle_fails_one_answer_and_nothing_else(place: Place) -> None:
+def test_a_model_killed_in_the_middle_fails_one_answer_and_nothing_else(place: AskedPlace) -> None:
     stack = place.stack
     training = stack.submit(tiny_job(name="beside", training={"epochs": 6, "batch_size": 8, "learning_rate": 0.003}))
     stack.wait_for_event(training, "attempt.started")
@@ -178,7 +178,7 @@ def test_a_model_killed_in_the_middle_fails_one_answer_and_nothing_else(place: P
     assert all(process.poll() is None for process in stack.processes.values())
 
 
-def test_whoever_leaves_gives_the_request_up_and_the_model_stays(place: Place) -> None:
+def test_whoever_leaves_gives_the_request_up_and_the_model_stays(place: AskedPlace) -> None:
     with place.post(place.t5, LONG | {"stream": True}, stream=True) as answer:
         assert any(line == b"event: text" for line in answer.iter_lines())
         process = place.model_process()
@@ -190,7 +190,7 @@ def test_whoever_leaves_gives_the_request_up_and_the_model_stays(place: Place) -
         assert client.keys("longhaul:requests:generate:of:*") == []
 
 
-def test_mistakes_are_answered_in_the_one_shape(place: Place) -> None:
+def test_mistakes_are_answered_in_the_one_shape(place: AskedPlace) -> None:
     for run, body, status, code in (
         (place.t5, {}, 422, "invalid_value"),
         (place.t5, {"input": "x", "row": {}}, 422, "invalid_value"),
@@ -203,14 +203,14 @@ def test_mistakes_are_answered_in_the_one_shape(place: Place) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
 
 
-def longhaul(place: Place, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+def longhaul(place: AskedPlace, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
     """The command, from outside."""
     environment = {"PATH": os.environ["PATH"], "LONGHAUL_URL": place.stack.url}
     command = [sys.executable, "-m", "longhaul.main", *words]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, **more)
 
 
-def test_try_prints_what_the_model_writes_and_says_where_it_ran(place: Place) -> None:
+def test_try_prints_what_the_model_writes_and_says_where_it_ran(place: AskedPlace) -> None:
     [ours] = place.post(place.t5, {"row": ROW}).json()["outputs"]
     for words, given in (
         (["--row", json.dumps(ROW)], None), ([ours["input"]], None), (["-"], ours["input"]),
@@ -225,7 +225,7 @@ def test_try_prints_what_the_model_writes_and_says_where_it_ran(place: Place) ->
     assert wrong.returncode == 2 and "give one of a text, --file and --row" in wrong.stderr
 
 
-def test_predict_that_was_killed_ends_with_the_same_file(place: Place, tmp_path: Path) -> None:
+def test_predict_that_was_killed_ends_with_the_same_file(place: AskedPlace, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     lines = (ROOT / "examples" / "recipes.jsonl").read_text().splitlines()[:40]
     rows.write_text("\n".join([*lines, json.dumps({"other": "no recipe"})]) + "\n")

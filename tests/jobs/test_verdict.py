@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.verdict import Difference, Interval, Verdict
+from jobs.verdict import BaseDifference, ConfidenceInterval, Verdict
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_model_is_better_worse_or_neither(
     outcome: str,
     text: str,
 ) -> None:
-    interval = None if between is None else Interval(low=between[0], high=between[1])
-    difference = None if change is None else Difference(difference=change[0], low=change[1], high=change[2])
+    interval = None if between is None else ConfidenceInterval(low=between[0], high=between[1])
+    difference = None if change is None else BaseDifference(difference=change[0], low=change[1], high=change[2])
     found = Verdict.of(metric, value, interval, difference)
     assert (found.outcome, found.text) == (outcome, text)

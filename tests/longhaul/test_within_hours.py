@@ -42,7 +42,7 @@ def checked(job: dict[str, Any], hours: float | None, **more: Any) -> DryRun:
     return DryRun(shown, plan_of(job, hours, **more), DataPreview(sources=[]))
 
 
-class Service:
+class FakeService:
     """Remembers what is submitted, and what is deleted."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Service:
 
 def found(monkeypatch: pytest.MonkeyPatch, job: dict[str, Any], hours: list[float], **more: Any) -> list[Fit]:
     """What fits into 40 hours; `hours`: expected of the job, and of each other that is checked, in turn."""
-    service: Any = Service()
+    service: Any = FakeService()
     left = iter(hours[1:])
 
     def dry_run(api: Any, make: Callable[[], object], console: object) -> DryRun:

@@ -29,7 +29,7 @@ from jobs.events import (
     JobValidated,
     OomRecovered,
 )
-from jobs.verdict import Difference, Interval, Verdict
+from jobs.verdict import BaseDifference, ConfidenceInterval, Verdict
 from tests.clock import Clock
 from tests.fakes import FakeDiscord, Message
 from tests.memory_plans import memory_plan
@@ -110,16 +110,16 @@ def test_a_good_run_is_two_messages_and_a_picture(
 @pytest.mark.parametrize(
     ("change", "title", "colour"),
     [
-        (Difference(difference=12.3, low=10.1, high=14.6), "chef: done, better than before", embeds.GOOD),
-        (Difference(difference=0.0, low=-1.0, high=1.0), "chef: done, no better than before", embeds.WARNING),
-        (Difference(difference=-2.0, low=-3.0, high=-1.0), "chef: done, worse than before", embeds.WARNING),
+        (BaseDifference(difference=12.3, low=10.1, high=14.6), "chef: done, better than before", embeds.GOOD),
+        (BaseDifference(difference=0.0, low=-1.0, high=1.0), "chef: done, no better than before", embeds.WARNING),
+        (BaseDifference(difference=-2.0, low=-3.0, high=-1.0), "chef: done, worse than before", embeds.WARNING),
         (None, "chef: done", embeds.GOOD),
     ],
 )
 def test_a_finished_job_says_whether_its_model_is_better(
-    change: Difference | None, title: str, colour: int, discord: FakeDiscord, run: RunDir, feed: SinkFeed
+    change: BaseDifference | None, title: str, colour: int, discord: FakeDiscord, run: RunDir, feed: SinkFeed
 ) -> None:
-    verdict = Verdict.of("chrf", 41.2, Interval(low=38.9, high=43.6), change)
+    verdict = Verdict.of("chrf", 41.2, ConfidenceInterval(low=38.9, high=43.6), change)
     story.start(run)
     story.train(run, 10, 20)
     story.succeed(run, verdict=verdict)

@@ -18,7 +18,7 @@ from tests.training.attempts import attempt, checkpoints, facts, finished, logge
 from tests.training.conftest import MakeRun
 from worker.training import train
 from worker.training.checkpoints.checkpoint import STATE, TrainState
-from worker.training.checkpoints.evaluated import Evaluated, newest_is_best, stops
+from worker.training.checkpoints.evaluated import EvaluationRecord, newest_is_best, stops
 from worker.training.evaluate import Evaluation, evaluate
 
 ROOT = Path(__file__).parents[2]
@@ -48,9 +48,9 @@ def accuracies(by_step: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "evaluate", evaluated)
 
 
-def of(*figures: float, metric: str = "loss") -> list[Evaluated]:
+def of(*figures: float, metric: str = "loss") -> list[EvaluationRecord]:
     return [
-        Evaluated(step=number, loss=figure if metric == "loss" else 1.0, metrics={metric: figure})
+        EvaluationRecord(step=number, loss=figure if metric == "loss" else 1.0, metrics={metric: figure})
         for number, figure in enumerate(figures)
     ]
 

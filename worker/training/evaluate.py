@@ -15,7 +15,7 @@ import torch
 from jobs.errors import NonFinite, OutOfMemory
 from jobs.evaluation_metrics import EvaluationMetric
 from jobs.events import Sample
-from jobs.verdict import Difference, Interval
+from jobs.verdict import BaseDifference, ConfidenceInterval
 from worker.training import row_figures
 from worker.training.context import TrainingContext
 from worker.training.dataset.data import Int64
@@ -48,8 +48,8 @@ class Evaluation:
     seconds: float
     samples: list[Sample]
     metrics: dict[str, float]
-    intervals: dict[str, Interval]
-    against_base: dict[str, Difference]
+    intervals: dict[str, ConfidenceInterval]
+    against_base: dict[str, BaseDifference]
     """Empty before the first step."""
     judged_by: str
     """The metric that says whether the model is better than before training."""

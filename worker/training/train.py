@@ -16,7 +16,7 @@ from jobs.events import EvaluationFinished, UpdateSkipped
 from jobs.reasons import Reason
 from worker.training import start
 from worker.training.checkpoints import checkpoint
-from worker.training.checkpoints.evaluated import Evaluated, newest_is_best
+from worker.training.checkpoints.evaluated import EvaluationRecord, newest_is_best
 from worker.training.checkpoints.saving import is_saved
 from worker.training.context import TrainingContext, set_up
 from worker.training.evaluate import evaluate
@@ -132,7 +132,7 @@ def evaluate_and_record(context: TrainingContext) -> None:
     seen = evaluate(context)
     context.meter.pace.evaluated(seen.seconds)
     metrics = dict(seen.metrics)
-    state.evaluations.append(Evaluated(step=state.step, loss=seen.loss, metrics=metrics))
+    state.evaluations.append(EvaluationRecord(step=state.step, loss=seen.loss, metrics=metrics))
     best = newest_is_best(state.evaluations, metric := context.spec.checkpoint.best or EvaluationMetric.LOSS)
     lowest = state.best_loss is None or seen.loss < state.best_loss
     if metric == EvaluationMetric.LOSS:

@@ -29,7 +29,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-class Trained:
+class TrainedJobs:
     """Trains the jobs above when they are asked for."""
 
     def __init__(self, folder: Path) -> None:
@@ -51,5 +51,5 @@ class Trained:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(tmp_path_factory.mktemp("trained"))
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedJobs:
+    return TrainedJobs(tmp_path_factory.mktemp("trained"))

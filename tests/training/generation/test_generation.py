@@ -15,7 +15,7 @@ from jobs.disk.rundir import RunDir
 from jobs.events import EvaluationFinished
 from jobs.generation import GenerateBody, Output
 from tests.training.attempts import facts
-from tests.training.generation.conftest import CHATS, CLASSES, Trained
+from tests.training.generation.conftest import CHATS, CLASSES, TrainedJobs
 from tests.training.workplace import pairs
 from worker.training.generation.serving import Models, answer
 
@@ -77,7 +77,7 @@ def by_transformers(run: RunDir, text: str, *, causal: bool, adapters: bool = Fa
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "seq2seq lora", "seq2seq adapters", "causal", "causal lora"])
-def test_greedy_text_is_that_of_transformers_and_of_the_job_streamed_or_not(trained: Trained, name: str) -> None:
+def test_greedy_text_is_that_of_transformers_and_of_the_job_streamed_or_not(trained: TrainedJobs, name: str) -> None:
     run, causal = trained[name], name.startswith("causal")
     end = run.attempt_lines(1)[-1]
     assert isinstance(end, Finished) and isinstance(end.result, TrainResult)
@@ -99,7 +99,7 @@ def test_greedy_text_is_that_of_transformers_and_of_the_job_streamed_or_not(trai
     assert seen == len(samples) == 3
 
 
-def test_a_row_goes_through_the_template_of_the_job_and_a_text_is_what_it_would_have_made(trained: Trained) -> None:
+def test_a_row_goes_through_the_template_of_the_job_and_a_text_is_what_it_would_have_made(trained: TrainedJobs) -> None:
     run = trained["seq2seq"]
     [by_row] = outputs(ask(run, row={"input": "question 3 about bread"}))
     [by_text] = outputs(ask(run, input="ask: question 3 about bread"))
@@ -107,7 +107,7 @@ def test_a_row_goes_through_the_template_of_the_job_and_a_text_is_what_it_would_
     assert by_row == by_text
 
 
-def test_messages_go_through_the_chat_template(trained: Trained) -> None:
+def test_messages_go_through_the_chat_template(trained: TrainedJobs) -> None:
     run = trained["causal"]
     messages = CHATS[3]["messages"]
     [by_messages] = outputs(ask(run, messages=messages[:1]))
@@ -117,7 +117,7 @@ def test_messages_go_through_the_chat_template(trained: Trained) -> None:
     assert by_messages.input == tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
 
 
-def test_rows_are_answered_as_each_alone_and_one_that_cannot_be_used_says_why(trained: Trained) -> None:
+def test_rows_are_answered_as_each_alone_and_one_that_cannot_be_used_says_why(trained: TrainedJobs) -> None:
     run, rows = trained["seq2seq"], pairs(3)
     heard = ask(run, rows=[rows[0], {"input": ""}, rows[2]])
     first, bad, last = outputs(heard)
@@ -128,7 +128,7 @@ def test_rows_are_answered_as_each_alone_and_one_that_cannot_be_used_says_why(tr
         assert alone.text == output.text
 
 
-def test_the_base_model_answers_beside_the_trained_one(trained: Trained) -> None:
+def test_the_base_model_answers_beside_the_trained_one(trained: TrainedJobs) -> None:
     run = trained["seq2seq lora"]
     heard = ask(run, row=pairs(1)[0], base=True)
     tuned, base = outputs(heard)
@@ -141,14 +141,14 @@ def test_the_base_model_answers_beside_the_trained_one(trained: Trained) -> None
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "seq2seq adapters"])
-def test_a_checkpoint_answers_as_the_model_that_was_made_of_it(trained: Trained, name: str) -> None:
+def test_a_checkpoint_answers_as_the_model_that_was_made_of_it(trained: TrainedJobs, name: str) -> None:
     run = trained[name]
     newest = max(folder.name for folder in run.checkpoints.glob("step-*"))
     [by_checkpoint], [by_model] = outputs(ask(run, newest, row=pairs(1)[0])), outputs(ask(run, row=pairs(1)[0]))
     assert by_checkpoint == by_model
 
 
-def test_a_seed_repeats_a_sample_and_beams_differ_from_neither_model_nor_length(trained: Trained) -> None:
+def test_a_seed_repeats_a_sample_and_beams_differ_from_neither_model_nor_length(trained: TrainedJobs) -> None:
     run = trained["causal"]
     sampled = [ask(run, row=CHATS[1], temperature=1.5, seed=seed, max_new_tokens=12) for seed in (1, 1, 2, 3)]
     texts = [outputs(heard)[0].text for heard in sampled]
@@ -161,7 +161,7 @@ def test_a_seed_repeats_a_sample_and_beams_differ_from_neither_model_nor_length(
     assert output.tokens == 2 and output.finish_reason == "length"
 
 
-def test_a_classifier_gives_every_label_with_its_probability(trained: Trained) -> None:
+def test_a_classifier_gives_every_label_with_its_probability(trained: TrainedJobs) -> None:
     run = trained["classification"]
     [output] = outputs(ask(run, row=CLASSES[0]))
     assert output.labels is not None
@@ -175,7 +175,7 @@ def test_a_classifier_gives_every_label_with_its_probability(trained: Trained) -
     assert output.labels[0].probability == pytest.approx(float(logits.softmax(-1).max()), abs=1e-6)
 
 
-def test_what_cannot_be_answered_is_refused_with_what_to_do(trained: Trained) -> None:
+def test_what_cannot_be_answered_is_refused_with_what_to_do(trained: TrainedJobs) -> None:
     run = trained["seq2seq"]
     for checkpoint, body, code in (
         ("step-00000999", {"input": "x"}, "no_checkpoint"),
@@ -191,7 +191,7 @@ def test_what_cannot_be_answered_is_refused_with_what_to_do(trained: Trained) ->
     assert ask(causal, input="1 2 " * 45_000).parts[-1][1]["code"] == "input_too_long"
 
 
-def test_a_cancelled_answer_ends_between_two_tokens(trained: Trained) -> None:
+def test_a_cancelled_answer_ends_between_two_tokens(trained: TrainedJobs) -> None:
     heard = Heard(cancel_after=1)
     body = GenerateBody.model_validate({"row": pairs(1)[0], "max_new_tokens": 4000, "temperature": 2.0, "seed": 0})
     answer(Models(trained["seq2seq"], None, CPU, heard), body, heard)  # type: ignore[arg-type]

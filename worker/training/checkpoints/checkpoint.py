@@ -27,7 +27,7 @@ from jobs.errors import NoValidCheckpoint, Rejected
 from jobs.evaluation_metrics import cost_of
 from jobs.events import CheckpointRejected
 from jobs.verdict import Verdict
-from worker.training.checkpoints.evaluated import Evaluated
+from worker.training.checkpoints.evaluated import EvaluationRecord
 from worker.training.journal import Journal
 from worker.training.models.model_files import SINGLE
 from worker.training.optimizers.optimizer import Optimizer
@@ -67,7 +67,7 @@ class TrainState(BaseModel):
     """Of exactly these weights; null if they were not evaluated, or are saved because of a stop alone."""
     metrics: dict[str, float] = {}
     """Other metrics of exactly these weights; empty where the loss is null."""
-    evaluations: list[Evaluated] = []
+    evaluations: list[EvaluationRecord] = []
     """All so far, in order."""
     verdict: Verdict | None = None
     """Of the same evaluation: whether they are better than the weights before step 1."""

@@ -13,7 +13,7 @@ from jobs.evaluation_metrics import cost_of
 from jobs.spec import EarlyStoppingSpec
 
 
-class Evaluated(BaseModel):
+class EvaluationRecord(BaseModel):
     """What one evaluation measured."""
 
     model_config = ConfigDict(extra="forbid")
@@ -27,13 +27,13 @@ class Evaluated(BaseModel):
         return cost_of(metric, self.loss, self.metrics)
 
 
-def newest_is_best(evaluations: Sequence[Evaluated], metric: str) -> bool:
+def newest_is_best(evaluations: Sequence[EvaluationRecord], metric: str) -> bool:
     """Whether the newest one is better than every other."""
     *before, newest = (each.cost(metric) for each in evaluations)
     return newest is not None and all(each is None or newest < each for each in before)
 
 
-def stops(evaluations: Sequence[Evaluated], rule: EarlyStoppingSpec, metric: str) -> bool:
+def stops(evaluations: Sequence[EvaluationRecord], rule: EarlyStoppingSpec, metric: str) -> bool:
     """Whether so many evaluations in a row were not better, by more than `min_delta`, than the best before them."""
     best, waited = None, 0
     for each in evaluations:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jobs.verdict import Difference, Interval
+from jobs.verdict import BaseDifference, ConfidenceInterval
 from worker.training.scores.statistics import Floats, Statistics
 
 SAMPLES = 1000
@@ -27,28 +27,28 @@ def score(statistics: Statistics) -> float:
     return float(statistics.scores(np.ones((1, len(statistics))))[0])
 
 
-def interval(statistics: Statistics) -> Interval | None:
+def interval(statistics: Statistics) -> ConfidenceInterval | None:
     """Of a metric; None: there are too few rows, or it is no number."""
     if len(statistics) < LEAST_ROWS:
         return None
     return _between(np.concatenate([statistics.scores(weights) for weights in _draws(len(statistics))]))
 
 
-def difference(statistics: Statistics, base: Statistics) -> Difference | None:
+def difference(statistics: Statistics, base: Statistics) -> BaseDifference | None:
     """Of a metric of two models, of the same rows in the same order; None as above, or if the rows are not the same."""
     rows = len(statistics)
     if rows < LEAST_ROWS or len(base) != rows:
         return None
     found = _between(np.concatenate([statistics.scores(each) - base.scores(each) for each in _draws(rows)]))
     value = score(statistics) - score(base)
-    return None if found is None else Difference(difference=value, low=found.low, high=found.high)
+    return None if found is None else BaseDifference(difference=value, low=found.low, high=found.high)
 
 
-def _between(values: Floats) -> Interval | None:
+def _between(values: Floats) -> ConfidenceInterval | None:
     if not np.isfinite(values).all():
         return None
     low, high = np.quantile(values, _LEVELS).tolist()
-    return Interval(low=low, high=high)
+    return ConfidenceInterval(low=low, high=high)
 
 
 def _draws(rows: int) -> Iterator[Floats]:
