@@ -45,7 +45,7 @@ def pushed(run: RunDir, hub: Hub, *more: str, token: str | None = TOKEN) -> tupl
     """Its last line, and what it printed."""
     said, _ = started(run, hub, *more, token=token).communicate(timeout=120)
     last = run.attempt_lines("push")[-1]
-    assert isinstance(last, Finished)
+    assert isinstance(last, Finished), said
     return last, said
 
 
