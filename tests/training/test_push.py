@@ -73,7 +73,7 @@ def test_a_push_killed_in_the_middle_is_repeated_and_sends_only_what_is_missing(
     assert commit == {name: content for name, content in files.items() if name != "README.md"}
     assert page.startswith("---\nlicense: apache-2.0\nlibrary_name: transformers\n")
     assert "| licence | apache-2.0; of the base model: not known" in page
-    for part in ("| data |", "prepared as `", "| target |", "| limits |", "## Use", "## Curve"):
+    for part in ("| data |", "prepared as `", "| rows of ", "| limits |", "## Use", "## Quality", "## Curve"):
         assert part in page
     written = "".join(file.read_text(errors="replace") for file in run.path.rglob("*") if file.is_file())
     for text in (said, also_said, written, json.dumps([page, *map(str, hub.asked)])):
