@@ -38,6 +38,7 @@ set_library_switches("train")  # before torch is imported
 
 # ruff: noqa: E402
 import torch
+from transformers import PreTrainedModel
 
 from jobs.memory_plan import OptimizerName
 from jobs.spec import LoraMethod, TrainingSpec
@@ -95,31 +96,32 @@ def measure(
     method = Lora(LoraMethod(type="lora", rank=rank), torch.bfloat16 if native else torch.float16)
     options: dict[str, Any] = {"fused": True, "dropout": None, "method": method}
     predictor = Predictor(config, task=task, device="cuda", training=TRAINING, flash=native, **options)
-    model = bare_model(config, task, method.dtype, **options)
-    give_device(model, GPU)
-    if compiled:
-        with tempfile.TemporaryDirectory() as folder:
-            failure = task.compile(model, Journal(Path(folder) / "journal.jsonl"))
-        assert failure is None, failure
 
-    def backward(shape: MicroBatchShape) -> None:
+    def backward(model: PreTrainedModel, shape: MicroBatchShape) -> None:
         batch = task.empty_batch(shape, padded=True, device=torch.device("cpu"))
         (batch.loss_sum(model) / batch.target_tokens).backward()
 
     for optimizer in OPTIMIZERS:
+        # Anew: a model that has recomputed layers keeps an activation more when it does not any longer.
+        model = bare_model(config, task, method.dtype, **options)
+        give_device(model, GPU)
+        if compiled:
+            with tempfile.TemporaryDirectory() as folder:
+                failure = task.compile(model, Journal(Path(folder) / "journal.jsonl"))
+            assert failure is None, failure
         trained = [(key, each) for key, each in model.named_parameters() if each.requires_grad]
         states = make_optimizer(optimizer, trained, TRAINING, fused=True)
-        backward(MicroBatchShape(1, 32, 32))
+        backward(model, MicroBatchShape(1, 32, 32))
         for every, shape in passes:
             if every:
                 model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
             else:
                 model.activation_checkpointing_disable()
             try:
-                backward(shape)
+                backward(model, shape)
                 torch.cuda.reset_peak_memory_stats()
                 before = simgpu.counts()
-                backward(shape)
+                backward(model, shape)
             except torch.OutOfMemoryError as error:
                 print(f"{name}, {optimizer}, {shape}: {str(error).splitlines()[0]}")
                 gc.collect()
@@ -135,8 +137,7 @@ def measure(
                 "host_syncs": now["syncs"] - before["syncs"],
                 "launches": sum(now[kind] - before[kind] for kind in ("launches", "gemms")),
             }  # fmt: skip
-        model.zero_grad(set_to_none=True)
-        del states
+        del model, trained, states
         gc.collect()
         torch.cuda.empty_cache()
 

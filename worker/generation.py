@@ -91,9 +91,10 @@ class GenerationHandler:
                 hint=f"ask again: it starts anew. If that repeats, the log of the worker `{KIND}` has the details",
             ) from error
         except Abandoned:
-            self._cancel(child)
+            if child.asked is not None:
+                self._cancel(child)
             raise
-        except RequestFailed:  # the GPU is needed, or the worker stops
+        except Exception:  # the GPU is needed, the worker stops, Redis is gone: nobody else may get the rest of it
             self._end()
             raise
         child.used_at = time.monotonic()
@@ -125,7 +126,8 @@ class GenerationHandler:
         return child
 
     def _pass_on(self, child: _Child, request: Request, answer: AnswerWriter) -> None:
-        child.process.ask({"body": request.payload})
+        child.asked = request.id
+        child.process.ask({"id": request.id, "body": request.payload})
         looked_at = time.monotonic()
         while True:
             part = cast("dict[str, Any] | None", child.process.answer(LOOK_S))
@@ -138,8 +140,10 @@ class GenerationHandler:
                         code="gpu_needed",
                         hint="ask again: the model then runs on the CPU",
                     )
-            if part is None:
+            if part is None or part["id"] not in (None, request.id):
                 continue
+            if part["type"] in LAST:
+                child.asked = None
             data: dict[str, Any] = part["data"]
             if part["type"] == "done":
                 data |= {"why": child.place.why}
@@ -158,8 +162,8 @@ class GenerationHandler:
             deadline = time.monotonic() + CANCELLED_WITHIN_S
             while (left := deadline - time.monotonic()) > 0:
                 part = child.process.answer(left)
-                if part is not None and part["type"] in LAST:
-                    child.used_at = time.monotonic()
+                if part is not None and part["id"] == child.asked and part["type"] in LAST:
+                    child.used_at, child.asked = time.monotonic(), None
                     return
         except ChildGone as error:
             log.warning("the process of job %s is gone: %s", child.run.id, error)
@@ -189,3 +193,5 @@ class _Child:
         }
         self.process = JsonChild(command, environment)
         self.used_at = time.monotonic()
+        self.asked: str | None = None
+        """Id of the request that it answers."""

@@ -55,7 +55,7 @@ def child(run: RunDir, limit: int) -> Iterator[JsonChild]:
 
 def part_of(process: JsonChild, *types: str) -> dict[str, Any]:
     """The first of these. (A GPU that computes nothing never writes an end token, nor anything that ends otherwise.)"""
-    process.ask({"body": {"input": "question 1 about bread", "max_new_tokens": 4}})
+    process.ask({"id": "1", "body": {"input": "question 1 about bread", "max_new_tokens": 4}})
     while True:
         part = cast("dict[str, Any] | None", process.answer(300.0))
         assert part is not None, "no answer"

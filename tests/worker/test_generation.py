@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import redis
 
+from jobs.errors import StoreUnavailable
 from jobs.heartbeat import Gpu
 from jobs.redis.connection import connect
+from jobs.redis.requests import Request
 from jobs.redis.store import Store
 from jobs.redis.workers import lease_token
 from jobs.state import Stage
 from tests.heartbeats import H200, heartbeat
-from worker.generation import NO_GPU, TRAINS, UNKNOWN, WAITS, Place, place_for
+from worker import generation
+from worker.generation import NO_GPU, TRAINS, UNKNOWN, WAITS, GenerationHandler, Place, place_for
+from worker.requests import Abandoned, RequestFailed
 from worker.settings import WorkerSettings, from_environment
 
 OTHER = Gpu(uuid="GPU-2", name="NVIDIA H200", memory_bytes=2**37, driver="580")
@@ -66,3 +71,72 @@ def test_without_redis_or_a_gpu_of_ours_it_is_the_cpu(redis_url: str, tmp_path: 
     assert place_for(settings(redis_url, tmp_path), nobody) == Place("cpu", UNKNOWN)
     at_home = Store(connect(redis_url))
     assert place_for(settings(redis_url, tmp_path, "cpu"), at_home) == Place("cpu", "LONGHAUL_DEVICE is cpu")
+
+
+class StubProcess:
+    """A model process that writes these parts."""
+
+    def __init__(self, *parts: dict[str, Any]) -> None:
+        self.parts, self.asked, self.running = list(parts), list[Any](), True
+
+    def ask(self, question: Any) -> None:
+        self.asked.append(question)
+
+    def answer(self, _within_s: float) -> dict[str, Any] | None:
+        return self.parts.pop(0) if self.parts else None
+
+    def kill(self) -> int:
+        self.running = False
+        return -9
+
+
+class StubWriter:
+    """Where parts go; `failure` is raised at the first."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure, self.told = failure, list[tuple[str, Any]]()
+
+    def hold(self) -> None:
+        """Nobody is asked."""
+
+    def add(self, type: str, data: Any) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.told.append((type, data))
+
+
+def part(id: str | None, type: str, text: str) -> dict[str, Any]:
+    return {"id": id, "type": type, "data": {"text": text}}
+
+
+@pytest.fixture
+def answering(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Answer a request of this id, with a process that writes these parts."""
+    (tmp_path / "job-1").mkdir()
+    (tmp_path / "job-1" / "spec.json").write_text("{}")
+    handler = GenerationHandler(settings(redis_url, tmp_path, "cpu"))
+
+    def answer(id: str, process: StubProcess, writer: StubWriter) -> GenerationHandler:
+        monkeypatch.setattr(generation, "JsonChild", lambda *_: process)
+        handler.answer(Request(id=id, kind="generate", job="job-1", payload={}), cast("Any", writer))
+        return handler
+
+    return answer
+
+
+@pytest.mark.parametrize("failure", [StoreUnavailable("Redis is gone"), RequestFailed("the worker stops", code="x")])
+def test_the_rest_of_an_answer_that_cannot_be_passed_on_reaches_nobody_else(answering: Any, failure: Exception) -> None:
+    process = StubProcess(part("a", "text", "secret of a"), part("a", "done", "secret of a"))
+    with pytest.raises(type(failure)):
+        answering("a", process, StubWriter(failure))
+    assert not process.running
+    writer = StubWriter()
+    answering("b", StubProcess(part("a", "text", "secret of a"), part("b", "done", "of b")), writer)
+    assert writer.told == [("done", {"text": "of b", "why": "LONGHAUL_DEVICE is cpu"})]
+
+
+def test_whoever_leaves_at_the_end_of_an_answer_leaves_the_model_as_it_is(answering: Any) -> None:
+    process = StubProcess(part("a", "done", "of a"))
+    with pytest.raises(Abandoned):
+        answering("a", process, StubWriter(Abandoned()))
+    assert process.running and len(process.asked) == 1, "nothing is cancelled: it has answered"

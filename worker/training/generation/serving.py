@@ -1,6 +1,6 @@
 """The process that has a finished model: requests on stdin, answers on stdout, a line of JSON each, one at a time.
 
-A request is `{"body": GenerateBody}`, and while it is answered `{"cancel": true}` ends that. The parts of an answer
+A request is `{"id": …, "body": GenerateBody}`; while it is answered `{"cancel": true}` ends that. The parts of an answer
 have a `type`: `loading` and `loaded`, `text` (a piece as it is written), `output` (one whole), and at the end `done`,
 `error` or `cancelled`.
 
@@ -85,23 +85,25 @@ class Channel:
 
     def __init__(self, lines: TextIO) -> None:
         self._lines = lines
-        self._bodies: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._id: str | None = None
         self._cancel = threading.Event()
         threading.Thread(target=self._read, name="requests", daemon=True).start()
 
     def requests(self) -> Iterator[GenerateBody]:
         """Each, until stdin ends."""
-        while (body := self._bodies.get()) is not None:
+        while (asked := self._asked.get()) is not None:
             self._cancel.clear()
-            yield GenerateBody.model_validate(body)
+            self._id = asked["id"]
+            yield GenerateBody.model_validate(asked["body"])
 
     def cancelled(self) -> bool:
         """Whether nobody waits for the present answer any more."""
         return self._cancel.is_set()
 
     def send(self, type: str, **data: object) -> None:
-        """A part of the answer."""
-        self._lines.write(json.dumps({"type": type, "data": data}) + "\n")
+        """A part of the answer, with the id of its request; None: it is said before there was one."""
+        self._lines.write(json.dumps({"id": self._id, "type": type, "data": data}) + "\n")
         self._lines.flush()
 
     def fail(self, error: StageError) -> None:
@@ -112,11 +114,11 @@ class Channel:
         for line in sys.stdin:
             message = json.loads(line)
             if "body" in message:
-                self._bodies.put(message["body"])
+                self._asked.put(message)
             else:
                 self._cancel.set()
         self._cancel.set()
-        self._bodies.put(None)
+        self._asked.put(None)
 
 
 class Models:
