@@ -5,6 +5,7 @@ Beside the file lies `<name>.state` until it is complete: what was asked, so tha
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from longhaul.answers import GenerationDict
 from longhaul.api import Longhaul
@@ -44,13 +45,35 @@ def predict(api: Longhaul, wanted: PredictionTask, *, on_answer: OnAnswer, on_tr
     `on_answer` is told how many are written, with each answer. An outage of the service is waited for. Raises BadInput,
     ApiError.
     """
-    done, options = _continued(wanted)
+    with open(wanted.rows, "rb") as source:
+        for _ in _rows(source, wanted.rows):  # a line that is wrong is known before anything is written
+            pass
+    with open(_state_file(wanted), "a+b") as state:
+        try:
+            fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(
+                f"another `longhaul predict` is writing {wanted.out}: give another file with --out"
+            ) from None
+        return _answered(api, wanted, *_continued(wanted, state), on_answer, on_trouble)
+
+
+def _answered(
+    api: Longhaul,
+    wanted: PredictionTask,
+    done: int,
+    options: Mapping[str, Any],
+    on_answer: OnAnswer,
+    on_trouble: Callable[[str], None],
+) -> int:
     patience = RetryPolicy(on_trouble)
     with open(wanted.rows, "rb") as source, open(wanted.out, "ab") as target:
         for rows in _requests(islice(_rows(source, wanted.rows), done, None)):
             while True:
                 try:
                     answer = api.generate(wanted.job, {"rows": rows, **options})
+                    if {output["index"] for output in answer["outputs"]} != set(range(len(rows))):
+                        raise Unreachable("the answer lacks rows")
                     break
                 except (ApiError, Unreachable) as error:
                     patience.trouble(error)
@@ -65,46 +88,47 @@ def predict(api: Longhaul, wanted: PredictionTask, *, on_answer: OnAnswer, on_tr
     return done
 
 
-def _continued(wanted: PredictionTask) -> tuple[int, dict[str, Any]]:
+def _continued(wanted: PredictionTask, state: BinaryIO) -> tuple[int, dict[str, Any]]:
     """How many rows have their line, and the options, with a seed where something is drawn. Removes a torn last line.
 
     Raises BadInput where the file is of something else.
     """
-    state_file, options = _state_file(wanted), dict(wanted.options)
+    options = dict(wanted.options)
+    state.seek(0)
+    begun = state.read()
     asked = {"job": wanted.job, "rows_sha256": _sha256(wanted.rows), "options": options}
-    if not state_file.exists():
+    if not begun:
         if wanted.out.exists():
+            _state_file(wanted).unlink()
             raise BadInput(f"{wanted.out} is there already: remove it, or give another file with --out")
         if options.get("temperature") and "seed" not in options:
             options["seed"] = secrets.randbelow(2**32)
-        _write(state_file, json.dumps({"asked": asked, "options": options}).encode())
+        state.write(json.dumps({"asked": asked, "options": options}).encode())
+        state.flush()
+        os.fsync(state.fileno())
         return 0, options
-    state = json.loads(state_file.read_bytes())
-    if state["asked"] != asked:
+    try:
+        before = json.loads(begun)
+    except ValueError:  # killed while it was written: there are no answers yet
+        before = {"asked": None}
+    if before["asked"] != asked:
         raise BadInput(
             f"{wanted.out} was begun with another job, other rows or other options: give those, or remove "
-            f"{wanted.out} and {state_file.name}"
+            f"{wanted.out} and {_state_file(wanted).name}"
         )
     if not wanted.out.exists():
-        return 0, state["options"]
+        return 0, before["options"]
     with open(wanted.out, "r+b") as target:
         lines = whole = 0
         for line in target:
             if line.endswith(b"\n"):
                 lines, whole = lines + 1, whole + len(line)
         target.truncate(whole)
-    return lines, state["options"]
+    return lines, before["options"]
 
 
 def _state_file(wanted: PredictionTask) -> Path:
     return wanted.out.with_name(f"{wanted.out.name}.state")
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Whole, or not at all."""
-    temporary = file.with_name(f"tmp-{file.name}")
-    temporary.write_bytes(content)
-    os.replace(temporary, file)
 
 
 def _sha256(file: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from longhaul.answers import GenerationDict
-from longhaul.commands.command import OK, Call, Commands, print_json
+from longhaul.commands.command import LEFT, OK, Call, Commands, print_json
 from longhaul.jobfile import BadInput
 from longhaul.predicting import PredictionTask, predict
 
@@ -128,6 +128,9 @@ def _predict(call: Call) -> int:
             rows = predict(api, wanted, on_answer=on_answer, on_trouble=call.note)
         except OSError as error:
             raise BadInput(f"{error.filename or call.given.out}: {error.strerror}") from None
+        except KeyboardInterrupt:
+            call.note("interrupted: the same command continues")
+            return LEFT
     return call.answer(
         {"rows": rows, "out": str(call.given.out)}, lambda: call.say(f"{rows:,} rows answered, in {call.given.out}")
     )
