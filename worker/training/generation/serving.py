@@ -1,8 +1,8 @@
 """The process that has a finished model: requests on stdin, answers on stdout, a line of JSON each, one at a time.
 
 A request is `{"id": …, "body": GenerateBody}`; while it is answered `{"cancel": true}` ends that. The parts of an
-answer have the `id` and a `type`: `loading` and `loaded`, `text` (a piece as it is written), `output` (one whole), and at the end `done`,
-`error` or `cancelled`.
+answer have its `id` and a `type`: `loading` and `loaded`, `text` (a piece as it is written), `output` (one whole), and
+at the end `done`, `error` or `cancelled`.
 
 On a CPU it takes only time that nobody else wants. On a GPU it holds the GPU's lock, and has a memory limit of its own.
 """
