@@ -74,7 +74,8 @@ class RunLength:
     @property
     def reason(self) -> Reason:
         """Of the end of the run."""
-        return Reason.DONE if self._state.step >= self.steps else Reason.EARLY_STOPPED
+        early = self.stopped_early and self._state.step < self.steps
+        return Reason.EARLY_STOPPED if early else Reason.DONE
 
     def correct(self, journal: Journal) -> None:
         """Correct the number of steps, where that is due after this one."""
