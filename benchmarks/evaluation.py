@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from jobs.evaluation_metrics import EvaluationMetric
+from jobs.text.units import format_duration
 from worker.training.scores.intervals import difference, interval
 from worker.training.scores.statistics import Sums
 
@@ -78,7 +79,7 @@ def job(file: Path, rate: float, epochs: int, arguments: argparse.Namespace) -> 
         seen = evaluations_of(run)
         last = seen[max(seen)]
         assert last.verdict is not None
-        print(f"{file.name}, {time.perf_counter() - begun:.0f} s: {last.verdict.text}")
+        print(f"{file.name}, {format_duration(time.perf_counter() - begun)}: {last.verdict.text}")
         return {
             "base": {"loss": seen[0].loss, **seen[0].metrics},
             "tuned": {"loss": last.loss, **last.metrics},

@@ -2,8 +2,6 @@
 
 from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar
 
-from jobs.plan import StepLimit
-
 JsonObject = dict[str, Any]
 """A document whose keys are not the client's business: a job file, plan.json, the facts of an event."""
 MetricDict = dict[str, float | None]
@@ -70,7 +68,7 @@ class PlanSummaryDict(TypedDict, total=False):
     new_tensors: list[str]
     read_as: str | None
     steps: int
-    limited_by: StepLimit
+    limited_by: Literal["epochs", "max_steps", "max_hours", "early_stopping"]
     resolved: JsonObject
     time: SummaryDict | None
     memory: SummaryDict | None
@@ -137,7 +135,7 @@ class JobDict(TypedDict):
     started_at: int | None
     training_s: float
     steps: int | None
-    limited_by: StepLimit | None
+    limited_by: Literal["epochs", "max_steps", "max_hours", "early_stopping"] | None
     progress: ProgressDict
     first_loss: float | None
     best_loss: float | None

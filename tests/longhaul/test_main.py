@@ -127,7 +127,7 @@ def test_a_wrong_key_and_nobody_there(
 def test_a_url_that_cannot_be_one_is_told_from_a_service_that_is_down(
     service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for url in ("localhost:8000", "htp://x", "http://", "127.0.0.1", "http://[::1"):
+    for url in ("htp://x", "http://", "http://[::1"):
         monkeypatch.setenv("LONGHAUL_URL", url)
         assert main(["list"]) == 2
         error = capsys.readouterr().err

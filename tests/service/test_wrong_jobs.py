@@ -52,7 +52,7 @@ WRONG: list[tuple[dict[str, Any], int]] = [
     ({**DATA, "memory": {"budget": "24"}}, 1),
     ({**DATA, "speed": {"compile": "true"}}, 1),
     ({**DATA, "checkpoint": {"keep": 0}}, 1),
-    ({**DATA, "checkpoint": {"best": "loss"}}, 1),
+    ({**DATA, "checkpoint": {"best": "lost"}}, 1),
     ({**DATA, "integrations": {"discord": "false"}}, 1),
     ({**DATA, "priority": 1000}, 1),
     ({**DATA, "priority": -1000, "max_restarts": -1}, 2),
