@@ -56,6 +56,7 @@ _TUNED = {
     "POST /jobs": Tuned(refused=422, why="what columns, names and endings fit each other is said in words alone"),
     "PATCH /jobs/{job}": Tuned(OPEN, 422, "11.0 is an integer to JSON Schema, and none to us"),
     "POST /jobs/{job}/clone": Tuned(refused=422, why="what results from a merge patch has to be a specification"),
+    "POST /jobs/{job}/generate": Tuned(refused=422, why="which inputs and options go together is said in words alone"),
     "POST /jobs/{job}/exports": Tuned(("succeeded",)),
     "POST /jobs/{job}/push": Tuned(("succeeded",)),
     "GET /jobs/{job}/push": Tuned(("succeeded",)),
