@@ -13,6 +13,10 @@ EXAMPLES = 15
 """Of each operation; benchmarks/schemathesis_full.py has many more."""
 
 
+UNANSWERED = {"POST /jobs/{job}/generate", "POST /v1/chat/completions"}
+"""What a model process answers, of which there is none here."""
+
+
 def test_what_the_service_answers_is_what_its_document_says(redis_url: str, tmp_path: Path) -> None:
     with running(redis_url, tmp_path, api_key="k" * 40) as service:
         jobs = seed(service)
@@ -25,5 +29,5 @@ def test_what_the_service_answers_is_what_its_document_says(redis_url: str, tmp_
     assert outcome.failures == {}
     documented = {label for label, _ in outcome.statuses}
     assert len(documented) >= 20
-    for label in documented:  # it was not refused all the time
+    for label in documented - UNANSWERED:  # it was not refused all the time
         assert any(status < 300 for each, status in outcome.statuses if each == label), label
