@@ -13,7 +13,7 @@ from longhaul.jobfile import BadInput
 from longhaul.predicting import PredictionTask, predict
 
 
-class Answering:
+class AnsweringApi:
     """Answers each row with its number; `lacking`: the first answers lack their last row."""
 
     def __init__(self, lacking: int = 0) -> None:
@@ -26,7 +26,7 @@ class Answering:
         return {"outputs": [{"index": at, "text": f"of {row['n']}", **common} for at, row in enumerate(rows)]}
 
 
-def predicted(api: Answering, rows: Path, out: Path) -> int:
+def predicted(api: AnsweringApi, rows: Path, out: Path) -> int:
     wanted = PredictionTask("job-1", rows, out, {})
     return predict(cast("Any", api), wanted, on_answer=lambda *_: None, on_trouble=lambda _: None)
 
@@ -39,7 +39,7 @@ def rows(tmp_path: Path) -> Path:
 
 
 def test_an_answer_that_lacks_rows_is_asked_for_again(rows: Path, tmp_path: Path) -> None:
-    api, out = Answering(lacking=1), tmp_path / "out.jsonl"
+    api, out = AnsweringApi(lacking=1), tmp_path / "out.jsonl"
     assert predicted(api, rows, out) == 40
     assert [json.loads(line)["text"] for line in out.read_text().splitlines()] == [f"of {n}" for n in range(40)]
     assert api.asked == 4 and not list(tmp_path.glob("*.state"))
@@ -47,7 +47,7 @@ def test_an_answer_that_lacks_rows_is_asked_for_again(rows: Path, tmp_path: Path
 
 def test_a_line_that_is_wrong_is_named_before_anything_is_written(rows: Path, tmp_path: Path) -> None:
     rows.write_text(rows.read_text() + '{"n": 4')
-    api = Answering()
+    api = AnsweringApi()
     with pytest.raises(BadInput, match="line 41: it is not JSON"):
         predicted(api, rows, tmp_path / "out.jsonl")
     assert api.asked == 0 and [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
@@ -56,12 +56,12 @@ def test_a_line_that_is_wrong_is_named_before_anything_is_written(rows: Path, tm
 def test_two_do_not_write_one_file(rows: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
 
-    class Another(Answering):
+    class Another(AnsweringApi):
         """While it is asked, somebody begins the same."""
 
         def generate(self, job: str, body: Mapping[str, Any]) -> dict[str, Any]:
             with pytest.raises(BadInput, match="another `longhaul predict` is writing"):
-                predicted(Answering(), rows, out)
+                predicted(AnsweringApi(), rows, out)
             return super().generate(job, body)
 
     assert predicted(Another(), rows, out) == 40
@@ -72,5 +72,5 @@ def test_a_file_that_is_there_is_left_as_it_is(rows: Path, tmp_path: Path) -> No
     out = tmp_path / "out.jsonl"
     out.write_text("mine\n")
     with pytest.raises(BadInput, match="is there already"):
-        predicted(Answering(), rows, out)
+        predicted(AnsweringApi(), rows, out)
     assert out.read_text() == "mine\n" and not list(tmp_path.glob("*.state"))

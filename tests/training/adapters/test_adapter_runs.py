@@ -239,7 +239,7 @@ class LoraWorkplace(Workplace):
             "training": FAST | {"batch_size": 8},
             "memory": {"micro_batch": 4, "optimizer": "adamw"},
             "log": {"every_steps": 4},
-            "evaluation": {"every_steps": 5, "max_rows": 6, "samples": 2},
+            "evaluation": {"every_steps": 5, "max_rows": 6, "samples": 2, "generate_rows": 0},
             "checkpoint": {"every_steps": 5, "every_minutes": None, "keep": 2},
             "method": LORA,
         }

@@ -282,7 +282,13 @@ def test_the_newest_and_the_best_are_kept_and_the_best_becomes_the_model(make_ru
     assert checkpoints(run) == names
     first = seen[0].loss
     assert trained(run) == TrainResult(
-        model="model", loss=best.loss, first_loss=first, step=best.step, chosen_by="loss"
+        model="model",
+        loss=best.loss,
+        first_loss=first,
+        step=best.step,
+        chosen_by="loss",
+        metrics=best.metrics,
+        verdict=best.verdict,
     )
     assert same_tensors(run.model / "model.safetensors", run.checkpoints / names[0] / "model.safetensors")
 
