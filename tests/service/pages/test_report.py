@@ -88,6 +88,18 @@ def test_it_is_redacted_like_every_answer(service: Service) -> None:
     assert "hf_abcdef" not in service.get(f"/jobs/{job}/report").text
 
 
+def test_metrics_of_few_rows_have_no_interval_on_any_page(service: Service) -> None:
+    job = service.submit()
+    train(service, job)
+    service.append(job, STARTED, EvaluationFinished(
+        step=0, loss=1.0, rows=1, seconds=1.0, best=True, metrics={"perplexity": 2.718, "chrf": 41.2},
+    ))  # fmt: skip
+    for path in (f"/jobs/{job}", f"/jobs/{job}/report", f"/jobs/{job}?tab=samples", "/"):
+        answer = service.get(path, headers={"Accept": "text/html"})
+        assert answer.status_code == 200, path
+    assert "41.2" in service.get(f"/jobs/{job}", headers={"Accept": "text/html"}).text
+
+
 def test_there_is_none_of_a_job_that_is_not_there(service: Service) -> None:
     answer = service.get("/jobs/job-nowhere/report")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
