@@ -12,6 +12,8 @@ LEFT, RIGHT, TOP, BOTTOM = 64.0, 12.0, 10.0, 26.0
 MOST_TICKS = 5
 MOST_DOTS = 24
 """Points of a line at most that are marked one by one."""
+FLAT = 1e-4
+"""Values that differ by less of their size are drawn as a flat line: their labels, of six digits, would be equal."""
 Points = Sequence[tuple[float, float]]
 
 
@@ -65,7 +67,7 @@ def line_chart(title: str, series: Mapping[str, Points]) -> LineChart | None:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round numbers from `low` to `high`, at most `MOST_TICKS` + 1."""
+    """Round numbers from `low` to `high`, at most `MOST_TICKS` + 1. They must differ by more than `FLAT` of either."""
     rough = (high - low) / MOST_TICKS
     power = 10 ** math.floor(math.log10(rough))
     step = next(power * each for each in (1, 2, 5, 10) if power * each >= rough)
@@ -73,5 +75,6 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def _span(low: float, high: float) -> tuple[float, float]:
-    """Never empty."""
-    return (low, high) if high > low else (low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1))
+    """Never so small that labels of its ticks would be equal."""
+    large = max(abs(low), abs(high))
+    return (low, high) if high - low > FLAT * large else (low - 0.5 * (large or 1), high + 0.5 * (large or 1))

@@ -28,7 +28,13 @@ CHATS = [
     for n in range(16) for word in ("bread", "soup", "cake")
 ]  # fmt: skip
 ROW = {"title": "Roasted Peach Ice Cream", "ingredients": ["peach", "cream"]}
-LONG = {"input": "Roasted Peach Ice Cream", "temperature": 2.0, "seed": 0, "max_new_tokens": 4000}
+LONG = {
+    "rows": [{"title": f"Peach Ice Cream {n}", "ingredients": ["peach", "cream"]} for n in range(64)],
+    "temperature": 2.0,
+    "seed": 0,
+    "max_new_tokens": 4000,
+}
+"""So many that some of them are long, whatever a machine makes of a seed."""
 
 
 class AskedPlace:
@@ -140,6 +146,8 @@ def test_twenty_people_at_once_take_turns(place: AskedPlace) -> None:
     ahead = place.post(place.t5, LONG | {"stream": True}, stream=True)  # nobody's turn comes while this is answered
     with ahead, connect(place.stack.redis.url) as client:
         assert any(line == b"event: text" for line in ahead.iter_lines())
+        model = place.model_process()
+        os.kill(model, signal.SIGSTOP)
         first = [threading.Thread(target=person, args=(2,)) for _ in range(8)]
         for thread in first:
             thread.start()
@@ -155,6 +163,7 @@ def test_twenty_people_at_once_take_turns(place: AskedPlace) -> None:
         for number in range(3, 22):
             wait_for(number, 1)
         ahead.close()
+        os.kill(model, signal.SIGCONT)
         for thread in (*first, *others):
             thread.join()
     assert len(order) == 27
