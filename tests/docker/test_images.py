@@ -121,7 +121,7 @@ def test_only_the_api_is_published_and_on_loopback_only(containers: Containers) 
 
 
 def test_each_can_write_what_the_others_made(containers: Containers) -> None:
-    places = {"/runs": OURS, "/models": OURS[1:4], "/prepared": OURS[1:4], "/cache": OURS[1:]}
+    places = {"/runs": OURS, "/models": OURS[1:3], "/prepared": OURS[1:3], "/cache": OURS[1:]}
     for place, services in places.items():
         folder = f"{place}/from-{services[0]}"
         containers.inside(services[0], "mkdir", folder)
@@ -135,6 +135,8 @@ def test_each_can_write_what_the_others_made(containers: Containers) -> None:
     assert containers.inside("prepare", "cat", "/uploads/x").strip() == "x"
     for service in OURS[:3]:
         assert "Read-only file system" in containers.inside(service, "touch", "/data/x", check=False)
+    for place in ("/models", "/prepared"):
+        assert "Read-only file system" in containers.inside("generate", "touch", f"{place}/x", check=False)
 
 
 def test_temporary_files_are_in_memory_and_gone_with_the_container(containers: Containers) -> None:
@@ -212,9 +214,11 @@ def test_the_files_for_a_cpu_and_for_cdi_change_only_the_devices(
         return dict(json.loads(containers.docker("compose", *files, "config", "--format", "json"))["services"])
 
     plain, changed = read(), read(f"docker-compose.{file}.yml")
-    reserved = (changed["worker"].pop("deploy", None) or {}).get("resources", {}).get("reservations", {}).get("devices")
-    assert (reserved and reserved[0]["device_ids"]) == devices
-    del plain["worker"]["deploy"]
+    for name in ("worker", "generate"):
+        resources = (changed[name].pop("deploy", None) or {}).get("resources", {})
+        reserved = resources.get("reservations", {}).get("devices")
+        assert (reserved and reserved[0]["device_ids"]) == devices
+        del plain[name]["deploy"]
     for each in (*plain.values(), *changed.values()):
         each.get("environment", {}).pop("LONGHAUL_DEVICE", None)
     assert changed == plain
