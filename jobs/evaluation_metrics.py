@@ -115,6 +115,12 @@ def cost_of(metric: str, loss: float | None, metrics: Mapping[str, float]) -> fl
     return None if figure is None else found.cost(figure)
 
 
+def is_better(cost: float | None, than: float | None) -> bool:
+    """Whether it takes the place of the best before it, by their costs (None: there is none). As good is not better: of
+    equals the earliest is the best."""
+    return cost is not None and (than is None or cost < than)
+
+
 def chosen_figure(chosen_by: str, loss: float | None, metrics: Mapping[str, float]) -> str | None:
     """The figure by which a checkpoint was chosen, for people; None where it is not known."""
     value = loss if chosen_by == EvaluationMetric.LOSS else metrics.get(chosen_by)

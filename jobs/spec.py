@@ -472,7 +472,7 @@ class CheckpointSpec(Part):
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
     """Newest checkpoints kept; the best one is kept besides."""
     best: MetricName | None = EvaluationMetric.LOSS
-    """The final model is the evaluated checkpoint that is the best by this metric, of equals the newest:
+    """The final model is the evaluated checkpoint that is the best by this metric, of equals the earliest:
     `loss`, or another one that the evaluations of the task have. Null: the last step's."""
 
 

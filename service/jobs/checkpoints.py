@@ -26,8 +26,8 @@ class _State(BaseModel):
 
 
 def checkpoints_of(run: RunDir, series: SeriesCache, *, runs_name: str) -> list[Checkpoint]:
-    """One object each. `best`: the best by `checkpoint.best` of the job (or the loss), if any was evaluated; pruning
-    keeps it."""
+    """One object each. `best`: the best by `checkpoint.best` of the job (or the loss), of equals the earliest, if any
+    was evaluated; pruning keeps it."""
     steps = {int(found[1]): name for name in _folders(run) if (found := _NAME.fullmatch(name))}
     shown = [each for step in sorted(steps, reverse=True) if (each := _checkpoint(run, runs_name, step, steps[step]))]
     losses = series.losses(run.metrics_file, [each.step_number for each in shown]) if shown else []
@@ -35,7 +35,7 @@ def checkpoints_of(run: RunDir, series: SeriesCache, *, runs_name: str) -> list[
         each.metrics.train_loss = loss
     spec = read_spec(run.spec_text())
     metric = (spec and spec.checkpoint.best) or EvaluationMetric.LOSS
-    costs = [(cost_of(metric, each.metrics.valid_loss, each.metrics.others or {}), each) for each in shown]
+    costs = [(cost_of(metric, each.metrics.valid_loss, each.metrics.others or {}), each) for each in reversed(shown)]
     evaluated = [(cost, each) for cost, each in costs if cost is not None]
     if evaluated:
         min(evaluated, key=itemgetter(0))[1].best = True

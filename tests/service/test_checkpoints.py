@@ -83,9 +83,9 @@ def test_what_is_not_complete_is_none(service: Service, missing: str) -> None:
     assert [(each["step_number"], each["best"]) for each in data] == [(1, True)]
 
 
-def test_of_equals_the_newer_is_best_as_for_pruning(service: Service) -> None:
+def test_of_equals_the_earliest_is_best_as_for_pruning(service: Service) -> None:
     job = service.submit()
     for step in (1, 2, 3):
         saved(service.run(job).path, step, 1.0)
     data = service.get(f"/jobs/{job}/checkpoints").json()["data"]
-    assert [each["best"] for each in data] == [True, False, False]
+    assert [each["best"] for each in data] == [False, False, True]

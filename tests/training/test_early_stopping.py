@@ -114,7 +114,7 @@ def test_a_run_that_is_stopped_meanwhile_ends_early_all_the_same(make_run: MakeR
     assert finished(run, 4).reason == "early_stopped" and finished(run, 4).result == finished(whole).result
 
 
-def test_the_model_is_the_best_by_the_metric_and_of_equals_the_newest(
+def test_the_model_is_the_best_by_the_metric_and_of_equals_the_earliest(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accuracies([0.1, 0.5, 0.9, 0.9, 0.2, 0.2, 0.3], monkeypatch)
@@ -123,15 +123,15 @@ def test_the_model_is_the_best_by_the_metric_and_of_equals_the_newest(
     assert attempt(run) == 0
     result = trained(run)
     assert (result.step, result.chosen_by, result.metrics, result.figure) == (
-        6,
+        4,
         "accuracy",
         {"accuracy": 0.9},
         "0.9000",
     )
-    assert checkpoints(run) == ["step-00000006", "step-00000011"], "pruning keeps it"
+    assert checkpoints(run) == ["step-00000004", "step-00000011"], "pruning keeps it"
     assert [fact.step for fact in facts(run, EvaluationFinished) if fact.best] == [0, 2, 4]
-    state = TrainState.model_validate_json((run.checkpoints / "step-00000006" / STATE).read_bytes())
-    assert state.metrics == {"accuracy": 0.9} and [each.step for each in state.evaluations] == [0, 2, 4, 6]
+    state = TrainState.model_validate_json((run.checkpoints / "step-00000004" / STATE).read_bytes())
+    assert state.metrics == {"accuracy": 0.9} and [each.step for each in state.evaluations] == [0, 2, 4]
     assert "it is the best by accuracy: 0.9000" in (run.model / "README.md").read_text()
 
 

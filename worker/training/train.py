@@ -11,7 +11,7 @@ import torch
 from jobs.attempt import TrainResult
 from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
-from jobs.evaluation_metrics import EvaluationMetric, cost_of
+from jobs.evaluation_metrics import EvaluationMetric, cost_of, is_better
 from jobs.events import EvaluationFinished, UpdateSkipped
 from jobs.reasons import Reason
 from worker.training import start
@@ -202,7 +202,7 @@ def finish(context: TrainingContext) -> None:
     kept = None if metric is None else checkpoint.best(run, metric, context.journal)
     if kept is not None and metric is not None:
         here, there = (cost_of(metric, each.validation_loss, each.metrics) for each in (state, kept.state))
-        if here is not None and there is not None and here < there:
+        if is_better(here, there):
             kept = None  # the weights in memory are better: there was no room for a checkpoint of them
     chosen = kept.state if kept else state
     found = metric is not None and cost_of(metric, chosen.validation_loss, chosen.metrics) is not None

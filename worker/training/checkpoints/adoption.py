@@ -22,7 +22,7 @@ from pathlib import Path
 from jobs.disk.files import sync_folder, write_atomically
 from jobs.disk.rundir import RunDir
 from jobs.errors import DiskFull
-from jobs.evaluation_metrics import EvaluationMetric, cost_of
+from jobs.evaluation_metrics import EvaluationMetric, cost_of, is_better
 from jobs.events import Adopted
 from jobs.plan import Plan
 from jobs.spec import JobSpec
@@ -122,7 +122,7 @@ class Adoption:
         raise none_verifies(self._spec, self._passed_over or ["its checkpoints are gone"])
 
     def _best_before(self, chosen: TrainState) -> list[Taken]:
-        """The best of the older ones, if it is better than `chosen`; none where they cannot be compared."""
+        """The best of the older ones, unless `chosen` is better; none where they cannot be compared."""
         if not self._compares:
             return []
         until = folder_of(self._run, chosen.step).name
@@ -130,7 +130,7 @@ class Adoption:
         own = cost_of(metric, chosen.validation_loss, chosen.metrics)
         older = [folder for folder in newest_first(self._before.run) if folder.name < until]
         for folder, cost in best_first(older, metric).items():
-            if own is not None and cost >= own:
+            if is_better(own, cost):
                 break
             if (taken := self._take(folder)) is not None:
                 return [taken]

@@ -136,7 +136,7 @@ def _none_valid(run: RunDir, defects: Mapping[Path, ValueError], expected: str |
 
 
 def best(run: RunDir, metric: str, journal: Journal) -> VerifiedCheckpoint | None:
-    """The best evaluated checkpoint by this metric that verifies; the newer of equals."""
+    """The best evaluated checkpoint by this metric that verifies; of equals the earliest."""
     for folder in best_first(newest_first(run), metric):
         try:
             return VerifiedCheckpoint(folder, verify(folder))
@@ -236,9 +236,10 @@ def newest_first(run: RunDir) -> list[Path]:
 
 
 def best_first(folders: list[Path], metric: str) -> dict[Path, float]:
-    """Those that were evaluated by this metric, with their costs (lower is better); `folders` are the newest first."""
-    costs = {folder: cost for folder in folders if (cost := cost_in(folder, metric)) is not None}
-    return dict(sorted(costs.items(), key=itemgetter(1)))
+    """Those that were evaluated by this metric, with their costs (lower is better), of equals the earliest first;
+    `folders` are the newest first."""
+    costs = {folder: cost for folder in reversed(folders) if (cost := cost_in(folder, metric)) is not None}
+    return dict(sorted(costs.items(), key=itemgetter(1)))  # equals stay in their order
 
 
 def cost_in(folder: Path, metric: str) -> float | None:

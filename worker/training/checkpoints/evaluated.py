@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from jobs.evaluation_metrics import cost_of
+from jobs.evaluation_metrics import cost_of, is_better
 from jobs.spec import EarlyStoppingSpec
 
 
@@ -30,7 +30,7 @@ class EvaluationRecord(BaseModel):
 def newest_is_best(evaluations: Sequence[EvaluationRecord], metric: str) -> bool:
     """Whether the newest one is better than every other."""
     *before, newest = (each.cost(metric) for each in evaluations)
-    return newest is not None and all(each is None or newest < each for each in before)
+    return is_better(newest, min((each for each in before if each is not None), default=None))
 
 
 def stops(evaluations: Sequence[EvaluationRecord], rule: EarlyStoppingSpec, metric: str) -> bool:
