@@ -69,6 +69,7 @@ class TrainResult(Frozen):
     first_loss: float | None
     step: int
     chosen_by: str | None = None
+    better_step: int | None = None
     metrics: dict[str, float] = {}  # noqa: RUF012 - pydantic copies it
     verdict: Verdict | None = None
 

@@ -127,10 +127,16 @@ def chosen_figure(chosen_by: str, loss: float | None, metrics: Mapping[str, floa
     return None if value is None else metric_figure(chosen_by, value)
 
 
-def chosen_text(chosen_by: str, loss: float | None, metrics: Mapping[str, float]) -> str:
-    """By what a checkpoint was chosen, for people, such as `the best by macro F1, 0.8934`."""
+def chosen_text(
+    chosen_by: str, loss: float | None, metrics: Mapping[str, float], better_step: int | None = None
+) -> str:
+    """By what a checkpoint was chosen, for people, such as `the best by macro F1, 0.8934`. `better_step`: the step that
+    was better, and whose checkpoint is missing."""
     figure = chosen_figure(chosen_by, loss, metrics)
-    return f"the best by {metric_words(chosen_by)}" + ("" if figure is None else f", {figure}")
+    among, missing = "", ""
+    if better_step is not None:
+        among, missing = " of what was saved", f"; step {better_step:,} was better, and its checkpoint is missing"
+    return f"the best by {metric_words(chosen_by)}{among}{'' if figure is None else f', {figure}'}{missing}"
 
 
 def metric_scale(name: str) -> Literal["shares", "scores"] | None:

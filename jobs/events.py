@@ -346,11 +346,11 @@ class CheckpointSaved(Fact):
     seconds: float
     """What saving took."""
     validation_loss: float | None = None
-    """Of exactly these weights; null where they were not evaluated, or are saved because of a stop alone."""
+    """Of exactly these weights; null where they were not evaluated."""
 
 
 class CheckpointRejected(Fact):
-    """A checkpoint did not verify and was passed over; an older one is used."""
+    """A checkpoint did not verify and was passed over; another one is used."""
 
     type: Literal["checkpoint.rejected"] = "checkpoint.rejected"
     by_trainer: ClassVar[bool] = True
@@ -503,6 +503,9 @@ class JobSucceeded(Fact):
     """Validation loss before the first step, nats per target token (of a classifier: per row)."""
     chosen_by: str | None = None
     """The metric by which its checkpoint is the best. Null: it is the last step's, or an earlier version's."""
+    better_step: int | None = None
+    """The step whose evaluation was better by that metric, and whose checkpoint is missing: there was no room for it,
+    or it was damaged. Null: there is none."""
     metrics: dict[str, float] = Field({})
     """Other metrics of the model that was kept."""
     reason: Reason = Reason.DONE
@@ -516,7 +519,9 @@ class JobSucceeded(Fact):
     @property
     def chosen_text(self) -> str | None:
         """By what it was chosen, for people, such as `the best by macro F1, 0.8934`; None: by nothing."""
-        return None if self.chosen_by is None else chosen_text(self.chosen_by, self.loss, self.metrics)
+        return (
+            None if self.chosen_by is None else chosen_text(self.chosen_by, self.loss, self.metrics, self.better_step)
+        )
 
 
 class JobFailed(Fact):

@@ -115,6 +115,8 @@ class JobRecord(BaseModel):
     result_loss: float | None = None
     result_chosen_by: str | None = None
     """The metric by which the result is the best; null: it is the last step's."""
+    result_better_step: int | None = None
+    """The step that was better by it, and whose checkpoint is missing."""
     result_metrics: dict[str, float] = {}
     """Other metrics of the result."""
     verdict: Verdict | None = None
@@ -231,7 +233,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= _transition(record, Status.SUCCEEDED) | {"finished_at": event.at}
             change |= {"result_model": fact.model, "result_step": fact.step, "result_loss": fact.loss}
             change |= {"result_chosen_by": fact.chosen_by, "result_metrics": fact.metrics}
-            change |= {"verdict": fact.verdict}
+            change |= {"result_better_step": fact.better_step, "verdict": fact.verdict}
         case JobFailed():
             change |= _transition(record, Status.FAILED) | {"finished_at": event.at, "error": fact.error}
         case JobCancelled():

@@ -373,8 +373,7 @@ class TrainingSpec(Part):
         EarlyStoppingSpec | None,
         BeforeValidator(_early_stopping, json_schema_input_type=EarlyStoppingSpec | bool | None),
     ] = None
-    """The run ends when it gets no better; a checkpoint is then due at every evaluation that is the best so far. Null
-    or false: it does all its steps. True: the defaults."""
+    """The run ends when it gets no better. Null or false: it does all its steps. True: the defaults."""
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128
     """Rows of one optimizer step, exactly; cut into micro-batches as memory allows, whose gradients are added up."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-4
@@ -466,14 +465,15 @@ class CheckpointSpec(Part):
     """When the run is saved and what is kept."""
 
     every_minutes: Annotated[float, Field(gt=0.0, le=10_000.0)] | None = 30
-    """A checkpoint is due at the first evaluation after this long."""
+    """A checkpoint is due at the first evaluation after this long without one."""
     every_steps: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """A checkpoint is due at every n-th step as well."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
     """Newest checkpoints kept; the best one is kept besides."""
     best: MetricName | None = EvaluationMetric.LOSS
-    """The final model is the evaluated checkpoint that is the best by this metric, of equals the earliest:
-    `loss`, or another one that the evaluations of the task have. Null: the last step's."""
+    """The final model is the evaluated checkpoint that is the best by this metric, of equals the earliest: `loss`, or
+    another one that the evaluations of the task have. A checkpoint is due at every evaluation that is better than each
+    checkpoint so far. Null: the last step's, and no evaluation makes a checkpoint due."""
 
 
 class EvaluationSpec(Part):

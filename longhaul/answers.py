@@ -141,6 +141,7 @@ class JobDict(TypedDict):
     best_loss: float | None
     final_loss: float | None
     chosen_by: str | None
+    better_step: int | None
     final_metrics: dict[str, float]
     verdict: VerdictDict | None
     checkpoint: str | None

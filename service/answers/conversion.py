@@ -76,6 +76,7 @@ def job_answer(job: StoredJob, *, runs_name: str) -> Job:
         best_loss=record.best_loss,
         final_loss=record.result_loss,
         chosen_by=record.result_chosen_by,
+        better_step=record.result_better_step,
         final_metrics=record.result_metrics,
         verdict=record.verdict,
         checkpoint=record.checkpoint,

@@ -163,6 +163,9 @@ class Job(Answer):
     """Validation loss of the model that was kept."""
     chosen_by: str | None
     """The metric by which `fine_tuned_model` is the best; null: it is the last step's, or there is none."""
+    better_step: int | None
+    """The step whose evaluation was better by that metric, and whose checkpoint is missing: there was no room for it,
+    or it was damaged. Null: there is none."""
     final_metrics: dict[str, float]
     """Other metrics of `fine_tuned_model`, by name."""
     verdict: Verdict | None

@@ -210,7 +210,7 @@ def test_show_tells_memory() -> None:
         "id": "job-a", "name": "a", "status": "queued", "requested": "none", "error": None, "waiting_reason": None,
         "gpus": [], "queue_position": None, "model": "m", "training_file": "rows.jsonl", "steps": None, "attempt": 0,
         "progress": {"at": None}, "plan": {"memory": memory_plan().summary().model_dump()}, "first_loss": None,
-        "cloned_from": None, "verdict": None, "chosen_by": None, "final_metrics": {},
+        "cloned_from": None, "verdict": None, "chosen_by": None, "better_step": None, "final_metrics": {},
         "estimated_start": None, "estimated_finish": None, "checkpoint": None, "fine_tuned_model": None,
         "run_dir": "runs/job-a",
     }  # fmt: skip

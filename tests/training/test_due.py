@@ -16,13 +16,11 @@ from jobs.spec import parse_spec
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors, trained
 from tests.training.conftest import MakeRun
 from tests.training.contexts import plan_of
-from worker.training import loop
 from worker.training.checkpoints.checkpoint import TrainState
 from worker.training.due import Due
 from worker.training.pace import Durations, Pace
 from worker.training.row_figures import file_of
 from worker.training.run_length import RunLength
-from worker.training.stop import StopAsked
 from worker.training.tasks.seq2seq.batches import PairBatch
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +30,8 @@ SHORT: dict[str, Any] = {
     "evaluation": {"every_steps": 2, "samples": 1, "generate_rows": 2},
     "checkpoint": {"every_steps": 4, "keep": 2},
 }
-"""6 steps, evaluated at 0, 2, 4 and 6, saved at 4 and 6. The rate rises to 1, the loss with it: 4 is delivered."""
+"""6 steps, evaluated at 0, 2, 4 and 6. The rate rises to 1, the loss with it: 2 is the best, saved and delivered; 4 and
+6 are saved, too."""
 LOOKS = 1 + 6 + 4 * (2 + 1)
 """Loaded; a step done; of each evaluation two batches for the loss and one for its sample."""
 
@@ -54,14 +53,14 @@ def whole(make_run: MakeRun) -> RunDir:
     """A run that nobody stopped."""
     run = make_run("whole", **SHORT)
     assert attempt(run) == 0
-    assert [step for step, _ in saves(run, 1)] == [4, 6]
-    assert trained(run).step == 4, "the best is not the last"
+    assert [step for step, _ in saves(run, 1)] == [2, 4, 6]
+    assert trained(run).step == 2, "the best is not the last"
     return run
 
 
 def assert_same(run: RunDir, whole: RunDir, last: int) -> None:
     """The same model, from the same evaluations and the same rows."""
-    for step in (0, 4, 6):
+    for step in (0, 2, 4, 6):
         assert file_of(run, step).read_bytes() == file_of(whole, step).read_bytes()
     assert finished(run, last).result == finished(whole).result
     assert same_tensors(run.model / "model.safetensors", whole.model / "model.safetensors")
@@ -93,30 +92,6 @@ def test_it_may_be_stopped_again_and_again_in_that_evaluation(make_run: MakeRun,
     assert_same(run, whole, 4)
 
 
-def test_a_checkpoint_that_only_a_stop_has_made_never_becomes_the_model(
-    make_run: MakeRun, whole: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped in step 3, while it waits for memory that others hold: step 2 is evaluated and better, but not due."""
-    run = make_run("waited", **SHORT)
-    losses = {step: loss for step, loss, _ in evaluations(whole, 1)}
-    assert losses[2] < losses[4] < losses[6]
-    real, steps = loop.accumulate, iter(range(1, 7))
-
-    def waiting_in_step_3(*arguments: Any) -> torch.Tensor:
-        if next(steps) == 3:
-            raise StopAsked
-        return real(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "accumulate", waiting_in_step_3)
-        assert attempt(run, 1) == 75
-    assert saves(run, 1) == [(2, None)]
-    assert attempt(run, 2) == 0
-    assert evaluations(run, 2) == evaluations(whole, 1)
-    assert saves(run, 2) == saves(whole, 1)
-    assert_same(run, whole, 2)
-
-
 def test_wherever_a_run_is_killed_it_ends_as_if_it_had_not_been(make_run: MakeRun, whole: RunDir) -> None:
     """Killed before and after evaluations and checkpoints of steps 4 and 6 are noted; what was not saved is redone."""
     runs = [make_run(f"killed-{point}", **SHORT) for point in range(8)]
@@ -124,7 +99,7 @@ def test_wherever_a_run_is_killed_it_ends_as_if_it_had_not_been(make_run: MakeRu
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.split() == ["-9", "0"] * len(runs), done.stderr[-3000:]
     resumed = [facts(run, ModelLoaded, 2)[0].resumed_step for run in runs]
-    assert resumed[:2] == [None, None] and resumed[-1] == 6
+    assert resumed[:2] == [2, 2] and resumed[-1] == 6
     for run in runs:
         losses, expected = ({step: loss for step, loss, _ in evaluations(*each)} for each in ((run, 2), (whole, 1)))
         assert losses == expected
@@ -133,7 +108,7 @@ def test_wherever_a_run_is_killed_it_ends_as_if_it_had_not_been(make_run: MakeRu
 
 @pytest.mark.parametrize(("minutes", "saved"), [(1e-9, [2, 4, 6]), (60, [6])])
 def test_minutes_are_those_of_training_whoever_stops_it(make_run: MakeRun, minutes: float, saved: list[int]) -> None:
-    run = make_run(**SHORT | {"checkpoint": {"every_minutes": minutes, "every_steps": None, "keep": 9}})
+    run = make_run(**SHORT | {"checkpoint": {"every_minutes": minutes, "every_steps": None, "keep": 9, "best": None}})
     assert attempt(run, 1, stop_at=1 + 3 + 2 + 2) == 75
     assert saves(run, 1) == [(2, None)], "stopped in the evaluation after step 2"
     assert attempt(run, 2) == 0
@@ -148,7 +123,7 @@ def test_the_minutes_until_a_stop_count_in_the_next_attempt() -> None:
     def due(state: TrainState) -> Due:
         plan = plan_of(spec, 1_000_000)
         length = RunLength(spec, plan, state, Pace(spec, plan, Durations()), first=0, spent_s=lambda: 0.0)
-        return Due(spec, state, length=length, validation_rows=1, clock=lambda: now[0])
+        return Due(spec, state, length=length, validation_rows=1, best_saved=lambda: 0.5, clock=lambda: now[0])
 
     state = TrainState(spec_sha256="", micro_batch=1, step=500, validation_loss=1.0, evaluated=True)
     first = due(state)
@@ -181,5 +156,5 @@ def test_memory_that_runs_out_in_an_evaluation_that_was_still_due(
     monkeypatch.setattr(PairBatch, "evaluated", once_too_much)
     assert attempt(run, 2) == 0
     assert [step for step, _, _ in evaluations(run, 2)] == [0, 2, 4, 6]
-    assert [step for step, _ in saves(run, 2)] == [4, 6] and trained(run, 2).step == 4
+    assert [step for step, _ in saves(run, 2)] == [4, 6] and trained(run, 2).step == 2
     assert logged(run) == logged(whole)

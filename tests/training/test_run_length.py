@@ -50,7 +50,7 @@ def test_a_run_of_so_many_steps_ends_as_one_whose_epochs_are_over(make_run: Make
     assert attempt(run) == 0
     assert finished(run).reason == "done" and [step for step, *_ in logged(run)] == list(range(1, 8))
     assert logged(run)[-1][3] == pytest.approx(0.01 / 7), "the rate is at its end"
-    assert [*evaluated(run, 1)] == [0, 5, 7] and checkpoints(run) == ["step-00000004", "step-00000007"]
+    assert [*evaluated(run, 1)] == [0, 5, 7] and checkpoints(run) == [f"step-{step:08d}" for step in (4, 5, 7)]
     stopped = make_run("stopped", **LOGGED | {"training": {"max_steps": 7}})
     assert attempt(stopped, 1, stop_at=7) == 75
     assert attempt(stopped, 2) == 0

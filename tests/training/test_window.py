@@ -78,7 +78,7 @@ def test_the_time_left_is_what_it_then_takes(
         400,
         validation_rows=validation_rows,
         evaluation={"every_steps": evaluate_every},
-        checkpoint={"every_steps": every_steps, "every_minutes": None},
+        checkpoint={"every_steps": every_steps, "every_minutes": None, "best": None},
     )
     end = run.go(warm_up_s=WARM_UP_S)
     known = SAVE_S if every_steps else 0.0  # how long a checkpoint takes is known from the first one on
@@ -91,7 +91,8 @@ def test_the_time_left_is_what_it_then_takes(
 
 
 def test_checkpoints_by_the_minute_come_at_evaluations() -> None:
-    run = SimulatedRun(1000, evaluation={"every_steps": 50}, checkpoint={"every_steps": None, "every_minutes": 10})
+    saved = {"every_steps": None, "every_minutes": 10, "best": None}
+    run = SimulatedRun(1000, evaluation={"every_steps": 50}, checkpoint=saved)
     end = run.go()
     # 50 steps and an evaluation take 130 s: one is due every 5 evaluations, so 4 in all, the last at the end.
     assert end - 1000 == EVALUATION_S * 21 + 1000 * STEP_S + SAVE_S * 4
@@ -103,8 +104,20 @@ def test_checkpoints_by_the_minute_come_at_evaluations() -> None:
     assert at + left == pytest.approx(end)
 
 
+def test_each_evaluation_may_be_the_best_and_be_saved() -> None:
+    always, best = (
+        SimulatedRun(400, evaluation={"every_steps": 50}, checkpoint={"every_minutes": None} | more)
+        for more in ({"every_steps": 50, "best": None}, {"best": "loss"})
+    )
+    end = always.go()
+    best.pace.saved(SAVE_S)
+    best.go()
+    (at, left), (_, foretold) = always.foretold[51], best.foretold[51]
+    assert foretold == left == pytest.approx(end - at)
+
+
 def test_a_resumed_run_still_knows_what_evaluations_and_checkpoints_cost() -> None:
-    parts: dict[str, Any] = {"evaluation": {"every_steps": 50}, "checkpoint": {"every_steps": 100}}
+    parts: dict[str, Any] = {"evaluation": {"every_steps": 50}, "checkpoint": {"every_steps": 100, "best": None}}
     first = SimulatedRun(400, **parts)
     first.go(stop=160)
     written = Window(asides=first.pace.asides).model_dump_json()

@@ -103,6 +103,7 @@ class TrainingContext:
         planned_bytes = None if plan.memory is None else plan.memory.peak_bytes
         pace = Pace(spec, plan, state.window.asides)
         length = RunLength(spec, plan, state, pace, first=first, spent_s=stopwatch(spent_s))
+        saver = Saver(run, loaded.weights, optimizer, spec.checkpoint, journal)
         sources = plan.data.sources_of(spec)
         mixture = mixture_of(sources, data.rows_of_sources(len(sources)), training.seed)
         return cls(
@@ -121,7 +122,7 @@ class TrainingContext:
             monitor=monitor,
             state=state,
             length=length,
-            due=Due(spec, state, length=length, validation_rows=len(data.validation)),
+            due=Due(spec, state, length=length, validation_rows=len(data.validation), best_saved=saver.best_cost),
             meter=Meter(
                 cache,
                 attempt,
@@ -132,7 +133,7 @@ class TrainingContext:
                 gpu_speed(run, cache.device, loaded, plan, data.train),
             ),
             metrics=LineWriter(run.metrics_file),
-            saver=Saver(run, loaded.weights, optimizer, spec.checkpoint, journal),
+            saver=saver,
         )
 
 
@@ -158,6 +159,8 @@ def set_up(
     found = checkpoint.newest(run, run.spec_sha256(), journal, expected=expected)
     if found is not None:
         checkpoint.check_order(found.state)
+        if (metric := spec.checkpoint.best) is not None:  # if it is damaged, the next best has yet to be saved
+            checkpoint.best(run, metric, journal, verified=found)
     loaded = load(
         folder,
         device,

@@ -5,7 +5,8 @@
 A step lasts from the end of the one before: waiting for data, logging and clearing the cache are in it, evaluations and
 checkpoints are not. Steps are stratified over length, so 50 of them stand for the others. The first of an attempt, in
 which kernels are compiled and memory is taken, does not; nor does one that stood still (`STALL`). An evaluation or
-checkpoint counts from the first that was measured, in this attempt or an earlier one. Copying the final model, after
+checkpoint counts from the first that was measured, in this attempt or an earlier one; where the best is kept, each
+evaluation may be it, and counts as followed by a checkpoint. Copying the final model, after
 all that, does not count.
 """
 
@@ -47,6 +48,7 @@ class Pace:
         self._evaluate_every = spec.evaluation.every_steps if plan.data.validation_rows else None
         self._save_every = spec.checkpoint.every_steps
         self._save_every_s = 60 * spec.checkpoint.every_minutes if spec.checkpoint.every_minutes is not None else None
+        self._best_every = self._evaluate_every if spec.checkpoint.best is not None else None
         self.steps = plan.steps
         """Of the whole run, as it stands."""
         self._clock = clock
@@ -104,7 +106,7 @@ class Pace:
 
     def _save_interval(self, pace: float, evaluation_s: float) -> int | None:
         """Steps from one checkpoint to the next; None: there is only the last."""
-        intervals = [self._save_every] if self._save_every is not None else []
+        intervals = [each for each in (self._save_every, self._best_every) if each is not None]
         if self._save_every_s is not None:  # due at the first evaluation (or step, where there is none) after that time
             between = self._evaluate_every or 1
             seconds = between * pace + (evaluation_s if self._evaluate_every else 0.0)

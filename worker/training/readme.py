@@ -96,6 +96,8 @@ def _chosen(context: TrainingContext, result: TrainResult) -> list[str]:
     found = []
     if (by := result.chosen_by) is not None and (figure := result.figure) is not None:
         found.append(f"Of the checkpoints that were evaluated it is the best by {metric_words(by)}: {figure}.")
+        if (better := result.better_step) is not None:
+            found.append(f"The evaluation of step {better:,} was better, and its checkpoint is missing.")
     if context.length.reason is Reason.EARLY_STOPPED:
         rule, end = context.spec.training.early_stopping, context.state.step
         assert rule is not None, "it ended early by it"

@@ -16,7 +16,7 @@ from jobs.events import EvaluationFinished, UpdateSkipped
 from jobs.reasons import Reason
 from worker.training import start
 from worker.training.checkpoints import checkpoint
-from worker.training.checkpoints.evaluated import EvaluationRecord, newest_is_best
+from worker.training.checkpoints.evaluated import EvaluationRecord, better_step, newest_is_best
 from worker.training.checkpoints.saving import is_saved
 from worker.training.context import TrainingContext, set_up
 from worker.training.evaluate import evaluate
@@ -181,10 +181,6 @@ def save_on_stop(context: TrainingContext) -> None:
     context.saver.wait()
     state = context.state
     if state.step and not is_saved(context.run, state):
-        if (
-            not context.due.checkpoint
-        ):  # it is there because of the stop alone: without a loss it never becomes the model
-            state.validation_loss, state.metrics, state.verdict = None, {}, None
         save(context)
         context.saver.wait()
 
@@ -199,20 +195,26 @@ def finish(context: TrainingContext) -> None:
         return
     context.saver.wait()
     metric = context.spec.checkpoint.best
-    kept = None if metric is None else checkpoint.best(run, metric, context.journal)
-    if kept is not None and metric is not None:
-        here, there = (cost_of(metric, each.validation_loss, each.metrics) for each in (state, kept.state))
-        if is_better(here, there):
+    kept, cost = None, None
+    if metric is not None:
+        kept, cost = (
+            checkpoint.best(run, metric, context.journal),
+            cost_of(metric, state.validation_loss, state.metrics),
+        )
+        there = cost_of(metric, kept.state.validation_loss, kept.state.metrics) if kept is not None else None
+        if is_better(cost, there):
             kept = None  # the weights in memory are better: there was no room for a checkpoint of them
+        else:
+            cost = there
     chosen = kept.state if kept else state
-    found = metric is not None and cost_of(metric, chosen.validation_loss, chosen.metrics) is not None
     context.journal.phase("save", step=state.step)
     result = TrainResult(
         model=run.model.name,
         loss=chosen.validation_loss,
         first_loss=state.first_loss,
         step=chosen.step,
-        chosen_by=metric if found else None,
+        chosen_by=metric if cost is not None else None,
+        better_step=better_step(state.evaluations, metric, cost) if metric is not None and cost is not None else None,
         metrics=chosen.metrics,
         verdict=chosen.verdict,
     )

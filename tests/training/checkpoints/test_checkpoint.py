@@ -298,15 +298,71 @@ def test_the_newest_and_the_best_are_kept_and_the_best_becomes_the_model(make_ru
     assert same_tensors(last.model / "model.safetensors", last.checkpoints / names[2] / "model.safetensors")
 
 
-def test_a_damaged_best_is_not_made_the_model(make_run: MakeRun) -> None:
+def losses(run: RunDir, number: int = 1) -> dict[int, float]:
+    """Of the evaluations after step 0, by step."""
+    return {fact.step: fact.loss for fact in facts(run, EvaluationFinished, number) if fact.step}
+
+
+def best_step(run: RunDir) -> int:
+    """Of the lowest of them."""
+    found = losses(run)
+    return min(found, key=found.__getitem__)
+
+
+def test_a_run_of_less_than_every_minutes_delivers_its_best_evaluation(make_run: MakeRun) -> None:
+    # Before: only the last step was saved, and it became the model as "the best".
+    run = make_run(**OVERFIT | {"checkpoint": {"every_steps": None, "every_minutes": 30, "keep": 1}})
+    assert attempt(run) == 0
+    best = best_step(run)
+    assert best < 100 and (trained(run).step, trained(run).chosen_by, trained(run).better_step) == (best, "loss", None)
+    falling = [step for step, loss in losses(run).items() if step <= best]
+    assert [fact.step for fact in facts(run, CheckpointSaved)] == [*falling, 103]
+
+
+def test_the_best_is_delivered_though_the_model_was_better_before_training(make_run: MakeRun) -> None:
+    rising = {"training": {"epochs": 2, "learning_rate": 1.0, "warmup_ratio": 0.5}}
+    run = make_run(**rising, evaluation={"every_steps": 2, "samples": 0}, checkpoint={"every_steps": None})
+    assert attempt(run) == 0
+    best = best_step(run)
+    assert losses(run)[best] > facts(run, EvaluationFinished)[0].loss and best < 11
+    assert (trained(run).step, trained(run).better_step) == (best, None)
+
+
+def test_a_damaged_best_is_found_on_resume_and_the_result_says_that_it_is_missing(make_run: MakeRun) -> None:
     run = make_run(**OVERFIT)
     attempt(run, 1, stop_at=3 + 99 + 4 * 2)
-    losses = {fact.step: fact.loss for fact in facts(run, EvaluationFinished) if fact.step}
-    best = min(losses, key=losses.__getitem__)
+    best = best_step(run)
     flip_a_bit(run.checkpoints / f"step-{best:08d}")
-    assert attempt(run, 2) == 0
+    assert attempt(run, 2, stop_at=1) == 75
     assert [fact.path for fact in facts(run, CheckpointRejected, 2)] == [f"checkpoints/step-{best:08d}"]
-    assert trained(run, 2).step in (100, 103)
+    assert attempt(run, 3) == 0 and facts(run, CheckpointRejected, 3) == []
+    result = trained(run, 3)
+    left = {step: loss for step, loss in (losses(run) | losses(run, 3)).items() if step in (80, 99, 100, 103)}
+    assert result.step == min(left, key=left.__getitem__) and result.better_step == best
+    page = (run.model / "README.md").read_text()
+    assert f"The evaluation of step {best} was better, and its checkpoint is missing." in page
+
+
+def test_after_the_best_was_lost_the_next_best_is_saved(make_run: MakeRun) -> None:
+    parts = {"training": {"epochs": 20, "dropout": 0.0}, "evaluation": {"every_steps": 20, "samples": 0}}
+    run = make_run(**parts, checkpoint={"every_steps": 50, "every_minutes": None, "keep": 1})
+    attempt(run, 1, stop_at=3 + 59 + 4 * 2)
+    best = best_step(run)
+    assert best < 50
+    shutil.rmtree(run.checkpoints / f"step-{best:08d}")
+    assert attempt(run, 2) == 0
+    later = losses(run, 2)
+    assert trained(run, 2).step == min(later, key=later.__getitem__) and trained(run, 2).better_step == best
+
+
+def test_the_result_says_that_there_was_no_room_for_a_better_step(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(**OVERFIT)
+    free_bytes(monkeypatch, 150_000)
+    assert attempt(run) == 0
+    assert checkpoints(run) == []
+    assert (trained(run).step, trained(run).better_step) == (103, best_step(run))
 
 
 def test_the_best_weights_become_the_model_though_there_was_no_room_for_their_checkpoint(
@@ -340,7 +396,7 @@ def test_minutes_make_a_checkpoint_due_at_an_evaluation(make_run: MakeRun) -> No
     run = make_run(checkpoint={"every_steps": None, "every_minutes": 1e-9})
     attempt(run)
     assert [fact.step for fact in facts(run, CheckpointSaved)] == [5, 10, 15, 20, 21]
-    rare = make_run("rare", checkpoint={"every_steps": None, "every_minutes": 60})
+    rare = make_run("rare", checkpoint={"every_steps": None, "every_minutes": 60, "best": None})
     attempt(rare)
     assert [fact.step for fact in facts(rare, CheckpointSaved)] == [21]
 

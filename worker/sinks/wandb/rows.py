@@ -88,7 +88,7 @@ def finish_request(event: Event, job: SinkJob) -> FinishRequest:
         case JobSucceeded() as fact:
             artifacts = model_artifact(job, fact)
             summary |= {"model": fact.model, "model_step": fact.step, "model_loss": fact.loss}
-            summary |= {"chosen_by": fact.chosen_by, "reason": fact.reason.value}
+            summary |= {"chosen_by": fact.chosen_by, "better_step": fact.better_step, "reason": fact.reason.value}
             summary |= {f"model_{name}": figure for name, figure in fact.metrics.items()}
             if fact.verdict is not None:
                 summary |= {"verdict": fact.verdict.outcome, "verdict_text": fact.verdict.text}

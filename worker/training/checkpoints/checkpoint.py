@@ -64,7 +64,7 @@ class TrainState(BaseModel):
     best_loss: float | None = None
     """Lowest validation loss so far."""
     validation_loss: float | None = None
-    """Of exactly these weights; null if they were not evaluated, or are saved because of a stop alone."""
+    """Of exactly these weights; null if they were not evaluated."""
     metrics: dict[str, float] = {}
     """Other metrics of exactly these weights; empty where the loss is null."""
     evaluations: list[EvaluationRecord] = []
@@ -135,11 +135,16 @@ def _none_valid(run: RunDir, defects: Mapping[Path, ValueError], expected: str |
     )
 
 
-def best(run: RunDir, metric: str, journal: Journal) -> VerifiedCheckpoint | None:
-    """The best evaluated checkpoint by this metric that verifies; of equals the earliest."""
+def best(
+    run: RunDir, metric: str, journal: Journal, *, verified: VerifiedCheckpoint | None = None
+) -> VerifiedCheckpoint | None:
+    """The best evaluated checkpoint by this metric that verifies; of equals the earliest. Each better one is renamed,
+    and CheckpointRejected noted. `verified`: one that need not be read again."""
     for folder in best_first(newest_first(run), metric):
+        if verified is not None and folder == verified.folder:
+            return verified
         try:
-            return VerifiedCheckpoint(folder, verify(folder))
+            return VerifiedCheckpoint(folder, verify(folder, progress=journal.progress))
         except ValueError as error:
             _reject(run, folder, error, journal)
     return None

@@ -33,6 +33,16 @@ def newest_is_best(evaluations: Sequence[EvaluationRecord], metric: str) -> bool
     return is_better(newest, min((each for each in before if each is not None), default=None))
 
 
+def better_step(evaluations: Sequence[EvaluationRecord], metric: str, than: float) -> int | None:
+    """The step whose evaluation is the best, where that is better than this cost; None: there is none. There is no
+    checkpoint of step 0, so it does not count."""
+    found = None
+    for each in evaluations:
+        if each.step and (cost := each.cost(metric)) is not None and is_better(cost, than):
+            found, than = each.step, cost
+    return found
+
+
 def stops(evaluations: Sequence[EvaluationRecord], rule: EarlyStoppingSpec, metric: str) -> bool:
     """Whether so many evaluations in a row were not better, by more than `min_delta`, than the best before them."""
     best, waited = None, 0

@@ -22,10 +22,20 @@ import torch
 
 from jobs.disk.files import sync_folder
 from jobs.disk.rundir import RunDir
-from jobs.evaluation_metrics import EvaluationMetric
+from jobs.evaluation_metrics import EvaluationMetric, cost_of
 from jobs.events import CheckpointSaved, DiskLow
 from jobs.spec import CheckpointSpec
-from worker.training.checkpoints.checkpoint import MANIFEST, OPTIMIZER, STATE, WEIGHTS, TrainState, cost_in, folder_of
+from worker.training.checkpoints.checkpoint import (
+    MANIFEST,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    TrainState,
+    best_first,
+    cost_in,
+    folder_of,
+    newest_first,
+)
 from worker.training.checkpoints.pruning import REPLACED, move_away, prune
 from worker.training.checkpoints.tensorfile import WriteProgress, write_bytes, write_tensors
 from worker.training.journal import Journal
@@ -82,6 +92,15 @@ class Saver:
         else:
             self._journal.note(write(self._run, state, live, self._spec, self._journal))
 
+    def best_cost(self) -> float | None:
+        """Of the best checkpoint that is there, or is being written, by `checkpoint.best`; None: there is none."""
+        if (metric := self._spec.best) is None:
+            return None
+        costs = [*best_first(newest_first(self._run), metric).values()][:1]
+        if self._writer is not None and (written := self._writer.cost(metric)) is not None:
+            costs.append(written)
+        return min(costs, default=None)
+
     def reserve(self, live: Tensors) -> bool:
         """Make the buffers for copies, unless they are there. Whether there are any; else checkpoints are streamed."""
         if self._copies is None:
@@ -124,6 +143,10 @@ class _Writer(threading.Thread):
         self.tensors = 0
         self.outcome: CheckpointSaved | DiskLow | None = None
         self.error: BaseException | None = None
+
+    def cost(self, metric: str) -> float | None:
+        """Of what it writes, by this metric."""
+        return cost_of(metric, self._state.validation_loss, self._state.metrics)
 
     def run(self) -> None:
         """Until it is written, or known why not."""
