@@ -420,8 +420,8 @@ class UpdateSkipped(Fact):
 
 
 class StepsCorrected(Fact):
-    """The number of steps of the whole run is another one, for `training.max_hours`: once by the measured pace; and
-    where the run is cut, since it has become so slow that these hours are over."""
+    """The number of steps of the whole run is another one, for `training.max_hours`: by the measured pace, some times
+    in a run; or the run is cut, since it has become so slow that these hours are over."""
 
     type: Literal["steps.corrected"] = "steps.corrected"
     by_trainer: ClassVar[bool] = True

@@ -367,8 +367,9 @@ class TrainingSpec(Part):
     """The run has as many steps as fit into so many hours, never more than the epochs have, and the learning rate is
     scheduled for that number. What counts is time in attempts of this job, not while it is paused or waits. The plan
     turns hours into steps by the pace that it expects on the GPU; after 200 steps, or a tenth of the run, their number
-    is corrected once by the measured pace, evaluations and checkpoints included. A run that becomes slower later ends
-    after 5 % more than these hours, wherever its learning rate is. Null: no limit."""
+    is corrected by the measured pace, evaluations and checkpoints included, and again each time half of the hours left
+    are over, five times at most. A run that is much slower than that at its end stops after 5 % more than these
+    hours, wherever its learning rate is. Null: no limit."""
     early_stopping: Annotated[
         EarlyStoppingSpec | None,
         BeforeValidator(_early_stopping, json_schema_input_type=EarlyStoppingSpec | bool | None),

@@ -1,8 +1,11 @@
-"""How many steps a run has: as planned, corrected once by the measured pace where the job limits its hours, or fewer
-where its evaluations say that it gets no better.
+"""How many steps a run has: as planned, corrected by the measured pace where the job limits its hours, or fewer where
+its evaluations say that it gets no better.
 
     plan.steps ─▶ after 200 steps, or a tenth of the run ─▶ as many as fit into the hours left ─▶ state, event
+               ─▶ after a half, three quarters, … 31/32 of the hours ─▶ the same once more, if it is another number
                ─▶ at 5 % more than these hours ─▶ cut at this step ─▶ state, event
+
+Each time 97 % of the hours left are filled: steps that become a little slower still fit.
 
 A decision is noted before the next step: a run that is killed and resumes from an earlier checkpoint, or from the
 start, finds it in its attempt files and schedules every step as it was.
@@ -30,6 +33,10 @@ CORRECTED_AFTER = 200
 """Steps, of a long run."""
 TENTH = 0.1
 """Of the steps of a short run, or of its hours, after which it is corrected."""
+AGAIN = tuple(1 - 0.5**halvings for halvings in range(1, 6))
+"""Of its hours, after which it is corrected once more: each time half of those that were left are over."""
+FILLED = 0.97
+"""Of the hours left: for so long the steps are to last."""
 GRACE = 1.05
 """Of its hours, after which a run that has become slower is cut."""
 
@@ -43,6 +50,8 @@ class RunLength:
         self._spec, self._plan, self._state, self._pace = spec, plan, state, pace
         self._first, self._spent_s = first, spent_s
         self._limit_s = None if spec.training.max_hours is None else 3600 * spec.training.max_hours
+        self._passed_s = spent_s()
+        """Each of `AGAIN` up to here was for an earlier attempt to see, or is seen."""
         pace.steps = self.steps
 
     @property
@@ -82,14 +91,17 @@ class RunLength:
         if self._limit_s is None or self.done:
             return
         step, before, correction, spent = self._state.step, self.steps, self._state.correction, self._spent_s()
-        if correction is None:
-            if not self._measured(step, spent):
-                return
-            most, _ = most_steps(self._spec, self._plan.data)
-            steps = self._pace.steps_within(self._limit_s - spent, step, most)
-            correction = Correction(step=step, steps=steps, warmup_steps=warmup_steps(self._spec, steps))
-        elif spent >= GRACE * self._limit_s:
+        if correction is not None and spent >= GRACE * self._limit_s:
             correction = correction.model_copy(update={"cut": step})
+        elif self._measured(step, spent) if correction is None else self._due_again(correction, spent):
+            self._passed_s = spent
+            most, _ = most_steps(self._spec, self._plan.data)
+            steps = self._pace.steps_within(FILLED * (self._limit_s - spent), step, most)
+            if correction is not None and steps == before:
+                return
+            correction = Correction(
+                step=step, steps=steps, warmup_steps=warmup_steps(self._spec, steps), before=correction
+            )
         else:
             return
         self._state.correction = correction
@@ -107,6 +119,14 @@ class RunLength:
             )
         )
 
+    def _due_again(self, correction: Correction, spent: float) -> bool:
+        """Whether one of `AGAIN` has passed. Steps whose rates an earlier attempt has decided are left as they are."""
+        assert self._limit_s is not None, "there is a limit"
+        passed = any(self._passed_s < share * self._limit_s <= spent for share in AGAIN)
+        if not passed or spent >= self._limit_s or self._state.step <= correction.step:
+            return False
+        return self._pace.measured >= min(STEPS, (self.steps - self._state.step) // 2)
+
     def _measured(self, step: int, spent: float) -> bool:
         """Whether enough of the run was measured: of its steps, or of its time."""
         assert self._limit_s is not None, "there is a limit"
@@ -117,7 +137,7 @@ class RunLength:
 
 
 def noted_correction(run: RunDir, attempts: range) -> Correction | None:
-    """The newest that one of these attempts noted."""
+    """The newest that one of these attempts noted, with those before it."""
     found: Correction | None = None
     for attempt in attempts:
         for line in run.attempt_lines(attempt):
@@ -125,7 +145,7 @@ def noted_correction(run: RunDir, attempts: range) -> Correction | None:
                 found = (
                     found.model_copy(update={"cut": fact.step})
                     if fact.cut and found is not None
-                    else Correction(step=fact.step, steps=fact.steps, warmup_steps=fact.warmup_steps)
+                    else Correction(step=fact.step, steps=fact.steps, warmup_steps=fact.warmup_steps, before=found)
                 )
     return found
 

@@ -22,6 +22,8 @@ class Correction(BaseModel):
     """Of a run of so many."""
     cut: int | None = None
     """The step after which the run ends, since its time is over; null: all `steps` are done."""
+    before: Correction | None = None
+    """The one before it, whose learning rates stay up to `step`. Null: up to there they are the planned ones."""
 
     @property
     def last(self) -> int:
@@ -43,28 +45,30 @@ def learning_rate(
     After a correction it continues from the rate reached, without a jump: it rises with the slope of the new warm-up,
     if it was still rising, and the rest of the decay is spread over the steps left.
     """
-    if correction is not None and step > correction.step:
-        return _corrected(step, correction, peak=peak, steps=steps, warmup=warmup, lr_scheduler=lr_scheduler)
-    if step < warmup:
+    while correction is not None and step <= correction.step:
+        correction = correction.before
+    if correction is None and step < warmup:
         return peak * step / warmup
-    start = max(1, warmup)
-    return peak * _decayed((step - start) / (steps + 1 - start), lr_scheduler)
+    risen, decayed = _shares(step, correction, steps, warmup)
+    return peak * (risen if risen < 1.0 else _decayed(decayed, lr_scheduler))
 
 
-def _corrected(
-    step: int, correction: Correction, *, peak: float, steps: int, warmup: int, lr_scheduler: LrScheduler
-) -> float:
+def _shares(step: int, correction: Correction | None, steps: int, warmup: int) -> tuple[float, float]:
+    """How much of the warm-up is done at this step, and how much of the decay; `correction`: the one in force."""
+    if correction is None:
+        start = max(1, warmup)
+        return (step / warmup, 0.0) if step < warmup else (1.0, (step - start) / (steps + 1 - start))
     since, end = correction.step, correction.steps + 1
-    if since < warmup:
-        risen = since / warmup
+    before = correction.before
+    while before is not None and since <= before.step:
+        before = before.before
+    risen, decayed = _shares(since, before, steps, warmup)
+    if risen < 1.0:
         rise = min(math.ceil((1 - risen) * max(1, correction.warmup_steps)), correction.steps - since)
         if step < since + rise:
-            return peak * (risen + (1 - risen) * (step - since) / rise)
-        since, decayed = since + rise, 0.0
-    else:
-        start = max(1, warmup)
-        decayed = (since - start) / (steps + 1 - start)
-    return peak * _decayed(decayed + (1 - decayed) * (step - since) / (end - since), lr_scheduler)
+            return risen + (1 - risen) * (step - since) / rise, 0.0
+        since += rise
+    return 1.0, decayed + (1 - decayed) * (step - since) / (end - since)
 
 
 def _decayed(share: float, lr_scheduler: LrScheduler) -> float:
