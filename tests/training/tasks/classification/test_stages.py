@@ -22,7 +22,7 @@ from jobs.errors import BadData, NotPrepared, Rejected
 from jobs.events import EvaluationFinished
 from jobs.preview import DataPreview
 from jobs.spec import parse_spec
-from tests.training.attempts import attempt, facts, trained
+from tests.training.attempts import attempt, facts, finished, same_tensors, trained
 from tests.training.tasks.classification.families import FAMILIES, LABELS, write_pretrained
 from tests.training.workplace import EXAMPLES, SHARED_DATA, Workplace
 from worker.training.dataset import inspection
@@ -30,6 +30,7 @@ from worker.training.dataset.data import PreparedDataset
 from worker.training.models import model_store
 from worker.training.tasks.classification import layout
 
+ROOT = Path(__file__).parents[4]
 WORDS = {"refund": "my money back for the kettle", "delivery": "where is my parcel", "other": "i have a question"}
 SHORT: dict[str, Any] = {
     "training": {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3},
@@ -211,6 +212,33 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(place: Workplace) -
     one, other = (load_file(run.model / "model.safetensors") for run in (whole, broken))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert facts(whole, EvaluationFinished)[-1].metrics == facts(broken, EvaluationFinished, 2)[-1].metrics
+
+
+def test_killed_at_every_evaluation_a_classifier_is_chosen_by_the_same_figures(place: Workplace) -> None:
+    """By SIGKILL before, in and after each evaluation and save; accuracy ends the run, macro F1 chooses the step."""
+    write_pretrained(place.data / "model", "bert")
+    parts = {
+        "training": SHORT["training"] | {"epochs": 4, "early_stopping": {"metric": "accuracy", "patience": 3}},
+        "checkpoint": {"every_minutes": None, "best": "macro_f1", "keep": 1},
+    }
+    whole = job(place, **parts)
+    place.prepare(whole)
+    assert attempt(whole) == 0
+    figures = {fact.step: fact.metrics["macro_f1"] for fact in facts(whole, EvaluationFinished) if fact.step}
+    assert trained(whole).step == max(figures, key=lambda step: figures[step]), "of equals the earliest"
+    runs = [job(place, **parts) for _ in range(3 * (len(figures) + 1) + 2)]
+    for run in runs:
+        place.prepare(run)
+    command = [sys.executable, "-m", "tests.training.killed_attempts", "--first", "1", "--within"]
+    done = subprocess.run(
+        [*command, *(str(run.path) for run in runs)],
+        cwd=ROOT, capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["-9", "0"] * len(runs), done.stderr[-3000:]
+    for run in runs:
+        assert (finished(run, 2).reason, finished(run, 2).step) == (finished(whole).reason, finished(whole).step)
+        assert finished(run, 2).result == finished(whole).result
+        assert same_tensors(run.model / "model.safetensors", whole.model / "model.safetensors")
 
 
 def test_the_snippet_gives_the_label_of_the_sample(place: Workplace) -> None:
