@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.evaluation_metrics import EvaluationMetric, metrics_of, metrics_text
+from jobs.evaluation_metrics import EvaluationMetric, chosen_text, is_better, metrics_of, metrics_text
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,16 @@ def test_only_of_losses_less_is_better() -> None:
 def test_figures_are_worded_also_those_of_a_newer_version() -> None:
     figures = {"macro_f1": 0.89344, "chrf": 41.234, "perplexity": 1234.5, "comet_score": 0.5}
     assert metrics_text(figures) == "macro F1 0.8934, chrF 41.2, perplexity 1,234.500, comet score 0.5000"
+
+
+def test_the_words_of_a_choice_name_a_better_step_that_is_missing() -> None:
+    metrics = {"macro_f1": 0.8934}
+    assert chosen_text("macro_f1", 1.0, metrics) == "the best by macro F1, 0.8934"
+    assert chosen_text("macro_f1", 1.0, metrics, 1200) == (
+        "the best by macro F1 of what was saved, 0.8934; step 1,200 was better, and its checkpoint is missing"
+    )
+
+
+def test_as_good_is_not_better() -> None:
+    assert is_better(1.0, None) and is_better(0.9, 1.0)
+    assert not is_better(1.0, 1.0) and not is_better(None, 1.0) and not is_better(None, None)
