@@ -74,7 +74,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     uploads = Uploads(settings.uploads, most=settings.max_upload_bytes)
     feed = Feed(settings.redis_url, frame, unread_frame)
     streams = Streams(settings.max_streams)
-    followed = Answers(settings.redis_url, Requests(client))
+    followed = Answers(settings.redis_url, Requests(client), store.workers)
     asking = Asking(actions, Requests(client), followed)
     kept = SeriesCache()
     exported = Exports(actions, Requests(client))

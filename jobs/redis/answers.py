@@ -14,7 +14,8 @@ import redis.asyncio
 
 from jobs.errors import LonghaulError, StoreUnavailable
 from jobs.redis.feed import answered
-from jobs.redis.requests import LAST, PATIENCE_S, Request, Requests, Standing, answer_key
+from jobs.redis.requests import HELD_S, LAST, PATIENCE_S, Request, Requests, Standing, answer_key, role_of
+from jobs.redis.workers import Workers
 
 BLOCK_MS = 1000
 KEEP_EVERY_S = 2.0
@@ -44,10 +45,10 @@ class AnswerPart:
 class Answers:
     """Follows answers. Close it at the end."""
 
-    def __init__(self, url: str, requests: Requests) -> None:
+    def __init__(self, url: str, requests: Requests, workers: Workers) -> None:
         # The timeout must outlast a blocking read.
         self._redis = redis.asyncio.Redis.from_url(url, socket_timeout=BLOCK_MS / 1000 + 4, socket_connect_timeout=2)
-        self._requests = requests
+        self._requests, self._workers = requests, workers
 
     async def close(self) -> None:
         """Leave Redis."""
@@ -56,10 +57,11 @@ class Answers:
     async def follow(self, request: Request) -> AsyncIterator[AnswerPart]:
         """The parts, in order, to the last; in between `waiting`, each time that the place in the queue is another.
 
-        A request whose follower leaves early is given up. Raises RequestLost, StoreUnavailable.
+        A request whose follower leaves early is given up. Raises RequestLost, StoreUnavailable; WorkerMissing where it
+        waits, and no worker that could take it has been heard of for `HELD_S`.
         """
         position, standing, lost_redis_at = "0-0", None, None
-        kept_at = float("-inf")
+        kept_at, seen_at = float("-inf"), time.monotonic()
         ended = False
         try:
             while True:
@@ -67,6 +69,11 @@ class Answers:
                     if time.monotonic() - kept_at >= KEEP_EVERY_S:
                         now = await asyncio.to_thread(self._requests.keep, request.id)
                         kept_at = time.monotonic()
+                        if now[0] is Standing.WAITING:
+                            silent_s = await asyncio.to_thread(self._workers.since_heard, role_of(request.kind))
+                            seen_at = max(seen_at, time.monotonic() - silent_s)
+                            if time.monotonic() - seen_at > HELD_S:
+                                raise await asyncio.to_thread(self._workers.missing, role_of(request.kind))
                         if now != standing and now[0] is Standing.WAITING:
                             yield AnswerPart("waiting", {"ahead": now[1]})
                         if now[0] in (Standing.LOST, Standing.GONE):

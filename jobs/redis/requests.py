@@ -244,6 +244,11 @@ class Requests:
         return bool(self._script(_ANSWER, id, number, type, json.dumps(data), held_ms, answer_ms, last))
 
 
+def role_of(kind: str) -> str:
+    """Of the workers that take requests of this kind."""
+    return "push" if kind == "push" else "generate"
+
+
 LAST = ("done", "error")
 """Types of the last part of an answer. Of an error, `data` has `code`, `message` and `hint`."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 import uuid
 
@@ -15,6 +16,7 @@ import redis
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from jobs.errors import WorkerMissing
 from jobs.heartbeat import Worker, WorkerHeartbeat
 from jobs.redis.connection import Scripts, reachable
 from jobs.redis.scripts import HELPERS
@@ -85,6 +87,24 @@ class Workers:
             except ValueError as error:
                 log.warning("%r is not a worker's heartbeat and is skipped: %s", name, error)
         return found
+
+    def since_heard(self, role: str) -> float:
+        """Seconds since the newest heartbeat of a healthy worker of this role; infinite: none in the last minute."""
+        ages = (worker.heartbeat_age_s for worker in self.all() if worker.stage == role and worker.healthy)
+        return min(ages, default=math.inf)
+
+    def require(self, role: str) -> None:
+        """Raises WorkerMissing where no healthy worker of this role was heard of in the last minute."""
+        if math.isinf(self.since_heard(role)):
+            raise self.missing(role)
+
+    def missing(self, role: str) -> WorkerMissing:
+        """The error where no worker of this role can work, with the reason that one gave."""
+        why = next((f": {worker.why}" for worker in self.all() if worker.stage == role and worker.why), "")
+        return WorkerMissing(
+            f"no worker `{role}` is there to do it{why}",
+            hint=f"`longhaul local` and compose start one; by hand it is `python -m worker {role}`",
+        )
 
 
 def lease_token(worker: str) -> str:

@@ -86,7 +86,7 @@ def _awaited(call: Call, work: Work, look: Callable[[], Work]) -> Work:
     """What became of it. Each new state is a line beside the answer."""
     told = ""
     while work["status"] in ("queued", "running"):
-        now = _state(work["status"], work.get("phase"))
+        now = _state(work)
         if now != told:
             call.note(now)
             told = now
@@ -95,9 +95,12 @@ def _awaited(call: Call, work: Work, look: Callable[[], Work]) -> Work:
     return work
 
 
-def _state(status: str, phase: object) -> str:
+def _state(work: ExportDict | PushDict) -> str:
+    error, phase = work["error"], work.get("phase")
     match phase:
-        case _ if status == "queued":
+        case _ if error is not None:
+            return f"waits for a worker: {error['message']}; {error['hint']}"
+        case _ if work["status"] == "queued":
             return "waits for its turn"
         case "load":
             return "reading the model"

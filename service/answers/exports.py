@@ -26,7 +26,7 @@ class Export(Answer):
     ahead: int | None
     """While it is queued: requests that have their turn before it, at most."""
     error: Fault | None
-    """Why it failed; what was there before is kept."""
+    """Why it failed, and what was there before is kept; while it is queued, why no worker takes it."""
     path: str | None
     """Folder to download from `/jobs/{job}/files/{path}`; null: none is there."""
     report: ExportReport | None
@@ -51,4 +51,4 @@ class Push(Answer):
     ahead: int | None
     """While it is queued: requests that have their turn before it, at most."""
     error: Fault | None
-    """Why it failed: repeating it uploads only what is missing."""
+    """Why it failed: repeating it uploads only what is missing; while it is queued, why no worker takes it."""

@@ -12,10 +12,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
-from jobs.errors import WorkerMissing
 from jobs.generation import GenerateBody, Generated, Output
 from jobs.redis.answers import AnswerPart, Answers
-from jobs.redis.requests import Request, Requests
+from jobs.redis.requests import Request, Requests, role_of
 from jobs.wrong_spec import explain
 from service import answers
 from service.edge.limits import address
@@ -50,17 +49,11 @@ class Asking:
                 f"job {job} has no model yet",
                 hint=f"wait for its end, or name a checkpoint: `longhaul checkpoints {job}` lists those that it has",
             )
-        workers = [worker for worker in self._actions.store.workers.all() if worker.stage == KIND]
-        if not any(worker.healthy for worker in workers):
-            why = next((f": {worker.why}" for worker in workers if worker.why), "")
-            raise WorkerMissing(
-                f"no worker `{KIND}` is there to answer{why}",
-                hint=f"`longhaul local` and compose start one; by hand it is `python -m worker {KIND}`",
-            )
+        self._actions.store.workers.require(role_of(KIND))
         return self._requests.submit(KIND, job, body.model_dump(exclude_defaults=True), client=client)
 
     async def parts(self, request: Request) -> AsyncIterator[AnswerPart]:
-        """Of the answer, to the last. Raises AnswerFailed, RequestLost, StoreUnavailable."""
+        """Of the answer, to the last. Raises AnswerFailed, RequestLost, WorkerMissing, StoreUnavailable."""
         async for part in self._answers.follow(request):
             if part.type == "error":
                 code = str(part.data["code"])

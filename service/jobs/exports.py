@@ -12,7 +12,7 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, Damaged, NotFound, WorkerMissing
 from jobs.events import Fault
 from jobs.export import DTYPES, EXPORTS, REPORT, ExportFormat, ExportReport, ExportRequest, PushRequest
-from jobs.redis.requests import Requests, Standing
+from jobs.redis.requests import Requests, Standing, role_of
 from jobs.spec import FullMethod
 from jobs.state import Status
 from jobs.wrong_spec import explain
@@ -85,7 +85,7 @@ class Exports:
     def pushed(self, job: str) -> Push:
         """The newest upload. Raises NoPush."""
         run = self._actions.run(job)
-        work, payload = self._work(_id(job, "push")), self._requests.payload(_id(job, "push"))
+        work, payload = self._work("push", _id(job, "push")), self._requests.payload(_id(job, "push"))
         if work is None or payload is None:
             raise NoPush(f"nobody has asked for an upload of job {run.id} in the last minutes")
         return Push(
@@ -104,12 +104,7 @@ class Exports:
         return run
 
     def _ask(self, kind: str, id: str, run: RunDir, payload: Mapping[str, object], client: str) -> None:
-        role = "push" if kind == "push" else "generate"
-        if not any(worker.stage == role and worker.healthy for worker in self._actions.store.workers.all()):
-            raise WorkerMissing(
-                f"no healthy worker `{role}` has been heard of in the last minute",
-                hint=f"start one with `python -m worker {role}`; GET /workers lists them",
-            )
+        self._actions.store.workers.require(role_of(kind))
         standing, _ = self._requests.standing(id)
         if standing in (Standing.WAITING, Standing.TAKEN):
             return
@@ -117,12 +112,20 @@ class Exports:
         self._requests.submit(kind, run.id, payload, client=client, patience_s=PATIENCE_S, id=id)
 
     def _export(self, run: RunDir, format: ExportFormat) -> Export | None:
-        work, report = self._work(_id(run.id, format)), _report(run, format)
+        work, report = self._work("export", _id(run.id, format)), _report(run, format)
         if work is None and report is None:
             return None
         return _shown(format, work or Work("done"), report)
 
-    def _work(self, id: str) -> Work | None:
+    def _why_nobody(self, kind: str) -> Fault | None:
+        """Why nobody does what waits; None: somebody will."""
+        try:
+            self._actions.store.workers.require(role_of(kind))
+        except WorkerMissing as error:
+            return Fault(code=error.code, message=str(error), hint=error.hint)
+        return None
+
+    def _work(self, kind: str, id: str) -> Work | None:
         """None: nobody has asked for it of late."""
         standing, ahead = self._requests.standing(id)
         newest = self._requests.newest_part(id)
@@ -130,7 +133,7 @@ class Exports:
             case Standing.GONE:
                 return None
             case Standing.WAITING:
-                return Work("queued", ahead=ahead)
+                return Work("queued", ahead=ahead, error=self._why_nobody(kind))
             case Standing.TAKEN:
                 return Work("running", phase=newest[1].get("phase") if newest else None)
             case Standing.LOST:

@@ -113,7 +113,7 @@ _EXAMPLES: dict[int, dict[str, dict[str, Any]]] = {
             "hint": "the service's log has its path: restore it from a backup, or move it away",
         },
         "no_worker": {
-            "message": "no worker `generate` is there to answer",
+            "message": "no worker `generate` is there to do it",
             "hint": "`longhaul local` and compose start one; by hand it is `python -m worker generate`",
         },
         "request_lost": {

@@ -199,6 +199,26 @@ def test_whoever_leaves_gives_the_request_up_and_the_model_stays(place: AskedPla
         assert client.keys("longhaul:requests:generate:of:*") == []
 
 
+def test_a_request_that_waits_is_told_when_the_worker_is_gone(place: AskedPlace) -> None:
+    answers: list[requests.Response] = []
+    with place.post(place.t5, LONG | {"stream": True}, stream=True) as ahead, connect(place.stack.redis.url) as client:
+        lines = ahead.iter_lines()
+        assert any(line == b"event: text" for line in lines)
+        waiting = threading.Thread(target=lambda: answers.append(place.post(place.t5, {"input": "x"})))
+        waiting.start()
+        place.stack.wait_for(lambda: client.keys("longhaul:requests:generate:of:*") or None, "a request that waits")
+        place.stack.kill("generate")
+        waiting.join()
+        rest = b"\n".join(lines)
+    [answer] = answers
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (503, "no_worker")
+    assert "python -m worker generate" in error["hint"]
+    assert b"event: error" in rest and b"request_lost" in rest
+    place.stack.start("generate")
+    place.stack.wait_for(lambda: place.post(place.t5, {"input": "x"}).status_code == 200 or None, "the worker generate")
+
+
 def test_mistakes_are_answered_in_the_one_shape(place: AskedPlace) -> None:
     for run, body, status, code in (
         (place.t5, {}, 422, "invalid_value"),

@@ -82,6 +82,12 @@ def test_an_export_is_waited_for_downloaded_and_opens(
     queued = api.export(run.id, "ctranslate2")
     assert (queued["status"], queued["path"], queued["ahead"]) == ("queued", None, 0)
     assert api.export(run.id, "ctranslate2")["ahead"] == 0, "asked for twice, made once"
+    assert queued["error"] is None
+    service.store.workers.forget("generate-box")
+    [alone] = api.exports(run.id)
+    assert alone["status"] == "queued" and alone["error"] is not None and alone["error"]["code"] == "no_worker"
+    assert "waits for a worker" in service.get(f"/jobs/{run.id}?tab=files", headers={"Accept": "text/html"}).text
+    service.store.workers.report(heartbeat("generate-box", stage="generate"))
     at_work(ExportHandler)
     to = ["--to", "ctranslate2", "--dir", str(tmp_path / "mine")]
     assert command(service, "export", run.id, *to, monkeypatch=monkeypatch) == 0
