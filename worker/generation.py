@@ -78,12 +78,14 @@ class GenerationHandler:
         """See `RequestHandler`."""
         run = RunDir(self._settings.runs / request.job)
         if not run.exists():
-            raise RequestFailed(f"there is no job {request.job}", code="not_found")
+            raise _deleted(run)
         child = self._ready(run, request.payload.get("checkpoint"), place_for(self._settings, self._store))
         try:
             self._pass_on(child, request, answer)
         except ChildGone as error:
             code = self._end()
+            if not run.exists():
+                raise _deleted(run) from error
             how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
             raise RequestFailed(
                 f"the process that had the model {how} ({error})",
@@ -144,6 +146,8 @@ class GenerationHandler:
                 continue
             if part["type"] in LAST:
                 child.asked = None
+            if part["type"] == "error" and not child.run.exists():
+                raise _deleted(child.run)
             data: dict[str, Any] = part["data"]
             if part["type"] == "done":
                 data |= {"why": child.place.why}
@@ -173,6 +177,10 @@ class GenerationHandler:
         """End the process; its exit code."""
         child, self._child = self._child, None
         return None if child is None else child.process.kill()
+
+
+def _deleted(run: RunDir) -> RequestFailed:
+    return RequestFailed(f"there is no job {run.id} any more: it was deleted", code="not_found")
 
 
 class _Child:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from jobs.redis.workers import lease_token
 from jobs.state import Stage
 from tests.heartbeats import H200, heartbeat
 from worker import generation
+from worker.child import ChildGone
 from worker.generation import NO_GPU, TRAINS, UNKNOWN, WAITS, GenerationHandler, Place, place_for
 from worker.requests import Abandoned, RequestFailed
 from worker.settings import WorkerSettings, from_environment
@@ -83,7 +85,9 @@ class StubProcess:
         self.asked.append(question)
 
     def answer(self, _within_s: float) -> dict[str, Any] | None:
-        return self.parts.pop(0) if self.parts else None
+        if not self.parts:
+            raise ChildGone("has ended")
+        return self.parts.pop(0)
 
     def kill(self) -> int:
         self.running = False
@@ -140,3 +144,18 @@ def test_whoever_leaves_at_the_end_of_an_answer_leaves_the_model_as_it_is(answer
     with pytest.raises(Abandoned):
         answering("a", process, StubWriter(Abandoned()))
     assert process.running and len(process.asked) == 1, "nothing is cancelled: it has answered"
+
+
+@pytest.mark.parametrize("parts", [(), (part("a", "error", "model/config.json is missing"),)], ids=["ended", "refused"])
+def test_a_job_deleted_while_its_model_loads_is_not_found(answering: Any, tmp_path: Path, parts: Any) -> None:
+    class Deleted(StubProcess):
+        """While it loads, the job is deleted."""
+
+        def ask(self, question: Any) -> None:
+            super().ask(question)
+            shutil.rmtree(tmp_path / "job-1")
+
+    process, writer = Deleted(*parts), StubWriter()
+    with pytest.raises(RequestFailed, match="there is no job job-1 any more: it was deleted") as failed:
+        answering("a", process, writer)
+    assert failed.value.code == "not_found" and writer.told == [] and not process.running
