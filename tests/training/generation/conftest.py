@@ -25,6 +25,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "seq2seq adapters": {"train": "pairs.jsonl", "method": LORA},
     "causal": {"train": "chats.jsonl", "model": "builtin:qwen-tiny"},
     "causal lora": {"train": "chats.jsonl", "model": "builtin:qwen-tiny", "method": LORA | {"merge": True}},
+    "causal adapters": {"train": "chats.jsonl", "model": "builtin:qwen-tiny", "method": LORA},
     "classification": {"train": "classes.jsonl", "model": "builtin:roberta-tiny"},
 }
 

@@ -60,13 +60,13 @@ def outputs(heard: Heard) -> list[Output]:
 def by_transformers(run: RunDir, text: str, *, causal: bool, adapters: bool = False) -> str:
     """What the README of the model says to do."""
     model: Any
+    auto: Any = AutoModelForCausalLM if causal else AutoModelForSeq2SeqLM
     if adapters:
-        base = AutoModelForSeq2SeqLM.from_pretrained(str(run.plan().model.folder), dtype=torch.bfloat16)
+        base = auto.from_pretrained(str(run.plan().model.folder), dtype=torch.bfloat16)
         model = PeftModel.from_pretrained(base, run.model, autocast_adapter_dtype=False).eval()
         longest = json.loads((run.model / "generation_config.json").read_bytes())["max_new_tokens"]
         more = {"max_new_tokens": longest}
     else:
-        auto: Any = AutoModelForCausalLM if causal else AutoModelForSeq2SeqLM
         model, more = auto.from_pretrained(run.model, dtype=torch.bfloat16), {}
     tokenizer: Any = AutoTokenizer.from_pretrained(run.model)
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=not causal)
@@ -76,7 +76,9 @@ def by_transformers(run: RunDir, text: str, *, causal: bool, adapters: bool = Fa
     return text.strip() if causal else text
 
 
-@pytest.mark.parametrize("name", ["seq2seq", "seq2seq lora", "seq2seq adapters", "causal", "causal lora"])
+@pytest.mark.parametrize(
+    "name", ["seq2seq", "seq2seq lora", "seq2seq adapters", "causal", "causal lora", "causal adapters"]
+)
 def test_greedy_text_is_that_of_transformers_and_of_the_job_streamed_or_not(trained: TrainedJobs, name: str) -> None:
     run, causal = trained[name], name.startswith("causal")
     end = run.attempt_lines(1)[-1]
@@ -140,11 +142,12 @@ def test_the_base_model_answers_beside_the_trained_one(trained: TrainedJobs) -> 
     assert done["device"] == "cpu" and done["tokens_per_s"] > 0 and done["loading_s"] > 0
 
 
-@pytest.mark.parametrize("name", ["seq2seq", "seq2seq adapters"])
+@pytest.mark.parametrize("name", ["seq2seq", "seq2seq adapters", "causal adapters"])
 def test_a_checkpoint_answers_as_the_model_that_was_made_of_it(trained: TrainedJobs, name: str) -> None:
     run = trained[name]
     newest = max(folder.name for folder in run.checkpoints.glob("step-*"))
-    [by_checkpoint], [by_model] = outputs(ask(run, newest, row=pairs(1)[0])), outputs(ask(run, row=pairs(1)[0]))
+    row = CHATS[0] if name.startswith("causal") else pairs(1)[0]
+    [by_checkpoint], [by_model] = outputs(ask(run, newest, row=row)), outputs(ask(run, row=row))
     assert by_checkpoint == by_model
 
 
