@@ -56,7 +56,7 @@ from worker.training.doctor.exactness import SDPA
 from worker.training.doctor.job import ListeningJournal, make_run
 from worker.training.doctor.measured_steps import Stepping, Steps, sample_gradient
 from worker.training.evaluate import evaluate
-from worker.training.machine import expandable_segments
+from worker.training.machine.numerics import prepare_device
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.budget import on_gpu
@@ -147,7 +147,7 @@ def math_kernels(stepping: Stepping) -> tuple[int, int]:
 
 def begin(run: RunDir, journal: ListeningJournal, attempt: int) -> TrainingContext:
     """As an attempt does."""
-    expandable_segments.leave_off_where_broken(GPU)
+    prepare_device(GPU)
     return set_up(run, GPU, ProcessMonitor.of(GPU), journal, StopSignal(), attempt)
 
 

@@ -23,7 +23,6 @@ from worker.training.dataset.data import PreparedDataset, Rows
 from worker.training.due import Due
 from worker.training.gpu_speed import GpuSpeed
 from worker.training.journal import Journal
-from worker.training.machine.device import prepare_numerics
 from worker.training.machine.out_of_memory import MemoryProbe
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.machine.usage import Cache
@@ -154,7 +153,6 @@ def set_up(
     if spec.kind == "evaluate":
         data.validation = data.train
     plan = start.plan_attempt(run, spec, plan, attempt, device, monitor, journal, stop)
-    prepare_numerics(device)
     seed_step(spec.training.seed, 0)
     found = checkpoint.newest(run, run.spec_sha256(), journal, expected=expected)
     if found is not None:

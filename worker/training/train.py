@@ -21,11 +21,9 @@ from worker.training.checkpoints.saving import is_saved
 from worker.training.context import TrainingContext, set_up
 from worker.training.evaluate import evaluate
 from worker.training.journal import Journal
-from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
-from worker.training.kernels.grouped_attention import repeat_shared_heads
 from worker.training.loop import steps
-from worker.training.machine import expandable_segments
-from worker.training.machine.device import has_native_bf16, hold_device, hold_job
+from worker.training.machine.device import hold_device, hold_job
+from worker.training.machine.numerics import prepare_device
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.memory import first_step, hard_limit
 from worker.training.network import guards
@@ -45,11 +43,7 @@ def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopSi
     """Train until done (exit code 0) or asked to stop (75). Every other typed end is a StageError."""
     device = torch.device(settings.device)
     guards.check_device(device)
-    expandable_segments.leave_off_where_broken(device)
-    if device.type == "cpu":
-        use_fp32_where_bf16_is_slow()
-    if not has_native_bf16(device):
-        repeat_shared_heads()
+    prepare_device(device)
     limit = hard_limit.limit_of(run.spec().memory, settings.test_memory_limit)
     with contextlib.ExitStack() as held:
         held.enter_context(hold_job(run))

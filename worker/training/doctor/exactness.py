@@ -17,9 +17,7 @@ from transformers import T5ForConditionalGeneration
 from worker.training.doctor.finding import Finding, judge
 from worker.training.doctor.groups import Check, Examination
 from worker.training.doctor.small_t5 import draw_batch, make_model
-from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
-from worker.training.machine import expandable_segments
-from worker.training.machine.device import prepare_numerics
+from worker.training.machine.numerics import prepare_device
 from worker.training.tasks.seq2seq.compiled import CompiledBlocks
 from worker.training.tasks.seq2seq.fused import fuse
 
@@ -76,10 +74,7 @@ class GradientComparison:
 def checks(examination: Examination) -> Mapping[str, Check]:
     """By name."""
     device = torch.device(examination.device)
-    expandable_segments.leave_off_where_broken(device)
-    if device.type == "cpu":
-        use_fp32_where_bf16_is_slow()
-    prepare_numerics(device)
+    prepare_device(device)
     comparison = GradientComparison(device)
     return {
         "eager_gradients": lambda: comparison.check("eager_gradients", compiled=False),

@@ -31,9 +31,8 @@ from worker.training.doctor.job import ListeningJournal, Widths, make_run
 from worker.training.doctor.measured_steps import Stepping, Steps, sample_gradient, wait_for
 from worker.training.doctor.random_t5 import SHAPES, checkpoint_bytes, write_checkpoint
 from worker.training.doctor.report import MOST_MFU
-from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
 from worker.training.loop import accumulate
-from worker.training.machine import expandable_segments
+from worker.training.machine.numerics import prepare_device
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.network import guards
 from worker.training.planning.budget import Budget, find_budget, on_gpu
@@ -84,9 +83,7 @@ class TrainingChecks:
     def load(self) -> Finding:
         """Write random weights, plan, load them as an attempt does."""
         device, folder = self.device, self.examination.folder
-        expandable_segments.leave_off_where_broken(device)
-        if device.type == "cpu":
-            use_fp32_where_bf16_is_slow()
+        prepare_device(device)
         monitor = ProcessMonitor.of(device)
         spec = job_spec(device.type)
         self.name, memory = self.choose(spec)

@@ -13,9 +13,7 @@ from worker.training.doctor.finding import Finding, judge, skip
 from worker.training.doctor.groups import Check, Examination
 from worker.training.doctor.job import ListeningJournal
 from worker.training.doctor.random_t5 import SHAPES, write_checkpoint
-from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
-from worker.training.machine import expandable_segments
-from worker.training.machine.device import prepare_numerics
+from worker.training.machine.numerics import prepare_device
 from worker.training.network.model import load
 from worker.training.tasks.seq2seq.task import Seq2Seq
 
@@ -30,10 +28,7 @@ def checks(examination: Examination) -> Mapping[str, Check]:
         cold, device = examination.compile_s, torch.device(examination.device)
         if cold is None or (device.type == "cuda" and examination.model is None):
             return skip("compile_warm", "nothing was compiled before")
-        expandable_segments.leave_off_where_broken(device)
-        if device.type == "cpu":
-            use_fp32_where_bf16_is_slow()
-        prepare_numerics(device)
+        prepare_device(device)
         seconds = seconds_of_gradients(device) if device.type == "cpu" else seconds_of_layers(device, examination)
         return judge(
             "compile_warm", f"{format_duration(seconds)} with full caches, {format_duration(cold)} with empty ones",

@@ -32,11 +32,9 @@ from jobs.spec import JobSpec
 from worker.training.generation.inputs import Inputs
 from worker.training.generation.models import load_base, load_trained
 from worker.training.generation.writing import Answering, Cancelled
-from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
-from worker.training.kernels.grouped_attention import repeat_shared_heads
-from worker.training.machine import expandable_segments
-from worker.training.machine.device import gpu_id, has_native_bf16, prepare_numerics
+from worker.training.machine.device import gpu_id
 from worker.training.machine.locks import gpu_lock, try_lock
+from worker.training.machine.numerics import prepare_device
 from worker.training.machine.out_of_memory import KINDS, is_out_of_memory
 from worker.training.memory.hard_limit import on_gpu
 from worker.training.network import guards
@@ -50,12 +48,7 @@ log = logging.getLogger("longhaul.trainer")
 def serve(run: RunDir, checkpoint: str | None, device: torch.device, limit: int | None, lines: TextIO) -> int:
     """Answer requests until stdin ends. `limit`: bytes of the GPU at most."""
     guards.check_device(device)
-    expandable_segments.leave_off_where_broken(device)
-    if device.type == "cpu":
-        use_fp32_where_bf16_is_slow()
-    if not has_native_bf16(device):
-        repeat_shared_heads()
-    prepare_numerics(device)
+    prepare_device(device)
     channel = Channel(lines)
     with contextlib.ExitStack() as held:
         try:

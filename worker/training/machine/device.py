@@ -1,4 +1,4 @@
-"""The device of a trainer: the locks that keep it, and the job, to one process; numeric settings."""
+"""The device of a trainer: the locks that keep it, and the job, to one process."""
 
 from __future__ import annotations
 
@@ -91,9 +91,3 @@ def gpu_id(device: torch.device) -> str:
     if visible.startswith(("GPU-", "MIG-")) and "," not in visible:
         return visible.removeprefix("GPU-")
     return str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
-
-
-def prepare_numerics(device: torch.device) -> None:
-    """TF32 for what is computed in fp32 on CUDA. Full fp32 on the CPU, where resuming is exact bit for bit."""
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
