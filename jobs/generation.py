@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
 from jobs.frozen import Frozen
 from jobs.spec import Part
@@ -13,9 +14,25 @@ MOST_CHARACTERS = 200_000
 MOST_ROWS = 64
 MOST_MESSAGES = 1_000
 MOST_NEW_TOKENS = 4_096
-CHECKPOINT = r"^step-[0-9]{8,12}$"
+CHECKPOINT = "^(best|last|(step-)?[0-9]{1,12})$"
 ModelName = Literal["trained", "base"]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MOST_CHARACTERS)]
+
+
+def checkpoint_name(given: str) -> str:
+    """`best`, `last`, or the name of a checkpoint: `500` and `step-500` are `step-00000500`. Raises ValueError."""
+    found = re.fullmatch(CHECKPOINT, given)
+    if found is None or given.endswith("\n"):
+        raise ValueError(
+            "a checkpoint is named by its step, such as step-00000500 or 500, or is best or last; "
+            "`longhaul checkpoints ID` lists those of a job"
+        )
+    return given if given in ("best", "last") else f"step-{int(given.removeprefix('step-')):08d}"
+
+
+CheckpointName = Annotated[
+    str, AfterValidator(checkpoint_name), WithJsonSchema({"type": "string", "pattern": CHECKPOINT})
+]
 
 
 class ChatTurn(Part):
@@ -38,8 +55,9 @@ class GenerateBody(Part):
     """Several of these, answered one after the other, each as if it were alone."""
     messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MOST_MESSAGES)] | None = None
     """A chat, whose next reply is wanted."""
-    checkpoint: Annotated[str, StringConstraints(pattern=CHECKPOINT)] | None = None
-    """Use the weights of this checkpoint, such as `step-00000500`; null: the model that the job delivered."""
+    checkpoint: CheckpointName | None = None
+    """Use the weights of this checkpoint, such as `step-00000500` or `500`, or of the `best` or the `last`; null: the
+    model that the job delivered."""
     base: bool = False
     """Let the model before training answer, too."""
     stream: bool = False

@@ -55,7 +55,7 @@ def predict(api: Longhaul, wanted: PredictionTask, *, on_answer: OnAnswer, on_tr
             raise BadInput(
                 f"another `longhaul predict` is writing {wanted.out}: give another file with --out"
             ) from None
-        return _answered(api, wanted, *_continued(wanted, state), on_answer, on_trouble)
+        return _answered(api, wanted, *_continued(api, wanted, state), on_answer, on_trouble)
 
 
 def _answered(
@@ -88,10 +88,10 @@ def _answered(
     return done
 
 
-def _continued(wanted: PredictionTask, state: BinaryIO) -> tuple[int, dict[str, Any]]:
-    """How many rows have their line, and the options, with a seed where something is drawn. Removes a torn last line.
+def _continued(api: Longhaul, wanted: PredictionTask, state: BinaryIO) -> tuple[int, dict[str, Any]]:
+    """How many rows have their line, and the options, with a seed where something is drawn and a checkpoint by name.
 
-    Raises BadInput where the file is of something else.
+    Removes a torn last line. Raises BadInput where the file is of something else.
     """
     options = dict(wanted.options)
     state.seek(0)
@@ -103,6 +103,8 @@ def _continued(wanted: PredictionTask, state: BinaryIO) -> tuple[int, dict[str, 
             raise BadInput(f"{wanted.out} is there already: remove it, or give another file with --out")
         if options.get("temperature") and "seed" not in options:
             options["seed"] = secrets.randbelow(2**32)
+        if options.get("checkpoint") in ("best", "last"):  # another one may be that before all rows are answered
+            options["checkpoint"] = _checkpoint(api, wanted)
         state.write(json.dumps({"asked": asked, "options": options}).encode())
         state.flush()
         os.fsync(state.fileno())
@@ -125,6 +127,16 @@ def _continued(wanted: PredictionTask, state: BinaryIO) -> tuple[int, dict[str, 
                 lines, whole = lines + 1, whole + len(line)
         target.truncate(whole)
     return lines, before["options"]
+
+
+def _checkpoint(api: Longhaul, wanted: PredictionTask) -> str:
+    """The name of the `best` or the `last` of the job. Raises BadInput."""
+    job, given = wanted.job, wanted.options["checkpoint"]
+    for each in api.checkpoints(job):
+        if given == "last" or each["best"]:
+            return each["id"].partition("/")[2]
+    _state_file(wanted).unlink()
+    raise BadInput(f"job {job} has no {given} checkpoint: `longhaul checkpoints {job}` lists those that it has")
 
 
 def _state_file(wanted: PredictionTask) -> Path:

@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base", action="store_true", help="let the model before training answer, too")
-    parser.add_argument("--checkpoint", metavar="NAME", help="weights of this checkpoint, such as step-00000500")
+    parser.add_argument("--checkpoint", metavar="NAME", help="weights of this checkpoint: its step, best or last")
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="tokens to write at most")
     parser.add_argument("--temperature", type=float, metavar="T", help="sample; 0 (default): the most probable tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="with --temperature: among tokens of this probability")

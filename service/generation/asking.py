@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
+from jobs.disk.rundir import RunDir
 from jobs.generation import GenerateBody, Generated, Output
 from jobs.redis.answers import AnswerPart, Answers
 from jobs.redis.requests import Request, Requests, role_of
@@ -20,6 +21,8 @@ from service import answers
 from service.edge.limits import address
 from service.errors import AnswerFailed, longhaul_error_body
 from service.jobs.actions import Actions
+from service.jobs.checkpoints import checkpoints_of
+from service.reading.metric_series import SeriesCache
 
 KIND = "generate"
 KEYS = "docs/reference/api.md lists the keys"
@@ -33,11 +36,14 @@ STATUS = {"not_found": 404, "bad_input": 422, "input_too_long": 422, "internal_e
 class Asking:
     """Asks the worker `generate`."""
 
-    def __init__(self, actions: Actions, requests: Requests, followed: Answers) -> None:
-        self._actions, self._requests, self._answers = actions, requests, followed
+    def __init__(self, actions: Actions, requests: Requests, followed: Answers, series: SeriesCache) -> None:
+        self._actions, self._requests, self._answers, self._series = actions, requests, followed, series
 
     async def submit(self, job: str, body: GenerateBody, client: str) -> Request:
-        """Let it wait. Raises NotFound, AnswerFailed (`no_model`), WorkerMissing, QueueFull, StoreUnavailable."""
+        """Let it wait.
+
+        Raises NotFound, AnswerFailed (`no_model`, `no_checkpoint`), WorkerMissing, QueueFull, StoreUnavailable.
+        """
         return await run_in_threadpool(self._submit, job, body, client)
 
     def _submit(self, job: str, body: GenerateBody, client: str) -> Request:
@@ -50,7 +56,22 @@ class Asking:
                 hint=f"wait for its end, or name a checkpoint: `longhaul checkpoints {job}` lists those that it has",
             )
         self._actions.store.workers.require(role_of(KIND))
-        return self._requests.submit(KIND, job, body.model_dump(exclude_defaults=True), client=client)
+        asked = body.model_copy(update={"checkpoint": self._checkpoint(run, body.checkpoint)})
+        return self._requests.submit(KIND, job, asked.model_dump(exclude_defaults=True), client=client)
+
+    def _checkpoint(self, run: RunDir, given: str | None) -> str | None:
+        """The name of the `best` or the `last`; any other as it is."""
+        if given not in ("best", "last"):
+            return given
+        found = checkpoints_of(run, self._series, runs_name=self._actions.runs.name)
+        chosen = next((each for each in found if given == "last" or each.best), None)
+        if chosen is None:
+            why = "was evaluated" if found else "is there yet"
+            raise AnswerFailed(
+                409, "no_checkpoint", f"no checkpoint of job {run.id} {why}",
+                hint=f"`longhaul checkpoints {run.id}` lists those that it has",
+            )  # fmt: skip
+        return chosen.id.partition("/")[2]
 
     async def parts(self, request: Request) -> AsyncIterator[AnswerPart]:
         """Of the answer, to the last. Raises AnswerFailed, RequestLost, WorkerMissing, StoreUnavailable."""
@@ -103,14 +124,15 @@ def body_of(given: object) -> GenerateBody:
         raise explain(error, GenerateBody, keys=KEYS) from None
 
 
-def generation(request: Request, body: GenerateBody, outputs: list[Output], how: Generated) -> answers.Generation:
+def generation(request: Request, outputs: list[Output], how: Generated) -> answers.Generation:
     """The answer in our shape."""
+    checkpoint = request.payload.get("checkpoint")
     return answers.Generation(
-        object="generation", job=request.job, checkpoint=body.checkpoint, outputs=outputs, **how.model_dump()
+        object="generation", job=request.job, checkpoint=checkpoint, outputs=outputs, **how.model_dump()
     )
 
 
-async def events(asking: Asking, request: Request, body: GenerateBody) -> AsyncIterator[bytes]:
+async def events(asking: Asking, request: Request) -> AsyncIterator[bytes]:
     """Server-sent events: the parts of the answer; `done` has the whole, and `error` is the last where it fails."""
     yield b": asked\n\n"  # headers and a first byte at once, so that clients know they are connected
     outputs: list[Output] = []
@@ -119,7 +141,7 @@ async def events(asking: Asking, request: Request, body: GenerateBody) -> AsyncI
             if part.type == "output":
                 outputs.append(Output.model_validate(part.data))
             if part.type == "done":
-                whole = generation(request, body, outputs, Generated.model_validate(part.data))
+                whole = generation(request, outputs, Generated.model_validate(part.data))
                 yield _event("done", whole.model_dump_json())
             else:
                 yield _event(part.type, json.dumps(part.data, ensure_ascii=False))

@@ -61,7 +61,8 @@ class ChatBody(_Body):
     """What `POST /v1/chat/completions` takes. Keys of OpenAI that would change the reply otherwise are refused."""
 
     model: str
-    """`ft:` and a job: its id or its name; with `/step-00000500` behind it a checkpoint of it."""
+    """`ft:` and a job: its id or its name; with `/step-00000500`, `/500`, `/best` or `/last` behind it a
+    checkpoint of it."""
     messages: Annotated[list[ChatMessageBody], Field(min_length=1)]
     """The chat. A model that is none of chats is given the last message."""
     stream: bool | None = None

@@ -54,6 +54,10 @@ _EXAMPLES: dict[int, dict[str, dict[str, Any]]] = {
             "wrote it (the run directory has format 2); this is 0.2.0, which reads up to format 1",
             "hint": "run Longhaul 9.1.0: nothing is lost",
         },
+        "no_checkpoint": {
+            "message": f"no checkpoint of job {_JOB} is there yet",
+            "hint": f"`longhaul checkpoints {_JOB}` lists those that it has",
+        },
         "no_model": {
             "message": f"job {_JOB} has no model yet",
             "hint": f"wait for its end, or name a checkpoint: `longhaul checkpoints {_JOB}` lists those that it has",

@@ -40,8 +40,8 @@ def routes(actions: Actions, asking: Asking, streams: Streams) -> APIRouter:
         body = body_of(given)
         asked = await asking.submit(job, body, client_of(request.scope))
         if body.stream:
-            return Stream(streams, events(asking, asked, body), EVENTS)
-        return generation(asked, body, *await asking.whole(request, asked))
+            return Stream(streams, events(asking, asked), EVENTS)
+        return generation(asked, *await asking.whole(request, asked))
 
     @router.post(
         "/v1/chat/completions",

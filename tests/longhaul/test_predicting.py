@@ -17,17 +17,18 @@ class AnsweringApi:
     """Answers each row with its number; `lacking`: the first answers lack their last row."""
 
     def __init__(self, lacking: int = 0) -> None:
-        self.lacking, self.asked = lacking, 0
+        self.lacking, self.asked, self.bodies = lacking, 0, list[Mapping[str, Any]]()
 
     def generate(self, _job: str, body: Mapping[str, Any]) -> dict[str, Any]:
         self.asked += 1
+        self.bodies.append(body)
         rows = body["rows"][:-1] if self.asked <= self.lacking else body["rows"]
         common = {"model": "trained", "labels": None, "finish_reason": "stop", "error": None}
         return {"outputs": [{"index": at, "text": f"of {row['n']}", **common} for at, row in enumerate(rows)]}
 
 
-def predicted(api: AnsweringApi, rows: Path, out: Path) -> int:
-    wanted = PredictionTask("job-1", rows, out, {})
+def predicted(api: AnsweringApi, rows: Path, out: Path, **options: Any) -> int:
+    wanted = PredictionTask("job-1", rows, out, options)
     return predict(cast("Any", api), wanted, on_answer=lambda *_: None, on_trouble=lambda _: None)
 
 
@@ -74,3 +75,17 @@ def test_a_file_that_is_there_is_left_as_it_is(rows: Path, tmp_path: Path) -> No
     with pytest.raises(BadInput, match="is there already"):
         predicted(AnsweringApi(), rows, out)
     assert out.read_text() == "mine\n" and not list(tmp_path.glob("*.state"))
+
+
+def test_the_last_checkpoint_stays_the_one_that_it_was_at_first(rows: Path, tmp_path: Path) -> None:
+    class Trains(AnsweringApi):
+        """There is another checkpoint each time that somebody looks."""
+
+        def checkpoints(self, job: str) -> list[Any]:
+            return [{"id": f"{job}/step-{len(self.bodies) + 1:08d}", "best": False}]
+
+    api = Trains()
+    assert predicted(api, rows, tmp_path / "out.jsonl", checkpoint="last") == 40
+    assert {body["checkpoint"] for body in api.bodies} == {"step-00000001"}
+    with pytest.raises(BadInput, match="has no best checkpoint"):
+        predicted(api, rows, tmp_path / "other.jsonl", checkpoint="best")

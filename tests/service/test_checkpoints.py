@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from jobs.disk.files import append_line
+from jobs.redis.connection import connect
+from jobs.redis.requests import Requests
 from service import answers
+from tests.heartbeats import heartbeat
 from tests.metric_rows import metric_row
 from tests.service.running import Service
 
@@ -89,3 +92,30 @@ def test_of_equals_the_earliest_is_best_as_for_pruning(service: Service) -> None
         saved(service.run(job).path, step, 1.0)
     data = service.get(f"/jobs/{job}/checkpoints").json()["data"]
     assert [each["best"] for each in data] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("500", "step-00000500"), ("step-500", "step-00000500"), ("best", "step-00001000"), ("last", "step-00001500")],
+)
+def test_a_model_is_asked_for_by_step_best_or_last(service: Service, given: str, name: str) -> None:
+    job = service.submit()
+    for step, loss in ((500, 2.5), (1000, 1.5), (1500, None)):
+        saved(service.run(job).path, step, loss)
+    service.store.workers.report(heartbeat("generate-box"))
+    with service.post(f"/jobs/{job}/generate", json={"input": "x", "checkpoint": given, "stream": True}, stream=True):
+        request = Requests(connect(service.settings.redis_url)).take("generate")
+    assert request is not None and request.payload["checkpoint"] == name
+
+
+@pytest.mark.parametrize("given", ["step-", "newest", "500\n", "../500"])
+def test_a_name_that_no_checkpoint_has_is_answered_in_words(service: Service, given: str) -> None:
+    answer = service.post(f"/jobs/{service.submit()}/generate", json={"input": "x", "checkpoint": given})
+    assert answer.status_code == 422 and "such as step-00000500 or 500, or is best or last" in answer.text
+    assert "[0-9]" not in answer.text
+
+
+def test_the_best_of_none_is_answered_in_words(service: Service) -> None:
+    service.store.workers.report(heartbeat("generate-box"))
+    answer = service.post(f"/jobs/{service.submit()}/generate", json={"input": "x", "checkpoint": "best"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "no_checkpoint")
