@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from jobs.errors import NotFound, UserError
 from jobs.generation import GenerateBody, Generated, Output
@@ -26,6 +26,12 @@ MOST_SEARCHED = 1000
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_given(cls, given: object) -> object:
+        """Clients send what they leave out as null, and replies back with keys such as `tool_calls` that are null."""
+        return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
 class TextPart(_Body):
@@ -95,6 +101,26 @@ class ChatBody(_Body):
     """Not used."""
     metadata: dict[str, str] | None = None
     """Not used."""
+    service_tier: str | None = None
+    """Not used."""
+    safety_identifier: str | None = None
+    """Not used."""
+    prompt_cache_key: str | None = None
+    """Not used."""
+    parallel_tool_calls: bool | None = None
+    """Not used: there are no tools."""
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    """There are none."""
+    tool_choice: Literal["none", "auto"] | None = None
+    """There are no tools."""
+    stop: Annotated[list[str], Field(max_length=0)] | None = None
+    """There are none: a reply ends where the model ends it, or at the limit of tokens."""
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    """There is none."""
+    top_logprobs: Literal[0] | None = None
+    """There are none."""
+    modalities: list[Literal["text"]] | None = None
+    """`["text"]` alone."""
 
 
 def chat_body(given: object) -> ChatBody:

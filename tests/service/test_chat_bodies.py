@@ -1,0 +1,56 @@
+"""What clients of OpenAI's API send: what changes no reply is taken, what would change one is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jobs.errors import UserError
+from service.generation.openai import chat_body, generate_body
+
+CHAT: dict[str, Any] = {"model": "ft:chef", "messages": [{"role": "user", "content": "What is in it?"}]}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"user": "a", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "a"},
+        {"frequency_penalty": 0, "presence_penalty": 0.0, "n": 1, "logprobs": False, "top_logprobs": 0},
+        {"response_format": {"type": "text"}, "modalities": ["text"], "logit_bias": {}, "prompt_cache_key": "a"},
+        {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "stop": []},
+        {"tools": None, "stop": None, "functions": None, "reasoning_effort": None, "stream": None},
+    ],
+)
+def test_what_changes_no_reply_is_taken(more: dict[str, Any]) -> None:
+    assert generate_body(chat_body(CHAT | more), None) == generate_body(chat_body(CHAT), None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("n", 2), ("stop", ["x"]), ("logprobs", True), ("frequency_penalty", 0.5), ("logit_bias", {"1": 5}),
+        ("tools", [{"type": "function"}]), ("response_format", {"type": "json_object"}), ("reasoning_effort", "low"),
+    ],
+)  # fmt: skip
+def test_what_would_change_a_reply_is_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(UserError) as refused:
+        chat_body(CHAT | {key: value})
+    assert str(refused.value).startswith(key) and str(refused.value.param).startswith(key)
+
+
+def test_a_reply_goes_back_as_the_client_had_it() -> None:
+    reply = {"role": "assistant", "content": "Bread.", "refusal": None, "tool_calls": None, "audio": None}
+    parts = [{"type": "text", "text": "And "}, {"type": "text", "text": "soup?"}]
+    turns = [
+        {"role": "developer", "content": "Be short."},
+        *CHAT["messages"],
+        reply,
+        {"role": "user", "content": parts},
+    ]
+    sent = generate_body(chat_body(CHAT | {"messages": turns, "max_completion_tokens": 5, "max_tokens": 9}), None)
+    assert sent.messages is not None
+    assert [(each.role, each.content) for each in sent.messages] == [
+        ("system", "Be short."), ("user", "What is in it?"), ("assistant", "Bread."), ("user", "And soup?"),
+    ]  # fmt: skip
+    assert sent.max_new_tokens == 5
