@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from jobs.data_names import data_format
 from longhaul.answers import GenerationDict
 from longhaul.api import Longhaul
 from longhaul.connection import ApiError, RetryPolicy, Unreachable
@@ -45,6 +46,11 @@ def predict(api: Longhaul, wanted: PredictionTask, *, on_answer: OnAnswer, on_tr
     `on_answer` is told how many are written, with each answer. An outage of the service is waited for. Raises BadInput,
     ApiError.
     """
+    if data_format(wanted.rows.name) not in ("jsonl", None) or wanted.rows.suffix.lower() in (".gz", ".zst"):
+        raise BadInput(
+            f"{wanted.rows.name} is no file of JSON lines, which `predict` reads alone: write each row as an object "
+            'in a line of its own, such as {"title": "Peach Ice Cream"}'
+        )
     with open(wanted.rows, "rb") as source:
         for _ in _rows(source, wanted.rows):  # a line that is wrong is known before anything is written
             pass

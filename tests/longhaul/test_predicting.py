@@ -89,3 +89,11 @@ def test_the_last_checkpoint_stays_the_one_that_it_was_at_first(rows: Path, tmp_
     assert {body["checkpoint"] for body in api.bodies} == {"step-00000001"}
     with pytest.raises(BadInput, match="has no best checkpoint"):
         predicted(api, rows, tmp_path / "other.jsonl", checkpoint="best")
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.TSV", "rows.parquet", "rows.jsonl.gz"])
+def test_another_format_is_named_before_anything_is_written(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"n\n1\n")
+    with pytest.raises(BadInput, match=f"{name} is no file of JSON lines, which `predict` reads alone"):
+        predicted(AnsweringApi(), tmp_path / name, tmp_path / "out.jsonl")
+    assert [file.name for file in tmp_path.iterdir()] == [name]
