@@ -19,8 +19,9 @@ from jobs.export import ExportFormat
 from tests.training.adapters.test_adapter_runs import LORA
 from tests.training.attempts import attempt
 from tests.training.conftest import MakeRun
-from tests.training.export.test_export import SHORT, exported
+from tests.training.export.test_export import SHORT, exported, flip
 from tests.training.hub_server import COMMIT, Hub, running_hub
+from worker.training.models.manifest import describe, write_manifest
 
 TOKEN = "hf_plantedPlantedPlantedPlanted"
 NAME = "cooks/tuned"
@@ -70,7 +71,7 @@ def test_a_push_killed_in_the_middle_is_repeated_and_sends_only_what_is_missing(
     [commit] = hub.commits
     assert hub.created == {NAME: True}, "private"
     page = commit.pop("README.md").decode()
-    assert commit == {name: content for name, content in files.items() if name != "README.md"}
+    assert commit == {name: content for name, content in files.items() if name not in ("README.md", "manifest.json")}
     assert page.startswith("---\nlicense: apache-2.0\nlibrary_name: transformers\n")
     assert "| licence | apache-2.0; of the base model: not known" in page
     for part in ("| data |", "prepared as `", "| rows of ", "| limits |", "## Use", "## Quality", "## Curve"):
@@ -93,6 +94,39 @@ def test_what_the_hub_refuses_is_said_without_the_token(make_run: MakeRun, hub: 
     assert hub.commits == [] and hub.created == {}
 
 
+def test_what_is_not_what_was_delivered_or_verified_is_not_pushed(make_run: MakeRun, hub: Hub) -> None:
+    run = make_run(**SHORT)
+    assert attempt(run) == 0
+    exported(run, ExportFormat.CTRANSLATE2)
+    folder = run.path / "exports" / "ctranslate2"
+    report = json.loads((folder / "export.json").read_text())
+    worse = report["verification"] | {"difference": 1.0}
+
+    def refused(code: str, why: str, *more: str) -> None:
+        last, _ = pushed(run, hub, *more)
+        assert last.error is not None and last.error.code == code and why in last.error.message
+        assert last.error.hint and hub.commits == []
+
+    for changed, why in (
+        (report | {"verification": worse}, "differs from the model by 1, and 0.0001 is allowed"),
+        (report | {"job": "job-other"}, "export.json is of ctranslate2 of job job-other"),
+        ({}, "export.json cannot be read"),
+    ):
+        (folder / "export.json").write_text(json.dumps(changed))
+        refused("export_damaged", why, "--export", "ctranslate2")
+    (folder / "export.json").write_text(json.dumps(report))
+    flip(folder / "model.bin")
+    refused("export_damaged", "the content of model.bin has changed", "--export", "ctranslate2")
+    flip(folder / "model.bin")
+    (folder / "notes.txt").write_text("mine")
+    refused("export_damaged", "notes.txt has been added", "--export", "ctranslate2")
+    (folder / "notes.txt").unlink()
+    flip(run.model / "model.safetensors")
+    refused("model_damaged", "the content of model.safetensors has changed")
+    last, _ = pushed(run, hub, "--export", "ctranslate2")
+    assert last.reason == "done" and "model.bin" in hub.commits[0]
+
+
 def test_adapters_of_a_local_base_are_pushed_merged_and_of_a_hub_base_as_they_are(make_run: MakeRun, hub: Hub) -> None:
     run = make_run(method=LORA, **SHORT)
     assert attempt(run) == 0
@@ -107,6 +141,7 @@ def test_adapters_of_a_local_base_are_pushed_merged_and_of_a_hub_base_as_they_ar
     hub.repositories["models/cooks/base"], hub.card_data["models/cooks/base"] = run.model, {"license": "cc-by-4.0"}
     config = run.model / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": "cooks/base"}))
+    write_manifest(run.model, describe(run.model))
     plan = run.plan()
     named = plan.model.model_copy(update={"source": "cooks/base", "revision": COMMIT})
     run.write_plan(plan.model_copy(update={"model": named}))

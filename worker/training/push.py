@@ -12,13 +12,16 @@ import logging
 from io import BytesIO
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
-from jobs.export import EXPORTS, REPORT, PushRequest
+from jobs.export import EXPORTS, REPORT, ExportFormat, ExportReport, PushRequest
 from jobs.plan import Plan
 from jobs.process.secrets import redact
 from worker.training.journal import Journal
-from worker.training.readme import README, model_card
+from worker.training.models.manifest import MANIFEST, README, SealedFile, delivered, difference
+from worker.training.readme import model_card
 
 ADAPTER_CONFIG = "adapter_config.json"
 log = logging.getLogger("longhaul.trainer")
@@ -27,9 +30,11 @@ log = logging.getLogger("longhaul.trainer")
 def push(run: RunDir, journal: Journal, asked: PushRequest, token: str | None) -> str:
     """Upload; returns the address of the commit.
 
-    Raises Rejected (`no_model`, `no_export`, `base_is_local`, `no_token`, `hub_refused`, `hub_unreachable`).
+    Raises Rejected (`no_model`, `model_damaged`, `no_export`, `export_damaged`, `base_is_local`, `no_token`,
+    `hub_refused`, `hub_unreachable`).
     """
-    folder = folder_of(run, asked)
+    journal.phase("load")
+    folder = folder_of(run, asked, journal)
     plan = run.plan()
     check_base(run, folder)
     if not token:
@@ -43,7 +48,6 @@ def push(run: RunDir, journal: Journal, asked: PushRequest, token: str | None) -
 
     hub = HfApi(token=token)
     try:
-        journal.phase("load")
         page = model_card((folder / README).read_text(), asked.license, base_license(hub, plan))
         hub.create_repo(asked.repository, private=not asked.public, exist_ok=True)
         journal.phase("save")
@@ -52,7 +56,7 @@ def push(run: RunDir, journal: Journal, asked: PushRequest, token: str | None) -
                 str(file.relative_to(folder)), BytesIO(page.encode()) if file == folder / README else file
             )
             for file in sorted(folder.rglob("*"))
-            if file.is_file()
+            if file.is_file() and file.name != MANIFEST
         ]
         done = hub.create_commit(asked.repository, operations, commit_message=f"Longhaul job {run.id}", num_threads=2)
     except (HfHubHTTPError, HFValidationError) as error:
@@ -77,22 +81,36 @@ def push(run: RunDir, journal: Journal, asked: PushRequest, token: str | None) -
     return address
 
 
-def folder_of(run: RunDir, asked: PushRequest) -> Path:
-    """What is uploaded. Raises Rejected (`no_model`, `no_export`)."""
+def folder_of(run: RunDir, asked: PushRequest, journal: Journal) -> Path:
+    """What is uploaded, every byte checked. Raises Rejected (`no_model`, `model_damaged`, `no_export`,
+    `export_damaged`)."""
     if asked.export is None:
-        if not (run.model / README).exists():
-            raise Rejected(
-                f"job {run.id} has no model yet", code="no_model", hint=f"wait for its end: longhaul watch {run.id}"
-            )
-        return run.model
-    folder = run.path / EXPORTS / asked.export
+        return delivered(run, journal.progress)
+    folder, again = run.path / EXPORTS / asked.export, f"longhaul export {run.id} --to {asked.export}"
     if not (folder / REPORT).exists():
+        raise Rejected(f"job {run.id} has no export {asked.export}", code="no_export", hint=again)
+    if (wrong := damage(run, folder, asked.export, journal)) is not None:
         raise Rejected(
-            f"job {run.id} has no export {asked.export}",
-            code="no_export",
-            hint=f"longhaul export {run.id} --to {asked.export}",
+            f"{EXPORTS}/{asked.export} of job {run.id} is not the export that was verified: {wrong}",
+            code="export_damaged",
+            hint=f"make it again: {again}",
         )
     return folder
+
+
+def damage(run: RunDir, folder: Path, format: ExportFormat, journal: Journal) -> str | None:
+    """Why the folder is not what export.json of a verified export of this job says; None: it is."""
+    try:
+        report = ExportReport.model_validate_json((folder / REPORT).read_bytes())
+    except ValidationError as error:
+        return f"{REPORT} cannot be read: {error.errors()[0]['msg']}"
+    if (report.job, report.format) != (run.id, format):
+        return f"{REPORT} is of {report.format} of job {report.job}"
+    found = report.verification
+    if not found.difference <= found.limit:
+        return f"by {REPORT} it differs from the model by {found.difference:.2g}, and {found.limit:g} is allowed"
+    files: dict[str, SealedFile] = {each.name: {"bytes": each.bytes, "sha256": each.sha256} for each in report.files}
+    return difference(folder, files, journal.progress, beside=(REPORT,))
 
 
 def check_base(run: RunDir, folder: Path) -> None:

@@ -23,8 +23,6 @@ from worker.training.models.model_files import GENERATION_CONFIG
 POINTS = 12
 """Evaluations in the curve."""
 SAMPLES = 3
-README = "README.md"
-"""In the folder of a model: its page, which is its model card on the hub."""
 _USE = "## Use"
 
 

@@ -14,12 +14,12 @@ from worker.training.checkpoints.checkpoint import WEIGHTS, VerifiedCheckpoint, 
 from worker.training.checkpoints.tensorfile import write_tensors
 from worker.training.context import TrainingContext
 from worker.training.merge_check import check_merged
+from worker.training.models.manifest import SealedFile, read_manifest
 from worker.training.network.model import write_model
 from worker.training.readme import base_model, generation_config, readme
+from worker.training.trained import ADAPTER_FOLDER
 
-ADAPTER_FOLDER = "adapter"
-"""Within `model/`: the adapters that are merged into what is there."""
-Parts = Mapping[str, tuple[Method, Callable[[Path], object]]]
+Parts = Mapping[str, tuple[Method, Callable[[Path], SealedFile]]]
 
 
 def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, result: TrainResult) -> None:
@@ -38,9 +38,10 @@ def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, resu
         )
     method, merged = loaded.method, loaded.method.merged
 
-    def write_trained(file: Path) -> object:
+    def write_trained(file: Path) -> SealedFile:
         if kept is not None:
-            return shutil.copyfile(kept.folder / WEIGHTS, file)
+            shutil.copyfile(kept.folder / WEIGHTS, file)
+            return read_manifest(kept.folder)[WEIGHTS]
         return write_tensors(file, loaded.weights, context.journal)
 
     def write(parts: Parts, delivered: Method, remark: str | None = None) -> None:
@@ -59,7 +60,7 @@ def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, resu
             restore_weights(kept.folder / WEIGHTS, loaded.weights)
         remark = check_merged(loaded, context.data, context.journal, context.cache).text
 
-        def write_merged(file: Path) -> object:
+        def write_merged(file: Path) -> SealedFile:
             return write_tensors(file, merged.weights(loaded.model), context.journal)
 
         write({".": (merged, write_merged), ADAPTER_FOLDER: (method, write_trained)}, merged, remark)

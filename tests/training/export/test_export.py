@@ -29,6 +29,8 @@ from worker.training.export.formats import EXACT
 from worker.training.journal import Journal
 from worker.training.machine.locks import try_lock
 from worker.training.tasks.causal import builtin
+from worker.training.tasks.registry import task_of
+from worker.training.trained import load_trained
 
 SHORT: dict[str, Any] = {"training": {"epochs": 2, "learning_rate": 0.05}, "evaluation": {"samples": 0}}
 CT2, GGUF, MERGED, ADAPTER = ExportFormat.CTRANSLATE2, ExportFormat.GGUF, ExportFormat.MERGED, ExportFormat.ADAPTER
@@ -186,7 +188,7 @@ def test_another_order_of_rows_in_gguf_is_refused(workplace: Workplace, monkeypa
 
 def test_only_finished_jobs_whose_rows_are_there(make_run: MakeRun, dataset_folder: Path, tmp_path: Path) -> None:
     run = make_run(**SHORT)
-    with pytest.raises(Rejected, match="has no model yet"):
+    with pytest.raises(Rejected, match="has delivered no model"):
         exported(run, CT2)
     assert attempt(run) == 0
     plan = run.plan()
@@ -197,7 +199,7 @@ def test_only_finished_jobs_whose_rows_are_there(make_run: MakeRun, dataset_fold
     assert caught.value.detail_code == "not_prepared" and f"longhaul clone {run.id}" in (caught.value.hint or "")
 
 
-def test_a_damaged_model_is_not_exported(make_run: MakeRun) -> None:
+def test_an_export_is_made_once_at_a_time(make_run: MakeRun) -> None:
     run = make_run(**SHORT)
     assert attempt(run) == 0
     (run.path / "exports").mkdir()
@@ -205,11 +207,45 @@ def test_a_damaged_model_is_not_exported(make_run: MakeRun) -> None:
     assert held is not None
     with held, pytest.raises(DeviceBusy, match="is being made already"):
         exported(run, CT2)
-    weights = run.model / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-8])
-    with pytest.raises(Rejected):
-        exported(run, CT2)
-    assert exports_of(run.path) == []
+
+
+def flip(file: Path) -> None:
+    """Change one bit of the last number: the file has its size, its header, and a model that loads."""
+    content = bytearray(file.read_bytes())
+    content[-2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("method", [None, {**LORA, "merge": True}])
+def test_a_model_that_is_not_what_training_delivered_is_neither_exported_nor_tried(
+    make_run: MakeRun, method: dict[str, Any] | None
+) -> None:
+    run = make_run(**SHORT, **({} if method is None else {"method": method}))
+    assert attempt(run) == 0
+    task = task_of(run.spec(), run.plan().task, run.plan().data)
+
+    def refused(what: str) -> None:
+        for use in (lambda: exported(run, CT2), lambda: load_trained(run, task, None, torch.device("cpu"))):
+            with pytest.raises(Rejected, match=f"no longer what training delivered: {what}") as caught:
+                use()
+            assert caught.value.detail_code == "model_damaged" and f"longhaul clone {run.id}" in str(caught.value.hint)
+        assert exports_of(run.path) == []
+
+    weights = run.model / ("model.safetensors" if method is None else "adapter/adapter_model.safetensors")
+    flip(weights)
+    refused(f"the content of {weights.relative_to(run.model)} has changed")
+    flip(weights)
+    (run.model / "chat_template.jinja").write_text("{{ messages }}")
+    refused("chat_template.jinja has been added")
+    (run.model / "chat_template.jinja").unlink()
+    (run.model / "tokenizer.json").rename(run.path / "aside")
+    refused("tokenizer.json is gone")
+    (run.path / "aside").rename(run.model / "tokenizer.json")
+    manifest = (run.model / "manifest.json").read_bytes()
+    (run.model / "manifest.json").write_text("{")
+    refused("manifest.json cannot be read")
+    (run.model / "manifest.json").write_bytes(manifest)
+    exported(run, CT2)
 
 
 def test_by_hand_killed_in_the_middle_and_again(make_run: MakeRun) -> None:

@@ -14,6 +14,8 @@ from typing import Protocol
 
 import torch
 
+from worker.training.models.manifest import SealedFile
+
 NAMES = {
     torch.bfloat16: "BF16",
     torch.float16: "F16",
@@ -32,9 +34,7 @@ class WriteProgress(Protocol):
         """Something was."""
 
 
-def write_tensors(
-    file: Path, named: Mapping[str, torch.Tensor], progress: WriteProgress | None = None
-) -> dict[str, int | str]:
+def write_tensors(file: Path, named: Mapping[str, torch.Tensor], progress: WriteProgress | None = None) -> SealedFile:
     """Write a safetensors file and fsync it; returns its `bytes` and `sha256`. WriteProgress is notified per tensor."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -50,7 +50,7 @@ def write_tensors(
     return _write(file, _pieces(text, named, progress))
 
 
-def write_bytes(file: Path, content: bytes) -> dict[str, int | str]:
+def write_bytes(file: Path, content: bytes) -> SealedFile:
     """Write and fsync any file; returns its `bytes` and `sha256`."""
     return _write(file, iter([memoryview(content)]))
 
@@ -65,7 +65,7 @@ def _pieces(header: bytes, named: Mapping[str, torch.Tensor], progress: WritePro
             progress.progress()
 
 
-def _write(file: Path, pieces: Iterator[memoryview]) -> dict[str, int | str]:
+def _write(file: Path, pieces: Iterator[memoryview]) -> SealedFile:
     digest, size = hashlib.sha256(), 0
     with open(file, "wb") as handle:
         for piece in pieces:

@@ -26,13 +26,8 @@ from jobs.plan import Plan
 from jobs.spec import FullMethod, JobSpec
 from jobs.text.units import bytes_alike
 from jobs.version import VERSION
-from worker.training.adapters.full import Full
-from worker.training.adapters.lora import ADAPTER
 from worker.training.adapters.merging import Merged, computed_merged
-from worker.training.adapters.method import Method
-from worker.training.adapters.registry import method_of
 from worker.training.adapters.wide import Widened
-from worker.training.checkpoints.checkpoint import restore_weights
 from worker.training.checkpoints.tensorfile import write_tensors
 from worker.training.dataset.data import PreparedDataset
 from worker.training.export import ctranslate2_folder, gguf_file, opened
@@ -48,13 +43,14 @@ from worker.training.journal import Journal
 from worker.training.machine.locks import try_lock
 from worker.training.machine.usage import Cache
 from worker.training.merge_check import check_merged
+from worker.training.models.manifest import MANIFEST, README, delivered
 from worker.training.models.model_files import GENERATION_CONFIG, SINGLE, SMALL
-from worker.training.network.model import LoadedModel, load, write_model
-from worker.training.readme import README, base_model, exported
+from worker.training.network.model import LoadedModel, write_model
+from worker.training.readme import base_model, exported
 from worker.training.start import open_stores
 from worker.training.tasks.registry import task_of
+from worker.training.trained import adapters_of, load_delivered
 
-ADAPTER_FOLDER = "adapter"
 AS_TRAINED = "as trained"
 CPU = torch.device("cpu")
 _ROUNDED = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16"}
@@ -79,11 +75,8 @@ class Subject:
 
     @classmethod
     def of(cls, run: RunDir, journal: Journal) -> Subject:
-        """Raises Rejected (`no_model`, `not_prepared`)."""
-        if not (run.model / README).exists():
-            raise Rejected(
-                f"job {run.id} has no model yet", code="no_model", hint=f"wait for its end: longhaul watch {run.id}"
-            )
+        """Raises Rejected (`no_model`, `model_damaged`, `not_prepared`)."""
+        delivered(run, journal.progress)
         spec, plan = run.spec(), run.plan()
         lora = not isinstance(spec.method, FullMethod)
         try:
@@ -95,36 +88,18 @@ class Subject:
                 hint=f"`longhaul clone {run.id}` prepares the same again; cancel the new job once it is prepared",
             ) from error
         merged = (run.model / SINGLE).exists()
-        adapters = (run.model / ADAPTER_FOLDER if merged else run.model) if lora else None
-        return cls(run, spec, plan, data, base, adapters, merged)
+        return cls(run, spec, plan, data, base, adapters_of(run), merged)
 
-    def method(self, *, adapters: bool) -> Method:
-        """Of the model that is opened: with adapters beside it, or whole."""
-        method = method_of(self.spec, self.plan.resolved.dtype)
-        return method if adapters else Full(method.dtype)
-
-    def opened(self, *, adapters: bool) -> LoadedModel:
-        """The trained model: loaded with the guards of training, and computed as transformers does."""
-        loaded = load(
-            self.base if adapters else self.run.model,
-            CPU,
-            task=task_of(self.spec, self.plan.task, self.plan.data),
-            dropout=None,
-            fused=False,
-            activation_checkpointing=0,
-            method=self.method(adapters=adapters),
-        )
-        if adapters:
-            assert self.adapters is not None
-            restore_weights(self.adapters / ADAPTER, loaded.weights)
-        return loaded
+    def opened(self, *, unmerged: bool) -> LoadedModel:
+        """The trained model, loaded with the guards of training, and computed as transformers does."""
+        return load_delivered(self.run, task_of(self.spec, self.plan.task, self.plan.data), CPU, unmerged=unmerged)
 
 
 def export(run: RunDir, journal: Journal, format: ExportFormat, dtype: str | None) -> ExportReport:
     """Make and verify it. `dtype` None: that of the model. What was there of the same format is replaced.
 
-    Raises Rejected (`no_model`, `not_prepared`, `nothing_to_merge`, `no_adapter`, `export_unsupported`,
-    `export_differs`), DeviceBusy where the same is being made already, DiskFull.
+    Raises Rejected (`no_model`, `model_damaged`, `not_prepared`, `nothing_to_merge`, `no_adapter`,
+    `export_unsupported`, `export_differs`), DeviceBusy where the same is being made already, DiskFull.
     """
     folder = run.path / EXPORTS
     folder.mkdir(exist_ok=True)
@@ -146,7 +121,7 @@ def _made(run: RunDir, journal: Journal, format: ExportFormat, dtype: str | None
     asked = dtype or default_dtype(format, subject.plan.resolved.dtype)
     with_adapters = subject.adapters is not None and (format is ExportFormat.ADAPTER or not subject.merged)
     check_asked(subject, format, asked)
-    loaded = subject.opened(adapters=with_adapters)
+    loaded = subject.opened(unmerged=format is ExportFormat.ADAPTER)
     made = format_of(format, subject, loaded)
     made.check(loaded.config, subject.plan.task)
     check_room(run, temporary.parent, 3 * loaded.parameter_bytes)
@@ -282,7 +257,7 @@ def merged_source(subject: Subject, loaded: LoadedModel, folder: Path, dtype: to
 def adapter_source(subject: Subject, folder: Path) -> Path:
     """The adapters with the tokenizer and what else is beside them."""
     assert subject.adapters is not None
-    shutil.copytree(subject.adapters, folder, ignore=shutil.ignore_patterns(README))
+    shutil.copytree(subject.adapters, folder, ignore=shutil.ignore_patterns(README, MANIFEST))
     for name in SMALL[1:]:  # config.json only where the adapters have one
         if (subject.run.model / name).exists():
             shutil.copyfile(subject.run.model / name, folder / name)

@@ -12,6 +12,7 @@ import torch
 from worker.training.adapters.wide import Widened
 from worker.training.export.formats import EXACT, Scores
 from worker.training.export.held_out import HeldOutRow, log_probabilities
+from worker.training.models.manifest import MANIFEST
 from worker.training.tasks.task import Config, Task
 
 
@@ -33,7 +34,7 @@ class MergedFolder:
 
     def write(self, source: Path, folder: Path, dtype: str, progress: Callable[[], None]) -> None:
         """See `Format`."""
-        shutil.copytree(source, folder, dirs_exist_ok=True)
+        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
 
     def scores(
         self, folder: Path, source: Path, dtype: str, rows: Sequence[HeldOutRow], progress: Callable[[], None]

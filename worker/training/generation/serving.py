@@ -30,7 +30,6 @@ from jobs.generation import GenerateBody, Generated, ModelName
 from jobs.plan import Plan
 from jobs.spec import JobSpec
 from worker.training.generation.inputs import Inputs
-from worker.training.generation.models import load_base, load_trained
 from worker.training.generation.writing import Answering, Cancelled
 from worker.training.machine.device import gpu_id
 from worker.training.machine.locks import gpu_lock, try_lock
@@ -39,6 +38,7 @@ from worker.training.machine.out_of_memory import KINDS, is_out_of_memory
 from worker.training.memory.hard_limit import on_gpu
 from worker.training.network import guards
 from worker.training.tasks.registry import task_of
+from worker.training.trained import load_base, load_trained
 
 TEXT_EVERY_S = 0.05
 """Pieces of text that come sooner are sent together."""

@@ -19,9 +19,10 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from jobs.disk.files import write_synced
+from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, Rejected
 from jobs.memory_plan import DType
 from jobs.plan import ModelPlan
@@ -29,12 +30,21 @@ from worker.training.dataset.conversion import needs_conversion, write_converted
 from worker.training.journal import Journal
 from worker.training.models import hub
 from worker.training.models.headers import Stored, damaged
+from worker.training.models.manifest import (
+    MANIFEST,
+    SealedFile,
+    delivered,
+    describe,
+    read_manifest,
+    write_manifest,
+)
 from worker.training.models.model_files import (
     CONFIG,
     GENERATION_CONFIG,
     SINGLE,
     SMALL,
     find_folder,
+    is_job,
     read_config,
     small_files,
     validate_folder,
@@ -51,7 +61,6 @@ if TYPE_CHECKING:
 
 VERSION = 1
 """Goes up whenever the same source would give other files."""
-MANIFEST = "manifest.json"
 PIECE = 1 << 26
 """Bytes of a tensor in memory at a time."""
 _SYNC_EVERY = 1 << 30
@@ -87,6 +96,8 @@ def stored_model(
     else:
         source = find_folder(settings, plan.source)
         validate_folder(source, plan.source, task)
+        if is_job(plan.source):
+            delivered(RunDir(source.parent), journal.progress)
         before = _state_of(source, plan.source)
         content = {name: fingerprint(source / name, journal.progress) for name in before}
         folder = settings.models / _hash(["folder", VERSION, content, *facts])
@@ -151,13 +162,6 @@ def convert(
     seal(target, name, {SINGLE: weights}, new=sorted(new), underflow=rounding.underflow)
 
 
-class SealedFile(TypedDict):
-    """What a manifest says of a file."""
-
-    bytes: int
-    sha256: str
-
-
 def new_tensors(folder: Path) -> tuple[str, ...]:
     """Names of the tensors in a folder of the store that the model it was made from does not have."""
     return tuple(json.loads((folder / MANIFEST).read_bytes()).get("new", ()))
@@ -179,13 +183,9 @@ def seal(
 ) -> None:
     """Write the manifest of all files in `folder`: bytes and sha256, computed unless `known`; of `new` tensors, and of
     those with weights that became 0."""
-    files = {
-        file.name: known.get(file.name) or {"bytes": file.stat().st_size, "sha256": fingerprint(file, lambda: None)}
-        for file in sorted(folder.iterdir())
-    }
-    manifest = {"version": VERSION, "source": source, "files": files} | ({"new": list(new)} if new else {})
-    manifest |= {"underflow": dict(underflow)} if underflow else {}
-    write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    facts: dict[str, object] = {"new": list(new)} if new else {}
+    facts |= {"underflow": dict(underflow)} if underflow else {}
+    write_manifest(folder, describe(folder, known), version=VERSION, source=source, **facts)
 
 
 def check_files(folder: Path, progress: Callable[[], object], *, weights: bool) -> None:
@@ -193,8 +193,9 @@ def check_files(folder: Path, progress: Callable[[], object], *, weights: bool) 
 
     Without `weights` those are only looked for, not read. `progress` is called at every 8 MiB.
     """
+    files: Mapping[str, SealedFile | None]
     try:
-        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        files = read_manifest(folder)
     except (OSError, ValueError, KeyError, TypeError):
         files = {CONFIG: None, SINGLE: None}  # what every model has
     for name, entry in files.items():
@@ -214,7 +215,7 @@ def damage(
     Sizes and headers; if `thorough`, every byte (`progress` is called meanwhile).
     """
     try:
-        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        files = read_manifest(folder)
         for name, entry in files.items():
             if (size := (folder / name).stat().st_size) != entry["bytes"]:
                 return f"{name} has {size} bytes, not {entry['bytes']}"

@@ -21,6 +21,7 @@ from jobs.errors import BaseChanged
 from worker.training.adapters.full import Full
 from worker.training.adapters.method import BaseModel, Method
 from worker.training.machine.usage import process_bytes
+from worker.training.models.manifest import README, SealedFile, describe, write_manifest
 from worker.training.models.model_files import CONFIG, GENERATION_CONFIG, SMALL, read_config, validate_folder
 from worker.training.network import guards
 from worker.training.tasks.task import Config, Flops, Task
@@ -160,16 +161,17 @@ def load(
 def write_model(
     loaded: LoadedModel,
     target: Path,
-    parts: Mapping[str, tuple[Method, Callable[[Path], object]]],
+    parts: Mapping[str, tuple[Method, Callable[[Path], SealedFile]]],
     *,
     base: BaseModel,
     generation: Mapping[str, object] | None,
     readme: str,
 ) -> None:
-    """Make the folder `target`: weights, config, tokenizer, generation_config.json, README.md; complete, then renamed.
+    """Make the folder `target`: weights, config, tokenizer, generation_config.json, README.md, and manifest.json, which
+    says what the others were; complete, then renamed.
 
     `parts`: by folder within it (`.` first), the method that says what weights and config are there, and what writes
-    the safetensors file that it is given the name of (from the model, or from a checkpoint).
+    the safetensors file that it is given the name of (from the model, or from a checkpoint), and knows what is in it.
     """
     temporary = target.with_name(f"tmp-{target.name}")
     old = target.with_name(f"tmp-old-{target.name}")
@@ -177,10 +179,11 @@ def write_model(
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
     layout = loaded.task.layout(loaded.config)
+    weights: dict[str, SealedFile] = {}
     for part, (method, write_weights) in parts.items():
         folder = temporary / part
         folder.mkdir(exist_ok=True)
-        write_weights(folder / method.weights_file)
+        weights[(Path(part) / method.weights_file).as_posix()] = write_weights(folder / method.weights_file)
         for name, content in method.configs(loaded.model, loaded.config, layout, base).items():
             write_synced(folder / name, json.dumps(content, indent=2, sort_keys=True).encode() + b"\n")
     for name in SMALL:
@@ -188,7 +191,8 @@ def write_model(
             shutil.copyfile(loaded.folder / name, temporary / name)
     if generation is not None:
         write_synced(temporary / GENERATION_CONFIG, json.dumps(generation, indent=2, sort_keys=True).encode() + b"\n")
-    write_synced(temporary / "README.md", readme.encode())
+    write_synced(temporary / README, readme.encode())
+    write_manifest(temporary, describe(temporary, weights))
     if target.exists():
         os.rename(target, old)
     os.rename(temporary, target)
