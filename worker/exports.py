@@ -34,6 +34,10 @@ class ProcessHandler:
         """The name of the file that the process speaks through, and its arguments."""
         raise NotImplementedError
 
+    def environment(self) -> dict[str, str]:
+        """Of its process: without secrets."""
+        return {**self._settings.trainer_environment, PARENT_PID: str(os.getpid())}
+
     def answer(self, request: Request, answer: AnswerWriter) -> None:
         """See `RequestHandler`. Raises NotFound, RequestFailed."""
         run = RunDir(self._settings.runs / request.job)
@@ -49,7 +53,7 @@ class ProcessHandler:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**self._settings.trainer_environment, PARENT_PID: str(os.getpid())},
+                env=self.environment(),
             )
         try:
             self._follow(process, run, name, answer)
@@ -107,6 +111,10 @@ class PushHandler(ProcessHandler):
     """An upload to the hub. The token is in the environment of its process, and in nothing that is written or said."""
 
     kind = "push"
+
+    def environment(self) -> dict[str, str]:
+        """With the token."""
+        return {**super().environment(), **self._settings.hub_tokens}
 
     def command(self, request: Request, run: RunDir) -> tuple[str, Sequence[str]]:
         """See `ProcessHandler`."""

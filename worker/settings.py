@@ -37,7 +37,9 @@ class WorkerSettings:
     log: str = "text"
     """Form of the log: text or json."""
     trainer_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What trainers inherit: the environment without secrets other than the hub's."""
+    """What processes of `worker.training` inherit: the environment without secrets."""
+    hub_tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What those that reach the hub are given beside it: check, prepare and push."""
 
     @property
     def masked_redis_url(self) -> str:
@@ -71,7 +73,7 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
         name: Path(environ.get(f"LONGHAUL_{name.upper()}") or name).resolve()
         for name in ("runs", "data", "uploads", "prepared", "models")
     }
-    clean = minimal_environment(environ, HUB)
+    clean = minimal_environment(environ, ())
     clean |= {f"LONGHAUL_{name.upper()}": os.fspath(path) for name, path in places.items()}
     return WorkerSettings(
         redis_url=redis_url,
@@ -89,6 +91,7 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
         generate_idle_s=_seconds(environ.get("LONGHAUL_GENERATE_IDLE_S") or "600"),
         log=log_format(environ.get("LONGHAUL_LOG") or "text"),
         trainer_environment=clean | {"LONGHAUL_DEVICE": device},
+        hub_tokens={name: environ[name] for name in HUB if name in environ},
         **places,
     )
 

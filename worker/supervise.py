@@ -37,7 +37,6 @@ from jobs.gpus import GPU, GpuFacts
 from jobs.heartbeat import Gpu
 from jobs.memory_plan import TEST_LIMIT
 from jobs.process.logs import JOB
-from jobs.process.secrets import HUB, minimal_environment
 from jobs.reasons import Reason
 from jobs.record import JobRecord
 from jobs.redis.queue import Tickets
@@ -283,14 +282,13 @@ def stage_outcome(run: RunDir, record: JobRecord, stage: Stage, end: Finished) -
 
 def trainer_environment(settings: WorkerSettings, stage: Stage, run: RunDir) -> dict[str, str]:
     """No secret reaches a trainer; check and prepare get the hub's."""
-    environment = minimal_environment(settings.trainer_environment, () if stage is Stage.TRAIN else HUB)
-    environment["PYTHONUNBUFFERED"] = "1"
+    environment = {**settings.trainer_environment, "PYTHONUNBUFFERED": "1"}
     if stage is Stage.TRAIN:
         environment["HF_HUB_OFFLINE"] = "1"
         if settings.device == "cpu" and (TEST_LIMIT in environment or has_budget(run)):
             environment |= UNDER_A_LIMIT
     else:
-        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment |= {**settings.hub_tokens, "CUDA_VISIBLE_DEVICES": ""}
     return environment
 
 

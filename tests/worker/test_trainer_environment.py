@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from jobs.disk.rundir import RunDir, create
 from jobs.events import JobSubmitted
+from jobs.redis.requests import Request
 from jobs.spec import parse_spec
 from jobs.state import Stage
+from worker import generation
+from worker.child import ChildGone
+from worker.exports import ExportHandler, PushHandler
 from worker.settings import from_environment
 from worker.supervise import UNDER_A_LIMIT, trainer_environment
 
@@ -42,6 +46,29 @@ def test_only_check_and_prepare_may_use_the_hub_and_only_training_the_gpu(tmp_pa
     )  # fmt: skip
     assert (checking["HF_TOKEN"], checking["CUDA_VISIBLE_DEVICES"]) == ("s3cr3t", "")
     assert training["PYTHONUNBUFFERED"] == checking["PYTHONUNBUFFERED"] == "1"
+
+
+def test_of_what_is_done_with_a_finished_model_only_an_upload_gets_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job-1").mkdir()
+    (tmp_path / "job-1" / "spec.json").write_text("{}")
+    settings = from_environment({"LONGHAUL_DEVICE": "cpu", "LONGHAUL_RUNS": str(tmp_path), "HF_TOKEN": "s3cr3t"})
+    assert "HF_TOKEN" not in ExportHandler(settings).environment()
+    assert PushHandler(settings).environment()["HF_TOKEN"] == "s3cr3t"
+    found: list[dict[str, str]] = []
+
+    def started(_: object, environment: dict[str, str]) -> None:
+        found.append(environment)
+        raise ChildGone("it was only to be started")
+
+    monkeypatch.setattr(generation, "JsonChild", started)
+    with pytest.raises(ChildGone):
+        generation.GenerationHandler(settings).answer(
+            Request(id="a", kind="generate", job="job-1", payload={}), cast("Any", None)
+        )
+    assert "LONGHAUL_DEVICE" in found[0] and "s3cr3t" not in found[0].values()
+    assert "s3cr3t" not in repr(settings)
 
 
 def test_memory_is_given_back_only_where_there_is_a_limit_on_a_cpu(tmp_path: Path) -> None:
