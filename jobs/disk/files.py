@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import logging
 import os
+import shutil
 import stat
 import uuid
 import zlib
@@ -20,6 +22,8 @@ log = logging.getLogger("longhaul.files")
 
 NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL})
 """There is no file of this name, or it is something else."""
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+"""Of Linux's renameat2, which Python does not have."""
 
 
 def regular(path: str, flags: int) -> int:
@@ -159,6 +163,49 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def replace_folder(made: Path, target: Path) -> None:
+    """Give a complete folder its name. At every instant the name has what was there, or what is there now.
+
+    `made` is on the same file system, and gone afterwards. Where that cannot exchange two names (NFS, for one), the old
+    folder loses its name first: after a kill in between `restore_folder` gives it back.
+    """
+    restore_folder(target)
+    sync_folder(made)
+    old = _displaced(target)
+    if not target.exists():
+        os.rename(made, target)
+    elif _exchange(made, target):
+        old = made
+    else:
+        os.rename(target, old)
+        os.rename(made, target)
+    sync_folder(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore_folder(target: Path) -> None:
+    """Give a folder its name back that it lost in a `replace_folder` which was killed."""
+    if (old := _displaced(target)).exists() and not target.exists():
+        os.rename(old, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _displaced(target: Path) -> Path:
+    return target.with_name(f"tmp-old-{target.name}")
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; False: this file system, or this kernel, cannot."""
+    renamed = ctypes.CDLL(None, use_errno=True).renameat2(
+        _AT_FDCWD, os.fsencode(one.absolute()), _AT_FDCWD, os.fsencode(other.absolute()), _RENAME_EXCHANGE
+    )
+    if renamed == 0:
+        return True
+    if (error := ctypes.get_errno()) in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(error, os.strerror(error), str(other))
 
 
 def write_synced(file: Path, content: bytes) -> None:

@@ -6,9 +6,7 @@ the same or the export is refused. `exports/FORMAT/` is complete and verified, o
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 import shutil
 import time
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from jobs.disk.files import sync_folder, write_synced
+from jobs.disk.files import replace_folder, restore_folder, write_synced
 from jobs.disk.rundir import RunDir
 from jobs.errors import DeviceBusy, DiskFull, NotPrepared, Rejected
 from jobs.export import DTYPES, EXPORTS, REPORT, ExportedFile, ExportFormat, ExportReport, Verification
@@ -43,7 +41,7 @@ from worker.training.journal import Journal
 from worker.training.machine.locks import try_lock
 from worker.training.machine.usage import Cache
 from worker.training.merge_check import check_merged
-from worker.training.models.manifest import MANIFEST, README, delivered
+from worker.training.models.manifest import MANIFEST, README, delivered, describe
 from worker.training.models.model_files import GENERATION_CONFIG, SINGLE, SMALL
 from worker.training.network.model import LoadedModel, write_model
 from worker.training.readme import base_model, exported
@@ -108,6 +106,7 @@ def export(run: RunDir, journal: Journal, format: ExportFormat, dtype: str | Non
         raise DeviceBusy(f"{format} of job {run.id} is being made already", hint="wait for it")
     temporary = folder / f"tmp-{format}"
     with lock:
+        restore_folder(folder / format)
         shutil.rmtree(temporary, ignore_errors=True)
         try:
             return _made(run, journal, format, dtype, temporary)
@@ -179,10 +178,10 @@ def _made(run: RunDir, journal: Journal, format: ExportFormat, dtype: str | None
         made_at=time.time(),
         versions={"longhaul": VERSION, "torch": version("torch")} | {name: version(name) for name in made.packages},
         verification=verification,
-        files=[described(file, target, journal) for file in sorted(target.rglob("*")) if file.is_file()],
+        files=[ExportedFile(name=name, **each) for name, each in describe(target, progress=journal.progress).items()],
     )
     write_synced(target / REPORT, report.model_dump_json(indent=1).encode() + b"\n")
-    put_in_place(target, temporary.parent / format)
+    replace_folder(target, temporary.parent / format)
     log.info("exported to %s: %s", format, sentence(verification, asked))
     return report
 
@@ -294,24 +293,3 @@ def sentence(found: Verification, dtype: str) -> str:
         f"trained model, up to {found.difference:.2g} nats on average and {found.worst:.2g} at most{rounded}; weights: "
         f"{dtype}; computed with: {found.computed_in}"
     )
-
-
-def described(file: Path, folder: Path, journal: Journal) -> ExportedFile:
-    """Its size and sha256; it is on disk."""
-    with open(file, "rb") as handle:
-        digest = hashlib.file_digest(handle, "sha256").hexdigest()
-        os.fsync(handle.fileno())
-    journal.progress()
-    return ExportedFile(name=str(file.relative_to(folder)), bytes=file.stat().st_size, sha256=digest)
-
-
-def put_in_place(made: Path, target: Path) -> None:
-    """Rename, over what was there."""
-    old = target.with_name(f"tmp-old-{target.name}")
-    shutil.rmtree(old, ignore_errors=True)
-    sync_folder(made)
-    if target.exists():
-        os.rename(target, old)
-    os.rename(made, target)
-    sync_folder(target.parent)
-    shutil.rmtree(old, ignore_errors=True)

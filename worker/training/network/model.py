@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import threading
 import time
@@ -16,7 +15,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from jobs.disk.files import write_synced
+from jobs.disk.files import replace_folder, write_synced
 from jobs.errors import BaseChanged
 from worker.training.adapters.full import Full
 from worker.training.adapters.method import BaseModel, Method
@@ -174,9 +173,7 @@ def write_model(
     the safetensors file that it is given the name of (from the model, or from a checkpoint), and knows what is in it.
     """
     temporary = target.with_name(f"tmp-{target.name}")
-    old = target.with_name(f"tmp-old-{target.name}")
-    for leftover in (temporary, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     layout = loaded.task.layout(loaded.config)
     weights: dict[str, SealedFile] = {}
@@ -193,10 +190,7 @@ def write_model(
         write_synced(temporary / GENERATION_CONFIG, json.dumps(generation, indent=2, sort_keys=True).encode() + b"\n")
     write_synced(temporary / README, readme.encode())
     write_manifest(temporary, describe(temporary, weights))
-    if target.exists():
-        os.rename(target, old)
-    os.rename(temporary, target)
-    shutil.rmtree(old, ignore_errors=True)
+    replace_folder(temporary, target)
 
 
 # -- measuring -----------------------------------------------------------------------------------------------
