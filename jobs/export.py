@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from jobs.frozen import Frozen
 from jobs.spec import Part
@@ -27,16 +28,32 @@ class ExportFormat(StrEnum):
     GGUF = "gguf"
 
 
-DTYPES: dict[ExportFormat, tuple[str, ...]] = {
-    ExportFormat.MERGED: ("bfloat16", "float16", "float32"),
-    ExportFormat.ADAPTER: (),
+DType = Literal["bfloat16", "float16", "float32", "int8", "bf16", "f32", "q8_0"]
+DTYPES: dict[ExportFormat, tuple[DType, ...]] = {
     ExportFormat.CTRANSLATE2: ("bfloat16", "float32", "int8"),
     ExportFormat.GGUF: ("bf16", "f32", "q8_0"),
 }
-"""By format, the types in which its weights can be written; of adapters only their own."""
+"""By format, the types in which it has any model's weights."""
 
 
-DType = Literal["bfloat16", "float16", "float32", "int8", "bf16", "f32", "q8_0"]
+def dtypes_of(format: ExportFormat, dtype: str) -> tuple[str, ...]:
+    """The types in which a format can have the weights of a model of this type; none: as they were trained."""
+    match format:
+        case ExportFormat.MERGED:
+            return tuple(dict.fromkeys((dtype, "float32")))
+        case ExportFormat.ADAPTER:
+            return ()
+        case _:
+            return DTYPES[format]
+
+
+def wrong_dtype(format: ExportFormat, dtype: str, asked: str | None) -> str | None:
+    """Why a model of this type cannot be written so; None: it can."""
+    known = dtypes_of(format, dtype)
+    if asked is None or asked in known:
+        return None
+    written = f"is written in {' or '.join(known)}" if known else "has the adapters as they were trained"
+    return f"{format} of this model {written}, not in {asked}"
 
 
 class ExportRequest(Part):
@@ -45,20 +62,31 @@ class ExportRequest(Part):
     format: Annotated[ExportFormat, Field(strict=False)]
     """`merged` (the model with its LoRA adapters in it), `adapter`, `ctranslate2` or `gguf`."""
     dtype: DType | None = None
-    """Of the weights; null: that of the model, where the format has it."""
+    """Of the weights; null: that of the model, where the format has it. `merged` has that of the model and `float32`,
+    `ctranslate2` has `bfloat16`, `float32` and `int8`, `gguf` has `bf16`, `f32` and `q8_0`."""
 
 
 class PushRequest(Part):
     """What is uploaded to the hub."""
 
     repository: Annotated[str, Field(pattern=REPOSITORY, max_length=96)]
-    """`org/name`."""
+    """`organisation/name`; the organisation may be a user."""
     license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")]
     """Of the model, as the hub names it: `apache-2.0`, `mit`, `cc-by-4.0`, `other`."""
     public: bool = False
     """Whether a repository that is made is public; one that exists stays as it is."""
     export: Annotated[ExportFormat, Field(strict=False)] | None = None
     """This export, in place of `model/`."""
+
+    @field_validator("repository", mode="before")
+    @classmethod
+    def _in_words(cls, given: object) -> object:
+        """Before the regular expression, which tells people less."""
+        if isinstance(given, str) and re.fullmatch(REPOSITORY, given) is None:
+            raise ValueError(
+                "must be organisation/name, as the hub has it, such as acme/recipes: letters, digits, dots, _ and -"
+            )
+        return given
 
 
 class ExportedFile(Frozen):

@@ -29,8 +29,12 @@ def add(commands: Commands) -> None:
     )
     export.add_argument("id", metavar="ID")
     export.add_argument("--to", required=True, choices=formats, metavar="FORMAT", help=", ".join(formats))
-    of_format = "; ".join(f"{format}: {', '.join(dtypes)}" for format, dtypes in DTYPES.items() if dtypes)
-    export.add_argument("--dtype", metavar="TYPE", help=f"of the weights (default: that of the model): {of_format}")
+    of_format = "; ".join(f"{format}: {', '.join(dtypes)}" for format, dtypes in DTYPES.items())
+    export.add_argument(
+        "--dtype",
+        metavar="TYPE",
+        help=f"of the weights (default: that of the model): {of_format}; merged: that of the model, float32",
+    )
     export.add_argument("--dir", type=Path, metavar="DIR", help="target folder (default: the id of the job)")
     export.add_argument("--no-download", action="store_true", help="leave it on the server")
     push = commands.add("push", _push, "upload the model, with a model card, to the hub", shown="ID ORG/NAME")
@@ -46,7 +50,16 @@ def _export(call: Call) -> int:
     with call.connect() as api:
         job = given.id
         asked = api.export(job, given.to, dtype=given.dtype)
-        made = _awaited(call, asked, lambda: next(each for each in api.exports(job) if each["format"] == given.to))
+        if (old := asked["report"]) is not None:
+            call.note(
+                f"replaces {asked['path']} (in {old['dtype']}) once it is verified: one export of a format is kept"
+            )
+        made = _awaited(
+            call,
+            asked,
+            lambda: next(each for each in api.exports(job) if each["format"] == given.to),
+            f"until it is made the same command follows it; then: longhaul download {job} exports/{given.to}",
+        )
         if made["status"] != "done":
             return _failed(call, made, f"export to {given.to}")
         folder = given.dir if given.dir is not None else Path(job)
@@ -76,22 +89,26 @@ def _push(call: Call) -> int:
     with call.connect() as api:
         job = given.id
         asked = api.push(job, given.repository, license=given.license, public=given.public, export=given.export)
-        pushed = _awaited(call, asked, lambda: api.pushed(job))
+        pushed = _awaited(call, asked, lambda: api.pushed(job), "the same command follows it")
         if pushed["status"] != "done":
             return _failed(call, pushed, f"upload to {given.repository}")
     return call.answer(pushed, lambda: call.say(f"uploaded to {pushed['repository']}"))
 
 
-def _awaited(call: Call, work: Work, look: Callable[[], Work]) -> Work:
-    """What became of it. Each new state is a line beside the answer."""
+def _awaited(call: Call, work: Work, look: Callable[[], Work], later: str) -> Work:
+    """What became of it. Each new state is a line beside the answer. `later`: how somebody who leaves finds it."""
     told = ""
-    while work["status"] in ("queued", "running"):
-        now = _state(work)
-        if now != told:
-            call.note(now)
-            told = now
-        time.sleep(LOOK_S)
-        work = look()
+    try:
+        while work["status"] in ("queued", "running"):
+            now = _state(work)
+            if now != told:
+                call.note(now)
+                told = now
+            time.sleep(LOOK_S)
+            work = look()
+    except KeyboardInterrupt:
+        call.note(f"the server goes on with it; {later}")
+        raise
     return work
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, Damaged, NotFound, WorkerMissing
 from jobs.events import Fault
-from jobs.export import DTYPES, EXPORTS, REPORT, ExportFormat, ExportReport, ExportRequest, PushRequest
+from jobs.export import EXPORTS, REPORT, ExportFormat, ExportReport, ExportRequest, PushRequest, wrong_dtype
 from jobs.redis.requests import Requests, Standing, role_of
 from jobs.spec import FullMethod
 from jobs.state import Status
@@ -49,10 +49,9 @@ class Exports:
     def make(self, job: str, body: object, client: str) -> Export:
         """An ExportRequest: have it made, unless it is being made. What is there is replaced by what is verified."""
         asked = _parsed(body, ExportRequest, "the keys are `format` and `dtype`")
-        run, known = self._finished(job), DTYPES[asked.format]
-        if asked.dtype is not None and asked.dtype not in known:
-            why = f"is written in {', '.join(known)}" if known else "has the adapters as they were trained"
-            raise Conflict(f"{asked.format} {why}, not in {asked.dtype}")
+        run = self._finished(job)
+        if (why := wrong_dtype(asked.format, run.plan().resolved.dtype, asked.dtype)) is not None:
+            raise Conflict(why)
         self._ask("export", _id(job, asked.format), run, asked.model_dump(mode="json"), client)
         return self._export(run, asked.format) or _shown(asked.format, Work("queued"), None)
 
@@ -107,6 +106,8 @@ class Exports:
         self._actions.store.workers.require(role_of(kind))
         standing, _ = self._requests.standing(id)
         if standing in (Standing.WAITING, Standing.TAKEN):
+            if (other := self._requests.payload(id)) is not None and other != payload:
+                raise Conflict(f"job {run.id} is at {_words(kind, other)}: ask again when that is over")
             return
         self._requests.give_up(id)
         self._requests.submit(kind, run.id, payload, client=client, patience_s=PATIENCE_S, id=id)
@@ -158,6 +159,13 @@ def _parsed(body: object, kind: type[Asked], keys: str) -> Asked:
 def _id(job: str, what: str) -> str:
     """Of the one request there can be."""
     return f"{job}.{what}"
+
+
+def _words(kind: str, payload: Mapping[str, object]) -> str:
+    """What is under way."""
+    if kind == "push":
+        return f"an upload to {payload['repository']}"
+    return f"an export to {payload['format']} in {payload['dtype'] or 'its default type'}"
 
 
 def _report(run: RunDir, format: ExportFormat) -> ExportReport | None:

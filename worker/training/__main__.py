@@ -20,10 +20,11 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import DiskFull, LonghaulError, Rejected, StageError
-from jobs.export import DTYPES, ExportFormat, PushRequest
+from jobs.export import DType, ExportFormat, PushRequest
 from jobs.process.lifeline import PARENT_PID, tie_to_parent
 from jobs.process.secrets import HUB
 from jobs.reasons import Reason
@@ -199,8 +200,7 @@ def export(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m worker.training export", description=export.__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("format", type=ExportFormat, choices=list(ExportFormat), metavar="FORMAT")
-    known = sorted({dtype for dtypes in DTYPES.values() for dtype in dtypes})
-    parser.add_argument("--dtype", choices=known, help="of the weights; left out: that of the model")
+    parser.add_argument("--dtype", choices=get_args(DType), help="of the weights; left out: that of the model")
     arguments = parser.parse_args(argv)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the GPU is for what trains
     set_library_switches("train")

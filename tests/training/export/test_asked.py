@@ -74,6 +74,10 @@ def command(service: Service, *arguments: str, monkeypatch: pytest.MonkeyPatch) 
     return int(ended.value.code or 0)
 
 
+def interrupt(_: float) -> None:
+    raise KeyboardInterrupt
+
+
 def test_an_export_is_waited_for_downloaded_and_opens(
     service: Service, run: RunDir, at_work: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -88,6 +92,16 @@ def test_an_export_is_waited_for_downloaded_and_opens(
     assert alone["status"] == "queued" and alone["error"] is not None and alone["error"]["code"] == "no_worker"
     assert "waits for a worker" in service.get(f"/jobs/{run.id}?tab=files", headers={"Accept": "text/html"}).text
     service.store.workers.report(heartbeat("generate-box", stage="generate"))
+    with pytest.raises(ApiError, match="is at an export to ctranslate2 in its default type: ask again"):
+        api.export(run.id, "ctranslate2", dtype="int8")
+    with monkeypatch.context() as patched:
+        patched.setattr("longhaul.commands.exports.time.sleep", interrupt)
+        assert command(service, "export", run.id, "--to", "ctranslate2", monkeypatch=monkeypatch) == 130
+    left = capsys.readouterr().err
+    assert (
+        f"the server goes on with it; until it is made the same command follows it; then: longhaul download {run.id}"
+        in left
+    )
     at_work(ExportHandler)
     to = ["--to", "ctranslate2", "--dir", str(tmp_path / "mine")]
     assert command(service, "export", run.id, *to, monkeypatch=monkeypatch) == 0
@@ -99,6 +113,11 @@ def test_an_export_is_waited_for_downloaded_and_opens(
     folder = tmp_path / "mine" / "exports" / "ctranslate2"
     assert {file.name for file in folder.iterdir()} == names
     assert ctranslate2.Translator(str(folder)).translate_batch([["w3", "</s>"]])
+    as_int8 = ("export", run.id, *to, "--dtype", "int8")
+    assert command(service, *as_int8, monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr()
+    assert "replaces exports/ctranslate2 (in bfloat16) once it is verified" in said.err
+    assert "ctranslate2 (int8)" in said.out and [each["format"] for each in api.exports(run.id)] == ["ctranslate2"]
     assert command(service, "export", run.id, "--to", "gguf", monkeypatch=monkeypatch) == 1
     assert "export_unsupported" in capsys.readouterr().err
     shown = service.get(f"/jobs/{run.id}?tab=files", headers={"Accept": "text/html"}).text
@@ -115,7 +134,7 @@ def test_what_cannot_be_asked_for(service: Service, run: RunDir, make_run: MakeR
     for refused, code in (
         (lambda: api.export(run.id, "onnx"), "invalid_value"),
         (lambda: api.export(run.id, "gguf", dtype="int8"), "conflict"),
-        (lambda: api.push(run.id, "no-slash", license="mit"), "invalid_value"),
+        (lambda: api.export(run.id, "merged", dtype="float16"), "conflict"),
         (lambda: api.push(run.id, "cooks/tuned", license="mit", export="gguf"), "conflict"),
         (lambda: api.export("job-none", "gguf"), "not_found"),
         (lambda: api.pushed(run.id), "no_push"),
@@ -123,6 +142,14 @@ def test_what_cannot_be_asked_for(service: Service, run: RunDir, make_run: MakeR
         with pytest.raises(ApiError) as caught:
             refused()
         assert caught.value.code == code
+    with pytest.raises(ApiError, match=r"repository: must be organisation/name, .* such as acme/recipes") as caught:
+        api.push(run.id, "no-slash", license="mit")
+    assert caught.value.code == "invalid_value" and "[A-Za-z" not in str(caught.value)
+    with pytest.raises(ApiError, match="merged of this model is written in bfloat16 or float32, not in float16"):
+        api.export(run.id, "merged", dtype="float16")
+    api.push(run.id, "cooks/tuned", license="mit")
+    with pytest.raises(ApiError, match="is at an upload to cooks/tuned: ask again when that is over"):
+        api.push(run.id, "cooks/other", license="mit")
     open_run = make_run("job-open", **SHORT)
     service.store.append(open_run, STATES["queued"])
     with pytest.raises(ApiError, match="it has a model once it has succeeded"):

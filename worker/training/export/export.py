@@ -19,7 +19,7 @@ import torch
 from jobs.disk.files import replace_folder, restore_folder, write_synced
 from jobs.disk.rundir import RunDir
 from jobs.errors import DeviceBusy, DiskFull, NotPrepared, Rejected
-from jobs.export import DTYPES, EXPORTS, REPORT, ExportedFile, ExportFormat, ExportReport, Verification
+from jobs.export import EXPORTS, REPORT, ExportedFile, ExportFormat, ExportReport, Verification, dtypes_of, wrong_dtype
 from jobs.plan import Plan
 from jobs.spec import FullMethod, JobSpec
 from jobs.text.units import bytes_alike
@@ -119,7 +119,7 @@ def _made(run: RunDir, journal: Journal, format: ExportFormat, dtype: str | None
     subject = Subject.of(run, journal)
     asked = dtype or default_dtype(format, subject.plan.resolved.dtype)
     with_adapters = subject.adapters is not None and (format is ExportFormat.ADAPTER or not subject.merged)
-    check_asked(subject, format, asked)
+    check_asked(subject, format, dtype)
     loaded = subject.opened(unmerged=format is ExportFormat.ADAPTER)
     made = format_of(format, subject, loaded)
     made.check(loaded.config, subject.plan.task)
@@ -194,10 +194,10 @@ def default_dtype(format: ExportFormat, dtype: str) -> str:
         case ExportFormat.GGUF:
             return "bf16" if dtype == "bfloat16" else "f32"
         case _:
-            return dtype if dtype in DTYPES[format] else "float32"
+            return dtype if dtype in dtypes_of(format, dtype) else "float32"
 
 
-def check_asked(subject: Subject, format: ExportFormat, dtype: str) -> None:
+def check_asked(subject: Subject, format: ExportFormat, dtype: str | None) -> None:
     """Raises Rejected (`no_adapter`, `nothing_to_merge`, `export_unsupported`)."""
     job = subject.run.id
     if format is ExportFormat.ADAPTER and subject.adapters is None:
@@ -208,14 +208,8 @@ def check_asked(subject: Subject, format: ExportFormat, dtype: str) -> None:
         raise Rejected(
             f"model/ of job {job} is the whole model already", code="nothing_to_merge", hint=f"longhaul download {job}"
         )
-    own = subject.plan.resolved.dtype
-    allowed = (own, "float32") if format is ExportFormat.MERGED else DTYPES[format] or (AS_TRAINED,)
-    if dtype not in allowed:
-        raise Rejected(
-            f"{format} of this model is written in {' or '.join(allowed)}, not in {dtype}",
-            code="export_unsupported",
-            hint="leave the type out, or name one of these",
-        )
+    if (why := wrong_dtype(format, subject.plan.resolved.dtype, dtype)) is not None:
+        raise Rejected(why, code="export_unsupported", hint="leave the type out, or name one of these")
 
 
 def format_of(format: ExportFormat, subject: Subject, loaded: LoadedModel) -> Format:
