@@ -164,6 +164,29 @@ def test_other_families_in_gguf(workplace: Workplace, family: str) -> None:
     assert found.limit == (gguf_file.GELU_TABLE if family == "gemma" else EXACT)
 
 
+def test_a_chat_model_whose_tokenizer_cuts_otherwise_than_its_file_says(workplace: Workplace) -> None:
+    def turns(number: int) -> list[dict[str, str]]:
+        question = {"role": "user", "content": f"What is {number} and {number}?"}
+        return [question, {"role": "assistant", "content": f"It's {2 * number}."}]
+
+    workplace.rows("rows.jsonl", [{"messages": turns(number)} for number in range(48)])
+    run = workplace.job(
+        model=builtin.NAME, data={"validation": 0.25}, training={"max_steps": 2, "batch_size": 8},
+        memory={"micro_batch": 4}, evaluation={"samples": 0},
+    )  # fmt: skip
+    workplace.prepare(run)
+    assert attempt(run) == 0
+    found = exported(run, GGUF, "f32").verification
+    assert found.limit == EXACT and found.tokenizer_texts == found.rows
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text"])
+def test_gguf_of_a_later_gemma_is_refused_with_the_reason(kind: str) -> None:
+    with pytest.raises(Rejected, match=f"Longhaul does not write the attention windows.* of {kind}") as caught:
+        gguf_file.Gguf().check({"model_type": kind}, "causal")
+    assert "convert_hf_to_gguf.py" in str(caught.value.hint)
+
+
 def test_rope_of_llama_3(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     rope = {
         "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -54,6 +54,12 @@ FAMILIES = {
     "gemma": Family("GEMMA", norm_offset=1.0, gelu=True),
     "phi3": Family("PHI3"),
 }
+_WINDOWS = "the attention windows, which alternate between layers,"
+NOT_WRITTEN = {
+    "gemma2": f"{_WINDOWS} and the caps on logits",
+    "gemma3_text": f"{_WINDOWS} and the two rotary bases",
+}
+"""Families that llama.cpp knows, and what of them is missing here."""
 
 
 class Gguf:
@@ -69,6 +75,8 @@ class Gguf:
     def check(self, config: Config, task: str) -> None:
         """See `Format`."""
         kind = config["model_type"]
+        if kind in NOT_WRITTEN:
+            raise unsupported("gguf", f"Longhaul does not write {NOT_WRITTEN[kind]} of {kind}", _HINT)
         if task != "causal" or kind not in FAMILIES:
             raise unsupported("gguf", f"{kind} is none of {', '.join(FAMILIES)}", _HINT)
         rope = rope_of(config)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer
 
-from worker.training.dataset.slow_tokenizers import FAST
 from worker.training.export.formats import unsupported
 
 if TYPE_CHECKING:
@@ -26,11 +25,16 @@ PATTERNS = {
 
 
 def write_tokenizer(writer: GGUFWriter, source: Path, vocabulary: int) -> None:
-    """Tokens, merges and special tokens of a `tokenizer.json`. Raises Rejected (`export_unsupported`)."""
+    """Tokens, merges and special tokens. Raises Rejected (`export_unsupported`).
+
+    They are those of the tokenizer that transformers makes of the folder: for some models (Qwen2, for one) it takes
+    tokens and merges of tokenizer.json, and has rules of its own by which a text is first cut.
+    """
     import gguf
 
-    content = json.loads((source / FAST).read_bytes())
-    model, tokenizer = content["model"], AutoTokenizer.from_pretrained(source, local_files_only=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = content["model"]
     if model["type"] != "BPE":
         raise unsupported("gguf", f"its tokenizer is {model['type']}, and GGUF is written for BPE", _HINT)
     tokens = [f"[PAD{number}]" for number in range(vocabulary)]
