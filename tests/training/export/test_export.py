@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir
@@ -22,6 +24,7 @@ from tests.training.adapters.test_adapter_runs import LORA
 from tests.training.attempts import attempt
 from tests.training.conftest import MakeRun
 from tests.training.tasks.causal.families import config_of, model_of
+from tests.training.tasks.seq2seq import families as encoder_decoders
 from tests.training.workplace import Workplace
 from worker.training.export import ctranslate2_folder, export, gguf_file, llama_cpp
 from worker.training.export.export import export as make
@@ -294,3 +297,35 @@ def test_by_hand_killed_in_the_middle_and_again(make_run: MakeRun) -> None:
     last = run.attempt_lines("export-adapter")[-1]
     assert refused.returncode == 77 and isinstance(last, Finished)
     assert last.error is not None and last.error.code == "no_adapter"
+
+
+@pytest.mark.parametrize("family", ["mt5", "bart"])
+def test_other_encoder_decoders_in_ctranslate2(workplace: Workplace, family: str) -> None:
+    folder, end = workplace.data / family, 1 if family == "mt5" else 2
+    specials = ["<pad>", "</s>", "<unk>"] if family == "mt5" else ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    words = [f"w{number}" for number in range(encoder_decoders.VOCABULARY - len(specials))]
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate([*specials, *words])}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", end)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        bos_token="<s>" if "<s>" in specials else None,
+    )
+    model = encoder_decoders.model_of(family, torch.bfloat16)
+    model.save_pretrained(folder)
+    fast.save_pretrained(folder)
+    config = encoder_decoders.config_of(family) | {"architectures": [type(model).__name__]}
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = [{"input": f"w{n} w{n + 1} w{n + 2}", "target": f"w{n + 2} w{n}"} for n in range(48)]
+    workplace.rows("rows.jsonl", rows)
+    run = workplace.job(
+        model=f"./{family}", data={"validation": 0.25, "max_input_tokens": 32, "max_target_tokens": 32},
+        training={"max_steps": 2, "batch_size": 8},
+        memory={"micro_batch": 4}, evaluation={"samples": 0},
+    )  # fmt: skip
+    workplace.prepare(run)
+    assert attempt(run) == 0
+    assert exported(run, CT2).verification.limit == EXACT

@@ -50,6 +50,8 @@ class CTranslate2:
             def load_model(self, model_class: Any, model_name_or_path: str, **more: Any) -> Any:
                 model = super().load_model(model_class, model_name_or_path, **more)
                 set_scale(model.config)
+                if model.config.model_type == "bart" and not hasattr(model.config, "normalize_before"):
+                    model.config.normalize_before = False  # it never is in transformers, whose configs no longer say so
                 progress()
                 return model
 
