@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,16 +17,12 @@ import torch
 
 from jobs.disk.files import replace_folder, restore_folder, write_synced
 from jobs.disk.rundir import RunDir
-from jobs.errors import DeviceBusy, DiskFull, NotPrepared, Rejected
+from jobs.errors import DeviceBusy, DiskFull, Rejected
 from jobs.export import EXPORTS, REPORT, ExportedFile, ExportFormat, ExportReport, Verification, dtypes_of, wrong_dtype
-from jobs.plan import Plan
-from jobs.spec import FullMethod, JobSpec
 from jobs.text.units import bytes_alike
 from jobs.version import VERSION
 from worker.training.adapters.merging import Merged, computed_merged
 from worker.training.adapters.wide import Widened
-from worker.training.checkpoints.tensorfile import write_tensors
-from worker.training.dataset.data import PreparedDataset
 from worker.training.export import ctranslate2_folder, gguf_file, opened
 from worker.training.export.formats import Format
 from worker.training.export.held_out import (
@@ -37,60 +32,19 @@ from worker.training.export.held_out import (
     held_out,
     log_probabilities,
 )
+from worker.training.export.subject import CPU, Subject, adapter_source, merged_source
 from worker.training.journal import Journal
 from worker.training.machine.locks import try_lock
 from worker.training.machine.usage import Cache
 from worker.training.merge_check import check_merged
-from worker.training.models.manifest import MANIFEST, README, delivered, describe
-from worker.training.models.model_files import GENERATION_CONFIG, SINGLE, SMALL
-from worker.training.network.model import LoadedModel, write_model
+from worker.training.models.manifest import README, describe
+from worker.training.network.model import LoadedModel
 from worker.training.readme import base_model, exported
-from worker.training.start import open_stores
-from worker.training.tasks.registry import task_of
-from worker.training.trained import adapters_of, load_delivered
 
 AS_TRAINED = "as trained"
-CPU = torch.device("cpu")
 _ROUNDED = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16"}
 """Types of weights that are written as torch rounds them, by its names; others are made from float32."""
 log = logging.getLogger("longhaul.trainer")
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A finished job, and what there is of its model."""
-
-    run: RunDir
-    spec: JobSpec
-    plan: Plan
-    data: PreparedDataset
-    base: Path
-    """The folder of the prepared model."""
-    adapters: Path | None
-    """Folder of the adapters that were trained; None: all weights were."""
-    merged: bool
-    """Whether model/ is the whole model."""
-
-    @classmethod
-    def of(cls, run: RunDir, journal: Journal) -> Subject:
-        """Raises Rejected (`no_model`, `model_damaged`, `not_prepared`)."""
-        delivered(run, journal.progress)
-        spec, plan = run.spec(), run.plan()
-        lora = not isinstance(spec.method, FullMethod)
-        try:
-            base, data = open_stores(run, plan, journal, weights=lora)
-        except NotPrepared as error:
-            raise Rejected(
-                f"{error}; without them nothing can be compared",
-                code="not_prepared",
-                hint=f"`longhaul clone {run.id}` prepares the same again; cancel the new job once it is prepared",
-            ) from error
-        merged = (run.model / SINGLE).exists()
-        return cls(run, spec, plan, data, base, adapters_of(run), merged)
-
-    def opened(self, *, unmerged: bool) -> LoadedModel:
-        """The trained model, loaded with the guards of training, and computed as transformers does."""
-        return load_delivered(self.run, task_of(self.spec, self.plan.task, self.plan.data), CPU, unmerged=unmerged)
 
 
 def export(run: RunDir, journal: Journal, format: ExportFormat, dtype: str | None) -> ExportReport:
@@ -229,32 +183,6 @@ def said(loaded: LoadedModel, task: str, rows: list[HeldOutRow], journal: Journa
     """By the trained model, in fp32."""
     with Widened(torch.float32):
         return log_probabilities(loaded.model, task, rows, journal.progress)
-
-
-def merged_source(subject: Subject, loaded: LoadedModel, folder: Path, dtype: torch.dtype, journal: Journal) -> Path:
-    """The whole model with its adapters merged, as a folder that `from_pretrained` opens."""
-    merged, file = Merged(dtype), subject.run.model / GENERATION_CONFIG
-    write_model(
-        loaded,
-        folder,
-        {".": (merged, lambda to: write_tensors(to, merged.weights(loaded.model), journal))},
-        base=base_model(subject.plan),
-        generation=None,
-        readme="",
-    )
-    if file.exists():
-        shutil.copyfile(file, folder / GENERATION_CONFIG)
-    return folder
-
-
-def adapter_source(subject: Subject, folder: Path) -> Path:
-    """The adapters with the tokenizer and what else is beside them."""
-    assert subject.adapters is not None
-    shutil.copytree(subject.adapters, folder, ignore=shutil.ignore_patterns(README, MANIFEST))
-    for name in SMALL[1:]:  # config.json only where the adapters have one
-        if (subject.run.model / name).exists():
-            shutil.copyfile(subject.run.model / name, folder / name)
-    return folder
 
 
 def check_room(run: RunDir, folder: Path, needed: int) -> None:
