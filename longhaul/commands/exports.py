@@ -107,7 +107,7 @@ def _awaited(call: Call, work: Work, look: Callable[[], Work], later: str) -> Wo
             time.sleep(LOOK_S)
             work = look()
     except KeyboardInterrupt:
-        call.note(f"the server goes on with it; {later}")
+        call.note(f"the server continues; {later}")
         raise
     return work
 

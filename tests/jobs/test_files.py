@@ -21,12 +21,12 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return made, target
 
 
-class Killed(Exception):
+class Sigkill(Exception):
     """Instead of SIGKILL."""
 
 
 def killed(*_: object) -> None:
-    raise Killed
+    raise Sigkill
 
 
 def test_the_name_is_exchanged_in_one_step(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_where_names_cannot_be_exchanged_a_kill_in_between_is_made_good(
         killed() if source == made else rename(source, to)
 
     monkeypatch.setattr(os, "rename", killed_at_the_second)
-    with pytest.raises(Killed):
+    with pytest.raises(Sigkill):
         replace_folder(made, target)
     assert not target.exists()
     restore_folder(target)

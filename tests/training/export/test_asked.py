@@ -99,8 +99,7 @@ def test_an_export_is_waited_for_downloaded_and_opens(
         assert command(service, "export", run.id, "--to", "ctranslate2", monkeypatch=monkeypatch) == 130
     left = capsys.readouterr().err
     assert (
-        f"the server goes on with it; until it is made the same command follows it; then: longhaul download {run.id}"
-        in left
+        f"the server continues; until it is made the same command follows it; then: longhaul download {run.id}" in left
     )
     at_work(ExportHandler)
     to = ["--to", "ctranslate2", "--dir", str(tmp_path / "mine")]
