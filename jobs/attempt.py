@@ -15,7 +15,7 @@ from jobs.frozen import Empty, Frozen
 from jobs.memory_plan import MemorySummary
 from jobs.plan import CheckSummary, StepLimit, TimeSummary
 from jobs.reasons import Reason
-from jobs.verdict import Verdict
+from jobs.verdict import ConfidenceInterval, Verdict
 
 log = logging.getLogger("longhaul.rundir")
 
@@ -71,6 +71,7 @@ class TrainResult(Frozen):
     chosen_by: str | None = None
     better_step: int | None = None
     metrics: dict[str, float] = {}  # noqa: RUF012 - pydantic copies it
+    intervals: dict[str, ConfidenceInterval] = {}  # noqa: RUF012
     verdict: Verdict | None = None
 
     @property

@@ -17,7 +17,7 @@ from jobs.memory_plan import MemorySummary
 from jobs.plan import CheckSummary, StepLimit, TimeSummary
 from jobs.reasons import Reason
 from jobs.state import Requested
-from jobs.verdict import BaseDifference, ConfidenceInterval, Verdict
+from jobs.verdict import BaseDifference, ConfidenceInterval, Verdict, measured
 
 
 class Fault(Frozen):
@@ -281,7 +281,8 @@ class EvaluationFinished(Fact):
     seconds: float
     """What it took."""
     best: bool
-    """Whether this is the best so far by `checkpoint.best`, or by the loss where that is null."""
+    """Whether this is the best so far by `checkpoint.best`, or by the loss where that is null; false where nothing is
+    trained."""
     samples: list[Sample] = Field([])
     """Texts generated."""
     metrics: dict[str, float] = Field({})
@@ -500,7 +501,8 @@ class JobSucceeded(Fact):
     loss: float | None
     """Validation loss of the model that was kept."""
     first_loss: float | None = None
-    """Validation loss before the first step, nats per target token (of a classifier: per row)."""
+    """Validation loss before the first step, nats per target token (of a classifier: per row); null: nothing was
+    trained."""
     chosen_by: str | None = None
     """The metric by which its checkpoint is the best. Null: it is the last step's, or an earlier version's."""
     better_step: int | None = None
@@ -508,6 +510,8 @@ class JobSucceeded(Fact):
     or it was damaged. Null: there is none."""
     metrics: dict[str, float] = Field({})
     """Other metrics of the model that was kept."""
+    intervals: dict[str, ConfidenceInterval] = Field({})
+    """Of `loss` and the metrics, by name: in which they lie with 95 % confidence; without those of too few rows."""
     reason: Reason = Reason.DONE
     """Why training ended: `done`, or `early_stopped`."""
     verdict: Verdict | None = None
@@ -515,6 +519,11 @@ class JobSucceeded(Fact):
     that this one resumes from, or by an earlier version."""
     seconds: float = 0.0
     """Time in attempts, all together."""
+
+    @property
+    def measured(self) -> dict[str, str]:
+        """The loss and the metrics by their words, for people, with intervals."""
+        return measured(self.loss, self.metrics, self.intervals)
 
     @property
     def chosen_text(self) -> str | None:

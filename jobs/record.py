@@ -43,7 +43,7 @@ from jobs.frozen import Empty
 from jobs.plan import CheckSummary, StepLimit
 from jobs.reasons import Reason
 from jobs.state import Requested, Stage, Status, transition
-from jobs.verdict import Verdict
+from jobs.verdict import ConfidenceInterval, Verdict
 
 
 class JobRecord(BaseModel):
@@ -119,6 +119,8 @@ class JobRecord(BaseModel):
     """The step that was better by it, and whose checkpoint is missing."""
     result_metrics: dict[str, float] = {}
     """Other metrics of the result."""
+    result_intervals: dict[str, ConfidenceInterval] = {}
+    """Of its loss and metrics, as far as they have one."""
     verdict: Verdict | None = None
     """Whether the result is better than the model before training."""
     error: Fault | None = None
@@ -193,7 +195,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             }
             if fact.reason is Reason.EARLY_STOPPED:
                 change |= {"steps": fact.step, "limited_by": "early_stopping"}
-        case EvaluationFinished():
+        case EvaluationFinished() if record.kind == "train":
             losses = [loss for loss in (record.best_loss, fact.loss) if loss is not None]
             change |= {"best_loss": min(losses)}
             if record.first_loss is None:
@@ -233,7 +235,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= _transition(record, Status.SUCCEEDED) | {"finished_at": event.at}
             change |= {"result_model": fact.model, "result_step": fact.step, "result_loss": fact.loss}
             change |= {"result_chosen_by": fact.chosen_by, "result_metrics": fact.metrics}
-            change |= {"result_better_step": fact.better_step, "verdict": fact.verdict}
+            change |= {"result_better_step": fact.better_step, "result_intervals": fact.intervals, "verdict": fact.verdict}
         case JobFailed():
             change |= _transition(record, Status.FAILED) | {"finished_at": event.at, "error": fact.error}
         case JobCancelled():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
-from jobs.evaluation_metrics import higher_is_better, metric_figure, metric_words
+from jobs.evaluation_metrics import EvaluationMetric, higher_is_better, metric_figure, metric_words
 from jobs.frozen import Frozen
 
 Outcome = Literal["better", "worse", "no_better", "not_compared"]
@@ -49,17 +50,34 @@ class Verdict(Frozen):
     ) -> Verdict:
         """By this metric."""
         outcome, remark = _judged(metric, against_base)
-        between = ""
-        if interval is not None:
-            between = f" ({metric_figure(metric, interval.low)} to {metric_figure(metric, interval.high)})"
         return cls(
             outcome=outcome,
             metric=metric,
             value=value,
             interval=interval,
             against_base=against_base,
-            text=f"{metric_words(metric)} {metric_figure(metric, value)}{between}, {remark}",
+            text=f"{metric_words(metric)} {measured_text(metric, value, interval)}, {remark}",
         )
+
+
+def measured(
+    loss: float | None, metrics: Mapping[str, float], intervals: Mapping[str, ConfidenceInterval]
+) -> dict[str, str]:
+    """The loss and the metrics by their words, for people: `{"chrF": "41.2 (38.9 to 43.6)"}`. Of each the interval,
+    where there is one."""
+    known = {} if loss is None else {EvaluationMetric.LOSS.value: loss}
+    return {
+        metric_words(name): measured_text(name, value, intervals.get(name))
+        for name, value in {**known, **metrics}.items()
+    }
+
+
+def measured_text(metric: str, value: float, interval: ConfidenceInterval | None) -> str:
+    """A figure for people, with its interval where there is one: `41.2 (38.9 to 43.6)`."""
+    figure = metric_figure(metric, value)
+    if interval is None:
+        return figure
+    return f"{figure} ({metric_figure(metric, interval.low)} to {metric_figure(metric, interval.high)})"
 
 
 def _judged(metric: str, found: BaseDifference | None) -> tuple[Outcome, str]:

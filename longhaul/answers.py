@@ -85,6 +85,13 @@ class JobGpuDict(TypedDict):
     why: str | None
 
 
+class ConfidenceIntervalDict(TypedDict):
+    """In which a figure lies with 95 % confidence."""
+
+    low: float
+    high: float
+
+
 class VerdictDict(TypedDict):
     """Whether a model is better than before training."""
 
@@ -143,6 +150,7 @@ class JobDict(TypedDict):
     chosen_by: str | None
     better_step: int | None
     final_metrics: dict[str, float]
+    final_intervals: dict[str, ConfidenceIntervalDict]
     verdict: VerdictDict | None
     checkpoint: str | None
     plan: PlanSummaryDict

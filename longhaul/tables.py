@@ -13,6 +13,7 @@ from jobs.evaluation_metrics import chosen_text
 from jobs.plan import limit_words
 from jobs.state import is_open
 from jobs.text.printable import one_line
+from jobs.verdict import ConfidenceInterval, measured
 from longhaul.answers import CheckpointDict, EventDict, JobDict, PageDict
 from longhaul.columns import Column, print_facts, print_table
 from longhaul.figures import clock, duration, loss, memory_needed, size, time_needed
@@ -108,6 +109,9 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
         kept = "" if job["final_loss"] in (None, job["best_loss"]) else f", {loss(job['final_loss'])} of the model"
         figures = f"{loss(job['first_loss'])} at first, best {loss(job['best_loss'])}{kept}"
         lines.append(("validation loss", figures))
+    if job["kind"] == "evaluate":
+        intervals = {name: ConfidenceInterval(**each) for name, each in job["final_intervals"].items()}
+        lines += measured(job["final_loss"], job["final_metrics"], intervals).items()
     if job["verdict"] is not None:
         lines.append(("quality", Text(job["verdict"]["text"])))
     for title, at in (("estimated start", job["estimated_start"]), ("estimated finish", job["estimated_finish"])):

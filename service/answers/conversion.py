@@ -78,6 +78,7 @@ def job_answer(job: StoredJob, *, runs_name: str) -> Job:
         chosen_by=record.result_chosen_by,
         better_step=record.result_better_step,
         final_metrics=record.result_metrics,
+        final_intervals=record.result_intervals,
         verdict=record.verdict,
         checkpoint=record.checkpoint,
         plan=record.plan,

@@ -11,7 +11,7 @@ from jobs.plan import CheckSummary, StepLimit
 from jobs.reasons import Reason
 from jobs.spec import JobSpec, Method
 from jobs.state import Requested, Stage
-from jobs.verdict import Verdict
+from jobs.verdict import ConfidenceInterval, Verdict
 from service.answers.parts import Answer, Page
 
 ShownStatus = Literal[
@@ -156,18 +156,21 @@ class Job(Answer):
     """What decides their number: the epochs, or a key of `training` that allows fewer."""
     progress: Progress
     first_loss: float | None
-    """Validation loss before the first step, nats per target token (of a classifier: per row)."""
+    """Validation loss before the first step, nats per target token (of a classifier: per row); null where nothing is
+    trained."""
     best_loss: float | None
-    """Lowest validation loss so far."""
+    """Lowest validation loss so far; null as above."""
     final_loss: float | None
-    """Validation loss of the model that was kept."""
+    """Validation loss of the model that was kept, or evaluated."""
     chosen_by: str | None
     """The metric by which `fine_tuned_model` is the best; null: it is the last step's, or there is none."""
     better_step: int | None
     """The step whose evaluation was better by that metric, and whose checkpoint is missing: there was no room for it,
     or it was damaged. Null: there is none."""
     final_metrics: dict[str, float]
-    """Other metrics of `fine_tuned_model`, by name."""
+    """Other metrics of that model, by name."""
+    final_intervals: dict[str, ConfidenceInterval]
+    """Of `loss` and these metrics, by name: in which they lie with 95 % confidence; without those of too few rows."""
     verdict: Verdict | None
     """Whether that model is better than before training, by which metric, and how sure that is."""
     checkpoint: str | None

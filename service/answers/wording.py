@@ -87,8 +87,9 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             plan = fact.plan
             return (
                 f"checked: specification, paths, model and first rows are in order; about {plan.rows_estimated:,} rows "
-                f"{f'(read as {plan.read_as}) ' if plan.read_as else ''}and {plan.steps:,} steps"
-                f"{_limit(plan.limited_by)}{_text(plan.time)}{_text(plan.memory)}"
+                f"{f'(read as {plan.read_as}) ' if plan.read_as else ''}"
+                + (f"and {plan.steps:,} steps" if plan.steps else "to evaluate the model on")
+                + f"{_limit(plan.limited_by)}{_text(plan.time)}{_text(plan.memory)}"
             )
         case JobPrepared():
             adopted = f" (from {fact.adopted.source} on)" if fact.adopted else ""
@@ -194,7 +195,8 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             loss = f", validation loss {fact.loss:.4f}" if fact.loss is not None else ""
             judged = f"; {fact.verdict.text}" if fact.verdict is not None else ""
             if fact.model is None:
-                return f"succeeded: the model is evaluated{loss}{judged}"
+                figures = (f"{name} {text}" for name, text in fact.measured.items())
+                return ", ".join(["succeeded: the model is evaluated", *figures])
             chosen = f" ({fact.chosen_text})" if fact.chosen_text else ""
             early = "ended early, " if fact.reason is Reason.EARLY_STOPPED else ""
             return f"succeeded: {early}the model of step {fact.step:,}{chosen} is in {fact.model}/{loss}{judged}"

@@ -14,6 +14,7 @@ from jobs.evaluation_metrics import chosen_text, metric_figure, metric_words
 from jobs.memory_plan import layers
 from jobs.plan import limit_words
 from jobs.text.units import bytes_alike, format_bytes, format_duration, format_parameters
+from jobs.verdict import measured
 from service import answers
 
 DASH = "–"
@@ -76,6 +77,11 @@ def code(text: str) -> Markup:
     )
 
 
+def measured_of(shown: answers.Job) -> dict[str, str]:
+    """What its model was found to be: the loss and the metrics by their words, with intervals."""
+    return measured(shown.final_loss, shown.final_metrics, shown.final_intervals)
+
+
 def now(shown: answers.Job) -> str:
     """What the job does, or what became of it."""
     step = f"step {shown.progress.step:,}" + (f" of {shown.steps:,}" if shown.steps else "")
@@ -97,15 +103,18 @@ def now(shown: answers.Job) -> str:
         case "paused":
             return f"Paused at {step}. It continues from its checkpoint when it is resumed."
         case "succeeded":
-            what = "training" if shown.fine_tuned_model else "evaluation"
-            done = f"Finished after {duration(shown.training_s)} of {what}"
+            if shown.kind == "evaluate":
+                figures = ", ".join(f"{name} {text}" for name, text in measured_of(shown).items())
+                return f"Evaluated in {duration(shown.training_s)}" + (f": {figures}." if figures else ".")
+            done = f"Finished after {duration(shown.training_s)} of training"
             if shown.verdict is not None:
                 return f"{done}: {shown.verdict.text}."
             if shown.final_loss is not None:
                 return f"{done}. Validation loss {_from_to(shown.first_loss, shown.final_loss)}."
             return f"{done}."
         case "cancelled":
-            return f"Cancelled at {step}." if shown.attempt else "Cancelled before it trained."
+            never = "Cancelled before it trained." if shown.kind == "train" else "Cancelled before it was evaluated."
+            return f"Cancelled at {step}." if shown.attempt else never
         case "validated":
             return "Checked; a dry run trains nothing."
     return "Its run directory cannot be read."
@@ -122,6 +131,8 @@ def _waiting(job: answers.Job) -> str:
 
 
 def _running(job: answers.Job, step: str) -> str:
+    if job.kind == "evaluate":
+        return "The model is being evaluated."
     progress = job.progress
     if progress.at is None:
         return "Starting: the model is being loaded."
@@ -164,5 +175,5 @@ FILTERS = {
     "moment": moment, "iso": iso, "now": now, "code": code, "layers": layers, "parameters": format_parameters,
     "cost": cost, "value_text": value_text, "json": json.dumps, "scale": scale,
     "metric": metric_words, "metric_figure": metric_figure,
-    "sizes": lambda counts: bytes_alike(*counts), "limit": limit_words, "chosen": chosen_text,
+    "sizes": lambda counts: bytes_alike(*counts), "limit": limit_words, "chosen": chosen_text, "measured": measured_of,
 }  # fmt: skip

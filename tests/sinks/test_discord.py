@@ -26,6 +26,7 @@ from jobs.events import (
     JobQueued,
     JobResumed,
     JobSubmitted,
+    JobSucceeded,
     JobValidated,
     OomRecovered,
 )
@@ -127,6 +128,23 @@ def test_a_finished_job_says_whether_its_model_is_better(
     done = discord.messages[-1].payload["embeds"][0]
     assert (done["title"], done["color"]) == (title, colour)
     assert done["fields"][0] == {"name": "Quality", "value": verdict.text, "inline": False}
+
+
+def test_a_model_that_was_evaluated_alone_is_told_by_its_metrics(
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed
+) -> None:
+    story.start(run)
+    intervals = {"chrf": ConfidenceInterval(low=38.9, high=43.6)}
+    run.append([
+        AttemptEnded(reason="done", step=0),
+        JobSucceeded(model=None, step=0, loss=2.31, metrics={"chrf": 41.2}, intervals=intervals),
+    ])  # fmt: skip
+    feed.turn()
+    done = discord.messages[-1]
+    assert done.payload["embeds"][0]["description"] == "The model is evaluated."
+    told = fields(done)
+    assert (told["Validation loss"], told["ChrF"]) == ("2.3100", "41.2 (38.9 to 43.6)")
+    assert not {"Kept step", "Training time", "Chosen as"} & set(told)
 
 
 def test_the_progress_message_shows_a_sample_and_the_time_of_its_figures(

@@ -47,6 +47,9 @@ def test_the_model_of_a_job_is_evaluated_as_that_job_did(place: Workplace) -> No
     assert {each.generated for each in measured.samples} == {each.generated for each in last.samples}
     done = trained(run)
     assert (done.model, done.loss, done.step) == (None, measured.loss, 0)
+    assert done.metrics == measured.metrics and "chrf" in done.metrics
+    assert done.intervals == {} and not measured.best, "of 12 rows"
+    assert (trained(train).metrics, done.first_loss) == (last.metrics, None)
     assert not run.model.exists() and not any(run.checkpoints.glob("*"))
 
 
@@ -56,6 +59,7 @@ def test_a_built_in_model_is_evaluated_on_every_row(place: Workplace) -> None:
     assert attempt(run) == 0
     [measured] = facts(run, EvaluationFinished)
     assert measured.rows == 40
+    assert trained(run).intervals == measured.intervals != {}
 
 
 @pytest.mark.parametrize(

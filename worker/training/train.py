@@ -28,6 +28,7 @@ from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.memory import first_step, hard_limit
 from worker.training.network import guards
 from worker.training.planning.alternatives import Alternatives
+from worker.training.readme import evaluations_of
 from worker.training.result import write_result
 from worker.training.settings import TrainerSettings
 from worker.training.stop import StopAsked, StopSignal
@@ -142,7 +143,7 @@ def evaluate_and_record(context: TrainingContext) -> None:
             loss=seen.loss,
             rows=seen.rows,
             seconds=seen.seconds,
-            best=best,
+            best=best and context.spec.kind == "train",
             samples=seen.samples,
             metrics=metrics,
             intervals=seen.intervals,
@@ -184,7 +185,14 @@ def finish(context: TrainingContext) -> None:
     run, state = context.run, context.state
     context.metrics.close()
     if context.spec.kind == "evaluate":
-        measured = TrainResult(model=None, loss=state.validation_loss, first_loss=state.first_loss, step=0)
+        measured = TrainResult(
+            model=None,
+            loss=state.validation_loss,
+            first_loss=None,
+            step=0,
+            metrics=state.metrics,
+            intervals=evaluations_of(run)[0].intervals,
+        )
         context.journal.finish(Reason.DONE, result=measured)
         return
     context.saver.wait()
@@ -210,6 +218,7 @@ def finish(context: TrainingContext) -> None:
         chosen_by=metric if cost is not None else None,
         better_step=better_step(state.evaluations, metric, cost) if metric is not None and cost is not None else None,
         metrics=chosen.metrics,
+        intervals={} if (seen := evaluations_of(run).get(chosen.step)) is None else seen.intervals,
         verdict=chosen.verdict,
     )
     write_result(context, kept, result)

@@ -170,14 +170,15 @@ def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | Non
     outcome = DONE.get(fact.verdict.outcome) if fact.verdict is not None else None
     colour = GOOD if outcome in (None, DONE["better"]) else WARNING
     embed = _embed(job, f"{job.submitted.name}: {outcome or 'done'}", colour, text, event)
+    of = f" of {job.steps:,}" if job.steps else ""
+    trained = [
+        field("Validation loss", change(fact.first_loss, fact.loss), inline=True),
+        field("Kept step", f"{fact.step:,}{of}", inline=True),
+    ]
+    evaluated = [field(sentence(name), text, inline=True) for name, text in fact.measured.items()]
     embed["fields"] = [
         *([field("Quality", fact.verdict.text)] if fact.verdict is not None else []),
-        field("Validation loss", change(fact.first_loss, fact.loss), inline=True),
-        *(
-            []
-            if fact.model is None
-            else [field("Kept step", f"{fact.step:,}" + (f" of {job.steps:,}" if job.steps else ""), inline=True)]
-        ),
+        *(trained if fact.model else evaluated),
         *([field("Chosen as", fact.chosen_text, inline=True)] if fact.chosen_text else []),
         field("Training time" if fact.model else "Time", format_duration(fact.seconds), inline=True),
         *links(job),

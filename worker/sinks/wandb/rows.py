@@ -90,6 +90,8 @@ def finish_request(event: Event, job: SinkJob) -> FinishRequest:
             summary |= {"model": fact.model, "model_step": fact.step, "model_loss": fact.loss}
             summary |= {"chosen_by": fact.chosen_by, "better_step": fact.better_step, "reason": fact.reason.value}
             summary |= {f"model_{name}": figure for name, figure in fact.metrics.items()}
+            for name, between in fact.intervals.items():
+                summary |= {f"model_{name}_low": between.low, f"model_{name}_high": between.high}
             if fact.verdict is not None:
                 summary |= {"verdict": fact.verdict.outcome, "verdict_text": fact.verdict.text}
         case JobFailed(error=error) | JobPaused(error=Fault() as error):
