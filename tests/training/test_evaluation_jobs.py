@@ -6,9 +6,12 @@ import pytest
 
 from jobs.errors import Rejected, UserError
 from jobs.events import EvaluationFinished
+from jobs.export import ExportFormat
 from jobs.spec import parse_spec
 from tests.training.attempts import attempt, facts, trained
 from tests.training.workplace import Workplace, pairs
+from worker.training.export.export import export
+from worker.training.journal import Journal
 
 EVALUATION = {"every_steps": 5, "samples": 2}
 
@@ -93,4 +96,24 @@ def test_a_job_that_delivered_no_whole_model_is_named_with_what_helps(place: Wor
     (lora.model / "adapter_config.json").write_text("{}")
     with pytest.raises(Rejected, match="adapters alone") as refused:
         place.check(place.job(kind="evaluate", model=lora.id))
-    assert "method.merge=true" in str(refused.value.hint)
+    assert f"`longhaul export {lora.id} --to merged`" in str(refused.value.hint)
+
+
+def test_adapters_are_evaluated_in_their_merged_export(place: Workplace) -> None:
+    train = place.job(
+        method={"type": "lora"}, training={"epochs": 1, "batch_size": 8, "learning_rate": 0.01}, evaluation=EVALUATION
+    )
+    place.prepare(train)
+    assert attempt(train) == 0
+    with pytest.raises(Rejected, match="adapters alone"):
+        place.prepare(place.job(model=train.id, kind="evaluate", evaluation=EVALUATION))
+
+    export(train, Journal(train.attempt_file("export")), ExportFormat.MERGED, None)
+    run = place.job(model=train.id, kind="evaluate", evaluation=EVALUATION)
+    place.prepare(run)
+    assert attempt(run) == 0
+    base = place.job(model="builtin:t5-tiny", kind="evaluate", evaluation=EVALUATION)
+    place.prepare(base)
+    assert attempt(base) == 0
+    tuned, before = (facts(each, EvaluationFinished)[0].loss for each in (run, base))
+    assert tuned < before

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import BadData, Rejected
+from jobs.export import EXPORTS, REPORT, ExportFormat
 from jobs.spec import JOB_ID
 from worker.training.dataset.slow_tokenizers import FAST, TOKENIZER_CONFIG, VOCABULARIES
 from worker.training.models.headers import Stored, damaged, read_header
@@ -145,14 +146,17 @@ def _delivered(run: Path, job: str) -> Path:
             param="model",
             hint="name one that has succeeded: `longhaul list --status succeeded` shows them",
         )
-    if (folder / "adapter_config.json").exists():
+    if not (folder / "adapter_config.json").exists():
+        return folder
+    merged = run / EXPORTS / ExportFormat.MERGED
+    if not (merged / REPORT).exists():
         raise Rejected(
             f"model: job {job} has delivered adapters alone, without the model that they belong to",
             code="adapters_alone",
             param="model",
-            hint=f"`longhaul clone {job} --resume --set method.merge=true` delivers the whole model",
+            hint=f"`longhaul export {job} --to merged` makes the whole model, which is then taken",
         )
-    return folder
+    return merged
 
 
 def validate_folder(folder: Path, source: str, task: Task) -> dict[str, Stored]:
