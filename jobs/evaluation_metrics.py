@@ -153,4 +153,10 @@ def higher_is_better(name: str) -> bool:
     return found is None or found.higher_is_better
 
 
+def is_of_texts(name: str) -> bool:
+    """The same of whether it is measured on generated texts."""
+    found = _BY_NAME.get(name)
+    return found is not None and found.of_texts
+
+
 _BY_NAME: Mapping[str, EvaluationMetric] = {metric.value: metric for metric in EvaluationMetric}

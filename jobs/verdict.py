@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from jobs.evaluation_metrics import EvaluationMetric, higher_is_better, metric_figure, metric_words
+from jobs.evaluation_metrics import EvaluationMetric, higher_is_better, is_of_texts, metric_figure, metric_words
 from jobs.frozen import Frozen
 
+LEAST_ROWS = 20
+"""Fewer rows say too little: intervals of them are too narrow (`benchmarks/evaluation.py`: coverage)."""
 Outcome = Literal["better", "worse", "no_better", "not_compared"]
 
 
@@ -49,7 +51,7 @@ class Verdict(Frozen):
         cls, metric: str, value: float, interval: ConfidenceInterval | None, against_base: BaseDifference | None
     ) -> Verdict:
         """By this metric."""
-        outcome, remark = _judged(metric, against_base)
+        outcome, remark = _judged(metric, against_base, certain=interval is not None)
         return cls(
             outcome=outcome,
             metric=metric,
@@ -80,9 +82,14 @@ def measured_text(metric: str, value: float, interval: ConfidenceInterval | None
     return f"{figure} ({metric_figure(metric, interval.low)} to {metric_figure(metric, interval.high)})"
 
 
-def _judged(metric: str, found: BaseDifference | None) -> tuple[Outcome, str]:
+def _judged(metric: str, found: BaseDifference | None, *, certain: bool) -> tuple[Outcome, str]:
     if found is None:
-        return "not_compared", "not compared with the base model"
+        if certain:
+            why = "there is no evaluation of the same rows before step 1; jobs of kind evaluate can measure both"
+        else:
+            why = f"it takes {LEAST_ROWS} rows; hold out more of them (data.validation, evaluation.max_rows"
+            why += ", evaluation.generate_rows)" if is_of_texts(metric) else ")"
+        return "not_compared", f"not compared with the base model: {why}"
     sign = 1 if higher_is_better(metric) else -1
     gain, *ends = (sign * each for each in (found.difference, found.low, found.high))
     low, high = sorted(ends)

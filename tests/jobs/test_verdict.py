@@ -30,7 +30,21 @@ from jobs.verdict import BaseDifference, ConfidenceInterval, Verdict
             "rougeL", 0.0, (0.0, 0.0), (0.0, 0.0, 0.0), "no_better",
             "ROUGE-L 0.0000 (0.0000 to 0.0000), no better than the base model (the same)",
         ),
-        ("bleu", 3.0, None, None, "not_compared", "BLEU 3.0, not compared with the base model"),
+        (
+            "bleu", 3.0, None, None, "not_compared",
+            "BLEU 3.0, not compared with the base model: it takes 20 rows; hold out more of them (data.validation, "
+            "evaluation.max_rows, evaluation.generate_rows)",
+        ),
+        (
+            "loss", 1.5, None, None, "not_compared",
+            "validation loss 1.5000, not compared with the base model: it takes 20 rows; hold out more of them "
+            "(data.validation, evaluation.max_rows)",
+        ),
+        (
+            "loss", 1.5, (1.4, 1.6), None, "not_compared",
+            "validation loss 1.5000 (1.4000 to 1.6000), not compared with the base model: there is no evaluation of "
+            "the same rows before step 1; jobs of kind evaluate can measure both",
+        ),
     ],
 )  # fmt: skip
 def test_a_model_is_better_worse_or_neither(

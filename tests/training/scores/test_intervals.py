@@ -7,8 +7,9 @@ import pytest
 
 from benchmarks.evaluation import coverage
 from jobs.evaluation_metrics import EvaluationMetric
+from jobs.verdict import LEAST_ROWS
 from worker.training.scores import intervals
-from worker.training.scores.intervals import LEAST_ROWS, SAMPLES, difference, interval, score
+from worker.training.scores.intervals import SAMPLES, difference, interval, score
 from worker.training.scores.statistics import Sums
 
 M = EvaluationMetric

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jobs.verdict import BaseDifference, ConfidenceInterval
+from jobs.verdict import LEAST_ROWS, BaseDifference, ConfidenceInterval
 from worker.training.scores.statistics import Floats, Statistics
 
 SAMPLES = 1000
-LEAST_ROWS = 20
-"""Fewer rows say too little: intervals of them are too narrow (`benchmarks/evaluation.py`: coverage)."""
 _LEVELS = (0.025, 0.975)
 _SEED = 20
 _NUMBERS = 2**22
