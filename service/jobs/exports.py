@@ -19,6 +19,7 @@ from jobs.wrong_spec import explain
 from service.answers.exports import Export, Push, WorkStatus
 from service.files.confined import NoFile, content
 from service.jobs.actions import Actions
+from service.jobs.no_model import why_no_model
 
 PATIENCE_S = 86_400.0
 """A request waits for a worker for so long; nobody has to stay to hear of it."""
@@ -97,9 +98,12 @@ class Exports:
 
     def _finished(self, job: str) -> RunDir:
         run = self._actions.run(job)
-        status = run.record().status
-        if status is not Status.SUCCEEDED:
-            raise Conflict(f"job {job} is {status}: it has a model once it has succeeded")
+        record = run.record()
+        if record.dry_run or record.kind == "evaluate":
+            message, hint = why_no_model(record)
+            raise Conflict(f"{message}; {hint}")
+        if record.status is not Status.SUCCEEDED:
+            raise Conflict(f"job {job} is {record.status}: it has a model once it has succeeded")
         return run
 
     def _ask(self, kind: str, id: str, run: RunDir, payload: Mapping[str, object], client: str) -> None:

@@ -104,8 +104,7 @@ def now(shown: answers.Job) -> str:
             return f"Paused at {step}. It continues from its checkpoint when it is resumed."
         case "succeeded":
             if shown.kind == "evaluate":
-                figures = ", ".join(f"{name} {text}" for name, text in measured_of(shown).items())
-                return f"Evaluated in {duration(shown.training_s)}" + (f": {figures}." if figures else ".")
+                return f"Evaluated in {duration(shown.training_s)}."
             done = f"Finished after {duration(shown.training_s)} of training"
             if shown.verdict is not None:
                 return f"{done}: {shown.verdict.text}."

@@ -100,7 +100,8 @@ def require_room(folder: Path, needed: int, what: str, variable: str = "LONGHAUL
     if (free := free_bytes(folder)) < needed + _SPARE_BYTES:
         least, there = bytes_alike(needed, free)
         raise DiskFull(
-            f"{what} needs {least} in {folder}, where {there} are free",
+            f"{what} needs {least} in {folder}, besides {format_bytes(_SPARE_BYTES)} that stay free for others; "
+            f"{there} are free",
             hint=f"make room there, or point {variable} at a larger disk",
         )
 

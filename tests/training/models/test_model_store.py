@@ -205,7 +205,7 @@ def test_a_model_that_does_not_fit_is_not_begun(workplace: Workplace, monkeypatc
     workplace.check(run)
     monkeypatch.setattr(store, "free_bytes", lambda folder: 1 << 20)
     with pytest.raises(
-        DiskFull, match=r"\./tiny \(copy in bfloat16\) needs \d+ KiB .* where 1,024 KiB are free"
+        DiskFull, match=r"\./tiny \(copy in bfloat16\) needs \d+ KiB .* besides 1\.0 GiB .* 1,024 KiB are free"
     ) as caught:
         workplace.prepare(run)
     assert caught.value.hint

@@ -1,0 +1,55 @@
+"""What is said where a job has no model: only what works is advised."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.events import AttemptEnded, AttemptStarted, Fault, JobFailed, JobQueued, JobSucceeded, JobValidated
+from tests.service.running import Service
+from tests.summaries import checked, prepared
+
+STARTED = (checked(), prepared(4), JobQueued(), AttemptStarted(worker="w", device="cpu"))
+
+
+def asked(service: Service, job: str) -> tuple[str, str]:
+    answer = service.post(f"/jobs/{job}/generate", json={"input": "leeks"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "no_model")
+    return answer.json()["error"]["message"], answer.json()["error"]["hint"]
+
+
+def test_a_job_at_work_will_have_one(service: Service) -> None:
+    job = service.submit()
+    assert asked(service, job) == (
+        f"job {job} has no model yet",
+        f"wait for its end, or name a checkpoint: `longhaul checkpoints {job}` lists those that it has",
+    )
+
+
+def test_a_job_that_failed_may_have_checkpoints(service: Service) -> None:
+    job = service.submit()
+    service.append(
+        job, *STARTED, AttemptEnded(reason="crash", step=0), JobFailed(error=Fault(code="crash", message="m"))
+    )
+    assert asked(service, job)[1] == f"name a checkpoint: `longhaul checkpoints {job}` lists those that it has"
+
+
+@pytest.mark.parametrize("path", ["generate", "exports"])
+def test_a_dry_run_and_an_evaluation_make_none(service: Service, path: str) -> None:
+    dry_run = service.post("/jobs?dry_run=true", json={"data": {"train": "rows.jsonl"}}).json()["id"]
+    service.append(dry_run, checked(), JobValidated())
+    evaluation = service.submit(kind="evaluate")
+    service.append(
+        evaluation, *STARTED, AttemptEnded(reason="done", step=0), JobSucceeded(model=None, step=0, loss=1.0)
+    )
+    body = {"input": "leeks"} if path == "generate" else {"format": "gguf"}
+    told = [service.post(f"/jobs/{job}/{path}", json=body).json()["error"] for job in (dry_run, evaluation)]
+    assert [each["message"] + ("; " + each["hint"] if path == "generate" else "") for each in told] == [
+        f"job {dry_run} is a dry run, which trains nothing; `longhaul clone {dry_run}` submits it for training",
+        f"job {evaluation} evaluates a model, and makes none; name a job that has trained one: "
+        "`longhaul list --status succeeded` shows them",
+    ]
+    again = service.post(f"/jobs/{dry_run}/clone", json={})
+    assert again.status_code == 202 and not again.json()["dry_run"], "the advice works"
+    for job in (dry_run, evaluation):
+        page = service.get(f"/jobs/{job}?tab=try", headers={"Accept": "text/html"}).text
+        assert "No model yet" not in page
