@@ -189,7 +189,7 @@ class MemoryPlan(MemoryFigures):
         source = {"job": "memory.budget", "gpu": self.gpu, "assumed": f"{self.gpu}, assumed", "host": "host memory"}
         setting = self.setting
         peak, budget, free = bytes_alike(self.peak_bytes, self.budget_bytes, abs(self.budget_bytes - self.peak_bytes))
-        left = "free" if self.peak_bytes <= self.budget_bytes else "missing"
+        left = "to spare" if self.peak_bytes <= self.budget_bytes else "missing"
         half = "model in float16, adapters in float32, " if self.dtype == "float16" else ""
         return (
             f"{peak} at its peak, of {budget} ({source[self.budget_source]}; {free} {left}): "

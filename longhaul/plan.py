@@ -115,11 +115,11 @@ def _parts(memory: MemoryPlan) -> Table:
     table.add_column()
     table.add_column(justify="right", no_wrap=True)
     table.add_column(width=BAR)
-    parts = {**memory.parts, "free": memory.budget_bytes - memory.peak_bytes}
+    parts = {**memory.parts, "to spare": memory.budget_bytes - memory.peak_bytes}
     *sizes, budget = bytes_alike(*parts.values(), memory.budget_bytes)
     begin = 0
     for (name, size), shown in zip(parts.items(), sizes, strict=True):
-        style = "dim" if name == "free" else ""
+        style = "dim" if name == "to spare" else ""
         place = Bar(memory.budget_bytes, begin, begin + size, width=BAR, color="bright_black" if style else "cyan")
         table.add_row(Text(name, style="dim"), Text(shown, style), place)
         begin += size

@@ -15,7 +15,7 @@ from tests.summaries import checked, prepared
 
 def test_a_plan_in_one_line() -> None:
     assert memory_plan().text == (
-        "26.0 GiB at its peak, of 31.0 GiB (NVIDIA GeForce RTX 5090; 5.0 GiB free): "
+        "26.0 GiB at its peak, of 31.0 GiB (NVIDIA GeForce RTX 5090; 5.0 GiB to spare): "
         "adamw_8bit, no recomputation, micro-batch 8 of 256/256 tokens"
     )
     assert "(memory.budget; " in memory_plan(budget_source="job").text

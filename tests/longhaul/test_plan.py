@@ -183,7 +183,7 @@ def test_the_table_marks_what_was_chosen_and_says_what_does_not_fit() -> None:
     too_large = next(line for line in lines if "does not fit" in line)
     assert "adamw " in too_large and "> 43.0 GiB" in too_large
     assert "adamw needs more than 43.0 GiB" in text
-    assert "5.0 GiB free" in text
+    assert "5.0 GiB to spare" in text
 
 
 def test_which_gpus_can_take_it_is_told_where_there_is_a_choice_or_none_can() -> None:
