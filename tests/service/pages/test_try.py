@@ -42,6 +42,25 @@ def answering(url: str, parts: Parts) -> tuple[threading.Thread, list[Request]]:
     return thread, taken
 
 
+ROOM_FOR_PLACEHOLDER = """(each) => {
+    const style = getComputedStyle(each), drawn = document.createElement("canvas").getContext("2d");
+    drawn.font = style.font;
+    const spinner = 20, padding = parseFloat(style.paddingLeft) + parseFloat(style.paddingRight);
+    return each.clientWidth - padding - spinner - drawn.measureText(each.placeholder).width;
+}"""
+
+
+def test_a_phone_shows_every_tab_and_the_whole_placeholder(service: Service, watched: WatchedPage) -> None:
+    job, page = service.submit(name="chef"), watched.page
+    train(service, job)
+    leave_behind(service.run(job))
+    page.set_viewport_size({"width": 380, "height": 800})
+    page.goto(f"{service.url}/jobs/{job}?tab=try")
+    boxes = [each.bounding_box() for each in page.locator(".tabs a").all()]
+    assert all(box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 380 for box in boxes), boxes
+    assert page.locator("[name='max_new_tokens']").evaluate(ROOM_FOR_PLACEHOLDER) >= 0
+
+
 def test_a_text_is_answered_side_by_side(service: Service, watched: WatchedPage, redis_url: str) -> None:
     job, page = service.submit(name="chef"), watched.page
     train(service, job)
