@@ -32,6 +32,7 @@ from jobs.metrics import MetricRow
 from jobs.plan import DataPlan, ModelPlan, make_plan, make_time_plan
 from jobs.preview import DataPreview, RowPreview, SourcePreview, SpanPreview, TextPreview
 from jobs.text.units import GIB
+from jobs.verdict import BaseDifference, ConfidenceInterval
 from tests.memory_plans import memory_plan
 from tests.service.running import Service
 from tests.service.seeded import WORKERS
@@ -115,11 +116,27 @@ def furnish(service: Service, *, rows: int = DONE // EVERY) -> dict[str, str]:
     sample = Sample(
         input="My parcel has not arrived, where is it?", target="delivery", generated="delivery", probability=0.97
     )
-    service.append(jobs["tickets"], GPU, LOADED, _evaluation(0, 1.61, []), EvaluationFinished(
-        step=600, loss=0.287, rows=800, seconds=4.0, best=True, samples=[sample], metrics=metrics))  # fmt: skip
+    evaluated = EvaluationFinished(
+        step=600, loss=0.287, rows=800, seconds=4.0, best=True, samples=[sample], metrics=metrics,
+        intervals={
+            "accuracy": ConfidenceInterval(low=0.8938, high=0.9313),
+            "macro_f1": ConfidenceInterval(low=0.8811, high=0.9214),
+        },
+        against_base={"accuracy": BaseDifference(difference=0.6621, low=0.6288, high=0.6950)}, judged_by="accuracy",
+    )  # fmt: skip
+    service.append(jobs["tickets"], GPU, LOADED, _evaluation(0, 1.61, []), evaluated)
     _write(service.run(jobs["tickets"]), 60, 600)
     service.append(
-        jobs["tickets"], AttemptEnded(reason="done", step=600), JobSucceeded(model="model", step=600, loss=0.287)
+        jobs["tickets"],
+        AttemptEnded(reason="done", step=600),
+        JobSucceeded(
+            model="model",
+            step=600,
+            loss=0.287,
+            metrics=metrics,
+            intervals=evaluated.intervals,
+            verdict=evaluated.verdict,
+        ),
     )
     _train(service, jobs["recipes-xl"], rows)
     jobs["torn"] = service.submit(name="recipes-torn", metadata={"team": "kitchen"})
