@@ -235,7 +235,11 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= _transition(record, Status.SUCCEEDED) | {"finished_at": event.at}
             change |= {"result_model": fact.model, "result_step": fact.step, "result_loss": fact.loss}
             change |= {"result_chosen_by": fact.chosen_by, "result_metrics": fact.metrics}
-            change |= {"result_better_step": fact.better_step, "result_intervals": fact.intervals, "verdict": fact.verdict}
+            change |= {
+                "result_better_step": fact.better_step,
+                "result_intervals": fact.intervals,
+                "verdict": fact.verdict,
+            }
         case JobFailed():
             change |= _transition(record, Status.FAILED) | {"finished_at": event.at, "error": fact.error}
         case JobCancelled():
