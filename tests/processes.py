@@ -29,9 +29,10 @@ def trainers(run: RunDir) -> list[int]:
     for pid in pids():
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            output = Path(f"/proc/{pid}/fd/1").readlink()
         except OSError:
             continue
-        if b"worker.training" in words and os.fsencode(run.path) in words:
+        if b"worker.training" in words and (os.fsencode(run.path) in words or output == run.trainer_log):
             found.append(pid)
     return found
 

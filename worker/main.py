@@ -26,6 +26,8 @@ from worker.reconcile import Reconciler
 from worker.runs_lock import RETRY_S, RunsDirectoryInUse, RunsLock
 from worker.settings import WorkerSettings
 from worker.stage_worker import StageWorker
+from worker.supervise import trainer_environment
+from worker.warm import WarmProcess
 
 log = logging.getLogger("longhaul.worker")
 LOOK_FOR_GPU_S = 15.0
@@ -59,10 +61,12 @@ def serve_stage(stage: Stage, settings: WorkerSettings, heartbeat: WorkerHeartbe
     """Work on one queue until SIGTERM, or until the worker's GPU is lost. Returns whether it is."""
     store = Store(connect(settings.redis_url))
     log.info("worker %s waits for work in stage %s (Redis %s)", heartbeat.name, stage.value, settings.masked_redis_url)
-    worker = StageWorker(stage, settings, heartbeat)
+    warm = WarmProcess(stage, trainer_environment(settings, stage))
+    worker = StageWorker(stage, settings, heartbeat, warm)
     try:
         worker.work(logging_level="WARNING")
     finally:
+        warm.close()
         if worker.gpu_lost is None:  # else its last word stands for a minute: reconcile tells the queue why it waits
             forget(store, heartbeat.name)
     return worker.gpu_lost is not None

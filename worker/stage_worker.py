@@ -36,6 +36,7 @@ from worker.heartbeat import Fitness, report
 from worker.settings import WorkerSettings
 from worker.supervise import CONTEXT, WorkerContext
 from worker.ticket import NotOurs, Ticket
+from worker.warm import WarmProcess
 
 log = logging.getLogger("longhaul.worker")
 
@@ -45,7 +46,9 @@ class StageWorker(rq.Worker):
 
     job_class = Ticket
 
-    def __init__(self, stage: Stage, settings: WorkerSettings, heartbeat: WorkerHeartbeat) -> None:
+    def __init__(
+        self, stage: Stage, settings: WorkerSettings, heartbeat: WorkerHeartbeat, warm: WarmProcess | None = None
+    ) -> None:
         self._stopping = threading.Event()
         self._stop_received = False
         super().__init__(
@@ -64,6 +67,7 @@ class StageWorker(rq.Worker):
         self._fitness = Fitness(stage.value, settings)
         self._client = connect(settings.redis_url)
         self._store = Store(self._client)
+        self._warm = warm
         self._horse_lost_gpu = multiprocessing.get_context("fork").Event()
         self.gpu_lost: str | None = None
         """Why this worker's GPU cannot be used any more: `work` has returned because of that."""
@@ -86,6 +90,8 @@ class StageWorker(rq.Worker):
         super().heartbeat(timeout, pipeline)
         if not self.horse_pid:  # a disk that a checkpoint is being written to may take its time
             self._fitness.check()
+        if self._warm is not None and not self.horse_pid and not self.is_horse:
+            self._warm.keep_up()
         if (gpu := self._heartbeat.gpu) is not None:  # it may be examined while this worker runs
             measured = read_measured(self._settings.runs, gpu.uuid, gpu.driver)
             known = gpu.model_copy(update={"measured": measured})
@@ -138,6 +144,7 @@ class StageWorker(rq.Worker):
                 self._stopping,
                 self._heartbeat.gpu,
                 self._horse_lost_gpu,
+                self._warm,
             )
         )
 

@@ -50,6 +50,7 @@ from worker.gpu import NoGpu, usable_gpu
 from worker.lease import Lease
 from worker.settings import WorkerSettings
 from worker.trainer import Trainer
+from worker.warm import WarmProcess
 
 log = logging.getLogger("longhaul.supervise")
 LOOK_S = 0.1
@@ -82,6 +83,8 @@ class WorkerContext:
     """That of a train worker; None on a CPU."""
     gpu_lost: Event
     """Set by the horse when its attempt lost the GPU; the worker looks at it."""
+    warm: WarmProcess | None = None
+    """Forks trainers; None: each is started as any program."""
 
 
 CONTEXT: ContextVar[WorkerContext] = ContextVar("context")
@@ -169,7 +172,7 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
     )
     record, _ = context.store.append(run, [started])
     attempt = record.attempt
-    trainer = Trainer(run, stage, attempt, trainer_environment(context.settings, stage, run))
+    trainer = Trainer(run, stage, attempt, trainer_environment(context.settings, stage, run), context.warm)
     rows_seen = 0
     facts: list[AnyFact] = []
     reported = 0
@@ -239,7 +242,7 @@ def validate(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) ->
     environment = trainer_environment(context.settings, stage, run)
     if (gpu := planned_gpu(context.store, run.spec())) is not None:
         environment[GPU] = gpu.encode()
-    trainer = Trainer(run, stage, None, environment)
+    trainer = Trainer(run, stage, None, environment, context.warm)
     lines: list[Noted | Finished] = []
     for news in follow(trainer, run, lease):
         lines += news.lines
@@ -280,12 +283,12 @@ def stage_outcome(run: RunDir, record: JobRecord, stage: Stage, end: Finished) -
             raise AssertionError(f"stage {stage.value} is done and says nothing of it")
 
 
-def trainer_environment(settings: WorkerSettings, stage: Stage, run: RunDir) -> dict[str, str]:
-    """No secret reaches a trainer; check and prepare get the hub's."""
+def trainer_environment(settings: WorkerSettings, stage: Stage, run: RunDir | None = None) -> dict[str, str]:
+    """No secret reaches a trainer; check and prepare get the hub's. Without a run: as most have it."""
     environment = {**settings.trainer_environment, "PYTHONUNBUFFERED": "1"}
     if stage is Stage.TRAIN:
         environment["HF_HUB_OFFLINE"] = "1"
-        if settings.device == "cpu" and (TEST_LIMIT in environment or has_budget(run)):
+        if settings.device == "cpu" and (TEST_LIMIT in environment or (run is not None and has_budget(run))):
             environment |= UNDER_A_LIMIT
     else:
         environment |= {**settings.hub_tokens, "CUDA_VISIBLE_DEVICES": ""}

@@ -18,6 +18,7 @@ from jobs.process.lifeline import PARENT_PID
 from jobs.process.logs import last_error
 from jobs.reasons import Reason
 from jobs.state import Stage
+from worker.warm import ForkedProcess, Process, WarmProcess
 
 SLOW_PHASES: frozenset[Phase] = frozenset({"load", "compile", "save"})
 SLOW_SILENCE_S = 15 * 60.0
@@ -28,7 +29,10 @@ SILENCE_INTERVALS = 20.0
 class Trainer:
     """A running `python -m worker.training STAGE RUN_DIR`. Start it from a main thread only (`lifeline`)."""
 
-    def __init__(self, run: RunDir, stage: Stage, attempt: int | None, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, run: RunDir, stage: Stage, attempt: int | None, environment: Mapping[str, str],
+        warm: WarmProcess | None = None,
+    ) -> None:  # fmt: skip
         self.run = run
         self._file = run.attempt_file(stage.value if attempt is None else attempt)
         self._offset = 0
@@ -38,12 +42,13 @@ class Trainer:
         self.killed_for: str | None = None
         self._asked = False
         self._file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "worker.training", stage.value, os.fspath(run.path)]
+        arguments = [stage.value, os.fspath(run.path)]
         if attempt is not None:
-            command += ["--attempt", str(attempt)]
+            arguments += ["--attempt", str(attempt)]
         with open(run.trainer_log, "ab") as log:
-            self._process = subprocess.Popen(
-                command,
+            forked = None if warm is None else warm.fork(arguments, environment, log.fileno())
+            self._process: Process = forked or subprocess.Popen(
+                [sys.executable, "-m", "worker.training", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -112,6 +117,8 @@ class Trainer:
         place = f" (phase {self._phase}, step {self.step})"
         if self.killed_for == "stalled":
             return self._ended(Reason.STALLED, place)
+        if isinstance(self._process, ForkedProcess) and self._process.lost:
+            return self._ended(Reason.WORKER_LOST, place)
         if code == -signal.SIGTERM and self._asked:  # before it could listen
             return Finished(at=time.time(), reason=Reason.INTERRUPTED, step=self.step)
         if (meant := Reason.of_exit_code(code)) is not None:

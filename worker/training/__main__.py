@@ -50,6 +50,8 @@ def main(argv: list[str]) -> int:
         return doctor(argv[1:])
     if argv[:1] == ["generate"]:
         return generate(argv[1:])
+    if argv[:1] == ["warm"]:
+        return warm(argv[1:])
     if argv[:1] == ["export"]:
         return export(argv[1:])
     if argv[:1] == ["push"]:
@@ -150,6 +152,19 @@ def set_library_switches(stage: str) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of what the guards judge, and says to repair it
     if stage == "train":
         os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def warm(argv: list[str]) -> int:
+    """Import what a stage imports, and fork its processes when asked to."""
+    parser = argparse.ArgumentParser(prog="python -m worker.training warm", description=warm.__doc__)
+    parser.add_argument("stage", choices=("check", "prepare", "train"))
+    stage = parser.parse_args(argv).stage
+    set_library_switches(stage)
+    configure_log(logging.INFO)
+
+    from worker.training.warm import serve
+
+    return serve(stage, main)
 
 
 def doctor(argv: list[str]) -> int:

@@ -1,0 +1,115 @@
+"""Trainers that are forked from a process with torch: they run as those that are started, and none outlives anybody."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.process.secrets import minimal_environment
+from jobs.state import Stage
+from tests.processes import alive, end_within
+from worker.warm import ForkedProcess, WarmProcess
+
+ENVIRONMENT = minimal_environment(os.environ, ())
+
+
+@pytest.fixture
+def warm() -> Iterator[WarmProcess]:
+    process = WarmProcess(Stage.CHECK, ENVIRONMENT)
+    yield process
+    process.close()
+
+
+def fork(warm: WarmProcess, output: int, run: Path) -> ForkedProcess:
+    process = warm.fork(["check", str(run)], ENVIRONMENT | {"LONGHAUL_DEVICE": "cpu"}, output)
+    assert process is not None
+    return process
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[int]:
+    """Whoever writes to it waits for ever."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    yield writer
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_forked_one_does_what_a_started_one_does(warm: WarmProcess, tmp_path: Path) -> None:
+    run = tmp_path / "job-none"
+    log = tmp_path / "log"
+    with open(log, "wb") as output:
+        process = fork(warm, output.fileno(), run)
+    command = [sys.executable, "-m", "worker.training", "check", str(run)]
+    started = subprocess.run(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, check=False)
+    assert process.wait(60) == started.returncode == 1
+    assert log.read_text().splitlines()[-1] == started.stderr.splitlines()[-1]
+    process.kill()
+    assert process.poll() == 1
+
+
+def test_one_after_another_and_beside_one_another(warm: WarmProcess, tmp_path: Path, full_pipe: int) -> None:
+    standing = fork(warm, full_pipe, tmp_path)
+    with open(os.devnull, "wb") as nowhere:
+        assert [fork(warm, nowhere.fileno(), tmp_path).wait(60) for _ in range(2)] == [1, 1]
+    assert standing.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        standing.wait(0.01)
+    standing.send_signal(signal.SIGTERM)
+    assert standing.wait(60) == -signal.SIGTERM
+
+
+def test_it_ends_with_whoever_asked_for_it(warm: WarmProcess, tmp_path: Path, full_pipe: int) -> None:
+    reader, writer = os.pipe()
+    asker = os.fork()
+    if asker == 0:
+        os.write(writer, b"%d" % fork(warm, full_pipe, tmp_path).pid)
+        signal.pause()
+    pid = int(os.read(reader, 20))
+    assert alive(pid)
+    end_within(60, [pid], lambda: os.kill(asker, signal.SIGKILL))
+    os.waitpid(asker, 0)
+    os.close(reader)
+    os.close(writer)
+
+
+def test_it_ends_with_the_process_that_forked_it_which_starts_again(
+    warm: WarmProcess, tmp_path: Path, full_pipe: int
+) -> None:
+    process = fork(warm, full_pipe, tmp_path)
+    end_within(60, [process.pid], lambda: os.kill(warm.pid, signal.SIGKILL))
+    assert process.wait(60) == -signal.SIGKILL
+    assert warm.fork(["check", str(tmp_path)], ENVIRONMENT, full_pipe) is None
+    os.waitid(os.P_PID, warm.pid, os.WEXITED | os.WNOWAIT)
+    warm.keep_up()
+    with open(os.devnull, "wb") as nowhere:
+        assert fork(warm, nowhere.fileno(), tmp_path).wait(60) == 1
+
+
+def test_another_environment_is_for_a_process_of_its_own(warm: WarmProcess, tmp_path: Path, full_pipe: int) -> None:
+    assert warm.fork(["check", str(tmp_path)], ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, full_pipe) is None
+
+
+@pytest.mark.parametrize("stage", ["check", "prepare", "train"])
+def test_what_is_imported_starts_no_thread_and_leaves_cuda_alone(stage: str) -> None:
+    code = (
+        "import os\nfrom worker.training import __main__, warm\n"
+        f"__main__.set_library_switches({stage!r})\n"
+        f"warm.import_all({stage!r})\n"
+        "threads = len(os.listdir('/proc/self/task'))\n"
+        "if os.fork() == 0: print(threads, warm.forked_cuda())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "1 False\n"

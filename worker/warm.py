@@ -1,0 +1,135 @@
+"""Trainers forked from a process that has imported torch already (`worker/training/warm.py`): they start at once.
+
+A worker keeps one such process per stage. Its work-horse asks it for a trainer; where it is gone, or does not answer,
+the trainer is started as any program is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from jobs.process.lifeline import PARENT_PID
+from jobs.state import Stage
+
+log = logging.getLogger("longhaul.worker")
+FORKED_WITHIN_S = 60.0
+"""Longer than the imports take. One that takes longer stands still."""
+
+
+class Process(Protocol):
+    """What `subprocess.Popen` and `ForkedProcess` have in common."""
+
+    # fmt: off
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+    def kill(self) -> None: ...
+    # fmt: on
+
+
+class WarmProcess:
+    """The process that forks trainers of one stage. Make it in a main thread: it ends with the thread (`lifeline`)."""
+
+    def __init__(self, stage: Stage, environment: Mapping[str, str]) -> None:
+        self._command = [sys.executable, "-m", "worker.training", "warm", stage.value]
+        self._environment = {**environment, PARENT_PID: str(os.getpid())}
+        self._start()
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                self._command, stdin=theirs.fileno(), env=self._environment, start_new_session=True
+            )
+
+    def keep_up(self) -> None:
+        """Start it again if it has ended."""
+        if (code := self._process.poll()) is not None:
+            log.warning("the process that forks trainers ended (%d) and starts again", code)
+            self._control.close()
+            self._start()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End it, and what it forked."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+    def fork(self, arguments: Sequence[str], environment: Mapping[str, str], output: int) -> ForkedProcess | None:
+        """`python -m worker.training ARGUMENTS`, its output to this descriptor. None: start it yourself."""
+        if read_at_import(environment) != read_at_import(self._environment):
+            return None
+        asked = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                self._control.settimeout(FORKED_WITHIN_S)
+                socket.send_fds(self._control, [asked], [output, theirs.fileno()])
+            ours.settimeout(FORKED_WITHIN_S)
+            said, files, _, _ = socket.recv_fds(ours, 100, 1)
+            if files:
+                return ForkedProcess(json.loads(said)["pid"], files[0], ours)
+            why = "it has ended"
+        except OSError as error:
+            why = str(error)
+        ours.close()
+        log.warning("no trainer was forked, so one is started: %s", why)
+        return None
+
+
+class ForkedProcess:
+    """A trainer that is a child of somebody else. It is killed when this, or the process that has this, is gone."""
+
+    def __init__(self, pid: int, handle: int, told: socket.socket) -> None:
+        self.pid, self._handle, self._told = pid, handle, told
+        self._code: int | None = None
+        self.lost = False
+        """Whether the process that forked it is gone, and it with that."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None: it runs."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, of a signal negative. Raises subprocess.TimeoutExpired."""
+        if self._code is None:
+            readable, _, _ = select.select([self._told], [], [], timeout)
+            if not readable:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+            said = self._told.recv(100)
+            self.lost = not said
+            self._code = json.loads(said)["code"] if said else -signal.SIGKILL
+            self._told.close()
+            os.close(self._handle)
+        return self._code
+
+    def send_signal(self, sig: int) -> None:
+        """Unless it has ended."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._handle, sig)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    """What libraries may have read when they were imported; our own settings are read by each trainer."""
+    return {name: value for name, value in environment.items() if not name.startswith("LONGHAUL_")}
