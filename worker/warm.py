@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from jobs.state import Stage
 log = logging.getLogger("longhaul.worker")
 FORKED_WITHIN_S = 60.0
 """Longer than the imports take. One that takes longer stands still."""
+RESTART_AFTER_S = 60.0
 
 
 class Process(Protocol):
@@ -45,6 +47,7 @@ class WarmProcess:
         self._start()
 
     def _start(self) -> None:
+        self._started_at = time.monotonic()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -52,8 +55,8 @@ class WarmProcess:
             )
 
     def keep_up(self) -> None:
-        """Start it again if it has ended."""
-        if (code := self._process.poll()) is not None:
+        """Start it again if it has ended, once in a while: there may be too little memory for it."""
+        if (code := self._process.poll()) is not None and time.monotonic() - self._started_at > RESTART_AFTER_S:
             log.warning("the process that forks trainers ended (%d) and starts again", code)
             self._control.close()
             self._start()

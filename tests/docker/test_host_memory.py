@@ -26,8 +26,8 @@ TRAINING = {"epochs": 40, "batch_size": 8}
 
 FIND_TRAINER = """
 import pathlib
-commands = {p: (p / "cmdline").read_bytes().split(b"\\0") for p in pathlib.Path("/proc").glob("[0-9]*")}
-[trainer] = [process for process, words in commands.items() if b"worker.training" in words]
+found = {p: p / "fd" / "1" for p in pathlib.Path("/proc").glob("[0-9]*")}
+[trainer] = [p for p, output in found.items() if output.exists() and output.readlink().name == "trainer.log"]
 """
 KILL = FIND_TRAINER + "import os; os.kill(int(trainer.name), 9)"
 FILL = (

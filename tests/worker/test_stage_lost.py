@@ -14,7 +14,7 @@ from jobs.disk.rundir import RunDir, create
 from jobs.events import Fault, JobSubmitted
 from jobs.reasons import Reason
 from jobs.spec import parse_spec
-from tests.processes import descendants
+from tests.processes import trainers
 from tests.stack import Stack, tiny_job
 from worker.ending import stage_lost
 
@@ -47,7 +47,7 @@ def test_a_supervisor_writes_down_how_its_trainer_was_killed(tmp_path: Path, dat
         run = stack.submit(tiny_job())
         said = run.attempt_file("check")
         stack.wait_for(lambda: said.exists() or None, "the trainer's first word")
-        trainer = descendants(stack.processes["check"].pid)[-1]
+        [trainer] = trainers(run)
         os.kill(trainer, signal.SIGKILL)
 
         def last() -> Finished | None:

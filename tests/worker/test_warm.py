@@ -86,13 +86,17 @@ def test_it_ends_with_whoever_asked_for_it(warm: WarmProcess, tmp_path: Path, fu
 
 
 def test_it_ends_with_the_process_that_forked_it_which_starts_again(
-    warm: WarmProcess, tmp_path: Path, full_pipe: int
+    warm: WarmProcess, tmp_path: Path, full_pipe: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = fork(warm, full_pipe, tmp_path)
     end_within(60, [process.pid], lambda: os.kill(warm.pid, signal.SIGKILL))
     assert process.wait(60) == -signal.SIGKILL
     assert warm.fork(["check", str(tmp_path)], ENVIRONMENT, full_pipe) is None
     os.waitid(os.P_PID, warm.pid, os.WEXITED | os.WNOWAIT)
+    dead = warm.pid
+    warm.keep_up()
+    assert warm.pid == dead, "it was started a moment ago"
+    monkeypatch.setattr("worker.warm.RESTART_AFTER_S", 0.0)
     warm.keep_up()
     with open(os.devnull, "wb") as nowhere:
         assert fork(warm, nowhere.fileno(), tmp_path).wait(60) == 1
