@@ -9,8 +9,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-READ_WITHIN_S = 5.0
-
 
 class ChildGone(Exception):
     """The child has ended, or does not keep to the protocol."""
@@ -34,33 +32,30 @@ class JsonChild:
         assert self._process.stdout is not None
         self._stdin = self._process.stdin
         self._stdout = self._process.stdout
-        self._read = b""
+        self._read, self._unsent = b"", b""
         os.set_blocking(self._stdin.fileno(), False)
 
     def ask(self, question: Mapping[str, object]) -> None:
-        """Send one line. At most one question is open, so the child reads; ChildGone if it does not within 5 s."""
-        line = json.dumps(question, ensure_ascii=False).encode() + b"\n"
-        deadline = time.monotonic() + READ_WITHIN_S
-        try:
-            while line:
-                _, writable, _ = select.select([], [self._stdin], [], max(0.0, deadline - time.monotonic()))
-                if not writable:
-                    raise ChildGone(f"does not read: {len(line)} bytes of a question are left")
-                line = line[self._stdin.write(line) or 0 :]
-        except OSError as error:
-            raise ChildGone(f"cannot be written to: {error}") from error
+        """Send one line: as much as the child takes now, the rest while its answer is waited for."""
+        self._unsent += json.dumps(question, ensure_ascii=False).encode() + b"\n"
+        self._send()
 
     def answer(self, timeout_s: float) -> dict[str, object] | None:
         """The answer; None if there is none in time."""
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._read:
-            readable, _, _ = select.select([self._stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not readable:
+            sending = [self._stdin] if self._unsent else []
+            left_s = max(0.0, deadline - time.monotonic())
+            readable, writable, _ = select.select([self._stdout], sending, [], left_s)
+            if writable:
+                self._send()
+            elif not readable:
                 return None
-            more = os.read(self._stdout.fileno(), 65536)
-            if not more:
-                raise ChildGone("has ended")
-            self._read += more
+            if readable:
+                more = os.read(self._stdout.fileno(), 65536)
+                if not more:
+                    raise ChildGone("has ended")
+                self._read += more
         line, _, self._read = self._read.partition(b"\n")
         try:
             answer = json.loads(line)
@@ -69,6 +64,12 @@ class JsonChild:
         if not isinstance(answer, dict):
             raise ChildGone("sent something that is not an answer")
         return answer
+
+    def _send(self) -> None:
+        try:
+            self._unsent = self._unsent[self._stdin.write(self._unsent) or 0 :]
+        except OSError as error:
+            raise ChildGone(f"cannot be written to: {error}") from error
 
     @property
     def pid(self) -> int:

@@ -280,3 +280,12 @@ def test_predict_that_was_killed_ends_with_the_same_file(place: AskedPlace, tmp_
     assert sorted(file.name for file in tmp_path.iterdir()) == ["broken.jsonl", "rows.jsonl", "whole.jsonl"]
     refused = longhaul(place, "predict", "tiny", str(rows), "--out", str(whole), *sampling)
     assert refused.returncode == 2 and "is there already" in refused.stderr
+
+
+def test_rows_larger_than_a_pipe_are_answered_while_the_model_loads(place: AskedPlace) -> None:
+    assert place.post(place.chat, {"input": "x"}).status_code == 200, "another model is loaded"
+    rows = [ROW | {"title": f"Peach {n} " + "ice cream " * 300} for n in range(64)]
+    answer = place.post(place.t5, {"rows": rows, "max_new_tokens": 2})
+    assert answer.status_code == 200, answer.text
+    assert [each["index"] for each in answer.json()["outputs"]] == list(range(64))
+    assert answer.json()["loading_s"] > 0
