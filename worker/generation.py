@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import StoreUnavailable
+from jobs.generation import GenerateBody
 from jobs.process.lifeline import PARENT_PID
 from jobs.redis.connection import connect
 from jobs.redis.requests import Request
@@ -76,10 +77,10 @@ class GenerationHandler:
 
     def answer(self, request: Request, answer: AnswerWriter) -> None:
         """See `RequestHandler`."""
-        run = RunDir(self._settings.runs / request.job)
+        run, body = RunDir(self._settings.runs / request.job), GenerateBody.model_validate(request.payload)
         if not run.exists():
             raise _deleted(run)
-        child = self._ready(run, request.payload.get("checkpoint"), place_for(self._settings, self._store))
+        child = self._ready(run, body.checkpoint, place_for(self._settings, self._store))
         try:
             self._pass_on(child, request, answer)
         except ChildGone as error:

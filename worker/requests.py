@@ -102,7 +102,7 @@ class RequestHandler(Protocol):
 
 
 def serve_requests(settings: WorkerSettings, handlers: Sequence[RequestHandler], role: str = ROLE) -> int:
-    """Answer requests until SIGTERM. Returns the exit code."""
+    """Answer requests until SIGTERM. Returns the exit code: 1 where a handler's thread has ended before."""
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
@@ -111,18 +111,20 @@ def serve_requests(settings: WorkerSettings, handlers: Sequence[RequestHandler],
         thread.start()
     store, heartbeat = Store(connect(settings.redis_url)), first_heartbeat(role, settings)
     fitness = Fitness(role, settings)
-    while not stop.is_set():
+    while not stop.is_set() and all(thread.is_alive() for thread in threads):
         fitness.check()
         report(store, heartbeat.with_health(fitness.why))
         stop.wait(HEARTBEAT_S)
+    stopped = stop.is_set()
+    stop.set()
     for thread in threads:
         thread.join()
     forget(store, heartbeat.name)
-    return 0
+    return 0 if stopped else 1
 
 
 def serve(settings: WorkerSettings, handler: RequestHandler, stop: threading.Event) -> None:
-    """Requests of one kind, until told to stop. With Redis away it waits."""
+    """Requests of one kind, until told to stop. With Redis away it waits; whatever else goes wrong, it continues."""
     requests = Requests(connect(settings.redis_url))
     try:
         while not stop.is_set():
@@ -135,6 +137,9 @@ def serve(settings: WorkerSettings, handler: RequestHandler, stop: threading.Eve
                     serve_one(handler, request, AnswerWriter(requests, request, stop))
             except StoreUnavailable as error:
                 log.warning("no request can be taken: %s", error)
+                stop.wait(RETRY_S)
+            except Exception:
+                log.exception("the worker `%s` continues after an internal error", handler.kind)
                 stop.wait(RETRY_S)
     finally:
         handler.close()

@@ -14,6 +14,8 @@ Nothing here is part of a job: Redis may lose all of it, and whoever waits is to
 from __future__ import annotations
 
 import json
+import logging
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,8 +26,10 @@ import redis
 
 from jobs.errors import QueueFull
 from jobs.redis.connection import Scripts, reachable
+from jobs.spec import JOB_ID
 from jobs.text.units import format_duration
 
+log = logging.getLogger("longhaul.requests")
 MOST_WAITING = 128
 """Requests of one kind that wait."""
 MOST_OF_CLIENT = 32
@@ -221,12 +225,17 @@ class Requests:
     # -- who answers ---------------------------------------------------------------------------------------------------
 
     def take(self, kind: str) -> Request | None:
-        """The first request of the client whose turn it is; None: nobody waits."""
-        found = self._script(_TAKE, kind, uuid.uuid4().hex, round(HELD_S * 1000))
-        if not found:
-            return None
-        id, job, payload = (each.decode() for each in found)
-        return Request(id, kind, job, json.loads(payload))
+        """The first request of the client whose turn it is; None: nobody waits. One that is damaged is dropped."""
+        while found := self._script(_TAKE, kind, uuid.uuid4().hex, round(HELD_S * 1000)):
+            id, job = (each.decode(errors="replace") for each in found[:2])
+            try:
+                if re.fullmatch(JOB_ID, job) is None:
+                    raise ValueError(f"{job[:80]!r} is no id of a job")
+                return Request(id, kind, job, dict(json.loads(found[2])))
+            except (ValueError, TypeError) as error:
+                log.error("%s %s is damaged, and dropped: %s", kind, id, error)
+                self.give_up(id)
+        return None
 
     def wait(self, kind: str, timeout_s: float) -> None:
         """Return when a request may be waiting, or after the timeout (1 s at most)."""

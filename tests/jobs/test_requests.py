@@ -96,6 +96,18 @@ def test_the_asker_hears_where_its_request_stands(client: redis.Redis, requests:
     assert requests.keep(second.id) == (Standing.GONE, 0)
 
 
+@pytest.mark.parametrize(
+    "damage", [{"payload": "{"}, {"payload": "[1]"}, {"payload": b"\xff"}, {"job": "/tmp/job-1"}, {"job": "job-1/../x"}]
+)
+def test_a_damaged_request_is_dropped_and_the_next_is_taken(
+    client: redis.Redis, requests: Requests, damage: dict[Any, Any]
+) -> None:
+    damaged, sound = submit(requests, "a", "1"), submit(requests, "a", "2")
+    client.hset(f"longhaul:request:{damaged.id}", mapping=damage)
+    assert requests.take("generate") == sound
+    assert requests.keep(damaged.id)[0] is Standing.GONE
+
+
 def test_a_request_is_forgotten_without_its_asker(client: redis.Redis, requests: Requests) -> None:
     request = submit(requests, "a", "1")
     assert 0 < client.pttl(f"longhaul:request:{request.id}") <= 30_000

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import redis
+from pydantic import ValidationError
 
 from jobs.errors import StoreUnavailable
 from jobs.heartbeat import Gpu
@@ -120,9 +121,11 @@ def answering(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "job-1" / "spec.json").write_text("{}")
     handler = GenerationHandler(settings(redis_url, tmp_path, "cpu"))
 
-    def answer(id: str, process: StubProcess, writer: StubWriter) -> GenerationHandler:
+    def answer(id: str, process: StubProcess, writer: StubWriter, payload: Any = None) -> GenerationHandler:
         monkeypatch.setattr(generation, "JsonChild", lambda *_: process)
-        handler.answer(Request(id=id, kind="generate", job="job-1", payload={}), cast("Any", writer))
+        handler.answer(
+            Request(id=id, kind="generate", job="job-1", payload=payload or {"input": "x"}), cast("Any", writer)
+        )
         return handler
 
     return answer
@@ -144,6 +147,13 @@ def test_whoever_leaves_at_the_end_of_an_answer_leaves_the_model_as_it_is(answer
     with pytest.raises(Abandoned):
         answering("a", process, StubWriter(Abandoned()))
     assert process.running and len(process.asked) == 1, "nothing is cancelled: it has answered"
+
+
+def test_a_request_that_is_none_leaves_the_model_as_it_is(answering: Any) -> None:
+    process = StubProcess()
+    with pytest.raises(ValidationError, match="checkpoint"):
+        answering("a", process, StubWriter(), {"input": "x", "checkpoint": "../model"})
+    assert process.asked == [] and process.running
 
 
 @pytest.mark.parametrize("parts", [(), (part("a", "error", "model/config.json is missing"),)], ids=["ended", "refused"])

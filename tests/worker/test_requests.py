@@ -11,7 +11,9 @@ import pytest
 from jobs.errors import Rejected
 from jobs.redis.connection import connect
 from jobs.redis.requests import Request, Requests, answer_key
-from worker.requests import Abandoned, AnswerWriter, RequestFailed, serve_one
+from worker import requests as serving
+from worker.requests import Abandoned, AnswerWriter, RequestFailed, serve, serve_one, serve_requests
+from worker.settings import WorkerSettings, from_environment
 
 
 class Scripted:
@@ -75,3 +77,47 @@ def test_a_handler_hears_that_nobody_waits_or_that_the_worker_stops(redis_url: s
         answer.add("text", {"text": "too late"})
     serve_one(Scripted(), request, answer)  # logged, and nothing else
     assert parts(redis_url, request) == []
+
+
+def test_a_handler_that_breaks_while_idle_still_serves_the_next_request(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "RETRY_S", 0.0)
+    requests, stop, broken = Requests(connect(redis_url)), threading.Event(), threading.Event()
+
+    class Breaks(Scripted):
+        """Idle, it breaks once."""
+
+        def idle(self) -> None:
+            if not broken.is_set():
+                broken.set()
+                raise ZeroDivisionError
+
+        def answer(self, request: Request, answer: AnswerWriter) -> None:
+            super().answer(request, answer)
+            stop.set()
+
+    thread = threading.Thread(target=serve, args=(settings(redis_url), Breaks(), stop))
+    thread.start()
+    assert broken.wait(30)
+    asked = requests.submit("scripted", "job-1", {"end": "done"}, client="a")
+    thread.join(30)
+    assert parts(redis_url, asked)[-1] == ("done", {})
+
+
+@pytest.mark.filterwarnings("ignore:Exception in thread scripted")
+def test_a_worker_whose_handler_is_gone_ends(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(serving, "HEARTBEAT_S", 0.1)
+
+    class Ends(Scripted):
+        """Idle, its thread ends."""
+
+        def idle(self) -> None:
+            raise SystemExit
+
+    assert serve_requests(settings(redis_url), [Ends(), Scripted()]) == 1
+
+
+def settings(url: str) -> WorkerSettings:
+    return from_environment({"LONGHAUL_REDIS_URL": url, "LONGHAUL_DEVICE": "cpu"})

@@ -65,7 +65,7 @@ def test_of_what_is_done_with_a_finished_model_only_an_upload_gets_the_token(
     monkeypatch.setattr(generation, "JsonChild", started)
     with pytest.raises(ChildGone):
         generation.GenerationHandler(settings).answer(
-            Request(id="a", kind="generate", job="job-1", payload={}), cast("Any", None)
+            Request(id="a", kind="generate", job="job-1", payload={"input": "x"}), cast("Any", None)
         )
     assert "LONGHAUL_DEVICE" in found[0] and "s3cr3t" not in found[0].values()
     assert "s3cr3t" not in repr(settings)
