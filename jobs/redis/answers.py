@@ -57,12 +57,12 @@ class Answers:
     async def follow(self, request: Request) -> AsyncIterator[AnswerPart]:
         """The parts, in order, to the last; in between `waiting`, each time that the place in the queue is another.
 
-        A request whose follower leaves early is given up. Raises RequestLost, StoreUnavailable; WorkerMissing where it
-        waits, and no worker that could take it has been heard of for `HELD_S`.
+        A request whose follower leaves early is given up; one whose last part has come is forgotten. Raises
+        RequestLost, StoreUnavailable; WorkerMissing where it waits, and no worker that could take it has been heard of
+        for `HELD_S`.
         """
         position, standing, lost_redis_at = "0-0", None, None
         kept_at, seen_at = float("-inf"), time.monotonic()
-        ended = False
         try:
             while True:
                 try:
@@ -93,13 +93,13 @@ class Answers:
                     for row, fields in rows:
                         position = row.decode()
                         part = AnswerPart(fields[b"type"].decode(), json.loads(fields[b"data"]))
-                        ended = ended or part.last
+                        if part.last:
+                            await asyncio.to_thread(self._give_up, request)
                         yield part
                         if part.last:
                             return
         finally:
-            if not ended:
-                await asyncio.shield(asyncio.to_thread(self._give_up, request))
+            await asyncio.shield(asyncio.to_thread(self._give_up, request))
 
     def _give_up(self, request: Request) -> None:
         try:

@@ -54,7 +54,7 @@ class Scripts:
         self._helpers = helpers
         self._known: dict[str, Callable[..., Any]] = {}
 
-    def __call__(self, script: str, *args: str | int) -> Any:
+    def __call__(self, script: str, *args: str | bytes | int) -> Any:
         """What the script returns for these ARGV. Raises StoreUnavailable."""
         call = self._known.get(script)
         if call is None:

@@ -27,13 +27,15 @@ import redis
 from jobs.errors import QueueFull
 from jobs.redis.connection import Scripts, reachable
 from jobs.spec import JOB_ID
-from jobs.text.units import format_duration
+from jobs.text.units import format_bytes, format_duration
 
 log = logging.getLogger("longhaul.requests")
 MOST_WAITING = 128
 """Requests of one kind that wait."""
 MOST_OF_CLIENT = 32
 """Of these, requests of one client."""
+MOST_BYTES = 32 * 2**20
+"""Of what those of one kind that wait ask."""
 PATIENCE_S = 30.0
 """A request is forgotten when its asker has not been heard of for so long."""
 HELD_S = 15.0
@@ -48,23 +50,26 @@ local function clients(kind) return 'longhaul:requests:' .. kind .. ':clients' e
 local function waiting(kind, client) return 'longhaul:requests:' .. kind .. ':of:' .. client end
 """
 
-# ARGV: id, kind, job, payload, client, ms that it stays without a word of its asker, most waiting, most of one client
-# → {1 if it waits, 0 if the queue is full; requests that waited before; of these, the client's}
+# ARGV: id, kind, job, payload, client, ms that it stays without a word of its asker, most waiting, most of one client,
+# most bytes → {1 if it waits, 0 if the queue is full; requests that waited before; of these, the client's; their bytes}
 _SUBMIT = """
 local kind, client = ARGV[2], ARGV[5]
-local all, own = 0, 0
+local all, own, bytes = 0, 0, 0
 for _, each in ipairs(redis.call('LRANGE', clients(kind), 0, -1)) do
   for _, id in ipairs(redis.call('LRANGE', waiting(kind, each), 0, -1)) do
     if redis.call('EXISTS', request(id)) == 0 then redis.call('LREM', waiting(kind, each), 0, id)
-    elseif id == ARGV[1] then return {1, all, own}  -- sent twice
+    elseif id == ARGV[1] then return {1, all, own, bytes}  -- sent twice
     else
       all = all + 1
+      bytes = bytes + redis.call('HSTRLEN', request(id), 'payload')
       if each == client then own = own + 1 end
     end
   end
   if redis.call('EXISTS', waiting(kind, each)) == 0 then redis.call('LREM', clients(kind), 0, each) end
 end
-if all >= tonumber(ARGV[7]) or own >= tonumber(ARGV[8]) then return {0, all, own} end
+if all >= tonumber(ARGV[7]) or own >= tonumber(ARGV[8]) or bytes + #ARGV[4] > tonumber(ARGV[9]) then
+  return {0, all, own, bytes}
+end
 redis.call('HSET', request(ARGV[1]), 'kind', kind, 'job', ARGV[3], 'payload', ARGV[4], 'client', client)
 redis.call('PEXPIRE', request(ARGV[1]), ARGV[6])
 if own == 0 then redis.call('RPUSH', clients(kind), client) end
@@ -72,7 +77,7 @@ redis.call('RPUSH', waiting(kind, client), ARGV[1])
 local bell = 'longhaul:requests:' .. kind .. ':bell'
 redis.call('RPUSH', bell, 1)
 redis.call('LTRIM', bell, -16, -1)
-return {1, all, own}
+return {1, all, own, bytes}
 """
 
 # ARGV: kind, token of this call, ms that it is held → {id, job, payload} of the next client's first, or nothing
@@ -182,12 +187,19 @@ class Requests:
         `id`: of what is done once at a time, and found again by whoever knows what it is. Raises QueueFull.
         """
         request = Request(id or uuid.uuid4().hex, kind, job, payload)
-        waits, ahead, own = self._script(
-            _SUBMIT, request.id, kind, job, json.dumps(payload), client, round(patience_s * 1000),
-            MOST_WAITING, MOST_OF_CLIENT,
+        waits, ahead, own, size = self._script(
+            _SUBMIT, request.id, kind, job, _json(payload), client, round(patience_s * 1000),
+            MOST_WAITING, MOST_OF_CLIENT, MOST_BYTES,
         )  # fmt: skip
         if not waits:
-            whose = f"{own} requests of yours wait" if own >= MOST_OF_CLIENT else f"{ahead} requests wait"
+            if own >= MOST_OF_CLIENT:
+                whose = f"{own} requests of yours wait"
+            elif ahead >= MOST_WAITING:
+                whose = f"{ahead} requests wait"
+            else:
+                whose = (
+                    f"requests of {format_bytes(size)} wait; with this one it is more than {format_bytes(MOST_BYTES)}"
+                )
             raise QueueFull(
                 f"{whose}, which is the limit",
                 hint=f"wait for answers, or try again in {format_duration(RETRY_AFTER_S)}",
@@ -250,7 +262,12 @@ class Requests:
         """Add a part, numbered from 1 on; `done` and `error` are the last. False: nobody waits any more."""
         last = int(type in LAST)
         held_ms, answer_ms = round(HELD_S * 1000), round(ANSWER_S * 1000)
-        return bool(self._script(_ANSWER, id, number, type, json.dumps(data), held_ms, answer_ms, last))
+        return bool(self._script(_ANSWER, id, number, type, _json(data), held_ms, answer_ms, last))
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    """As short as it can be; half a surrogate pair, which a row may have, is kept as it is."""
+    return json.dumps(data, ensure_ascii=False).encode(errors="surrogatepass")
 
 
 def role_of(kind: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any, cast
 
@@ -9,8 +10,11 @@ import pytest
 import redis
 
 from jobs.errors import QueueFull
+from jobs.redis import requests as queues
+from jobs.redis.answers import Answers
 from jobs.redis.connection import connect
 from jobs.redis.requests import MOST_OF_CLIENT, MOST_WAITING, Request, Requests, Standing, answer_key
+from jobs.redis.workers import Workers
 
 
 @pytest.fixture
@@ -70,6 +74,47 @@ def test_a_full_queue_refuses_and_says_what_to_do(requests: Requests) -> None:
         submit(requests, "another", "one more")
     assert requests.take("generate") is not None
     submit(requests, "another", "there is room")
+
+
+def test_what_waits_is_bounded_in_bytes(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "MOST_BYTES", 3 * 2**20)
+    for number in range(2):
+        submit(requests, f"client {number}", "é" * 2**19)
+    with pytest.raises(
+        QueueFull, match=r"^requests of 2 MiB wait; with this one it is more than 3 MiB, which is the limit$"
+    ):
+        submit(requests, "another", "x" * 2**20)
+    submit(requests, "another", "small")
+    assert requests.take("generate") is not None
+    submit(requests, "another", "x" * 2**20)
+
+
+def test_texts_are_kept_in_few_bytes_whatever_they_are(client: redis.Redis, requests: Requests) -> None:
+    text = "é" * 1000 + "\ud800"  # half a surrogate pair, which JSON may have
+    request = submit(requests, "a", text)
+    assert requests.take("generate") == request
+    assert requests.answer(request.id, 1, "done", {"text": text})
+    assert requests.newest_part(request.id) == ("done", {"text": text})
+    assert cast(Any, client.hstrlen(f"longhaul:request:{request.id}", "payload")) < 2100
+
+
+def test_an_answer_that_has_come_leaves_nothing_behind(client: redis.Redis, redis_url: str, requests: Requests) -> None:
+    request = submit(requests, "a", "1")
+    requests.take("generate")
+    for number, type in enumerate(("text", "done"), start=1):
+        requests.answer(request.id, number, type, {})
+
+    async def follow() -> list[str]:
+        answers = Answers(redis_url, requests, Workers(client))
+        found = []
+        async for part in answers.follow(request):
+            found.append(part.type)
+            if part.last:
+                assert client.keys("longhaul:request:*") == []
+        await answers.close()
+        return found
+
+    assert asyncio.run(follow()) == ["text", "done"]
 
 
 def test_what_nobody_waits_for_is_skipped_and_takes_no_room(requests: Requests) -> None:

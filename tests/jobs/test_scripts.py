@@ -35,7 +35,7 @@ class Lossy(Scripts):
 
     sent: ClassVar[set[str]] = set()
 
-    def __call__(self, script: str, *args: str | int) -> Any:
+    def __call__(self, script: str, *args: str | bytes | int) -> Any:
         self.sent.add(script)
         first = super().__call__(script, *args)
         second = super().__call__(script, *args)
