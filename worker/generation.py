@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import StoreUnavailable
+from jobs.frozen import Frozen
 from jobs.generation import GenerateBody
 from jobs.process.lifeline import PARENT_PID
 from jobs.redis.connection import connect
@@ -22,13 +23,15 @@ from jobs.redis.requests import Request
 from jobs.redis.store import Store
 from jobs.state import Stage
 from worker.child import ChildGone, JsonChild
-from worker.requests import Abandoned, AnswerWriter, RequestFailed
+from worker.requests import Abandoned, AnswerWriter, RequestFailed, TurnPassed
 from worker.settings import WorkerSettings
 
 log = logging.getLogger("longhaul.worker")
 KIND = "generate"
 LOOK_S = 1.0
 CANCELLED_WITHIN_S = 10.0
+TURN_S = 10.0
+"""While other clients wait, a request of several rows has a turn of so long, or as long as its model took to load."""
 LAST = ("done", "error", "cancelled")
 TRAINS, WAITS, UNKNOWN = "no GPU is idle", "a job waits to train", "Redis does not say whether a GPU is free"
 NO_GPU = "no train worker has a GPU"
@@ -45,6 +48,42 @@ class Place:
     """UUID."""
     limit: int | None = None
     """Bytes of the GPU at most."""
+
+
+@dataclass(frozen=True)
+class _Done:
+    """How one question was answered: what its process said at the end, and the tokens that it wrote."""
+
+    data: dict[str, Any]
+    tokens: int
+
+
+class AnsweredRows(Frozen):
+    """What a request of several rows keeps from turn to turn."""
+
+    answered: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    loading_s: float = 0.0
+    seed: int | None = None
+    """Drawn for the first row: it is that of all."""
+    parts: int = 0
+    """Of the answer; the AnswerWriter's."""
+
+    def plus(self, how: _Done) -> AnsweredRows:
+        """With another row."""
+        return AnsweredRows(
+            answered=self.answered + 1,
+            tokens=self.tokens + how.tokens,
+            seconds=self.seconds + how.data["seconds"],
+            loading_s=self.loading_s + how.data["loading_s"],
+            seed=how.data["seed"],
+        )
+
+    def whole(self) -> dict[str, Any]:
+        """What `done` says of all rows."""
+        tokens_per_s = self.tokens / self.seconds if self.tokens else None
+        return self.model_dump(include={"seconds", "loading_s", "seed"}) | {"tokens_per_s": tokens_per_s}
 
 
 def place_for(settings: WorkerSettings, store: Store) -> Place:
@@ -82,7 +121,7 @@ class GenerationHandler:
             raise _deleted(run)
         child = self._ready(run, body.checkpoint, place_for(self._settings, self._store))
         try:
-            self._pass_on(child, request, answer)
+            self._answer_rows(child, request, body, answer)
         except ChildGone as error:
             code = self._end()
             if not run.exists():
@@ -93,7 +132,7 @@ class GenerationHandler:
                 code="model_process_ended",
                 hint=f"ask again: it starts anew. If that repeats, the log of the worker `{KIND}` has the details",
             ) from error
-        except Abandoned:
+        except (Abandoned, TurnPassed):
             if child.asked is not None:
                 self._cancel(child)
             raise
@@ -128,33 +167,57 @@ class GenerationHandler:
             child = self._child = _Child(run, checkpoint, place, self._settings)
         return child
 
-    def _pass_on(self, child: _Child, request: Request, answer: AnswerWriter) -> None:
-        child.asked = request.id
-        child.process.ask({"id": request.id, "body": request.payload})
-        looked_at = time.monotonic()
+    def _answer_rows(self, child: _Child, request: Request, body: GenerateBody, answer: AnswerWriter) -> None:
+        """A question for each row. Raises TurnPassed between two of them."""
+        if body.rows is None:
+            if (how := self._pass_on(child, request.id, body, 0, answer)) is not None:
+                answer.add("done", how.data | {"why": child.place.why})
+            return
+        so_far, began, loading_s = AnsweredRows.model_validate(request.progress), time.monotonic(), 0.0
+        for index in range(so_far.answered, len(body.rows)):
+            row = {"rows": [body.rows[index]], "seed": body.seed if so_far.seed is None else so_far.seed}
+            how = self._pass_on(child, request.id, body.model_copy(update=row), index, answer)
+            if how is None:
+                return
+            so_far = so_far.plus(how)
+            loading_s += how.data["loading_s"]
+            worked_s = time.monotonic() - began - loading_s
+            if so_far.answered == len(body.rows):
+                answer.add("done", how.data | so_far.whole() | {"why": child.place.why})
+            elif worked_s >= max(TURN_S, loading_s):
+                answer.pass_turn(so_far.model_dump())
+
+    def _pass_on(self, child: _Child, id: str, body: GenerateBody, index: int, answer: AnswerWriter) -> _Done | None:
+        """Ask, and pass on what is answered, as that of the row `index`, but for `done`. None: it was an error."""
+        child.asked, tokens = id, 0
+        child.process.ask({"id": id, "body": body.model_dump(exclude_defaults=True)})
         while True:
             part = cast("dict[str, Any] | None", child.process.answer(LOOK_S))
-            if time.monotonic() - looked_at >= LOOK_S:
+            if time.monotonic() - child.looked_at >= LOOK_S:
                 answer.hold()
-                looked_at = time.monotonic()
+                child.looked_at = time.monotonic()
                 if self._in_the_way(child):
                     raise RequestFailed(
                         "a job needs the GPU, and this was ended for it",
                         code="gpu_needed",
                         hint="ask again: the model then runs on the CPU",
                     )
-            if part is None or part["id"] not in (None, request.id):
+            if part is None or part["id"] not in (None, id):
                 continue
+            data: dict[str, Any] = part["data"]
             if part["type"] in LAST:
                 child.asked = None
             if part["type"] == "error" and not child.run.exists():
                 raise _deleted(child.run)
-            data: dict[str, Any] = part["data"]
             if part["type"] == "done":
-                data |= {"why": child.place.why}
+                return _Done(data, tokens)
+            if part["type"] == "output":
+                tokens += data["tokens"]
+            if body.rows is not None and "index" in data:
+                data["index"] = index
             answer.add(part["type"], data)
             if part["type"] in LAST:
-                return
+                return None
 
     def _in_the_way(self, child: _Child) -> bool:
         """Whether it has a GPU that somebody else could use."""
@@ -201,6 +264,6 @@ class _Child:
             PARENT_PID: str(os.getpid()),
         }
         self.process = JsonChild(command, environment)
-        self.used_at = time.monotonic()
+        self.used_at = self.looked_at = time.monotonic()
         self.asked: str | None = None
         """Id of the request that it answers."""

@@ -10,7 +10,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from pydantic import JsonValue
@@ -35,6 +35,10 @@ class Abandoned(Exception):
     """Nobody waits for the answer any more: leave the work."""
 
 
+class TurnPassed(Exception):
+    """Other clients wait: the request continues at its next turn."""
+
+
 class RequestFailed(LonghaulError):
     """The answer to a request is this error."""
 
@@ -49,7 +53,7 @@ class AnswerWriter:
 
     def __init__(self, requests: Requests, request: Request, stop: threading.Event) -> None:
         self._requests, self._id, self._stop = requests, request.id, stop
-        self._parts = 0
+        self._parts: int = request.progress.get("parts", 0)
         self._heard = time.monotonic()
 
     def add(self, type: str, data: dict[str, JsonValue]) -> None:
@@ -70,6 +74,14 @@ class AnswerWriter:
             self._heard = time.monotonic()
             if not self._requests.hold(self._id):
                 raise Abandoned
+
+    def pass_turn(self, progress: Mapping[str, JsonValue]) -> None:
+        """Where other clients wait, raise TurnPassed: `progress` is that of the request at its next turn.
+
+        Raises StoreUnavailable, too.
+        """
+        if self._requests.pass_turn(self._id, {**progress, "parts": self._parts}):
+            raise TurnPassed
 
     def fail(self, error: Exception) -> None:
         """An error as the last part."""
@@ -151,7 +163,7 @@ def serve_one(handler: RequestHandler, request: Request, answer: AnswerWriter) -
     try:
         try:
             handler.answer(request, answer)
-        except (Abandoned, StoreUnavailable):
+        except (Abandoned, TurnPassed, StoreUnavailable):
             raise
         except Exception as error:
             expected = isinstance(error, LonghaulError)
@@ -161,5 +173,7 @@ def serve_one(handler: RequestHandler, request: Request, answer: AnswerWriter) -
             return
     except Abandoned:
         log.info("%s %s of job %s was given up: nobody waits for it", request.kind, request.id, request.job)
+    except TurnPassed:
+        log.info("%s %s of job %s continues at its next turn", request.kind, request.id, request.job)
     else:
         log.info("%s %s of job %s: %.1f s", request.kind, request.id, request.job, time.monotonic() - began)

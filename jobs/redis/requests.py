@@ -3,7 +3,8 @@
     longhaul:requests:<kind>:clients      list of the clients with waiting requests, in the order of their turns
     longhaul:requests:<kind>:of:<client>  list of that client's waiting requests, in the order in which they came
     longhaul:requests:<kind>:bell         list: workers block on it until a request comes
-    longhaul:request:<id>                 hash: kind, job, payload, client; gone once nobody waits any more
+    longhaul:requests:<kind>:at_work      set of the requests that workers are at work on
+    longhaul:request:<id>                 hash: kind, job, payload, client, progress; gone once nobody waits any more
     longhaul:request:<id>:held            set while a worker is at work on it
     longhaul:request:<id>:answer          stream: the parts of the answer; the last is `done` or `error`
 
@@ -18,7 +19,7 @@ import logging
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -48,6 +49,12 @@ _HELPERS = """
 local function request(id) return 'longhaul:request:' .. id end
 local function clients(kind) return 'longhaul:requests:' .. kind .. ':clients' end
 local function waiting(kind, client) return 'longhaul:requests:' .. kind .. ':of:' .. client end
+local function at_work(kind) return 'longhaul:requests:' .. kind .. ':at_work' end
+local function ring(kind)
+  local bell = 'longhaul:requests:' .. kind .. ':bell'
+  redis.call('RPUSH', bell, 1)
+  redis.call('LTRIM', bell, -16, -1)
+end
 """
 
 # ARGV: id, kind, job, payload, client, ms that it stays without a word of its asker, most waiting, most of one client,
@@ -74,13 +81,12 @@ redis.call('HSET', request(ARGV[1]), 'kind', kind, 'job', ARGV[3], 'payload', AR
 redis.call('PEXPIRE', request(ARGV[1]), ARGV[6])
 if own == 0 then redis.call('RPUSH', clients(kind), client) end
 redis.call('RPUSH', waiting(kind, client), ARGV[1])
-local bell = 'longhaul:requests:' .. kind .. ':bell'
-redis.call('RPUSH', bell, 1)
-redis.call('LTRIM', bell, -16, -1)
+ring(kind)
 return {1, all, own, bytes}
 """
 
-# ARGV: kind, token of this call, ms that it is held → {id, job, payload} of the next client's first, or nothing
+# ARGV: kind, token of this call, ms that it is held
+# → {id, job, payload, progress} of the next client's first, or nothing
 _TAKE = """
 local kind, mine = ARGV[1], 'longhaul:requests:' .. ARGV[1] .. ':taken:' .. ARGV[2]
 local id = redis.call('GET', mine)  -- sent twice: the first one did it
@@ -94,12 +100,13 @@ end
 redis.call('SET', mine, id, 'PX', 60000)
 redis.call('HSET', request(id), 'taken', 1)
 redis.call('SET', request(id) .. ':held', 1, 'PX', ARGV[3])
-local h = redis.call('HMGET', request(id), 'job', 'payload')
-return {id, h[1] or '', h[2] or ''}
+redis.call('SADD', at_work(kind), id)
+local h = redis.call('HMGET', request(id), 'job', 'payload', 'progress')
+return {id, h[1] or '', h[2] or '', h[3] or '{}'}
 """
 
 # ARGV: id, ms that it stays without another word of its asker ('': as before)
-# → {state, clients that have a turn before it}
+# → {state, requests at work or waiting before it}
 _KEEP = """
 local h = redis.call('HMGET', request(ARGV[1]), 'kind', 'client', 'taken', 'ended')
 if not h[1] then return {'gone', 0} end
@@ -107,6 +114,10 @@ if ARGV[2] ~= '' then redis.call('PEXPIRE', request(ARGV[1]), ARGV[2]) end
 if h[4] then return {'ended', 0} end
 if h[3] then return {redis.call('EXISTS', request(ARGV[1]) .. ':held') == 1 and 'taken' or 'lost', 0} end
 local before = 0
+for _, id in ipairs(redis.call('SMEMBERS', at_work(h[1]))) do
+  if redis.call('EXISTS', request(id) .. ':held') == 1 then before = before + 1
+  else redis.call('SREM', at_work(h[1]), id) end
+end
 for _, client in ipairs(redis.call('LRANGE', clients(h[1]), 0, -1)) do
   for place, id in ipairs(redis.call('LRANGE', waiting(h[1], client), 0, -1)) do
     if id == ARGV[1] then return {'waiting', before} end
@@ -129,6 +140,29 @@ if ARGV[7] == '1' then
   redis.call('PEXPIRE', request(ARGV[1]), ARGV[6])
   redis.call('DEL', request(ARGV[1]) .. ':held')
 end
+return 1
+"""
+
+# ARGV: id, progress, which is another each time → 1: it waits again, behind all other clients; 0: no other client waits
+_PASS_TURN = """
+local h = redis.call('HMGET', request(ARGV[1]), 'kind', 'client', 'progress')
+local kind, client = h[1], h[2]
+if not kind then return 0 end
+if h[3] == ARGV[2] then return 1 end  -- sent twice
+local others = false
+for _, each in ipairs(redis.call('LRANGE', clients(kind), 0, -1)) do
+  for _, id in ipairs(each == client and {} or redis.call('LRANGE', waiting(kind, each), 0, -1)) do
+    others = others or redis.call('EXISTS', request(id)) == 1
+  end
+end
+if not others then return 0 end
+redis.call('HSET', request(ARGV[1]), 'progress', ARGV[2])
+redis.call('HDEL', request(ARGV[1]), 'taken')
+redis.call('DEL', request(ARGV[1]) .. ':held')
+redis.call('LPUSH', waiting(kind, client), ARGV[1])
+redis.call('LREM', clients(kind), 0, client)
+redis.call('RPUSH', clients(kind), client)
+ring(kind)
 return 1
 """
 
@@ -161,6 +195,8 @@ class Request:
     job: str
     payload: Mapping[str, Any]
     """What its kind needs; JSON."""
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    """What its worker has kept of earlier turns; JSON."""
 
 
 class Requests:
@@ -207,8 +243,8 @@ class Requests:
         return request
 
     def keep(self, id: str, *, patience_s: float = PATIENCE_S) -> tuple[Standing, int]:
-        """Say that somebody still waits. Returns where it stands, and of a waiting one how many others wait before it
-        at most: the clients take turns."""
+        """Say that somebody still waits. Returns where it stands, and of a waiting one how many others are at
+        work or wait before it at most: the clients take turns."""
         standing, ahead = self._script(_KEEP, id, round(patience_s * 1000))
         return Standing(standing.decode()), int(ahead)
 
@@ -243,7 +279,7 @@ class Requests:
             try:
                 if re.fullmatch(JOB_ID, job) is None:
                     raise ValueError(f"{job[:80]!r} is no id of a job")
-                return Request(id, kind, job, dict(json.loads(found[2])))
+                return Request(id, kind, job, dict(json.loads(found[2])), dict(json.loads(found[3])))
             except (ValueError, TypeError) as error:
                 log.error("%s %s is damaged, and dropped: %s", kind, id, error)
                 self.give_up(id)
@@ -257,6 +293,11 @@ class Requests:
     def hold(self, id: str) -> bool:
         """Say that a worker is still at work on it. False: nobody waits any more."""
         return bool(self._script(_HOLD, id, round(HELD_S * 1000)))
+
+    def pass_turn(self, id: str, progress: Mapping[str, Any]) -> bool:
+        """Let it wait again where other clients wait, its next turn behind theirs; `progress` is kept for it, and must
+        be another each time. False: no other client waits."""
+        return bool(self._script(_PASS_TURN, id, _json(progress)))
 
     def answer(self, id: str, number: int, type: str, data: Mapping[str, Any]) -> bool:
         """Add a part, numbered from 1 on; `done` and `error` are the last. False: nobody waits any more."""

@@ -56,6 +56,28 @@ def test_twenty_clients_wait_for_one_turn_of_the_others_at_most(requests: Reques
     assert order[:20] == ["first 0", *(request.payload["text"] for request in last)]
 
 
+def test_who_passes_its_turn_is_behind_every_other_client_and_first_of_its_own(
+    client: redis.Redis, requests: Requests
+) -> None:
+    long = submit(requests, "a", "long")
+    submit(requests, "a", "a2")
+    assert requests.take("generate") == long
+    assert not requests.pass_turn(long.id, {"row": 1}), "no other client waits"
+    gone = submit(requests, "b", "gone")
+    requests.give_up(gone.id)
+    assert not requests.pass_turn(long.id, {"row": 1}), "nobody waits for that"
+    assert requests.keep(long.id) == (Standing.TAKEN, 0)
+    other = submit(requests, "b", "b1")
+    assert requests.keep(other.id) == (Standing.WAITING, 2), "one is at work, one waits"
+    for _ in range(2):  # sent twice
+        assert requests.pass_turn(long.id, {"row": 1})
+    assert requests.keep(long.id) == (Standing.WAITING, 1)
+    assert requests.take("generate") == other
+    again = requests.take("generate")
+    assert again is not None and (again.id, again.progress) == (long.id, {"row": 1})
+    assert taken(requests) == ["a2"]
+
+
 def test_kinds_have_queues_of_their_own(requests: Requests) -> None:
     export = requests.submit("export", "job-1", {"to": "gguf"}, client="a")
     assert requests.take("generate") is None
@@ -131,8 +153,10 @@ def test_the_asker_hears_where_its_request_stands(client: redis.Redis, requests:
     assert requests.keep(second.id) == (Standing.WAITING, 1)
     assert requests.take("generate") == first
     assert requests.keep(first.id) == (Standing.TAKEN, 0)
+    assert requests.keep(second.id) == (Standing.WAITING, 1), "the one at work"
     client.delete(f"longhaul:request:{first.id}:held")  # as if its time had run out
     assert requests.keep(first.id) == (Standing.LOST, 0)
+    assert requests.keep(second.id) == (Standing.WAITING, 0)
     assert requests.hold(first.id)
     assert requests.keep(first.id) == (Standing.TAKEN, 0)
     assert requests.answer(first.id, 1, "done", {})

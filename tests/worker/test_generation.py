@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +15,7 @@ from pydantic import ValidationError
 from jobs.errors import StoreUnavailable
 from jobs.heartbeat import Gpu
 from jobs.redis.connection import connect
-from jobs.redis.requests import Request
+from jobs.redis.requests import Request, Requests, answer_key
 from jobs.redis.store import Store
 from jobs.redis.workers import lease_token
 from jobs.state import Stage
@@ -21,7 +23,7 @@ from tests.heartbeats import H200, heartbeat
 from worker import generation
 from worker.child import ChildGone
 from worker.generation import NO_GPU, TRAINS, UNKNOWN, WAITS, GenerationHandler, Place, place_for
-from worker.requests import Abandoned, RequestFailed
+from worker.requests import Abandoned, AnswerWriter, RequestFailed, serve_one
 from worker.settings import WorkerSettings, from_environment
 
 OTHER = Gpu(uuid="GPU-2", name="NVIDIA H200", memory_bytes=2**37, driver="580")
@@ -154,6 +156,53 @@ def test_a_request_that_is_none_leaves_the_model_as_it_is(answering: Any) -> Non
     with pytest.raises(ValidationError, match="checkpoint"):
         answering("a", process, StubWriter(), {"input": "x", "checkpoint": "../model"})
     assert process.asked == [] and process.running
+
+
+class EchoingProcess(StubProcess):
+    """A model process that answers each question with what it was asked."""
+
+    def ask(self, question: Any) -> None:
+        super().ask(question)
+        rows = question["body"].get("rows", [None])
+        output = {"model": "trained", "index": 0, "text": json.dumps(rows), "tokens": 2}
+        done = {"device": "cpu", "seconds": 0.5, "loading_s": 0.0, "tokens_per_s": 4.0, "seed": 7}
+        self.parts = [{"id": question["id"], "type": type, "data": data} for type, data in
+                      (("output", output), ("done", done))]  # fmt: skip
+
+
+def answered(url: str, id: str) -> list[tuple[str, Any]]:
+    return [
+        (fields[b"type"].decode(), json.loads(fields[b"data"]))
+        for _, fields in cast(Any, connect(url).xrange(answer_key(id)))
+    ]
+
+
+def test_a_request_of_many_rows_gives_the_turn_away_between_them(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = EchoingProcess()
+    monkeypatch.setattr(generation, "JsonChild", lambda *_: process)
+    monkeypatch.setattr(generation, "TURN_S", 0.0)
+    (tmp_path / "job-1").mkdir()
+    (tmp_path / "job-1" / "spec.json").write_text("{}")
+    requests, handler = Requests(connect(redis_url)), GenerationHandler(settings(redis_url, tmp_path, "cpu"))
+    many = requests.submit(
+        "generate", "job-1", {"rows": [{"n": n} for n in range(4)], "temperature": 1.0}, client="one"
+    )
+    others = [requests.submit("generate", "job-1", {"input": "x"}, client=f"other {n}") for n in range(2)]
+    order = []
+    while (request := requests.take("generate")) is not None:
+        order.append(request.id)
+        serve_one(handler, request, AnswerWriter(requests, request, threading.Event()))
+    assert order == [many.id, *(each.id for each in others), many.id]
+    told = answered(redis_url, many.id)
+    assert [(data["index"], json.loads(data["text"])) for type, data in told[:-1]] == [
+        (n, [{"n": n}]) for n in range(4)
+    ]
+    assert told[-1] == ("done", {"device": "cpu", "why": "LONGHAUL_DEVICE is cpu", "seconds": 2.0, "loading_s": 0.0,
+                                 "tokens_per_s": 4.0, "seed": 7})  # fmt: skip
+    assert [each["body"].get("seed") for each in process.asked if "rows" in each["body"]] == [None, 7, 7, 7]
+    assert [answered(redis_url, each.id)[-1][0] for each in others] == ["done", "done"]
 
 
 @pytest.mark.parametrize("parts", [(), (part("a", "error", "model/config.json is missing"),)], ids=["ended", "refused"])
