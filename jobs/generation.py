@@ -14,6 +14,7 @@ MOST_CHARACTERS = 200_000
 MOST_ROWS = 64
 MOST_MESSAGES = 1_000
 MOST_NEW_TOKENS = 4_096
+LEAST_TEMPERATURE = 0.001
 CHECKPOINT = "^(best|last|(step-)?[0-9]{1,12})$"
 ModelName = Literal["trained", "base"]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MOST_CHARACTERS)]
@@ -33,6 +34,11 @@ def checkpoint_name(given: str) -> str:
 CheckpointName = Annotated[
     str, AfterValidator(checkpoint_name), WithJsonSchema({"type": "string", "pattern": CHECKPOINT})
 ]
+
+
+def _usable_temperature(given: float) -> float:
+    """Divided by less, logits overflow."""
+    return 0.0 if given < LEAST_TEMPERATURE else given
 
 
 class ChatTurn(Part):
@@ -64,8 +70,8 @@ class GenerateBody(Part):
     """Answer with server-sent events: text as it is written."""
     max_new_tokens: Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)] | None = None
     """Tokens to write at most; null: as many as the model's generation_config.json says."""
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    """0: always the most probable token."""
+    temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_usable_temperature)] = 0.0
+    """0, as is all below 0.001: always the most probable token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """With a temperature: choose among the most probable tokens that have this probability together."""
     top_k: Annotated[int, Field(ge=0, le=1000)] = 0

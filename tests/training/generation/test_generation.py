@@ -109,6 +109,17 @@ def test_a_row_goes_through_the_template_of_the_job_and_a_text_is_what_it_would_
     assert by_row == by_text
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 0.00099])
+def test_a_temperature_too_small_to_divide_by_is_none(trained: TrainedJobs, temperature: float) -> None:
+    run = trained["causal"]
+    asked = {"input": CHATS[3]["messages"][0]["content"]}
+    cold, greedy = ask(run, **asked, temperature=temperature), ask(run, **asked)
+    assert outputs(cold) == outputs(greedy)
+    assert cold.of("done")[0]["seed"] is None
+    [smallest] = outputs(ask(run, **asked, temperature=0.001, seed=1))
+    assert smallest.text == outputs(greedy)[0].text
+
+
 def test_messages_go_through_the_chat_template(trained: TrainedJobs) -> None:
     run = trained["causal"]
     messages = CHATS[3]["messages"]
