@@ -53,6 +53,17 @@ class BodyTooLarge(LonghaulError):
     code = "body_too_large"
 
 
+class TooManyStreams(LonghaulError):
+    """As many streams are open as may be."""
+
+    code = "too_many_streams"
+    retry_after_s = 10
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
 class BodyTooSlow(LonghaulError):
     """The body did not arrive in time."""
 
@@ -137,6 +148,9 @@ def _longhaul_response(what: str, error: LonghaulError) -> JSONResponse:
             return error_response(503, error.code, str(error), hint=error.hint)
         case QueueFull():
             seconds = {"Retry-After": str(RETRY_AFTER_S)}
+            return error_response(429, error.code, str(error), hint=error.hint, headers=seconds)
+        case TooManyStreams():
+            seconds = {"Retry-After": str(error.retry_after_s)}
             return error_response(429, error.code, str(error), hint=error.hint, headers=seconds)
         case WorkerMissing():
             return error_response(503, error.code, str(error), hint=error.hint)

@@ -130,7 +130,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(results.routes(actions, kept))
     app.include_router(exports.routes(exported))
     app.include_router(reports.routes(actions, kept, render))
-    app.include_router(generation.routes(actions, asking, streams))
+    app.include_router(generation.routes(actions, asking, streams, keep_alive_s=settings.keep_alive_s))
     app.include_router(datasets.routes(actions, uploads))
     app.include_router(workers.routes(store))
     app.include_router(prometheus.routes(registry))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from fastapi import Request as HttpRequest
 from pydantic import ValidationError
@@ -57,17 +57,17 @@ class Asking:
         return self._requests.submit(KIND, job, asked.model_dump(exclude_defaults=True), client=client)
 
     def _checkpoint(self, run: RunDir, given: str | None) -> str | None:
-        """The name of the `best` or the `last`; any other as it is."""
+        """The name of the `best` or the `last`; any other as it is, where it is there. Raises AnswerFailed."""
+        hint = f"`longhaul checkpoints {run.id}` lists those that it has"
         if given not in ("best", "last"):
+            if given is not None and not (run.checkpoints / given).is_dir():
+                raise AnswerFailed(409, "no_checkpoint", f"job {run.id} has no checkpoint {given}", hint=hint)
             return given
         found = checkpoints_of(run, self._series, runs_name=self._actions.runs.name)
         chosen = next((each for each in found if given == "last" or each.best), None)
         if chosen is None:
             why = "was evaluated" if found else "is there yet"
-            raise AnswerFailed(
-                409, "no_checkpoint", f"no checkpoint of job {run.id} {why}",
-                hint=f"`longhaul checkpoints {run.id}` lists those that it has",
-            )  # fmt: skip
+            raise AnswerFailed(409, "no_checkpoint", f"no checkpoint of job {run.id} {why}", hint=hint)
         return chosen.id.partition("/")[2]
 
     async def parts(self, request: Request) -> AsyncIterator[AnswerPart]:
@@ -129,7 +129,7 @@ def generation(request: Request, outputs: list[Output], how: Generated) -> answe
     )
 
 
-async def events(asking: Asking, request: Request) -> AsyncIterator[bytes]:
+async def events(asking: Asking, request: Request) -> AsyncGenerator[bytes]:
     """Server-sent events: the parts of the answer; `done` has the whole, and `error` is the last where it fails."""
     yield b": asked\n\n"  # headers and a first byte at once, so that clients know they are connected
     outputs: list[Output] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -202,7 +202,7 @@ def usage_of(output: Output) -> answers.ChatUsage:
     )
 
 
-async def chunks(asking: Asking, request: Request, chat: ChatBody) -> AsyncIterator[bytes]:
+async def chunks(asking: Asking, request: Request, chat: ChatBody) -> AsyncGenerator[bytes]:
     """The reply as OpenAI's stream."""
     same = {
         "id": f"chatcmpl-{request.id}", "object": "chat.completion.chunk", "created": int(time.time()),

@@ -14,12 +14,12 @@ from service.generation import openai
 from service.generation.asking import Asking, body_of, client_of, events, generation
 from service.jobs.actions import Actions
 from service.openapi.documented import CHAT_BODY, CHAT_STREAM, GENERATE_BODY, GENERATE_STREAM, JobId, documented
-from service.reading.stream import Stream, Streams
+from service.reading.stream import Stream, Streams, kept_alive
 
 EVENTS = "text/event-stream"
 
 
-def routes(actions: Actions, asking: Asking, streams: Streams) -> APIRouter:
+def routes(actions: Actions, asking: Asking, streams: Streams, *, keep_alive_s: float) -> APIRouter:
     """`/jobs/{id}/generate`, `/v1/chat/completions` and `/v1/models`."""
     router = APIRouter(tags=["models"])
 
@@ -38,9 +38,11 @@ def routes(actions: Actions, asking: Asking, streams: Streams) -> APIRouter:
         probable one. Requests wait for their turn. The model runs on a GPU while nothing trains there and nothing waits
         to, and else on the CPU at the lowest priority: the answer says where, and how fast."""
         body = body_of(given)
+        if body.stream:
+            streams.require()  # before anything waits
         asked = await asking.submit(job, body, client_of(request.scope))
         if body.stream:
-            return Stream(streams, events(asking, asked), EVENTS)
+            return Stream(streams, kept_alive(events(asking, asked), keep_alive_s), EVENTS)
         return generation(asked, *await asking.whole(request, asked))
 
     @router.post(
@@ -56,9 +58,11 @@ def routes(actions: Actions, asking: Asking, streams: Streams) -> APIRouter:
         chat = openai.chat_body(given)
         job, checkpoint = await run_in_threadpool(openai.named_job, actions, chat.model)
         body = openai.generate_body(chat, checkpoint)
+        if body.stream:
+            streams.require()
         asked = await asking.submit(job, body, client_of(request.scope))
         if body.stream:
-            return Stream(streams, openai.chunks(asking, asked, chat), EVENTS)
+            return Stream(streams, kept_alive(openai.chunks(asking, asked, chat), keep_alive_s), EVENTS)
         [output], how = await asking.whole(request, asked)
         return openai.completion(asked, chat, output, how)
 
