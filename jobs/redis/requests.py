@@ -27,6 +27,7 @@ import redis
 
 from jobs.errors import QueueFull
 from jobs.redis.connection import Scripts, reachable
+from jobs.redis.request_scripts import ANSWER, HELPERS, HOLD, KEEP, PASS_TURN, SUBMIT, TAKE
 from jobs.spec import JOB_ID
 from jobs.text.units import format_bytes, format_duration
 
@@ -44,134 +45,6 @@ HELD_S = 15.0
 ANSWER_S = 600.0
 """Parts of an answer stay for so long after the newest one."""
 RETRY_AFTER_S = 5
-
-_HELPERS = """
-local function request(id) return 'longhaul:request:' .. id end
-local function clients(kind) return 'longhaul:requests:' .. kind .. ':clients' end
-local function waiting(kind, client) return 'longhaul:requests:' .. kind .. ':of:' .. client end
-local function at_work(kind) return 'longhaul:requests:' .. kind .. ':at_work' end
-local function ring(kind)
-  local bell = 'longhaul:requests:' .. kind .. ':bell'
-  redis.call('RPUSH', bell, 1)
-  redis.call('LTRIM', bell, -16, -1)
-end
-"""
-
-# ARGV: id, kind, job, payload, client, ms that it stays without a word of its asker, most waiting, most of one client,
-# most bytes → {1 if it waits, 0 if the queue is full; requests that waited before; of these, the client's; their bytes}
-_SUBMIT = """
-local kind, client = ARGV[2], ARGV[5]
-local all, own, bytes = 0, 0, 0
-for _, each in ipairs(redis.call('LRANGE', clients(kind), 0, -1)) do
-  for _, id in ipairs(redis.call('LRANGE', waiting(kind, each), 0, -1)) do
-    if redis.call('EXISTS', request(id)) == 0 then redis.call('LREM', waiting(kind, each), 0, id)
-    elseif id == ARGV[1] then return {1, all, own, bytes}  -- sent twice
-    else
-      all = all + 1
-      bytes = bytes + redis.call('HSTRLEN', request(id), 'payload')
-      if each == client then own = own + 1 end
-    end
-  end
-  if redis.call('EXISTS', waiting(kind, each)) == 0 then redis.call('LREM', clients(kind), 0, each) end
-end
-if all >= tonumber(ARGV[7]) or own >= tonumber(ARGV[8]) or bytes + #ARGV[4] > tonumber(ARGV[9]) then
-  return {0, all, own, bytes}
-end
-redis.call('HSET', request(ARGV[1]), 'kind', kind, 'job', ARGV[3], 'payload', ARGV[4], 'client', client)
-redis.call('PEXPIRE', request(ARGV[1]), ARGV[6])
-if own == 0 then redis.call('RPUSH', clients(kind), client) end
-redis.call('RPUSH', waiting(kind, client), ARGV[1])
-ring(kind)
-return {1, all, own, bytes}
-"""
-
-# ARGV: kind, token of this call, ms that it is held
-# → {id, job, payload, progress} of the next client's first, or nothing
-_TAKE = """
-local kind, mine = ARGV[1], 'longhaul:requests:' .. ARGV[1] .. ':taken:' .. ARGV[2]
-local id = redis.call('GET', mine)  -- sent twice: the first one did it
-while not id do
-  local client = redis.call('LPOP', clients(kind))
-  if not client then return {} end
-  id = redis.call('LPOP', waiting(kind, client))
-  if redis.call('EXISTS', waiting(kind, client)) == 1 then redis.call('RPUSH', clients(kind), client) end
-  if id and redis.call('EXISTS', request(id)) == 0 then id = false end
-end
-redis.call('SET', mine, id, 'PX', 60000)
-redis.call('HSET', request(id), 'taken', 1)
-redis.call('SET', request(id) .. ':held', 1, 'PX', ARGV[3])
-redis.call('SADD', at_work(kind), id)
-local h = redis.call('HMGET', request(id), 'job', 'payload', 'progress')
-return {id, h[1] or '', h[2] or '', h[3] or '{}'}
-"""
-
-# ARGV: id, ms that it stays without another word of its asker ('': as before)
-# → {state, requests at work or waiting before it}
-_KEEP = """
-local h = redis.call('HMGET', request(ARGV[1]), 'kind', 'client', 'taken', 'ended')
-if not h[1] then return {'gone', 0} end
-if ARGV[2] ~= '' then redis.call('PEXPIRE', request(ARGV[1]), ARGV[2]) end
-if h[4] then return {'ended', 0} end
-if h[3] then return {redis.call('EXISTS', request(ARGV[1]) .. ':held') == 1 and 'taken' or 'lost', 0} end
-local before = 0
-for _, id in ipairs(redis.call('SMEMBERS', at_work(h[1]))) do
-  if redis.call('EXISTS', request(id) .. ':held') == 1 then before = before + 1
-  else redis.call('SREM', at_work(h[1]), id) end
-end
-for _, client in ipairs(redis.call('LRANGE', clients(h[1]), 0, -1)) do
-  for place, id in ipairs(redis.call('LRANGE', waiting(h[1], client), 0, -1)) do
-    if id == ARGV[1] then return {'waiting', before} end
-    before = before + 1
-  end
-end
-return {'gone', 0}
-"""
-
-# ARGV: id, number of the part from 1 on, its type, its JSON, ms that it is held, ms that answers stay, 1 if it is last
-# → 1: somebody waits; 0: nobody does. The number makes a second call harmless.
-_ANSWER = """
-if redis.call('EXISTS', request(ARGV[1])) == 0 then return 0 end
-local stream = request(ARGV[1]) .. ':answer'
-redis.pcall('XADD', stream, ARGV[2] .. '-0', 'type', ARGV[3], 'data', ARGV[4])
-redis.call('PEXPIRE', stream, ARGV[6])
-redis.call('SET', request(ARGV[1]) .. ':held', 1, 'PX', ARGV[5])
-if ARGV[7] == '1' then
-  redis.call('HSET', request(ARGV[1]), 'ended', 1)
-  redis.call('PEXPIRE', request(ARGV[1]), ARGV[6])
-  redis.call('DEL', request(ARGV[1]) .. ':held')
-end
-return 1
-"""
-
-# ARGV: id, progress, which is another each time → 1: it waits again, behind all other clients; 0: no other client waits
-_PASS_TURN = """
-local h = redis.call('HMGET', request(ARGV[1]), 'kind', 'client', 'progress')
-local kind, client = h[1], h[2]
-if not kind then return 0 end
-if h[3] == ARGV[2] then return 1 end  -- sent twice
-local others = false
-for _, each in ipairs(redis.call('LRANGE', clients(kind), 0, -1)) do
-  for _, id in ipairs(each == client and {} or redis.call('LRANGE', waiting(kind, each), 0, -1)) do
-    others = others or redis.call('EXISTS', request(id)) == 1
-  end
-end
-if not others then return 0 end
-redis.call('HSET', request(ARGV[1]), 'progress', ARGV[2])
-redis.call('HDEL', request(ARGV[1]), 'taken')
-redis.call('DEL', request(ARGV[1]) .. ':held')
-redis.call('LPUSH', waiting(kind, client), ARGV[1])
-redis.call('LREM', clients(kind), 0, client)
-redis.call('RPUSH', clients(kind), client)
-ring(kind)
-return 1
-"""
-
-# ARGV: id, ms → 1: somebody waits; 0: nobody does
-_HOLD = """
-if redis.call('EXISTS', request(ARGV[1])) == 0 then return 0 end
-redis.call('SET', request(ARGV[1]) .. ':held', 1, 'PX', ARGV[2])
-return 1
-"""
 
 
 class Standing(StrEnum):
@@ -204,7 +77,7 @@ class Requests:
 
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
-        self._script = Scripts(client, _HELPERS)
+        self._script = Scripts(client, HELPERS)
 
     # -- who asks ------------------------------------------------------------------------------------------------------
 
@@ -224,7 +97,7 @@ class Requests:
         """
         request = Request(id or uuid.uuid4().hex, kind, job, payload)
         waits, ahead, own, size = self._script(
-            _SUBMIT, request.id, kind, job, _json(payload), client, round(patience_s * 1000),
+            SUBMIT, request.id, kind, job, _json(payload), client, round(patience_s * 1000),
             MOST_WAITING, MOST_OF_CLIENT, MOST_BYTES,
         )  # fmt: skip
         if not waits:
@@ -245,12 +118,12 @@ class Requests:
     def keep(self, id: str, *, patience_s: float = PATIENCE_S) -> tuple[Standing, int]:
         """Say that somebody still waits. Returns where it stands, and of a waiting one how many others are at
         work or wait before it at most: the clients take turns."""
-        standing, ahead = self._script(_KEEP, id, round(patience_s * 1000))
+        standing, ahead = self._script(KEEP, id, round(patience_s * 1000))
         return Standing(standing.decode()), int(ahead)
 
     def standing(self, id: str) -> tuple[Standing, int]:
         """The same, without a word of whoever asked."""
-        standing, ahead = self._script(_KEEP, id, "")
+        standing, ahead = self._script(KEEP, id, "")
         return Standing(standing.decode()), int(ahead)
 
     def payload(self, id: str) -> Mapping[str, object] | None:
@@ -274,7 +147,7 @@ class Requests:
 
     def take(self, kind: str) -> Request | None:
         """The first request of the client whose turn it is; None: nobody waits. One that is damaged is dropped."""
-        while found := self._script(_TAKE, kind, uuid.uuid4().hex, round(HELD_S * 1000)):
+        while found := self._script(TAKE, kind, uuid.uuid4().hex, round(HELD_S * 1000)):
             id, job = (each.decode(errors="replace") for each in found[:2])
             try:
                 if re.fullmatch(JOB_ID, job) is None:
@@ -292,18 +165,18 @@ class Requests:
 
     def hold(self, id: str) -> bool:
         """Say that a worker is still at work on it. False: nobody waits any more."""
-        return bool(self._script(_HOLD, id, round(HELD_S * 1000)))
+        return bool(self._script(HOLD, id, round(HELD_S * 1000)))
 
     def pass_turn(self, id: str, progress: Mapping[str, Any]) -> bool:
         """Let it wait again where other clients wait, its next turn behind theirs; `progress` is kept for it, and must
         be another each time. False: no other client waits."""
-        return bool(self._script(_PASS_TURN, id, _json(progress)))
+        return bool(self._script(PASS_TURN, id, _json(progress)))
 
     def answer(self, id: str, number: int, type: str, data: Mapping[str, Any]) -> bool:
         """Add a part, numbered from 1 on; `done` and `error` are the last. False: nobody waits any more."""
         last = int(type in LAST)
         held_ms, answer_ms = round(HELD_S * 1000), round(ANSWER_S * 1000)
-        return bool(self._script(_ANSWER, id, number, type, _json(data), held_ms, answer_ms, last))
+        return bool(self._script(ANSWER, id, number, type, _json(data), held_ms, answer_ms, last))
 
 
 def _json(data: Mapping[str, Any]) -> bytes:
