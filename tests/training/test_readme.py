@@ -21,7 +21,7 @@ from tests.summaries import dataset_summary
 from tests.training.attempts import attempt, facts
 from tests.training.conftest import VOCABULARY, MakeRun
 from worker.training.dataset.data import Writer
-from worker.training.readme import _fenced, evaluations_of
+from worker.training.readme import _fenced, evaluations_of, model_card
 
 
 def blocks(page: str, kind: str) -> list[str]:
@@ -47,6 +47,22 @@ def test_the_snippet_writes_what_the_job_wrote(make_run: MakeRun) -> None:
     assert told in [sample.generated for sample in samples] and json.dumps(samples[0].input) in page
     shown = [text for each in samples[:3] for text in (each.input, each.target, each.generated)]
     assert blocks(page.partition("## Samples")[2], "text") == shown
+
+
+def test_secrets_in_rows_are_not_in_the_page(make_run: MakeRun, model_folder: Path) -> None:
+    file, secret = model_folder / "tokenizer.json", "hf_PlantedPlantedPlanted"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {f"{secret}{n}" if n > 2 else word: n for word, n in vocabulary.items()}
+    file.write_text(json.dumps(tokenizer))
+    run, page = trained(make_run, training={"epochs": 1}, evaluation={"every_steps": 5, "samples": 4})
+    [evaluated, *_] = evaluations_of(run).values()
+    assert secret in evaluated.samples[0].input
+    assert "Planted" not in page and "hf_***" in page.partition("## Samples")[2]
+    [snippet] = blocks(page, "python")
+    assert "your input, written as in the table" in snippet and "The job's answer" not in page
+    card = model_card(page.replace("hf_***", secret), "mit", None)  # a page of before
+    assert "Planted" not in card and "hf_***" in card
 
 
 def test_every_source_is_told_and_without_held_out_rows_the_snippet_has_a_training_row(

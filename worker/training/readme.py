@@ -13,6 +13,7 @@ from jobs.disk.rundir import RunDir
 from jobs.evaluation_metrics import metric_figure, metric_words
 from jobs.events import EvaluationFinished, Sample
 from jobs.plan import Plan, SourcePlan, limit_words
+from jobs.process.secrets import redact
 from jobs.reasons import Reason
 from jobs.spec import DataSpec, WeightedSource
 from jobs.version import VERSION
@@ -27,7 +28,7 @@ _USE = "## Use"
 
 
 def readme(context: TrainingContext, method: Method, result: TrainResult, remark: str | None = None) -> str:
-    """Of the model that `result` tells of.
+    """Of the model that `result` tells of, without secrets: it may become a public model card.
 
     `method`: the one that says what is delivered. `remark`: what else there is to say of it.
     """
@@ -69,7 +70,7 @@ def readme(context: TrainingContext, method: Method, result: TrainResult, remark
         *_curve(context.run, evaluations),
         *_samples(evaluations.get(step)),
     ]
-    return "\n".join(lines).rstrip() + "\n"
+    return redact("\n".join(lines).rstrip() + "\n")
 
 
 def exported(page: str, library: str, usage: Sequence[str], remark: str) -> str:
@@ -109,15 +110,17 @@ def _chosen(context: TrainingContext, result: TrainResult) -> list[str]:
 
 
 def model_card(page: str, license: str, base_license: str | None) -> str:
-    """The page of a model as the hub's model card, under this licence. `base_license`: of the base model; None: nobody
-    knows."""
+    """The page of a model as the hub's model card, under this licence and without secrets.
+
+    `base_license`: of the base model; None: nobody knows.
+    """
     head, found, rest = page.removeprefix("---\n").partition("\n---\n")
     assert found, "every page begins with what the hub reads"
     known = [line for line in head.splitlines() if not line.startswith("license:")]
     row = f"| licence | {license}; of the base model: {base_license or 'not known, see its own page'} |"
     before, data_row, after = rest.partition("\n| data |")
     assert data_row, "every page has a table"
-    return "\n".join(["---", f"license: {license}", *known, "---", f"{before}\n{row}{data_row}{after}"])
+    return redact("\n".join(["---", f"license: {license}", *known, "---", f"{before}\n{row}{data_row}{after}"]))
 
 
 def _named(sources: Sequence[WeightedSource]) -> str:
@@ -190,7 +193,7 @@ def _usage(
         "```python",
         *method.opening(auto_class, base_model(context.plan), loaded.task.layout(loaded.config)),
         'tokenizer = AutoTokenizer.from_pretrained(".")',
-        f"text = {json.dumps(text or usage.text, ensure_ascii=False)}",
+        _assigned(text or usage.text),
         f"inputs = {usage.inputs}",
         f"print({usage.shown})",
         "```",
@@ -207,7 +210,8 @@ def _usage(
 
 
 def _sample_to_repeat(context: TrainingContext, samples: list[Sample]) -> tuple[str | None, Sample | None]:
-    """The first sample whose text, tokenized again, gives the tokens that the model was given; and that text.
+    """The first sample whose text has no secret and, tokenized again, gives the tokens that the model was given; and
+    that text.
 
     Where no rows were held out, such a text of the first training rows.
     """
@@ -219,9 +223,14 @@ def _sample_to_repeat(context: TrainingContext, samples: list[Sample]) -> tuple[
         rows, tried = data.train, [None] * min(wanted, len(data.train))
     for number, sample in enumerate(tried):
         text = loaded.task.prompt(rows, number, loaded.tokenizer, context.spec.data)
-        if text is not None:
+        if text is not None and redact(line := _assigned(text)) == line:
             return text, sample
     return None, None
+
+
+def _assigned(text: str) -> str:
+    """The line of the snippet that has it."""
+    return f"text = {json.dumps(text, ensure_ascii=False)}"
 
 
 def _metrics(base: EvaluationFinished | None, kept: EvaluationFinished | None, *, chosen: bool) -> list[str]:
