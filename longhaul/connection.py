@@ -84,7 +84,7 @@ class Connection:
         more = {"timeout": (CONNECT_S, ANSWER_S)} | more
         for tried in range(1, TRIES + 1):
             try:
-                answer = self.session.request(method, self.url + path, **more)
+                answer = self._send(method, path, **more)
             except requests.RequestException as error:
                 if may_repeat and tried < TRIES:
                     time.sleep(PAUSE_S)
@@ -111,11 +111,19 @@ class Connection:
         `silence_s` without a byte is a lost connection. Raises requests.RequestException for that: who reads continues.
         """
         more["headers"] = {"Accept-Encoding": "identity", **more.get("headers", {})}
-        with self.session.request(
-            method, self.url + path, timeout=(CONNECT_S, silence_s), stream=True, **more
-        ) as answer:
+        with self._send(method, path, timeout=(CONNECT_S, silence_s), stream=True, **more) as answer:
             raise_for(answer)
             yield answer
+
+    def _send(self, method: str, path: str, **more: Any) -> requests.Response:
+        """Raises requests.RequestException where nothing answers, and ApiError for what is not JSON, such as NaN."""
+        try:
+            return self.session.request(method, self.url + path, **more)
+        except requests.exceptions.InvalidJSONError as error:
+            raise ApiError(
+                f"what was to be sent is not JSON: {error}", status=422, code="invalid_json",
+                hint="give a finite number or null",
+            ) from error  # fmt: skip
 
 
 class RetryPolicy:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ AT_ONCE = 16
 """Rows of a request."""
 MOST_BYTES = 500_000
 """Of the rows of a request, unless one alone has more."""
+BROKEN = "a text in it has half of a surrogate pair, which is no character"
 OnAnswer = Callable[[int, GenerationDict], object]
 
 
@@ -75,21 +77,25 @@ def _answered(
     patience = RetryPolicy(on_trouble)
     with open(wanted.rows, "rb") as source, open(wanted.out, "ab") as target:
         for rows in _requests(islice(_rows(source, wanted.rows), done, None)):
-            while True:
+            sent = [row for row in rows if row is not None]
+            while sent:
                 try:
-                    answer = api.generate(wanted.job, {"rows": rows, **options})
-                    if {output["index"] for output in answer["outputs"]} != set(range(len(rows))):
+                    answer = api.generate(wanted.job, {"rows": sent, **options})
+                    if {output["index"] for output in answer["outputs"]} != set(range(len(sent))):
                         raise Unreachable("the answer lacks rows")
                     break
                 except (ApiError, Unreachable) as error:
                     patience.trouble(error)
                 patience.pause()
             patience.well()
-            target.writelines(_line(done + index, answer, index) for index in range(len(rows)))
+            places = iter(range(len(sent)))
+            for row in rows:
+                target.write(_broken_line(done) if row is None else _line(done, answer, next(places)))
+                done += 1
             target.flush()
             os.fsync(target.fileno())
-            done += len(rows)
-            on_answer(done, answer)
+            if sent:
+                on_answer(done, answer)
     _state_file(wanted).unlink()
     return done
 
@@ -154,25 +160,38 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _rows(source: Any, name: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Each row, and the bytes of its line. Raises BadInput."""
+def parsed_row(line: str | bytes) -> Any:
+    """JSON, with None for NaN, which pandas writes for a missing value, and for infinity. Raises ValueError."""
+    return json.loads(line, parse_constant=lambda _: None, parse_float=_finite)
+
+
+def _finite(number: str) -> float | None:
+    return value if math.isfinite(value := float(number)) else None
+
+
+def _rows(source: Any, name: Path) -> Iterator[tuple[dict[str, Any] | None, int]]:
+    """Each row (None: one with broken Unicode, which cannot be sent), and the bytes of its line. Raises BadInput."""
     for number, line in enumerate(source, start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parsed_row(line)
         except ValueError as error:
             raise BadInput(
                 f"{name}, line {number}: it is not JSON ({error}); the file has a JSON object a line"
             ) from None
         if not isinstance(row, dict):
             raise BadInput(f"{name}, line {number}: it is no JSON object, with a key for each column")
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            row = None
         yield row, len(line)
 
 
-def _requests(rows: Iterator[tuple[dict[str, Any], int]]) -> Iterator[Sequence[dict[str, Any]]]:
+def _requests(rows: Iterator[tuple[dict[str, Any] | None, int]]) -> Iterator[Sequence[dict[str, Any] | None]]:
     """As many as one request takes."""
-    together: list[dict[str, Any]] = []
+    together: list[dict[str, Any] | None] = []
     size = 0
     for row, length in rows:
         if together and (len(together) == AT_ONCE or size + length > MOST_BYTES):
@@ -197,4 +216,12 @@ def _line(number: int, answer: GenerationDict, index: int) -> bytes:
                 found |= {f"{prefix}finish_reason": "length"}
             if output["error"] is not None:
                 found |= {"error": output["error"]}
+    return _written(found)
+
+
+def _broken_line(number: int) -> bytes:
+    return _written({"row": number, "text": "", "error": BROKEN})
+
+
+def _written(found: Mapping[str, Any]) -> bytes:
     return json.dumps(found, ensure_ascii=False).encode(errors="replace") + b"\n"

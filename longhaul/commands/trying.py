@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from longhaul.answers import GenerationDict
 from longhaul.commands.command import LEFT, OK, Call, Commands, print_json
 from longhaul.jobfile import BadInput
-from longhaul.predicting import PredictionTask, predict
+from longhaul.predicting import PredictionTask, parsed_row, predict
 
 OPTIONS = ("checkpoint", "base", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "num_beams")
 TITLES = {"trained": "after training", "base": "before training"}
@@ -143,7 +142,7 @@ def _input(call: Call) -> dict[str, Any]:
         raise BadInput("give one of a text, --file and --row")
     if given.row is not None:
         try:
-            row = json.loads(given.row)
+            row = parsed_row(given.row)
         except ValueError as error:
             raise BadInput(f"--row is not JSON: {error}") from None
         if not isinstance(row, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -11,6 +12,7 @@ import requests
 
 from jobs.events import JobCancelled
 from longhaul import ApiError, Longhaul, Unreachable
+from longhaul.main import main
 from tests.fakes import FakeServer, Reply
 from tests.heartbeats import heartbeat
 from tests.metric_rows import metric_row
@@ -47,6 +49,22 @@ def test_a_url_without_a_scheme_is_http(given: str, meant: str) -> None:
 def test_what_is_no_url_is_refused(given: str) -> None:
     with pytest.raises(ValueError, match="is not the URL of a service"):
         Longhaul(given)
+
+
+def test_what_json_does_not_have_is_refused_here_and_is_no_outage(service: Service) -> None:
+    with Longhaul(service.url, service.settings.api_key) as api:
+        for ask in (
+            lambda: api.generate("job-unknown", {"row": {"note": math.nan}}),
+            lambda: api.submit({**TINY, "training": {"learning_rate": math.inf}}),
+        ):
+            with pytest.raises(ApiError, match="not JSON") as caught:
+                ask()
+            assert (caught.value.status, caught.value.hint) == (422, "give a finite number or null")
+
+
+def test_a_row_of_try_may_have_nan_as_pandas_writes_it(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["try", "job-unknown", "--row", '{"note": NaN}']) == 2
+    assert "there is no job job-unknown" in capsys.readouterr().err
 
 
 def test_a_service_without_its_scheme_answers(service: Service) -> None:

@@ -97,3 +97,24 @@ def test_another_format_is_named_before_anything_is_written(tmp_path: Path, name
     with pytest.raises(BadInput, match=f"{name} is no file of JSON lines, which `predict` reads alone"):
         predicted(AnsweringApi(), tmp_path / name, tmp_path / "out.jsonl")
     assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_numbers_that_json_does_not_have_are_missing_values_as_in_training(tmp_path: Path) -> None:
+    rows, api = tmp_path / "rows.jsonl", AnsweringApi()
+    rows.write_text('{"n": 0, "note": NaN}\n{"n": 1, "note": [Infinity, -Infinity, 1e999, 0.5]}\n')
+    assert predicted(api, rows, tmp_path / "out.jsonl") == 2
+    assert api.bodies == [{"rows": [{"n": 0, "note": None}, {"n": 1, "note": [None, None, None, 0.5]}]}]
+
+
+@pytest.mark.parametrize("broken", [[2], [0, 1, 39], range(40)])
+def test_a_row_of_broken_unicode_gets_a_line_with_its_error(rows: Path, tmp_path: Path, broken: list[int]) -> None:
+    api, out, lines = AnsweringApi(), tmp_path / "out.jsonl", rows.read_text().splitlines()
+    for number in broken:
+        lines[number] = '{"n": "half of it: \\ud800"}'
+    rows.write_text("\n".join(lines) + "\n")
+    assert predicted(api, rows, out) == 40
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["row"] for line in written] == list(range(40))
+    for number, line in enumerate(written):
+        assert ("surrogate" in line["error"]) if number in broken else line["text"] == f"of {number}"
+    assert sum(len(body["rows"]) for body in api.bodies) == 40 - len(broken)
