@@ -30,6 +30,7 @@ from jobs.errors import (
     UserError,
     WorkerMissing,
 )
+from jobs.process.secrets import redact
 from jobs.redis.answers import RequestLost
 
 log = logging.getLogger("longhaul.service")
@@ -115,13 +116,14 @@ def _allowed(request: Request) -> list[str]:
 
 
 def longhaul_error_body(error: Exception) -> dict[str, object]:
-    """What ends a stream that has begun: an error of our own as it would be answered, any other without its details."""
+    """What ends a stream that has begun, without secrets: an error of our own as it would be answered, any other with
+    no details."""
     if isinstance(error, LonghaulError):
         answer = _longhaul_response("a stream", error)
     else:
         log.error("unexpected error in a stream", exc_info=error)
         answer = error_response(500, "internal_error", INTERNAL)
-    body: dict[str, object] = json.loads(bytes(answer.body))
+    body: dict[str, object] = json.loads(redact(bytes(answer.body).decode()))
     return body
 
 

@@ -1,8 +1,9 @@
 """Every answer that people read (JSON, events, logs) without secrets and terminal escapes, wherever they came from.
 
 A user may have written a token into a job's metadata, a library into an error message, a trainer into its log. Files
-that are downloaded are what they are, byte for byte. JSON means what it meant: there an escape is written as `\\u…`.
-Pages are not searched: of these the values are, one by one, before they become HTML (service/pages/render.py).
+that are downloaded are what they are, byte for byte. So is what a model read and wrote (`as_written`). JSON means what
+it meant: there an escape is written as `\\u…`. Pages are not searched: of these the values are, one by one, before they
+become HTML (service/pages/render.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import lru_cache
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jobs.process.secrets import redact
@@ -18,6 +20,11 @@ from jobs.text.printable import escaped, without_controls
 
 JSON = ("application/json", "text/event-stream")
 TEXT = (*JSON, "text/plain")
+
+
+def as_written(request: Request) -> None:
+    """What is now answered is what a model read and wrote: whole as streamed, nothing is hidden."""
+    request.state.as_written = True
 
 
 class RedactSecrets:
@@ -42,7 +49,10 @@ class RedactSecrets:
                     return
             elif message["type"] == "http.response.body" and is_text:
                 body = message.get("body", b"")
-                clean = await _clean(body, is_json)
+                if scope.get("state", {}).get("as_written"):
+                    clean = escaped(body.decode(errors="replace")).encode()
+                else:
+                    clean = await _clean(body, is_json)
                 if held is not None:
                     headers = MutableHeaders(scope=held)
                     if message.get("more_body"):

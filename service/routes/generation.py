@@ -10,6 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from jobs.errors import NotFound
 from service import answers
 from service.edge.body import read_json
+from service.edge.redaction import as_written
 from service.generation import openai
 from service.generation.asking import Asking, body_of, client_of, events, generation
 from service.jobs.actions import Actions
@@ -42,8 +43,11 @@ def routes(actions: Actions, asking: Asking, streams: Streams, *, keep_alive_s: 
             streams.require()  # before anything waits
         asked = await asking.submit(job, body, client_of(request.scope))
         if body.stream:
+            as_written(request)
             return Stream(streams, kept_alive(events(asking, asked), keep_alive_s), EVENTS)
-        return generation(asked, *await asking.whole(request, asked))
+        outputs, how = await asking.whole(request, asked)
+        as_written(request)
+        return generation(asked, outputs, how)
 
     @router.post(
         "/v1/chat/completions",
@@ -62,8 +66,10 @@ def routes(actions: Actions, asking: Asking, streams: Streams, *, keep_alive_s: 
             streams.require()
         asked = await asking.submit(job, body, client_of(request.scope))
         if body.stream:
+            as_written(request)
             return Stream(streams, kept_alive(openai.chunks(asking, asked, chat), keep_alive_s), EVENTS)
         [output], how = await asking.whole(request, asked)
+        as_written(request)
         return openai.completion(asked, chat, output, how)
 
     @router.get("/v1/models", responses=documented())
