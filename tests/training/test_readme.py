@@ -61,8 +61,8 @@ def test_secrets_in_rows_are_not_in_the_page(make_run: MakeRun, model_folder: Pa
     assert "Planted" not in page and "hf_***" in page.partition("## Samples")[2]
     [snippet] = blocks(page, "python")
     assert "your input, written as in the table" in snippet and "The job's answer" not in page
-    card = model_card(page.replace("hf_***", secret), "mit", None)  # a page of before
-    assert "Planted" not in card and "hf_***" in card
+    published = model_card(page.replace("hf_***", secret), "mit", None)  # a page of before
+    assert "Planted" not in published and "hf_***" in published
 
 
 def test_every_source_is_told_and_without_held_out_rows_the_snippet_has_a_training_row(
