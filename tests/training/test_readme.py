@@ -117,6 +117,28 @@ def test_a_bare_generate_has_room_for_the_targets(make_run: MakeRun, model_folde
     assert json.loads((run.model / "generation_config.json").read_text()).keys() == {*base, "max_new_tokens"}
 
 
+@pytest.mark.parametrize(
+    "search",
+    [
+        {"num_beams": 3, "num_return_sequences": 3},
+        {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+        {"do_sample": True, "temperature": 0.7, "top_k": 5, "repetition_penalty": 1.5},
+        {"penalty_alpha": 0.6, "prompt_lookup_num_tokens": 3, "return_dict_in_generate": True, "output_scores": True},
+    ],
+)
+def test_how_the_base_model_samples_or_searches_is_left_out(
+    make_run: MakeRun, model_folder: Path, search: dict[str, Any]
+) -> None:
+    file = model_folder / "generation_config.json"
+    base = json.loads(file.read_text()) | {"min_length": 2}
+    file.write_text(json.dumps(base | search))
+    run, page = trained(make_run, training={"epochs": 1}, evaluation={"every_steps": 5, "generate_rows": 4})
+    assert json.loads((run.model / "generation_config.json").read_text()).keys() == {*base, "max_new_tokens"}
+    [snippet] = blocks(page, "python")
+    done = subprocess.run([sys.executable, "-c", snippet], cwd=run.model, capture_output=True, text=True, check=True)
+    assert done.stdout == blocks(page, "text")[0] + "\n"
+
+
 @pytest.mark.parametrize("content", [None, b"{", b"\xff"])
 def test_a_model_without_a_generation_config_gets_one_that_generates(
     make_run: MakeRun, model_folder: Path, content: bytes | None

@@ -19,7 +19,7 @@ from jobs.spec import DataSpec, WeightedSource
 from jobs.version import VERSION
 from worker.training.adapters.method import BaseModel, Method
 from worker.training.context import TrainingContext
-from worker.training.models.model_files import GENERATION_CONFIG
+from worker.training.network.model import generation_settings
 
 POINTS = 12
 """Evaluations in the curve."""
@@ -137,22 +137,14 @@ def _read(source: SourcePlan) -> str:
 
 
 def generation_config(context: TrainingContext) -> dict[str, object] | None:
-    """What the base model has, with room for the targets of this data: a bare `generate()` writes whole texts.
+    """As the model was evaluated, with room for the targets of this data: a bare `generate()` writes whole texts.
 
     None where the model writes nothing.
     """
-    own = context.loaded.task.generation(context.loaded.folder)
-    if own is None:
+    loaded = context.loaded
+    if loaded.task.generation(loaded.folder) is None:
         return None
-    try:
-        base = json.loads((context.loaded.folder / GENERATION_CONFIG).read_bytes())
-    except (OSError, ValueError):  # there is none, or none that transformers reads either: it takes config.json's
-        base = context.loaded.model.generation_config.to_diff_dict()
-    return {
-        **{key: value for key, value in base.items() if key != "max_length"},
-        **own,
-        "max_new_tokens": context.longest_target,
-    }
+    return {**generation_settings(loaded.model), "max_new_tokens": context.longest_target}
 
 
 def evaluations_of(run: RunDir) -> dict[int, EvaluationFinished]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from jobs.disk.files import replace_folder, write_synced
@@ -27,6 +27,7 @@ from worker.training.tasks.task import Config, Flops, Task
 
 # `from_pretrained` is not thread-safe: in 8 threads it left meta parameters in 199 of 200 models.
 _loading = threading.Lock()
+_LENGTHS_AND_TOKENS = ("min_length", "min_new_tokens", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,8 @@ def load(
         config = read_config(folder, folder.name)
         layout = task.layout(config)
         guards.check_tie(model, layout, folder)
-        for key, value in (task.generation(folder) or {}).items():
-            setattr(model.generation_config, key, value)
+        if (own := task.generation(folder)) is not None:
+            model.generation_config = GenerationConfig(**{**generation_settings(model), **own})
         pointers = guards.pointers_of(model)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         size = sum(parameter.nbytes for parameter in model.parameters())
@@ -155,6 +156,15 @@ def load(
         method=method,
         untrained_sha256=method.untrained_sha256(model),
     )
+
+
+def generation_settings(model: PreTrainedModel) -> dict[str, object]:
+    """What counts of a model's generation_config.json: token ids, and the least length.
+
+    How a base model samples or searches is left out: here it writes greedily, with which those settings may not go.
+    """
+    found = model.generation_config.to_diff_dict()
+    return {key: value for key, value in found.items() if key.endswith("_token_id") or key in _LENGTHS_AND_TOKENS}
 
 
 def write_model(
