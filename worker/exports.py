@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 
 from jobs.attempt import Finished, Heartbeat
-from jobs.disk.rundir import RunDir
+from jobs.disk.rundir import RunDir, list_runs
 from jobs.errors import NotFound
-from jobs.export import ExportRequest, PushRequest
+from jobs.export import EXPORTS, ExportFormat, ExportRequest, PushRequest
 from jobs.process.lifeline import PARENT_PID
 from jobs.process.logs import last_error
 from jobs.reasons import Reason
@@ -20,6 +23,7 @@ from worker.requests import AnswerWriter, RequestFailed
 from worker.settings import WorkerSettings
 
 LOOK_S = 0.5
+SWEEP_S = 60.0
 
 
 class ProcessHandler:
@@ -61,6 +65,7 @@ class ProcessHandler:
             if process.poll() is None:
                 process.kill()
             process.wait()
+            self.tidy(run)
         end = _newest(run, name)
         if isinstance(end, Finished) and end.reason is Reason.DONE:
             answer.add("done", {})
@@ -88,6 +93,9 @@ class ProcessHandler:
                 answer.add("progress", {"phase": beat.phase, "at": time.time()})
                 told = beat
 
+    def tidy(self, run: RunDir) -> None:
+        """After its process has ended, also where it was killed: nothing."""
+
     def idle(self) -> None:
         """See `RequestHandler`: nothing."""
 
@@ -99,12 +107,24 @@ class ExportHandler(ProcessHandler):
     """A finished model in another format."""
 
     kind = "export"
+    _swept = -SWEEP_S
 
     def command(self, request: Request, run: RunDir) -> tuple[str, Sequence[str]]:
         """See `ProcessHandler`."""
         asked = ExportRequest.model_validate(request.payload)
         of_dtype = [] if asked.dtype is None else ["--dtype", asked.dtype]
         return f"export-{asked.format}", ["export", os.fspath(run.path), asked.format, *of_dtype]
+
+    def tidy(self, run: RunDir) -> None:
+        """Remove what a killed export has left."""
+        remove_unfinished(run)
+
+    def idle(self) -> None:
+        """Every minute, and first of all, the same in each run directory: a worker may have been killed, too."""
+        if time.monotonic() - self._swept >= SWEEP_S and self._settings.runs.is_dir():
+            for run in list_runs(self._settings.runs):
+                remove_unfinished(run)
+            self._swept = time.monotonic()
 
 
 class PushHandler(ProcessHandler):
@@ -121,6 +141,18 @@ class PushHandler(ProcessHandler):
         asked = PushRequest.model_validate(request.payload)
         more = ["--public"] * asked.public + ([] if asked.export is None else ["--export", asked.export])
         return "push", ["push", os.fspath(run.path), asked.repository, "--license", asked.license, *more]
+
+
+def remove_unfinished(run: RunDir) -> None:
+    """Remove `exports/tmp-FORMAT` of exports that were killed. One that is being made holds its lock."""
+    folder = run.path / EXPORTS
+    for format in ExportFormat:
+        temporary = folder / f"tmp-{format}"
+        if folder.is_symlink() or not temporary.is_dir():
+            continue
+        with open(folder / f".{format}.lock", "ab") as lock, contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _newest(run: RunDir, name: str) -> object:
