@@ -87,7 +87,7 @@ def folder_of(run: RunDir, asked: PushRequest, journal: Journal) -> Path:
     if asked.export is None:
         return delivered(run, journal.progress)
     folder, again = run.path / EXPORTS / asked.export, f"longhaul export {run.id} --to {asked.export}"
-    if not (folder / REPORT).exists():
+    if folder.is_symlink() or folder.parent.is_symlink() or not (folder / REPORT).exists():
         raise Rejected(f"job {run.id} has no export {asked.export}", code="no_export", hint=again)
     if (wrong := damage(run, folder, asked.export, journal)) is not None:
         raise Rejected(

@@ -235,6 +235,16 @@ def test_an_export_is_made_once_at_a_time(make_run: MakeRun) -> None:
         exported(run, CT2)
 
 
+def test_a_link_in_place_of_the_folder_is_not_followed(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(**SHORT)
+    assert attempt(run) == 0
+    (tmp_path / "elsewhere").mkdir()
+    (run.path / "exports").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Rejected, match="exports of job job is a link") as caught:
+        exported(run, CT2)
+    assert caught.value.detail_code == "export_damaged" and not list((tmp_path / "elsewhere").iterdir())
+
+
 def flip(file: Path) -> None:
     """Change one bit of the last number: the file has its size, its header, and a model that loads."""
     content = bytearray(file.read_bytes())

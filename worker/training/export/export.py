@@ -51,9 +51,16 @@ def export(run: RunDir, journal: Journal, format: ExportFormat, dtype: str | Non
     """Make and verify it. `dtype` None: that of the model. What was there of the same format is replaced.
 
     Raises Rejected (`no_model`, `model_damaged`, `not_prepared`, `nothing_to_merge`, `no_adapter`,
-    `export_unsupported`, `export_differs`), DeviceBusy where the same is being made already, DiskFull.
+    `export_unsupported`, `export_differs`, `export_damaged`), DeviceBusy where the same is being made already,
+    DiskFull.
     """
     folder = run.path / EXPORTS
+    if folder.is_symlink():
+        raise Rejected(
+            f"{EXPORTS} of job {run.id} is a link, which is not followed",
+            code="export_damaged",
+            hint=f"remove {folder} on the server",
+        )
     folder.mkdir(exist_ok=True)
     lock = try_lock(folder / f".{format}.lock")
     if lock is None:
