@@ -21,7 +21,7 @@ from tests.summaries import dataset_summary
 from tests.training.attempts import attempt, facts
 from tests.training.conftest import VOCABULARY, MakeRun
 from worker.training.dataset.data import Writer
-from worker.training.readme import _fenced, evaluations_of, model_card
+from worker.training.readme import _cell, _code, _fenced, evaluations_of, model_card
 
 
 def blocks(page: str, kind: str) -> list[str]:
@@ -153,3 +153,9 @@ def test_a_model_without_a_generation_config_gets_one_that_generates(
 
 def test_a_fence_is_longer_than_those_in_the_text() -> None:
     assert _fenced("a ```` b") == ["`````text", "a ```` b", "`````"]
+
+
+def test_names_and_templates_are_text_in_a_table() -> None:
+    assert _cell("x<img src=x onerror=alert(1)>|y`.jsonl\n") == "x&lt;img src=x onerror=alert(1)>\\|y\\`.jsonl"
+    assert _code("{b|c} <b>") == "`{b\\|c} <b>`"
+    assert _code("a `` <b>") == "``` a `` <b> ```"

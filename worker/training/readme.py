@@ -132,7 +132,7 @@ def _named(sources: Sequence[WeightedSource]) -> str:
 
 def _read(source: SourcePlan) -> str:
     """What its rows become, and by which format."""
-    arrow = " → ".join(f"`{_cell(each)}`" for each in (source.input, source.target) if each is not None)
+    arrow = " → ".join(_code(each) for each in (source.input, source.target) if each is not None)
     return f"{arrow}, read as {_cell(source.read_as)}" if source.read_as else arrow
 
 
@@ -279,10 +279,22 @@ def _samples(evaluation: EvaluationFinished | None) -> list[str]:
 
 def _fenced(text: str) -> list[str]:
     """A block of text whose fence is longer than any in the text."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    fence = "`" * max(3, _longer(text))
     return [f"{fence}text", text, fence]
 
 
 def _cell(text: str) -> str:
-    """Text for a table's cell."""
-    return " ".join(text.split()).replace("|", "\\|")
+    """Text for a table's cell, in which it is nothing but text."""
+    return re.sub(r"([\\`|])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")
+
+
+def _code(text: str) -> str:
+    """The same as code, in which nothing but the end of a cell is escaped."""
+    fence = "`" * _longer(text)
+    space = " " if "`" in text else ""
+    return f"{fence}{space}{' '.join(text.split())}{space}{fence}".replace("|", "\\|")
+
+
+def _longer(text: str) -> int:
+    """Than any row of backticks in the text."""
+    return 1 + max(map(len, re.findall("`+", text)), default=0)
