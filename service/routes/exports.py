@@ -38,8 +38,9 @@ def routes(exports: Exports) -> APIRouter:
 
     @router.post("/{job}/push", status_code=202, responses=documented(404, 408, 409, 413, 422), openapi_extra=PUSH_BODY)
     def push_model(request: Request, job: JobId, body: Annotated[Any, Depends(read_json)]) -> answers.Push:
-        """Have `model/`, or an export, uploaded to the hub, with a model card. The server's own token is used, which
-        only the process of the upload knows. Repeated after an interruption, it uploads what is missing."""
+        """Have `model/`, or an export, uploaded to the hub, with a model card. The server's own token is used, which of
+        what deals with finished models only the worker `push` and its process of the upload have. Repeated after an
+        interruption, it uploads what is missing."""
         return exports.push(job, body, _client(request))
 
     return router
