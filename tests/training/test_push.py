@@ -153,3 +153,14 @@ def test_adapters_of_a_local_base_are_pushed_merged_and_of_a_hub_base_as_they_ar
     last, _ = pushed(run, hub)
     assert last.reason == "done" and "adapter_model.safetensors" in hub.commits[1]
     assert "of the base model: cc-by-4.0 |" in hub.commits[1]["README.md"].decode()
+
+
+def test_adapters_beside_their_merged_model_do_not_tell_where_the_base_was(make_run: MakeRun, hub: Hub) -> None:
+    run = make_run(method=LORA | {"merge": True}, **SHORT)
+    assert attempt(run) == 0
+    last, _ = pushed(run, hub)
+    assert last.reason == "done"
+    config = json.loads(hub.commits[0]["adapter/adapter_config.json"])
+    kept = json.loads((run.model / "adapter" / "adapter_config.json").read_text())
+    assert config == kept | {"base_model_name_or_path": "x"}
+    assert not [name for name, content in hub.commits[0].items() if str(run.path.parent.parent).encode() in content]

@@ -53,7 +53,8 @@ def push(run: RunDir, journal: Journal, asked: PushRequest, token: str | None) -
         journal.phase("save")
         operations = [
             CommitOperationAdd(
-                str(file.relative_to(folder)), BytesIO(page.encode()) if file == folder / README else file
+                str(file.relative_to(folder)),
+                BytesIO(page.encode()) if file == folder / README else published(file, plan),
             )
             for file in sorted(folder.rglob("*"))
             if file.is_file() and file.name != MANIFEST
@@ -125,6 +126,17 @@ def check_base(run: RunDir, folder: Path) -> None:
             code="base_is_local",
             hint=f"longhaul export {run.id} --to merged, then push with --export merged",
         )
+
+
+def published(file: Path, plan: Plan) -> Path | BytesIO:
+    """The file; of adapters beside their merged model, without the path that their base model has on this machine."""
+    if file.name != ADAPTER_CONFIG:
+        return file
+    config = json.loads(file.read_bytes())
+    if not config["base_model_name_or_path"].startswith("/"):
+        return file
+    config["base_model_name_or_path"] = Path(plan.model.source).name
+    return BytesIO(json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
 
 
 def base_license(hub: object, plan: Plan) -> str | None:
