@@ -15,6 +15,7 @@ from jobs.spec import Part
 EXPORTS = "exports"
 """Folder of a run directory."""
 REPOSITORY = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
+LICENSE = r"^[a-z0-9][a-z0-9.-]{0,63}$"
 REPORT = "export.json"
 """In the folder of an export; written last."""
 
@@ -71,7 +72,7 @@ class PushRequest(Part):
 
     repository: Annotated[str, Field(pattern=REPOSITORY, max_length=96)]
     """`organisation/name`; the organisation may be a user."""
-    license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")]
+    license: Annotated[str, Field(pattern=LICENSE)]
     """Of the model, as the hub names it: `apache-2.0`, `mit`, `cc-by-4.0`, `other`."""
     public: bool = False
     """Whether a repository that is made is public; one that exists stays as it is."""
@@ -85,6 +86,16 @@ class PushRequest(Part):
         if isinstance(given, str) and re.fullmatch(REPOSITORY, given) is None:
             raise ValueError(
                 "must be organisation/name, as the hub has it, such as acme/recipes: letters, digits, dots, _ and -"
+            )
+        return given
+
+    @field_validator("license", mode="before")
+    @classmethod
+    def _license_in_words(cls, given: object) -> object:
+        """As above."""
+        if isinstance(given, str) and re.fullmatch(LICENSE, given) is None:
+            raise ValueError(
+                "must be a licence as the hub names it, in small letters, such as apache-2.0, mit or other"
             )
         return given
 

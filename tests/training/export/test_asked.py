@@ -144,6 +144,11 @@ def test_what_cannot_be_asked_for(service: Service, run: RunDir, make_run: MakeR
     with pytest.raises(ApiError, match=r"repository: must be organisation/name, .* such as acme/recipes") as caught:
         api.push(run.id, "no-slash", license="mit")
     assert caught.value.code == "invalid_value" and "[A-Za-z" not in str(caught.value)
+    with pytest.raises(
+        ApiError, match=r"license: must be a licence as the hub names it, .* such as apache-2.0"
+    ) as caught:
+        api.push(run.id, "cooks/tuned", license="Apache 2.0")
+    assert caught.value.code == "invalid_value" and "[a-z0-9]" not in str(caught.value)
     with pytest.raises(ApiError, match="merged of this model is written in bfloat16 or float32, not in float16"):
         api.export(run.id, "merged", dtype="float16")
     api.push(run.id, "cooks/tuned", license="mit")
