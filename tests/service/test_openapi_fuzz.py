@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from jobs.redis.connection import connect
+from jobs.redis.requests import Requests
 from tests.heartbeats import heartbeat
 from tests.service.fuzzing import fuzz
 from tests.service.running import running
@@ -22,8 +24,11 @@ def test_what_the_service_answers_is_what_its_document_says(redis_url: str, tmp_
         jobs = seed(service)
         for role in ("generate", "push"):
             service.store.workers.report(heartbeat(f"{role}-box", stage=role))
-        asked = {"repository": "kitchen/chef", "license": "apache-2.0"}  # as in the document: what differs has to wait
+        asked = {"repository": "kitchen/chef", "license": "mit"}
         assert service.post(f"/jobs/{jobs['succeeded']}/push", json=asked).status_code == 202
+        requests = Requests(connect(redis_url))
+        uploaded = requests.take("push")
+        assert uploaded is not None and requests.answer(uploaded.id, 1, "done", {}), "another one may be asked for"
         outcome = fuzz(service, jobs, examples=EXAMPLES, phases=("examples", "coverage", "fuzzing"))
     assert outcome.errors == []
     assert outcome.failures == {}
