@@ -53,6 +53,7 @@ def test_a_job_learns_and_its_adapter_opens_with_the_same_logits(
     assert (trained(run).loss or 9.0) < (trained(run).first_loss or 0.0) - 0.05
     assert (model_folder / "model.safetensors").read_bytes() == before
     assert {path.name for path in run.model.iterdir()} == {
+        "manifest.json",
         "adapter_model.safetensors", "adapter_config.json", "generation_config.json", "README.md", "tokenizer.json",
         "tokenizer_config.json",
     }  # fmt: skip
