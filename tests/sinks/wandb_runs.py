@@ -33,7 +33,9 @@ def sync(server: FakeWandb, *folders: Path) -> None:
 
 
 def offline_files(run: RunDir) -> list[Path]:
-    return sorted((run.path / "wandb").glob("*run-*/*.wandb"), key=lambda file: file.stat().st_mtime)
+    """In the order in which they were begun, which the names of their folders say: W&B may write to one for longer."""
+    found = (run.path / "wandb").glob("*run-*/*.wandb")
+    return sorted(found, key=lambda file: (file.parent.name.partition("run-")[2], file.stat().st_mtime))
 
 
 @functools.cache
