@@ -12,15 +12,13 @@ import logging
 from io import BytesIO
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
-from jobs.export import EXPORTS, REPORT, ExportFormat, ExportReport, PushRequest
+from jobs.export import PushRequest
 from jobs.plan import Plan
 from jobs.process.secrets import redact
 from worker.training.journal import Journal
-from worker.training.models.manifest import MANIFEST, README, SealedFile, delivered, difference
+from worker.training.models.manifest import MANIFEST, README, delivered, verified_export
 from worker.training.readme import model_card
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -34,7 +32,10 @@ def push(run: RunDir, journal: Journal, asked: PushRequest, token: str | None) -
     `hub_refused`, `hub_unreachable`).
     """
     journal.phase("load")
-    folder = folder_of(run, asked, journal)
+    if asked.export is None:
+        folder = delivered(run, journal.progress)
+    else:
+        folder = verified_export(run, asked.export, journal.progress)
     plan = run.plan()
     check_base(run, folder)
     if not token:
@@ -80,38 +81,6 @@ def push(run: RunDir, journal: Journal, asked: PushRequest, token: str | None) -
     address: str = done.commit_url
     log.info("uploaded %d files of %s to %s", len(operations), folder.name, address)
     return address
-
-
-def folder_of(run: RunDir, asked: PushRequest, journal: Journal) -> Path:
-    """What is uploaded, every byte checked. Raises Rejected (`no_model`, `model_damaged`, `no_export`,
-    `export_damaged`)."""
-    if asked.export is None:
-        return delivered(run, journal.progress)
-    folder, again = run.path / EXPORTS / asked.export, f"longhaul export {run.id} --to {asked.export}"
-    if folder.is_symlink() or folder.parent.is_symlink() or not (folder / REPORT).exists():
-        raise Rejected(f"job {run.id} has no export {asked.export}", code="no_export", hint=again)
-    if (wrong := damage(run, folder, asked.export, journal)) is not None:
-        raise Rejected(
-            f"{EXPORTS}/{asked.export} of job {run.id} is not the export that was verified: {wrong}",
-            code="export_damaged",
-            hint=f"make it again: {again}",
-        )
-    return folder
-
-
-def damage(run: RunDir, folder: Path, format: ExportFormat, journal: Journal) -> str | None:
-    """Why the folder is not what export.json of a verified export of this job says; None: it is."""
-    try:
-        report = ExportReport.model_validate_json((folder / REPORT).read_bytes())
-    except ValidationError as error:
-        return f"{REPORT} cannot be read: {error.errors()[0]['msg']}"
-    if (report.job, report.format) != (run.id, format):
-        return f"{REPORT} is of {report.format} of job {report.job}"
-    found = report.verification
-    if not found.difference <= found.limit:
-        return f"by {REPORT} it differs from the model by {found.difference:.2g}, and {found.limit:g} is allowed"
-    files: dict[str, SealedFile] = {each.name: {"bytes": each.bytes, "sha256": each.sha256} for each in report.files}
-    return difference(folder, files, journal.progress, beside=(REPORT,))
 
 
 def check_base(run: RunDir, folder: Path) -> None:

@@ -8,9 +8,12 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TypedDict
 
+from pydantic import ValidationError
+
 from jobs.disk.files import write_synced
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
+from jobs.export import EXPORTS, REPORT, ExportFormat, ExportReport
 from worker.training.rows.sources import fingerprint
 
 MANIFEST = "manifest.json"
@@ -94,6 +97,38 @@ def delivered(run: RunDir, progress: Callable[[], object] = lambda: None) -> Pat
             hint=f"bring it back as it was, from a backup; or train it again: longhaul clone {run.id}",
         )
     return run.model
+
+
+def verified_export(run: RunDir, format: ExportFormat, progress: Callable[[], object] = lambda: None) -> Path:
+    """An export of a job, every byte compared with what export.json says of it.
+
+    Raises Rejected (`no_export`, `export_damaged`).
+    """
+    folder, again = run.path / EXPORTS / format, f"longhaul export {run.id} --to {format}"
+    if folder.is_symlink() or folder.parent.is_symlink() or not (folder / REPORT).exists():
+        raise Rejected(f"job {run.id} has no export {format}", code="no_export", hint=again)
+    if (wrong := _unverified(run, folder, format, progress)) is not None:
+        raise Rejected(
+            f"{EXPORTS}/{format} of job {run.id} is not the export that was verified: {wrong}",
+            code="export_damaged",
+            hint=f"make it again: {again}",
+        )
+    return folder
+
+
+def _unverified(run: RunDir, folder: Path, format: ExportFormat, progress: Callable[[], object]) -> str | None:
+    """Why the folder is not what export.json of a verified export of this job says; None: it is."""
+    try:
+        report = ExportReport.model_validate_json((folder / REPORT).read_bytes())
+    except ValidationError as error:
+        return f"{REPORT} cannot be read: {error.errors()[0]['msg']}"
+    if (report.job, report.format) != (run.id, format):
+        return f"{REPORT} is of {report.format} of job {report.job}"
+    found = report.verification
+    if not found.difference <= found.limit:
+        return f"by {REPORT} it differs from the model by {found.difference:.2g}, and {found.limit:g} is allowed"
+    files: dict[str, SealedFile] = {each.name: {"bytes": each.bytes, "sha256": each.sha256} for each in report.files}
+    return difference(folder, files, progress, beside=(REPORT,))
 
 
 def _names(folder: Path) -> list[str]:

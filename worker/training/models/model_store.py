@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.disk.files import write_synced
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, Rejected
+from jobs.export import ExportFormat
 from jobs.memory_plan import DType
 from jobs.plan import ModelPlan
 from worker.training.dataset.conversion import needs_conversion, write_converted
@@ -36,6 +37,7 @@ from worker.training.models.manifest import (
     delivered,
     describe,
     read_manifest,
+    verified_export,
     write_manifest,
 )
 from worker.training.models.model_files import (
@@ -97,7 +99,11 @@ def stored_model(
         source = find_folder(settings, plan.source)
         validate_folder(source, plan.source, task)
         if is_job(plan.source):
-            delivered(RunDir(source.parent), journal.progress)
+            job = RunDir(settings.runs / plan.source)
+            if source == job.model:
+                delivered(job, journal.progress)
+            else:
+                verified_export(job, ExportFormat.MERGED, journal.progress)
         before = _state_of(source, plan.source)
         content = {name: fingerprint(source / name, journal.progress) for name in before}
         folder = settings.models / _hash(["folder", VERSION, content, *facts])
