@@ -61,12 +61,15 @@ def serve_stage(stage: Stage, settings: WorkerSettings, heartbeat: WorkerHeartbe
     """Work on one queue until SIGTERM, or until the worker's GPU is lost. Returns whether it is."""
     store = Store(connect(settings.redis_url))
     log.info("worker %s waits for work in stage %s (Redis %s)", heartbeat.name, stage.value, settings.masked_redis_url)
-    warm = WarmProcess(stage, trainer_environment(settings, stage))
+    # Libraries that training imports use CUDA at once, and what has used it cannot fork.
+    on_gpu = stage is Stage.TRAIN and settings.device == "cuda"
+    warm = None if on_gpu else WarmProcess(stage, trainer_environment(settings, stage))
     worker = StageWorker(stage, settings, heartbeat, warm)
     try:
         worker.work(logging_level="WARNING")
     finally:
-        warm.close()
+        if warm is not None:
+            warm.close()
         if worker.gpu_lost is None:  # else its last word stands for a minute: reconcile tells the queue why it waits
             forget(store, heartbeat.name)
     return worker.gpu_lost is not None

@@ -123,7 +123,7 @@ def become(arguments: list[str], environment: Mapping[str, str], log: int, main:
     os.close(log)
     os.environ.clear()
     os.environ.update(environment)
-    if len(os.listdir("/proc/self/task")) > 1 or forked_cuda():
+    if len(os.listdir("/proc/self/task")) > 1 or (arguments[0] == "train" and forked_cuda()):
         os.execv(sys.executable, [sys.executable, "-m", "worker.training", *arguments])
     return main(arguments)
 
