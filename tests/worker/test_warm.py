@@ -15,6 +15,7 @@ import pytest
 from jobs.process.secrets import minimal_environment
 from jobs.state import Stage
 from tests.processes import alive, end_within
+from tests.stack import ROOT, Stack, tiny_job
 from worker.warm import ForkedProcess, WarmProcess
 
 ENVIRONMENT = minimal_environment(os.environ, ())
@@ -117,3 +118,21 @@ def test_what_is_imported_starts_no_thread_and_leaves_cuda_alone(stage: str) -> 
     )
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == "1 False\n"
+
+
+def test_a_forked_trainer_learns_bit_for_bit_what_a_started_one_does(tmp_path: Path, data: Path) -> None:
+    with Stack(tmp_path / "home", data=data) as stack:
+        stack.start("service", "check", "prepare")
+        started = stack.submit(tiny_job())
+        stack.wait_for_event(started, "job.queued")
+        environment = stack.environment | {"LONGHAUL_DEVICE": "cpu"}
+        command = [sys.executable, "-m", "worker.training", "train", str(started.path)]
+        subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True, timeout=300)
+        forked = stack.submit(tiny_job())
+        stack.wait_for_event(forked, "job.queued")
+        assert stack.post(started, "cancel").ok
+        stack.start("train")
+        assert stack.wait_for_event(forked, "job.succeeded", "job.failed").type == "job.succeeded"
+        assert "no trainer was forked" not in (stack.home / "train.log").read_text()
+        weights = [(run.model / "model.safetensors").read_bytes() for run in (started, forked)]
+    assert weights[0] == weights[1]
