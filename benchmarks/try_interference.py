@@ -9,6 +9,8 @@ machine falls on both alike.
 `ratio` is the mean step while it wrote over the mean step while it stood, the median over all pairs of neighbouring
 turns; `low` and `high` are its bootstrap interval (95 %). `words_per_s` is what it wrote meanwhile.
 
+Below 1 it says that the cores of a virtual machine wake up faster when something keeps them awake.
+
 JSON on the last line. Exit code 1 when the ratio is above 1.01.
 """
 
@@ -40,7 +42,10 @@ RATIO_LIMIT = 1.01
 TURN_S = 4.0
 EDGE_S = 0.3
 """After a change of turns, a step belongs to neither."""
-LONG = {"input": "Roasted Peach Ice Cream", "temperature": 2.0, "seed": 0, "max_new_tokens": 4096}
+LONG = {
+    "rows": [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()[:64]],
+    "temperature": 2.0, "seed": 0, "max_new_tokens": 4096,
+}  # fmt: skip
 ENOUGH_EPOCHS = 10_000
 
 
@@ -65,16 +70,21 @@ def measure(scratch: Path, pairs: int) -> dict[str, Any]:
     finished = prepared_job(ROWS, scratch, training={"epochs": 1, "batch_size": 32}, **small)
     subprocess.run(trainer(finished), check=True, env=environment(), stderr=subprocess.DEVNULL)
     job = prepared_job(ROWS, scratch, training={"epochs": ENOUGH_EPOCHS, "batch_size": 32}, **small)
-    with subprocess.Popen(trainer(job), env=environment(), stderr=subprocess.DEVNULL) as training:
-        writer = JsonChild(
-            [sys.executable, "-m", "worker.training", "generate", os.fspath(finished.path)],
-            environment() | {PARENT_PID: str(os.getpid())},
-        )
-        try:
-            turns, words = take_turns(job, writer, pairs)
-        finally:
-            writer.kill()
-            training.kill()
+    writer = JsonChild(
+        [sys.executable, "-m", "worker.training", "generate", os.fspath(finished.path)],
+        environment() | {PARENT_PID: str(os.getpid())},
+    )
+    try:
+        ask(writer)  # before training begins: it is given little time beside it
+        while (part := answer(writer, 300.0)) is None or part["type"] != "text":
+            pass
+        with subprocess.Popen(trainer(job), env=environment(), stderr=subprocess.DEVNULL) as training:
+            try:
+                turns, words = take_turns(job, writer, pairs)
+            finally:
+                training.kill()
+    finally:
+        writer.kill()
     written = sum(end - start for start, end, writes in turns if writes)
     return summary(ratios(job.metrics(), turns)) | {"words_per_s": words / written}
 
@@ -91,9 +101,6 @@ def environment() -> dict[str, str]:
 
 def take_turns(job: RunDir, writer: JsonChild, pairs: int) -> tuple[list[tuple[float, float, bool]], int]:
     """(start, end, whether it wrote) of each turn, and the words that it wrote in all of them."""
-    ask(writer)
-    while (part := writer.answer(300.0)) is None or part["type"] != "text":
-        pass
     while not job.metrics():
         time.sleep(0.5)
     turns, words = [], 0
@@ -102,9 +109,9 @@ def take_turns(job: RunDir, writer: JsonChild, pairs: int) -> tuple[list[tuple[f
         os.kill(writer.pid, signal.SIGCONT if writes else signal.SIGSTOP)
         start = time.time()
         while (left := start + TURN_S - time.time()) > 0:
-            part = writer.answer(left)
+            part = answer(writer, left)
             if part is not None and part["type"] == "text":
-                words += len(str(part["data"]).split())
+                words += len(part["data"]["text"].split())
             if part is not None and part["type"] == "done":
                 ask(writer)
         turns.append((start, time.time(), writes))
@@ -112,8 +119,16 @@ def take_turns(job: RunDir, writer: JsonChild, pairs: int) -> tuple[list[tuple[f
 
 
 def ask(writer: JsonChild) -> None:
-    """One more long text."""
-    writer.ask({"body": LONG})
+    """Many more texts, one after the other."""
+    writer.ask({"id": "long", "body": LONG})
+
+
+def answer(writer: JsonChild, timeout_s: float) -> dict[str, Any] | None:
+    """A part of what it wrote; None: there was none in time. Raises RuntimeError where it could not."""
+    part = writer.answer(timeout_s)
+    if part is not None and (part["type"] == "error" or part["data"].get("error")):
+        raise RuntimeError(f"the model does not write: {part['data']}")
+    return part
 
 
 def ratios(rows: Sequence[MetricRow], turns: Sequence[tuple[float, float, bool]]) -> list[float]:
