@@ -125,7 +125,7 @@ def ask(writer: JsonChild) -> None:
 
 def answer(writer: JsonChild, timeout_s: float) -> dict[str, Any] | None:
     """A part of what it wrote; None: there was none in time. Raises RuntimeError where it could not."""
-    part = writer.answer(timeout_s)
+    part: dict[str, Any] | None = writer.answer(timeout_s)
     if part is not None and (part["type"] == "error" or part["data"].get("error")):
         raise RuntimeError(f"the model does not write: {part['data']}")
     return part
