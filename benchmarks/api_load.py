@@ -54,10 +54,10 @@ from jobs.events import (
 from jobs.gpus import REFERENCE
 from jobs.heartbeat import Gpu, WorkerHeartbeat
 from jobs.redis.connection import connect
+from jobs.redis.new_jobs import make_id
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.text.units import MIB, format_bytes, format_duration
-from service.jobs.submissions import make_id
 from tests.redis_server import RedisServer, free_port
 from tests.summaries import checked, prepared, time_summary
 

@@ -78,6 +78,8 @@ class JobSubmitted(Fact):
     """Whether Weights & Biases is notified."""
     cloned_from: str | None = None
     """The job whose specification this one's was made from."""
+    sweep: str | None = None
+    """The sweep that it is a trial of; null: none."""
 
 
 class JobChecked(Fact):

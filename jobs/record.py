@@ -91,6 +91,7 @@ class JobRecord(BaseModel):
     discord: bool = True
     wandb: bool = True
     cloned_from: str | None = None
+    sweep: str | None = None
     submitted_at: float = 0.0
     queued_at: float | None = None
     started_at: float | None = None

@@ -133,6 +133,7 @@ class JobDict(TypedDict):
     estimated_start: int | None
     dry_run: bool
     cloned_from: str | None
+    sweep: str | None
     attempt: int
     restarts: int
     last_reason: str | None

@@ -89,6 +89,8 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
         lines.append(("in the queue", f"{place} (priority {job['priority']})" if job["priority"] else place))
     if job["cloned_from"]:
         lines.append(("cloned from", job["cloned_from"]))
+    if job["sweep"]:
+        lines.append(("trial of", job["sweep"]))
     lines.append(("model", Text(job["model"])))
     lines.append(("data", Text(str(job["training_file"]))))
     if job["steps"]:

@@ -32,6 +32,7 @@ from service.files.uploads import Uploads
 from service.generation.asking import Asking
 from service.jobs.actions import Actions
 from service.jobs.exports import Exports
+from service.jobs.sweeps import Sweeps
 from service.openapi import document
 from service.pages.render import Renderer
 from service.pages.static import StaticFiles
@@ -53,6 +54,7 @@ from service.routes import (
     results,
     series,
     sign_in,
+    sweeps,
     workers,
 )
 from service.settings import ServiceSettings
@@ -78,6 +80,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     kept = SeriesCache()
     asking = Asking(actions, Requests(client), followed, kept)
     exported = Exports(actions, Requests(client))
+    swept = Sweeps(actions)
     static = StaticFiles()
     render = Renderer(static)
     registry = CollectorRegistry()
@@ -123,6 +126,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(new_job.routes(actions, uploads, render))
     app.include_router(sign_in.routes(keys, sessions, refusals, render, static))
     app.include_router(jobs.routes(actions))
+    app.include_router(sweeps.routes(swept))
     app.include_router(events.routes(actions, feed, streams, keep_alive_s=settings.keep_alive_s))
     app.include_router(series.routes(actions, kept, feed, streams))
     app.include_router(plans.routes(actions))

@@ -17,6 +17,7 @@ PASSED_ON = "keys of a request or parts of an answer, passed on as they are"
 REASONS = {
     "jobs/generation.py": ROW,
     "jobs/record.py": "fields of a record that an event changes",
+    "jobs/sweeps/spec.py": "a job file that trials are made of",
     "jobs/text/schemas.py": "a JSON schema, which is a JSON document",
     "longhaul/answers.py": "JsonObject: documents that the client passes on",
     "longhaul/demo.py": "JsonObject: a job file",
@@ -29,6 +30,7 @@ REASONS = {
     "longhaul/trying.py": PASSED_ON,
     "service/answers/events.py": KEYWORDS,
     "service/answers/series.py": KEYWORDS,
+    "service/answers/sweeps.py": "a specification, shown as it is",
     "service/docs/reference.py": SCHEMA,
     "service/edge/body.py": "a body, before it is looked at",
     "service/edge/connections.py": KEYWORDS,
@@ -39,6 +41,7 @@ REASONS = {
     "service/openapi/examples.py": SCHEMA,
     "service/pages/job_form.py": "a JSON schema, which is a JSON document",
     "worker/generation.py": PASSED_ON,
+    "worker/suggestions.py": "values of a job's keys",
     "worker/training/checkpoints/checkpoint.py": "states of random generators",
     "worker/training/doctor/random_t5.py": MODEL_CONFIG,
     "worker/training/doctor/small_t5.py": MODEL_CONFIG,

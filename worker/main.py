@@ -27,6 +27,7 @@ from worker.runs_lock import RETRY_S, RunsDirectoryInUse, RunsLock
 from worker.settings import WorkerSettings
 from worker.stage_worker import StageWorker
 from worker.supervise import trainer_environment
+from worker.sweeps import Sweeps
 from worker.warm import WarmProcess
 
 log = logging.getLogger("longhaul.worker")
@@ -130,6 +131,10 @@ def serve_publish(settings: WorkerSettings) -> int:
     client = connect(settings.redis_url)
     reconciler = Reconciler(settings.runs, Store(client), Tickets(client))
     thread = threading.Thread(target=reconciler.run, args=(stop,), name="reconcile")
+    trying = connect(settings.redis_url)
+    sweeps = threading.Thread(
+        target=Sweeps(settings.runs, Store(trying), Tickets(trying)).run, args=(stop,), name="sweeps"
+    )
     lock = RunsLock(settings.runs, store, name=heartbeat.name, redis=settings.masked_redis_url)
     heart.start()
     try:
@@ -139,6 +144,7 @@ def serve_publish(settings: WorkerSettings) -> int:
             while not ours and not stop.wait(RETRY_S):
                 ours = lock.wait_or_join(stop)
             if ours:
+                sweeps.start()
                 publish(settings.runs, lines, Waker(Store(connect(settings.redis_url)), stop), stop)
     except RunsDirectoryInUse as error:
         log.error("%s", error)
@@ -148,8 +154,9 @@ def serve_publish(settings: WorkerSettings) -> int:
         return 2
     finally:
         stop.set()
-        if thread.ident is not None:
-            thread.join()
+        for each in (thread, sweeps):
+            if each.ident is not None:
+                each.join()
         heart.join()
     return 0
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from jobs.disk.files import START, FilePosition, regular, whole_lines, write_whole
 from jobs.errors import Conflict, Damaged, NewerFormat, NotFound
@@ -37,18 +37,25 @@ MOST_KEPT = 256
 _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
 
 
-def event_line(event: Event) -> bytes:
+def event_line(event: BaseModel) -> bytes:
     """The line of an event. Its last key is the CRC of what the line is without that key."""
     body = event.model_dump_json().encode()
     return body[:-1] + b',"crc":"%08x"}\n' % zlib.crc32(body)
 
 
-def read_event(line: bytes) -> Event:
-    """The event of a line. Raises Damaged, and NewerFormat where its CRC fits and this version cannot read it."""
+def checked(line: bytes) -> bytes:
+    """The JSON of a line, without its CRC. Raises Damaged where that does not match."""
     if found := _CRC.search(line):
         line = line[: found.start()] + b"}"
         if zlib.crc32(line) != int(found[1], 16):
             raise Damaged("its CRC does not match")
+    return line
+
+
+def read_event(line: bytes) -> Event:
+    """The event of a line. Raises Damaged, and NewerFormat where its CRC fits and this version cannot read it."""
+    found = _CRC.search(line)
+    line = checked(line)
     try:
         event = Event.model_validate_json(line)
     except ValidationError as error:

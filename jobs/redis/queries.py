@@ -17,14 +17,18 @@ from jobs.redis.connection import RECOVERING
 
 @dataclass(frozen=True)
 class Filter:
-    """Which jobs are listed: those in one of `statuses` (empty: all) that have one of the values for each key, and that
-    are dry runs or not."""
+    """Which jobs are listed: those in one of `statuses` (empty: all) that have one of the values for each key, that are
+    dry runs or not, and trials or not."""
 
     statuses: Collection[str] = ()
     """Of `jobs.state.Status`, or DAMAGED."""
     metadata: Mapping[str, Collection[str]] = field(default_factory=dict)
     dry_run: bool | None = None
     """None: both."""
+    sweep: str | None = None
+    """Only trials of this sweep."""
+    trials: bool = True
+    """Whether trials of sweeps are listed, too."""
 
     def groups(self) -> list[list[str]]:
         """Names of indexes; a job has to be in one of each group."""
@@ -32,17 +36,20 @@ class Filter:
         by_label = [
             [metadata_index(key, value) for value in sorted(set(values))] for key, values in self.metadata.items()
         ]
-        return by_status + by_label + ([[DRY_RUNS]] if self.dry_run else [])
+        of_sweep = [[sweep_index(self.sweep)]] if self.sweep else []
+        return by_status + by_label + of_sweep + ([[DRY_RUNS]] if self.dry_run else [])
 
     @property
-    def excluded(self) -> str:
-        """Name of an index that a job must not be in; '': there is none."""
-        return DRY_RUNS if self.dry_run is False else ""
+    def excluded(self) -> list[str]:
+        """Names of indexes that a job must not be in."""
+        return [DRY_RUNS] * (self.dry_run is False) + [TRIALS] * (not self.trials and self.sweep is None)
 
 
 EVERY_JOB = Filter()
 DRY_RUNS = "dry_runs"
 """Index of jobs that are only checked."""
+TRIALS = "trials"
+"""Index of the trials of all sweeps."""
 
 
 def status_index(status: str) -> str:
@@ -60,14 +67,22 @@ def dataset_index(name: str) -> str:
     return f"dataset:{name}"
 
 
-def lasting_indexes(metadata: Mapping[str, str], data: Mapping[str, Any], *, dry_run: bool) -> list[str]:
+def sweep_index(sweep: str) -> str:
+    """Trials of this sweep."""
+    return f"sweep:{sweep}"
+
+
+def lasting_indexes(
+    metadata: Mapping[str, str], data: Mapping[str, Any], *, dry_run: bool, sweep: str | None = None
+) -> list[str]:
     """Indexes that a job is in whatever its state. `data`: that part of its specification."""
     train = data["train"] if isinstance(data["train"], list) else [{"source": data["train"]}]
     names = [*(each["source"] for each in train), data["validation"]]
     named = [uploaded_name(each) for each in names if isinstance(each, str)]
     datasets = sorted({name for name in named if name is not None})
     labels = [metadata_index(*label) for label in metadata.items()]
-    return labels + [dataset_index(name) for name in datasets] + [DRY_RUNS] * dry_run
+    trials = [] if sweep is None else [TRIALS, sweep_index(sweep)]
+    return labels + [dataset_index(name) for name in datasets] + [DRY_RUNS] * dry_run + trials
 
 
 # After `HELPERS`: `whole()` ends the script with an error that `jobs.redis.connection.reachable` knows, unless Redis
@@ -176,13 +191,13 @@ whole()
 return shown(ARGV[1])
 """
 
-# ARGV: id that the page follows ('' for the first page), limit, JSON of the groups of indexes → {1 if there is more,
-# jobs}; nothing: no job has that id. The smallest group is walked, newest first, and what is not
-# in the others is passed over. The order is that of longhaul:jobs, so it does not matter where the job that the page
-# follows has gone meanwhile.
+# ARGV: id that the page follows ('' for the first page), limit, JSON of the groups of indexes, JSON of the indexes that
+# are left out → {1 if there is more, jobs}; nothing: no job has that id. The smallest group is walked, newest first,
+# and what is not in the others is passed over. The order is that of longhaul:jobs, so it does not matter where the job
+# that the page follows has gone meanwhile.
 LIST = """
 whole()
-local after, limit, groups, excluded = ARGV[1], tonumber(ARGV[2]), cjson.decode(ARGV[3]), ARGV[4]
+local after, limit, groups, excluded = ARGV[1], tonumber(ARGV[2]), cjson.decode(ARGV[3]), cjson.decode(ARGV[4])
 local cursor, score = -1, '+inf'
 if after ~= '' then
   cursor, score = redis.call('ZREVRANK', 'longhaul:jobs', after), redis.call('ZSCORE', 'longhaul:jobs', after)
@@ -216,7 +231,9 @@ for _, index in ipairs(groups[smallest] or {'jobs'}) do
 end
 for _, walk in ipairs(walks) do go_on(walk) end
 local function fits(id)
-  if excluded ~= '' and redis.call('ZSCORE', 'longhaul:' .. excluded, id) then return false end
+  for _, index in ipairs(excluded) do
+    if redis.call('ZSCORE', 'longhaul:' .. index, id) then return false end
+  end
   for number, group in ipairs(groups) do
     local found = number == smallest
     for _, index in ipairs(group) do found = found or redis.call('ZSCORE', 'longhaul:' .. index, id) end

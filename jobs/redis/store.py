@@ -174,7 +174,9 @@ class Store:
             spec = read_regular(run.spec_file).decode()
             try:
                 parsed = json.loads(spec)
-                indexes = json.dumps(queries.lasting_indexes(record.metadata, parsed["data"], dry_run=record.dry_run))
+                indexes = json.dumps(
+                    queries.lasting_indexes(record.metadata, parsed["data"], dry_run=record.dry_run, sweep=record.sweep)
+                )
                 resources = parsed.get("resources") or {}  # none in those of earlier versions
                 asks = [str(resources.get("gpu_memory_gib") or ""), (resources.get("gpu_name") or "").lower()]
             except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -229,7 +231,7 @@ class Store:
 
         Raises NotFound when there is no job `after` (whatever its state), Recovering while Redis does not know all.
         """
-        answer = self._ask(queries.LIST, after or "", limit, json.dumps(wanted.groups()), wanted.excluded)
+        answer = self._ask(queries.LIST, after or "", limit, json.dumps(wanted.groups()), json.dumps(wanted.excluded))
         if answer is None:
             raise NotFound(f"there is no job {after}: begin again without `after`")
         more, jobs = answer

@@ -22,6 +22,7 @@ from service.answers.jobs import DeletedJob, Hyperparameters, Job, JobList, Prog
 from service.answers.parts import Error, ErrorResponse, Health
 from service.answers.results import Checkpoint, CheckpointList, CheckpointMetrics, RunFile, RunFileList
 from service.answers.series import MetricList, MetricPoint
+from service.answers.sweeps import DeletedSweep, Sweep, SweepList, Trial, TrialList
 from service.answers.workers import WorkerList
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "DatasetList",
     "DeletedDataset",
     "DeletedJob",
+    "DeletedSweep",
     "Error",
     "ErrorResponse",
     "Event",
@@ -59,6 +61,10 @@ __all__ = [
     "RunFile",
     "RunFileList",
     "ShownStatus",
+    "Sweep",
+    "SweepList",
+    "Trial",
+    "TrialList",
     "Worker",
     "WorkerList",
 ]  # fmt: skip

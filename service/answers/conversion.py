@@ -61,6 +61,7 @@ def job_answer(job: StoredJob, *, runs_name: str) -> Job:
         estimated_start=_whole(job.estimated_start),
         dry_run=record.dry_run,
         cloned_from=record.cloned_from,
+        sweep=record.sweep,
         attempt=record.attempt,
         restarts=record.restarts,
         last_reason=record.last_reason,

@@ -134,6 +134,8 @@ class Job(Answer):
     """Only checked, never trained."""
     cloned_from: str | None
     """The job whose specification this one began with."""
+    sweep: str | None
+    """The sweep that it is a trial of; null: none."""
     attempt: int
     """Number of the newest attempt to train; 0 before the first."""
     restarts: int

@@ -37,6 +37,7 @@ from jobs.redis.queue import Tickets
 from jobs.redis.store import RawJob, Store, StoredJob, damage, read_spec
 from jobs.spec import Part
 from jobs.state import Requested, Status
+from jobs.sweeps.directory import find as find_sweep
 from jobs.wrong_spec import explain
 from service.files.confined import NoFile, content
 from service.jobs.submissions import Submissions
@@ -67,17 +68,17 @@ class Actions:
         self.runs = runs
         self.store = store
         self._tickets = tickets
-        self._submissions = Submissions(runs=runs, data=data, uploads=uploads, store=store, tickets=tickets)
+        self.submissions = Submissions(runs=runs, data=data, uploads=uploads, store=store, tickets=tickets)
 
     # -- submit, clone ------------------------------------------------------------------------------------------------
 
     def submit(self, body: object, *, key: str | None = None, dry_run: bool = False) -> StoredJob:
         """A new job; or, with an Idempotency-Key that came before with this body, the job of that time."""
-        return self._stored(*self._submissions.submit(body, key=key, dry_run=dry_run))
+        return self._stored(*self.submissions.submit(body, key=key, dry_run=dry_run))
 
     def clone(self, job: str, patch: object, *, key: str | None = None, dry_run: bool = False) -> StoredJob:
         """A new job like another, but for what the JSON merge patch says; the key as in `submit`."""
-        return self._stored(*self._submissions.clone(self.run(job), patch, key=key, dry_run=dry_run))
+        return self._stored(*self.submissions.clone(self.run(job), patch, key=key, dry_run=dry_run))
 
     # -- cancel, pause, resume, prioritise, delete ---------------------------------------------------------------------
 
@@ -157,6 +158,7 @@ class Actions:
         The directory is renamed first: after a crash in between, reconcile removes it.
         """
         run = self.run(job)
+        self._refuse_open_trial(run)
         if self.store.maintenance.leased(job):
             event_log(run.events_file).forget()
             try:
@@ -174,6 +176,13 @@ class Actions:
             log.warning("job %s is deleted, and reconcile will tell Redis: %s", job, error)
         remove(moved)
         log.info("job %s is deleted", job)
+
+    def _refuse_open_trial(self, run: RunDir) -> None:
+        """Conflict for a trial of a sweep that still runs: it would be made again."""
+        with suppress(Damaged, NotFound):
+            sweep = run.record().sweep
+            if sweep is not None and find_sweep(self.runs, sweep).record().ended is None:
+                raise Conflict(f"job {run.id} is a trial of sweep {sweep}, which still runs: cancel the sweep first")
 
     def repair(self, job: str) -> tuple[StoredJob, Repair]:
         """Make a damaged job readable again, as far as it goes; Damaged where nothing is left to resume from."""

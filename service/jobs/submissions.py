@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import re
-import secrets
-import time
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -21,19 +18,15 @@ from typing import Any
 from jobs.data_names import UPLOADED, dataset_file, is_dataset_name, uploaded_name
 from jobs.disk import rundir
 from jobs.disk.rundir import RunDir
-from jobs.errors import Conflict, StoreUnavailable, UserError
-from jobs.events import JobSubmitted
+from jobs.errors import Conflict, UserError
 from jobs.process.secrets import where_secret
-from jobs.record import JobRecord, fold
+from jobs.record import JobRecord
+from jobs.redis.new_jobs import make_id, make_job, submitted_of
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.spec import JobSpec, parse_spec
-from jobs.state import Stage
-from jobs.version import FORMAT, VERSION
 
-log = logging.getLogger("longhaul.service")
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
-_BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 class Submissions:
@@ -62,11 +55,9 @@ class Submissions:
     def _make(
         self, spec: JobSpec, *, asked: object, key: str | None, dry_run: bool, cloned_from: str | None = None
     ) -> tuple[RunDir, JobRecord]:
-        _check_secrets(spec)
-        self._check_paths(spec)
-        if key is not None and not _KEY.fullmatch(key):
-            raise UserError("Idempotency-Key: 1 to 255 visible ASCII characters, please", param="Idempotency-Key")
-        body_sha256 = _sha256(asked)
+        self.check(spec)
+        checked_key(key)
+        body_sha256 = sha256(asked)
         new_id = make_id()
         if key is None:
             job, first_body = self._store.reserve(f"id:{new_id}", new_id, body_sha256)
@@ -75,34 +66,16 @@ class Submissions:
             job, first_body = self._store.reserve(key, new_id, body_sha256, on_disk=on_disk)
         if first_body != body_sha256:
             raise Conflict(f"Idempotency-Key {key!r} was used before with another body (job {job}); take a new key")
-        submitted = JobSubmitted(
-            name=spec.name,
-            model=spec.model,
-            spec_sha256=spec.sha256(),
-            kind=spec.kind,
-            priority=spec.priority,
-            max_restarts=spec.max_restarts,
-            metadata=spec.metadata,
-            dry_run=dry_run,
-            format_version=FORMAT,
-            version=VERSION,
-            idempotency_key=key,
-            body_sha256=body_sha256,
-            discord=spec.integrations.discord,
-            wandb=spec.integrations.wandb is not None,
-            cloned_from=cloned_from,
+        submitted = submitted_of(
+            spec, dry_run=dry_run, idempotency_key=key, body_sha256=body_sha256, cloned_from=cloned_from
         )
         # A key whose first submission died half-way: a repeated request completes it under the same id.
-        run, made = rundir.create(self._runs, job, spec, submitted)
-        with run.locked() as events:  # nobody deletes it before Redis has heard of it
-            record = fold(job, events)
-            try:
-                self._store.project(run, record, events)
-            except StoreUnavailable as error:
-                log.warning("job %s is on disk and waits for Redis: %s", job, error)
-        if made:
-            self._tickets.add(Stage.CHECK)
-        return run, record
+        return make_job(self._runs, self._store, self._tickets, job, spec, submitted)
+
+    def check(self, spec: JobSpec) -> None:
+        """Refuse what no job may name: secrets, paths outside the data directory, uploads that there are not."""
+        _check_secrets(spec)
+        self._check_paths(spec)
 
     def _check_paths(self, spec: JobSpec) -> None:
         """Refuse paths whose spelling leaves the data directory; what is on disk is for the check stage to see.
@@ -165,11 +138,12 @@ def _check_secrets(spec: JobSpec) -> None:
         )
 
 
-def make_id() -> str:
-    """`job-` and 20 digits of base 32: milliseconds since 1970 (so that ids sort by time), then 50 random bits."""
-    number = (time.time_ns() // 1_000_000 << 50) | secrets.randbits(50)
-    return "job-" + "".join(_BASE32[number >> shift & 31] for shift in range(95, -1, -5))
+def checked_key(key: str | None) -> None:
+    """Raise UserError for an Idempotency-Key that is none."""
+    if key is not None and not _KEY.fullmatch(key):
+        raise UserError("Idempotency-Key: 1 to 255 visible ASCII characters, please", param="Idempotency-Key")
 
 
-def _sha256(content: object) -> str:
+def sha256(content: object) -> str:
+    """Hash of what was asked, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

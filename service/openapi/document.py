@@ -12,9 +12,11 @@ from pydantic.json_schema import models_json_schema
 from jobs.export import ExportRequest, PushRequest
 from jobs.generation import GenerateBody
 from jobs.spec import JobSpec
+from jobs.sweeps.spec import SweepSpec
 from service import answers
 from service.edge.limits import OPEN
 from service.generation.openai import ChatBody
+from service.jobs.sweeps import Repetition
 from service.openapi import examples
 from service.openapi.error_answers import error_answer
 
@@ -34,6 +36,7 @@ Lists are pages: `after` takes the `last_id` of the page before. Times are Unix 
 """
 TAGS = {
     "jobs": "Submit, list, show and control jobs.",
+    "sweeps": "Many trials of one job.",
     "events": "What happened to a job: as a list, or live.",
     "series": "What a run recorded: metrics and log.",
     "plans": "What a job needs, as predicted before it trains.",
@@ -91,6 +94,8 @@ def document(app: FastAPI, *, examples: dict[str, Any]) -> dict[str, Any]:
     _, more = models_json_schema(
         [
             (JobSpec, "validation"),
+            (SweepSpec, "validation"),
+            (Repetition, "validation"),
             (GenerateBody, "validation"),
             (ChatBody, "validation"),
             (ExportRequest, "validation"),

@@ -33,12 +33,13 @@ def ref(name: str) -> dict[str, str]:
 # -- parameters -------------------------------------------------------------------------------------------------------
 
 JobId = Annotated[str, Path(description="Id of the job.", examples=["job-06e1m8c4f0zt3qk5x9wb"])]
+SweepId = Annotated[str, Path(description="Id of the sweep.", examples=["sweep-06e1m8c4f0zt3qk5x9wb"])]
 IdempotencyKey = Annotated[
     str | None,
     Header(
         alias="Idempotency-Key",
         description="Any text of your own, 1 to 255 visible ASCII characters. Sending the same body again under the "
-        "same key returns the first job, however often the connection broke.",
+        "same key returns what the first one made, however often the connection broke.",
         json_schema_extra={"examples": ["chef-2025-11-21"]},
     ),
 ]
@@ -117,6 +118,37 @@ JOB_BODY = takes(
         },
     },
 )
+SWEEP_BODY = takes(
+    "application/json",
+    ref("SweepSpec"),
+    "A job, and the settings in which its trials differ; `job` and `space` are required. At most 1 MiB.",
+    {
+        "learning rates": {
+            "job": {"data": {"train": "recipes.jsonl"}},
+            "space": {"training.learning_rate": {"range": [1e-5, 1e-3], "log": True}},
+            "max_trials": 12,
+        },
+        "a grid": {
+            "name": "banking",
+            "job": {
+                "model": "microsoft/deberta-v3-base",
+                "task": "classification",
+                "data": {"train": "banking.csv", "input": "{text}", "target": "{intent}"},
+            },
+            "space": {"training.batch_size": [16, 32], "training.learning_rate": [1e-5, 3e-5]},
+            "sampler": "grid",
+            "metric": "accuracy",
+            "seeds": 3,
+        },
+    },
+)
+REPEAT_BODY = takes(
+    "application/json",
+    ref("Repetition"),
+    "Which trial, and how many seeds; without a body the best one with five.",
+    {"the best": {}, "another": {"trial": 7, "seeds": 3}},
+)
+REPEAT_BODY["requestBody"]["required"] = False
 EXPORT_BODY = takes(
     "application/json",
     ref("ExportRequest"),

@@ -64,9 +64,11 @@ def routes(actions: Actions) -> APIRouter:
             tuple[answers.ShownStatus, ...], Query(description="Only jobs that stand there; may be repeated.")
         ] = (),
         dry_run: Annotated[bool | None, Query(description="Only dry runs, or only other jobs.")] = None,
+        sweep: Annotated[str | None, Query(description="Only trials of this sweep.", max_length=80)] = None,
+        trials: Annotated[bool, Query(description="Trials of sweeps, too.")] = False,
     ) -> Response:
         """Newest first; `after` is the last id of the page before, whatever has become of that job meanwhile."""
-        found, has_more = actions.store.page(Filter(status, labels, dry_run), after=after, limit=limit)
+        found, has_more = actions.store.page(Filter(status, labels, dry_run, sweep, trials), after=after, limit=limit)
         content = job_list_json(found, runs_name=actions.runs.name, has_more=has_more)
         return Response(content, media_type="application/json")
 

@@ -110,7 +110,7 @@ def routes(
     ) -> Response:
         """Those at work, those that wait in the order of their turn, then the others, newest first."""
         key, _, value = label.partition("=")
-        wanted = Filter(tuple(status or ()), {key: [value]} if label else {}, None if dry_run else False)
+        wanted = Filter(tuple(status or ()), {key: [value]} if label else {}, None if dry_run else False, trials=False)
         found, has_more = _search(actions, wanted, text.lower(), after)
         last = found[-1].id if found else None
         if not (text or label or after):

@@ -26,6 +26,7 @@ import schemathesis
 from schemathesis.engine import events, from_schema
 
 from tests.service.running import Service
+from tests.service.seeded import seed_sweep
 
 SEED = 20_251_121
 ENDED = ("succeeded", "failed", "cancelled", "validated")
@@ -34,6 +35,8 @@ LIST = "GET /jobs"
 LOG = "GET /jobs/{job}/logs"
 CANCEL = "POST /jobs/{job}/cancel"
 DELETE = "DELETE /jobs/{job}"
+CANCEL_SWEEP = "POST /sweeps/{sweep}/cancel"
+DELETE_SWEEP = "DELETE /sweeps/{sweep}"
 ACCEPTED = ["2xx", 401, 403, 404, 409]
 OPEN = ("queued", "waiting", "paused", "running", "stopping")
 PLANNED = ("queued", "paused", "running", "succeeded")
@@ -54,6 +57,8 @@ class Tuned:
 _TUNED = {
     LIST: Tuned(),
     "POST /jobs": Tuned(refused=422, why="what columns, names and endings fit each other is said in words alone"),
+    "POST /sweeps": Tuned(refused=422, why="which values make a job is said in words alone"),
+    "POST /sweeps/{sweep}/repeat": Tuned(refused=422, why="which trials there are depends on the sweep"),
     "PATCH /jobs/{job}": Tuned(OPEN, 422, "11.0 is an integer to JSON Schema, and none to us"),
     "POST /jobs/{job}/clone": Tuned(refused=422, why="what results from a merge patch has to be a specification"),
     "POST /jobs/{job}/generate": Tuned(refused=422, why="which inputs and options go together is said in words alone"),
@@ -98,7 +103,8 @@ class Outcome:
 
 def fuzz(service: Service, jobs: dict[str, str], *, examples: int, phases: tuple[str, ...]) -> Outcome:
     """Run these phases over all operations, with at most so many examples of each in fuzzing."""
-    config = schemathesis.Config.from_dict(_config(service, jobs, examples=examples, phases=phases))
+    sweeps = [seed_sweep(service, ended=True), seed_sweep(service, ended=False)]
+    config = schemathesis.Config.from_dict(_config(service, jobs, sweeps, examples=examples, phases=phases))
     key = {"Authorization": f"Bearer {service.settings.api_key}"}
     schema = schemathesis.openapi.from_url(f"{service.url}/openapi.json", headers=key, config=config)
     ended = [jobs[name] for name in ENDED]
@@ -125,6 +131,8 @@ def fuzz(service: Service, jobs: dict[str, str], *, examples: int, phases: tuple
             path["job"] = service.submit()
             if label == DELETE:
                 service.post(f"/jobs/{path['job']}/cancel")
+        if label in (CANCEL_SWEEP, DELETE_SWEEP) and path.get("sweep") in sweeps:
+            path["sweep"] = seed_sweep(service, ended=label == DELETE_SWEEP)
 
     outcome = Outcome()
     schemathesis.hook("before_call")(mind_the_jobs)
@@ -157,7 +165,9 @@ def _count(outcome: Outcome, recorder: Any) -> None:
                 outcome.failures.setdefault(name, f"{failure.message}\n{check.failure_info.code_sample}")
 
 
-def _config(service: Service, jobs: dict[str, str], *, examples: int, phases: tuple[str, ...]) -> dict[str, Any]:
+def _config(
+    service: Service, jobs: dict[str, str], sweeps: list[str], *, examples: int, phases: tuple[str, ...]
+) -> dict[str, Any]:
     return {
         "seed": SEED,
         "continue-on-failure": True,
@@ -175,6 +185,7 @@ def _config(service: Service, jobs: dict[str, str], *, examples: int, phases: tu
         "auth": {"openapi": {"bearer": {"bearer": service.settings.api_key}}},
         "dictionaries": {
             "jobs": {"values": list(jobs.values())},
+            "sweeps": {"values": sweeps},
             **{
                 "+".join(each.jobs): {"values": [jobs[name] for name in each.jobs]}
                 for each in _TUNED.values()
@@ -198,6 +209,7 @@ def _config(service: Service, jobs: dict[str, str], *, examples: int, phases: tu
         },
         "parameters": {
             "path.job": {"dictionary": "jobs", "probability": 0.8},
+            "path.sweep": {"dictionary": "sweeps", "probability": 0.8},
             "path.path": {"dictionary": "files", "probability": 0.7},
             "path.name": {"dictionary": "datasets", "probability": 0.7},
             "body.model": {"dictionary": "models", "probability": 0.9},

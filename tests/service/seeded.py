@@ -37,6 +37,8 @@ from jobs.heartbeat import WorkerHeartbeat
 from jobs.memory_plan import PICTURE
 from jobs.metrics import MetricRow
 from jobs.plan import DataPlan, ModelPlan, make_plan
+from jobs.sweeps.directory import find
+from jobs.sweeps.events import SweepEnded, SweepFact, TrialEnded, TrialPruned, TrialStarted
 from tests.memory_plans import memory_plan
 from tests.previews import preview
 from tests.service.running import Service
@@ -107,6 +109,29 @@ def seed(service: Service) -> dict[str, str]:
     service.append(jobs["validated"], JobValidated())
     _succeed(service, jobs["succeeded"])
     return jobs
+
+
+def seed_sweep(service: Service, *, ended: bool) -> str:
+    """A sweep with a trial that succeeded, one that failed, one that was pruned; and one that runs, or its end."""
+    job = {"data": {"train": "rows.jsonl"}}
+    space = {"training.learning_rate": {"range": [1e-5, 1e-3], "log": True}, "training.batch_size": [16, 32]}
+    answer = service.post("/sweeps", json={"job": job, "space": space})
+    assert answer.status_code == 202, answer.text
+    sweep = find(service.settings.runs, answer.json()["id"])
+    facts: list[SweepFact] = []
+    for number in range(4):
+        settings = {"training.learning_rate": 1e-4 * (number + 1), "training.batch_size": 16}
+        facts.append(TrialStarted(trial=number, settings=settings, jobs=[f"job-{sweep.id[6:]}-{number}"]))
+    facts += [
+        TrialEnded(trial=0, outcome="succeeded", value=1.5, values=[1.5], seconds=9.0),
+        TrialEnded(trial=1, outcome="failed", seconds=1.0, error=Fault(code="out_of_memory", message="no room")),
+        TrialPruned(trial=2, step=10, value=2.5, message="worse than the median of 5 others at evaluation 1"),
+        TrialEnded(trial=2, outcome="pruned", seconds=3.0),
+    ]
+    if ended:
+        facts += [TrialEnded(trial=3, outcome="cancelled"), SweepEnded(reason="done", best=0)]
+    sweep.append(facts)
+    return sweep.id
 
 
 def train(service: Service, job: str, *, queued: bool = True) -> None:

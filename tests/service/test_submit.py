@@ -11,10 +11,11 @@ import pytest
 
 from jobs.errors import Conflict, StoreUnavailable
 from jobs.redis.connection import connect
+from jobs.redis.new_jobs import make_id
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.state import Stage
-from service.jobs.submissions import Submissions, make_id
+from service.jobs.submissions import Submissions
 from tests.redis_server import RedisServer
 from tests.service.running import TINY, Service, running
 

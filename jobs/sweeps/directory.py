@@ -1,0 +1,153 @@
+"""The directory of a sweep, `runs/.sweeps/<sweep>/`: sweep.json and events.jsonl, which are the truth about it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from jobs.disk.event_log import checked, event_line
+from jobs.disk.files import read_regular, regular, sync_folder, whole_lines, write_synced, write_whole
+from jobs.errors import Conflict, Damaged, NotFound
+from jobs.sweeps.events import SweepEvent, SweepFact
+from jobs.sweeps.record import SweepRecord, fold
+from jobs.sweeps.spec import SweepSpec
+
+FOLDER = ".sweeps"
+"""Of the runs directory."""
+_ID = re.compile(r"sweep-[a-z0-9_-]{1,60}")
+Decision = Callable[[SweepRecord], Sequence[SweepFact]]
+
+
+class SweepDir:
+    """The directory of one sweep. Cheap to make; holds no open file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.id = path.name
+
+    @property
+    def events_file(self) -> Path:
+        """Its events."""
+        return self.path / "events.jsonl"
+
+    def spec(self) -> SweepSpec:
+        """What the user asked for. Raises Damaged, NotFound."""
+        try:
+            return _parsed(read_regular(self.path / "sweep.json"))
+        except FileNotFoundError:
+            raise NotFound(f"there is no sweep {self.id}") from None
+        except (OSError, ValueError) as error:
+            raise Damaged(f"sweep.json of sweep {self.id} cannot be read: {error}") from error
+
+    def record(self) -> SweepRecord:
+        """The sum of its events: a copy for the caller. Raises Damaged, NotFound."""
+        return fold(self.id, self.events())
+
+    def events(self, after: int = 0) -> list[SweepEvent]:
+        """Events with numbers above `after`; a torn last line is not one."""
+        try:
+            raw = read_regular(self.events_file)
+        except FileNotFoundError:
+            raise NotFound(f"there is no sweep {self.id}") from None
+        except OSError as error:
+            raise Damaged(f"events.jsonl of sweep {self.id} cannot be read: {error}") from error
+        return [_event(line, self.id, number) for number, line in enumerate(whole_lines(raw)[after:], after + 1)]
+
+    def append(self, decide: Decision | Sequence[SweepFact]) -> SweepRecord:
+        """Append facts, on disk when this returns, and return the record with them.
+
+        `decide`: the facts, or a function of the record as it stands, called under the lock of the file. Raises
+        Conflict when the sweep has ended, and OSError, with nothing written, when the disk does not take them.
+        """
+        with self._locked() as file:
+            record = self.record()
+            new = []
+            for fact in decide(record) if callable(decide) else decide:
+                if record.ended is not None:
+                    raise Conflict(f"sweep {self.id} has ended")
+                event = SweepEvent(number=record.number + 1, sweep=self.id, at=time.time(), fact=fact)
+                record.apply(event)
+                new.append(event)
+            if new:
+                file.seek(0)
+                whole = file.readall().rfind(b"\n") + 1
+                file.truncate(file.seek(whole))  # a torn last line
+                write_whole(file, b"".join(map(event_line, new)), sync=True)
+            return record
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[FileIO]:
+        try:
+            file = FileIO(self.events_file, "r+b", opener=regular)
+        except FileNotFoundError:
+            raise NotFound(f"there is no sweep {self.id}") from None
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+
+
+def create(runs: Path, sweep: str, spec: SweepSpec, first: SweepFact) -> SweepDir:
+    """Make the directory of a new sweep: as `tmp-…`, complete and on disk, then renamed into place."""
+    folder = runs / FOLDER
+    folder.mkdir(exist_ok=True)
+    temporary = folder / f"tmp-{sweep}-{uuid.uuid4().hex[:8]}"
+    event = SweepEvent(number=1, sweep=sweep, at=time.time(), fact=first)
+    try:
+        temporary.mkdir()
+        write_synced(temporary / "sweep.json", spec.model_dump_json(indent=1, by_alias=True).encode() + b"\n")
+        write_synced(temporary / "events.jsonl", event_line(event))
+        sync_folder(temporary)
+        os.rename(temporary, folder / sweep)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(folder)
+    return SweepDir(folder / sweep)
+
+
+def find(runs: Path, sweep: str) -> SweepDir:
+    """An existing sweep. The id is checked before it becomes part of a path. Raises NotFound."""
+    found = SweepDir(runs / FOLDER / sweep) if _ID.fullmatch(sweep) else None
+    if found is None or not found.events_file.exists():
+        raise NotFound(f"there is no sweep {sweep[:80]}")
+    return found
+
+
+def list_sweeps(runs: Path) -> list[SweepDir]:
+    """All sweeps, oldest first."""
+    try:
+        names = sorted(name for name in os.listdir(runs / FOLDER) if _ID.fullmatch(name))
+    except FileNotFoundError:
+        return []
+    return [SweepDir(runs / FOLDER / name) for name in names]
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(raw: bytes) -> SweepSpec:
+    return SweepSpec.model_validate_json(raw)
+
+
+@functools.lru_cache(maxsize=20_000)
+def _read(line: bytes) -> SweepEvent:
+    return SweepEvent.model_validate_json(checked(line))
+
+
+def _event(line: bytes, sweep: str, number: int) -> SweepEvent:
+    try:
+        event = _read(line)
+    except (Damaged, ValidationError) as error:
+        raise Damaged(f"sweep {sweep}: line {number} of events.jsonl cannot be read: {error}") from error
+    if event.sweep != sweep:
+        raise Damaged(f"sweep {sweep}: line {number} of events.jsonl is of sweep {event.sweep}")
+    return event

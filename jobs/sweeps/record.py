@@ -1,0 +1,144 @@
+"""SweepRecord: what a sweep's events add up to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from jobs.errors import Damaged
+from jobs.events import Fault
+from jobs.sweeps.events import (
+    Ending,
+    Outcome,
+    SweepCancelRequested,
+    SweepEnded,
+    SweepEvent,
+    SweepSubmitted,
+    TrialEnded,
+    TrialPruned,
+    TrialStarted,
+)
+from jobs.sweeps.spec import Settings
+
+SweepStatus = Literal["running", "succeeded", "failed", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Times are Unix seconds."""
+
+    number: int
+    settings: Settings
+    jobs: tuple[str, ...]
+    started_at: float
+    outcome: Outcome | None = None
+    """None: it is open."""
+    value: float | None = None
+    values: tuple[float, ...] = ()
+    pruned: TrialPruned | None = None
+    ended_at: float | None = None
+    seconds: float = 0.0
+    """In attempts, all jobs together."""
+    error: Fault | None = None
+
+
+@dataclass
+class SweepRecord:
+    """The sum of a sweep's events. Times are Unix seconds."""
+
+    id: str
+    number: int = 0
+    """Of the last event."""
+    name: str = ""
+    spec_sha256: str = ""
+    idempotency_key: str | None = None
+    body_sha256: str | None = None
+    submitted_at: float = 0.0
+    ended_at: float | None = None
+    cancel_requested: bool = False
+    ended: SweepEnded | None = None
+    trials: list[Trial] = field(default_factory=list)
+    """By their numbers."""
+    finished: list[int] = field(default_factory=list)
+    """Numbers of the trials that have ended, in the order in which they did."""
+
+    def apply(self, event: SweepEvent) -> None:
+        """One more event. Raises Damaged for one that may not follow."""
+        if event.number != self.number + 1 or (self.ended is not None):
+            raise Damaged(f"sweep {self.id}: event {event.number} follows event {self.number}")
+        match fact := event.fact:
+            case SweepSubmitted():
+                self.name, self.spec_sha256, self.submitted_at = fact.name, fact.spec_sha256, event.at
+                self.idempotency_key, self.body_sha256 = fact.idempotency_key, fact.body_sha256
+            case TrialStarted():
+                if fact.trial != len(self.trials):
+                    raise Damaged(f"sweep {self.id}: trial {fact.trial} follows trial {len(self.trials) - 1}")
+                self.trials.append(Trial(fact.trial, fact.settings, tuple(fact.jobs), event.at))
+            case TrialPruned():
+                self.trials[fact.trial] = replace(self._open(fact.trial), pruned=fact)
+            case TrialEnded():
+                self.trials[fact.trial] = replace(
+                    self._open(fact.trial), outcome=fact.outcome, value=fact.value, values=tuple(fact.values),
+                    ended_at=event.at, seconds=fact.seconds, error=fact.error,
+                )  # fmt: skip
+                self.finished.append(fact.trial)
+            case SweepCancelRequested():
+                self.cancel_requested = True
+            case SweepEnded():
+                self.ended, self.ended_at = fact, event.at
+        self.number = event.number
+
+    def _open(self, number: int) -> Trial:
+        if number >= len(self.trials) or self.trials[number].outcome is not None:
+            raise Damaged(f"sweep {self.id}: there is no open trial {number}")
+        return self.trials[number]
+
+    @property
+    def status(self) -> SweepStatus:
+        """Where it stands."""
+        if self.ended is None:
+            return "running"
+        by_reason: dict[Ending, SweepStatus] = {"failures": "failed", "cancelled": "cancelled"}
+        return by_reason.get(self.ended.reason, "succeeded")
+
+    @property
+    def open(self) -> list[Trial]:
+        """Trials that have not ended."""
+        return [trial for trial in self.trials if trial.outcome is None]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Trials by outcome; `running`: those that are open."""
+        return dict(Counter(trial.outcome or "running" for trial in self.trials))
+
+    def best(self, *, higher_is_better: bool) -> Trial | None:
+        """Of the trials that succeeded; of equals the earliest."""
+        found = [trial for trial in self.trials if trial.outcome == "succeeded" and trial.value is not None]
+        sign = -1.0 if higher_is_better else 1.0
+        return min(found, key=lambda trial: (sign * (trial.value or 0.0), trial.number), default=None)
+
+    def same_failures(self) -> tuple[int, Fault | None]:
+        """How many of the newest ended trials failed with the cause of the last one, and that cause."""
+        count, cause = 0, None
+        for number in reversed(self.finished):
+            trial = self.trials[number]
+            if trial.outcome in ("pruned", "cancelled"):
+                continue
+            if (
+                trial.outcome != "failed"
+                or trial.error is None
+                or (cause is not None and trial.error.code != cause.code)
+            ):
+                break
+            count, cause = count + 1, cause or trial.error
+        return count, cause
+
+
+def fold(sweep: str, events: Iterable[SweepEvent]) -> SweepRecord:
+    """The record that these events, in order, add up to."""
+    record = SweepRecord(sweep)
+    for event in events:
+        record.apply(event)
+    return record

@@ -1,0 +1,297 @@
+"""SweepSpec: what to try, how trials are chosen, and when the sweep ends."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from jobs.errors import UserError
+from jobs.evaluation_metrics import EvaluationMetric
+from jobs.spec import JobSpec, MetricName, Part, canonical_sha256, parse_spec
+from jobs.wrong_spec import explain
+
+MOST_TRIALS = 10_000
+MOST_PARAMETERS = 32
+DEFAULT_TRIALS = 20
+ASHA_FROM = 50
+"""Trials below which successive halving mostly stops those that would have caught up."""
+Value = str | int | float | bool | None | list[Any] | dict[str, Any]
+Settings = dict[str, Value]
+"""A value for each parameter of a trial, by the dotted key of the job."""
+Key = Annotated[str, StringConstraints(pattern=r"^[a-z_0-9]+(\.[A-Za-z_0-9]+){0,5}$", max_length=128)]
+
+
+class Parameter(Part):
+    """The values that one key of the job may have. One of `choice`, `range` and `int` is needed."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    choice: Annotated[list[Value], Field(min_length=1, max_length=1000)] | None = None
+    """One of these."""
+    span: Annotated[list[float], Field(min_length=2, max_length=2)] | None = Field(None, alias="range")
+    """A number from the first to the second, both included."""
+    whole: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(None, alias="int")
+    """An integer from the first to the second, both included."""
+    log: bool = False
+    """With `range` or `int`: draw its logarithm evenly, as for a learning rate."""
+    step: Annotated[float, Field(gt=0)] | None = None
+    """With `range` or `int`: only the first value and steps of this size from there."""
+    when: dict[Key, Value] = Field({})
+    """Only where other parameters have these values; a list stands for any of its values."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        given = [name for name, value in (("choice", self.choice), ("range", self.span), ("int", self.whole)) if value]
+        if len(given) != 1:
+            raise ValueError(f"give one of choice, range and int (got {' and '.join(given) or 'none'})")
+        if self.choice is not None:
+            if self.log or self.step is not None:
+                raise ValueError("log and step go with range or int")
+            if len({canonical_sha256(value) for value in self.choice}) < len(self.choice):
+                raise ValueError("choice names a value twice")
+            return self
+        low, high = self.bounds
+        if low >= high:
+            raise ValueError(f"the first bound must be below the second (got {low} and {high})")
+        if self.log and low <= 0:
+            raise ValueError(f"the bounds of a logarithm are above 0 (got {low})")
+        if self.log and self.step is not None:
+            raise ValueError("log and step exclude each other")
+        if self.whole is not None and self.step is not None and self.step != int(self.step):
+            raise ValueError(f"the step of an integer is an integer (got {self.step})")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Of a range or an integer."""
+        found = self.span or self.whole
+        assert found is not None
+        return found[0], found[1]
+
+    @property
+    def listed(self) -> list[Value] | None:
+        """All values, in order; None: there are too many, or they are not discrete."""
+        if self.choice is not None:
+            return list(self.choice)
+        low, high = self.bounds
+        if self.span is not None and self.step is None:
+            return None
+        step = self.step or 1
+        count = math.floor((high - low) / step + 1e-9) + 1
+        if count > MOST_TRIALS:
+            return None
+        if self.whole is not None:
+            return [int(low + number * step) for number in range(count)]
+        return [round(low + number * step, 12) for number in range(count)]
+
+    @property
+    def examples(self) -> list[Value]:
+        """Values that are tried when a sweep is submitted: every choice, both ends of a range."""
+        return list(self.choice) if self.choice is not None else list(self.span or self.whole or [])
+
+    def active(self, settings: Mapping[str, Value]) -> bool:
+        """Whether it has a value beside these."""
+        return all(
+            key in settings and settings[key] in (wanted if isinstance(wanted, list) else [wanted])
+            for key, wanted in self.when.items()
+        )
+
+
+def _spelled_out(given: object) -> object:
+    """What a list stands for."""
+    return {"choice": given} if isinstance(given, list) else given
+
+
+class SweepSpec(Part):
+    """A job, the settings in which its trials differ, and how they are chosen. `job` and `space` are required."""
+
+    name: Annotated[str, Field(min_length=1, max_length=50)] = "sweep"
+    """Shown wherever the sweep is; its trials are called after it."""
+    job: dict[str, Any]
+    """The job that each trial is, but for the parameters of `space`."""
+    space: Annotated[
+        dict[Key, Annotated[Parameter, BeforeValidator(_spelled_out, json_schema_input_type=Parameter | list[Value])]],
+        Field(min_length=1, max_length=MOST_PARAMETERS),
+    ]
+    """By the dotted key of the job, such as `training.learning_rate`: the values that are tried. A list stands for
+    `{"choice": [...]}`."""
+    sampler: Literal["tpe", "random", "grid"] = "tpe"
+    """`tpe`: near the settings that did well (tree-structured Parzen estimator), after ten random ones. `grid`: every
+    combination, in order."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Of the sampler."""
+    metric: MetricName | None = None
+    """By what trials are compared, on the held-out rows; null: the job's `checkpoint.best`, or the loss."""
+    direction: Literal["auto", "minimize", "maximize"] = "auto"
+    """`auto`: that of the metric."""
+    max_trials: Annotated[int, Field(ge=1, le=MOST_TRIALS)] | None = None
+    """Trials at most; null: 20, or every combination of a grid."""
+    max_hours: Annotated[float, Field(gt=0, le=10_000)] | None = None
+    """Hours from the first trial on; then those that run are stopped."""
+    max_failures: Annotated[int, Field(ge=1, le=MOST_TRIALS)] = 3
+    """So many failed trials in a row with the same cause end the sweep."""
+    seeds: Annotated[int, Field(ge=1, le=10)] = 1
+    """Jobs of a trial, which differ in `training.seed`; the trial's value is their mean."""
+    pruning: Literal["none", "median", "asha"] = "none"
+    """Which trials are stopped early. `median`: worse than half of the others at the same evaluation. `asha`: not among
+    the best third at the 1st, 3rd, 9th … evaluation; better from 50 trials on."""
+    parallel: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Trials that are open at the same time; null: one for each train worker, and one that is being prepared."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        seen: list[str] = []
+        for key, parameter in self.space.items():
+            for other in parameter.when:
+                if other not in seen:
+                    raise ValueError(f"space.{key}.when names {other!r}, which must be a parameter before it")
+            seen.append(key)
+            if self.sampler == "grid" and parameter.listed is None:
+                raise ValueError(f"space.{key}: a grid needs choice, int, or range with a step")
+        right = "maximize" if self.by.higher_is_better else "minimize"
+        if self.direction not in ("auto", right):
+            raise ValueError(f"direction: of {self.by.value} a sweep can only {right}")
+        return self
+
+    @property
+    def by(self) -> EvaluationMetric:
+        """The metric by which trials are compared."""
+        checkpoint = self.job.get("checkpoint")
+        named = checkpoint.get("best") if isinstance(checkpoint, dict) else None
+        known = next((metric for metric in EvaluationMetric if metric.value == named), EvaluationMetric.LOSS)
+        return self.metric or known
+
+    @property
+    def most_trials(self) -> int:
+        """Trials at most."""
+        if self.sampler != "grid":
+            return self.max_trials or DEFAULT_TRIALS
+        count = sum(1 for _ in itertools.islice(self.grid(), MOST_TRIALS))
+        return min(count, self.max_trials or count)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a user would want to know before it begins."""
+        if self.pruning == "asha" and self.most_trials < ASHA_FROM:
+            return [
+                f"asha with {self.most_trials} trials mostly stops those that learn slowly at first: "
+                f"it pays from {ASHA_FROM} on; `median` stops fewer"
+            ]
+        return []
+
+    def grid(self) -> Iterator[Settings]:
+        """Every combination of the values, in the order of the parameters; the last one changes first."""
+        yield from self._combinations(list(self.space.items()), {})
+
+    def _combinations(self, left: list[tuple[str, Parameter]], chosen: Settings) -> Iterator[Settings]:
+        if not left:
+            yield dict(chosen)
+            return
+        (key, parameter), rest = left[0], left[1:]
+        if not parameter.active(chosen):
+            yield from self._combinations(rest, chosen)
+            return
+        for value in parameter.listed or []:
+            yield from self._combinations(rest, {**chosen, key: value})
+
+    def given(self, settings: Mapping[str, Value]) -> dict[str, Any]:
+        """The job with these settings, as parsed JSON. Raises UserError where one cannot be put into it."""
+        given: dict[str, Any] = json.loads(json.dumps(self.job))
+        for key, value in settings.items():
+            _assign(given, key, value)
+        return given
+
+    def trial(self, settings: Mapping[str, Value], number: int = 0, seed: int = 0) -> JobSpec:
+        """A job of a trial. Raises UserError. `seed`: added to `training.seed`."""
+        given = self.given(settings)
+        given["name"] = f"{self.name} {number}" + (f" seed {seed}" if seed else "")
+        _assign(given, "integrations.discord", False)  # one message tells of all trials
+        if self.metric is not None:
+            _assign(given, "checkpoint.best", self.metric.value)
+        if seed:
+            training = given.get("training")
+            first = training.get("seed", 0) if isinstance(training, dict) else 0
+            _assign(given, "training.seed", first + seed)
+        return parse_spec(given)
+
+    def sha256(self) -> str:
+        """Hash of the canonical JSON, with the defaults of this version."""
+        return canonical_sha256(self.model_dump(mode="json", by_alias=True))
+
+
+def parse_sweep(raw: object) -> SweepSpec:
+    """A SweepSpec from parsed JSON, each of whose values makes a job; or UserError, naming the key."""
+    if not isinstance(raw, Mapping):
+        raise UserError("a sweep is a JSON object", hint='the minimum is {"job": {…}, "space": {…}}')
+    try:
+        spec = SweepSpec.model_validate(raw)
+    except ValidationError as error:
+        raise explain(error, SweepSpec, keys="docs/reference/sweep.md lists the keys of a sweep") from None
+    if "seed" in _of(spec.job, "training") and not isinstance(spec.job["training"]["seed"], int):
+        raise UserError("job.training.seed: must be an integer", param="job.training.seed")
+    if spec.seeds > 1 and "training.seed" in spec.space:
+        raise UserError(
+            "space.training.seed: `seeds` above 1 sets the seeds of a trial's jobs", param="space.training.seed"
+        )
+    for key, settings in _examples(spec):
+        try:
+            spec.trial(settings)
+        except UserError as error:
+            where = f"space.{key} = {json.dumps(settings[key])}" if key else "job"
+            raise UserError(f"{where}: {error}", hint=error.hint, param=f"space.{key}" if key else "job") from None
+    return spec
+
+
+def example_jobs(spec: SweepSpec) -> Iterator[JobSpec]:
+    """Jobs that together have every choice, and both ends of every range."""
+    for _, settings in _examples(spec):
+        yield spec.trial(settings)
+
+
+def _examples(spec: SweepSpec) -> Iterator[tuple[str, Settings]]:
+    """The first settings of all, then others that differ in one parameter, with the key of that."""
+    first = _completed(spec, {})
+    yield "", first
+    for key, parameter in spec.space.items():
+        for value in parameter.examples:
+            settings = _completed(spec, {**_needed(spec, key), key: value})
+            if key in settings:
+                yield key, settings
+
+
+def _completed(spec: SweepSpec, fixed: Mapping[str, Value]) -> Settings:
+    """These, and the first value of every other parameter that is active beside them."""
+    settings: Settings = {}
+    for key, parameter in spec.space.items():
+        if parameter.active(settings):
+            settings[key] = fixed[key] if key in fixed else parameter.examples[0]
+    return settings
+
+
+def _needed(spec: SweepSpec, key: str) -> Settings:
+    """Values of other parameters beside which this one is active."""
+    needed: Settings = {}
+    for other, wanted in spec.space[key].when.items():
+        needed |= {other: wanted[0] if isinstance(wanted, list) else wanted} | _needed(spec, other)
+    return needed
+
+
+def _of(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = given.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _assign(given: dict[str, Any], key: str, value: Value) -> None:
+    """Set a dotted key. Raises UserError where a part before the last is no object."""
+    *parents, last = key.split(".")
+    for depth, parent in enumerate(parents, 1):
+        inner = given.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise UserError(f"{'.'.join(parents[:depth])} is {json.dumps(inner)} in the job, and no object")
+        given = inner
+    given[last] = value

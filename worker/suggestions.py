@@ -1,0 +1,121 @@
+"""What a sweep tries next: a function of its specification and its events, so that after a crash it is the same.
+
+Optuna is asked and told, with a study in memory that is made anew each time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jobs.sweeps.record import SweepRecord, Trial
+from jobs.sweeps.spec import Parameter, Settings, SweepSpec, Value
+
+if TYPE_CHECKING:
+    import optuna
+
+log = logging.getLogger("longhaul.sweeps")
+DIGITS = 4
+"""Of a suggested number: more would tell nobody anything."""
+
+
+def suggest(spec: SweepSpec, record: SweepRecord) -> Settings | None:
+    """The settings of the next trial; None: each combination of the grid was tried."""
+    number = len(record.trials)
+    if spec.sampler == "grid":
+        return next((settings for place, settings in enumerate(spec.grid()) if place == number), None)
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seed = spec.seed + number  # each trial has random numbers of its own, whichever ended before it
+    sampler: optuna.samplers.BaseSampler
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is called experimental has been there for years
+        if spec.sampler == "random":
+            sampler = optuna.samplers.RandomSampler(seed=seed)
+        else:
+            sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
+        asked = _study(spec, record, sampler).ask()
+        settings: Settings = {}
+        for key, parameter in spec.space.items():
+            if parameter.active(settings):
+                settings[key] = _asked(asked, key, parameter)
+    return settings
+
+
+def importances(spec: SweepSpec, record: SweepRecord) -> dict[str, float]:
+    """How much of the differences between trials each parameter explains, the largest first; empty: nobody can tell."""
+    values = {trial.value for trial in record.trials if trial.outcome == "succeeded"}
+    if len(values) < 4:
+        return {}
+    import optuna
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        study = _study(spec, record, optuna.samplers.RandomSampler())
+        try:
+            return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
+        except (ValueError, RuntimeError) as error:
+            log.info("sweep %s: the importance of its parameters cannot be told: %s", record.id, error)
+            return {}
+
+
+def _study(spec: SweepSpec, record: SweepRecord, sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+    """All trials so far, in the order in which they began."""
+    import optuna
+
+    study = optuna.create_study(direction="maximize" if spec.by.higher_is_better else "minimize", sampler=sampler)
+    for trial in record.trials:
+        if all(key in spec.space for key in trial.settings):
+            study.add_trial(_told(spec, trial))
+    return study
+
+
+def _told(spec: SweepSpec, trial: Trial) -> optuna.trial.FrozenTrial:
+    """A trial as Optuna knows it. A cancelled one says nothing of its settings."""
+    from optuna.trial import TrialState, create_trial
+
+    states: Mapping[str | None, TrialState] = {
+        "succeeded": TrialState.COMPLETE, "pruned": TrialState.PRUNED, None: TrialState.RUNNING,
+    }  # fmt: skip
+    pruned = {} if trial.pruned is None else {trial.pruned.step: trial.pruned.value}
+    return create_trial(
+        state=states.get(trial.outcome, TrialState.FAIL),
+        params={key: _external(spec.space[key], value) for key, value in trial.settings.items()},
+        distributions={key: _distribution(spec.space[key]) for key in trial.settings},
+        value=trial.value if trial.outcome == "succeeded" else None,
+        intermediate_values=pruned,
+    )
+
+
+def _asked(trial: optuna.Trial, key: str, parameter: Parameter) -> Value:
+    if parameter.choice is not None:
+        return parameter.choice[trial.suggest_categorical(key, range(len(parameter.choice)))]
+    low, high = parameter.bounds
+    if parameter.whole is not None:
+        return trial.suggest_int(key, int(low), int(high), step=int(parameter.step or 1), log=parameter.log)
+    found = trial.suggest_float(key, low, high, step=parameter.step, log=parameter.log)
+    return min(high, max(low, float(f"{found:.{DIGITS}g}")))
+
+
+def _external(parameter: Parameter, value: Value) -> Any:
+    """As Optuna has it: of choices their place, for it takes no lists."""
+    if parameter.choice is None:
+        return value
+    return [json.dumps(each, sort_keys=True) for each in parameter.choice].index(json.dumps(value, sort_keys=True))
+
+
+def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if parameter.choice is not None:
+        return CategoricalDistribution(range(len(parameter.choice)))
+    low, high = parameter.bounds
+    if parameter.whole is not None:
+        return IntDistribution(int(low), int(high), log=parameter.log, step=int(parameter.step or 1))
+    make: Callable[..., FloatDistribution] = FloatDistribution
+    return make(low, high, log=parameter.log, step=parameter.step)

@@ -1,0 +1,226 @@
+"""Sweeps: one turn a second for each that is open. A thread of publish (ADR 14).
+
+What a turn does follows from the events of the sweep and from the run directories of its trials alone, so it does not
+matter where the last one was cut off.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import redis
+
+from jobs.disk.rundir import RunDir
+from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable, UserError
+from jobs.evaluation_metrics import cost_of
+from jobs.events import AnyFact, EvaluationFinished, Fault, JobCancelled, JobCancelRequested
+from jobs.record import JobRecord
+from jobs.redis.new_jobs import make_id, make_job, submitted_of
+from jobs.redis.queue import Tickets
+from jobs.redis.store import Store
+from jobs.state import Requested, Stage, Status
+from jobs.sweeps.directory import SweepDir, list_sweeps
+from jobs.sweeps.events import Ending, SweepEnded, SweepFact, TrialEnded, TrialPruned, TrialStarted
+from jobs.sweeps.record import SweepRecord, Trial
+from jobs.sweeps.spec import SweepSpec
+from worker.pruning import Evaluation, prune
+from worker.suggestions import importances, suggest
+
+log = logging.getLogger("longhaul.sweeps")
+EVERY_S = 1.0
+
+
+class Sweeps:
+    """Call `turn`, or `run` in a thread. One at a time for a runs directory."""
+
+    def __init__(self, runs: Path, store: Store, tickets: Tickets) -> None:
+        self._runs = runs
+        self._store = store
+        self._tickets = tickets
+        self._ended: set[str] = set()
+        self._said: dict[str, str] = {}
+        self._evaluated: dict[tuple[str, int], list[Evaluation]] = {}
+        """Of trials that have ended."""
+
+    def run(self, stop: threading.Event) -> None:
+        """A turn a second until asked to stop."""
+        while not stop.is_set():
+            self.turn()
+            stop.wait(EVERY_S)
+
+    def turn(self) -> None:
+        """Of each open sweep: one that cannot have its turn keeps no other from it."""
+        try:
+            sweeps = [sweep for sweep in list_sweeps(self._runs) if sweep.id not in self._ended]
+        except OSError as error:
+            self._say("", f"the sweeps cannot be listed: {error}")
+            return
+        for sweep in sweeps:
+            try:
+                self._turn(sweep)
+                self._said.pop(sweep.id, None)
+            except (Damaged, NotFound, OSError, StoreUnavailable, redis.RedisError) as error:
+                self._say(sweep.id, f"sweep {sweep.id} waits: {error}")
+            except Exception:  # whatever it is, it must not end the thread; the log has it
+                log.exception("sweep %s: its turn failed, and is tried again", sweep.id)
+
+    def _say(self, sweep: str, message: str) -> None:
+        """Once, not every second."""
+        if self._said.get(sweep) != message:
+            log.error("%s", message)
+            self._said[sweep] = message
+
+    def _turn(self, sweep: SweepDir) -> None:
+        spec, record = sweep.spec(), sweep.record()
+        if record.ended is not None:
+            self._ended.add(sweep.id)
+            self._evaluated = {key: found for key, found in self._evaluated.items() if key[0] != sweep.id}
+            return
+        over = why_over(spec, record)
+        busy = 0
+        for trial in record.open:
+            jobs = [self._job(sweep.id, spec, trial, seed) for seed in range(len(trial.jobs))]
+            busy += any(job.status is not Status.PAUSED for job in jobs)
+            if trial.pruned is not None or over in ("cancelled", "max_hours"):
+                self._cancel(jobs)
+            if all(job.status.terminal for job in jobs):
+                record = self._append(sweep, [ended(spec, trial, jobs)])
+                busy -= 1
+            elif trial.pruned is None and (found := self._pruned(sweep.id, spec, record, trial)) is not None:
+                record = self._append(sweep, [found])
+        over = why_over(spec, record)
+        if over is not None:
+            if not record.open:
+                self._append(sweep, [end(spec, record, over)])
+            return
+        most = spec.parallel or self._train_workers() + 1
+        while busy < most and why_over(spec, record) is None:
+            record = self._start(sweep, spec, record)
+            busy += 1
+
+    def _append(self, sweep: SweepDir, facts: Sequence[SweepFact]) -> SweepRecord:
+        record = sweep.append(facts)
+        for fact in facts:
+            log.info("sweep %s: %s", sweep.id, fact.model_dump_json(exclude_none=True))
+        return record
+
+    def _train_workers(self) -> int:
+        return max(1, sum(worker.stage == Stage.TRAIN for worker in self._store.workers.all()))
+
+    def _start(self, sweep: SweepDir, spec: SweepSpec, record: SweepRecord) -> SweepRecord:
+        """The next trial: its settings are on disk before its jobs are."""
+        settings = suggest(spec, record)
+        number = len(record.trials)
+        assert settings is not None, "a grid with nothing left is over"
+        try:
+            for seed in range(spec.seeds):
+                spec.trial(settings, number, seed)
+        except UserError as error:  # values that are right one by one and wrong together
+            fault = Fault(code=error.code, message=str(error), hint=error.hint, param=error.param)
+            started = TrialStarted(trial=number, settings=settings, jobs=[])
+            return self._append(sweep, [started, TrialEnded(trial=number, outcome="failed", error=fault)])
+        jobs = [make_id() for _ in range(spec.seeds)]
+        record = self._append(sweep, [TrialStarted(trial=number, settings=settings, jobs=jobs)])
+        for seed in range(spec.seeds):
+            self._job(sweep.id, spec, record.trials[number], seed)
+        return record
+
+    def _job(self, sweep: str, spec: SweepSpec, trial: Trial, seed: int) -> JobRecord:
+        """How a job of a trial stands; it is made where it is not there yet."""
+        job = trial.jobs[seed]
+        with suppress(NotFound):
+            return RunDir(self._runs / job).record()
+        made = spec.trial(trial.settings, trial.number, seed)
+        return make_job(self._runs, self._store, self._tickets, job, made, submitted_of(made, sweep=sweep))[1]
+
+    def _cancel(self, jobs: Sequence[JobRecord]) -> None:
+        for job in jobs:
+            if not job.status.terminal and job.requested is not Requested.CANCEL:
+                with suppress(Conflict, NotFound):  # it has ended meanwhile
+                    self._store.append(RunDir(self._runs / job.id), cancelled)
+
+    def _pruned(self, sweep: str, spec: SweepSpec, record: SweepRecord, trial: Trial) -> TrialPruned | None:
+        if spec.pruning == "none":
+            return None
+        evaluations = {each.number: self._evaluations(sweep, spec, each) for each in record.trials}
+        found = prune(spec, trial.number, evaluations)
+        if found is None:
+            return None
+        value = spec.by.cost(found.cost)  # its own inverse
+        return TrialPruned(trial=trial.number, step=found.step, value=value, message=found.why)
+
+    def _evaluations(self, sweep: str, spec: SweepSpec, trial: Trial) -> list[Evaluation]:
+        """Those after step 0 that all jobs of the trial have, in order."""
+        if (kept := self._evaluated.get((sweep, trial.number))) is not None:
+            return kept
+        by_job = []
+        for job in trial.jobs:
+            with suppress(NotFound):
+                events = RunDir(self._runs / job).events()
+                facts = [event.fact for event in events if isinstance(event.fact, EvaluationFinished)]
+                costs = [(fact.step, cost_of(spec.by.value, fact.loss, fact.metrics)) for fact in facts]
+                by_job.append({step: cost for step, cost in costs if step and cost is not None})
+        steps = sorted(set.intersection(*map(set, by_job))) if by_job else []
+        mean = [Evaluation(step, sum(found[step] for found in by_job) / len(by_job)) for step in steps]
+        if trial.outcome is not None:
+            self._evaluated[sweep, trial.number] = mean
+        return mean
+
+
+def cancelled(job: JobRecord) -> list[AnyFact]:
+    """What cancels a job: at once, or where it runs, by its trainer."""
+    if job.status.terminal or job.requested is Requested.CANCEL:
+        return []
+    return [JobCancelRequested()] if job.status is Status.RUNNING else [JobCancelled(checkpoint=job.checkpoint)]
+
+
+def why_over(spec: SweepSpec, record: SweepRecord) -> Ending | None:
+    """Why no trial is started any more; None: the next one may."""
+    if record.cancel_requested:
+        return "cancelled"
+    if record.same_failures()[0] >= spec.max_failures:
+        return "failures"
+    if (
+        spec.max_hours is not None
+        and record.trials
+        and time.time() > record.trials[0].started_at + spec.max_hours * 3600
+    ):
+        return "max_hours"
+    return "done" if len(record.trials) >= spec.most_trials else None
+
+
+def ended(spec: SweepSpec, trial: Trial, jobs: Sequence[JobRecord]) -> TrialEnded:
+    """How a trial ended whose jobs all have."""
+    seconds = sum(job.training_s for job in jobs)
+    if all(job.status is Status.SUCCEEDED for job in jobs):
+        found = [job.result_loss if spec.by == "loss" else job.result_metrics.get(spec.by) for job in jobs]
+        values = [value for value in found if value is not None]
+        if len(values) == len(jobs):
+            mean = sum(values) / len(values)
+            return TrialEnded(trial=trial.number, outcome="succeeded", value=mean, values=values, seconds=seconds)
+        fault = Fault(
+            code="no_metric",
+            message=f"its model was not judged by {spec.by.words}",
+            hint="see that data.validation holds rows out and that evaluation.metrics has the metric of the sweep",
+        )
+        return TrialEnded(trial=trial.number, outcome="failed", seconds=seconds, error=fault)
+    failed = next((job.error for job in jobs if job.status is Status.FAILED), None)
+    if failed is not None:
+        return TrialEnded(trial=trial.number, outcome="failed", seconds=seconds, error=failed)
+    return TrialEnded(trial=trial.number, outcome="cancelled" if trial.pruned is None else "pruned", seconds=seconds)
+
+
+def end(spec: SweepSpec, record: SweepRecord, reason: Ending) -> SweepEnded:
+    """The end of a sweep of which no trial is open."""
+    best = record.best(higher_is_better=spec.by.higher_is_better)
+    return SweepEnded(
+        reason=reason,
+        best=None if best is None else best.number,
+        importances=importances(spec, record),
+        error=record.same_failures()[1] if reason == "failures" else None,
+    )
