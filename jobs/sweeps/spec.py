@@ -147,6 +147,8 @@ class SweepSpec(Part):
     def _fits_together(self) -> Self:
         seen: list[str] = []
         for key, parameter in self.space.items():
+            if key.split(".")[0] == "name":
+                raise ValueError(f"space.{key}: trials are called after the sweep")
             for other in parameter.when:
                 if other not in seen:
                     raise ValueError(f"space.{key}.when names {other!r}, which must be a parameter before it")
@@ -214,9 +216,7 @@ class SweepSpec(Part):
         if self.metric is not None:
             _assign(given, "checkpoint.best", self.metric.value)
         if seed:
-            training = given.get("training")
-            first = training.get("seed", 0) if isinstance(training, dict) else 0
-            _assign(given, "training.seed", first + seed)
+            _assign(given, "training.seed", parse_spec(given).training.seed + seed)
         return parse_spec(given)
 
     def sha256(self) -> str:
@@ -232,8 +232,6 @@ def parse_sweep(raw: object) -> SweepSpec:
         spec = SweepSpec.model_validate(raw)
     except ValidationError as error:
         raise explain(error, SweepSpec, keys="docs/reference/sweep.md lists the keys of a sweep") from None
-    if "seed" in _of(spec.job, "training") and not isinstance(spec.job["training"]["seed"], int):
-        raise UserError("job.training.seed: must be an integer", param="job.training.seed")
     if spec.seeds > 1 and "training.seed" in spec.space:
         raise UserError(
             "space.training.seed: `seeds` above 1 sets the seeds of a trial's jobs", param="space.training.seed"
@@ -242,8 +240,12 @@ def parse_sweep(raw: object) -> SweepSpec:
         try:
             spec.trial(settings)
         except UserError as error:
-            where = f"space.{key} = {json.dumps(settings[key])}" if key else "job"
-            raise UserError(f"{where}: {error}", hint=error.hint, param=f"space.{key}" if key else "job") from None
+            param = f"space.{key}" if key else "job"
+            if not key and error.param in settings:
+                param = f"space.{error.param}"
+            named = str(error).startswith(param.removeprefix("space."))
+            message = f"space.{error}" if named else f"{param}: {error}"
+            raise UserError(message, hint=error.hint, param=param) from None
     return spec
 
 
@@ -279,11 +281,6 @@ def _needed(spec: SweepSpec, key: str) -> Settings:
     for other, wanted in spec.space[key].when.items():
         needed |= {other: wanted[0] if isinstance(wanted, list) else wanted} | _needed(spec, other)
     return needed
-
-
-def _of(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = given.get(key)
-    return found if isinstance(found, dict) else {}
 
 
 def _assign(given: dict[str, Any], key: str, value: Value) -> None:

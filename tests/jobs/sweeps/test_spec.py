@@ -1,0 +1,118 @@
+"""What a sweep may ask for, what it is told when it asks for something else, and the jobs that it makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jobs.errors import UserError
+from jobs.sweeps.spec import MOST_TRIALS, SweepSpec, example_jobs, parse_sweep
+
+JOB = {"model": "builtin:roberta-tiny", "data": {"train": "rows.jsonl"}}
+RATE = {"range": [1e-5, 1e-3], "log": True}
+
+
+def sweep(space: dict[str, Any], **more: Any) -> SweepSpec:
+    return parse_sweep({"job": JOB, "space": space, **more})
+
+
+def test_a_trial_is_the_job_with_its_settings() -> None:
+    spec = sweep({"training.learning_rate": RATE}, name="tickets", metric="accuracy")
+    made = spec.trial({"training.learning_rate": 3e-4}, 7, seed=2)
+    assert (made.name, made.training.learning_rate, made.training.seed) == ("tickets 7 seed 2", 3e-4, 2)
+    assert (made.checkpoint.best, made.integrations.discord) == ("accuracy", False)
+    assert made.integrations.wandb is not None, "what the job says of W&B stays"
+
+
+def test_the_template_is_not_changed() -> None:
+    spec = sweep({"training.batch_size": [8, 16]})
+    untouched = spec.trial({}).training.batch_size
+    assert spec.trial({"training.batch_size": untouched + 1}).training.batch_size == untouched + 1
+    assert spec.trial({}).training.batch_size == untouched
+
+
+@pytest.mark.parametrize(
+    ("space", "more", "says"),
+    [
+        ({}, {}, "space"),
+        ({"training.learning_rate": {"range": [1e-3, 1e-5]}}, {}, "first bound must be below"),
+        ({"training.learning_rate": {"range": [0, 1], "log": True}}, {}, "above 0"),
+        ({"training.learning_rate": {"range": [0.1, 1], "log": True, "step": 0.1}}, {}, "exclude each other"),
+        ({"training.learning_rate": {"choice": [1e-3], "range": [1, 2]}}, {}, "got choice and range"),
+        ({"training.learning_rate": {"log": True}}, {}, "got none"),
+        ({"training.batch_size": {"choice": [8, 8]}}, {}, "twice"),
+        ({"training.batch_size": {"choice": [8], "log": True}}, {}, "go with range or int"),
+        ({"training.batch_size": {"int": [1, 9], "step": 0.5}}, {}, "step of an integer"),
+        ({"training.batch_sizes": [8]}, {}, "space.training.batch_sizes: unknown key"),
+        ({"training.batch_size": ["many"]}, {}, "space.training.batch_size"),
+        ({"model.first": ["many"]}, {}, "no object"),
+        ({"name": ["a", "b"]}, {}, "called after the sweep"),
+        ({"training.learning_rate": RATE}, {"sampler": "grid"}, "a grid needs"),
+        ({"training.learning_rate": {**RATE, "when": {"model": "x"}}}, {}, "must be a parameter before it"),
+        ({"training.learning_rate": RATE}, {"metric": "accuracy", "direction": "minimize"}, "can only maximize"),
+        ({"training.learning_rate": RATE}, {"metric": "bleu"}, "and not 'bleu'"),
+        ({"training.seed": [1, 2]}, {"seeds": 2}, "`seeds` above 1"),
+        ({"training.learning_rate": RATE}, {"trials": 5}, "unknown key"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_names_the_key(space: dict[str, Any], more: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        sweep(space, **more)
+    assert says in f"{refused.value} {refused.value.hint}"
+
+
+def test_an_object_is_needed() -> None:
+    with pytest.raises(UserError, match="JSON object"):
+        parse_sweep([])
+
+
+CONDITIONAL = {
+    "method.type": ["full", "lora"],
+    "method.rank": {"choice": [8, 16], "when": {"method.type": "lora"}},
+    "training.batch_size": [4, 8],
+}
+
+
+def test_a_grid_has_each_combination_once_and_conditions_hold() -> None:
+    spec = sweep(CONDITIONAL, sampler="grid")
+    found = list(spec.grid())
+    assert spec.most_trials == len(found) == 6
+    assert [each for each in found if each["method.type"] == "full"] == [
+        {"method.type": "full", "training.batch_size": size} for size in (4, 8)
+    ]
+    assert len({str(sorted(each.items(), key=str)) for each in found}) == 6
+
+
+def test_examples_have_every_value_and_are_valid_beside_their_conditions() -> None:
+    made = list(example_jobs(sweep(CONDITIONAL)))
+    assert {each.training.batch_size for each in made} == {4, 8}
+    assert {each.method.rank for each in made if each.method.type == "lora"} == {8, 16}
+
+
+def test_steps_of_a_range() -> None:
+    spec = sweep({"training.warmup_ratio": {"range": [0.0, 0.3], "step": 0.1}}, sampler="grid")
+    assert [each["training.warmup_ratio"] for each in spec.grid()] == [0.0, 0.1, 0.2, 0.3]
+
+
+def test_the_number_of_trials() -> None:
+    assert sweep({"training.learning_rate": RATE}).most_trials == 20
+    assert sweep({"training.batch_size": [4, 8]}, sampler="grid", max_trials=1).most_trials == 1
+    huge = {f"training.{key}": {"int": [1, 1000]} for key in ("batch_size", "max_steps")}
+    assert sweep(huge, sampler="grid").most_trials == MOST_TRIALS
+
+
+def test_asha_with_few_trials_is_warned_about() -> None:
+    assert "50" in sweep({"training.learning_rate": RATE}, pruning="asha").warnings[0]
+    assert sweep({"training.learning_rate": RATE}, pruning="asha", max_trials=50).warnings == []
+
+
+def test_what_decides_where_the_sweep_does_not_say() -> None:
+    chosen = parse_sweep({"job": {**JOB, "checkpoint": {"best": "macro_f1"}}, "space": {"training.batch_size": [4]}})
+    assert (chosen.by, sweep({"training.batch_size": [4]}).by) == ("macro_f1", "loss")
+
+
+def test_the_specification_is_read_back_as_it_was() -> None:
+    spec = sweep(CONDITIONAL, sampler="grid", metric="accuracy")
+    again = SweepSpec.model_validate_json(spec.model_dump_json(by_alias=True))
+    assert again == spec and again.sha256() == spec.sha256()

@@ -1,0 +1,320 @@
+"""The turns of a sweep: what becomes of its trials, and that it does not matter where the last turn was cut off."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.disk import rundir
+from jobs.disk.rundir import RunDir, list_runs
+from jobs.events import (
+    AnyFact,
+    AttemptEnded,
+    EvaluationFinished,
+    Fault,
+    JobCancelled,
+    JobFailed,
+    JobPaused,
+    JobSucceeded,
+)
+from jobs.redis.connection import connect
+from jobs.redis.queue import Tickets
+from jobs.redis.store import Store
+from jobs.state import Status
+from jobs.sweeps import directory
+from jobs.sweeps.directory import SweepDir
+from jobs.sweeps.events import SweepCancelRequested, SweepSubmitted
+from jobs.sweeps.record import SweepRecord
+from jobs.sweeps.spec import Settings, parse_sweep
+from tests.states import DONE, QUEUED, RUNNING
+from worker.sweeps import Sweeps
+
+SPACE = {"training.learning_rate": {"range": [1e-5, 1e-2], "log": True}, "training.batch_size": [4, 8, 16]}
+OUT_OF_MEMORY = Fault(code="out_of_memory", message="the GPU is full", hint="use a smaller batch")
+
+
+CANCELLED: list[AnyFact] = [AttemptEnded(reason="interrupted", step=5), JobCancelled()]
+SUCCEEDED: list[AnyFact] = [AttemptEnded(reason="done", step=10), JobSucceeded(model="model", step=10, loss=1.0)]
+"""How an attempt ends."""
+
+
+class Killed(BaseException):
+    """As kill -9 would end the process."""
+
+
+class House:
+    """Redis, run directories, and who trains: the test itself."""
+
+    def __init__(self, url: str, runs: Path) -> None:
+        self.runs = runs
+        self.runs.mkdir()
+        self.store, self.tickets = Store(connect(url)), Tickets(connect(url))
+        self.start()
+
+    def start(self) -> None:
+        """Publish starts, or starts again."""
+        self.sweeps = Sweeps(self.runs, self.store, self.tickets)
+
+    def submit(self, name: str = "sweep-1", **more: Any) -> SweepDir:
+        given: dict[str, Any] = {"job": {"data": {"train": "rows.jsonl"}}, "space": SPACE, "parallel": 2, **more}
+        spec = parse_sweep(given)
+        submitted = SweepSubmitted(name=spec.name, spec_sha256=spec.sha256(), version="1")
+        return directory.create(self.runs, name, spec, submitted)
+
+    def append(self, job: str, *facts: AnyFact) -> None:
+        self.store.append(RunDir(self.runs / job), list(facts))
+
+    def train(self, outcome: Callable[[Settings], list[AnyFact]]) -> None:
+        """What the workers do with each job that waits for them."""
+        for run in list_runs(self.runs):
+            if run.record().status is Status.VALIDATING:
+                self.append(run.id, *outcome(settings_of(run)))
+
+    def until_ended(self, sweep: SweepDir, outcome: Callable[[Settings], list[AnyFact]]) -> SweepRecord:
+        for _ in range(200):
+            self.sweeps.turn()
+            if (record := sweep.record()).ended is not None:
+                return record
+            self.train(outcome)
+        raise AssertionError("it does not end")
+
+
+def settings_of(run: RunDir) -> Settings:
+    training = run.spec().training
+    names = ("learning_rate", "batch_size", "seed")
+    return {f"training.{name}": getattr(training, name) for name in names}
+
+
+def learnt(settings: Settings) -> list[AnyFact]:
+    """Better with a higher learning rate."""
+    rate = settings["training.learning_rate"]
+    assert isinstance(rate, float)
+    return [*DONE, JobSucceeded(model="model", step=10, loss=1.0 - rate)]
+
+
+def out_of_memory(settings: Settings) -> list[AnyFact]:
+    return [*RUNNING, JobFailed(error=OUT_OF_MEMORY)]
+
+
+@pytest.fixture
+def house(redis_url: str, tmp_path: Path) -> House:
+    return House(redis_url, tmp_path / "runs")
+
+
+def test_trials_are_jobs_and_the_best_is_told(house: House) -> None:
+    sweep = house.submit(max_trials=6)
+    record = house.until_ended(sweep, learnt)
+    jobs = [job for trial in record.trials for job in trial.jobs]
+    assert (len(jobs), record.status, record.counts) == (6, "succeeded", {"succeeded": 6})
+    assert sorted(jobs) == [run.id for run in list_runs(house.runs)]
+    assert {RunDir(house.runs / job).record().sweep for job in jobs} == {sweep.id}
+    assert record.ended is not None
+    rates = [float(str(trial.settings["training.learning_rate"])) for trial in record.trials]
+    assert record.ended.best == rates.index(max(rates))
+    assert [run.record().name for run in list_runs(house.runs)] == [f"sweep {number}" for number in range(6)]
+
+
+def test_as_many_are_open_as_asked(house: House) -> None:
+    sweep = house.submit(max_trials=6, parallel=3)
+    for _ in range(3):
+        house.sweeps.turn()
+    assert len(sweep.record().open) == 3
+    house.append(sweep.record().trials[1].jobs[0], *learnt({"training.learning_rate": 0.5}))
+    house.sweeps.turn()
+    assert [trial.number for trial in sweep.record().open] == [0, 2, 3]
+    house.append(sweep.record().trials[0].jobs[0], *QUEUED, JobPaused())
+    house.sweeps.turn()
+    assert [trial.number for trial in sweep.record().open] == [0, 2, 3, 4], "a paused one keeps no place"
+
+
+def writes(monkeypatch: pytest.MonkeyPatch, kill_at: int | None) -> Iterator[int]:
+    """Count what a turn writes; kill it before or after the write of this number, in turns."""
+    count = [0]
+
+    def wrapped(write: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **more: Any) -> Any:
+            count[0] += 1
+            if kill_at is not None and count[0] == kill_at and kill_at % 2:
+                raise Killed
+            done = write(*args, **more)
+            if kill_at is not None and count[0] == kill_at:
+                raise Killed
+            return done
+
+        return counted
+
+    monkeypatch.setattr(SweepDir, "append", wrapped(SweepDir.append))
+    monkeypatch.setattr(rundir, "create", wrapped(rundir.create))
+    yield 0
+    yield count[0]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_killed_at_every_write_it_does_what_an_undisturbed_one_does(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str
+) -> None:
+    asked: dict[str, Any] = {"max_trials": 4, "sampler": sampler, "seeds": 2}
+    twin = House(redis_url, tmp_path / "twin")
+    with monkeypatch.context() as patched:
+        counting = writes(patched, None)
+        next(counting)
+        undisturbed = twin.until_ended(twin.submit(**asked), learnt)
+        total = next(counting)
+    assert total >= 4 * 4
+    for kill_at in range(1, total + 1):
+        house = House(redis_url, tmp_path / f"killed-{kill_at}")
+        sweep = house.submit(**asked)
+        with monkeypatch.context() as patched:
+            next(writes(patched, kill_at))
+            with pytest.raises(Killed):
+                house.until_ended(sweep, learnt)
+        house.start()
+        record = house.until_ended(sweep, learnt)
+        assert [trial.settings for trial in record.trials] == [trial.settings for trial in undisturbed.trials], kill_at
+        assert [trial.values for trial in record.trials] == [trial.values for trial in undisturbed.trials], kill_at
+        assert record.ended is not None and undisturbed.ended is not None
+        assert record.ended.best == undisturbed.ended.best
+        jobs = [job for trial in record.trials for job in trial.jobs]
+        assert sorted(jobs) == [run.id for run in list_runs(house.runs)], "none lost, none made twice"
+
+
+def test_without_redis_it_goes_on_when_redis_is_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = house.submit(max_trials=2, parallel=1)
+    away = Sweeps(house.runs, Store(connect("redis://127.0.0.1:1/0")), Tickets(connect("redis://127.0.0.1:1/0")))
+    away.turn()
+    assert len(list_runs(house.runs)) == 1, "a trial's directory is made, and reconcile tells Redis"
+    assert house.until_ended(sweep, learnt).counts == {"succeeded": 2}
+
+
+def test_a_failing_corner_fails_and_the_rest_goes_on(house: House) -> None:
+    sweep = house.submit(max_trials=12, seed=1, sampler="random")
+    record = house.until_ended(
+        sweep, lambda settings: (out_of_memory if settings["training.batch_size"] == 16 else learnt)(settings)
+    )
+    assert record.status == "succeeded" and record.counts.keys() == {"failed", "succeeded"}
+    for trial in record.trials:
+        assert (trial.outcome == "failed") == (trial.settings["training.batch_size"] == 16)
+        assert trial.error == (OUT_OF_MEMORY if trial.outcome == "failed" else None)
+
+
+def test_too_many_failures_with_one_cause_end_it_with_the_cause(house: House) -> None:
+    sweep = house.submit(max_trials=1000, max_failures=4)
+    record = house.until_ended(sweep, out_of_memory)
+    assert record.status == "failed" and record.ended is not None
+    assert (record.ended.reason, record.ended.error) == ("failures", OUT_OF_MEMORY)
+    assert len(record.trials) <= 5, "the fourth, and one that was open beside it"
+
+
+def test_failures_with_other_causes_do_not_count_together(house: House) -> None:
+    causes = iter(f"cause_{number % 2}" for number in range(100))
+    sweep = house.submit(max_trials=8, max_failures=2, parallel=1)
+    record = house.until_ended(
+        sweep, lambda _: [*RUNNING, JobFailed(error=Fault(code=next(causes), message="m", hint=None))]
+    )
+    assert record.counts == {"failed": 8} and record.status == "succeeded"
+
+
+def test_settings_that_make_no_job_are_a_failed_trial(house: House) -> None:
+    space = {
+        "training.max_steps": [5, 10],
+        "training.early_stopping": [None, {"patience": 1}],
+        "data.validation": [0.1, 0],
+    }
+    sweep = house.submit(space=space, sampler="grid", parallel=1)
+    record = house.until_ended(sweep, lambda _: [*DONE, JobSucceeded(model="model", step=10, loss=1.0)])
+    failed = [trial for trial in record.trials if trial.outcome == "failed"]
+    assert len(failed) == 2 and record.status == "succeeded"
+    assert all(trial.error and "data.validation is 0" in trial.error.message and not trial.jobs for trial in failed)
+
+
+def test_a_cancelled_sweep_cancels_its_trials(house: House) -> None:
+    sweep = house.submit(max_trials=9)
+    house.sweeps.turn()
+    house.append(sweep.record().trials[0].jobs[0], *RUNNING)
+    sweep.append([SweepCancelRequested()])
+    house.sweeps.turn()
+    running, waiting = (RunDir(house.runs / trial.jobs[0]).record() for trial in sweep.record().trials)
+    assert (running.requested.value, waiting.status.value) == ("cancel", "cancelled")
+    house.append(running.id, *CANCELLED)
+    record = house.until_ended(sweep, learnt)
+    assert record.status == "cancelled" and len(record.trials) == 2
+
+
+def test_hours_end_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = house.submit(max_trials=9, max_hours=1.0)
+    house.sweeps.turn()
+    house.train(learnt)
+    house.sweeps.turn()
+    began = sweep.record().trials[0].started_at
+    monkeypatch.setattr("worker.sweeps.time.time", lambda: began + 3601.0)
+    house.sweeps.turn()
+    house.sweeps.turn()
+    record = sweep.record()
+    assert record.ended is not None and record.ended.reason == "max_hours"
+    assert record.counts == {"succeeded": 2, "cancelled": 2} and record.status == "succeeded"
+
+
+def evaluated(step: int, loss: float) -> EvaluationFinished:
+    return EvaluationFinished(step=step, loss=loss, rows=9, seconds=0.1, best=False)
+
+
+def test_a_worse_trial_is_pruned_and_cancelled(house: House) -> None:
+    sweep = house.submit(max_trials=8, pruning="median", parallel=8)
+    house.sweeps.turn()
+    jobs = [trial.jobs[0] for trial in sweep.record().trials]
+    for number, job in enumerate(jobs):
+        house.append(job, *RUNNING, evaluated(0, 9.0), evaluated(5, 1.0 + number / 10))
+    house.sweeps.turn()
+    pruned = [trial.number for trial in sweep.record().trials if trial.pruned is not None]
+    assert pruned == [4, 5, 6, 7], "the loss before training is nobody's evaluation"
+    house.sweeps.turn()
+    assert [
+        number for number, job in enumerate(jobs) if RunDir(house.runs / job).record().requested.value == "cancel"
+    ] == pruned
+    for number, job in enumerate(jobs):
+        house.append(job, *(CANCELLED if number in pruned else SUCCEEDED))
+    record = house.until_ended(sweep, learnt)
+    assert record.counts == {"succeeded": 4, "pruned": 4}
+    assert record.trials[5].pruned is not None and record.trials[5].pruned.value == 1.5
+    assert record.trials[5].value is None
+
+
+def test_a_trial_of_several_seeds_is_their_mean(house: House) -> None:
+    sweep = house.submit(max_trials=1, seeds=3)
+    losses = {42: 1.0, 43: 2.0, 44: 6.0}
+    record = house.until_ended(
+        sweep,
+        lambda found: [*DONE, JobSucceeded(model="model", step=10, loss=losses[int(str(found["training.seed"]))])],
+    )
+    assert (record.trials[0].value, record.trials[0].values) == (3.0, (1.0, 2.0, 6.0))
+    assert sorted(RunDir(house.runs / job).spec().training.seed for job in record.trials[0].jobs) == [42, 43, 44]
+
+
+def test_a_trial_without_the_metric_has_failed(house: House) -> None:
+    sweep = house.submit(max_trials=1)
+    record = house.until_ended(sweep, lambda _: [*DONE, JobSucceeded(model="model", step=10, loss=None)])
+    assert record.trials[0].error is not None and record.trials[0].error.code == "no_metric"
+
+
+def test_a_damaged_sweep_keeps_no_other_from_its_turn(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    broken, whole = house.submit("sweep-1"), house.submit("sweep-2", max_trials=1)
+    broken.events_file.write_bytes(b"{}\n")
+    with caplog.at_level(logging.ERROR, logger="longhaul.sweeps"):
+        assert house.until_ended(whole, learnt).counts == {"succeeded": 1}
+    assert [message for message in caplog.messages if "sweep-1" in message], "it is told"
+    assert len([message for message in caplog.messages if "sweep-1" in message]) == 1, "and not every second"
+
+
+def test_a_trial_whose_directory_is_gone_is_made_again_under_its_id(house: House) -> None:
+    sweep = house.submit(max_trials=1)
+    house.sweeps.turn()
+    job = sweep.record().trials[0].jobs[0]
+    shutil.rmtree(house.runs / job)
+    house.sweeps.turn()
+    assert [run.id for run in list_runs(house.runs)] == [job]
+    assert house.until_ended(sweep, learnt).counts == {"succeeded": 1}
