@@ -250,6 +250,56 @@ class PushDict(TypedDict):
     error: FaultDict | None
 
 
+class TrialDict(TypedDict):
+    """One of the trials of a sweep: its settings, its jobs, and how it did."""
+
+    object: str
+    number: int
+    status: Literal["running", "succeeded", "failed", "pruned", "cancelled"]
+    settings: JsonObject
+    jobs: list[str]
+    value: float | None
+    values: list[float]
+    started_at: int
+    finished_at: int | None
+    seconds: float
+    message: str | None
+    error: FaultDict | None
+
+
+class SweepDict(TypedDict):
+    """Many trials of one job, and which of them is the best."""
+
+    object: str
+    id: str
+    name: str
+    status: Literal["running", "succeeded", "failed", "cancelled"]
+    reason: Literal["done", "max_hours", "failures", "cancelled"] | None
+    cancel_requested: bool
+    created_at: int
+    finished_at: int | None
+    metric: str
+    direction: Literal["minimize", "maximize"]
+    sampler: str
+    pruning: str
+    max_trials: int
+    parameters: list[str]
+    trials: dict[str, int]
+    best: TrialDict | None
+    importances: dict[str, float]
+    error: FaultDict | None
+    warnings: list[str]
+    specification: JsonObject
+
+
+class DeletedSweepDict(TypedDict):
+    """A sweep that is gone, with the jobs of its trials."""
+
+    id: str
+    object: str
+    deleted: bool
+
+
 class DatasetDict(TypedDict):
     """An uploaded file of rows."""
 

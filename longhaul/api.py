@@ -28,6 +28,7 @@ from longhaul.answers import (
     DatasetDict,
     DeletedDatasetDict,
     DeletedJobDict,
+    DeletedSweepDict,
     EventDict,
     ExportDict,
     GenerationDict,
@@ -38,6 +39,8 @@ from longhaul.answers import (
     PushDict,
     RepairedDict,
     RunFileDict,
+    SweepDict,
+    TrialDict,
     WorkersDict,
 )
 from longhaul.connection import DEFAULT_URL, ApiError, Connection, Unreachable, part
@@ -88,7 +91,7 @@ class Longhaul:
 
     def submit(self, job: Mapping[str, Any], *, idempotency_key: str | None = None, dry_run: bool = False) -> JobDict:
         """A new job. Sent again when the answer is lost: a key of its own sees to it that it stays one job."""
-        return self._made("/jobs", job, idempotency_key, dry_run)
+        return self._made(JobDict, "/jobs", job, idempotency_key, dry_run=dry_run)
 
     def clone(
         self,
@@ -99,12 +102,14 @@ class Longhaul:
         dry_run: bool = False,
     ) -> JobDict:
         """A new job with that one's specification, changed by a JSON merge patch (RFC 7396: null removes a key)."""
-        return self._made(f"/jobs/{part(job)}/clone", changes, idempotency_key, dry_run)
+        return self._made(JobDict, f"/jobs/{part(job)}/clone", changes, idempotency_key, dry_run=dry_run)
 
-    def _made(self, path: str, body: Mapping[str, Any], idempotency_key: str | None, dry_run: bool) -> JobDict:
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+    def _made(
+        self, kind: type[Item], path: str, body: Mapping[str, Any], key: str | None, *, dry_run: bool = False
+    ) -> Item:
+        headers = {"Idempotency-Key": key or uuid.uuid4().hex}
         params = {"dry_run": "true"} if dry_run else {}
-        return self._connection.json(JobDict, "POST", path, json=body, headers=headers, params=params, repeatable=True)
+        return self._connection.json(kind, "POST", path, json=body, headers=headers, params=params, repeatable=True)
 
     def get(self, job: str) -> JobDict:
         """One job."""
@@ -118,13 +123,16 @@ class Longhaul:
         status: str | Sequence[str] | None = None,
         metadata: Mapping[str, str] | None = None,
         dry_run: bool | None = None,
+        sweep: str | None = None,
+        trials: bool = False,
     ) -> PageDict[JobDict]:
         """A page of jobs in one of these states with all these labels, newest first: `data`, `has_more`, `last_id`.
 
-        `dry_run`: only dry runs, or only others.
+        `dry_run`: only dry runs, or only others. `sweep`: only trials of this sweep. `trials`: trials of sweeps, too.
         """
         labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
         given = {"after": after, "limit": limit, "status": status, "dry_run": _boolean(dry_run), **labels}
+        given |= {"sweep": sweep, "trials": _boolean(trials)}
         return self._connection.json(PageDict[JobDict], "GET", "/jobs", params=given)
 
     def all(
@@ -297,6 +305,43 @@ class Longhaul:
     def pushed(self, job: str) -> PushDict:
         """The newest upload. ApiError `no_push` where there was none in the last minutes."""
         return self._connection.json(PushDict, "GET", f"/jobs/{part(job)}/push")
+
+    # -- sweeps --------------------------------------------------------------------------------------------------------
+
+    def submit_sweep(self, sweep: Mapping[str, Any], *, idempotency_key: str | None = None) -> SweepDict:
+        """A new sweep, `{"job": {…}, "space": {…}}`. Sent again when the answer is lost, and still one sweep."""
+        return self._made(SweepDict, "/sweeps", sweep, idempotency_key)
+
+    def sweeps(self) -> Iterator[SweepDict]:
+        """All sweeps, newest first."""
+        return self._walk(SweepDict, "/sweeps", limit=PAGE)
+
+    def sweep(self, sweep: str) -> SweepDict:
+        """One sweep, with its best trial so far."""
+        return self._connection.json(SweepDict, "GET", f"/sweeps/{part(sweep)}")
+
+    def sweep_trials(self, sweep: str) -> Sequence[TrialDict]:
+        """All its trials, by number."""
+        return self._connection.json(PageDict[TrialDict], "GET", f"/sweeps/{part(sweep)}/trials")["data"]
+
+    def sweep_csv(self, sweep: str) -> str:
+        """All its trials as CSV, with a column for each parameter."""
+        return self._connection.answer("GET", f"/sweeps/{part(sweep)}/trials.csv").content.decode()
+
+    def cancel_sweep(self, sweep: str) -> SweepDict:
+        """No more trials; those that are open are cancelled."""
+        return self._connection.json(SweepDict, "POST", f"/sweeps/{part(sweep)}/cancel")
+
+    def repeat_trial(
+        self, sweep: str, *, trial: int | None = None, seeds: int = 5, idempotency_key: str | None = None
+    ) -> SweepDict:
+        """A new sweep that trains one trial, the best where none is named, with so many other seeds."""
+        body = {"trial": trial, "seeds": seeds}
+        return self._made(SweepDict, f"/sweeps/{part(sweep)}/repeat", body, idempotency_key)
+
+    def delete_sweep(self, sweep: str) -> DeletedSweepDict:
+        """Remove an ended sweep and the jobs of its trials, with their models and checkpoints."""
+        return self._connection.json(DeletedSweepDict, "DELETE", f"/sweeps/{part(sweep)}")
 
     # -- data sets -----------------------------------------------------------------------------------------------------
 
