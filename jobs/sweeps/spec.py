@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -20,6 +21,8 @@ MOST_PARAMETERS = 32
 DEFAULT_TRIALS = 20
 ASHA_FROM = 50
 """Trials below which successive halving mostly stops those that would have caught up."""
+KEYS_OF_A_SWEEP = "`longhaul keys --sweep` and docs/reference/sweep.md list the keys of a sweep"
+_QUOTED = re.compile(r'space\."([\w.]+)"')
 Value = str | int | float | bool | None | list[Any] | dict[str, Any]
 Settings = dict[str, Value]
 """A value for each parameter of a trial, by the dotted key of the job."""
@@ -151,7 +154,7 @@ class SweepSpec(Part):
                 raise ValueError(f"space.{key}: trials are called after the sweep")
             for other in parameter.when:
                 if other not in seen:
-                    raise ValueError(f"space.{key}.when names {other!r}, which must be a parameter before it")
+                    raise ValueError(f"space.{key}.when: {other!r} must be a parameter before it")
             seen.append(key)
             if self.sampler == "grid" and parameter.listed is None:
                 raise ValueError(f"space.{key}: a grid needs choice, int, or range with a step")
@@ -231,7 +234,7 @@ def parse_sweep(raw: object) -> SweepSpec:
     try:
         spec = SweepSpec.model_validate(raw)
     except ValidationError as error:
-        raise explain(error, SweepSpec, keys="docs/reference/sweep.md lists the keys of a sweep") from None
+        raise _spelled(explain(error, SweepSpec, keys=KEYS_OF_A_SWEEP)) from None
     if spec.seeds > 1 and "training.seed" in spec.space:
         raise UserError(
             "space.training.seed: `seeds` above 1 sets the seeds of a trial's jobs", param="space.training.seed"
@@ -240,13 +243,30 @@ def parse_sweep(raw: object) -> SweepSpec:
         try:
             spec.trial(settings)
         except UserError as error:
-            param = f"space.{key}" if key else "job"
-            if not key and error.param in settings:
-                param = f"space.{error.param}"
-            named = str(error).startswith(param.removeprefix("space."))
-            message = f"space.{error}" if named else f"{param}: {error}"
-            raise UserError(message, hint=error.hint, param=param) from None
+            raise of_the_sweep(error, spec, key) from None
     return spec
+
+
+def of_the_sweep(error: UserError, spec: SweepSpec, key: str = "") -> UserError:
+    """An error of one of its jobs, with the key as the sweep has it: in `space`, or below `job`.
+
+    `key`: the parameter by which the job differs from one that is right.
+    """
+    place = "space" if error.param in spec.space else "job"
+    param = place if error.param is None else f"{place}.{error.param}"
+    if key and place == "job":
+        return UserError(f"space.{key}: {error}", hint=error.hint, param=f"space.{key}")
+    named = error.param is not None and str(error).startswith(error.param)
+    return UserError(f"{place}{'.' if named else ': '}{error}", hint=error.hint, param=param)
+
+
+def _spelled(error: UserError) -> UserError:
+    """With keys of `space` as people write them, and the key where a message begins with it."""
+    message, param = (
+        None if text is None else _QUOTED.sub(r"space.\1", text.replace('."[key]"', ""))
+        for text in (str(error), error.param)
+    )
+    return UserError(message or "", hint=error.hint, param=param or (message or "").partition(": ")[0])
 
 
 def example_jobs(spec: SweepSpec) -> Iterator[JobSpec]:

@@ -21,7 +21,7 @@ from jobs.sweeps import directory
 from jobs.sweeps.directory import SweepDir, list_sweeps
 from jobs.sweeps.events import SweepCancelRequested, SweepFact, SweepSubmitted
 from jobs.sweeps.record import SweepRecord, Trial
-from jobs.sweeps.spec import SweepSpec, example_jobs, parse_sweep
+from jobs.sweeps.spec import SweepSpec, example_jobs, of_the_sweep, parse_sweep
 from jobs.version import VERSION
 from jobs.wrong_spec import explain
 from service import answers
@@ -48,8 +48,11 @@ class Sweeps:
     def submit(self, body: object, *, key: str | None) -> answers.Sweep:
         """A new sweep; or, with an Idempotency-Key that came before with this body, the sweep of that time."""
         spec = parse_sweep(body)
-        for job in example_jobs(spec):
-            self._actions.submissions.check(job)
+        try:
+            for job in example_jobs(spec):
+                self._actions.submissions.check(job)
+        except UserError as error:
+            raise of_the_sweep(error, spec) from None
         return self._make(spec, asked=body, key=key)
 
     def repeat(self, sweep: str, body: object, *, key: str | None) -> answers.Sweep:
@@ -120,10 +123,12 @@ class Sweeps:
         if after is not None:
             found = [sweep for sweep in found if sweep.id < after]
         shown = []
-        for sweep in found[:limit]:
+        for sweep in found:
             with suppress(Damaged, NotFound):
                 shown.append(sweep_answer(sweep, sweep.record()))
-        return shown, len(found) > limit
+            if len(shown) > limit:
+                break
+        return shown[:limit], len(shown) > limit
 
     def cancel(self, sweep: str) -> answers.Sweep:
         """No more trials; the open ones are cancelled. Conflict when the sweep has ended."""

@@ -1,0 +1,250 @@
+"""The routes of sweeps: what is accepted, what is refused and by which key, and what becomes of the jobs of trials."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from jobs.disk.rundir import RunDir
+from jobs.events import JobCancelled
+from jobs.redis.connection import connect
+from jobs.redis.new_jobs import make_id, make_job, submitted_of
+from jobs.redis.queue import Tickets
+from jobs.sweeps.directory import SweepDir, find
+from jobs.sweeps.events import SweepEnded, SweepFact, TrialEnded, TrialStarted
+from tests.service.running import TINY, Service
+from tests.service.seeded import seed_sweep
+
+SWEEP: dict[str, Any] = {
+    "job": {"model": "builtin:t5-tiny", "data": {"train": "rows.jsonl"}},
+    "space": {"training.learning_rate": {"range": [1e-5, 1e-3], "log": True}, "training.batch_size": [16, 32]},
+}
+
+
+def submit(service: Service, body: Mapping[str, Any] = SWEEP, key: str | None = None) -> Any:
+    """The answer."""
+    return service.post("/sweeps", json=body, headers={} if key is None else {"Idempotency-Key": key})
+
+
+def directory(service: Service, sweep: str) -> SweepDir:
+    """Of an existing sweep."""
+    return find(service.settings.runs, sweep)
+
+
+def start(service: Service, sweep: str, number: int, **more: Any) -> str:
+    """What publish does for the next trial; returns its job."""
+    found = directory(service, sweep)
+    settings = {"training.learning_rate": 1e-4, "training.batch_size": 16, **more}
+    job, spec = make_id(), found.spec().trial(settings, number)
+    found.append([TrialStarted(trial=number, settings=settings, jobs=[job])])
+    tickets = Tickets(connect(service.settings.redis_url))
+    make_job(service.settings.runs, service.store, tickets, job, spec, submitted_of(spec, sweep=sweep))
+    return job
+
+
+def end(service: Service, sweep: str, *facts: SweepFact) -> None:
+    """What publish does at the end."""
+    directory(service, sweep).append([*facts, SweepEnded(reason="done")])
+
+
+def test_a_sweep_is_on_disk_and_is_shown_with_every_default(service: Service) -> None:
+    answer = submit(service, {**SWEEP, "name": "tickets", "pruning": "asha"})
+    assert answer.status_code == 202
+    sweep = answer.json()
+    assert answer.headers["Location"] == f"/sweeps/{sweep['id']}"
+    assert (sweep["name"], sweep["status"], sweep["max_trials"], sweep["best"]) == ("tickets", "running", 20, None)
+    assert (sweep["metric"], sweep["direction"]) == ("loss", "minimize")
+    assert sweep["parameters"] == ["training.learning_rate", "training.batch_size"]
+    assert sweep["specification"]["max_failures"] == 3
+    [warning] = sweep["warnings"]
+    assert "asha with 20 trials" in warning
+    assert service.get(f"/sweeps/{sweep['id']}").json() == sweep
+    assert service.get(f"/sweeps/{sweep['id']}/trials").json()["data"] == []
+    assert [event.fact.type for event in directory(service, sweep["id"]).events()] == ["sweep.submitted"]
+
+
+def test_a_key_stands_for_one_sweep(service: Service) -> None:
+    first, again = submit(service, key="monday"), submit(service, dict(reversed(SWEEP.items())), key="monday")
+    assert (first.status_code, again.status_code) == (202, 202)
+    assert first.json()["id"] == again.json()["id"]
+    other = submit(service, {**SWEEP, "name": "other"}, key="monday")
+    assert other.status_code == 409 and first.json()["id"] in other.json()["error"]["message"]
+    assert submit(service, key="no space, please").status_code == 422
+    with ThreadPoolExecutor(8) as pool:
+        rush = set(pool.map(lambda _: submit(service, key="rush").json()["id"], range(16)))
+    assert len(rush) == 1
+    assert len(service.get("/sweeps").json()["data"]) == 2
+
+
+JOB, SPACE = SWEEP["job"], SWEEP["space"]
+TOKEN = "hf_abcdefghijklmnopqrstuvwxyzABCDEF"
+BAD: list[tuple[str, Any, str | None, str]] = [
+    ("no object", [], None, "a sweep is a JSON object"),
+    ("nothing", {}, "job", "- space: is required"),
+    ("unknown key", {**SWEEP, "trials": 3}, "trials", "trials: unknown key"),
+    ("too few", {**SWEEP, "max_trials": 0}, "max_trials", "greater than or equal to 1"),
+    ("no parameter", {**SWEEP, "space": {}}, "space", "at least 1 item"),
+    ("unknown parameter", {**SWEEP, "space": {"training.batch": [1]}}, "space.training.batch", "unknown key"),
+    ("no key", {**SWEEP, "space": {"Training!": [1]}}, 'space."Training!"', "must match pattern"),
+    ("bounds", {**SWEEP, "space": {"training.epochs": {"int": [4, 2]}}}, "space.training.epochs", "below the second"),
+    (
+        "too much at the end of a range",
+        {**SWEEP, "space": {"training.learning_rate": {"range": [1e-5, 2.0]}}},
+        "space.training.learning_rate",
+        "less than or equal to 1",
+    ),
+    ("first choice", {**SWEEP, "space": {"training.epochs": [-1, 2]}}, "space.training.epochs", "greater than"),
+    ("job", {**SWEEP, "job": {**JOB, "epochs": 3}}, "job.epochs", "job.epochs: unknown key"),
+    ("no place", {**SWEEP, "space": {"model.size": [1]}}, "job", "and no object"),
+    (
+        "grid of a range",
+        {"job": JOB, "space": {"training.learning_rate": {"range": [1e-5, 1e-3]}}, "sampler": "grid"},
+        "space.training.learning_rate",
+        "a grid needs choice, int, or range with a step",
+    ),
+    (
+        "when",
+        {**SWEEP, "space": {"training.epochs": {"choice": [1], "when": {"method.type": "lora"}}}},
+        "space.training.epochs.when",
+        "must be a parameter before it",
+    ),
+    ("direction", {**SWEEP, "direction": "maximize"}, "direction", "of loss a sweep can only minimize"),
+    ("seeds", {**SWEEP, "space": {"training.seed": [1, 2]}, "seeds": 2}, "space.training.seed", "`seeds` above 1"),
+    ("secret", {**SWEEP, "job": {**JOB, "metadata": {"note": TOKEN}}}, "job.metadata.note", "looks like a secret"),
+    ("secret choice", {**SWEEP, "space": {"metadata.note": ["a", TOKEN]}}, "space.metadata.note", "like a secret"),
+    (
+        "no upload",
+        {**SWEEP, "job": {"data": {"train": "dataset:none.jsonl"}}},
+        "job.data.train",
+        "there is no uploaded data set 'none.jsonl'",
+    ),
+    (
+        "outside",
+        {**SWEEP, "space": {"data.train": ["rows.jsonl", "../rows.jsonl"]}},
+        "space.data.train",
+        "outside the data directory",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "part"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_bad_sweeps_are_refused_by_key(service: Service, body: Any, param: str | None, part: str) -> None:
+    answer = submit(service, body)
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert part in error["message"] and TOKEN not in answer.text
+    assert service.get("/sweeps").json()["data"] == []
+
+
+def test_a_cancelled_sweep_stops_once_and_an_ended_one_not_at_all(service: Service) -> None:
+    sweep = submit(service).json()["id"]
+    for _ in range(2):
+        answer = service.post(f"/sweeps/{sweep}/cancel")
+        assert (answer.status_code, answer.json()["cancel_requested"]) == (200, True)
+    asked = [event.fact.type for event in directory(service, sweep).events()]
+    assert asked == ["sweep.submitted", "sweep.cancel_requested"]
+    refused = service.request("DELETE", f"/sweeps/{sweep}")
+    assert refused.status_code == 409 and "cancel it first" in refused.json()["error"]["message"]
+    directory(service, sweep).append([SweepEnded(reason="cancelled")])
+    refused = service.post(f"/sweeps/{sweep}/cancel")
+    assert refused.status_code == 409 and "already ended (cancelled)" in refused.json()["error"]["message"]
+
+
+def test_a_deleted_sweep_takes_its_jobs_with_it_and_no_other(service: Service) -> None:
+    other, sweep = service.submit(), submit(service).json()["id"]
+    jobs = [start(service, sweep, number) for number in range(2)]
+    for job in jobs:
+        service.append(job, JobCancelled())
+    service.request("DELETE", f"/jobs/{jobs[0]}")  # by hand, before
+    end(service, sweep, *(TrialEnded(trial=number, outcome="cancelled") for number in range(2)))
+    gone = service.request("DELETE", f"/sweeps/{sweep}")
+    assert (gone.status_code, gone.json()) == (200, {"id": sweep, "object": "sweep", "deleted": True})
+    assert [service.get(f"/{path}").status_code for path in (f"sweeps/{sweep}", f"jobs/{jobs[1]}")] == [404, 404]
+    assert not RunDir(service.settings.runs / jobs[1]).exists() and service.run(other).exists()
+    assert list((service.settings.runs / ".sweeps").iterdir()) == []
+
+
+def test_lists_of_jobs_have_trials_when_they_are_asked_for(service: Service) -> None:
+    job, sweep = service.submit(), submit(service).json()["id"]
+    trial = start(service, sweep, 0)
+    assert service.get(f"/jobs/{trial}").json()["sweep"] == sweep
+
+    def listed(query: str) -> list[str]:
+        return [each["id"] for each in service.get(f"/jobs{query}").json()["data"]]
+
+    assert listed("") == [job]
+    assert listed("?trials=true") == [trial, job]
+    assert listed(f"?sweep={sweep}") == [trial]
+    assert listed("?sweep=sweep-unknown") == []
+
+
+def test_the_table_has_no_formula(service: Service) -> None:
+    formula, quoted = "=HYPERLINK(1)", 'a "b", c'
+    space = {"metadata.note": [formula, quoted], "training.learning_rate": [1e-4, 1e-3]}
+    sweep = submit(service, {**SWEEP, "space": space}).json()["id"]
+    directory(service, sweep).append(
+        [
+            TrialStarted(trial=0, settings={"metadata.note": formula, "training.learning_rate": 1e-4}, jobs=["job-a"]),
+            TrialEnded(trial=0, outcome="succeeded", value=-0.5, values=[-0.5], seconds=2.0),
+            TrialStarted(trial=1, settings={"metadata.note": quoted, "training.learning_rate": 1e-3}, jobs=["job-b"]),
+        ]
+    )
+    answer = service.get(f"/sweeps/{sweep}/trials.csv")
+    assert answer.headers["Content-Type"].startswith("text/csv")
+    assert answer.headers["Content-Disposition"] == f'attachment; filename="{sweep}.csv"'
+    heads, *rows = csv.reader(io.StringIO(answer.text))
+    assert heads == ["trial", "status", "loss", "seconds", "cause", "jobs", *space]
+    assert rows == [
+        ["0", "succeeded", "-0.5", "2.000", "", "job-a", f"'{formula}", "0.0001"],
+        ["1", "running", "", "0.000", "", "job-b", quoted, "0.001"],
+    ]
+
+
+def test_a_repeated_trial_is_a_sweep_of_seeds(service: Service) -> None:
+    seeded = seed_sweep(service, ended=True)
+    path = f"/sweeps/{seeded}/repeat"
+    answer = service.post(path, headers={"Idempotency-Key": "again"})
+    again = answer.json()
+    assert (answer.status_code, answer.headers["Location"]) == (202, f"/sweeps/{again['id']}")
+    asked = again["specification"]
+    assert (asked["sampler"], again["max_trials"], again["metric"]) == ("grid", 5, "loss")
+    assert asked["space"]["training.seed"]["choice"] == [42, 43, 44, 45, 46], "from the own one on"
+    assert asked["job"]["training"] == {"learning_rate": 1e-4, "batch_size": 16}, "those of the best trial"
+    assert service.post(path, headers={"Idempotency-Key": "again"}).json()["id"] == again["id"]
+    other = service.post(path, json={"trial": 2, "seeds": 3}).json()
+    assert other["max_trials"] == 3
+    assert other["specification"]["job"]["training"]["learning_rate"] == pytest.approx(3e-4)
+    for body, param in (({"trial": 9}, "trial"), ({"seeds": 1}, "seeds"), ({"seed": 1}, "seed")):
+        refused = service.post(path, json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (422, param)
+    none = service.post(f"/sweeps/{submit(service).json()['id']}/repeat")
+    assert none.status_code == 409 and "name one as `trial`" in none.json()["error"]["message"]
+
+
+def test_sweeps_are_listed_by_pages_without_damaged_ones(service: Service) -> None:
+    ids = [submit(service).json()["id"] for _ in range(5)][::-1]
+    directory(service, ids[1]).events_file.write_text("{\n")
+    refused = service.get(f"/sweeps/{ids[1]}")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "damaged")
+    whole, listed, after = [ids[0], *ids[2:]], [], ""
+    while True:
+        page = service.get(f"/sweeps?limit=2{after}").json()
+        listed += [sweep["id"] for sweep in page["data"]]
+        if not page["has_more"]:
+            break
+        assert len(page["data"]) == 2
+        after = f"&after={page['last_id']}"
+    assert listed == whole
+
+
+@pytest.mark.parametrize("sweep", ["sweep-unknown", "..", "job-unknown", "sweep-%2e%2e"])
+def test_a_sweep_that_there_is_not(service: Service, sweep: str) -> None:
+    for method, path in (("GET", ""), ("GET", "/trials.csv"), ("POST", "/cancel"), ("POST", "/repeat"), ("DELETE", "")):
+        assert service.request(method, f"/sweeps/{sweep}{path}").status_code in (404, 405)
+    assert service.post("/jobs", json=TINY).status_code == 202
