@@ -9,6 +9,7 @@ from typing import Any
 
 Schema = dict[str, Any]
 REQUIRED = "required"
+_EVERY_TYPE = {"string", "integer", "number", "boolean", "array", "object", "null"}
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ def kinds(field: Schema) -> list[Schema]:
 def values(field: Schema, *, links: bool = False) -> str:
     """The type and range of a value, such as: integer, 1 to 64. `links`: objects are named, each with a heading."""
     if len(several := kinds(field)) > 1:
+        if {kind.get("type") for kind in several} >= _EVERY_TYPE:
+            return "anything"
         return " or ".join(dict.fromkeys(values(kind, links=links) for kind in several))
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
@@ -84,6 +87,8 @@ def values(field: Schema, *, links: bool = False) -> str:
         return f"`{json.dumps(field['const'])}`"
     if "enum" in field:
         return ", ".join(f"`{json.dumps(value)}`" for value in field["enum"])
+    if "type" not in field:
+        return "anything"
     if field["type"] == "array":
         return f"list of {values(field['items'], links=links)}"
     return f"{field['type']}{_range(field)}"

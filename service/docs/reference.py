@@ -14,6 +14,7 @@ from jobs.metrics import MetricRow
 from jobs.reasons import Reason
 from jobs.redis.gauges import Snapshot
 from jobs.spec import JobSpec
+from jobs.sweeps.spec import SweepSpec
 from jobs.text.schemas import REQUIRED, Schema, keys, line, part, values
 from service.answers.wording import UNWORDED
 from service.edge.access import RequestMetrics
@@ -28,6 +29,7 @@ def pages(app: FastAPI) -> dict[str, str]:
     """Every page, by file name."""
     written = {
         "job.md": _job(),
+        "sweep.md": _sweep(),
         "events.md": _events(),
         "errors.md": _errors(),
         "metrics.md": _metrics(),
@@ -51,6 +53,17 @@ def _job() -> Iterator[str]:
     for key, inner in parts.items():
         yield f"\n## `{key}`\n\n{line(inner['description'])}\n"
         yield from _keys(f"{key}.", inner["properties"], schema)
+
+
+def _sweep() -> Iterator[str]:
+    schema = SweepSpec.model_json_schema()
+    parameter = schema["$defs"]["Parameter"]
+    yield "# Sweep file"
+    yield "\nEvery key of a sweep, from `jobs/sweeps/spec.py`. `job` and `space` are required. Unknown keys are errors."
+    yield "[Sweeps](../sweeps.md) says how one runs; `job` has the keys of a [job file](job.md).\n"
+    yield from _keys("", schema["properties"], schema)
+    yield f"\n## A parameter of `space`\n\n{line(parameter['description'])}\n"
+    yield from _keys("", parameter["properties"], schema)
 
 
 def _keys(prefix: str, fields: Mapping[str, Schema], schema: Schema) -> Iterator[str]:
