@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from jobs.version import VERSION
 from longhaul.api import ApiError, Unreachable
-from longhaul.commands import datasets, exports, following, machine, queue, results, submitting, trying
+from longhaul.commands import datasets, exports, following, machine, queue, results, submitting, sweeping, trying
 from longhaul.commands.command import BAD_INPUT, OK, UNREACHABLE, Call, Commands, Parser
 from longhaul.jobfile import BadInput
 from longhaul.terminal import Terminal
@@ -21,6 +21,7 @@ from longhaul.terminal import Terminal
 WIDE = 200
 SUBJECTS = {
     "new jobs": submitting,
+    "sweeps": sweeping,
     "what a job does": following,
     "the queue": queue,
     "results": results,

@@ -8,7 +8,7 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jobs.data_names import DATA_SUFFIXES
 from jobs.spec import NOT_IN_NAMES, JobSpec
@@ -25,6 +25,7 @@ SQUAD_ROWS = (
     "{question, context: $context, answers: {text: [.answers[].text]}}"
 )
 """For jq: the questions of SQuAD's own files that have an answer, as rows of its hub data set."""
+_MINIMUM = {"job": '{"data": {"train": "rows.jsonl"}}', "sweep": '{"job": {…}, "space": {…}}'}
 _START = 1 << 16
 """Bytes in which a JSON array begins."""
 
@@ -42,7 +43,9 @@ def read_job(file: str, changes: Sequence[str], *, rows: Callable[[str], str]) -
 
     `rows` is asked what `data.train` has to be for a file of rows.
     """
-    if not file.lower().endswith(ROWS) and (job := _job_in(file)) is not None:
+    if not file.lower().endswith(ROWS) and (job := object_in(file, "job")) is not None:
+        if "space" in job and "job" in job:
+            raise BadInput(f"{file} is a sweep, and no job", hint=f"submit it with: longhaul sweep {shlex.quote(file)}")
         return apply_changes(job, changes)
     name = NOT_IN_NAMES.sub("-", Path(file).name.split(".")[0]).lstrip(" -_.")[:64]
     return apply_changes({"name": name or "job", "data": {"train": rows(file)}}, changes)
@@ -73,8 +76,8 @@ def _schema() -> JsonObject:
     return JobSpec.model_json_schema()
 
 
-def _job_in(file: str) -> JsonObject | None:
-    """The job in a .json file; None: it holds rows."""
+def object_in(file: str, kind: Literal["job", "sweep"]) -> JsonObject | None:
+    """The job or the sweep in a .json file; None: it holds rows. Raises BadInput."""
     try:
         with open(file, "rb") as handle:  # rows may be gigabytes
             start = handle.read(_START)
@@ -82,20 +85,21 @@ def _job_in(file: str) -> JsonObject | None:
                 return None
             job = json.loads((start + handle.read()).decode("utf-8-sig"))  # read once: it may be a pipe
     except OSError as error:
-        raise BadInput(f"{file}: {error.strerror}; give a job file (.json) or a file of rows (.jsonl)") from None
+        or_rows = " or a file of rows (.jsonl)" if kind == "job" else ""
+        raise BadInput(f"{file}: {error.strerror}; give a {kind} file (.json){or_rows}") from None
     except json.JSONDecodeError as error:
         if _is_json_lines(error):
             return None
         raise BadInput(f"{file} is not JSON: {json_mistake(error)}", hint=_rows_hint(file)) from None
     except UnicodeDecodeError:
-        raise BadInput(f"{file} is not UTF-8 text; a job file is JSON", hint=_rows_hint(file)) from None
+        raise BadInput(f"{file} is not UTF-8 text; a {kind} file is JSON", hint=_rows_hint(file)) from None
     if isinstance(job, dict) and isinstance(job.get("data"), list):
         raise BadInput(
-            f"{file} is no job: its `data` is an array",
+            f"{file} is no {kind}: its `data` is an array",
             hint=f"if it holds the rows, make a file of them: {_rows_of(job['data'])} {shlex.quote(file)} > rows.jsonl",
         )
     if not isinstance(job, dict):
-        raise BadInput(f'{file}: a job is a JSON object; the minimum is {{"data": {{"train": "rows.jsonl"}}}}')
+        raise BadInput(f"{file}: a {kind} is a JSON object; the minimum is {_MINIMUM[kind]}")
     return job
 
 
@@ -123,15 +127,26 @@ def _is_json_lines(error: json.JSONDecodeError) -> bool:
     return another and first.startswith("{") and "\n" not in first
 
 
-def _set(job: JsonObject, change: str) -> None:
+def split_change(change: str, example: str = "training.epochs=3") -> tuple[list[str], str]:
+    """The parts of its key, and what stands behind the sign. Raises BadInput."""
     key, equals, text = change.partition("=")
     parts = key.split(".")
     if not equals or not all(parts):
-        raise BadInput(f"--set {change}: write key.dotted=value, for example --set training.epochs=3")
+        raise BadInput(f"--set {change}: write key.dotted=value, for example --set {example}")
+    return parts, text
+
+
+def value_of(text: str) -> Any:
+    """JSON, or a bare word, which is a string."""
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except json.JSONDecodeError:
-        value = text  # a bare word is a string
+        return text
+
+
+def _set(job: JsonObject, change: str) -> None:
+    parts, text = split_change(change)
+    value = value_of(text)
     if isinstance(value, bool | int | float) and takes_text_alone(parts):
         value = text  # name=2024
     place: JsonObject = job

@@ -1,4 +1,4 @@
-"""`longhaul keys`: the keys of a job file, from the specification itself."""
+"""`longhaul keys`: the keys of a job file or a sweep file, from the specification itself."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from jobs.spec import JobSpec
+from jobs.sweeps.spec import SweepSpec
 from jobs.text.schemas import REQUIRED, Key, keys
 from jobs.wrong_spec import ELSEWHERE
 from longhaul.jobfile import BadInput
@@ -16,10 +17,12 @@ from longhaul.jobfile import BadInput
 INDENT = 4
 
 
-def keys_below(prefix: str) -> list[Key]:
-    """The keys of a job that this names, or that lie below it; all for ''. Raises BadInput where there is none."""
-    schema = JobSpec.model_json_schema()
+def keys_below(prefix: str, *, sweep: bool = False) -> list[Key]:
+    """The keys of a job, or of a sweep, that this names or that lie below it; all for ''. Raises BadInput for none."""
+    schema = (SweepSpec if sweep else JobSpec).model_json_schema()
     known = list(keys(schema["properties"], schema["$defs"]))
+    if sweep:
+        known += keys(schema["$defs"]["Parameter"]["properties"], schema["$defs"], "space.KEY.")
     found = [
         key for key in known if key.name == prefix or key.name.startswith((f"{prefix}.", f"{prefix}[")) or not prefix
     ]
@@ -31,8 +34,8 @@ def keys_below(prefix: str) -> list[Key]:
         here = [ELSEWHERE[word]] if word in ELSEWHERE else get_close_matches(word, last, n=1)
         near = get_close_matches(prefix, [key.name for key in known], n=1) or [last[name] for name in here]
         raise BadInput(
-            f"no key of a job is called {prefix}",
-            hint=f"did you mean {near[0]}?" if near else "`longhaul keys` lists all of them",
+            f"no key of a {'sweep' if sweep else 'job'} is called {prefix}",
+            hint=f"did you mean {near[0]}?" if near else f"`longhaul keys{' --sweep' * sweep}` lists all of them",
         )
     return found
 

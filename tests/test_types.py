@@ -25,6 +25,8 @@ REASONS = {
     "longhaul/api.py": "JsonObject: plan.json",
     "longhaul/commands/submitting.py": "JsonObject: a job file",
     "longhaul/commands/trying.py": PASSED_ON,
+    "longhaul/sweep_tables.py": "JsonObject: settings of a trial",
+    "longhaul/sweepfile.py": "JsonObject: a sweep file",
     "longhaul/within_hours.py": "JsonObject: a job file",
     "longhaul/predicting.py": ROW,
     "longhaul/trying.py": PASSED_ON,

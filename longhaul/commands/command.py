@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,25 +17,34 @@ from rich.console import Console
 
 from jobs.state import is_open
 from jobs.text.printable import escaped
-from longhaul.answers import JobDict
+from longhaul.answers import JobDict, SweepDict
 from longhaul.api import DEFAULT_URL, Longhaul
 from longhaul.jobfile import BadInput
 
 OK, JOB_ENDED_BADLY, BAD_INPUT, UNREACHABLE, LEFT = 0, 1, 2, 3, 130
-ID_LENGTH = len("job-") + 20
+ID_LENGTH, ID_OF_A_SWEEP = len("job-") + 20, len("sweep-") + 20
 CANDIDATES = 5
 LAST = "last"
 SHELLS = ("bash", "zsh", "fish")
-JOBS = {"bash": "_longhaul_jobs", "zsh": "_longhaul_jobs", "fish": "(longhaul completion jobs 2>/dev/null)"}
-"""What completes a job in each shell."""
-JOBS_OF_SHELLS = {
-    "bash": '_longhaul_jobs() { compgen -W "$(longhaul completion jobs 2>/dev/null)" -- "$1"; }',
-    "zsh": '_longhaul_jobs() { compadd -- ${(f)"$(longhaul completion jobs 2>/dev/null)"}; }',
+OFFERED = ("jobs", "sweeps")
+"""What the scripts for shells ask for."""
+_COMPLETES = {
+    what: {
+        "bash": f"_longhaul_{what}",
+        "zsh": f"_longhaul_{what}",
+        "fish": f"(longhaul completion {what} 2>/dev/null)",
+    }
+    for what in OFFERED
+}
+"""What completes a job or a sweep in each shell."""
+_PREAMBLE = {
+    "bash": '_longhaul_{0}() {{ compgen -W "$(longhaul completion {0} 2>/dev/null)" -- "$1"; }}',
+    "zsh": '_longhaul_{0}() {{ compadd -- ${{(f)"$(longhaul completion {0} 2>/dev/null)"}}; }}',
 }
 EXIT_CODES = """\
 exit codes:
   0    done
-  1    the job failed or was cancelled
+  1    the job or sweep failed or was cancelled
   2    bad input, or the service refused
   3    no answer, or the service cannot do it now
   130  left with Ctrl-C"""
@@ -63,6 +73,8 @@ class Call:
             self.given.id = find_id(api, self.given.id)
         if "ids" in self.given:
             self.given.ids = [find_id(api, each) for each in self.given.ids]
+        if getattr(self.given, "sweep", None):
+            self.given.sweep = find_sweep(api, self.given.sweep)
         return api
 
     def answer(self, content: object, people: Callable[[], None]) -> int:
@@ -95,8 +107,27 @@ def find_id(api: Longhaul, given: str) -> str:
     if given.startswith("job-") and len(given) >= ID_LENGTH:
         return given
     found = [job for job in api.all() if job["id"].startswith(given) or (job["name"] == given and not job["dry_run"])]
+    return _only(given, found)
+
+
+def find_sweep(api: Longhaul, given: str) -> str:
+    """The id of the one sweep that is meant: by its id, the beginning of it, its name, or `last` for the newest.
+
+    `given` where there is no such sweep. Raises BadInput where it can be several.
+    """
+    if given.startswith("sweep-") and len(given) >= ID_OF_A_SWEEP:
+        return given
+    if given == LAST:
+        newest = next(api.sweeps(), None)
+        if newest is None:
+            raise BadInput("there is no sweep yet, so none is the last", hint="make one: `longhaul sweep FILE`")
+        return newest["id"]
+    return _only(given, [each for each in api.sweeps() if each["id"].startswith(given) or each["name"] == given])
+
+
+def _only(given: str, found: Sequence[JobDict] | Sequence[SweepDict]) -> str:
     if len(found) > 1:
-        shown = ", ".join(f"{job['id']} ({job['name']}, {job['status']})" for job in found[:CANDIDATES])
+        shown = ", ".join(f"{each['id']} ({each['name']}, {each['status']})" for each in found[:CANDIDATES])
         more = f" and {len(found) - CANDIDATES:,} more" if len(found) > CANDIDATES else ""
         raise BadInput(f"{given} can be {shown}{more}: write more of the id")
     return found[0]["id"] if found else given
@@ -129,13 +160,18 @@ def _near(written: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-class _CommandParser(Parser):
+class CommandParser(Parser):
     """The parser of one command: it refuses what it does not know with its own usage, not with that of `longhaul`."""
+
+    implied: str | None = None
+    """The word that `longhaul COMMAND FILE` leaves out; a lower-case word alone is no file."""
 
     def parse_known_args(  # type: ignore[override]  # typeshed: overloads
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         """What was given, and nothing unknown."""
+        if self.implied and args and not re.fullmatch(r"[a-z]+|-h|--help", args[0]):
+            args = [self.implied, *args]
         given, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -153,7 +189,7 @@ class Commands:
             metavar="COMMAND",
             prog=parser.prog,
             help=argparse.SUPPRESS,
-            parser_class=_CommandParser,
+            parser_class=CommandParser,
         )
         self._lines: list[str] = []
 
@@ -161,9 +197,7 @@ class Commands:
         """What follows belongs to this subject."""
         self._lines += ["", f"{title}:"]
 
-    def add(
-        self, name: str, run: Run, tells: str, *, shown: str = "", json_too: bool = True
-    ) -> argparse.ArgumentParser:
+    def add(self, name: str, run: Run, tells: str, *, shown: str = "", json_too: bool = True) -> CommandParser:
         """A command. `shown` is how its arguments are listed."""
         self._lines.append(f"  {f'{name} {shown}':25} {tells}")
         made = self._commands.add_parser(name, help=tells, description=tells[0].upper() + tells[1:] + ".")
@@ -181,10 +215,13 @@ class Commands:
                     action.help = None  # else it is hidden here as in --help
                     parsers += action.choices.values()
                 elif action.dest in ("id", "ids"):
-                    action.complete = JOBS  # type: ignore[attr-defined]  # what shtab reads
+                    action.complete = _COMPLETES["jobs"]  # type: ignore[attr-defined]  # what shtab reads
+                elif action.dest == "sweep":
+                    action.complete = _COMPLETES["sweeps"]  # type: ignore[attr-defined]
                 elif action.dest == "file" or action.type is Path:
                     action.complete = shtab.FILE  # type: ignore[attr-defined]
-        return shtab.complete(self._parser, shell, preamble=JOBS_OF_SHELLS)  # type: ignore[arg-type]  # a str, it says
+        preamble = {each: "\n".join(map(text.format, OFFERED)) for each, text in _PREAMBLE.items()}
+        return shtab.complete(self._parser, shell, preamble=preamble)  # type: ignore[arg-type]  # a str, it says
 
     def finish(self) -> None:
         """The list of commands and the exit codes, as the end of the help."""
@@ -198,6 +235,15 @@ def write_file(content: bytes, file: Path, option: str = "--png") -> None:
         file.write_bytes(content)
     except OSError as error:
         raise BadInput(f"{option} {file}: {error.strerror}") from None
+
+
+def confirm(call: Call, question: str) -> None:
+    """Ask. Raises BadInput unless the answer is yes."""
+    if not sys.stdin.isatty():
+        raise BadInput("there is no terminal to ask on: add --yes to delete it")
+    call.errors.print(f"{question} [y/N] ", end="", soft_wrap=True)
+    if input().strip().lower() not in ("y", "yes"):
+        raise BadInput("nothing was deleted")
 
 
 def print_json(content: object) -> None:

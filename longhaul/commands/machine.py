@@ -10,7 +10,7 @@ from jobs.errors import UserError
 from jobs.process.keys import new_key
 from jobs.process.stopping import Stopped, run_child, stopped_once
 from longhaul.children import python
-from longhaul.commands.command import OK, SHELLS, Call, Commands
+from longhaul.commands.command import OFFERED, OK, SHELLS, Call, Commands
 from longhaul.jobfile import BadInput
 from longhaul.result_tables import print_workers
 
@@ -58,7 +58,9 @@ def add(commands: Commands) -> None:
         json_too=False,
     )
     completion.add_argument(
-        "shell", choices=(*SHELLS, "jobs"), help='bash: eval "$(longhaul completion bash)"; jobs: what the scripts ask'
+        "shell",
+        choices=(*SHELLS, *OFFERED),
+        help='bash: eval "$(longhaul completion bash)"; jobs, sweeps: what the scripts ask',
     )
 
 
@@ -99,13 +101,14 @@ def _demo(call: Call) -> int:
 
 
 def _completion(commands: Commands, call: Call) -> int:
-    if call.given.shell != "jobs":
+    if call.given.shell in SHELLS:
         print(commands.completion(call.given.shell))
         return OK
     with call.connect() as api:
-        for job in api.list(limit=100, dry_run=False)["data"]:
-            call.say(job["id"])
-            call.say(job["name"])
+        jobs = call.given.shell == "jobs"
+        for each in api.list(limit=100, dry_run=False)["data"] if jobs else api.sweeps():
+            call.say(each["id"])
+            call.say(each["name"])
     return OK
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from jobs.state import DAMAGED, Status
 from longhaul import tables
 from longhaul.answers import JobDict
-from longhaul.commands.command import Call, Commands
+from longhaul.commands.command import Call, Commands, confirm
 from longhaul.jobfile import BadInput
 
 PAGE = 20
@@ -30,6 +28,8 @@ def add(commands: Commands) -> None:
         metavar="KEY=VALUE",
         help="only jobs with this metadata; may be repeated",
     )
+    listing.add_argument("--trials", action="store_true", help="show trials of sweeps, too")
+    listing.add_argument("--sweep", metavar="ID", help="only trials of this sweep")
     listing.add_argument("--all", action="store_true", help="show dry runs, too")
     listing.add_argument("--after", metavar="ID", help="start after this job: last of the page before")
     listing.add_argument("--limit", type=int, default=PAGE, help=f"jobs to show (default: {PAGE})")
@@ -63,10 +63,14 @@ def _list(call: Call) -> int:
     given = call.given
     with call.connect() as api:
         labels, dry_run = _labels(given.where), None if given.all else False
-        page = api.list(after=given.after, limit=given.limit, status=given.status, metadata=labels, dry_run=dry_run)
+        page = api.list(
+            after=given.after, limit=given.limit, status=given.status, metadata=labels, dry_run=dry_run,
+            sweep=given.sweep, trials=given.trials,
+        )  # fmt: skip
     options = [f"--status={each}" for each in given.status] + [f"--where={each}" for each in given.where]
+    options += [f"--sweep={given.sweep}"] if given.sweep else []
     filtered = bool(options or given.after)
-    options += ["--all"] * given.all
+    options += ["--all"] * given.all + ["--trials"] * given.trials
     if given.limit != PAGE:
         options.append(f"--limit={given.limit}")
     return call.answer(page, lambda: tables.print_jobs(page, call.console, filtered=filtered, options=options))
@@ -137,15 +141,6 @@ def _delete(call: Call) -> int:
     with call.connect() as api:
         if not call.given.yes:
             job = api.get(call.given.id)
-            _confirm(call, f"delete {job['name']} ({job['id']}, {job['status']}) with its model, checkpoints and log?")
+            confirm(call, f"delete {job['name']} ({job['id']}, {job['status']}) with its model, checkpoints and log?")
         gone = api.delete(call.given.id)
     return call.answer(gone, lambda: call.say(f"{gone['id']} is deleted"))
-
-
-def _confirm(call: Call, question: str) -> None:
-    """Raises BadInput unless the answer is yes."""
-    if not sys.stdin.isatty():
-        raise BadInput("there is no terminal to ask on: add --yes to delete it")
-    call.errors.print(f"{question} [y/N] ", end="", soft_wrap=True)
-    if input().strip().lower() not in ("y", "yes"):
-        raise BadInput("nothing was deleted")

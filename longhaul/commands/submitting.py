@@ -44,6 +44,7 @@ def add(commands: Commands) -> None:
     _new(clone)
     keys = commands.add("keys", _keys, "list the keys of a job file: values, default, meaning", shown="[PREFIX]")
     keys.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="e.g. training, or training.epochs")
+    keys.add_argument("--sweep", action="store_true", dest="of_a_sweep", help="of a sweep file instead")
 
 
 def _hours(given: str) -> float:
@@ -154,7 +155,7 @@ def _plan(call: Call) -> int:
 
 
 def _keys(call: Call) -> int:
-    found = keys_below(call.given.prefix)
+    found = keys_below(call.given.prefix, sweep=call.given.of_a_sweep)
     return call.answer([asdict(key) for key in found], lambda: print_keys(found, call.console))
 
 

@@ -1,13 +1,18 @@
-"""The real service, and the environment that leads the command to it."""
+"""The real service, the environment that leads the command to it, and the command."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from longhaul.main import main
 from tests.service.running import Service, running
+
+Run = Callable[..., Any]
 
 
 @pytest.fixture
@@ -18,3 +23,20 @@ def service(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("LONGHAUL_URL", each.url)
         monkeypatch.setenv("LONGHAUL_API_KEY", key)
         yield each
+
+
+@pytest.fixture
+def run(service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Run a command in `tmp_path/here`; returns what it printed, parsed where --json was asked for."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.delenv("LONGHAUL_DATA", raising=False)
+
+    def run(*arguments: str, code: int = 0) -> Any:
+        got = main(arguments)
+        out, err = capsys.readouterr()
+        assert got == code, out + err
+        return json.loads(out) if "--json" in arguments else out + err
+
+    return run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import shlex
@@ -37,30 +36,14 @@ from longhaul.tables import print_jobs
 from tests.disk_room import longest_file
 from tests.facts import facts_of
 from tests.heartbeats import heartbeat
+from tests.longhaul.conftest import Run
 from tests.metric_rows import metric_row
 from tests.service.running import Service
+from tests.service.seeded import seed_sweep
 from tests.summaries import checked, dataset_report, prepared
 
-Run = Callable[..., Any]
 REPOSITORY = Path(__file__).resolve().parents[2]
 REFERENCE = REPOSITORY / "docs" / "reference" / "job.md"
-
-
-@pytest.fixture
-def run(service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run a command in `tmp_path/here`; returns what it printed, parsed where --json was asked for."""
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    monkeypatch.delenv("LONGHAUL_DATA", raising=False)
-
-    def run(*arguments: str, code: int = 0) -> Any:
-        got = main(arguments)
-        out, err = capsys.readouterr()
-        assert got == code, out + err
-        return json.loads(out) if "--json" in arguments else out + err
-
-    return run
 
 
 def test_a_job_that_paused_by_itself_is_seen_and_begun_again(service: Service, run: Run) -> None:
@@ -112,7 +95,16 @@ def test_help_names_every_command_once_and_the_exit_codes(capsys: pytest.Capture
         main(["--help"])
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 120
-    for title in ("new jobs:", "what a job does:", "the queue:", "results:", "rows:", "the machine:", "exit codes:"):
+    for title in (
+        "new jobs:",
+        "sweeps:",
+        "what a job does:",
+        "the queue:",
+        "results:",
+        "rows:",
+        "the machine:",
+        "exit codes:",
+    ):
         assert f"\n{title}\n" in shown
     listed = re.findall(r"^  ([a-z]+) .*  \S", shown, re.MULTILINE)
     for name in listed:
@@ -120,7 +112,7 @@ def test_help_names_every_command_once_and_the_exit_codes(capsys: pytest.Capture
             main([name, "--help"])
         assert asked.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: longhaul {name}")
-    assert len(listed) == len(set(listed)) == 33
+    assert len(listed) == len(set(listed)) == 34
 
 
 @pytest.mark.parametrize(
@@ -481,13 +473,16 @@ def test_show_tells_why_it_failed(run: Run, service: Service) -> None:
         ("submit ", {"rows.jsonl"}),
         ("list --status fai", {"failed"}),
         ("datasets s", {"show"}),
+        ("sweep sh", {"show"}),
+        ("sweep show ", {"sweep-1"}),
     ],
 )
 def test_bash_completes_commands_jobs_files_and_choices(tmp_path: Path, typed: str, offered: set[str]) -> None:
     (tmp_path / "rows.jsonl").touch()
     script = """
         longhaul() {
-            if [ "$*" = "completion jobs" ]; then printf 'job-1\\nchef\\n'; else "$PYTHON" -m longhaul.main "$@"; fi
+            if [ "$*" = "completion jobs" ]; then printf 'job-1\\nchef\\n';
+            elif [ "$*" = "completion sweeps" ]; then echo sweep-1; else "$PYTHON" -m longhaul.main "$@"; fi
         }
         eval "$(longhaul completion bash)"
         COMP_WORDS=(longhaul "$@"); COMP_CWORD=$#; COMP_LINE="longhaul $*"; COMP_POINT=${#COMP_LINE}
@@ -513,3 +508,5 @@ def test_completion_knows_every_command_and_option(shell: str, capsys: pytest.Ca
 def test_jobs_are_offered_by_id_and_by_name(run: Run, service: Service) -> None:
     job = service.submit(name="chef")
     assert run("completion", "jobs").split() == [job, "chef"]
+    sweep = seed_sweep(service, ended=True)
+    assert run("completion", "sweeps").split() == [sweep, "sweep"]

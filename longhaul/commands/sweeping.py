@@ -1,0 +1,151 @@
+"""Sweeps: many trials of one job."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from longhaul.answers import SweepDict
+from longhaul.api import ApiError, Longhaul, Unreachable
+from longhaul.commands.command import JOB_ENDED_BADLY, LEFT, OK, Call, Commands, Run, confirm, print_json
+from longhaul.sweep_tables import print_sweep, print_sweeps
+from longhaul.sweep_watch import follow_sweep, watch_sweep
+from longhaul.sweepfile import EXAMPLE, read_sweep
+
+
+def add(commands: Commands) -> None:
+    """sweep."""
+    made = commands.add(
+        "sweep", _submit, "try many settings of a job, or see what came of it", shown="FILE|show ID|…", json_too=False
+    )
+    made.implied = "submit"
+    kinds = made.add_subparsers(required=True, metavar="FILE|submit|watch|show|list|cancel|repeat|delete")
+
+    def kind(name: str, run: Run, tells: str, *, of: bool = True) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = kinds.add_parser(
+            name, help=tells, description=tells[0].upper() + tells[1:] + "."
+        )
+        parser.set_defaults(run=run)
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        if of:
+            parser.add_argument("sweep", metavar="ID")
+        return parser
+
+    submit = kind("submit", _submit, "submit a sweep file (.json); `longhaul sweep FILE` is the same", of=False)
+    submit.add_argument("file", metavar="FILE", help="a sweep file: a job, and the settings to try")
+    submit.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help=f"e.g. {EXAMPLE}, job.training.epochs=3"
+    )
+    submit.add_argument("--idempotency-key", metavar="KEY", help="the same key and sweep, sent twice, create one sweep")
+    kind("watch", _watch, "show each trial that ends, to the end of the sweep; Ctrl-C leaves it running")
+    show = kind("show", _show, "show a sweep: its best trial, then all of them, the best first")
+    show.add_argument("--csv", action="store_true", help="print all trials as CSV")
+    kind("list", _list, "list sweeps, newest first", of=False)
+    kind("cancel", _cancel, "start no more trials and cancel those that are open")
+    repeat = kind("repeat", _repeat, "train the best trial with other seeds: how much of it was luck")
+    repeat.add_argument("--trial", type=int, metavar="N", help="another one than the best")
+    repeat.add_argument("--seeds", type=int, default=5, metavar="K", help="so many seeds (default: 5)")
+    for parser in (submit, repeat):
+        parser.add_argument("--watch", action="store_true", help="follow the sweep to its end")
+    delete = kind("delete", _delete, "delete an ended sweep and the jobs of its trials with all files; asks first")
+    delete.add_argument("-y", "--yes", action="store_true", help="do not ask")
+
+
+def _submit(call: Call) -> int:
+    given = call.given
+    sweep = read_sweep(given.file, given.set)
+    with call.connect() as api:
+        return _made(call, api, lambda: api.submit_sweep(sweep, idempotency_key=given.idempotency_key))
+
+
+def _repeat(call: Call) -> int:
+    given = call.given
+    with call.connect() as api:
+        return _made(call, api, lambda: api.repeat_trial(given.sweep, trial=given.trial, seeds=given.seeds))
+
+
+def _made(call: Call, api: Longhaul, make: Callable[[], SweepDict]) -> int:
+    sweep = make()
+    for warning in sweep["warnings"]:
+        call.note(warning)
+    if call.given.watch:
+        return _watch_to_end(call, api, sweep["id"])
+
+    def people() -> None:
+        call.say(f"{sweep['id']} is {sweep['status']}: {sweep['max_trials']:,} trials at most")
+        call.say(f"follow it with: longhaul sweep watch {sweep['id']}", "dim")
+
+    return call.answer(sweep, people)
+
+
+def _watch(call: Call) -> int:
+    with call.connect() as api:
+        return _watch_to_end(call, api, call.given.sweep)
+
+
+def _watch_to_end(call: Call, api: Longhaul, sweep: str) -> int:
+    """Follow it to its end. With --json: a line for each trial that ends, then the sweep."""
+    if call.given.json:
+        for _, ended in follow_sweep(api, sweep, call.errors):
+            for trial in ended:
+                print_json(trial)
+        shown = api.sweep(sweep)
+        print_json(shown)
+        return _ending(shown)
+    try:
+        shown = watch_sweep(api, sweep, call.console)
+    except KeyboardInterrupt:
+        call.say(f"\n{_left(api, sweep)}; watch it again with: longhaul sweep watch {sweep}")
+        return LEFT
+    print_sweep(shown, [], call.console)
+    call.say(f"all trials: longhaul sweep show {sweep}", "dim")
+    if best := shown["best"]:
+        call.say(f"fetch the best model with: longhaul download {best['jobs'][0]}", "dim")
+    return _ending(shown)
+
+
+def _left(api: Longhaul, sweep: str) -> str:
+    """How a sweep stands that nobody watches any more."""
+    try:
+        status = api.sweep(sweep)["status"]
+    except (ApiError, Unreachable):
+        status = "running"
+    return "the sweep continues without you" if status == "running" else f"the sweep has ended: {status}"
+
+
+def _ending(sweep: SweepDict) -> int:
+    """Exit code: whether there is a best trial, and the sweep was not cut short."""
+    return OK if sweep["status"] == "succeeded" and sweep["best"] else JOB_ENDED_BADLY
+
+
+def _show(call: Call) -> int:
+    with call.connect() as api:
+        if call.given.csv:
+            sys.stdout.write(api.sweep_csv(call.given.sweep))
+            return OK
+        sweep = api.sweep(call.given.sweep)
+        trials = api.sweep_trials(sweep["id"])
+    return call.answer({**sweep, "all_trials": trials}, lambda: print_sweep(sweep, trials, call.console))
+
+
+def _list(call: Call) -> int:
+    with call.connect() as api:
+        found = list(api.sweeps())
+    return call.answer(found, lambda: print_sweeps(found, call.console))
+
+
+def _cancel(call: Call) -> int:
+    with call.connect() as api:
+        sweep = api.cancel_sweep(call.given.sweep)
+    return call.answer(sweep, lambda: call.say(f"{sweep['id']} is {sweep['status']}, cancel requested"))
+
+
+def _delete(call: Call) -> int:
+    with call.connect() as api:
+        if not call.given.yes:
+            sweep = api.sweep(call.given.sweep)
+            jobs = f"the jobs of its {sum(sweep['trials'].values()):,} trials, their models and checkpoints"
+            confirm(call, f"delete {sweep['name']} ({sweep['id']}, {sweep['status']}) with {jobs}?")
+        gone = api.delete_sweep(call.given.sweep)
+    return call.answer(gone, lambda: call.say(f"{gone['id']} is deleted"))

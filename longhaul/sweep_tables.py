@@ -1,0 +1,151 @@
+"""Sweeps and their trials as tables."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from jobs.text.printable import one_line
+from longhaul.answers import JsonObject, SweepDict, TrialDict
+from longhaul.columns import Column, Row, print_facts, print_table
+from longhaul.figures import clock, duration, loss
+
+STYLES = {"succeeded": "green", "failed": "red", "running": "cyan", "pruned": "yellow", "cancelled": "dim"}
+_ORDER = ("succeeded", "pruned", "running", "failed", "cancelled")
+_REASONS = {"max_hours": "its hours are over", "failures": "too many trials in a row failed alike"}
+_SWEEPS = (
+    Column("name", folds=16),
+    Column("id"),
+    Column("status", folds=9),
+    Column("trials", right=True, goes=3),
+    Column("best", right=True, goes=2),
+    Column("submitted", right=True, goes=1),
+)
+
+
+def print_sweeps(sweeps: Sequence[SweepDict], console: Console) -> None:
+    """One line a sweep."""
+    if not sweeps:
+        console.print("no sweeps yet: longhaul sweep FILE")
+        return
+    rows: list[Row] = [
+        {
+            "name": Text(each["name"]),
+            "id": each["id"],
+            "status": Text(each["status"], style=STYLES[each["status"]]),
+            "trials": f"{sum(each['trials'].values()):,}/{each['max_trials']:,}",
+            "best": f"{each['metric']} {loss(each['best']['value'])}" if each["best"] else "–",
+            "submitted": clock(each["created_at"]),
+        }
+        for each in sweeps
+    ]
+    print_table(_SWEEPS, rows, console)
+
+
+def print_sweep(sweep: SweepDict, trials: Sequence[TrialDict], console: Console) -> None:
+    """What it is and what came of it; then its trials, the best first."""
+    names = short_names(sweep["parameters"])
+    status = f" ({words})" if (words := _REASONS.get(sweep["reason"] or "")) else ""
+    if sweep["status"] == "running" and sweep["cancel_requested"]:
+        status = " (cancel requested)"
+    lines: list[tuple[str, str | Text]] = [
+        ("sweep", Text(f"{sweep['name']} · {sweep['id']}", style="bold")),
+        ("status", Text.assemble((sweep["status"], STYLES[sweep["status"]]), status)),
+    ]
+    if sweep["error"]:
+        lines.append(("cause", Text(f"{sweep['error']['message']} [{sweep['error']['code']}]", style="red")))
+        if hint := sweep["error"]["hint"]:
+            lines.append(("hint", Text(hint)))
+    pruning = "" if sweep["pruning"] == "none" else f", pruning {sweep['pruning']}"
+    lines.append(("tries", Text(f"{', '.join(sweep['parameters'])} ({sweep['sampler']}{pruning})")))
+    lines.append(("by", f"{sweep['metric']}, {'less' if sweep['direction'] == 'minimize' else 'more'} is better"))
+    lines.append(("trials", counted(sweep)))
+    if best := sweep["best"]:
+        figures = f"trial {best['number']}: {sweep['metric']} {_value(best)}, {settings_text(best['settings'], names)}"
+        lines += [("best", Text(figures)), ("its jobs" if len(best["jobs"]) > 1 else "its job", " ".join(best["jobs"]))]
+    if sweep["importances"]:
+        shares = (f"{names.get(key, key)} {share:.0%}" for key, share in sweep["importances"].items())
+        lines.append(("differences", Text(f"explained by {', '.join(shares)}")))
+    lines += [("" if number else "note", Text(each)) for number, each in enumerate(sweep["warnings"])]
+    print_facts(lines, console)
+    if trials:
+        console.print()
+        _print_trials(sweep, trials, names, console)
+
+
+def _print_trials(sweep: SweepDict, trials: Sequence[TrialDict], names: Mapping[str, str], console: Console) -> None:
+    columns = [
+        Column("trial", right=True),
+        Column(sweep["metric"], right=True),
+        Column("settings", folds=20),
+        Column("time", right=True, goes=3),
+        Column("status", folds=10),
+        Column("cause", folds=20, goes=2),
+        Column("jobs", folds=24, goes=1),
+    ]
+    if not any(map(cause, trials)):
+        columns = [each for each in columns if each.title != "cause"]
+    rows: list[Row] = [
+        {
+            "trial": f"{each['number']}",
+            sweep["metric"]: loss(each["value"]),
+            "settings": Text(settings_text(each["settings"], names)),
+            "time": duration(each["seconds"]) if each["finished_at"] else "–",
+            "status": status_text(each),
+            "cause": Text(cause(each)),
+            "jobs": " ".join(each["jobs"]) or "–",
+        }
+        for each in best_first(sweep, trials)
+    ]
+    print_table(columns, rows, console)
+
+
+def best_first(sweep: SweepDict, trials: Sequence[TrialDict]) -> list[TrialDict]:
+    """Those that succeeded by their values, then the pruned, those that run, and those without a result."""
+    sign = 1 if sweep["direction"] == "minimize" else -1
+
+    def place(trial: TrialDict) -> tuple[int, float, int]:
+        return _ORDER.index(trial["status"]), sign * (trial["value"] or 0.0), trial["number"]
+
+    return sorted(trials, key=place)
+
+
+def counted(sweep: SweepDict) -> str:
+    """How many there are of how many, by status."""
+    found = Counter(sweep["trials"])
+    by_status = ", ".join(f"{found[status]:,} {status}" for status in _ORDER if found[status])
+    return f"{found.total():,} of {sweep['max_trials']:,}" + (f": {by_status}" if by_status else "")
+
+
+def status_text(trial: TrialDict) -> Text:
+    """Its status, with the code of its error."""
+    code = f": {trial['error']['code']}" if trial["error"] else ""
+    return Text.assemble((trial["status"], STYLES[trial["status"]]), code)
+
+
+def cause(trial: TrialDict) -> str:
+    """Why it failed or was pruned; or nothing."""
+    return one_line(trial["error"]["message"] if trial["error"] else trial["message"] or "")
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """The last part of each key, where no other key ends in the same."""
+    last = Counter(key.rpartition(".")[2] for key in keys)
+    return {key: end if last[end := key.rpartition(".")[2]] == 1 else key for key in keys}
+
+
+def settings_text(settings: JsonObject, names: Mapping[str, str]) -> str:
+    """All of them in a line."""
+    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
+    return ", ".join(f"{names.get(key, key)} {value}" for key, value in values.items())
+
+
+def _value(trial: TrialDict) -> str:
+    """Of several seeds, all beside their mean."""
+    values = trial["values"]
+    seeds = f" (mean of {', '.join(map(loss, values))})" if len(values) > 1 else ""
+    return f"{loss(trial['value'])}{seeds}"
