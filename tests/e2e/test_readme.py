@@ -100,6 +100,13 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     "curl -C - -o model.tar localhost:8000/jobs/$ID/files/model": Here("", ended),
     "longhaul submit recipes.jsonl --set model=builtin:t5-tiny --watch": Here(r"succeeded: the model of step"),
     "longhaul list --status running --status queued --where team=kitchen": Here(r"no such jobs"),
+    "longhaul sweep examples/sweep.json --watch": Here(
+        r"2 of 2: 2 succeeded",
+        instead=("sweep.json", "sweep.json --set max_trials=2 --set job.training.epochs=1"),
+    ),
+    "longhaul sweep show last": Here(r"best .*macro_f1"),
+    "longhaul sweep repeat last": Here(r"is running: 5 trials at most"),
+    "curl -X POST localhost:8000/sweeps -d @examples/sweep.json": Here(r'"object":"sweep"'),
     "longhaul priority $ID 10": Here(r"is validating", submitted),
     "longhaul metrics $ID": Here(r"▁", ended),
     "longhaul clone $ID --set training.epochs=10 --resume": Here(r"is validating", ended),
@@ -248,3 +255,6 @@ def test_commands_beside_a_running_service(local: Local) -> None:
         assert '"error": {' not in told and '"error":{' not in told, f"{command} was refused\n{told}"
         for job in list(local.api.all(status=("validating", "queued", "running", "paused"))):
             local.api.cancel(job["id"])
+        for sweep in list(local.api.sweeps()):
+            if sweep["status"] == "running":
+                local.api.cancel_sweep(sweep["id"])
