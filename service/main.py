@@ -54,6 +54,7 @@ from service.routes import (
     results,
     series,
     sign_in,
+    sweep_pages,
     sweeps,
     workers,
 )
@@ -124,6 +125,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         pages.routes(actions, uploads, kept, exported, render, settings.public_url)
     )  # first: they leave to the others what is not theirs
     app.include_router(new_job.routes(actions, uploads, render))
+    app.include_router(sweep_pages.routes(swept, render))
     app.include_router(sign_in.routes(keys, sessions, refusals, render, static))
     app.include_router(jobs.routes(actions))
     app.include_router(sweeps.routes(swept))

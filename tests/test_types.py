@@ -42,6 +42,7 @@ REASONS = {
     "service/openapi/error_answers.py": SCHEMA,
     "service/openapi/examples.py": SCHEMA,
     "service/pages/job_form.py": "a JSON schema, which is a JSON document",
+    "service/pages/trial_charts.py": "values of a job's keys",
     "worker/generation.py": PASSED_ON,
     "worker/suggestions.py": "values of a job's keys",
     "worker/training/checkpoints/checkpoint.py": "states of random generators",

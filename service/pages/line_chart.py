@@ -45,8 +45,8 @@ def line_chart(title: str, series: Mapping[str, Points]) -> LineChart | None:
     if not points:
         return None
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    x_low, x_high = _span(min(xs), max(xs))
-    y_low, y_high = _span(min(ys), max(ys))
+    x_low, x_high = span(min(xs), max(xs))
+    y_low, y_high = span(min(ys), max(ys))
 
     def at(x: float, y: float) -> tuple[float, float]:
         across = LEFT + (WIDTH - LEFT - RIGHT) * (x - x_low) / (x_high - x_low)
@@ -74,7 +74,7 @@ def ticks(low: float, high: float) -> list[float]:
     return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _span(low: float, high: float) -> tuple[float, float]:
+def span(low: float, high: float) -> tuple[float, float]:
     """Never so small that labels of its ticks would be equal."""
     large = max(abs(low), abs(high))
     return (low, high) if high - low > FLAT * large else (low - 0.5 * (large or 1), high + 0.5 * (large or 1))

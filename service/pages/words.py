@@ -16,6 +16,7 @@ from jobs.plan import limit_words
 from jobs.text.units import bytes_alike, format_bytes, format_duration, format_parameters
 from jobs.verdict import measured
 from service import answers
+from service.pages.trial_charts import clipped, setting_text
 
 DASH = "–"
 
@@ -175,4 +176,5 @@ FILTERS = {
     "cost": cost, "value_text": value_text, "json": json.dumps, "scale": scale,
     "metric": metric_words, "metric_figure": metric_figure,
     "sizes": lambda counts: bytes_alike(*counts), "limit": limit_words, "chosen": chosen_text, "measured": measured_of,
+    "setting": setting_text, "clip": clipped,
 }  # fmt: skip

@@ -31,6 +31,9 @@ from jobs.memory_plan import MemoryPlan
 from jobs.metrics import MetricRow
 from jobs.plan import DataPlan, ModelPlan, make_plan, make_time_plan
 from jobs.preview import DataPreview, RowPreview, SourcePreview, SpanPreview, TextPreview
+from jobs.sweeps.directory import find
+from jobs.sweeps.events import SweepEnded, SweepFact, TrialEnded, TrialPruned, TrialStarted
+from jobs.sweeps.spec import Settings
 from jobs.text.units import GIB
 from jobs.verdict import BaseDifference, ConfidenceInterval
 from tests.memory_plans import memory_plan
@@ -143,7 +146,55 @@ def furnish(service: Service, *, rows: int = DONE // EVERY) -> dict[str, str]:
     service.run(jobs["torn"]).events_file.write_bytes(b"\x00" * 4096)
     service.store.mark_damaged(service.run(jobs["torn"]), Damaged("event 1 in events.jsonl cannot be read"))
     service.request("PUT", "/datasets/recipes.jsonl", data=b'{"input": "a", "target": "b"}\n' * 6000)
+    jobs["sweep"], jobs["sweep-running"] = furnish_sweep(service, 60), furnish_sweep(service, 24, ended=False)
     return jobs
+
+
+def furnish_sweep(service: Service, trials: int, *, ended: bool = True) -> str:
+    """Id of a sweep with so many trials: most succeeded, some were pruned, some failed, one diverged."""
+    space = {
+        "training.learning_rate": {"range": [1e-5, 1e-2], "log": True},
+        "training.batch_size": {"int": [8, 128], "log": True},
+        "training.weight_decay": {"range": [0.0, 0.2]},
+        "method.type": ["full", "lora"],
+        "method.rank": {"choice": [8, 32, 128], "when": {"method.type": "lora"}},
+    }
+    job = {"model": "google/flan-t5-base", "data": {"train": "rows.jsonl"}}
+    asked = {"name": "flan-t5 recipes", "job": job, "space": space, "max_trials": max(60, trials), "pruning": "median"}
+    sweep = find(service.settings.runs, service.post("/sweeps", json=asked).json()["id"])
+    chance = random.Random(3)
+    facts: list[SweepFact] = []
+    values = dict[int, float]()
+    for number in range(trials):
+        lora, rate = chance.random() < 0.6, 10 ** chance.uniform(-5, -2)
+        settings: Settings = {
+            "training.learning_rate": rate, "training.batch_size": round(8 * 16 ** chance.random()),
+            "training.weight_decay": chance.uniform(0, 0.2), "method.type": "lora" if lora else "full",
+        }  # fmt: skip
+        if lora:
+            settings["method.rank"] = chance.choice([8, 32, 128])
+        facts.append(TrialStarted(trial=number, settings=settings, jobs=[f"job-{sweep.id[6:]}-{number}"]))
+        value = 1.2 + 0.3 * abs(math.log10(rate) + 3.4) + 0.1 * lora + chance.gauss(0, 0.04)
+        if not ended and number >= trials - 2:
+            continue
+        if number == 7:
+            value = 14.2
+        if rate > 5e-3 and number != 7:
+            gone = Fault(code="loss_diverged", message="the loss is not finite at step 40")
+            facts.append(TrialEnded(trial=number, outcome="failed", seconds=95.0, error=gone))
+        elif value > 1.75 and number != 7:
+            facts.append(TrialPruned(trial=number, step=100, value=value + 0.1,
+                                     message="worse than the median of 9 others at evaluation 2"))  # fmt: skip
+            facts.append(TrialEnded(trial=number, outcome="pruned", seconds=240.0))
+        else:
+            values[number] = value
+            facts.append(TrialEnded(trial=number, outcome="succeeded", value=value, values=[value], seconds=1260.0))
+    if ended:
+        importances = {"training.learning_rate": 0.71, "method.type": 0.17, "training.batch_size": 0.08,
+                       "training.weight_decay": 0.04}  # fmt: skip
+        facts.append(SweepEnded(reason="done", best=min(values, key=values.__getitem__), importances=importances))
+    sweep.append(facts)
+    return sweep.id
 
 
 def _submit(
