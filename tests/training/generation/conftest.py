@@ -10,12 +10,15 @@ import pytest
 from jobs.disk.rundir import RunDir
 from tests.training.attempts import attempt
 from tests.training.workplace import Workplace, pairs
+from worker.training.tasks.causal import builtin
 
 CHATS = [
     {"messages": [{"role": "user", "content": f"What is in pot {n}, {word} or not?"},
                   {"role": "assistant", "content": f"There is {word} in it."}]}
     for n in range(16) for word in ("bread", "soup", "cake")
 ]  # fmt: skip
+FOXES = [{"input": f"question {n}", "target": "the fox 🦊"} for n in range(48)]
+"""Of a model whose tokenizer has a token for each byte of the last character."""
 CLASSES = [{"text": f"{word} number {n}", "label": word} for n in range(24) for word in ("bread", "soup", "cake")]
 TRAINING: dict[str, Any] = {"epochs": 4, "batch_size": 8, "learning_rate": 0.01}
 LORA = {"type": "lora", "rank": 4}
@@ -26,6 +29,11 @@ JOBS: dict[str, dict[str, Any]] = {
     "causal": {"train": "chats.jsonl", "model": "builtin:qwen-tiny"},
     "causal lora": {"train": "chats.jsonl", "model": "builtin:qwen-tiny", "method": LORA | {"merge": True}},
     "causal adapters": {"train": "chats.jsonl", "model": "builtin:qwen-tiny", "method": LORA},
+    "causal bytes": {
+        "train": "foxes.jsonl",
+        "model": "./bytes",
+        "training": TRAINING | {"epochs": 8, "learning_rate": 0.005},
+    },
     "classification": {"train": "classes.jsonl", "model": "builtin:roberta-tiny"},
 }
 
@@ -37,14 +45,18 @@ class TrainedJobs:
         self.place = Workplace(folder / "place")
         self.place.rows("pairs.jsonl", pairs(48))
         self.place.rows("chats.jsonl", CHATS)
+        self.place.rows("foxes.jsonl", FOXES)
         self.place.rows("classes.jsonl", CLASSES)
+        (self.place.data / "bytes").mkdir()
+        builtin.build(self.place.data / "bytes", ["the fox"], seed=0)
         self._runs: dict[str, RunDir] = {}
 
     def __getitem__(self, name: str) -> RunDir:
         if name not in self._runs:
             job = dict(JOBS[name])
             data = {"validation": 0.2} | job.pop("data", {})
-            run = self.place.job(job.pop("train"), data=data, training=TRAINING, evaluation={"samples": 3}, **job)
+            job = {"training": TRAINING, "evaluation": {"samples": 3}} | job
+            run = self.place.job(job.pop("train"), data=data, **job)
             self.place.prepare(run)
             assert attempt(run) == 0
             self._runs[name] = run

@@ -15,7 +15,7 @@ from jobs.disk.rundir import RunDir
 from jobs.events import EvaluationFinished
 from jobs.generation import GenerateBody, Output
 from tests.training.attempts import facts
-from tests.training.generation.conftest import CHATS, CLASSES, TrainedJobs
+from tests.training.generation.conftest import CHATS, CLASSES, FOXES, TrainedJobs
 from tests.training.workplace import pairs
 from worker.training.generation.serving import Models, answer
 
@@ -99,6 +99,13 @@ def test_greedy_text_is_that_of_transformers_and_of_the_job_streamed_or_not(trai
         assert "".join(each["text"] for each in heard.of("text")) == output.text
         assert output.tokens > 0 and output.input_tokens > 0 and not output.input_cut
     assert seen == len(samples) == 3
+
+
+def test_a_character_of_several_tokens_is_streamed_once_it_is_whole(trained: TrainedJobs) -> None:
+    heard = ask(trained["causal bytes"], row=FOXES[0])
+    [output] = outputs(heard)
+    assert output.text == "the fox 🦊" and output.tokens > len("🦊".encode())
+    assert "".join(each["text"] for each in heard.of("text")) == output.text
 
 
 def test_a_row_goes_through_the_template_of_the_job_and_a_text_is_what_it_would_have_made(trained: TrainedJobs) -> None:

@@ -113,7 +113,11 @@ class Answering:
 
 
 class _Pieces(BaseStreamer):
-    """Passes on what a text will begin with, whatever is written next: what its last two states have in common."""
+    """Passes on what a text will begin with, whatever is written next: what its last two states have in common.
+
+    But for characters that are incomplete at its end, whose bytes are tokens of their own: until it is whole, each is
+    decoded as one or more U+FFFD.
+    """
 
     def __init__(
         self, decode: Callable[[torch.Tensor], str], text: Callable[[str], object], ends: Collection[int]
@@ -130,7 +134,7 @@ class _Pieces(BaseStreamer):
             return
         self._tokens += [token for token in value.reshape(-1).tolist() if token not in self._ends]
         now = self._decode(torch.tensor(self._tokens))
-        self._send(common_beginning(self._before, now).rstrip())
+        self._send(common_beginning(self._before, now).rstrip().rstrip("\ufffd").rstrip())
         self._before = now
 
     def end(self) -> None:
