@@ -27,7 +27,7 @@ from worker.runs_lock import RETRY_S, RunsDirectoryInUse, RunsLock
 from worker.settings import WorkerSettings
 from worker.stage_worker import StageWorker
 from worker.supervise import trainer_environment
-from worker.sweeps import Sweeps
+from worker.sweeps import SweepTurns
 from worker.warm import WarmProcess
 
 log = logging.getLogger("longhaul.worker")
@@ -133,7 +133,7 @@ def serve_publish(settings: WorkerSettings) -> int:
     thread = threading.Thread(target=reconciler.run, args=(stop,), name="reconcile")
     trying = connect(settings.redis_url)
     sweeps = threading.Thread(
-        target=Sweeps(settings.runs, Store(trying), Tickets(trying)).run, args=(stop,), name="sweeps"
+        target=SweepTurns(settings.runs, Store(trying), Tickets(trying)).run, args=(stop,), name="sweeps"
     )
     lock = RunsLock(settings.runs, store, name=heartbeat.name, redis=settings.masked_redis_url)
     heart.start()

@@ -11,10 +11,10 @@ from jobs.sweeps.spec import SweepSpec
 MEDIAN_FROM = 5
 """Trials that must have come as far before one is compared with their median."""
 REDUCTION = 3
-"""Of successive halving: the share that goes on is one in so many; the rungs are the 1st, 3rd, 9th … evaluation."""
+"""Of successive halving: one in so many continues; the levels are the 1st, 3rd, 9th … evaluation."""
 
 
-class Evaluation(NamedTuple):
+class StepCost(NamedTuple):
     """Of one trial: the mean over its jobs."""
 
     step: int
@@ -30,16 +30,16 @@ class Pruned(NamedTuple):
     why: str
 
 
-def prune(spec: SweepSpec, trial: int, evaluations: Mapping[int, Sequence[Evaluation]]) -> Pruned | None:
-    """Whether this trial is stopped, by the evaluations after step 0 of all trials, in order. None: it goes on."""
+def prune(spec: SweepSpec, trial: int, evaluations: Mapping[int, Sequence[StepCost]]) -> Pruned | None:
+    """Whether this trial is stopped, by the evaluations after step 0 of all trials, in order. None: it continues."""
     own = evaluations.get(trial, ())
     others = [found for number, found in evaluations.items() if number != trial]
     if spec.pruning == "median":
         return _worse_than_median(own, others)
-    return _below_rung(own, others) if spec.pruning == "asha" else None
+    return _below_level(own, others) if spec.pruning == "asha" else None
 
 
-def _worse_than_median(own: Sequence[Evaluation], others: Sequence[Sequence[Evaluation]]) -> Pruned | None:
+def _worse_than_median(own: Sequence[StepCost], others: Sequence[Sequence[StepCost]]) -> Pruned | None:
     if not own:
         return None
     last = own[-1]
@@ -52,15 +52,15 @@ def _worse_than_median(own: Sequence[Evaluation], others: Sequence[Sequence[Eval
     return Pruned(last.step, last.cost, f"worse than the median of {len(reached)} others at evaluation {len(own)}")
 
 
-def _below_rung(own: Sequence[Evaluation], others: Sequence[Sequence[Evaluation]]) -> Pruned | None:
-    rung = 1
-    while rung * REDUCTION <= len(own):
-        rung *= REDUCTION
-    if len(own) < rung:
+def _below_level(own: Sequence[StepCost], others: Sequence[Sequence[StepCost]]) -> Pruned | None:
+    level = 1
+    while level * REDUCTION <= len(own):
+        level *= REDUCTION
+    if len(own) < level:
         return None
-    at = own[rung - 1]
-    reached = sorted([found[rung - 1].cost for found in others if len(found) >= rung] + [at.cost])
+    at = own[level - 1]
+    reached = sorted([found[level - 1].cost for found in others if len(found) >= level] + [at.cost])
     if len(reached) < REDUCTION or at.cost <= reached[len(reached) // REDUCTION - 1]:
         return None
     share = f"the best {len(reached) // REDUCTION} of {len(reached)}"
-    return Pruned(at.step, at.cost, f"not among {share} at evaluation {rung}")
+    return Pruned(at.step, at.cost, f"not among {share} at evaluation {level}")

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jobs.sweeps.record import SweepRecord, Trial
+from jobs.sweeps.record import SweepRecord, TrialRecord
 from jobs.sweeps.spec import Parameter, Settings, SweepSpec, Value
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _study(spec: SweepSpec, record: SweepRecord, sampler: optuna.samplers.BaseSa
     return study
 
 
-def _told(spec: SweepSpec, trial: Trial) -> optuna.trial.FrozenTrial:
+def _told(spec: SweepSpec, trial: TrialRecord) -> optuna.trial.FrozenTrial:
     """A trial as Optuna knows it. A cancelled one says nothing of its settings."""
     from optuna.trial import TrialState, create_trial
 

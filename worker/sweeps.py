@@ -26,16 +26,16 @@ from jobs.redis.store import Store
 from jobs.state import Requested, Stage, Status
 from jobs.sweeps.directory import SweepDir, list_sweeps
 from jobs.sweeps.events import Ending, SweepEnded, SweepFact, TrialEnded, TrialPruned, TrialStarted
-from jobs.sweeps.record import SweepRecord, Trial
+from jobs.sweeps.record import SweepRecord, TrialRecord
 from jobs.sweeps.spec import SweepSpec
-from worker.pruning import Evaluation, prune
+from worker.pruning import StepCost, prune
 from worker.suggestions import importances, suggest
 
 log = logging.getLogger("longhaul.sweeps")
 EVERY_S = 1.0
 
 
-class Sweeps:
+class SweepTurns:
     """Call `turn`, or `run` in a thread. One at a time for a runs directory."""
 
     def __init__(self, runs: Path, store: Store, tickets: Tickets) -> None:
@@ -44,7 +44,7 @@ class Sweeps:
         self._tickets = tickets
         self._ended: set[str] = set()
         self._said: dict[str, str] = {}
-        self._evaluated: dict[tuple[str, int], list[Evaluation]] = {}
+        self._evaluated: dict[tuple[str, int], list[StepCost]] = {}
         """Of trials that have ended."""
 
     def run(self, stop: threading.Event) -> None:
@@ -130,7 +130,7 @@ class Sweeps:
             self._job(sweep.id, spec, record.trials[number], seed)
         return record
 
-    def _job(self, sweep: str, spec: SweepSpec, trial: Trial, seed: int) -> JobRecord:
+    def _job(self, sweep: str, spec: SweepSpec, trial: TrialRecord, seed: int) -> JobRecord:
         """How a job of a trial stands; it is made where it is not there yet."""
         job = trial.jobs[seed]
         with suppress(NotFound):
@@ -139,12 +139,12 @@ class Sweeps:
         return make_job(self._runs, self._store, self._tickets, job, made, submitted_of(made, sweep=sweep))[1]
 
     def _cancel(self, jobs: Sequence[JobRecord]) -> None:
-        for job in jobs:
-            if not job.status.terminal and job.requested is not Requested.CANCEL:
+        for record in jobs:
+            if not record.status.terminal and record.requested is not Requested.CANCEL:
                 with suppress(Conflict, NotFound):  # it has ended meanwhile
-                    self._store.append(RunDir(self._runs / job.id), cancelled)
+                    self._store.append(RunDir(self._runs / record.id), cancelled)
 
-    def _pruned(self, sweep: str, spec: SweepSpec, record: SweepRecord, trial: Trial) -> TrialPruned | None:
+    def _pruned(self, sweep: str, spec: SweepSpec, record: SweepRecord, trial: TrialRecord) -> TrialPruned | None:
         if spec.pruning == "none":
             return None
         evaluations = {each.number: self._evaluations(sweep, spec, each) for each in record.trials}
@@ -154,7 +154,7 @@ class Sweeps:
         value = spec.by.cost(found.cost)  # its own inverse
         return TrialPruned(trial=trial.number, step=found.step, value=value, message=found.why)
 
-    def _evaluations(self, sweep: str, spec: SweepSpec, trial: Trial) -> list[Evaluation]:
+    def _evaluations(self, sweep: str, spec: SweepSpec, trial: TrialRecord) -> list[StepCost]:
         """Those after step 0 that all jobs of the trial have, in order."""
         if (kept := self._evaluated.get((sweep, trial.number))) is not None:
             return kept
@@ -166,17 +166,18 @@ class Sweeps:
                 costs = [(fact.step, cost_of(spec.by.value, fact.loss, fact.metrics)) for fact in facts]
                 by_job.append({step: cost for step, cost in costs if step and cost is not None})
         steps = sorted(set.intersection(*map(set, by_job))) if by_job else []
-        mean = [Evaluation(step, sum(found[step] for found in by_job) / len(by_job)) for step in steps]
+        mean = [StepCost(step, sum(found[step] for found in by_job) / len(by_job)) for step in steps]
         if trial.outcome is not None:
             self._evaluated[sweep, trial.number] = mean
         return mean
 
 
-def cancelled(job: JobRecord) -> list[AnyFact]:
+def cancelled(record: JobRecord) -> list[AnyFact]:
     """What cancels a job: at once, or where it runs, by its trainer."""
-    if job.status.terminal or job.requested is Requested.CANCEL:
+    if record.status.terminal or record.requested is Requested.CANCEL:
         return []
-    return [JobCancelRequested()] if job.status is Status.RUNNING else [JobCancelled(checkpoint=job.checkpoint)]
+    running = record.status is Status.RUNNING
+    return [JobCancelRequested()] if running else [JobCancelled(checkpoint=record.checkpoint)]
 
 
 def why_over(spec: SweepSpec, record: SweepRecord) -> Ending | None:
@@ -194,7 +195,7 @@ def why_over(spec: SweepSpec, record: SweepRecord) -> Ending | None:
     return "done" if len(record.trials) >= spec.most_trials else None
 
 
-def ended(spec: SweepSpec, trial: Trial, jobs: Sequence[JobRecord]) -> TrialEnded:
+def ended(spec: SweepSpec, trial: TrialRecord, jobs: Sequence[JobRecord]) -> TrialEnded:
     """How a trial ended whose jobs all have."""
     seconds = sum(job.training_s for job in jobs)
     if all(job.status is Status.SUCCEEDED for job in jobs):

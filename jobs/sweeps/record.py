@@ -26,7 +26,7 @@ SweepStatus = Literal["running", "succeeded", "failed", "cancelled"]
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialRecord:
     """Times are Unix seconds."""
 
     number: int
@@ -59,7 +59,7 @@ class SweepRecord:
     ended_at: float | None = None
     cancel_requested: bool = False
     ended: SweepEnded | None = None
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[TrialRecord] = field(default_factory=list)
     """By their numbers."""
     finished: list[int] = field(default_factory=list)
     """Numbers of the trials that have ended, in the order in which they did."""
@@ -75,7 +75,7 @@ class SweepRecord:
             case TrialStarted():
                 if fact.trial != len(self.trials):
                     raise Damaged(f"sweep {self.id}: trial {fact.trial} follows trial {len(self.trials) - 1}")
-                self.trials.append(Trial(fact.trial, fact.settings, tuple(fact.jobs), event.at))
+                self.trials.append(TrialRecord(fact.trial, fact.settings, tuple(fact.jobs), event.at))
             case TrialPruned():
                 self.trials[fact.trial] = replace(self._open(fact.trial), pruned=fact)
             case TrialEnded():
@@ -90,7 +90,7 @@ class SweepRecord:
                 self.ended, self.ended_at = fact, event.at
         self.number = event.number
 
-    def _open(self, number: int) -> Trial:
+    def _open(self, number: int) -> TrialRecord:
         if number >= len(self.trials) or self.trials[number].outcome is not None:
             raise Damaged(f"sweep {self.id}: there is no open trial {number}")
         return self.trials[number]
@@ -104,7 +104,7 @@ class SweepRecord:
         return by_reason.get(self.ended.reason, "succeeded")
 
     @property
-    def open(self) -> list[Trial]:
+    def open(self) -> list[TrialRecord]:
         """Trials that have not ended."""
         return [trial for trial in self.trials if trial.outcome is None]
 
@@ -113,7 +113,7 @@ class SweepRecord:
         """Trials by outcome; `running`: those that are open."""
         return dict(Counter(trial.outcome or "running" for trial in self.trials))
 
-    def best(self, *, higher_is_better: bool) -> Trial | None:
+    def best(self, *, higher_is_better: bool) -> TrialRecord | None:
         """Of the trials that succeeded; of equals the earliest."""
         found = [trial for trial in self.trials if trial.outcome == "succeeded" and trial.value is not None]
         sign = -1.0 if higher_is_better else 1.0

@@ -20,7 +20,7 @@ from jobs.spec import Part
 from jobs.sweeps import directory
 from jobs.sweeps.directory import SweepDir, list_sweeps
 from jobs.sweeps.events import SweepCancelRequested, SweepFact, SweepSubmitted
-from jobs.sweeps.record import SweepRecord, Trial
+from jobs.sweeps.record import SweepRecord, TrialRecord
 from jobs.sweeps.spec import SweepSpec, example_jobs, of_the_sweep, parse_sweep
 from jobs.version import VERSION
 from jobs.wrong_spec import explain
@@ -207,7 +207,7 @@ def sweep_answer(sweep: SweepDir, record: SweepRecord) -> answers.Sweep:
     )
 
 
-def trial_answer(trial: Trial) -> answers.Trial:
+def trial_answer(trial: TrialRecord) -> answers.Trial:
     """A trial as the API shows it."""
     pruned = trial.pruned
     return answers.Trial(

@@ -10,7 +10,7 @@ import requests
 from jobs.disk.rundir import RunDir, list_runs
 from jobs.events import AttemptEnded, ModelLoaded
 from jobs.sweeps.directory import SweepDir, find
-from jobs.sweeps.record import SweepRecord, Trial
+from jobs.sweeps.record import SweepRecord, TrialRecord
 from tests.conftest import ROWS
 from tests.facts import facts_of
 from tests.stack import Stack
@@ -59,7 +59,7 @@ def wait_for_checkpoint(stack: Stack, sweep: SweepDir, trial: int) -> RunDir:
     return stack.wait_for(look, f"a checkpoint of trial {trial}", timeout=120)
 
 
-def weights(stack: Stack, trial: Trial) -> bytes:
+def weights(stack: Stack, trial: TrialRecord) -> bytes:
     return (stack.runs / trial.jobs[0] / "model" / "model.safetensors").read_bytes()
 
 

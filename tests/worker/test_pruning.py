@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from jobs.sweeps.spec import SweepSpec, parse_sweep
-from worker.pruning import MEDIAN_FROM, Evaluation, prune
+from worker.pruning import MEDIAN_FROM, StepCost, prune
 
 
 def spec(pruning: str) -> SweepSpec:
@@ -15,10 +15,9 @@ def spec(pruning: str) -> SweepSpec:
     return parse_sweep({"job": job, "space": {"training.batch_size": [4]}, "pruning": pruning, "max_trials": 100})
 
 
-def costs(*found: Sequence[float]) -> dict[int, list[Evaluation]]:
+def costs(*found: Sequence[float]) -> dict[int, list[StepCost]]:
     return {
-        trial: [Evaluation(10 * (place + 1), cost) for place, cost in enumerate(each)]
-        for trial, each in enumerate(found)
+        trial: [StepCost(10 * (place + 1), cost) for place, cost in enumerate(each)] for trial, each in enumerate(found)
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs.sweeps.record import SweepRecord, Trial
+from jobs.sweeps.record import SweepRecord, TrialRecord
 from jobs.sweeps.spec import SweepSpec, parse_sweep
 from worker.suggestions import importances, suggest
 
@@ -25,7 +25,7 @@ def sweep(sampler: str, space: dict[str, Any] = SPACE, **more: Any) -> SweepSpec
     return SweepSpec.model_validate({"job": {}, "space": space, "sampler": sampler, **more})
 
 
-def cost(trial: Trial) -> float:
+def cost(trial: TrialRecord) -> float:
     """Best at a learning rate of 1e-3."""
     return abs(math.log10(float(trial.settings["training.learning_rate"])) + 3)  # type: ignore[arg-type]
 
@@ -37,10 +37,10 @@ def run(spec: SweepSpec, trials: int, record: SweepRecord | None = None) -> Swee
         settings = suggest(spec, record)
         assert settings is not None
         number = len(record.trials)
-        trial = Trial(number, settings, (f"job-{number}",), 0.0)
+        trial = TrialRecord(number, settings, (f"job-{number}",), 0.0)
         outcome = "failed" if number % 7 == 6 else "cancelled" if number % 9 == 8 else "succeeded"
         value = cost(trial) if outcome == "succeeded" else None
-        record.trials.append(Trial(number, settings, trial.jobs, 0.0, outcome=outcome, value=value))  # type: ignore[arg-type]
+        record.trials.append(TrialRecord(number, settings, trial.jobs, 0.0, outcome=outcome, value=value))  # type: ignore[arg-type]
     return record
 
 
@@ -78,7 +78,7 @@ def test_tpe_learns_where_it_is_good() -> None:
 def test_open_and_pruned_trials_are_taken_into_account() -> None:
     spec = sweep("tpe")
     record = run(spec, 15)
-    record.trials.append(Trial(15, record.trials[0].settings, ("job-15",), 0.0))
+    record.trials.append(TrialRecord(15, record.trials[0].settings, ("job-15",), 0.0))
     assert suggest(spec, record) == suggest(spec, record)
 
 
@@ -86,7 +86,7 @@ def test_a_grid_is_counted_out() -> None:
     spec = sweep("grid", {"training.batch_size": [4, 8], "training.warmup_ratio": {"range": [0, 0.1], "step": 0.1}})
     record = SweepRecord("sweep-1")
     while (settings := suggest(spec, record)) is not None:
-        record.trials.append(Trial(len(record.trials), settings, (), 0.0))
+        record.trials.append(TrialRecord(len(record.trials), settings, (), 0.0))
     assert [each.settings for each in record.trials] == list(spec.grid())
     assert len(record.trials) == 4
 
@@ -103,7 +103,7 @@ def test_of_few_trials_nobody_can_tell() -> None:
     spec = sweep("random")
     assert importances(spec, run(spec, 3)) == {}
     same = SweepRecord(
-        "sweep-1", trials=[Trial(n, {"method.type": "full"}, (), 0.0, "succeeded", 1.0) for n in range(9)]
+        "sweep-1", trials=[TrialRecord(n, {"method.type": "full"}, (), 0.0, "succeeded", 1.0) for n in range(9)]
     )
     assert importances(spec, same) == {}
 

@@ -32,7 +32,7 @@ from jobs.sweeps.events import SweepCancelRequested, SweepSubmitted
 from jobs.sweeps.record import SweepRecord
 from jobs.sweeps.spec import Settings, parse_sweep
 from tests.states import DONE, QUEUED, RUNNING
-from worker.sweeps import Sweeps
+from worker.sweeps import SweepTurns
 
 SPACE = {"training.learning_rate": {"range": [1e-5, 1e-2], "log": True}, "training.batch_size": [4, 8, 16]}
 OUT_OF_MEMORY = Fault(code="out_of_memory", message="the GPU is full", hint="use a smaller batch")
@@ -43,11 +43,11 @@ SUCCEEDED: list[AnyFact] = [AttemptEnded(reason="done", step=10), JobSucceeded(m
 """How an attempt ends."""
 
 
-class Killed(BaseException):
+class KilledInTurn(BaseException):
     """As kill -9 would end the process."""
 
 
-class House:
+class Publish:
     """Redis, run directories, and who trains: the test itself."""
 
     def __init__(self, url: str, runs: Path) -> None:
@@ -58,7 +58,7 @@ class House:
 
     def start(self) -> None:
         """Publish starts, or starts again."""
-        self.sweeps = Sweeps(self.runs, self.store, self.tickets)
+        self.sweeps = SweepTurns(self.runs, self.store, self.tickets)
 
     def submit(self, name: str = "sweep-1", **more: Any) -> SweepDir:
         given: dict[str, Any] = {"job": {"data": {"train": "rows.jsonl"}}, "space": SPACE, "parallel": 2, **more}
@@ -102,11 +102,11 @@ def out_of_memory(settings: Settings) -> list[AnyFact]:
 
 
 @pytest.fixture
-def house(redis_url: str, tmp_path: Path) -> House:
-    return House(redis_url, tmp_path / "runs")
+def house(redis_url: str, tmp_path: Path) -> Publish:
+    return Publish(redis_url, tmp_path / "runs")
 
 
-def test_trials_are_jobs_and_the_best_is_told(house: House) -> None:
+def test_trials_are_jobs_and_the_best_is_told(house: Publish) -> None:
     sweep = house.submit(max_trials=6)
     record = house.until_ended(sweep, learnt)
     jobs = [job for trial in record.trials for job in trial.jobs]
@@ -119,7 +119,7 @@ def test_trials_are_jobs_and_the_best_is_told(house: House) -> None:
     assert [run.record().name for run in list_runs(house.runs)] == [f"sweep {number}" for number in range(6)]
 
 
-def test_as_many_are_open_as_asked(house: House) -> None:
+def test_as_many_are_open_as_asked(house: Publish) -> None:
     sweep = house.submit(max_trials=6, parallel=3)
     for _ in range(3):
         house.sweeps.turn()
@@ -140,10 +140,10 @@ def writes(monkeypatch: pytest.MonkeyPatch, kill_at: int | None) -> Iterator[int
         def counted(*args: Any, **more: Any) -> Any:
             count[0] += 1
             if kill_at is not None and count[0] == kill_at and kill_at % 2:
-                raise Killed
+                raise KilledInTurn
             done = write(*args, **more)
             if kill_at is not None and count[0] == kill_at:
-                raise Killed
+                raise KilledInTurn
             return done
 
         return counted
@@ -159,7 +159,7 @@ def test_killed_at_every_write_it_does_what_an_undisturbed_one_does(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str
 ) -> None:
     asked: dict[str, Any] = {"max_trials": 4, "sampler": sampler, "seeds": 2}
-    twin = House(redis_url, tmp_path / "twin")
+    twin = Publish(redis_url, tmp_path / "twin")
     with monkeypatch.context() as patched:
         counting = writes(patched, None)
         next(counting)
@@ -167,11 +167,11 @@ def test_killed_at_every_write_it_does_what_an_undisturbed_one_does(
         total = next(counting)
     assert total >= 4 * 4
     for kill_at in range(1, total + 1):
-        house = House(redis_url, tmp_path / f"killed-{kill_at}")
+        house = Publish(redis_url, tmp_path / f"killed-{kill_at}")
         sweep = house.submit(**asked)
         with monkeypatch.context() as patched:
             next(writes(patched, kill_at))
-            with pytest.raises(Killed):
+            with pytest.raises(KilledInTurn):
                 house.until_ended(sweep, learnt)
         house.start()
         record = house.until_ended(sweep, learnt)
@@ -183,15 +183,15 @@ def test_killed_at_every_write_it_does_what_an_undisturbed_one_does(
         assert sorted(jobs) == [run.id for run in list_runs(house.runs)], "none lost, none made twice"
 
 
-def test_without_redis_it_goes_on_when_redis_is_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_redis_it_goes_on_when_redis_is_back(house: Publish, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = house.submit(max_trials=2, parallel=1)
-    away = Sweeps(house.runs, Store(connect("redis://127.0.0.1:1/0")), Tickets(connect("redis://127.0.0.1:1/0")))
+    away = SweepTurns(house.runs, Store(connect("redis://127.0.0.1:1/0")), Tickets(connect("redis://127.0.0.1:1/0")))
     away.turn()
     assert len(list_runs(house.runs)) == 1, "a trial's directory is made, and reconcile tells Redis"
     assert house.until_ended(sweep, learnt).counts == {"succeeded": 2}
 
 
-def test_a_failing_corner_fails_and_the_rest_goes_on(house: House) -> None:
+def test_a_failing_corner_fails_and_the_rest_goes_on(house: Publish) -> None:
     sweep = house.submit(max_trials=12, seed=1, sampler="random")
     record = house.until_ended(
         sweep, lambda settings: (out_of_memory if settings["training.batch_size"] == 16 else learnt)(settings)
@@ -202,7 +202,7 @@ def test_a_failing_corner_fails_and_the_rest_goes_on(house: House) -> None:
         assert trial.error == (OUT_OF_MEMORY if trial.outcome == "failed" else None)
 
 
-def test_too_many_failures_with_one_cause_end_it_with_the_cause(house: House) -> None:
+def test_too_many_failures_with_one_cause_end_it_with_the_cause(house: Publish) -> None:
     sweep = house.submit(max_trials=1000, max_failures=4)
     record = house.until_ended(sweep, out_of_memory)
     assert record.status == "failed" and record.ended is not None
@@ -210,7 +210,7 @@ def test_too_many_failures_with_one_cause_end_it_with_the_cause(house: House) ->
     assert len(record.trials) <= 5, "the fourth, and one that was open beside it"
 
 
-def test_failures_with_other_causes_do_not_count_together(house: House) -> None:
+def test_failures_with_other_causes_do_not_count_together(house: Publish) -> None:
     causes = iter(f"cause_{number % 2}" for number in range(100))
     sweep = house.submit(max_trials=8, max_failures=2, parallel=1)
     record = house.until_ended(
@@ -219,7 +219,7 @@ def test_failures_with_other_causes_do_not_count_together(house: House) -> None:
     assert record.counts == {"failed": 8} and record.status == "succeeded"
 
 
-def test_settings_that_make_no_job_are_a_failed_trial(house: House) -> None:
+def test_settings_that_make_no_job_are_a_failed_trial(house: Publish) -> None:
     space = {
         "training.max_steps": [5, 10],
         "training.early_stopping": [None, {"patience": 1}],
@@ -232,7 +232,7 @@ def test_settings_that_make_no_job_are_a_failed_trial(house: House) -> None:
     assert all(trial.error and "data.validation is 0" in trial.error.message and not trial.jobs for trial in failed)
 
 
-def test_a_cancelled_sweep_cancels_its_trials(house: House) -> None:
+def test_a_cancelled_sweep_cancels_its_trials(house: Publish) -> None:
     sweep = house.submit(max_trials=9)
     house.sweeps.turn()
     house.append(sweep.record().trials[0].jobs[0], *RUNNING)
@@ -245,7 +245,7 @@ def test_a_cancelled_sweep_cancels_its_trials(house: House) -> None:
     assert record.status == "cancelled" and len(record.trials) == 2
 
 
-def test_hours_end_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hours_end_it(house: Publish, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = house.submit(max_trials=9, max_hours=1.0)
     house.sweeps.turn()
     house.train(learnt)
@@ -263,7 +263,7 @@ def evaluated(step: int, loss: float) -> EvaluationFinished:
     return EvaluationFinished(step=step, loss=loss, rows=9, seconds=0.1, best=False)
 
 
-def test_a_worse_trial_is_pruned_and_cancelled(house: House) -> None:
+def test_a_worse_trial_is_pruned_and_cancelled(house: Publish) -> None:
     sweep = house.submit(max_trials=8, pruning="median", parallel=8)
     house.sweeps.turn()
     jobs = [trial.jobs[0] for trial in sweep.record().trials]
@@ -284,7 +284,7 @@ def test_a_worse_trial_is_pruned_and_cancelled(house: House) -> None:
     assert record.trials[5].value is None
 
 
-def test_a_trial_of_several_seeds_is_their_mean(house: House) -> None:
+def test_a_trial_of_several_seeds_is_their_mean(house: Publish) -> None:
     sweep = house.submit(max_trials=1, seeds=3)
     losses = {42: 1.0, 43: 2.0, 44: 6.0}
     record = house.until_ended(
@@ -295,13 +295,13 @@ def test_a_trial_of_several_seeds_is_their_mean(house: House) -> None:
     assert sorted(RunDir(house.runs / job).spec().training.seed for job in record.trials[0].jobs) == [42, 43, 44]
 
 
-def test_a_trial_without_the_metric_has_failed(house: House) -> None:
+def test_a_trial_without_the_metric_has_failed(house: Publish) -> None:
     sweep = house.submit(max_trials=1)
     record = house.until_ended(sweep, lambda _: [*DONE, JobSucceeded(model="model", step=10, loss=None)])
     assert record.trials[0].error is not None and record.trials[0].error.code == "no_metric"
 
 
-def test_a_damaged_sweep_keeps_no_other_from_its_turn(house: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_sweep_keeps_no_other_from_its_turn(house: Publish, caplog: pytest.LogCaptureFixture) -> None:
     broken, whole = house.submit("sweep-1"), house.submit("sweep-2", max_trials=1)
     broken.events_file.write_bytes(b"{}\n")
     with caplog.at_level(logging.ERROR, logger="longhaul.sweeps"):
@@ -310,7 +310,7 @@ def test_a_damaged_sweep_keeps_no_other_from_its_turn(house: House, caplog: pyte
     assert len([message for message in caplog.messages if "sweep-1" in message]) == 1, "and not every second"
 
 
-def test_a_trial_whose_directory_is_gone_is_made_again_under_its_id(house: House) -> None:
+def test_a_trial_whose_directory_is_gone_is_made_again_under_its_id(house: Publish) -> None:
     sweep = house.submit(max_trials=1)
     house.sweeps.turn()
     job = sweep.record().trials[0].jobs[0]
