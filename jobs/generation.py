@@ -41,6 +41,12 @@ def _usable_temperature(given: float) -> float:
     return 0.0 if given < LEAST_TEMPERATURE else given
 
 
+NewTokens = Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)]
+Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_usable_temperature)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+
 class ChatTurn(Part):
     """One turn of a chat."""
 
@@ -50,7 +56,28 @@ class ChatTurn(Part):
     """What was said."""
 
 
-class GenerateBody(Part):
+class Sampling(Part):
+    """How a token is drawn, where the temperature is above 0."""
+
+    temperature: Temperature = 0.0
+    """0, as is all below 0.001: always the most probable token."""
+    top_p: TopP = 1.0
+    """With a temperature: choose among the most probable tokens that have this probability together."""
+    top_k: Annotated[int, Field(ge=0, le=1000)] = 0
+    """With a temperature: choose among so many of the most probable tokens; 0: among all."""
+    seed: Seed | None = None
+    """With a temperature: the same seed gives the same text on the same device; null: a random one, which the answer
+    names."""
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of `generate` in transformers, which has these names, but for the seed: that is set before."""
+        if not self.temperature:
+            return {"do_sample": False}
+        return {"do_sample": True, **self.model_dump(include={*Sampling.model_fields} - {"seed"})}
+
+
+class GenerateBody(Sampling):
     """What a model is to answer, and how. One of `input`, `row`, `rows` and `messages` is needed."""
 
     input: Text | None = None
@@ -68,17 +95,8 @@ class GenerateBody(Part):
     """Let the model before training answer, too."""
     stream: bool = False
     """Answer with server-sent events: text as it is written."""
-    max_new_tokens: Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)] | None = None
+    max_new_tokens: NewTokens | None = None
     """Tokens to write at most; null: as many as the model's generation_config.json says."""
-    temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_usable_temperature)] = 0.0
-    """0, as is all below 0.001: always the most probable token."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """With a temperature: choose among the most probable tokens that have this probability together."""
-    top_k: Annotated[int, Field(ge=0, le=1000)] = 0
-    """With a temperature: choose among so many of the most probable tokens; 0: among all."""
-    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
-    """With a temperature: the same seed gives the same text on the same device; null: a random one, which the answer
-    names."""
     num_beams: Annotated[int, Field(ge=1, le=8)] = 1
     """Beams of a beam search; it cannot be streamed."""
 

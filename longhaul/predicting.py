@@ -63,7 +63,13 @@ def predict(api: Longhaul, wanted: PredictionTask, *, on_answer: OnAnswer, on_tr
             raise BadInput(
                 f"another `longhaul predict` is writing {wanted.out}: give another file with --out"
             ) from None
-        return _answered(api, wanted, *_continued(api, wanted, state), on_answer, on_trouble)
+        try:
+            return _answered(api, wanted, *_continued(api, wanted, state), on_answer, on_trouble)
+        except ApiError:  # with nothing written there is nothing to continue, and other options may be accepted
+            if not (wanted.out.exists() and wanted.out.stat().st_size):
+                wanted.out.unlink(missing_ok=True)
+                _state_file(wanted).unlink()
+            raise
 
 
 def _answered(

@@ -1,4 +1,4 @@
-"""Asking the model of a job: streamed by the service, whole for whoever asks."""
+"""Asking the model of a job: streamed by the service where it can be, whole for whoever asks."""
 
 from __future__ import annotations
 
@@ -9,30 +9,34 @@ from typing import Any, cast
 import requests
 
 from longhaul.answers import GenerationDict
-from longhaul.connection import ApiError, Connection, Unreachable, part
+from longhaul.connection import CONNECT_S, ApiError, Connection, Unreachable, part
 
 SILENCE_S = 900.0
 """Until another byte: others may come first, and a large model takes a while to load."""
-_STATUS = {"rate_limit_error": 429, "server_error": 500, "unavailable_error": 503}
-"""What an error within a stream would have been answered with, by its type."""
 OnPart = Callable[[str, Mapping[str, Any]], object]
 
 
 def generate(connection: Connection, job: str, body: Mapping[str, Any], on_part: OnPart) -> GenerationDict:
-    """The answer; `on_part` is told of its parts (`waiting`, `loading`, `loaded`, `text`, `output`) as they come.
+    """The answer; `on_part` is told of its parts (`waiting`, `loading`, `loaded`, `text`, `output`) as they come: of a
+    beam search, which cannot be streamed, `text` and `output` at the end.
 
     Raises ApiError, also in the middle; Unreachable where the connection breaks: ask again.
     """
+    path = f"/jobs/{part(job)}/generate"
+    if body.get("num_beams", 1) != 1:
+        whole = connection.json(GenerationDict, "POST", path, json=body, timeout=(CONNECT_S, SILENCE_S))
+        for output in whole["outputs"]:
+            if output["labels"] is None:
+                on_part("text", {"model": output["model"], "index": output["index"], "text": output["text"]})
+            on_part("output", output)
+        return whole
     try:
-        with connection.stream(
-            f"/jobs/{part(job)}/generate", silence_s=SILENCE_S, method="POST", json={**body, "stream": True}
-        ) as answer:
+        with connection.stream(path, silence_s=SILENCE_S, method="POST", json={**body, "stream": True}) as answer:
             for type, data in _parts(answer):
                 if type == "error":
                     error = data["error"]
-                    status = _STATUS.get(error["type"], 409)
                     raise ApiError(
-                        error["message"], status=status, code=error["code"], param=error["param"],
+                        error["message"], status=data["status"], code=error["code"], param=error["param"],
                         hint=error.get("hint"),
                     )  # fmt: skip
                 if type == "done":

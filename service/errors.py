@@ -116,15 +116,15 @@ def _allowed(request: Request) -> list[str]:
 
 
 def longhaul_error_body(error: Exception) -> dict[str, object]:
-    """What ends a stream that has begun, without secrets: an error of our own as it would be answered, any other with
-    no details."""
+    """What ends a stream that has begun, without secrets: an error of our own as it would be answered, with its status;
+    any other with no details."""
     if isinstance(error, LonghaulError):
         answer = _longhaul_response("a stream", error)
     else:
         log.error("unexpected error in a stream", exc_info=error)
         answer = error_response(500, "internal_error", INTERNAL)
     body: dict[str, object] = json.loads(redact(bytes(answer.body).decode()))
-    return body
+    return {"status": answer.status_code, **body}
 
 
 def longhaul_error_response(request: Request, error: LonghaulError) -> JSONResponse:

@@ -13,7 +13,20 @@ from longhaul.commands.command import LEFT, OK, Call, Commands, print_json
 from longhaul.jobfile import BadInput
 from longhaul.predicting import PredictionTask, parsed_row, predict
 
-OPTIONS = ("checkpoint", "base", "max_new_tokens", "temperature", "top_p", "top_k", "seed", "num_beams")
+SAMPLING: Mapping[str, tuple[type, str, str]] = {
+    "top_p": (float, "P", "with --temperature: among tokens of this probability"),
+    "top_k": (int, "K", "with --temperature: among this many tokens"),
+    "seed": (int, "N", "with --temperature: the same seed, the same text"),
+}
+"""Keys of GenerateBody that count beside a temperature alone, each with its type, its placeholder and its help."""
+OPTIONS: Mapping[str, tuple[type, str, str]] = {
+    "checkpoint": (str, "NAME", "weights of this checkpoint: its step, best or last"),
+    "max_new_tokens": (int, "N", "tokens to write at most"),
+    "temperature": (float, "T", "sample; 0 (default): the most probable tokens"),
+    **SAMPLING,
+    "num_beams": (int, "N", "beam search"),
+}
+"""The other keys that the commands take."""
 TITLES = {"trained": "after training", "base": "before training"}
 
 
@@ -34,34 +47,33 @@ def add(commands: Commands) -> None:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base", action="store_true", help="let the model before training answer, too")
-    parser.add_argument("--checkpoint", metavar="NAME", help="weights of this checkpoint: its step, best or last")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="tokens to write at most")
-    parser.add_argument("--temperature", type=float, metavar="T", help="sample; 0 (default): the most probable tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="with --temperature: among tokens of this probability")
-    parser.add_argument("--top-k", type=int, metavar="K", help="with --temperature: among this many tokens")
-    parser.add_argument("--seed", type=int, metavar="N", help="with --temperature: the same seed, the same text")
-    parser.add_argument("--num-beams", type=int, metavar="N", help="beam search")
+    for name, (kind, metavar, said) in OPTIONS.items():
+        parser.add_argument(_option(name), type=kind, metavar=metavar, help=said)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _options(call: Call) -> dict[str, Any]:
-    given = {name: getattr(call.given, name) for name in OPTIONS}
-    return {name: value for name, value in given.items() if value not in (None, False)}
+    """Those that were given. Raises BadInput for one that would change nothing."""
+    given = {name: value for name in OPTIONS if (value := getattr(call.given, name)) is not None}
+    if not given.get("temperature"):
+        for name in SAMPLING:
+            if name in given:
+                raise BadInput(f"{_option(name)} goes with --temperature above 0: without it nothing is drawn")
+    return given | ({"base": True} if call.given.base else {})
 
 
 def _try(call: Call) -> int:
     options, input = _options(call), _input(call)
-    streamed = "num_beams" not in options and not call.given.json
-    shown = _Shown(call, titled=call.given.base) if streamed else None
+    shown = _Shown(call, titled=call.given.base)
     with call.connect() as api:
-        answer = api.generate(call.given.id, input | options, on_part=shown.part if shown else _nothing)
+        answer = api.generate(call.given.id, input | options, on_part=_nothing if call.given.json else shown.part)
     if call.given.json:
         print_json(answer)
         return OK
-    if shown is not None:
-        shown.end(answer)
-    else:
-        for output in answer["outputs"]:
-            call.say(output["text"])
+    shown.end(answer)
     call.note(_how(answer))
     return OK
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from fastapi import Request as HttpRequest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
@@ -26,7 +26,6 @@ from service.jobs.no_model import why_no_model
 from service.reading.metric_series import SeriesCache
 
 KIND = "generate"
-KEYS = "docs/reference/api.md lists the keys"
 LEFT_EVERY_S = 1.0
 STATUS = {"not_found": 404, "bad_input": 422, "input_too_long": 422, "internal_error": 500} | dict.fromkeys(
     ("gpu_needed", "model_process_ended", "worker_stopped", "request_lost", "device_busy", "out_of_memory"), 503
@@ -118,7 +117,12 @@ def body_of(given: object) -> GenerateBody:
     try:
         return GenerateBody.model_validate(given)
     except ValidationError as error:
-        raise explain(error, GenerateBody, keys=KEYS) from None
+        raise explain(error, GenerateBody, keys=keys_of(GenerateBody)) from None
+
+
+def keys_of(body: type[BaseModel]) -> str:
+    """Where the keys of a body are."""
+    return f"schema {body.__name__} in docs/openapi.json has the keys"
 
 
 def generation(request: Request, outputs: list[Output], how: Generated) -> answers.Generation:

@@ -7,21 +7,35 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from jobs.errors import NotFound, UserError
-from jobs.generation import GenerateBody, Generated, Output
+from jobs.generation import GenerateBody, Generated, NewTokens, Output, Seed, Temperature, TopP, checkpoint_name
 from jobs.redis.queries import Filter
 from jobs.redis.requests import Request
 from jobs.wrong_spec import explain
 from service import answers
 from service.errors import longhaul_error_body
-from service.generation.asking import KEYS, Asking, body_of
+from service.generation.asking import Asking, body_of, keys_of
 from service.jobs.actions import Actions
 
 PREFIX = "ft:"
 MOST_SEARCHED = 1000
 """Newest jobs that a name is looked for in, and that models are listed of."""
+
+UNSUPPORTED = (
+    "n", "frequency_penalty", "presence_penalty", "logprobs", "response_format", "tools", "tool_choice", "stop",
+    "logit_bias", "top_logprobs", "modalities",
+)  # fmt: skip
+"""Keys of OpenAI that would change a reply."""
 
 
 class _Body(BaseModel):
@@ -53,6 +67,15 @@ class ChatMessageBody(_Body):
     name: str | None = None
     """Not used."""
 
+    @field_validator("content", mode="wrap")
+    @classmethod
+    def _text_alone(cls, given: object, check: ValidatorFunctionWrapHandler) -> object:
+        """In words, not one error for each form."""
+        try:
+            return check(given)
+        except ValidationError:
+            raise ValueError("must be a string, or an array of parts of type text") from None
+
 
 class StreamOptions(_Body):
     """Of a stream."""
@@ -75,15 +98,15 @@ class ChatBody(_Body):
     """Send the reply in chunks, as server-sent events."""
     stream_options: StreamOptions | None = None
     """What else comes in a stream."""
-    max_tokens: int | None = None
+    max_tokens: NewTokens | None = None
     """Tokens to write at most."""
-    max_completion_tokens: int | None = None
+    max_completion_tokens: NewTokens | None = None
     """The same; this one counts."""
-    temperature: float | None = None
+    temperature: Temperature | None = None
     """0, which is the default here: always the most probable token."""
-    top_p: float | None = None
+    top_p: TopP | None = None
     """As in `POST /jobs/{job}/generate`."""
-    seed: int | None = None
+    seed: Seed | None = None
     """As in `POST /jobs/{job}/generate`."""
     n: Literal[1] | None = None
     """One reply."""
@@ -122,20 +145,34 @@ class ChatBody(_Body):
     modalities: list[Literal["text"]] | None = None
     """`["text"]` alone."""
 
+    @field_validator(*UNSUPPORTED, mode="wrap")
+    @classmethod
+    def _unsupported(cls, given: object, check: ValidatorFunctionWrapHandler) -> object:
+        """Taken with the value that changes no reply, which the type says."""
+        try:
+            return check(given)
+        except ValidationError:
+            raise ValueError("is not supported: leave it out") from None
+
 
 def chat_body(given: object) -> ChatBody:
     """Raises UserError."""
     try:
         return ChatBody.model_validate(given)
     except ValidationError as error:
-        raise explain(error, ChatBody, keys=KEYS) from None
+        raise explain(error, ChatBody, keys=keys_of(ChatBody)) from None
 
 
 def named_job(actions: Actions, model: str) -> tuple[str, str | None]:
-    """Job and checkpoint that a model is called by. Raises NotFound, UserError where a name is that of several jobs."""
-    job, _, checkpoint = model.removeprefix(PREFIX).partition("/")
+    """Job and checkpoint that a model is called by. Raises NotFound, UserError where a name is that of several jobs,
+    or there is no such name of a checkpoint."""
+    job, _, given = model.removeprefix(PREFIX).partition("/")
+    try:
+        checkpoint = checkpoint_name(given) if given else None
+    except ValueError as error:
+        raise UserError(str(error), param="model") from None
     if job.startswith("job-"):
-        return actions.run(job).id, checkpoint or None
+        return actions.run(job).id, checkpoint
     found, _ = actions.store.page(Filter(dry_run=False), limit=MOST_SEARCHED)
     ids = [stored.record.id for stored in (each.parsed() for each in found) if stored.record.name == job]
     if not ids:
@@ -144,7 +181,7 @@ def named_job(actions: Actions, model: str) -> tuple[str, str | None]:
         raise UserError(
             f"{len(ids)} jobs are called {job}", param="model", hint=f"name one by its id, such as {PREFIX}{ids[0]}"
         )
-    return ids[0], checkpoint or None
+    return ids[0], checkpoint
 
 
 def models(actions: Actions) -> list[answers.Model]:
@@ -168,7 +205,7 @@ def generate_body(chat: ChatBody, checkpoint: str | None) -> GenerateBody:
         for each in chat.messages
     ]
     options = {
-        "max_new_tokens": chat.max_completion_tokens or chat.max_tokens,
+        "max_new_tokens": chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens,
         "temperature": chat.temperature,
         "top_p": chat.top_p,
         "seed": chat.seed,

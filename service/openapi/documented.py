@@ -269,7 +269,8 @@ GENERATE_STREAM: Responses = {
     200: {
         "description": "The whole answer; or with `stream` its parts as server-sent events: `waiting` (how many "
         "requests are `ahead` at most), `loading`, `loaded`, `text` (a piece as it is written), `output` (one whole), "
-        "and at the end `done` with the whole answer, or `error`.",
+        "and at the end `done` with the whole answer, or `error` with the `status` that it would have been answered "
+        "with.",
         "content": {
             "text/event-stream": {
                 "schema": {"type": "string"},

@@ -19,6 +19,7 @@ import requests
 
 from jobs.disk.rundir import RunDir
 from jobs.redis.connection import connect
+from longhaul import ApiError, Longhaul
 from tests.processes import trainers
 from tests.stack import ROOT, Stack, tiny_job
 
@@ -59,6 +60,11 @@ class AskedPlace:
     def model_process(self) -> int:
         [child] = trainers(self.t5)
         return child
+
+    def kill_model(self) -> None:
+        """It may be dead already."""
+        for child in trainers(self.t5):
+            os.kill(child, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +130,9 @@ def test_openais_client_talks_to_it(place: AskedPlace) -> None:
         client.chat.completions.create(model="ft:nobody", messages=messages)
     with pytest.raises(openai.UnprocessableEntityError, match="n: "):
         client.chat.completions.create(model="ft:chat", messages=messages, n=2)
+    with pytest.raises(openai.UnprocessableEntityError, match="named by its step") as refused:
+        client.chat.completions.create(model="ft:chat/newest", messages=messages)
+    assert refused.value.param == "model"
 
 
 def test_twenty_people_at_once_take_turns(place: AskedPlace) -> None:
@@ -252,6 +261,67 @@ def test_try_prints_what_the_model_writes_and_says_where_it_ran(place: AskedPlac
     assert json.loads(longhaul(place, "try", "tiny", "x", "--json").stdout)["object"] == "generation"
     wrong = longhaul(place, "try", "tiny")
     assert wrong.returncode == 2 and "give one of a text, --file and --row" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "body"),
+    [
+        (["--max-new-tokens", "3"], {"max_new_tokens": 3}),
+        (["--temperature", "1.5", "--seed", "0"], {"temperature": 1.5, "seed": 0}),
+        (
+            ["--temperature", "2", "--top-p", "0.9", "--top-k", "3", "--seed", "5"],
+            {"temperature": 2, "top_p": 0.9, "top_k": 3, "seed": 5},
+        ),
+        (["--num-beams", "3", "--checkpoint", "last"], {"num_beams": 3, "checkpoint": "last"}),
+        (["--num-beams", "3", "--base"], {"num_beams": 3, "base": True}),
+    ],
+)
+def test_options_of_the_command_are_those_of_the_route(
+    place: AskedPlace, tmp_path: Path, options: list[str], body: dict[str, Any]
+) -> None:
+    answer = place.post(place.t5, {"row": ROW} | body).json()
+    whole = json.loads(longhaul(place, "try", "tiny", "--row", json.dumps(ROW), *options, "--json").stdout)
+    assert (whole["outputs"], whole["seed"]) == (answer["outputs"], body.get("seed"))
+    shown = longhaul(place, "try", "tiny", "--row", json.dumps(ROW), *options)
+    assert shown.returncode == 0 and all(output["text"] in shown.stdout for output in answer["outputs"]), shown.stderr
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    longhaul(place, "predict", "tiny", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out.jsonl"), *options)
+    assert json.loads((tmp_path / "out.jsonl").read_text())["text"] == answer["outputs"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--max-new-tokens", "0"], "greater than or equal to 1 (got 0)"),
+        (["--num-beams", "0"], "greater than or equal to 1 (got 0)"),
+        (["--num-beams", "2", "--temperature", "1"], "num_beams above 1 goes with neither stream nor temperature"),
+        (["--top-p", "0.5"], "--top-p goes with --temperature"),
+        (["--top-k", "0", "--temperature", "0"], "--top-k goes with --temperature"),
+        (["--seed", "0"], "--seed goes with --temperature"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_and_leaves_no_file(
+    place: AskedPlace, tmp_path: Path, options: list[str], said: str
+) -> None:
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    rows.write_text(json.dumps(ROW) + "\n")
+    for words in (["try", "tiny", "x"], ["predict", "tiny", str(rows), "--out", str(out)]):
+        refused = longhaul(place, *words, *options)
+        assert refused.returncode == 2 and said in " ".join(refused.stderr.split()), (words, refused.stderr)
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
+    assert longhaul(place, "predict", "tiny", str(rows), "--out", str(out)).returncode == 0
+
+
+def test_python_gets_the_status_of_an_error_in_the_middle(place: AskedPlace) -> None:
+    def kill_once_it_writes(type: str, _: object) -> None:
+        if type == "text":
+            place.kill_model()
+
+    with Longhaul(place.stack.url) as api:
+        for body, status, code in (({"row": {"other": "x"}}, 422, "bad_input"), (LONG, 503, "model_process_ended")):
+            with pytest.raises(ApiError) as refused:
+                api.generate(place.t5.id, body, on_part=kill_once_it_writes)
+            assert (refused.value.status, refused.value.code) == (status, code)
 
 
 def test_predict_that_was_killed_ends_with_the_same_file(place: AskedPlace, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from jobs.generation import GenerateBody, Sampling
+from longhaul.commands.trying import OPTIONS, SAMPLING
 from longhaul.jobfile import BadInput
 from longhaul.predicting import PredictionTask, predict
 
@@ -52,6 +54,12 @@ def test_a_line_that_is_wrong_is_named_before_anything_is_written(rows: Path, tm
     with pytest.raises(BadInput, match="line 41: it is not JSON"):
         predicted(api, rows, tmp_path / "out.jsonl")
     assert api.asked == 0 and [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_options_of_the_command_are_all_that_the_route_has() -> None:
+    inputs = {"input", "row", "rows", "messages", "stream"}
+    assert {*OPTIONS, "base"} == GenerateBody.model_fields.keys() - inputs
+    assert {*SAMPLING, "temperature"} == Sampling.model_fields.keys()
 
 
 def test_two_do_not_write_one_file(rows: Path, tmp_path: Path) -> None:

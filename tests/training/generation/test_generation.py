@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelF
 from jobs.attempt import Finished, TrainResult
 from jobs.disk.rundir import RunDir
 from jobs.events import EvaluationFinished
-from jobs.generation import GenerateBody, Output
+from jobs.generation import GenerateBody, Output, Sampling
 from tests.training.attempts import facts
 from tests.training.generation.conftest import CHATS, CLASSES, FOXES, TrainedJobs
 from tests.training.workplace import pairs
@@ -180,6 +180,30 @@ def test_a_seed_repeats_a_sample_and_beams_differ_from_neither_model_nor_length(
     assert [again] == outputs(unseeded), "the answer names the seed"
     [output] = outputs(ask(run, row=CHATS[1], num_beams=3, max_new_tokens=2))
     assert output.tokens == 2 and output.finish_reason == "length"
+
+
+SAMPLING: dict[str, Any] = {"temperature": 1.5, "top_p": 0.7, "top_k": 9, "seed": 4}
+
+
+def test_every_field_of_sampling_arrives(trained: TrainedJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert SAMPLING.keys() == Sampling.model_fields.keys()
+    given: dict[str, Any] = {}
+    models = Models(trained["causal"], None, CPU, Heard())  # type: ignore[arg-type]
+    generate = models.get("trained").loaded.model.generate
+    monkeypatch.setattr(
+        models.get("trained").loaded.model,
+        "generate",
+        lambda **options: given.update(options, seed=torch.initial_seed()) or generate(**options),  # type: ignore[operator]
+    )
+    body = GenerateBody.model_validate({"row": CHATS[1], "max_new_tokens": 4} | SAMPLING)
+    answer(models, body, Heard())  # type: ignore[arg-type]
+    assert given.items() >= (SAMPLING | {"do_sample": True}).items()
+
+
+def test_a_classifier_draws_nothing_and_names_no_seed(trained: TrainedJobs) -> None:
+    heard = ask(trained["classification"], row=CLASSES[0], temperature=1, seed=3)
+    assert outputs(heard) == outputs(ask(trained["classification"], row=CLASSES[0]))
+    assert heard.of("done")[0]["seed"] is None
 
 
 def test_a_classifier_gives_every_label_with_its_probability(trained: TrainedJobs) -> None:

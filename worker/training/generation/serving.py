@@ -184,7 +184,7 @@ def _answer(models: Models, body: GenerateBody, channel: Channel) -> None:
     prompts = models.inputs().of(body)
     loading_s = time.perf_counter() - began
     seed = None
-    if body.temperature:
+    if body.temperature and not answering[0].loaded.task.has_labels:
         seed = random.SystemRandom().randrange(2**32) if body.seed is None else body.seed
     tokens, began = 0, time.perf_counter()
     for index, prompt in enumerate(prompts):

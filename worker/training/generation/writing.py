@@ -72,9 +72,6 @@ class Answering:
             most = min(most, self._positions - taken)
         ends = torch.tensor(model.generation_config.eos_token_id).reshape(-1)
         pieces = _Pieces(self._decoded, text, set(ends.tolist()))
-        sampled: dict[str, Any] = {"do_sample": False}
-        if body.temperature:
-            sampled = {"do_sample": True, "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
         generated = model.generate(  # type: ignore[operator]  # typed as Tensor | Module
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
@@ -84,7 +81,7 @@ class Answering:
             streamer=pieces if body.num_beams == 1 else None,
             stopping_criteria=StoppingCriteriaList([_Stop(cancelled)]),
             pad_token_id=model.generation_config.pad_token_id or 0,
-            **sampled,
+            **body.sampling,
         )
         if cancelled():
             raise Cancelled
