@@ -26,7 +26,13 @@ from longhaul.jobfile import BadInput
 AT_ONCE = 16
 """Rows of a request."""
 MOST_BYTES = 500_000
-"""Of the rows of a request, unless one alone has more."""
+"""Of the rows of a request, as they are sent, unless one alone has more."""
+LONGEST_ROW = 1_000_000
+"""Bytes of one row, as it is sent: the service takes no larger requests."""
+TRIES = 3
+"""For a request at which the model's process ends, before its rows are sent one by one, and before one is given up."""
+OF_A_ROW = ("model_process_ended", "out_of_memory")
+"""Codes of errors that a row of the request may have caused."""
 BROKEN = "a text in it has half of a surrogate pair, which is no character"
 OnAnswer = Callable[[int, GenerationDict], object]
 
@@ -83,27 +89,55 @@ def _answered(
     patience = RetryPolicy(on_trouble)
     with open(wanted.rows, "rb") as source, open(wanted.out, "ab") as target:
         for rows in _requests(islice(_rows(source, wanted.rows), done, None)):
-            sent = [row for row in rows if row is not None]
-            while sent:
-                try:
-                    answer = api.generate(wanted.job, {"rows": sent, **options})
-                    if {output["index"] for output in answer["outputs"]} != set(range(len(sent))):
-                        raise Unreachable("the answer lacks rows")
-                    break
-                except (ApiError, Unreachable) as error:
-                    patience.trouble(error)
-                patience.pause()
-            patience.well()
-            places = iter(range(len(sent)))
+            sent = [row for row in rows if not isinstance(row, str)]
+            answers = _answers(api, wanted.job, sent, options, patience)
+            answer = None
             for row in rows:
-                target.write(_broken_line(done) if row is None else _line(done, answer, next(places)))
+                found = row if isinstance(row, str) else next(answers)
+                if isinstance(found, str):
+                    target.write(_written({"row": done, "text": "", "error": found}))
+                else:
+                    answer, index = found
+                    target.write(_line(done, answer, index))
                 done += 1
             target.flush()
             os.fsync(target.fileno())
-            if sent:
+            if answer is not None:
                 on_answer(done, answer)
     _state_file(wanted).unlink()
     return done
+
+
+def _answers(
+    api: Longhaul,
+    job: str,
+    rows: Sequence[dict[str, Any]],
+    options: Mapping[str, Any],
+    patience: RetryPolicy,
+) -> Iterator[tuple[GenerationDict, int] | str]:
+    """Of each row the answer that it is in, and its place there; or why it has none. Raises ApiError."""
+    tries = 0
+    while rows:
+        try:
+            answer = api.generate(job, {"rows": rows, **options})
+            if {output["index"] for output in answer["outputs"]} != set(range(len(rows))):
+                raise Unreachable("the answer lacks rows")
+        except (ApiError, Unreachable) as error:
+            code = error.code if isinstance(error, ApiError) else None
+            tries += code in OF_A_ROW
+            if code == "input_too_long" or tries == TRIES:
+                if len(rows) == 1:
+                    yield str(error)
+                    return
+                for row in rows:
+                    yield from _answers(api, job, [row], options, patience)
+                return
+            patience.trouble(error)
+        else:
+            patience.well()
+            yield from ((answer, index) for index in range(len(rows)))
+            return
+        patience.pause()
 
 
 def _continued(api: Longhaul, wanted: PredictionTask, state: BinaryIO) -> tuple[int, dict[str, Any]]:
@@ -175,13 +209,17 @@ def _finite(number: str) -> float | None:
     return value if math.isfinite(value := float(number)) else None
 
 
-def _rows(source: Any, name: Path) -> Iterator[tuple[dict[str, Any] | None, int]]:
-    """Each row (None: one with broken Unicode, which cannot be sent), and the bytes of its line. Raises BadInput."""
+def _rows(source: Any, name: Path) -> Iterator[tuple[dict[str, Any] | str, int]]:
+    """Each row, or why it cannot be sent, and the bytes that it has when it is. Raises BadInput."""
     for number, line in enumerate(source, start=1):
         if not line.strip():
             continue
         try:
             row = parsed_row(line)
+            size = len(json.dumps(row))
+        except RecursionError:
+            yield "it is nested too deeply", 0
+            continue
         except ValueError as error:
             raise BadInput(
                 f"{name}, line {number}: it is not JSON ({error}); the file has a JSON object a line"
@@ -191,13 +229,17 @@ def _rows(source: Any, name: Path) -> Iterator[tuple[dict[str, Any] | None, int]
         try:
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            row = None
-        yield row, len(line)
+            yield BROKEN, 0
+            continue
+        if size > LONGEST_ROW:
+            yield f"it has {size:,} bytes, and {LONGEST_ROW:,} can be sent", 0
+            continue
+        yield row, size
 
 
-def _requests(rows: Iterator[tuple[dict[str, Any] | None, int]]) -> Iterator[Sequence[dict[str, Any] | None]]:
+def _requests(rows: Iterator[tuple[dict[str, Any] | str, int]]) -> Iterator[Sequence[dict[str, Any] | str]]:
     """As many as one request takes."""
-    together: list[dict[str, Any] | None] = []
+    together: list[dict[str, Any] | str] = []
     size = 0
     for row, length in rows:
         if together and (len(together) == AT_ONCE or size + length > MOST_BYTES):
@@ -223,10 +265,6 @@ def _line(number: int, answer: GenerationDict, index: int) -> bytes:
             if output["error"] is not None:
                 found |= {"error": output["error"]}
     return _written(found)
-
-
-def _broken_line(number: int) -> bytes:
-    return _written({"row": number, "text": "", "error": BROKEN})
 
 
 def _written(found: Mapping[str, Any]) -> bytes:

@@ -11,6 +11,7 @@ import pytest
 
 from jobs.generation import GenerateBody, Sampling
 from longhaul.commands.trying import OPTIONS, SAMPLING
+from longhaul.connection import ApiError
 from longhaul.jobfile import BadInput
 from longhaul.predicting import PredictionTask, predict
 
@@ -60,6 +61,63 @@ def test_options_of_the_command_are_all_that_the_route_has() -> None:
     inputs = {"input", "row", "rows", "messages", "stream"}
     assert {*OPTIONS, "base"} == GenerateBody.model_fields.keys() - inputs
     assert {*SAMPLING, "temperature"} == Sampling.model_fields.keys()
+
+
+class FailingApi(AnsweringApi):
+    """As `AnsweringApi`, but a request with one of these rows ends as `codes` says."""
+
+    def __init__(self, codes: Mapping[int, str]) -> None:
+        super().__init__()
+        self.codes = codes
+
+    def generate(self, job: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        for row in body["rows"]:
+            if (code := self.codes.get(row["n"])) is not None:
+                self.asked += 1
+                raise ApiError(f"row {row['n']}", status=422 if code == "input_too_long" else 503, code=code)
+        return super().generate(job, body)
+
+
+def test_a_row_that_the_model_cannot_answer_gets_its_line_and_the_others_theirs(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longhaul.connection.time.sleep", lambda _: None)
+    out = tmp_path / "out.jsonl"
+    api = FailingApi({3: "input_too_long", 20: "model_process_ended", 39: "out_of_memory"})
+    assert predicted(api, rows, out) == 40
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["row"] for line in lines] == list(range(40))
+    assert {line["row"]: line["error"] for line in lines if "error" in line} == {n: f"row {n}" for n in (3, 20, 39)}
+    assert all(line["text"] == f"of {line['row']}" for line in lines if "error" not in line)
+
+
+def test_an_outage_is_waited_for_and_is_no_rows_fault(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, out = FailingApi({0: "no_worker"}), tmp_path / "out.jsonl"
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 9:
+            api.codes = {}
+
+    monkeypatch.setattr("longhaul.connection.time.sleep", sleep)
+    assert predicted(api, rows, out) == 40
+    assert len(pauses) == 9 and '"error"' not in out.read_text()
+
+
+def test_rows_that_cannot_be_sent_get_their_lines(tmp_path: Path) -> None:
+    file, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    deep = '{"n": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    large = json.dumps({"n": 2, "x": "x" * 1_100_000})
+    cyrillic = [json.dumps({"n": n, "x": "\u0451" * 14_000}, ensure_ascii=False) for n in range(3, 20)]
+    file.write_text("\n".join(['{"n": 0}', deep, large, *cyrillic]) + "\n")
+    api = AnsweringApi()
+    assert predicted(api, file, out) == 20
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["row"] for line in lines if "error" in line] == [1, 2]
+    assert all(len(json.dumps(body["rows"])) < 600_000 for body in api.bodies)
 
 
 def test_two_do_not_write_one_file(rows: Path, tmp_path: Path) -> None:
