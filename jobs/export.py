@@ -121,7 +121,7 @@ class Verification(Frozen):
     rows: int
     """Held-out rows that were compared."""
     tokens: int
-    """Of the targets of these rows; of a classifier, their labels."""
+    """Of the targets of these rows, without those of which the runtime says nothing; of a classifier, their labels."""
     log_probability: float
     """Mean of a token under the trained model, computed in float32."""
     difference: float

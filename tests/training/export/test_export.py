@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.corpus import dataset_of
 from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir
 from jobs.errors import DeviceBusy, Rejected
@@ -29,6 +30,7 @@ from tests.training.workplace import Workplace
 from worker.training.export import ctranslate2_folder, export, gguf_file, llama_cpp
 from worker.training.export.export import export as make
 from worker.training.export.formats import EXACT
+from worker.training.export.held_out import held_out
 from worker.training.journal import Journal
 from worker.training.machine.locks import try_lock
 from worker.training.tasks.causal import builtin
@@ -165,6 +167,26 @@ def test_lora_of_llama_reaches_llama_cpp_merged(workplace: Workplace) -> None:
 def test_other_families_in_gguf(workplace: Workplace, family: str) -> None:
     found = exported(causal_run(workplace, family), GGUF, "f32").verification
     assert found.limit == (gguf_file.GELU_TABLE if family == "gemma" else EXACT)
+
+
+def test_tokens_that_end_inside_a_character_are_left_out_in_gguf(workplace: Workplace) -> None:
+    characters = "設定値補完行末検索置換窓開閉保存終了読込選択範囲貼付削除一覧表示色文字列関数変数引数戻"
+    texts = [f"Line {number}: " + characters[number % 40 :] + characters[: number % 7] for number in range(48)]
+    workplace.rows("rows.jsonl", [{"text": text} for text in texts])
+    folder = workplace.data / "bytes"
+    model_of("qwen2", torch.bfloat16, vocab_size=512).save_pretrained(folder)
+    config = config_of("qwen2", vocab_size=512)
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen2ForCausalLM"]}))
+    builtin.learn_tokenizer(["Line of a story"]).save_pretrained(folder)  # none of these characters has a token
+    run = workplace.job(
+        model="./bytes", data={"validation": 0.25}, training={"max_steps": 2, "batch_size": 8},
+        memory={"micro_batch": 4}, evaluation={"samples": 0},
+    )  # fmt: skip
+    workplace.prepare(run)
+    assert attempt(run) == 0
+    rows, compared = held_out("causal", dataset_of(run)), exported(run, GGUF, "f32").verification
+    asked = sum(len(row.target) for row in rows)
+    assert asked / 3 < compared.tokens < asked and compared.difference < EXACT
 
 
 def test_a_chat_model_whose_tokenizer_cuts_otherwise_than_its_file_says(workplace: Workplace) -> None:

@@ -41,6 +41,8 @@ from worker.training.models.manifest import README, describe
 from worker.training.network.model import LoadedModel
 from worker.training.readme import base_model, exported
 
+LEAST_SHARE = 4
+"""One in so many held-out tokens must be compared."""
 AS_TRAINED = "as trained"
 _ROUNDED = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16"}
 """Types of weights that are written as torch rounds them, by its names; others are made from float32."""
@@ -113,6 +115,13 @@ def _made(run: RunDir, journal: Journal, format: ExportFormat, dtype: str | None
     journal.phase("evaluate")
     found = made.scores(target, source, asked, rows, journal.progress)
     differences = absolute_differences(found.log_probabilities, expected)
+    asked_tokens, differences = len(differences), differences[~np.isnan(differences)]
+    if len(differences) * LEAST_SHARE < asked_tokens:
+        raise Rejected(
+            f"{made.runtime} gives the log-probability of only {len(differences)} of {asked_tokens} held-out tokens",
+            code="export_differs",
+            hint="export to ctranslate2, whose check reads every token",
+        )
     verification = Verification(
         runtime=made.runtime,
         computed_in=found.computed_in,
@@ -125,7 +134,7 @@ def _made(run: RunDir, journal: Journal, format: ExportFormat, dtype: str | None
         rounding=rounding,
         tokenizer_texts=found.tokenizer_texts,
     )
-    refuse_differing(verification, float(np.concatenate(found.log_probabilities).mean()), format)
+    refuse_differing(verification, float(np.nanmean(np.concatenate(found.log_probabilities))), format)
     journal.phase("save")
     usage = made.usage(target)
     if format is ExportFormat.MERGED:

@@ -40,7 +40,8 @@ class Runtime:
             raise Rejected(f"llama.cpp does not open the file: {error}", code="export_differs") from error
 
     def log_probabilities(self, row: HeldOutRow, progress: Callable[[], None]) -> Float64:
-        """[tokens] of the row's target, one after the other."""
+        """[tokens] of the row's target, one after the other; NaN for one that ends inside a character, for llama.cpp
+        says nothing of it."""
         assert row.places is not None, "the model is causal"
         found = []
         for place, token in zip(row.places, row.target, strict=True):
@@ -52,9 +53,13 @@ class Runtime:
             )  # fmt: skip
             if "choices" not in answer:
                 raise Rejected(f"llama.cpp answers: {answer}", code="export_differs")
-            [sampled] = answer["choices"][0]["logprobs"]["content"]
-            assert sampled["id"] == token, "the token that was given"
-            found.append(sampled["logprob"])
+            said = answer["choices"][0]["logprobs"]
+            if said is None:
+                found.append(np.nan)
+            else:
+                [sampled] = said["content"]
+                assert sampled["id"] == token, "the token that was given"
+                found.append(sampled["logprob"])
             progress()
         return np.array(found, np.float64)
 
