@@ -35,6 +35,7 @@ import requests
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptStarted
 from jobs.sweeps.directory import find
+from jobs.text.units import format_duration
 from tests.stack import Stack
 
 RATIO = 3.0
@@ -148,7 +149,8 @@ def compared(stack: Stack, folder: Path, options: argparse.Namespace, seed: int)
     began = time.monotonic()
     accuracies = peer(stack, folder, options, seed)
     peer_s = time.monotonic() - began
-    print(f"seed {seed}: ours {ours_s:.0f} s, the other {peer_s:.0f} s for {options.trials} trials", flush=True)
+    told = f"ours {format_duration(ours_s)}, the other {format_duration(peer_s)}"
+    print(f"seed {seed}: {told} for {options.trials} trials", flush=True)
     return {"ours_s": ours_s, "peer_s": peer_s, "best": best.value, "peer_best": max(accuracies), "starts_s": starts}
 
 
