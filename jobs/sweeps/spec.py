@@ -215,7 +215,7 @@ class SweepSpec(Part):
         """A job of a trial. Raises UserError. `seed`: added to `training.seed`."""
         given = self.given(settings)
         given["name"] = f"{self.name} {number}" + (f" seed {seed}" if seed else "")
-        _assign(given, "integrations.discord", False)  # one message tells of all trials
+        _assign(given, "integrations.discord", False)  # a message for each trial would drown all others
         if self.metric is not None:
             _assign(given, "checkpoint.best", self.metric.value)
         if seed:
