@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from jobs.sweeps.spec import Parameter
+from jobs.sweeps.space import Parameter
 from longhaul.answers import JsonObject
 from longhaul.jobfile import ROWS, BadInput, apply_changes, object_in, split_change, value_of
 

@@ -17,6 +17,7 @@ PASSED_ON = "keys of a request or parts of an answer, passed on as they are"
 REASONS = {
     "jobs/generation.py": ROW,
     "jobs/record.py": "fields of a record that an event changes",
+    "jobs/sweeps/space.py": "values of a job's keys",
     "jobs/sweeps/spec.py": "a job file that trials are made of",
     "jobs/text/schemas.py": "a JSON schema, which is a JSON document",
     "longhaul/answers.py": "JsonObject: documents that the client passes on",

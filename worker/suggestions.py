@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jobs.sweeps.record import SweepRecord, TrialRecord
-from jobs.sweeps.spec import Parameter, Settings, SweepSpec, Value
+from jobs.sweeps.space import Parameter, Settings, Value
+from jobs.sweeps.spec import SweepSpec
 
 if TYPE_CHECKING:
     import optuna

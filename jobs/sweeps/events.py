@@ -8,7 +8,7 @@ from pydantic import Field
 
 from jobs.events import Fault
 from jobs.frozen import Frozen
-from jobs.sweeps.spec import Settings
+from jobs.sweeps.space import Settings
 
 Outcome = Literal["succeeded", "failed", "pruned", "cancelled"]
 """How a trial ended."""

@@ -20,7 +20,7 @@ from jobs.sweeps.events import (
     TrialPruned,
     TrialStarted,
 )
-from jobs.sweeps.spec import Settings
+from jobs.sweeps.space import Settings
 
 SweepStatus = Literal["running", "succeeded", "failed", "cancelled"]
 

@@ -4,110 +4,24 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from jobs.errors import UserError
 from jobs.evaluation_metrics import EvaluationMetric
 from jobs.spec import JobSpec, MetricName, Part, canonical_sha256, parse_spec
+from jobs.sweeps.space import MOST_TRIALS, Key, Parameter, Settings, Value, spelled_out
 from jobs.wrong_spec import explain
 
-MOST_TRIALS = 10_000
 MOST_PARAMETERS = 32
 DEFAULT_TRIALS = 20
 ASHA_FROM = 50
 """Trials below which successive halving mostly stops those that would have caught up."""
 KEYS_OF_A_SWEEP = "`longhaul keys --sweep` and docs/reference/sweep.md list the keys of a sweep"
 _QUOTED = re.compile(r'space\."([\w.]+)"')
-Value = str | int | float | bool | None | list[Any] | dict[str, Any]
-Settings = dict[str, Value]
-"""A value for each parameter of a trial, by the dotted key of the job."""
-Key = Annotated[str, StringConstraints(pattern=r"^[a-z_0-9]+(\.[A-Za-z_0-9]+){0,5}$", max_length=128)]
-
-
-class Parameter(Part):
-    """The values that one key of the job may have. One of `choice`, `range` and `int` is needed."""
-
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
-
-    choice: Annotated[list[Value], Field(min_length=1, max_length=1000)] | None = None
-    """One of these."""
-    span: Annotated[list[float], Field(min_length=2, max_length=2)] | None = Field(None, alias="range")
-    """A number from the first to the second, both included."""
-    whole: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(None, alias="int")
-    """An integer from the first to the second, both included."""
-    log: bool = False
-    """With `range` or `int`: draw its logarithm evenly, as for a learning rate."""
-    step: Annotated[float, Field(gt=0)] | None = None
-    """With `range` or `int`: only the first value and steps of this size from there."""
-    when: dict[Key, Value] = Field({})
-    """Only where other parameters have these values; a list stands for any of its values."""
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> Self:
-        given = [name for name, value in (("choice", self.choice), ("range", self.span), ("int", self.whole)) if value]
-        if len(given) != 1:
-            raise ValueError(f"give one of choice, range and int (got {' and '.join(given) or 'none'})")
-        if self.choice is not None:
-            if self.log or self.step is not None:
-                raise ValueError("log and step go with range or int")
-            if len({canonical_sha256(value) for value in self.choice}) < len(self.choice):
-                raise ValueError("choice names a value twice")
-            return self
-        low, high = self.bounds
-        if low >= high:
-            raise ValueError(f"the first bound must be below the second (got {low} and {high})")
-        if self.log and low <= 0:
-            raise ValueError(f"the bounds of a logarithm are above 0 (got {low})")
-        if self.log and self.step is not None:
-            raise ValueError("log and step exclude each other")
-        if self.whole is not None and self.step is not None and self.step != int(self.step):
-            raise ValueError(f"the step of an integer is an integer (got {self.step})")
-        return self
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Of a range or an integer."""
-        found = self.span or self.whole
-        assert found is not None
-        return found[0], found[1]
-
-    @property
-    def listed(self) -> list[Value] | None:
-        """All values, in order; None: there are too many, or they are not discrete."""
-        if self.choice is not None:
-            return list(self.choice)
-        low, high = self.bounds
-        if self.span is not None and self.step is None:
-            return None
-        step = self.step or 1
-        count = math.floor((high - low) / step + 1e-9) + 1
-        if count > MOST_TRIALS:
-            return None
-        if self.whole is not None:
-            return [int(low + number * step) for number in range(count)]
-        return [round(low + number * step, 12) for number in range(count)]
-
-    @property
-    def examples(self) -> list[Value]:
-        """Values that are tried when a sweep is submitted: every choice, both ends of a range."""
-        return list(self.choice) if self.choice is not None else list(self.span or self.whole or [])
-
-    def active(self, settings: Mapping[str, Value]) -> bool:
-        """Whether it has a value beside these."""
-        return all(
-            key in settings and settings[key] in (wanted if isinstance(wanted, list) else [wanted])
-            for key, wanted in self.when.items()
-        )
-
-
-def _spelled_out(given: object) -> object:
-    """What a list stands for."""
-    return {"choice": given} if isinstance(given, list) else given
 
 
 class SweepSpec(Part):
@@ -118,7 +32,7 @@ class SweepSpec(Part):
     job: dict[str, Any]
     """The job that each trial is, but for the parameters of `space`."""
     space: Annotated[
-        dict[Key, Annotated[Parameter, BeforeValidator(_spelled_out, json_schema_input_type=Parameter | list[Value])]],
+        dict[Key, Annotated[Parameter, BeforeValidator(spelled_out, json_schema_input_type=Parameter | list[Value])]],
         Field(min_length=1, max_length=MOST_PARAMETERS),
     ]
     """By the dotted key of the job, such as `training.learning_rate`: the values that are tried. A list stands for

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from jobs.events import Fault
 from jobs.sweeps.events import Ending
 from jobs.sweeps.record import SweepStatus
-from jobs.sweeps.spec import Settings
+from jobs.sweeps.space import Settings
 from service.answers.parts import Answer, Page
 
 TrialStatus = Literal["running", "succeeded", "failed", "pruned", "cancelled"]

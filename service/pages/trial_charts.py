@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.sweeps.spec import Parameter, SweepSpec, Value
+from jobs.sweeps.space import Parameter, Value
+from jobs.sweeps.spec import SweepSpec
 from service import answers
 from service.pages.line_chart import span, ticks
 

@@ -30,7 +30,8 @@ from jobs.sweeps import directory
 from jobs.sweeps.directory import SweepDir
 from jobs.sweeps.events import SweepCancelRequested, SweepSubmitted
 from jobs.sweeps.record import SweepRecord
-from jobs.sweeps.spec import Settings, parse_sweep
+from jobs.sweeps.space import Settings
+from jobs.sweeps.spec import parse_sweep
 from tests.states import DONE, QUEUED, RUNNING
 from worker.sweeps import SweepTurns
 

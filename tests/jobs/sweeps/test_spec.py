@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from jobs.errors import UserError
-from jobs.sweeps.spec import MOST_TRIALS, SweepSpec, example_jobs, parse_sweep
+from jobs.sweeps.space import MOST_TRIALS
+from jobs.sweeps.spec import SweepSpec, example_jobs, parse_sweep
 
 JOB = {"model": "builtin:roberta-tiny", "data": {"train": "rows.jsonl"}}
 RATE = {"range": [1e-5, 1e-3], "log": True}

@@ -33,7 +33,7 @@ from jobs.plan import DataPlan, ModelPlan, make_plan, make_time_plan
 from jobs.preview import DataPreview, RowPreview, SourcePreview, SpanPreview, TextPreview
 from jobs.sweeps.directory import find
 from jobs.sweeps.events import SweepEnded, SweepFact, TrialEnded, TrialPruned, TrialStarted
-from jobs.sweeps.spec import Settings
+from jobs.sweeps.space import Settings
 from jobs.text.units import GIB
 from jobs.verdict import BaseDifference, ConfidenceInterval
 from tests.memory_plans import memory_plan

@@ -19,7 +19,8 @@ from jobs.redis.new_jobs import submitted_of
 from jobs.spec import parse_spec
 from jobs.sweeps.directory import find
 from jobs.sweeps.events import SweepEnded, TrialEnded, TrialPruned, TrialStarted
-from jobs.sweeps.spec import SweepSpec, Value
+from jobs.sweeps.space import Value
+from jobs.sweeps.spec import SweepSpec
 from service import answers
 from service.answers.sweeps import TrialStatus
 from service.pages.trial_charts import HEIGHT, LINES_HEIGHT, LINES_UNUSED, LINES_WIDTH, WIDTH, short_names, trial_charts

@@ -1,0 +1,98 @@
+"""The space of a sweep: the values that each parameter may have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
+
+from jobs.spec import Part, canonical_sha256
+
+MOST_TRIALS = 10_000
+Value = str | int | float | bool | None | list[Any] | dict[str, Any]
+Settings = dict[str, Value]
+"""A value for each parameter of a trial, by the dotted key of the job."""
+Key = Annotated[str, StringConstraints(pattern=r"^[a-z_0-9]+(\.[A-Za-z_0-9]+){0,5}$", max_length=128)]
+
+
+class Parameter(Part):
+    """The values that one key of the job may have. One of `choice`, `range` and `int` is needed."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    choice: Annotated[list[Value], Field(min_length=1, max_length=1000)] | None = None
+    """One of these."""
+    span: Annotated[list[float], Field(min_length=2, max_length=2)] | None = Field(None, alias="range")
+    """A number from the first to the second, both included."""
+    whole: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(None, alias="int")
+    """An integer from the first to the second, both included."""
+    log: bool = False
+    """With `range` or `int`: draw its logarithm evenly, as for a learning rate."""
+    step: Annotated[float, Field(gt=0)] | None = None
+    """With `range` or `int`: only the first value and steps of this size from there."""
+    when: dict[Key, Value] = Field({})
+    """Only where other parameters have these values; a list stands for any of its values."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        given = [name for name, value in (("choice", self.choice), ("range", self.span), ("int", self.whole)) if value]
+        if len(given) != 1:
+            raise ValueError(f"give one of choice, range and int (got {' and '.join(given) or 'none'})")
+        if self.choice is not None:
+            if self.log or self.step is not None:
+                raise ValueError("log and step go with range or int")
+            if len({canonical_sha256(value) for value in self.choice}) < len(self.choice):
+                raise ValueError("choice names a value twice")
+            return self
+        low, high = self.bounds
+        if low >= high:
+            raise ValueError(f"the first bound must be below the second (got {low} and {high})")
+        if self.log and low <= 0:
+            raise ValueError(f"the bounds of a logarithm are above 0 (got {low})")
+        if self.log and self.step is not None:
+            raise ValueError("log and step exclude each other")
+        if self.whole is not None and self.step is not None and self.step != int(self.step):
+            raise ValueError(f"the step of an integer is an integer (got {self.step})")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Of a range or an integer."""
+        found = self.span or self.whole
+        assert found is not None
+        return found[0], found[1]
+
+    @property
+    def listed(self) -> list[Value] | None:
+        """All values, in order; None: there are too many, or they are not discrete."""
+        if self.choice is not None:
+            return list(self.choice)
+        low, high = self.bounds
+        if self.span is not None and self.step is None:
+            return None
+        step = self.step or 1
+        count = math.floor((high - low) / step + 1e-9) + 1
+        if count > MOST_TRIALS:
+            return None
+        if self.whole is not None:
+            return [int(low + number * step) for number in range(count)]
+        return [round(low + number * step, 12) for number in range(count)]
+
+    @property
+    def examples(self) -> list[Value]:
+        """Values that are tried when a sweep is submitted: every choice, both ends of a range."""
+        return list(self.choice) if self.choice is not None else list(self.span or self.whole or [])
+
+    def active(self, settings: Mapping[str, Value]) -> bool:
+        """Whether it has a value beside these."""
+        return all(
+            key in settings and settings[key] in (wanted if isinstance(wanted, list) else [wanted])
+            for key, wanted in self.when.items()
+        )
+
+
+def spelled_out(given: object) -> object:
+    """What a list stands for."""
+    return {"choice": given} if isinstance(given, list) else given
