@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -141,8 +141,11 @@ class SweepSpec(Part):
         return canonical_sha256(self.model_dump(mode="json", by_alias=True))
 
 
-def parse_sweep(raw: object) -> SweepSpec:
-    """A SweepSpec from parsed JSON, each of whose values makes a job; or UserError, naming the key."""
+def parse_sweep(raw: object, check: Callable[[JobSpec], object] = lambda _: None) -> SweepSpec:
+    """A SweepSpec from parsed JSON, each of whose values makes a job; or UserError, naming the key.
+
+    `check` is called with jobs that together have every choice, and both ends of every range. It may raise UserError.
+    """
     if not isinstance(raw, Mapping):
         raise UserError("a sweep is a JSON object", hint='the minimum is {"job": {…}, "space": {…}}')
     try:
@@ -155,13 +158,13 @@ def parse_sweep(raw: object) -> SweepSpec:
         )
     for key, settings in _examples(spec):
         try:
-            spec.trial(settings)
+            check(spec.trial(settings))
         except UserError as error:
-            raise of_the_sweep(error, spec, key) from None
+            raise _of_the_sweep(error, spec, key) from None
     return spec
 
 
-def of_the_sweep(error: UserError, spec: SweepSpec, key: str = "") -> UserError:
+def _of_the_sweep(error: UserError, spec: SweepSpec, key: str) -> UserError:
     """An error of one of its jobs, with the key as the sweep has it: in `space`, or below `job`.
 
     `key`: the parameter by which the job differs from one that is right.
@@ -181,12 +184,6 @@ def _spelled(error: UserError) -> UserError:
         for text in (str(error), error.param)
     )
     return UserError(message or "", hint=error.hint, param=param or (message or "").partition(": ")[0])
-
-
-def example_jobs(spec: SweepSpec) -> Iterator[JobSpec]:
-    """Jobs that together have every choice, and both ends of every range."""
-    for _, settings in _examples(spec):
-        yield spec.trial(settings)
 
 
 def _examples(spec: SweepSpec) -> Iterator[tuple[str, Settings]]:

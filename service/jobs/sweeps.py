@@ -21,7 +21,7 @@ from jobs.sweeps import directory
 from jobs.sweeps.directory import SweepDir, list_sweeps
 from jobs.sweeps.events import SweepCancelRequested, SweepFact, SweepSubmitted
 from jobs.sweeps.record import SweepRecord, TrialRecord
-from jobs.sweeps.spec import SweepSpec, example_jobs, of_the_sweep, parse_sweep
+from jobs.sweeps.spec import SweepSpec, parse_sweep
 from jobs.version import VERSION
 from jobs.wrong_spec import explain
 from service import answers
@@ -47,13 +47,7 @@ class Sweeps:
 
     def submit(self, body: object, *, key: str | None) -> answers.Sweep:
         """A new sweep; or, with an Idempotency-Key that came before with this body, the sweep of that time."""
-        spec = parse_sweep(body)
-        try:
-            for job in example_jobs(spec):
-                self._actions.submissions.check(job)
-        except UserError as error:
-            raise of_the_sweep(error, spec) from None
-        return self._make(spec, asked=body, key=key)
+        return self._make(parse_sweep(body, self._actions.submissions.check), asked=body, key=key)
 
     def repeat(self, sweep: str, body: object, *, key: str | None) -> answers.Sweep:
         """A new sweep of one trial's settings with other seeds."""

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from jobs.errors import UserError
+from jobs.spec import JobSpec
 from jobs.sweeps.space import MOST_TRIALS
-from jobs.sweeps.spec import SweepSpec, example_jobs, parse_sweep
+from jobs.sweeps.spec import SweepSpec, parse_sweep
 
 JOB = {"model": "builtin:roberta-tiny", "data": {"train": "rows.jsonl"}}
 RATE = {"range": [1e-5, 1e-3], "log": True}
@@ -86,7 +87,8 @@ def test_a_grid_has_each_combination_once_and_conditions_hold() -> None:
 
 
 def test_examples_have_every_value_and_are_valid_beside_their_conditions() -> None:
-    made = list(example_jobs(sweep(CONDITIONAL)))
+    made: list[JobSpec] = []
+    parse_sweep({"job": JOB, "space": CONDITIONAL}, made.append)
     assert {each.training.batch_size for each in made} == {4, 8}
     assert {each.method.rank for each in made if each.method.type == "lora"} == {8, 16}
 
