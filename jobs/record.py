@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from jobs.dataset_report import PreparedSummary
 from jobs.errors import Conflict, Damaged, InvalidTransition, Superseded
 from jobs.events import (
+    AnyFact,
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
@@ -126,6 +127,13 @@ class JobRecord(BaseModel):
     """Whether the result is better than the model before training."""
     error: Fault | None = None
     """Why it failed, or why it is paused although no user asked for that."""
+
+
+def cancellation(record: JobRecord) -> list[AnyFact]:
+    """What cancels a job that has not ended: at once, or where it runs, by its trainer, which is asked once."""
+    if record.status is not Status.RUNNING:
+        return [JobCancelled(checkpoint=record.checkpoint)]
+    return [] if record.requested is Requested.CANCEL else [JobCancelRequested()]
 
 
 def fold(job: str, events: Iterable[Event]) -> JobRecord:

@@ -18,8 +18,8 @@ import redis
 from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable, UserError
 from jobs.evaluation_metrics import cost_of
-from jobs.events import AnyFact, EvaluationFinished, Fault, JobCancelled, JobCancelRequested
-from jobs.record import JobRecord
+from jobs.events import EvaluationFinished, Fault
+from jobs.record import JobRecord, cancellation
 from jobs.redis.new_jobs import make_id, make_job, submitted_of
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
@@ -142,7 +142,7 @@ class SweepTurns:
         for record in jobs:
             if not record.status.terminal and record.requested is not Requested.CANCEL:
                 with suppress(Conflict, NotFound):  # it has ended meanwhile
-                    self._store.append(RunDir(self._runs / record.id), cancelled)
+                    self._store.append(RunDir(self._runs / record.id), cancellation)
 
     def _pruned(self, sweep: str, spec: SweepSpec, record: SweepRecord, trial: TrialRecord) -> TrialPruned | None:
         if spec.pruning == "none":
@@ -170,14 +170,6 @@ class SweepTurns:
         if trial.outcome is not None:
             self._evaluated[sweep, trial.number] = mean
         return mean
-
-
-def cancelled(record: JobRecord) -> list[AnyFact]:
-    """What cancels a job: at once, or where it runs, by its trainer."""
-    if record.status.terminal or record.requested is Requested.CANCEL:
-        return []
-    running = record.status is Status.RUNNING
-    return [JobCancelRequested()] if running else [JobCancelled(checkpoint=record.checkpoint)]
 
 
 def why_over(spec: SweepSpec, record: SweepRecord) -> Ending | None:

@@ -24,15 +24,13 @@ from jobs.errors import Conflict, Damaged, NotFound, Recovering, StoreUnavailabl
 from jobs.events import (
     AnyFact,
     Event,
-    JobCancelled,
-    JobCancelRequested,
     JobPaused,
     JobPauseRequested,
     JobPauseWithdrawn,
     JobPriorityChanged,
     JobResumed,
 )
-from jobs.record import JobRecord
+from jobs.record import JobRecord, cancellation
 from jobs.redis.queue import Tickets
 from jobs.redis.store import RawJob, Store, StoredJob, damage, read_spec
 from jobs.spec import Part
@@ -88,9 +86,7 @@ class Actions:
         def decide(record: JobRecord) -> Sequence[AnyFact]:
             if record.status.terminal:
                 raise Conflict(f"job {job} is already {record.status}: there is nothing to cancel")
-            if record.status is Status.RUNNING:
-                return [] if record.requested is Requested.CANCEL else [JobCancelRequested()]
-            return [JobCancelled(checkpoint=record.checkpoint)]
+            return cancellation(record)
 
         return self._append(job, decide)
 
