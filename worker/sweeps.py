@@ -82,7 +82,7 @@ class SweepTurns:
             self._evaluated = {key: found for key, found in self._evaluated.items() if key[0] != sweep.id}
             return
         over = why_over(spec, record)
-        busy = 0
+        busy, evaluations = 0, self._all_evaluations(sweep.id, spec, record)
         for trial in record.open:
             jobs = [self._job(sweep.id, spec, trial, seed) for seed in range(len(trial.jobs))]
             busy += any(job.status is not Status.PAUSED for job in jobs)
@@ -91,8 +91,10 @@ class SweepTurns:
             if all(job.status.terminal for job in jobs):
                 record = self._append(sweep, [ended(spec, trial, jobs)])
                 busy -= 1
-            elif trial.pruned is None and (found := self._pruned(sweep.id, spec, record, trial)) is not None:
-                record = self._append(sweep, [found])
+            elif trial.pruned is None and (found := prune(spec, trial.number, evaluations)) is not None:
+                value = spec.by.cost(found.cost)  # its own inverse
+                pruned = TrialPruned(trial=trial.number, step=found.step, value=value, message=found.why)
+                record = self._append(sweep, [pruned])
         over = why_over(spec, record)
         if over is not None:
             if not record.open:
@@ -144,15 +146,11 @@ class SweepTurns:
                 with suppress(Conflict, NotFound):  # it has ended meanwhile
                     self._store.append(RunDir(self._runs / record.id), cancellation)
 
-    def _pruned(self, sweep: str, spec: SweepSpec, record: SweepRecord, trial: TrialRecord) -> TrialPruned | None:
+    def _all_evaluations(self, sweep: str, spec: SweepSpec, record: SweepRecord) -> dict[int, list[StepCost]]:
+        """Of each trial by its number; empty where nothing is pruned."""
         if spec.pruning == "none":
-            return None
-        evaluations = {each.number: self._evaluations(sweep, spec, each) for each in record.trials}
-        found = prune(spec, trial.number, evaluations)
-        if found is None:
-            return None
-        value = spec.by.cost(found.cost)  # its own inverse
-        return TrialPruned(trial=trial.number, step=found.step, value=value, message=found.why)
+            return {}
+        return {each.number: self._evaluations(sweep, spec, each) for each in record.trials}
 
     def _evaluations(self, sweep: str, spec: SweepSpec, trial: TrialRecord) -> list[StepCost]:
         """Those after step 0 that all jobs of the trial have, in order."""

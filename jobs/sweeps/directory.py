@@ -54,15 +54,15 @@ class SweepDir:
         """The sum of its events: a copy for the caller. Raises Damaged, NotFound."""
         return fold(self.id, self.events())
 
-    def events(self, after: int = 0) -> list[SweepEvent]:
-        """Events with numbers above `after`; a torn last line is not one."""
+    def events(self) -> list[SweepEvent]:
+        """In order; a torn last line is not one."""
         try:
             raw = read_regular(self.events_file)
         except FileNotFoundError:
             raise NotFound(f"there is no sweep {self.id}") from None
         except OSError as error:
             raise Damaged(f"events.jsonl of sweep {self.id} cannot be read: {error}") from error
-        return [_event(line, self.id, number) for number, line in enumerate(whole_lines(raw)[after:], after + 1)]
+        return self._events(raw)
 
     def append(self, decide: Decision | Sequence[SweepFact]) -> SweepRecord:
         """Append facts, on disk when this returns, and return the record with them.
@@ -71,8 +71,8 @@ class SweepDir:
         Conflict when the sweep has ended, and OSError, with nothing written, when the disk does not take them.
         """
         with self._locked() as file:
-            record = self.record()
-            new = []
+            raw = file.readall()
+            record, new = fold(self.id, self._events(raw)), list[SweepEvent]()
             for fact in decide(record) if callable(decide) else decide:
                 if record.ended is not None:
                     raise Conflict(f"sweep {self.id} has ended")
@@ -80,11 +80,12 @@ class SweepDir:
                 record.apply(event)
                 new.append(event)
             if new:
-                file.seek(0)
-                whole = file.readall().rfind(b"\n") + 1
-                file.truncate(file.seek(whole))  # a torn last line
+                file.truncate(file.seek(raw.rfind(b"\n") + 1))  # a torn last line
                 write_whole(file, b"".join(map(event_line, new)), sync=True)
             return record
+
+    def _events(self, raw: bytes) -> list[SweepEvent]:
+        return [_event(line, self.id, number) for number, line in enumerate(whole_lines(raw), 1)]
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[FileIO]:

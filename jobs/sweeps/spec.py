@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -85,7 +86,7 @@ class SweepSpec(Part):
         known = next((metric for metric in EvaluationMetric if metric.value == named), EvaluationMetric.LOSS)
         return self.metric or known
 
-    @property
+    @cached_property
     def most_trials(self) -> int:
         """Trials at most."""
         if self.sampler != "grid":
