@@ -27,6 +27,7 @@ from jobs.state import Requested, Stage, Status
 from jobs.sweeps.directory import SweepDir, list_sweeps
 from jobs.sweeps.events import Ending, SweepEnded, SweepFact, TrialEnded, TrialPruned, TrialStarted
 from jobs.sweeps.record import SweepRecord, TrialRecord
+from jobs.sweeps.space import Settings
 from jobs.sweeps.spec import SweepSpec
 from worker.pruning import StepCost, prune
 from worker.suggestions import importances, suggest
@@ -84,6 +85,9 @@ class SweepTurns:
         over = why_over(spec, record)
         busy, evaluations = 0, self._all_evaluations(sweep.id, spec, record)
         for trial in record.open:
+            if not trial.jobs:
+                record = self._append(sweep, [refused(spec, trial)])
+                continue
             jobs = [self._job(sweep.id, spec, trial, seed) for seed in range(len(trial.jobs))]
             busy += any(job.status is not Status.PAUSED for job in jobs)
             if trial.pruned is not None or over in ("cancelled", "max_hours"):
@@ -119,16 +123,10 @@ class SweepTurns:
         settings = suggest(spec, record)
         number = len(record.trials)
         assert settings is not None, "a grid with nothing left is over"
-        try:
-            for seed in range(spec.seeds):
-                spec.trial(settings, number, seed)
-        except UserError as error:  # values that are right one by one and wrong together
-            fault = Fault(code=error.code, message=str(error), hint=error.hint, param=error.param)
-            started = TrialStarted(trial=number, settings=settings, jobs=[])
-            return self._append(sweep, [started, TrialEnded(trial=number, outcome="failed", error=fault)])
-        jobs = [make_id() for _ in range(spec.seeds)]
+        # Values that are right one by one and wrong together make no job; the next turn says why.
+        jobs = [make_id() for _ in range(spec.seeds)] if why_refused(spec, settings) is None else []
         record = self._append(sweep, [TrialStarted(trial=number, settings=settings, jobs=jobs)])
-        for seed in range(spec.seeds):
+        for seed in range(len(jobs)):
             self._job(sweep.id, spec, record.trials[number], seed)
         return record
 
@@ -183,6 +181,24 @@ def why_over(spec: SweepSpec, record: SweepRecord) -> Ending | None:
     ):
         return "max_hours"
     return "done" if len(record.trials) >= spec.most_trials else None
+
+
+def why_refused(spec: SweepSpec, settings: Settings) -> UserError | None:
+    """What is wrong with the jobs of a trial; None: nothing is."""
+    try:
+        for seed in range(spec.seeds):
+            spec.trial(settings, seed=seed)
+    except UserError as error:
+        return error
+    return None
+
+
+def refused(spec: SweepSpec, trial: TrialRecord) -> TrialEnded:
+    """How a trial ended whose settings make no job."""
+    error = why_refused(spec, trial.settings)
+    assert error is not None, "a trial without a job has wrong settings"
+    fault = Fault(code=error.code, message=str(error), hint=error.hint, param=error.param)
+    return TrialEnded(trial=trial.number, outcome="failed", error=fault)
 
 
 def ended(spec: SweepSpec, trial: TrialRecord, jobs: Sequence[JobRecord]) -> TrialEnded:

@@ -28,7 +28,7 @@ from jobs.redis.store import Store
 from jobs.state import Status
 from jobs.sweeps import directory
 from jobs.sweeps.directory import SweepDir
-from jobs.sweeps.events import SweepCancelRequested, SweepSubmitted
+from jobs.sweeps.events import SweepCancelRequested, SweepSubmitted, TrialStarted
 from jobs.sweeps.record import SweepRecord
 from jobs.sweeps.space import Settings
 from jobs.sweeps.spec import parse_sweep
@@ -231,6 +231,15 @@ def test_settings_that_make_no_job_are_a_failed_trial(house: Publish) -> None:
     failed = [trial for trial in record.trials if trial.outcome == "failed"]
     assert len(failed) == 2 and record.status == "succeeded"
     assert all(trial.error and "data.validation is 0" in trial.error.message and not trial.jobs for trial in failed)
+
+
+def test_a_trial_without_a_job_that_was_left_open_is_ended(house: Publish) -> None:
+    space = {"training.early_stopping": [None, {"patience": 1}], "data.validation": [0.1, 0]}
+    sweep = house.submit(space=space, sampler="grid")
+    wrong: Settings = {"training.early_stopping": {"patience": 1}, "data.validation": 0}
+    sweep.append([TrialStarted(trial=0, settings=wrong, jobs=[])])
+    house.sweeps.turn()
+    assert sweep.record().trials[0].outcome == "failed"
 
 
 def test_a_cancelled_sweep_cancels_its_trials(house: Publish) -> None:
