@@ -265,6 +265,18 @@ EVENT_STREAM: Responses = {
     },
     204: {"description": "Stream only: the job has ended and no more events follow. Do not reconnect."},
 }
+
+
+def _server_sent(*fields: str) -> dict[str, Any]:
+    """One server-sent event, with these fields."""
+    return {
+        "type": "object",
+        "description": "One server-sent event.",
+        "properties": {name: {"type": "string"} for name in fields},
+        "required": list(fields),
+    }
+
+
 GENERATE_STREAM: Responses = {
     200: {
         "description": "The whole answer; or with `stream` its parts as server-sent events: `waiting` (how many "
@@ -273,7 +285,7 @@ GENERATE_STREAM: Responses = {
         "with.",
         "content": {
             "text/event-stream": {
-                "schema": {"type": "string"},
+                "schema": _server_sent("event", "data"),
                 "example": 'event: text\ndata: {"model": "trained", "index": 0, "text": "Preheat the"}\n\n',
             }
         },
@@ -284,7 +296,7 @@ CHAT_STREAM: Responses = {
         "description": "The reply; or with `stream` its chunks as server-sent events, `[DONE]` the last.",
         "content": {
             "text/event-stream": {
-                "schema": {"type": "string"},
+                "schema": _server_sent("data"),
                 "example": 'data: {"object": "chat.completion.chunk", …}\n\ndata: [DONE]\n\n',
             }
         },
