@@ -166,22 +166,22 @@ def chat_body(given: object) -> ChatBody:
 def named_job(actions: Actions, model: str) -> tuple[str, str | None]:
     """Job and checkpoint that a model is called by. Raises NotFound, UserError where a name is that of several jobs,
     or there is no such name of a checkpoint."""
-    job, _, given = model.removeprefix(PREFIX).partition("/")
+    name, _, given = model.removeprefix(PREFIX).partition("/")
+    if name.startswith("job-"):
+        job = actions.run(name).id
+    else:
+        found, _ = actions.store.page(Filter(dry_run=False), limit=MOST_SEARCHED)
+        ids = [stored.record.id for stored in (each.parsed() for each in found) if stored.record.name == name]
+        if not ids:
+            raise NotFound(f"there is no model {model[:80]!r}: GET /v1/models lists those that there are")
+        if len(ids) > 1:
+            hint = f"name one by its id, such as {PREFIX}{ids[0]}"
+            raise UserError(f"{len(ids)} jobs are called {name}", param="model", hint=hint)
+        job = ids[0]
     try:
-        checkpoint = checkpoint_name(given) if given else None
+        return job, checkpoint_name(given) if given else None
     except ValueError as error:
         raise UserError(str(error), param="model") from None
-    if job.startswith("job-"):
-        return actions.run(job).id, checkpoint
-    found, _ = actions.store.page(Filter(dry_run=False), limit=MOST_SEARCHED)
-    ids = [stored.record.id for stored in (each.parsed() for each in found) if stored.record.name == job]
-    if not ids:
-        raise NotFound(f"there is no model {model[:80]!r}: GET /v1/models lists those that there are")
-    if len(ids) > 1:
-        raise UserError(
-            f"{len(ids)} jobs are called {job}", param="model", hint=f"name one by its id, such as {PREFIX}{ids[0]}"
-        )
-    return ids[0], checkpoint
 
 
 def models(actions: Actions) -> list[answers.Model]:
