@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 
 from jobs.frozen import Frozen
-from jobs.spec import Part
+from jobs.spec import FullMethod, JobSpec, Part
 
 EXPORTS = "exports"
 """Folder of a run directory."""
 REPOSITORY = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
 LICENSE = r"^[a-z0-9][a-z0-9.-]{0,63}$"
+UNSUPPORTED = "export_unsupported"
 REPORT = "export.json"
 """In the folder of an export; written last."""
 
@@ -27,6 +28,70 @@ class ExportFormat(StrEnum):
     ADAPTER = "adapter"
     CTRANSLATE2 = "ctranslate2"
     GGUF = "gguf"
+
+
+GGUF_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3")
+"""`model_type` of the models that are written as GGUF."""
+_WINDOWS = "the attention windows, which alternate between layers,"
+NOT_WRITTEN = {
+    "gemma2": f"{_WINDOWS} and the caps on logits",
+    "gemma3_text": f"{_WINDOWS} and the two rotary bases",
+}
+"""Families that llama.cpp knows, and what of them is missing here."""
+
+
+@dataclass(frozen=True)
+class FinishedModel:
+    """What of a finished model decides which formats it has."""
+
+    job: str
+    task: str
+    family: str | None
+    """`model_type` of its config.json; None: not known."""
+    adapters: bool
+    """Whether it has LoRA adapters."""
+    whole: bool
+    """Whether model/ is the whole model."""
+
+    @classmethod
+    def of(cls, job: str, spec: JobSpec, task: str, family: str | None) -> FinishedModel:
+        """The model that a job delivers."""
+        if isinstance(spec.method, FullMethod):
+            return cls(job, task, family, adapters=False, whole=True)
+        return cls(job, task, family, adapters=True, whole=spec.method.merge)
+
+    def refusal(self, format: ExportFormat) -> tuple[str, str] | None:
+        """Code and reason why it cannot have this format; None: it may, and the format's own program decides."""
+        match format:
+            case ExportFormat.MERGED if self.whole:
+                return "nothing_to_merge", f"model/ of job {self.job} is the whole model already"
+            case ExportFormat.ADAPTER if not self.adapters:
+                return "no_adapter", f"job {self.job} trained every weight: it has no adapter"
+            case ExportFormat.CTRANSLATE2 if self.task == "classification":
+                return UNSUPPORTED, unsupported_text(format, "it classifies")
+            case ExportFormat.GGUF if self.family in NOT_WRITTEN:
+                missing = NOT_WRITTEN[self.family]
+                return UNSUPPORTED, unsupported_text(format, f"Longhaul does not write {missing} of {self.family}")
+            case ExportFormat.GGUF if self.task != "causal":
+                return UNSUPPORTED, unsupported_text(format, "it is no causal model")
+            case ExportFormat.GGUF if self.family not in (None, *GGUF_FAMILIES):
+                return UNSUPPORTED, unsupported_text(format, f"{self.family} is none of {', '.join(GGUF_FAMILIES)}")
+        return None
+
+    @property
+    def formats(self) -> tuple[ExportFormat, ...]:
+        """Those that it may have."""
+        return tuple(each for each in ExportFormat if self.refusal(each) is None)
+
+    def instead_of(self, format: ExportFormat) -> str:
+        """What to do where it does not have this one."""
+        others = [f"`longhaul export {self.job} --to {each}`" for each in self.formats if each is not format]
+        return " or ".join([*others, f"`longhaul download {self.job}` for model/ as it is"])
+
+
+def unsupported_text(format: ExportFormat, why: str) -> str:
+    """What is said of a model that has no such form."""
+    return f"this model cannot be exported to {format}: {why}"
 
 
 DType = Literal["bfloat16", "float16", "float32", "int8", "bf16", "f32", "q8_0"]
@@ -67,37 +132,39 @@ class ExportRequest(Part):
     `ctranslate2` has `bfloat16`, `float32` and `int8`, `gguf` has `bf16`, `f32` and `q8_0`."""
 
 
+def _matching(pattern: str, said: str) -> BeforeValidator:
+    """Before the pattern of the field, which tells people less."""
+
+    def check(given: object) -> object:
+        if isinstance(given, str) and re.fullmatch(pattern, given) is None:
+            raise ValueError(said)
+        return given
+
+    return BeforeValidator(check)
+
+
 class PushRequest(Part):
     """What is uploaded to the hub."""
 
-    repository: Annotated[str, Field(pattern=REPOSITORY, max_length=96)]
+    repository: Annotated[
+        str,
+        Field(pattern=REPOSITORY, max_length=96),
+        _matching(
+            REPOSITORY,
+            "must be organisation/name, as the hub has it, such as acme/recipes: letters, digits, dots, _ and -",
+        ),
+    ]
     """`organisation/name`; the organisation may be a user."""
-    license: Annotated[str, Field(pattern=LICENSE)]
+    license: Annotated[
+        str,
+        Field(pattern=LICENSE),
+        _matching(LICENSE, "must be a licence as the hub names it, in small letters, such as apache-2.0, mit or other"),
+    ]
     """Of the model, as the hub names it: `apache-2.0`, `mit`, `cc-by-4.0`, `other`."""
     public: bool = False
     """Whether a repository that is made is public; one that exists stays as it is."""
     export: Annotated[ExportFormat, Field(strict=False)] | None = None
     """This export, in place of `model/`."""
-
-    @field_validator("repository", mode="before")
-    @classmethod
-    def _in_words(cls, given: object) -> object:
-        """Before the regular expression, which tells people less."""
-        if isinstance(given, str) and re.fullmatch(REPOSITORY, given) is None:
-            raise ValueError(
-                "must be organisation/name, as the hub has it, such as acme/recipes: letters, digits, dots, _ and -"
-            )
-        return given
-
-    @field_validator("license", mode="before")
-    @classmethod
-    def _license_in_words(cls, given: object) -> object:
-        """As above."""
-        if isinstance(given, str) and re.fullmatch(LICENSE, given) is None:
-            raise ValueError(
-                "must be a licence as the hub names it, in small letters, such as apache-2.0, mit or other"
-            )
-        return given
 
 
 class ExportedFile(Frozen):
@@ -159,11 +226,3 @@ class ExportReport(Frozen):
     def bytes(self) -> int:
         """Of all files."""
         return sum(file.bytes for file in self.files)
-
-
-def exports_of(run: Path) -> list[ExportReport]:
-    """What a run directory has. Raises OSError, ValueError (pydantic's) where one cannot be read."""
-    files = sorted(run.glob(f"{EXPORTS}/*/{REPORT}"))
-    return [
-        ExportReport.model_validate_json(file.read_bytes()) for file in files if file.parent.name in set(ExportFormat)
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,12 +12,21 @@ from pydantic import ValidationError
 from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, Damaged, NotFound, WorkerMissing
 from jobs.events import Fault
-from jobs.export import EXPORTS, REPORT, ExportFormat, ExportReport, ExportRequest, PushRequest, wrong_dtype
+from jobs.export import (
+    EXPORTS,
+    REPORT,
+    ExportFormat,
+    ExportReport,
+    ExportRequest,
+    FinishedModel,
+    PushRequest,
+    wrong_dtype,
+)
 from jobs.redis.requests import Requests, Standing, role_of
-from jobs.spec import FullMethod
 from jobs.state import Status
 from jobs.wrong_spec import explain
 from service.answers.exports import Export, Push, WorkStatus
+from service.errors import AnswerFailed
 from service.files.confined import NoFile, content
 from service.jobs.actions import Actions
 from service.jobs.no_model import why_no_model
@@ -51,6 +61,9 @@ class Exports:
         """An ExportRequest: have it made, unless it is being made. What is there is replaced by what is verified."""
         asked = _parsed(body, ExportRequest, "the keys are `format` and `dtype`")
         run = self._finished(job)
+        model = self._model(run)
+        if (refusal := model.refusal(asked.format)) is not None:
+            raise AnswerFailed(409, *refusal, hint=model.instead_of(asked.format))
         if (why := wrong_dtype(asked.format, run.plan().resolved.dtype, asked.dtype)) is not None:
             raise Conflict(why)
         self._ask("export", _id(job, asked.format), run, asked.model_dump(mode="json"), client)
@@ -63,13 +76,8 @@ class Exports:
 
     def table(self, job: str) -> list[tuple[ExportFormat, Export | None]]:
         """Every format that the model of this job may have, with what there is of it."""
-        found, method = {each.format: each for each in self.all(job)}, self._actions.run(job).spec().method
-        without = set()
-        if isinstance(method, FullMethod):
-            without = {ExportFormat.MERGED, ExportFormat.ADAPTER}
-        elif method.merge:
-            without = {ExportFormat.MERGED}
-        return [(each, found.get(each)) for each in ExportFormat if each not in without]
+        found = {each.format: each for each in self.all(job)}
+        return [(each, found.get(each)) for each in self._model(self._actions.run(job)).formats]
 
     def push(self, job: str, body: object, client: str) -> Push:
         """A PushRequest: have it uploaded, unless an upload of it is on its way."""
@@ -105,6 +113,13 @@ class Exports:
         if record.status is not Status.SUCCEEDED:
             raise Conflict(f"job {job} is {record.status}: it has a model once it has succeeded")
         return run
+
+    def _model(self, run: RunDir) -> FinishedModel:
+        try:
+            family = json.loads(content(run.path, f"{run.model.name}/config.json")).get("model_type")
+        except (NoFile, ValueError):  # adapters alone, or damaged: then the worker says so
+            family = None
+        return FinishedModel.of(run.id, run.spec(), run.plan().task, family)
 
     def _ask(self, kind: str, id: str, run: RunDir, payload: Mapping[str, object], client: str) -> None:
         self._actions.store.workers.require(role_of(kind))

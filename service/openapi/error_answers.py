@@ -62,6 +62,18 @@ _EXAMPLES: dict[int, dict[str, dict[str, Any]]] = {
             "message": f"job {_JOB} has no model yet",
             "hint": f"wait for its end, or name a checkpoint: `longhaul checkpoints {_JOB}` lists those that it has",
         },
+        "nothing_to_merge": {
+            "message": f"model/ of job {_JOB} is the whole model already",
+            "hint": f"`longhaul export {_JOB} --to ctranslate2` or `longhaul download {_JOB}` for model/ as it is",
+        },
+        "no_adapter": {
+            "message": f"job {_JOB} trained every weight: it has no adapter",
+            "hint": f"`longhaul export {_JOB} --to ctranslate2` or `longhaul download {_JOB}` for model/ as it is",
+        },
+        "export_unsupported": {
+            "message": "this model cannot be exported to gguf: it is no causal model",
+            "hint": f"`longhaul export {_JOB} --to ctranslate2` or `longhaul download {_JOB}` for model/ as it is",
+        },
         "dataset_exists": {
             "message": "data set recipes.jsonl exists with other content (2,210 bytes), and a data set never changes: "
             "take another name, or delete it first"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import requests
 
 from jobs.disk.rundir import RunDir
+from jobs.export import ExportFormat
 from longhaul.api import ApiError, Longhaul
 from longhaul.main import main
 from tests.heartbeats import heartbeat
@@ -23,7 +25,9 @@ from tests.states import STATES
 from tests.training.attempts import attempt
 from tests.training.conftest import MakeRun
 from tests.training.export.test_export import SHORT
+from tests.training.generation.conftest import CLASSES
 from tests.training.hub_server import Hub, running_hub
+from tests.training.workplace import Workplace, pairs
 from worker.exports import ExportHandler, ProcessHandler, PushHandler
 from worker.requests import serve
 from worker.settings import from_environment
@@ -117,14 +121,10 @@ def test_an_export_is_waited_for_downloaded_and_opens(
     said = capsys.readouterr()
     assert "replaces exports/ctranslate2 (in bfloat16) once it is verified" in said.err
     assert "ctranslate2 (int8)" in said.out and [each["format"] for each in api.exports(run.id)] == ["ctranslate2"]
-    assert command(service, "export", run.id, "--to", "gguf", monkeypatch=monkeypatch) == 1
-    assert "export_unsupported" in capsys.readouterr().err
     shown = service.get(f"/jobs/{run.id}?tab=files", headers={"Accept": "text/html"}).text
-    assert "verified by ctranslate2" in shown and "t5 is none of llama" in shown
+    assert "verified by ctranslate2" in shown
     assert f'href="/jobs/{run.id}/files/exports/ctranslate2"' in shown
-    assert f'data-url="/jobs/{run.id}/exports" data-body="{{&#34;format&#34;: &#34;gguf&#34;}}"' in shown
-    by_format = {each["format"]: each for each in api.exports(run.id)}
-    assert by_format["gguf"]["status"] == "failed" and by_format["gguf"]["path"] is None
+    assert f'data-url="/jobs/{run.id}/exports" data-body="{{&#34;format&#34;: &#34;ctranslate2&#34;}}"' in shown
 
 
 def test_what_cannot_be_asked_for(service: Service, run: RunDir, make_run: MakeRun) -> None:
@@ -132,8 +132,7 @@ def test_what_cannot_be_asked_for(service: Service, run: RunDir, make_run: MakeR
     assert list(api.exports(run.id)) == []
     for refused, code in (
         (lambda: api.export(run.id, "onnx"), "invalid_value"),
-        (lambda: api.export(run.id, "gguf", dtype="int8"), "conflict"),
-        (lambda: api.export(run.id, "merged", dtype="float16"), "conflict"),
+        (lambda: api.export(run.id, "ctranslate2", dtype="q8_0"), "conflict"),
         (lambda: api.push(run.id, "cooks/tuned", license="mit", export="gguf"), "conflict"),
         (lambda: api.export("job-none", "gguf"), "not_found"),
         (lambda: api.pushed(run.id), "no_push"),
@@ -149,8 +148,10 @@ def test_what_cannot_be_asked_for(service: Service, run: RunDir, make_run: MakeR
     ) as caught:
         api.push(run.id, "cooks/tuned", license="Apache 2.0")
     assert caught.value.code == "invalid_value" and "[a-z0-9]" not in str(caught.value)
-    with pytest.raises(ApiError, match="merged of this model is written in bfloat16 or float32, not in float16"):
-        api.export(run.id, "merged", dtype="float16")
+    with pytest.raises(
+        ApiError, match="ctranslate2 of this model is written in bfloat16 or float32 or int8, not in q8_0"
+    ):
+        api.export(run.id, "ctranslate2", dtype="q8_0")
     api.push(run.id, "cooks/tuned", license="mit")
     with pytest.raises(ApiError, match="is at an upload to cooks/tuned: ask again when that is over"):
         api.push(run.id, "cooks/other", license="mit")
@@ -162,6 +163,47 @@ def test_what_cannot_be_asked_for(service: Service, run: RunDir, make_run: MakeR
         service.store.workers.forget(worker.name)
     answer = requests.post(f"{service.url}/jobs/{run.id}/exports", json={"format": "ctranslate2"}, timeout=10)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_worker")
+
+
+LORA = {"type": "lora", "rank": 4}
+
+
+@pytest.mark.parametrize(
+    ("job", "offered"),
+    [
+        ({}, {"ctranslate2"}),
+        ({"method": LORA}, {"merged", "adapter", "ctranslate2"}),
+        ({"method": LORA | {"merge": True}}, {"adapter", "ctranslate2"}),
+        ({"model": "builtin:qwen-tiny"}, {"ctranslate2", "gguf"}),
+        ({"model": "builtin:roberta-tiny"}, set()),
+    ],
+)
+def test_formats_that_a_model_cannot_have_are_refused_at_once_and_not_offered(
+    redis_url: str, workplace: Workplace, job: dict[str, Any], offered: set[str]
+) -> None:
+    workplace.rows("rows.jsonl", CLASSES if "roberta" in job.get("model", "") else pairs(48))
+    run = workplace.job(data={"validation": 0.2}, **SHORT, **job)
+    workplace.prepare(run)
+    assert attempt(run) == 0
+    with running(redis_url, workplace.root) as service:
+        service.store.append(run, STATES["succeeded"])
+        service.store.workers.report(heartbeat("generate-box", stage="generate"))
+        check_offered(service, run, offered)
+
+
+def check_offered(service: Service, run: RunDir, offered: set[str]) -> None:
+    page = service.get(f"/jobs/{run.id}?tab=files", headers={"Accept": "text/html"}).text
+    api = Longhaul(service.url)
+    for format in ExportFormat:
+        assert (f"{{&#34;format&#34;: &#34;{format}&#34;}}" in page) == (format in offered)
+        if format in offered:
+            assert api.export(run.id, format)["status"] == "queued"
+        else:
+            with pytest.raises(ApiError) as refused:
+                api.export(run.id, format)
+            assert refused.value.code in ("nothing_to_merge", "no_adapter", "export_unsupported")
+            assert {*re.findall(r"--to (\w+)", refused.value.hint or "")} == offered
+            assert f"longhaul download {run.id}" in (refused.value.hint or "")
 
 
 @pytest.fixture

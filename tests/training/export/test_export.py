@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from benchmarks.corpus import dataset_of
 from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir
 from jobs.errors import DeviceBusy, Rejected
-from jobs.export import ExportFormat, ExportReport, exports_of
+from jobs.export import GGUF_FAMILIES, REPORT, ExportFormat, ExportReport, FinishedModel
 from tests.training.adapters.test_adapter_runs import LORA
 from tests.training.attempts import attempt
 from tests.training.conftest import MakeRun
@@ -41,11 +42,17 @@ SHORT: dict[str, Any] = {"training": {"epochs": 2, "learning_rate": 0.05}, "eval
 CT2, GGUF, MERGED, ADAPTER = ExportFormat.CTRANSLATE2, ExportFormat.GGUF, ExportFormat.MERGED, ExportFormat.ADAPTER
 
 
+def exports_of(run: RunDir) -> list[ExportReport]:
+    """What is there, complete."""
+    files = sorted((run.path / "exports").glob(f"*/{REPORT}"))
+    return [ExportReport.model_validate_json(file.read_bytes()) for file in files]
+
+
 def exported(run: RunDir, format: ExportFormat, dtype: str | None = None) -> ExportReport:
     """Made and verified; what is said of it is on disk."""
     report = make(run, Journal(run.attempt_file("export")), format, dtype)
     folder = run.path / "exports" / format
-    assert report in exports_of(run.path)
+    assert report in exports_of(run)
     assert {file.name for file in report.files} | {"export.json"} == {
         str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()
     }
@@ -95,7 +102,7 @@ def test_t5_in_ctranslate2_with_the_scale_that_its_head_has(make_run: MakeRun, m
     assert exact.dtype == "bfloat16" and exact.verification.limit == EXACT and exact.verification.tokens >= 40
     assert exported(run, CT2, "float32").verification.difference < EXACT
     assert exported(run, CT2, "int8").verification.difference > 0.0
-    with pytest.raises(Rejected, match=r"qwen2, qwen3|t5 is none of") as caught:
+    with pytest.raises(Rejected, match="cannot be exported to gguf: it is no causal model") as caught:
         exported(run, GGUF)
     assert caught.value.detail_code == "export_unsupported"
 
@@ -123,7 +130,7 @@ def test_a_wrong_scale_of_the_logits_is_refused_and_what_was_there_stays(
     with pytest.raises(Rejected, match="where the trained model gives") as caught:
         make(run, Journal(run.attempt_file("export")), CT2, None)
     assert caught.value.detail_code == "export_differs"
-    assert exports_of(run.path) == [kept]
+    assert exports_of(run) == [kept]
 
 
 def test_lora_of_t5_merged_and_apart(make_run: MakeRun) -> None:
@@ -137,7 +144,7 @@ def test_lora_of_t5_merged_and_apart(make_run: MakeRun) -> None:
     assert apart.dtype == "as trained" and apart.verification.runtime.startswith("peft ")
     in_ctranslate2 = exported(run, CT2, "float32").verification
     assert in_ctranslate2.log_probability == pytest.approx(merged.verification.log_probability)
-    assert [each.format for each in exports_of(run.path)] == [ADAPTER, CT2, MERGED]
+    assert [each.format for each in exports_of(run)] == [ADAPTER, CT2, MERGED]
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
@@ -207,9 +214,28 @@ def test_a_chat_model_whose_tokenizer_cuts_otherwise_than_its_file_says(workplac
 
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3_text"])
 def test_gguf_of_a_later_gemma_is_refused_with_the_reason(kind: str) -> None:
-    with pytest.raises(Rejected, match=f"Longhaul does not write the attention windows.* of {kind}") as caught:
-        gguf_file.Gguf().check({"model_type": kind}, "causal")
-    assert "convert_hf_to_gguf.py" in str(caught.value.hint)
+    model = FinishedModel("job-1", "causal", kind, adapters=False, whole=True)
+    refusal = model.refusal(GGUF)
+    assert refusal is not None and refusal[0] == "export_unsupported"
+    assert re.search(f"Longhaul does not write the attention windows.* of {kind}", refusal[1])
+    assert "--to ctranslate2" in model.instead_of(GGUF)
+
+
+def test_families_of_gguf_are_those_that_are_offered() -> None:
+    assert gguf_file.FAMILIES.keys() == {*GGUF_FAMILIES}
+
+
+@pytest.mark.parametrize("task", ["seq2seq", "causal", "classification"])
+@pytest.mark.parametrize("family", ["t5", "qwen2", "gemma2", None])
+@pytest.mark.parametrize(("adapters", "whole"), [(False, True), (True, True), (True, False)])
+def test_what_a_refusal_names_instead_is_not_refused(
+    task: str, family: str | None, adapters: bool, whole: bool
+) -> None:
+    model = FinishedModel("job-1", task, family, adapters=adapters, whole=whole)
+    for format in ExportFormat:
+        named = {ExportFormat(each) for each in re.findall(r"--to (\w+)", model.instead_of(format))}
+        assert format not in named and all(model.refusal(each) is None for each in named)
+        assert "`longhaul download job-1`" in model.instead_of(format)
 
 
 def test_rope_of_llama_3(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +313,7 @@ def test_a_model_that_is_not_what_training_delivered_is_neither_exported_nor_tri
             with pytest.raises(Rejected, match=f"no longer what training delivered: {what}") as caught:
                 use()
             assert caught.value.detail_code == "model_damaged" and f"longhaul clone {run.id}" in str(caught.value.hint)
-        assert exports_of(run.path) == []
+        assert exports_of(run) == []
 
     weights = run.model / ("model.safetensors" if method is None else "adapter/adapter_model.safetensors")
     flip(weights)
@@ -318,10 +344,10 @@ def test_by_hand_killed_in_the_middle_and_again(make_run: MakeRun) -> None:
     killed = subprocess.run([sys.executable, "-c", killing, *command[3:]], capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert (run.path / "exports" / "tmp-ctranslate2" / "export" / "model.bin").exists()
-    assert exports_of(run.path) == [] and not (run.path / "exports" / "ctranslate2").exists()
+    assert exports_of(run) == [] and not (run.path / "exports" / "ctranslate2").exists()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    [report] = exports_of(run.path)
+    [report] = exports_of(run)
     assert report.format is CT2 and not (run.path / "exports" / "tmp-ctranslate2").exists()
     last = run.attempt_lines("export-ctranslate2")[-1]
     assert isinstance(last, Finished) and last.reason == "done"

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from worker.training.export.formats import EXACT, Scores, unsupported
+from worker.training.export.formats import EXACT, Scores, Unsupported
 from worker.training.export.held_out import Float64, HeldOutRow
 from worker.training.models.model_files import CONFIG, GENERATION_CONFIG, SMALL
 from worker.training.tasks.task import Config
 
 LOSS = 0.1
 """Nats a token that int8 may cost."""
-_HINT = "download model/ and use transformers, or export to another format"
 
 
 class CTranslate2:
@@ -31,16 +30,14 @@ class CTranslate2:
         """See `Format`."""
         return f"ctranslate2 {version('ctranslate2')}"
 
-    def check(self, config: Config, task: str) -> None:
+    def check(self, config: Config) -> None:
         """See `Format`."""
         from ctranslate2.converters.transformers import _MODEL_LOADERS
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-        if task == "classification":
-            raise unsupported("ctranslate2", "it classifies", _HINT)
         kind = config["model_type"]
         if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind].__name__ not in _MODEL_LOADERS:
-            raise unsupported("ctranslate2", f"its converter does not know {kind}", _HINT)
+            raise Unsupported(f"its converter does not know {kind}")
 
     def write(self, source: Path, folder: Path, dtype: str, progress: Callable[[], None]) -> None:
         """See `Format`."""
@@ -58,7 +55,7 @@ class CTranslate2:
         try:
             Converter(str(source), low_cpu_mem_usage=True).convert(str(folder), quantization=dtype, force=True)
         except (NotImplementedError, ValueError, KeyError, AttributeError) as error:
-            raise unsupported("ctranslate2", f"its converter says: {error}", _HINT) from error
+            raise Unsupported(f"its converter says: {error}") from error
         progress()
         name_tokens(folder / CONFIG)
         for name in SMALL:

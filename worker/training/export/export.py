@@ -18,13 +18,24 @@ import torch
 from jobs.disk.files import replace_folder, restore_folder, write_synced
 from jobs.disk.rundir import RunDir
 from jobs.errors import DeviceBusy, DiskFull, Rejected
-from jobs.export import EXPORTS, REPORT, ExportedFile, ExportFormat, ExportReport, Verification, dtypes_of, wrong_dtype
+from jobs.export import (
+    EXPORTS,
+    REPORT,
+    UNSUPPORTED,
+    ExportedFile,
+    ExportFormat,
+    ExportReport,
+    Verification,
+    dtypes_of,
+    unsupported_text,
+    wrong_dtype,
+)
 from jobs.text.units import bytes_alike
 from jobs.version import VERSION
 from worker.training.adapters.merging import Merged, computed_merged
 from worker.training.adapters.wide import Widened
 from worker.training.export import ctranslate2_folder, gguf_file, opened
-from worker.training.export.formats import Format
+from worker.training.export.formats import Format, Unsupported
 from worker.training.export.held_out import (
     Float64,
     HeldOutRow,
@@ -72,20 +83,25 @@ def export(run: RunDir, journal: Journal, format: ExportFormat, dtype: str | Non
         restore_folder(folder / format)
         shutil.rmtree(temporary, ignore_errors=True)
         try:
-            return _made(run, journal, format, dtype, temporary)
+            journal.phase("load")
+            subject = Subject.of(run, journal)
+            return _made(subject, journal, format, dtype, temporary)
+        except Unsupported as error:
+            raise Rejected(
+                unsupported_text(format, str(error)), code=UNSUPPORTED, hint=subject.finished.instead_of(format)
+            ) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _made(run: RunDir, journal: Journal, format: ExportFormat, dtype: str | None, temporary: Path) -> ExportReport:
-    journal.phase("load")
-    subject = Subject.of(run, journal)
+def _made(subject: Subject, journal: Journal, format: ExportFormat, dtype: str | None, temporary: Path) -> ExportReport:
+    run = subject.run
     asked = dtype or default_dtype(format, subject.plan.resolved.dtype)
     with_adapters = subject.adapters is not None and (format is ExportFormat.ADAPTER or not subject.merged)
     check_asked(subject, format, dtype)
     loaded = subject.opened(unmerged=format is ExportFormat.ADAPTER)
     made = format_of(format, subject, loaded)
-    made.check(loaded.config, subject.plan.task)
+    made.check(loaded.config)
     check_room(run, temporary.parent, 3 * loaded.parameter_bytes)
     rows = held_out(subject.plan.task, subject.data)
     temporary.mkdir()
@@ -169,17 +185,12 @@ def default_dtype(format: ExportFormat, dtype: str) -> str:
 
 def check_asked(subject: Subject, format: ExportFormat, dtype: str | None) -> None:
     """Raises Rejected (`no_adapter`, `nothing_to_merge`, `export_unsupported`)."""
-    job = subject.run.id
-    if format is ExportFormat.ADAPTER and subject.adapters is None:
-        raise Rejected(
-            f"job {job} trained every weight: it has no adapter", code="no_adapter", hint=f"longhaul download {job}"
-        )
-    if format is ExportFormat.MERGED and subject.merged:
-        raise Rejected(
-            f"model/ of job {job} is the whole model already", code="nothing_to_merge", hint=f"longhaul download {job}"
-        )
+    model = subject.finished
+    if (refusal := model.refusal(format)) is not None:
+        code, reason = refusal
+        raise Rejected(reason, code=code, hint=model.instead_of(format))
     if (why := wrong_dtype(format, subject.plan.resolved.dtype, dtype)) is not None:
-        raise Rejected(why, code="export_unsupported", hint="leave the type out, or name one of these")
+        raise Rejected(why, code=UNSUPPORTED, hint="leave the type out, or name one of these")
 
 
 def format_of(format: ExportFormat, subject: Subject, loaded: LoadedModel) -> Format:

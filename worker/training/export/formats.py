@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from jobs.errors import Rejected
 from worker.training.export.held_out import Float64, HeldOutRow
 from worker.training.tasks.task import Config
 
 EXACT = 1e-4
 """Nats a token: what is left of one computation in float32 by another."""
+
+
+class Unsupported(Exception):
+    """Why this model has no such form."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,11 @@ class Format(Protocol):
     def packages(self) -> tuple[str, ...]:
         """Python packages that make and open it."""
 
-    def check(self, config: Config, task: str) -> None:
-        """Raises Rejected (`export_unsupported`) for a model that it cannot hold."""
+    def check(self, config: Config) -> None:
+        """Raises Unsupported for what `FinishedModel.refusal` cannot tell."""
 
     def write(self, source: Path, folder: Path, dtype: str, progress: Callable[[], None]) -> None:
-        """Make the files in an existing folder, from a folder that `from_pretrained` opens. Raises Rejected."""
+        """Make the files in an existing folder, from a folder that `from_pretrained` opens. Raises Unsupported."""
 
     def scores(
         self, folder: Path, source: Path, dtype: str, rows: Sequence[HeldOutRow], progress: Callable[[], None]
@@ -52,8 +55,3 @@ class Format(Protocol):
 
     def usage(self, folder: Path) -> list[str]:
         """Lines of Markdown: how it is used."""
-
-
-def unsupported(format: str, why: str, hint: str) -> Rejected:
-    """This model has no such form."""
-    return Rejected(f"this model cannot be exported to {format}: {why}", code="export_unsupported", hint=hint)

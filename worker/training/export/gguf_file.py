@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from jobs.errors import Rejected
 from worker.training.export import llama_cpp
-from worker.training.export.formats import EXACT, Scores, unsupported
+from worker.training.export.formats import EXACT, Scores, Unsupported
 from worker.training.export.gguf_tokenizer import write_tokenizer
 from worker.training.export.held_out import HeldOutRow
 from worker.training.models.model_files import SINGLE, read_config
@@ -30,7 +30,6 @@ GELU_TABLE = 1e-3
 LIMITS = {"f32": EXACT, "bf16": 0.05, "q8_0": 0.1}
 """Nats a token. llama.cpp multiplies weights in bf16 with activations that it rounds to bf16, and those in q8_0 with
 activations that it rounds to 8 bits; the weights themselves, in bf16 and f32, are compared bit for bit."""
-_HINT = "export to ctranslate2 or merged, or convert model/ with llama.cpp's own convert_hf_to_gguf.py"
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,6 @@ FAMILIES = {
     "gemma": Family("GEMMA", norm_offset=1.0, gelu=True),
     "phi3": Family("PHI3"),
 }
-_WINDOWS = "the attention windows, which alternate between layers,"
-NOT_WRITTEN = {
-    "gemma2": f"{_WINDOWS} and the caps on logits",
-    "gemma3_text": f"{_WINDOWS} and the two rotary bases",
-}
-"""Families that llama.cpp knows, and what of them is missing here."""
 
 
 class Gguf:
@@ -72,16 +65,11 @@ class Gguf:
         """See `Format`."""
         return f"llama.cpp (xllamacpp {version('xllamacpp')})"
 
-    def check(self, config: Config, task: str) -> None:
+    def check(self, config: Config) -> None:
         """See `Format`."""
-        kind = config["model_type"]
-        if kind in NOT_WRITTEN:
-            raise unsupported("gguf", f"Longhaul does not write {NOT_WRITTEN[kind]} of {kind}", _HINT)
-        if task != "causal" or kind not in FAMILIES:
-            raise unsupported("gguf", f"{kind} is none of {', '.join(FAMILIES)}", _HINT)
         rope = rope_of(config)
         if rope.get("rope_type", "default") not in ("default", "linear", "llama3"):
-            raise unsupported("gguf", f"its rope_type {rope['rope_type']} is not written here", _HINT)
+            raise Unsupported(f"its rope_type {rope['rope_type']} is not written here")
 
     def write(self, source: Path, folder: Path, dtype: str, progress: Callable[[], None]) -> None:
         """See `Format`."""
@@ -177,7 +165,7 @@ def write_settings(writer: GGUFWriter, config: Config, dtype: str) -> None:
 
 
 def tensors(weights: Any, config: Config) -> dict[str, tuple[tuple[int, ...], Callable[[], Float32]]]:
-    """By their names in GGUF: the shape of each, and what reads it. Raises Rejected (`export_unsupported`)."""
+    """By their names in GGUF: the shape of each, and what reads it. Raises Unsupported."""
     import gguf
 
     family = FAMILIES[config["model_type"]]
@@ -188,7 +176,7 @@ def tensors(weights: Any, config: Config) -> dict[str, tuple[tuple[int, ...], Ca
     for name in weights.keys():  # noqa: SIM118 - a safetensors file is no mapping
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if new is None:
-            raise unsupported("gguf", f"its tensor {name} has no name there", _HINT)
+            raise Unsupported(f"its tensor {name} has no name there")
         turned = of_heads.get(name.split(".")[-2]) if family.interleaved else None
         offset = family.norm_offset if "norm" in name else 0.0
 

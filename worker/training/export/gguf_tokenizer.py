@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer
 
-from worker.training.export.formats import unsupported
+from worker.training.export.formats import Unsupported
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-_HINT = "export to ctranslate2 or merged, which take the tokenizer as it is"
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -25,7 +24,7 @@ PATTERNS = {
 
 
 def write_tokenizer(writer: GGUFWriter, source: Path, vocabulary: int) -> None:
-    """Tokens, merges and special tokens. Raises Rejected (`export_unsupported`).
+    """Tokens, merges and special tokens. Raises Unsupported.
 
     They are those of the tokenizer that transformers makes of the folder: for some models (Qwen2, for one) it takes
     tokens and merges of tokenizer.json, and has rules of its own by which a text is first cut.
@@ -36,7 +35,7 @@ def write_tokenizer(writer: GGUFWriter, source: Path, vocabulary: int) -> None:
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     model = content["model"]
     if model["type"] != "BPE":
-        raise unsupported("gguf", f"its tokenizer is {model['type']}, and GGUF is written for BPE", _HINT)
+        raise Unsupported(f"its tokenizer is {model['type']}, and GGUF is written for BPE")
     tokens = [f"[PAD{number}]" for number in range(vocabulary)]
     types = [gguf.TokenType.UNUSED] * vocabulary
     for token, number in model["vocab"].items():
@@ -102,4 +101,4 @@ def _pre_tokenizer(content: dict[str, Any]) -> str:
         found = PATTERNS.get(parts[0]["pattern"].get("Regex", ""))
         if found is not None:
             return found
-    raise unsupported("gguf", "llama.cpp has no name for how its tokenizer first cuts a text", _HINT)
+    raise Unsupported("llama.cpp has no name for how its tokenizer first cuts a text")

@@ -29,7 +29,7 @@ class MergedFolder:
         """See `Format`."""
         return f"transformers {version('transformers')}"
 
-    def check(self, config: Config, task: str) -> None:
+    def check(self, config: Config) -> None:
         """See `Format`: any model."""
 
     def write(self, source: Path, folder: Path, dtype: str, progress: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import NotPrepared, Rejected
+from jobs.export import FinishedModel
 from jobs.plan import Plan
 from jobs.spec import FullMethod, JobSpec
 from worker.training.adapters.merging import Merged
@@ -17,7 +18,7 @@ from worker.training.checkpoints.tensorfile import write_tensors
 from worker.training.dataset.data import PreparedDataset
 from worker.training.journal import Journal
 from worker.training.models.manifest import MANIFEST, README, delivered
-from worker.training.models.model_files import GENERATION_CONFIG, SINGLE, SMALL
+from worker.training.models.model_files import GENERATION_CONFIG, SINGLE, SMALL, read_config
 from worker.training.network.model import LoadedModel, write_model
 from worker.training.readme import base_model
 from worker.training.start import open_stores
@@ -58,6 +59,12 @@ class Subject:
             ) from error
         merged = (run.model / SINGLE).exists()
         return cls(run, spec, plan, data, base, adapters_of(run), merged)
+
+    @property
+    def finished(self) -> FinishedModel:
+        """What decides which formats it has."""
+        config = read_config(self.run.model if self.merged else self.base, "its model")
+        return FinishedModel.of(self.run.id, self.spec, self.plan.task, config["model_type"])
 
     def opened(self, *, unmerged: bool) -> LoadedModel:
         """The trained model, loaded with the guards of training, and computed as transformers does."""
