@@ -178,11 +178,6 @@ class Longhaul:
 
     # -- what happened -------------------------------------------------------------------------------------------------
 
-    def event_page(self, job: str, *, after: int = 0, limit: int = 1000) -> PageDict[EventDict]:
-        """A page of events above number `after`: `data`, `has_more`, `last_id`."""
-        given = {"after": after, "limit": limit}
-        return self._connection.json(PageDict[EventDict], "GET", f"/jobs/{part(job)}/events", params=given)
-
     def past_events(self, job: str, *, after: int = 0) -> Iterator[EventDict]:
         """Events above number `after` that have happened until now."""
         return self._walk(EventDict, f"/jobs/{part(job)}/events", after=after, limit=1000)
