@@ -309,7 +309,13 @@ class EvaluationFinished(Fact):
         name = self.judged_by
         if name is None or name not in self.figures or not self.step:
             return None
-        return Verdict.of(name, self.figures[name], self.intervals.get(name), self.against_base.get(name))
+        return Verdict.of(
+            name,
+            self.figures[name],
+            self.intervals.get(name),
+            self.against_base.get(name),
+            self.against_base.get(EvaluationMetric.LOSS),
+        )
 
     @property
     def metrics_text(self) -> str:

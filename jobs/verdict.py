@@ -10,7 +10,7 @@ from jobs.frozen import Frozen
 
 LEAST_ROWS = 20
 """Fewer rows say too little: intervals of them are too narrow (`benchmarks/evaluation.py`: coverage)."""
-Outcome = Literal["better", "worse", "no_better", "not_compared"]
+Outcome = Literal["better", "worse", "mixed", "no_better", "not_compared"]
 
 
 class ConfidenceInterval(Frozen):
@@ -33,8 +33,9 @@ class Verdict(Frozen):
     """Whether the model is better than before training, by one metric."""
 
     outcome: Outcome
-    """`better` or `worse` where the interval of the difference lies on one side of 0, else `no_better`; `not_compared`:
-    there is no evaluation of the same rows before step 1, or there are too few rows."""
+    """`better` or `worse` where the interval of the difference lies on one side of 0, else `no_better`; `mixed`: the
+    validation loss says the opposite, as surely; `not_compared`: there is no evaluation of the same rows before step 1,
+    or there are too few rows."""
     metric: str
     """Name of the metric."""
     value: float
@@ -48,10 +49,18 @@ class Verdict(Frozen):
 
     @classmethod
     def of(
-        cls, metric: str, value: float, interval: ConfidenceInterval | None, against_base: BaseDifference | None
+        cls,
+        metric: str,
+        value: float,
+        interval: ConfidenceInterval | None,
+        against_base: BaseDifference | None,
+        loss_against_base: BaseDifference | None = None,
     ) -> Verdict:
-        """By this metric."""
+        """By this metric, unless the loss contradicts it."""
         outcome, remark = _judged(metric, against_base, certain=interval is not None)
+        by_loss, other = _judged(EvaluationMetric.LOSS, loss_against_base, certain=True)
+        if {outcome, by_loss} == {"better", "worse"}:
+            outcome, remark = "mixed", f"{remark}, but by {EvaluationMetric.LOSS.words} {other}"
         return cls(
             outcome=outcome,
             metric=metric,

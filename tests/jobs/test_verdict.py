@@ -59,3 +59,33 @@ def test_a_model_is_better_worse_or_neither(
     difference = None if change is None else BaseDifference(difference=change[0], low=change[1], high=change[2])
     found = Verdict.of(metric, value, interval, difference)
     assert (found.outcome, found.text) == (outcome, text)
+
+
+@pytest.mark.parametrize(
+    ("chrf", "loss", "outcome"),
+    [
+        ((-2.4, -3.8, -0.9), (-5.48, -5.57, -5.39), "mixed"),
+        ((2.4, 0.9, 3.8), (0.2, 0.1, 0.3), "mixed"),
+        ((2.4, 0.9, 3.8), (-5.48, -5.57, -5.39), "better"),
+        ((-2.4, -3.8, -0.9), (-0.1, -0.3, 0.1), "worse"),
+        ((0.4, -0.8, 1.6), (-5.48, -5.57, -5.39), "no_better"),
+    ],
+)
+def test_a_loss_that_says_the_opposite_makes_it_mixed(
+    chrf: tuple[float, float, float], loss: tuple[float, float, float], outcome: str
+) -> None:
+    both = [BaseDifference(difference=each[0], low=each[1], high=each[2]) for each in (chrf, loss)]
+    found = Verdict.of("chrf", 18.1, ConfidenceInterval(low=16.8, high=19.6), *both)
+    assert found.outcome == outcome
+    assert ("but by validation loss" in found.text) == (outcome == "mixed")
+
+
+def test_what_is_mixed_is_said_of_both() -> None:
+    both = [
+        BaseDifference(difference=-2.4, low=-3.8, high=-0.9),
+        BaseDifference(difference=-5.48, low=-5.57, high=-5.39),
+    ]
+    assert Verdict.of("chrf", 18.1, ConfidenceInterval(low=16.8, high=19.6), *both).text == (
+        "chrF 18.1 (16.8 to 19.6), 2.4 worse than the base model (0.9 to 3.8), but by validation loss 5.4800 better "
+        "than the base model (5.3900 to 5.5700)"
+    )

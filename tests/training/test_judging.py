@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ from jobs.disk.rundir import RunDir
 from jobs.events import EvaluationFinished
 from tests.training.attempts import attempt, facts, trained
 from tests.training.conftest import VALIDATION_ROWS, MakeRun
+from tests.training.workplace import Workplace
 from worker.training.row_figures import file_of
 from worker.training.scores import intervals
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 LEARNS = {
     "training": {"epochs": 20, "dropout": 0.0},
     "evaluation": {"max_rows": 100, "generate_rows": 5, "every_steps": 20},
@@ -79,6 +83,18 @@ def test_a_run_that_was_stopped_compares_with_the_same_base(make_run: MakeRun) -
         facts(broken, EvaluationFinished, 2)[-1].against_base == facts(whole, EvaluationFinished)[-1].against_base != {}
     )
     assert trained(broken, 2) == trained(whole)
+
+
+def test_texts_of_random_weights_do_not_judge_what_learned_from_them(workplace: Workplace) -> None:
+    """The first job of the README: chrF of the letters that its base writes is higher than that of what it learns."""
+    job = json.loads((EXAMPLES / "job.json").read_text())
+    shutil.copyfile(EXAMPLES / job["data"]["train"], workplace.data / "recipes.jsonl")
+    del job["name"]
+    run = workplace.job(job["data"].pop("train"), **job)
+    workplace.prepare(run)
+    assert attempt(run) == 0
+    verdict = trained(run).verdict
+    assert verdict is not None and (verdict.metric, verdict.outcome) == ("loss", "better")
 
 
 def test_a_damaged_base_is_not_compared_with(make_run: MakeRun) -> None:

@@ -15,6 +15,7 @@ import torch
 from jobs.errors import NonFinite, OutOfMemory
 from jobs.evaluation_metrics import EvaluationMetric
 from jobs.events import Sample
+from jobs.spec import BUILTIN_MODELS
 from jobs.verdict import BaseDifference, ConfidenceInterval
 from worker.training import row_figures
 from worker.training.context import TrainingContext
@@ -34,7 +35,8 @@ _TELLING = (
     _M.SUBSET_ACCURACY, _M.LOSS,
 )  # fmt: skip
 """chrF first: it needs no words, and so no tokenizer, of any language, and tells inflected forms from wrong words. Of
-plain text, of which any continuation may be as good, texts tell nothing: the loss does."""
+plain text, of which any continuation may be as good, texts tell nothing: the loss does. Nor do they tell of a model
+that began with random weights: the letters that such a one writes without end have a high recall of short n-grams."""
 Result = TypeVar("Result")
 log = logging.getLogger("longhaul.trainer")
 
@@ -116,7 +118,8 @@ def judged_by(context: TrainingContext, measured: Sequence[str], certain: Collec
         return str(best)
     learned, read = rows.target_lengths.sum(), rows.input_lengths.sum()
     plain = not (task.targets_apart or task.labels) and learned >= read - len(rows)
-    telling = [str(metric) for metric in _TELLING if not (plain and metric.of_texts)]
+    by_texts = not plain and context.spec.model not in BUILTIN_MODELS
+    telling = [str(metric) for metric in _TELLING if by_texts or not metric.of_texts]
     known = [metric for metric in telling if metric in measured]
     return next((metric for metric in known if metric in certain), known[0])
 

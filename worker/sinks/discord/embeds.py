@@ -44,6 +44,7 @@ from worker.sinks.wording import SHORTAGES, bar, change, code, sentence
 DONE = {
     "better": "done, better than before",
     "worse": "done, worse than before",
+    "mixed": "done, better in one respect and worse in another",
     "no_better": "done, no better than before",
 }
 """By the outcome, where it is compared."""
