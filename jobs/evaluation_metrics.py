@@ -11,6 +11,8 @@ from typing import Literal
 
 Basis = Literal["loss", "tokens", "texts", "labels", "label sets"]
 """What a metric is computed from: the loss; the most probable tokens; generated texts; one label a row; or several."""
+Scale = Literal["shares", "scores"]
+"""`shares` are 0 to 1, `scores` 0 to 100."""
 
 _TASKS: Mapping[Basis, frozenset[str]] = {
     "loss": frozenset({"seq2seq", "causal", "classification"}),
@@ -22,7 +24,8 @@ _TASKS: Mapping[Basis, frozenset[str]] = {
 
 
 class EvaluationMetric(StrEnum):
-    """Each has its name, its words for people, what it is computed from, and digits after the point."""
+    """Each has its name, its words for people, digits after the point, whether higher is better, its scale, and what it
+    is computed from."""
 
     words: str
     """As in a sentence, such as `macro F1`."""
@@ -30,45 +33,47 @@ class EvaluationMetric(StrEnum):
     """What it can be computed from."""
     places: int
     """Digits after the point for people."""
+    higher_is_better: bool
+    """Else lower is."""
+    scale: Scale | None
+    """None: it has no end."""
 
-    def __new__(cls, name: str, words: str, places: int, *bases: Basis) -> EvaluationMetric:
+    def __new__(
+        cls, name: str, words: str, places: int, higher_is_better: bool, scale: Scale | None, *bases: Basis
+    ) -> EvaluationMetric:
         """One row."""
         metric = str.__new__(cls, name)
         metric._value_ = name
         metric.words, metric.places, metric.bases = words, places, frozenset(bases)
+        metric.higher_is_better, metric.scale = higher_is_better, scale
         return metric
 
-    LOSS = ("loss", "validation loss", 4, "loss")
+    LOSS = ("loss", "validation loss", 4, False, None, "loss")
     """Mean negative log likelihood of a target token (of a classifier: of a row), nats."""
-    PERPLEXITY = ("perplexity", "perplexity", 3, "tokens")
+    PERPLEXITY = ("perplexity", "perplexity", 3, False, None, "tokens")
     """e to the power of the loss."""
-    TOKEN_ACCURACY = ("token_accuracy", "token accuracy", 4, "tokens")
+    TOKEN_ACCURACY = ("token_accuracy", "token accuracy", 4, True, "shares", "tokens")
     """Share of the target tokens that are the most probable one, given those before them."""
-    EXACT_MATCH = ("exact_match", "exact match", 4, "texts")
+    EXACT_MATCH = ("exact_match", "exact match", 4, True, "shares", "texts")
     """Share of the generated texts that equal their targets, but for white space around them."""
-    CHRF = ("chrf", "chrF", 1, "texts")
+    CHRF = ("chrf", "chrF", 1, True, "scores", "texts")
     """F-score of character n-grams, 0 to 100 (sacrebleu)."""
-    BLEU = ("bleu", "BLEU", 1, "texts")
+    BLEU = ("bleu", "BLEU", 1, True, "scores", "texts")
     """0 to 100 (sacrebleu)."""
-    ROUGE1 = ("rouge1", "ROUGE-1", 4, "texts")
+    ROUGE1 = ("rouge1", "ROUGE-1", 4, True, "shares", "texts")
     """F1 of words, the mean over rows (rouge-score)."""
-    ROUGE2 = ("rouge2", "ROUGE-2", 4, "texts")
+    ROUGE2 = ("rouge2", "ROUGE-2", 4, True, "shares", "texts")
     """F1 of pairs of words, the mean over rows (rouge-score)."""
-    ROUGEL = ("rougeL", "ROUGE-L", 4, "texts")
+    ROUGEL = ("rougeL", "ROUGE-L", 4, True, "shares", "texts")
     """F1 of the longest common subsequence of words, the mean over rows (rouge-score)."""
-    ACCURACY = ("accuracy", "accuracy", 4, "labels")
+    ACCURACY = ("accuracy", "accuracy", 4, True, "shares", "labels")
     """Share of the rows whose label is told."""
-    MACRO_F1 = ("macro_f1", "macro F1", 4, "labels", "label sets")
+    MACRO_F1 = ("macro_f1", "macro F1", 4, True, "shares", "labels", "label sets")
     """Mean over the classes of their F1."""
-    MICRO_F1 = ("micro_f1", "micro F1", 4, "label sets")
+    MICRO_F1 = ("micro_f1", "micro F1", 4, True, "shares", "label sets")
     """F1 of all labels of all rows."""
-    SUBSET_ACCURACY = ("subset_accuracy", "subset accuracy", 4, "label sets")
+    SUBSET_ACCURACY = ("subset_accuracy", "subset accuracy", 4, True, "shares", "label sets")
     """Share of the rows of which exactly the labels are told."""
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Else lower is."""
-        return self not in (EvaluationMetric.LOSS, EvaluationMetric.PERPLEXITY)
 
     def cost(self, value: float) -> float:
         """The same, or its negative: lower is better."""
@@ -139,12 +144,10 @@ def chosen_text(
     return f"the best by {metric_words(chosen_by)}{among}{'' if figure is None else f', {figure}'}{missing}"
 
 
-def metric_scale(name: str) -> Literal["shares", "scores"] | None:
-    """The same of its scale: `shares` are 0 to 1, `scores` 0 to 100. None: it has no end, or is not known."""
+def metric_scale(name: str) -> Scale | None:
+    """The same of its scale."""
     found = _BY_NAME.get(name)
-    if found is None or not found.higher_is_better:
-        return None
-    return "scores" if found in (EvaluationMetric.CHRF, EvaluationMetric.BLEU) else "shares"
+    return None if found is None else found.scale
 
 
 def higher_is_better(name: str) -> bool:

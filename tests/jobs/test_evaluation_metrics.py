@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.evaluation_metrics import EvaluationMetric, chosen_text, is_better, metrics_of, metrics_text
+from jobs.evaluation_metrics import EvaluationMetric, chosen_text, is_better, metric_scale, metrics_of, metrics_text
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,13 @@ def test_a_task_has_its_metrics(task: str, several: bool, names: str) -> None:
 
 def test_only_of_losses_less_is_better() -> None:
     assert {str(each) for each in EvaluationMetric if not each.higher_is_better} == {"loss", "perplexity"}
+
+
+def test_scales() -> None:
+    scales = {each: metric_scale(each) for each in EvaluationMetric}
+    assert {each for each, scale in scales.items() if scale is None} == {"loss", "perplexity"}
+    assert {each for each, scale in scales.items() if scale == "scores"} == {"chrf", "bleu"}
+    assert metric_scale("comet_score") is None
 
 
 def test_figures_are_worded_also_those_of_a_newer_version() -> None:

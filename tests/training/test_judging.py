@@ -16,6 +16,7 @@ from tests.training.conftest import VALIDATION_ROWS, MakeRun
 from tests.training.workplace import Workplace
 from worker.training.row_figures import file_of
 from worker.training.scores import intervals
+from worker.training.scores.texts import text_statistics
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LEARNS = {
@@ -115,3 +116,15 @@ def test_only_what_is_asked_for_is_measured(make_run: MakeRun) -> None:
     last = facts(run, EvaluationFinished)[-1]
     assert set(last.metrics) == {"rougeL", "perplexity"} and last.judged_by == "rougeL" and last.samples == []
     assert set(rows_of(run, last.step)[0]) == {"row", "loss", "rougeL", "input", "target", "generated"}
+
+
+def test_a_metric_that_nothing_computes_is_our_mistake_and_said(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "worker.training.evaluate.text_statistics",
+        lambda *given: {metric: each for metric, each in text_statistics(*given).items() if metric != "chrf"},
+    )
+    run = make_run(training={"epochs": 1}, evaluation={"generate_rows": 3}, checkpoint={"best": "chrf"})
+    with pytest.raises(AssertionError, match="nothing computes chrf"):
+        attempt(run)

@@ -88,6 +88,8 @@ def evaluate(context: TrainingContext) -> Evaluation:
     targets, generated = ([getattr(text, side) for text in texts[:scored]] for side in ("target", "generated"))
     statistics = {**measured.statistics, **text_statistics(targets, generated, asked, context.journal.progress)}
     statistics = {metric: each for metric, each in statistics.items() if metric in (_M.LOSS, *asked)}
+    missing = [metric for metric in asked if metric not in statistics]
+    assert not missing, f"nothing computes {', '.join(missing)}, which may decide which checkpoint is the best"
     row_figures.write(context.run, state.step, statistics, texts[:scored])
     base = row_figures.before_training(context.run, statistics) if state.step else {}
     figures = {str(metric): score(each) for metric, each in statistics.items() if metric is not _M.LOSS}

@@ -62,7 +62,10 @@ class Sums:
 
 
 def _ratio(sums: Floats) -> Floats:
-    return sums[:, 0] / sums[:, 1]
+    """Raises ValueError where there are not two: how the metric follows from its sums then stands in `_FROM_SUMS`."""
+    above, below = sums.T
+    ratio: Floats = above / below
+    return ratio
 
 
 def _perplexity(sums: Floats) -> Floats:
