@@ -102,7 +102,8 @@ def _events() -> Iterator[str]:
 
 def _errors() -> Iterator[str]:
     yield "# Reasons and error codes"
-    yield "\n[Troubleshooting](../troubleshooting.md) says what to do about each."
+    yield "\n[Troubleshooting](../troubleshooting.md) says what to do about each reason. What is wrong with a job, an"
+    yield "export or an upload has a `code` as well, with a message and mostly a hint: those codes are not listed."
     yield "\n## How an attempt ends\n\n`reason` of `attempt.ended`.\n"
     yield from _table(
         ("reason", "meaning", "next attempt", "exit code", "hint"),

@@ -98,6 +98,14 @@ _EXAMPLES: dict[int, dict[str, dict[str, Any]]] = {
             "message": "the body is not JSON: Expecting value at line 1, column 10",
             "hint": "send the job file as it is, with Content-Type: application/json",
         },
+        "bad_input": {
+            "message": "the input cannot be used: missing title",
+            "hint": "give it as a row of the training data would be: `longhaul preview` shows some",
+        },
+        "input_too_long": {
+            "message": "the input has 600 tokens, and the model knows 512 positions",
+            "hint": "shorten it",
+        },
         "checksum_mismatch": {
             "message": "2,210 bytes came with sha256 9f86d0…, but Content-Digest names another",
             "param": "Content-Digest",
@@ -139,6 +147,10 @@ _EXAMPLES: dict[int, dict[str, dict[str, Any]]] = {
         "model_process_ended": {
             "message": "the process that had the model was killed by signal 9 (has ended)",
             "hint": "ask again: it starts anew. If that repeats, the log of the worker `generate` has the details",
+        },
+        "worker_stopped": {
+            "message": "the worker `generate` was stopped while it worked on this",
+            "hint": "ask again once it runs",
         },
         "gpu_needed": {
             "message": "a job needs the GPU, and this was ended for it",
