@@ -46,22 +46,26 @@ class _Slot:
         return self.master.data_ptr() != self.parameter.data_ptr()
 
 
-@dataclass(frozen=True)
 class _Piece:
-    """Numbers of one parameter that are updated together."""
+    """Numbers of one parameter that are updated together: views of it and of its states."""
 
-    slot: _Slot
-    part: slice | None
-    """Of them all, flattened; None: all."""
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same numbers of a tensor of the parameter's shape."""
-        return tensor if self.part is None else tensor.view(-1)[self.part]
+    def __init__(self, slot: _Slot, part: slice | None) -> None:
+        """`part`: of them all, flattened; None: all."""
+        self.slot, self._part = slot, part
+        self.master, self.exp_avg, self.exp_avg_sq = map(self._of, (slot.master, slot.exp_avg, slot.exp_avg_sq))
+        self.copied = self._of(slot.parameter.detach()) if slot.separate else None
+        """To which the master's numbers are copied."""
+        self.last = part is None or part.stop == slot.parameter.numel()
+        """Whether no later numbers of the parameter are left."""
 
     @property
-    def last(self) -> bool:
-        """Whether no later numbers of the parameter are left."""
-        return self.part is None or self.part.stop == self.slot.parameter.numel()
+    def gradient(self) -> torch.Tensor | None:
+        """In the master's type: a copy, or the gradient itself."""
+        gradient = self.slot.parameter.grad
+        return None if gradient is None else self._of(gradient).to(self.master.dtype)
+
+    def _of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self._part is None else tensor.view(-1)[self._part]
 
 
 class AdamW:
@@ -122,20 +126,15 @@ class AdamW:
         load_states(self.state_dict(), saved)
 
     def _update(self, chunk: list[_Piece], decay: float, learning_rate: float, scale: torch.Tensor | None) -> None:
-        chunk = [piece for piece in chunk if piece.slot.parameter.grad is not None]
-        gradients = [
-            piece.of(piece.slot.parameter.grad).to(piece.slot.master.dtype)
-            for piece in chunk
-            if piece.slot.parameter.grad is not None
-        ]
-        if scale is not None:
-            for gradient in gradients:
-                gradient.mul_(scale)
+        found = [(piece, gradient) for piece in chunk if (gradient := piece.gradient) is not None]
+        chunk, gradients = [piece for piece, _ in found], [gradient for _, gradient in found]
+        if scale is not None and gradients:
+            torch._foreach_mul_(gradients, scale)
         adamw(
-            [piece.of(piece.slot.master) for piece in chunk],
+            [piece.master for piece in chunk],
             gradients,
-            [piece.of(piece.slot.exp_avg) for piece in chunk],
-            [piece.of(piece.slot.exp_avg_sq) for piece in chunk],
+            [piece.exp_avg for piece in chunk],
+            [piece.exp_avg_sq for piece in chunk],
             [],
             # torch counts a step for each of these: the last piece of a parameter counts it for all.
             [piece.slot.step if piece.last else piece.slot.step.clone() for piece in chunk],
@@ -151,8 +150,8 @@ class AdamW:
             maximize=False,
         )
         for piece in chunk:
-            if piece.slot.separate:
-                piece.of(piece.slot.parameter).copy_(piece.of(piece.slot.master))
+            if piece.copied is not None:
+                piece.copied.copy_(piece.master)
 
 
 def _slot(name: str, parameter: nn.Parameter, fused: bool) -> _Slot:
