@@ -55,8 +55,8 @@ class Evaluation:
     """Empty before the first step."""
     judged_by: str
     """The metric that says whether the model is better than before training."""
-    picture: bytes | None = None
-    """A PNG."""
+    picture: Callable[[], bytes] | None = None
+    """Draws a PNG."""
 
 
 def evaluate(context: TrainingContext) -> Evaluation:

@@ -152,8 +152,8 @@ def evaluate_and_record(context: TrainingContext) -> None:
         )
     )
     state.verdict = fact.verdict
-    if seen.picture is not None:
-        write_atomically(context.run.path / CONFUSION, seen.picture)
+    if seen.picture is not None and (state.step or context.spec.kind == "evaluate"):  # not of random labels
+        write_atomically(context.run.path / CONFUSION, seen.picture())
     also = f", {fact.metrics_text}" if fact.metrics else ""
     log.info("step %d: validation loss %.4f%s over %d rows", state.step, seen.loss, also, seen.rows)
     context.journal.phase("step", step=state.step)

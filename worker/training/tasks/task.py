@@ -81,8 +81,8 @@ class Measured:
 
     statistics: Mapping[EvaluationMetric, Statistics] = field(default_factory=dict)
     """Of every metric that the task has, but for those of generated texts."""
-    picture: bytes | None = None
-    """A PNG."""
+    picture: Callable[[], bytes] | None = None
+    """Draws a PNG, which takes most of a second."""
 
 
 class Flops(Protocol):

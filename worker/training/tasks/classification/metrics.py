@@ -48,7 +48,7 @@ def measured(
 ) -> Measured:
     """What `probable` has said of the `chosen` rows, against what they have; and the loss of each."""
     truth = truth_of(rows, chosen, len(labels), several=several)
-    picture = None if several else confusion.draw(*confusion.of_the_commonest(truth, answers, labels))
+    picture = None if several else lambda: confusion.draw(*confusion.of_the_commonest(truth, answers, labels))
     return Measured(
         {_M.LOSS: Sums.ratio(_M.LOSS, losses, 1), **label_statistics(truth, answers, len(labels), several=several)},
         picture,
