@@ -27,13 +27,18 @@ from jobs.process.lifeline import PARENT_PID
 
 MOST_BYTES = 1 << 20
 MODEL = (
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.roberta.modeling_roberta",
     "transformers.models.t5.modeling_t5",
     "worker.training.adapters.registry",
-    "worker.training.planning.prediction",
+    "worker.training.planning.memory_plan",
 )
 MODULES = {
     "check": ("worker.training.check", *MODEL),
-    "prepare": ("worker.training.prepare", "transformers.models.auto.tokenization_auto", *MODEL),
+    "prepare": ("worker.training.prepare", *MODEL),
     "train": ("worker.training.train", "sacrebleu", "rouge_score.rouge_scorer", *MODEL),
 }
 """What the stage imports, and what it would import once it has seen its job."""
