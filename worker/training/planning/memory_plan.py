@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jobs.errors import DoesNotFit
 from jobs.memory_plan import Candidate, Device, DType, MemoryPlan, OptimizerName, describe
 from jobs.spec import JobSpec
@@ -24,7 +26,9 @@ from worker.training.tasks.task import Task
 CONTEXT_BYTES = int(0.8 * GIB)
 """Bytes that a CUDA process takes besides what torch allocates: the context, with the kernels of all libraries."""
 CPU_ROWS = 8
-"""Larger micro-batches are no faster on a CPU (docs/measurements.md)."""
+"""Larger micro-batches are no faster on a CPU (docs/measurements.md), except those of small models."""
+CPU_FLOPS = 2.5e10
+"""Forward and backward: a micro-batch with less work than this spends most of its time between the operations."""
 
 
 def plan_memory(
@@ -67,20 +71,14 @@ def plan_memory(
     )
     size = predictor.size
     fixed = fixed_by(spec, optimizer)
+    flops = method.flops(task.flops(config), size.trained, task.layout(config))
+    most_on_cpu = max(CPU_ROWS, int(CPU_FLOPS / flops.rows(np.array([inputs]), np.array([targets]))))
     ladder = Ladder(
         predictor,
-        RowTime(
-            task,
-            config,
-            method.flops(task.flops(config), size.trained, task.layout(config)),
-            inputs,
-            targets,
-            size,
-            budget.gpu,
-        ),
+        RowTime(task, config, flops, inputs, targets, size, budget.gpu),
         limit=budget.limit,
         context=context,
-        cap=min(spec.training.batch_size, CPU_ROWS) if device == "cpu" else spec.training.batch_size,
+        cap=spec.training.batch_size if device == "cuda" else min(spec.training.batch_size, most_on_cpu),
         progress=progress,
     )
     candidates = ladder.walk(fixed)
