@@ -29,6 +29,9 @@ FEW_STEPS = 50
 StepLimit = Literal["epochs", "max_steps", "max_hours", "early_stopping"]
 """What decides how many steps a run has: a key of `training`."""
 
+RowChoice = Literal["first", "random"]
+"""Which of the rows that are held out an evaluation looks at, where it does not look at all."""
+
 
 class ModelPlan(Frozen):
     """Which weights exactly."""
@@ -108,6 +111,9 @@ class DataPlan(Frozen):
     as estimated by check."""
     validation_rows: int = 0
     """Rows held out; before prepare, as estimated by check."""
+    evaluation_rows: RowChoice = "first"
+    """Which of them an evaluation looks at, where it does not look at all: always the same `random` ones. Plans of
+    earlier versions do not say it, and their runs stay with the first."""
     labels: tuple[LabelPlan, ...] = ()
     """Task `classification`: the classes, in the order of their numbers; before prepare, those of the first rows."""
     complete: bool = False

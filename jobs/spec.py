@@ -483,13 +483,13 @@ class EvaluationSpec(Part):
     every_steps: Annotated[int, Field(ge=1, le=1_000_000_000)] = 500
     """Steps between two evaluations; there is one before the first step and one after the last, too."""
     max_rows: Annotated[int, Field(ge=1, le=1_000_000)] = 2000
-    """Validation rows used at most, the same ones every time."""
+    """Validation rows used at most: of more of them random ones, the same every time and in every job."""
     samples: Annotated[int, Field(ge=0, le=64)] = 8
     """Generated texts that are shown of each evaluation; of a classifier, labels that it tells."""
     generate_rows: Auto | Annotated[int, Field(ge=0, le=100_000)] = "auto"
-    """Validation rows, the first ones, for which a text is generated at each evaluation and scored; the samples are the
-    first of these texts, and generated in any case. `auto`: 64; 0 where `samples` is 0 and `metrics` names none that is
-    measured on texts."""
+    """Validation rows, chosen like those of `max_rows`, for which a text is generated at each evaluation and scored;
+    the samples are some of these texts, and generated in any case. `auto`: 64; 0 where `samples` is 0 and `metrics`
+    names none that is measured on texts."""
     metrics: Auto | Annotated[list[MetricName], Field(min_length=1)] = "auto"
     """What is measured beside the loss. `auto`: all that the task has. Of texts `perplexity`, `token_accuracy`; of
     generated ones `exact_match`, `chrf`, `bleu`, `rouge1`, `rouge2`, `rougeL`. Of labels `accuracy` and `macro_f1`; of

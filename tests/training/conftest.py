@@ -206,6 +206,7 @@ def make_run(tmp_path: Path, model_folder: Path, dataset_folder: Path) -> MakeRu
                     prepared=str(dataset_folder),
                     rows=TRAIN_ROWS,
                     validation_rows=VALIDATION_ROWS,
+                    evaluation_rows="random",
                     complete=True,
                 ),
             )

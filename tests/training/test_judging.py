@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,13 @@ from jobs.events import EvaluationFinished
 from tests.training.attempts import attempt, facts, trained
 from tests.training.conftest import VALIDATION_ROWS, MakeRun
 from tests.training.workplace import Workplace
+from worker.training.evaluation_rows import evaluation_rows
 from worker.training.row_figures import file_of
 from worker.training.scores import intervals
 from worker.training.scores.texts import text_statistics
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+FEW = {"evaluation": {"max_rows": 6, "generate_rows": 4, "samples": 2, "every_steps": 10}}
 LEARNS = {
     "training": {"epochs": 20, "dropout": 0.0},
     "evaluation": {"max_rows": 100, "generate_rows": 5, "every_steps": 20},
@@ -32,7 +35,7 @@ def _few_rows_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intervals, "LEAST_ROWS", 2)
 
 
-def rows_of(run: RunDir, step: int) -> list[dict[str, object]]:
+def rows_of(run: RunDir, step: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file_of(run, step).read_text().splitlines()]
 
 
@@ -55,7 +58,6 @@ def test_a_run_measures_its_model_before_and_after(make_run: MakeRun) -> None:
     lines = rows_of(run, last.step)
     assert [line["row"] for line in lines] == list(range(VALIDATION_ROWS))
     assert sum("generated" in line for line in lines) == 5
-    assert [line["generated"] for line in lines[:2]] == [sample.generated for sample in last.samples]
     losses = np.array([line["loss"] for line in lines])
     assert losses[:, 0].sum() / losses[:, 1].sum() == pytest.approx(last.loss, abs=1e-5)
     verdict = trained(run).verdict
@@ -72,6 +74,44 @@ def test_a_model_that_has_learnt_nothing_is_no_better(make_run: MakeRun) -> None
     verdict = trained(run).verdict
     assert verdict is not None and verdict.outcome == "no_better"
     assert verdict.text.endswith("no better than the base model (the same)")
+
+
+@pytest.mark.usefixtures("_few_rows_are_enough")
+def test_some_rows_stand_for_all_and_are_always_the_same(make_run: MakeRun) -> None:
+    run = make_run(**FEW)
+    assert attempt(run, 1, stop_at=15) == 75
+    assert attempt(run, 2) == 0
+    looked_at, written = (evaluation_rows(VALIDATION_ROWS, most, "random").tolist() for most in (6, 4))
+    assert sorted(looked_at) != list(range(6)) and looked_at[:4] == written
+    for step in (0, 20):
+        lines = rows_of(run, step)
+        assert [line["row"] for line in lines] == sorted(looked_at)
+        assert [line["row"] for line in lines if "chrf" in line and "generated" in line] == sorted(written)
+    last = facts(run, EvaluationFinished, 2)[-1]
+    generated = {line["row"]: line["generated"] for line in rows_of(run, last.step) if "generated" in line}
+    assert [sample.generated for sample in last.samples] == [generated[row] for row in written[:2]]
+    assert set(last.against_base) == {"loss", *last.metrics}
+
+
+def test_a_run_of_an_earlier_version_stays_with_the_first_rows(make_run: MakeRun) -> None:
+    run = make_run(**FEW)
+    plan = json.loads((run.path / "plan.json").read_text())
+    del plan["data"]["evaluation_rows"]
+    (run.path / "plan.json").write_text(json.dumps(plan))
+    assert attempt(run) == 0
+    lines = rows_of(run, 20)
+    assert [line["row"] for line in lines] == list(range(6))
+    assert [line["row"] for line in lines if "generated" in line] == list(range(4))
+
+
+@pytest.mark.usefixtures("_few_rows_are_enough")
+def test_other_rows_before_step_1_are_not_compared_with(make_run: MakeRun) -> None:
+    run = make_run(**FEW)
+    assert attempt(run, 1, stop_at=15) == 75
+    lines = rows_of(run, 0)
+    file_of(run, 0).write_text("".join(json.dumps(line | {"row": line["row"] + 1}) + "\n" for line in lines))
+    assert attempt(run, 2) == 0
+    assert facts(run, EvaluationFinished, 2)[-1].against_base == {}
 
 
 @pytest.mark.usefixtures("_few_rows_are_enough")

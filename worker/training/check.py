@@ -155,6 +155,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         sources=() if isinstance(spec.data.train, str) else tuple(sources),
         rows=sum(each.rows_per_epoch for each in sources),
         validation_rows=held_out if spec.kind == "train" else sum(each.rows for each in sources),
+        evaluation_rows="random",
         labels=task.labels,
     )
     longest = rounded(np.array(list(task.limits(spec.data).values())))

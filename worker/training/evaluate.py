@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from jobs.verdict import BaseDifference, ConfidenceInterval
 from worker.training import row_figures
 from worker.training.context import TrainingContext
 from worker.training.dataset.data import Int64
+from worker.training.evaluation_rows import evaluation_rows
 from worker.training.machine.out_of_memory import KINDS, MemoryShortage
 from worker.training.memory.recovery import Pass, release_memory
 from worker.training.optimizers.loss_scaling import BEYOND_FLOAT16
@@ -60,8 +62,8 @@ class Evaluation:
 
 
 def evaluate(context: TrainingContext) -> Evaluation:
-    """Evaluate on the first rows, and generate for the first of them: as many of each as the job says. Leaves what was
-    found of each row in the run directory.
+    """Evaluate on some rows, always the same, and generate for some of them: as many of each as the job says. Leaves
+    what was found of each row in the run directory.
 
     Training is not disturbed: no gradients, the RNG is put back, the model is left in the mode it was in. Micro-batches
     are those of training at most; when memory runs out anyway, this is done again in smaller ones of that length
@@ -74,31 +76,34 @@ def evaluate(context: TrainingContext) -> Evaluation:
     count = min(evaluation.max_rows, len(rows))
     scored = min(count, evaluation.scored_rows) if any(metric.of_texts for metric in asked) else 0
     written = max(scored, min(evaluation.samples, count))
+    chosen = partial(evaluation_rows, len(rows), choice=context.plan.data.evaluation_rows)
     # Of training, which is what was planned, and what `safe` was learned in.
     widths, limit = loaded.task.widths(rows), loaded.task.limit(context.data.train, state.micro_batch, state.safe)
-    looked_at, shown = (widths.groups(np.arange(some), EVALUATED_TOGETHER) for some in (count, written))
+    looked_at, shown = (widths.groups(chosen(some), EVALUATED_TOGETHER) for some in (count, written))
     devices = [cache.device] if cache.device.type == "cuda" else []
     loaded.model.eval()
     try:
         with torch.random.fork_rng(devices), torch.no_grad():
             (loss, measured), limit = _fitting(_loss, context, looked_at, limit)
-            texts, _ = _fitting(_generate, context, shown, limit)
+            written_of, _ = _fitting(_generate, context, shown, limit)
     finally:
         loaded.model.train(training)
-    targets, generated = ([getattr(text, side) for text in texts[:scored]] for side in ("target", "generated"))
+    texts = {row: written_of[row] for row in sorted(chosen(scored).tolist())}
+    targets, generated = ([getattr(text, side) for text in texts.values()] for side in ("target", "generated"))
     statistics = {**measured.statistics, **text_statistics(targets, generated, asked, context.journal.progress)}
     statistics = {metric: each for metric, each in statistics.items() if metric in (_M.LOSS, *asked)}
     missing = [metric for metric in asked if metric not in statistics]
     assert not missing, f"nothing computes {', '.join(missing)}, which may decide which checkpoint is the best"
-    row_figures.write(context.run, state.step, statistics, texts[:scored])
-    base = row_figures.before_training(context.run, statistics) if state.step else {}
+    looked_at_rows = sorted(chosen(count).tolist())
+    row_figures.write(context.run, state.step, statistics, looked_at_rows, texts)
+    base = row_figures.before_training(context.run, statistics, looked_at_rows, texts) if state.step else {}
     figures = {str(metric): score(each) for metric, each in statistics.items() if metric is not _M.LOSS}
     finite = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
     intervals = {str(metric): found for metric, each in statistics.items() if (found := interval(each)) is not None}
     return Evaluation(
         loss=loss,
         rows=count,
-        samples=texts[: evaluation.samples],
+        samples=[written_of[row] for row in chosen(min(evaluation.samples, count)).tolist()],
         metrics=finite,
         intervals=intervals,
         against_base={
@@ -185,9 +190,10 @@ def _loss(context: TrainingContext, going: Pass, limit: Limit) -> tuple[float, M
     return loss, loaded.task.measured(context.data.validation, chosen[order], losses, answers)
 
 
-def _generate(context: TrainingContext, going: Pass, limit: Limit) -> list[Sample]:
+def _generate(context: TrainingContext, going: Pass, limit: Limit) -> dict[int, Sample]:
+    """By row."""
     if not going.groups:
-        return []
+        return {}
     loaded, journal = context.loaded, context.journal
     journal.phase("generate")
     asked = context.spec.evaluation.sample_tokens
@@ -200,4 +206,4 @@ def _generate(context: TrainingContext, going: Pass, limit: Limit) -> list[Sampl
         samples = batch.samples(loaded.model, loaded.tokenizer, most)
         texts.update(zip(batch.rows.tolist(), samples, strict=True))
         journal.progress(len(texts) / sum(map(len, going.groups)))
-    return [texts[row] for row in sorted(texts)]
+    return texts

@@ -19,6 +19,7 @@ from jobs.spec import DataSpec, WeightedSource
 from jobs.version import VERSION
 from worker.training.adapters.method import BaseModel, Method
 from worker.training.context import TrainingContext
+from worker.training.evaluation_rows import evaluation_rows
 from worker.training.network.model import generation_settings
 
 POINTS = 12
@@ -208,12 +209,14 @@ def _sample_to_repeat(context: TrainingContext, samples: list[Sample]) -> tuple[
     Where no rows were held out, such a text of the first training rows.
     """
     loaded, data = context.loaded, context.data
-    wanted = context.spec.evaluation.samples
+    wanted = min(context.spec.evaluation.samples, context.spec.evaluation.max_rows)
     tried: Sequence[Sample | None] = samples
     rows = data.validation
+    numbers = evaluation_rows(len(rows), wanted, context.plan.data.evaluation_rows).tolist()
     if not len(rows):
         rows, tried = data.train, [None] * min(wanted, len(data.train))
-    for number, sample in enumerate(tried):
+        numbers = list(range(len(tried)))
+    for number, sample in zip(numbers, tried, strict=False):  # a sample fewer where the evaluation is missing
         text = loaded.task.prompt(rows, number, loaded.tokenizer, context.spec.data)
         if text is not None and redact(line := _assigned(text)) == line:
             return text, sample

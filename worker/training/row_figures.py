@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from jobs.disk.files import write_atomically
@@ -28,39 +28,52 @@ def file_of(run: RunDir, step: int) -> Path:
     return run.path / "evaluations" / f"step-{step:08d}.jsonl"
 
 
-def write(run: RunDir, step: int, statistics: Mapping[EvaluationMetric, Statistics], texts: Sequence[Sample]) -> None:
-    """Write the rows of an evaluation, and remove the files that are kept no longer. A full disk stops nothing."""
-    columns = {_column(metric): found.of_rows for metric, found in statistics.items()}
-    lines = []
-    for row in range(max(map(len, columns.values()), default=0)):
-        line: dict[str, object] = {"row": row}
-        line |= {name: column[row] for name, column in columns.items() if row < len(column)}
-        if row < len(texts):
-            line |= texts[row].model_dump(include=set(_TEXTS))
-        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+def write(
+    run: RunDir,
+    step: int,
+    statistics: Mapping[EvaluationMetric, Statistics],
+    rows: Sequence[int],
+    texts: Mapping[int, Sample],
+) -> None:
+    """Write the rows of an evaluation, and remove the files that are kept no longer. A full disk stops nothing.
+
+    `rows`: the numbers of those looked at, `texts`: by number those of scored texts, each in the order of `statistics`.
+    """
+    lines: dict[int, dict[str, object]] = {row: {"row": row} for row in rows}
+    for metric, found in statistics.items():
+        for row, numbers in zip(texts if metric.of_texts else rows, found.of_rows, strict=True):
+            lines[row][_column(metric)] = numbers
+    for row, text in texts.items():
+        lines[row] |= text.model_dump(include=set(_TEXTS))
     file = file_of(run, step)
     try:
         file.parent.mkdir(exist_ok=True)
-        write_atomically(file, "".join(lines).encode())
+        write_atomically(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines.values()).encode())
         _prune(run, step)
     except OSError as error:
         log.warning("%s is not written, and training continues: %s", file, error)
 
 
 def before_training(
-    run: RunDir, statistics: Mapping[EvaluationMetric, Statistics]
+    run: RunDir,
+    statistics: Mapping[EvaluationMetric, Statistics],
+    rows: Sequence[int],
+    texts: Collection[int],
 ) -> dict[EvaluationMetric, Statistics]:
-    """The same metrics of the model before step 1, as far as they are of the same rows."""
+    """The same metrics of the model before step 1, as far as they are of the same rows; `rows` and `texts` as above."""
+    found = {}
     try:
         lines = [json.loads(line) for line in file_of(run, 0).read_bytes().splitlines()]
-        columns = {each: [line[_column(each)] for line in lines if _column(each) in line] for each in statistics}
-        found = {metric: each.like(columns[metric]) for metric, each in statistics.items() if columns[metric]}
+        for metric, each in statistics.items():
+            column = {line["row"]: line[name] for line in lines if (name := _column(metric)) in line}
+            if list(column) == list(texts if metric.of_texts else rows):
+                found[metric] = each.like(list(column.values()))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError) as error:
         log.warning("%s cannot be read, so nothing is compared with it: %s", file_of(run, 0), error)
         return {}
-    return {metric: each for metric, each in found.items() if len(each) == len(statistics[metric])}
+    return found
 
 
 def _column(metric: EvaluationMetric) -> str:

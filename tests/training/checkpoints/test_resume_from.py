@@ -213,6 +213,18 @@ def test_losses_over_other_rows_are_not_compared(place: StagesWorkplace) -> None
     assert verify(source.checkpoints / "step-00000099").best_loss is not None
 
 
+def test_losses_of_an_earlier_version_which_evaluated_the_first_rows_are_not_compared(place: StagesWorkplace) -> None:
+    source = place.begun(**OVERFIT, stop_at=3 + 99 + 4 * 2)
+    plan = source.plan()
+    first = plan.model_copy(update={"data": plan.data.model_copy(update={"evaluation_rows": "first"})})
+    source.write_plan(first)
+    run, _ = place.goes_on(source, **OVERFIT)
+    assert verify(run.checkpoints / "step-00000099").best_loss is None and not file_of(run, 0).exists()
+    source.write_plan(plan)
+    run, _ = place.goes_on(source, **OVERFIT)
+    assert verify(run.checkpoints / "step-00000099").best_loss is not None and file_of(run, 0).exists()
+
+
 def test_an_earlier_checkpoint_can_be_named_and_a_resumed_job_be_gone_on_from(place: StagesWorkplace) -> None:
     source = place.begun()
     first, adopted = place.goes_on(f"{source.id}/step-00000005")

@@ -147,7 +147,9 @@ class Adoption:
     @property
     def _compares(self) -> bool:
         """Whether losses of the other job are over the same rows as those of this one will be."""
-        return self._spec.evaluation.max_rows == self._before.spec.evaluation.max_rows
+        sides = ((self._spec, self._plan), (self._before.spec, self._before.plan))
+        ours, theirs = ((spec.evaluation.max_rows, plan.data.evaluation_rows) for spec, plan in sides)
+        return ours == theirs
 
     def _take(self, folder: Path) -> Taken | None:
         """None, and the reason is kept, where it does not verify, or is gone by now."""
