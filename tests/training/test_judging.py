@@ -14,7 +14,7 @@ from jobs.disk.rundir import RunDir
 from jobs.events import EvaluationFinished
 from tests.training.attempts import attempt, facts, trained
 from tests.training.conftest import VALIDATION_ROWS, MakeRun
-from tests.training.workplace import Workplace
+from tests.training.workplace import Workplace, pairs
 from worker.training.evaluation_rows import evaluation_rows
 from worker.training.row_figures import file_of
 from worker.training.scores import intervals
@@ -136,6 +136,22 @@ def test_texts_of_random_weights_do_not_judge_what_learned_from_them(workplace: 
     assert attempt(run) == 0
     verdict = trained(run).verdict
     assert verdict is not None and (verdict.metric, verdict.outcome) == ("loss", "better")
+
+
+def test_a_text_is_scored_by_the_target_that_the_row_has(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", pairs(40))
+    held_out = [{"input": "question 50", "target": "answer " * 40}, {"input": "question 51", "target": "knead 面 bake"}]
+    workplace.rows("held_out.jsonl", held_out)
+    run = workplace.job(
+        data={"validation": "held_out.jsonl", "max_target_tokens": 8}, training={"epochs": 1, "batch_size": 40}
+    )
+    workplace.prepare(run)
+    assert attempt(run) == 0
+    lines = rows_of(run, 0)
+    assert [line["target"] for line in lines] == [row["target"].strip() for row in held_out]
+    assert [sample.target for sample in facts(run, EvaluationFinished)[0].samples] == [line["target"] for line in lines]
+    letters = len(held_out[0]["target"].replace(" ", ""))
+    assert max(lines[0]["chrf"]) == letters, "sacrebleu counts the characters of the whole reference"
 
 
 def test_a_damaged_base_is_not_compared_with(make_run: MakeRun) -> None:

@@ -51,6 +51,11 @@ def rejected(run: RunDir) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def whole_targets(run: RunDir, part: str) -> list[str]:
+    rows = getattr(dataset_of(run), part)
+    return sorted(rows.whole_targets(range(len(rows))).values())
+
+
 def texts(run: RunDir) -> set[tuple[str, str]]:
     """What is in a prepared dataset, both parts, decoded."""
     tokenizer = AutoTokenizer.from_pretrained(run.plan().model.folder)
@@ -244,6 +249,21 @@ def test_long_texts_are_cut_and_counted(workplace: Workplace) -> None:
     rows = dataset_of(run).train
     assert (rows.input_lengths.max(), rows.target_lengths.max()) == (64, 32)
     assert rows.input(20)[-1] == rows.target(20)[-1] == 1
+
+
+def test_targets_whose_tokens_lose_something_are_kept_where_they_are_held_out(workplace: Workplace) -> None:
+    cut, unknown = {"input": "a", "target": "longer " * 300}, {"input": "b", "target": "<unk>"}
+    workplace.rows("rows.jsonl", [*pairs(20), {"input": "c", "target": "learned " * 300}])
+    workplace.rows("held_out.jsonl", [*pairs(20, 20), cut, cut, unknown, *pairs(3, 60)])
+    limits = {"max_input_tokens": 64, "max_target_tokens": 32}
+    run = workplace.job(data=limits | {"validation": "held_out.jsonl"})
+    workplace.prepare(run)
+    assert whole_targets(run, "validation") == ["<unk>", cut["target"].strip()]
+    rows = dataset_of(run).validation
+    assert rows.whole_targets([21]) == {21: "<unk>"} and rows.whole_targets([20, 22]) == {20: cut["target"].strip()}
+    alone = workplace.job("held_out.jsonl", data=limits | {"validation": 0.0})
+    workplace.prepare(alone)
+    assert whole_targets(alone, "train") == whole_targets(run, "validation")
 
 
 def test_special_tokens_in_a_text_are_text(workplace: Workplace) -> None:

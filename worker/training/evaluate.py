@@ -206,4 +206,5 @@ def _generate(context: TrainingContext, going: Pass, limit: Limit) -> dict[int, 
         samples = batch.samples(loaded.model, loaded.tokenizer, most)
         texts.update(zip(batch.rows.tolist(), samples, strict=True))
         journal.progress(len(texts) / sum(map(len, going.groups)))
-    return texts
+    whole = context.data.validation.whole_targets(texts)
+    return {row: text.model_copy(update={"target": whole.get(row, text.target)}) for row, text in texts.items()}

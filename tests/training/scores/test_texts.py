@@ -57,6 +57,10 @@ def test_the_scores_of_resamples_are_those_of_the_resampled_texts() -> None:
         assert each.scores(weights) == pytest.approx(expected, abs=1e-9), metric
 
 
+def test_nothing_is_an_exact_match_of_nothing() -> None:
+    assert scores(["", " \n", "yes"], ["", "", " yes\n"])["exact_match"] == pytest.approx(1 / 3)
+
+
 def test_words_are_those_of_rouge_score_on_ascii() -> None:
     everything = "".join(map(chr, range(128))) + " Don't_stop 3.14 e-mail"
     assert Words().tokenize(everything) == DefaultTokenizer(use_stemmer=False).tokenize(everything)

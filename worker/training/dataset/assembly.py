@@ -15,7 +15,7 @@ from types import TracebackType
 import numpy as np
 
 from worker.training.dataset import histogram
-from worker.training.dataset.data import SIDES, WORK, Int64, Writer
+from worker.training.dataset.data import SIDES, WHOLE_TARGETS, WORK, Int64, Writer
 from worker.training.dataset.encoding import EncodedBlock, LabelReport
 from worker.training.dataset.report import IN_FULL, IN_SUMMARY, Lengths, full_report, summary
 from worker.training.dataset.split import shared_inputs, split
@@ -24,7 +24,7 @@ from worker.training.rows.row_filter import DUPLICATE, Rejection, Seen, UInt64
 
 REJECTED, REPORT, PICTURE = "rejected.jsonl", "dataset.json", "dataset.png"
 BLOCKS_PER_COMMIT = 8
-_KEYS, _SPLIT_KEYS = f"{WORK}keys", f"{WORK}split_keys"
+_KEYS, _SPLIT_KEYS, _TARGETS = f"{WORK}keys", f"{WORK}split_keys", f"{WORK}{WHOLE_TARGETS}"
 _REPLAYED = 1 << 16
 
 
@@ -32,7 +32,7 @@ class Assembly:
     """The dataset in `folder`, made of several sources, one after the other. Close it (`with`)."""
 
     def __init__(self, folder: Path, vocabulary: int, sources: int) -> None:
-        also = (REJECTED, _KEYS, _SPLIT_KEYS, *(_full_lengths(side) for side in SIDES))
+        also = (REJECTED, _KEYS, _SPLIT_KEYS, _TARGETS, *(_full_lengths(side) for side in SIDES))
         self._folder = folder
         self._writer = Writer(folder, vocabulary, also)
         self.source_counts = [RowCounts() for _ in range(sources)]
@@ -82,6 +82,10 @@ class Assembly:
                 counts.unknown.update(found)
             self._writer.append(side, texts.tokens, texts.lengths)
             ledger.append(_full_lengths(side), texts.full_lengths.astype("<i4").tobytes())
+        numbers = self.rows + np.cumsum(kept) - 1
+        for row, text in block.whole_targets.items():
+            if kept[row]:
+                ledger.append(_TARGETS, json.dumps([int(numbers[row]), text]).encode() + b"\n")
         self._writer.rows += counts.kept
         ledger.append(_KEYS, block.keys[kept].astype("<u8").tobytes())
         ledger.append(_SPLIT_KEYS, block.split_keys[kept].astype("<u8").tobytes())
@@ -117,6 +121,7 @@ class Assembly:
         """
         split_keys: UInt64 = np.fromfile(self._folder / _SPLIT_KEYS, "<u8")
         parts: dict[str, Int64] = split(split_keys, self.ends, validation)
+        self._keep_targets(parts["validation"] if len(parts["validation"]) else parts["train"])
         lengths = {
             side: Lengths.of(np.fromfile(self._folder / _full_lengths(side), "<i4"), limits[side]) for side in SIDES
         }
@@ -128,6 +133,12 @@ class Assembly:
         (self._folder / REPORT).write_text(json.dumps(full.model_dump(), indent=1, ensure_ascii=False) + "\n")
         (self._folder / PICTURE).write_bytes(histogram.draw(lengths))
         self._writer.finish(parts, short, self.ends)
+
+    def _keep_targets(self, rows: Int64) -> None:
+        """Those of rows that may be evaluated."""
+        evaluated = set(rows.tolist())
+        with open(self._folder / _TARGETS, "rb") as lines, open(self._folder / WHOLE_TARGETS, "wb") as kept:
+            kept.writelines(line for line in lines if json.loads(line)[0] in evaluated)
 
 
 def _full_lengths(side: str) -> str:

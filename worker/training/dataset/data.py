@@ -3,8 +3,9 @@
 A folder holds `input.tokens` and `target.tokens` (uint16, or uint32 for vocabularies above 65,536): what the model
 reads, and what it learns of it, in numbers whose meaning is the task's (of seq2seq the tokens of both texts,
 end-of-sequence included). Besides `input.offsets` and `target.offsets` (int64, one more than rows), `train.rows` and
-`validation.rows` (int64 row numbers of the two parts), `rejected.jsonl` (what was rejected, and why) and
-`manifest.json`, written last.
+`validation.rows` (int64 row numbers of the two parts), `whole_targets.jsonl` (row number and text of targets that are
+held out, or of all where none are, and of which the tokens have lost something), `rejected.jsonl` (what was rejected,
+and why) and `manifest.json`, written last.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -28,11 +29,12 @@ if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
     from jobs.dataset_report import DatasetSummary
     from worker.training.dataset.manifest import Manifest
 
-FORMAT = 8
+FORMAT = 9
 """Goes up whenever the same rows would be prepared differently."""
 SIDES = ("input", "target")
 PARTS = ("train", "validation")
 MANIFEST = "manifest.json"
+WHOLE_TARGETS = "whole_targets.jsonl"
 WORK = "work."
 """Prefix of files that exist only while a dataset is made."""
 Int32 = npt.NDArray[np.int32]
@@ -49,6 +51,7 @@ class Rows:
     """Some rows of a prepared dataset, numbered from 0."""
 
     def __init__(self, folder: Path, part: str, dtype: str) -> None:
+        self._folder = folder
         self._numbers: Int64 = _read(folder / f"{part}.rows", "<i8")
         self._tokens: dict[str, Tokens] = {}
         self._starts: dict[str, Int64] = {}
@@ -83,6 +86,14 @@ class Rows:
     def target(self, row: int) -> Tokens:
         """Tokens of one target."""
         return self._one("target", row)
+
+    def whole_targets(self, chosen: Collection[int]) -> dict[int, str]:
+        """The texts of those of the chosen targets whose tokens have lost something: their end, or characters that the
+        tokenizer does not know. None in data that earlier versions prepared."""
+        with contextlib.suppress(FileNotFoundError), open(self._folder / WHOLE_TARGETS, encoding="ascii") as lines:
+            row_of = {int(self._numbers[row]): row for row in chosen}
+            return {row_of[number]: text for number, text in map(json.loads, lines) if number in row_of}
+        return {}
 
     def gather(self, side: str, chosen: Int64, width: int, fill: int) -> Int64:
         """[len(chosen), width] tokens of the chosen rows, padded with `fill`. `width` covers the longest."""

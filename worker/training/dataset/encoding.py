@@ -23,6 +23,8 @@ from worker.training.rows.text import RowReader, Template, Templates, Texts
 
 Limits = Mapping[str, int]
 """By side: how many numbers a row has at most."""
+_MOST_KEPT = 16_384
+"""Characters of a target by which a model is scored, where its tokens have lost something."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ class EncodedRows:
     """Why a row cannot be used after all, by its place among those given."""
     noticed: Counter[str] = field(default_factory=Counter)
     """Rows with something odd that are used as they are."""
+    whole_targets: Mapping[int, str] = field(default_factory=dict)
+    """Targets that a model writes, as text, of which the numbers have lost something: by place among those without a
+    defect."""
 
 
 class RowEncoder(Protocol):
@@ -123,6 +128,8 @@ class EncodedBlock:
     """[rows] rows that belong on the same side of a split have equal ones."""
     texts: Mapping[str, EncodedTexts]
     """By side: input, target."""
+    whole_targets: Mapping[int, str]
+    """[rows] those of which the numbers have lost something, by number of the row."""
 
 
 class BlockEncoder:
@@ -163,4 +170,5 @@ class BlockEncoder:
             keys=np.array([texts.key for _, _, texts in kept], np.uint64),
             split_keys=np.array([texts.split_key for _, _, texts in kept], np.uint64),
             texts={side: encoded.sides[side] for side in SIDES},
+            whole_targets={row: text[:_MOST_KEPT] for row, text in encoded.whole_targets.items()},
         )

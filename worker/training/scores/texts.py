@@ -55,7 +55,7 @@ def text_statistics(
     if not targets:
         return found
     if _M.EXACT_MATCH in metrics:
-        equal = [one.strip() == other.strip() for one, other in zip(targets, generated, strict=True)]
+        equal = [one.strip() == other.strip() != "" for one, other in zip(targets, generated, strict=True)]
         found[_M.EXACT_MATCH] = Sums.ratio(_M.EXACT_MATCH, equal, 1)
     for metric in (_M.CHRF, _M.BLEU):
         if metric in metrics:

@@ -308,6 +308,20 @@ def test_long_rows_are_cut_at_the_end_and_rejected_when_nothing_learned_is_left(
     assert none.defects == {0: "no reply within data.max_tokens"} and not len(none.sides["input"].lengths)
 
 
+def test_of_a_reply_that_is_cut_the_whole_text_is_known(folder: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(folder, tmp_path, CHATML)
+    whole = encoded(tokenizer, texts_of(ROW))
+    assert whole.whole_targets == {}
+    last = int(whole.sides["target"].tokens[-1])
+    cut = encoded(tokenizer, texts_of(ROW), texts_of(ROW), input=last - 2)
+    assert cut.whole_targets == dict.fromkeys((0, 1), "On Monday, ½ past two.\nGood bye!")
+    second = int(whole.sides["input"].lengths[0] - whole.sides["target"].lengths[0]) + 2
+    assert encoded(tokenizer, texts_of(ROW), input=second).whole_targets == {}, "the last that is left is whole"
+    plain = texts_of({"text": "Where is my kettle? " * 9}, target="text")
+    assert encoded(tokenizer, plain, input=12).whole_targets == {}, "a sample of it begins somewhere in it"
+    assert encoded(tokenizer, texts_of(ROW), everything=True, input=last - 2).whole_targets == {}
+
+
 def test_a_reply_with_weight_0_is_read_and_not_learned(folder: Path, tmp_path: Path) -> None:
     tokenizer = with_template(folder, tmp_path, CHATML)
     turns = [dict(turn) for turn in ROW["messages"]]

@@ -124,6 +124,7 @@ class CausalEncoder:
         encodings = self._encodings(list(rendered.values()))
         kept: list[tuple[Int64, Int64, int, int]] = []
         unknown: dict[int, Counter[str]] = {}
+        whole_targets: dict[int, str] = {}
         noticed: Counter[str] = Counter()
         for (place, row), encoding in zip(rendered.items(), encodings, strict=True):
             try:
@@ -134,6 +135,8 @@ class CausalEncoder:
             noticed[OTHER_PROMPT] += not as_asked
             if found := self._unknown(row.text, encoding):
                 unknown[len(kept)] = found
+            if found or positions[-1] >= self._limit:
+                whole_targets |= {len(kept): reply for reply in self._lossy_reply(row, encoding, positions)}
             kept.append((ids[: self._limit], positions[positions < self._limit], len(ids), len(positions)))
         sizes = [sum(found.values()) for found in (unknown.get(row, Counter()) for row in range(len(kept)))]
         return EncodedRows(
@@ -143,6 +146,7 @@ class CausalEncoder:
             },
             defects,
             noticed,
+            whole_targets,
         )
 
     def preview(self, number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
@@ -200,6 +204,25 @@ class CausalEncoder:
         end = int((begins >= begin).argmax())
         start = next((place for place in range(end - 1, 0, -1) if ids[place] in self._special), 0)
         return ids[start:end] == self._prompt_end(text[int(begins[start]) : begin])
+
+    def _lossy_reply(self, rendered: Rendered, encoding: Encoding, positions: Int64) -> list[str]:
+        """The last reply that begins within the limit, where its end is cut off or characters of it are unknown; none
+        where nothing is before it, as in plain text.
+
+        `positions`: of learned tokens, without the limit.
+        """
+        tokens = positions - len(self._leading(rendered))
+        begins = np.array(encoding.offsets, np.int64)[tokens, 0]
+        last = begins[positions < self._limit][-1]
+        span = next(each for each in rendered.spans if each.begin <= last < each.end)
+        own = (begins >= span.begin) & (begins < span.end)
+        cut = positions[own][-1] >= self._limit
+        if span.begin == 0 or not (cut or self._tokenizer.unknown in np.array(encoding.ids)[tokens[own]]):
+            return []
+        text = rendered.text[span.begin : span.end]
+        for special in self._tokenizer.chat.special:
+            text = text.replace(special, "")
+        return [text.strip()]
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from jobs.preview import RowPreview, TextPreview
+from worker.training.dataset.data import SIDES
 from worker.training.dataset.encoding import EncodedRows, Limits
 from worker.training.dataset.preview import SHOWN
 from worker.training.dataset.tokens import Encoder, TokenizerState
@@ -19,12 +22,11 @@ class PairEncoder:
 
     def encode(self, texts: Sequence[Texts]) -> EncodedRows:
         """No row has a defect."""
-        return EncodedRows(
-            {
-                "input": self._encoder.encode([one.input for one in texts], self._limits["input"]),
-                "target": self._encoder.encode([one.target for one in texts], self._limits["target"]),
-            }
+        input, target = (
+            self._encoder.encode([getattr(one, side) for one in texts], self._limits[side]) for side in SIDES
         )
+        lossy = np.flatnonzero((target.full_lengths > target.lengths) | (target.unknown_tokens > 0)).tolist()
+        return EncodedRows({"input": input, "target": target}, whole_targets={row: texts[row].target for row in lossy})
 
     def preview(self, number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
         """Both texts."""
