@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.json_schema import SkipJsonSchema
 
 from jobs.dataset_report import PreparedSummary
-from jobs.evaluation_metrics import EvaluationMetric, chosen_text, metrics_text
+from jobs.evaluation_metrics import EvaluationMetric, chosen_text, is_of_texts, metrics_text
 from jobs.frozen import Frozen, left_out
 from jobs.memory_plan import MemorySummary
 from jobs.plan import CheckSummary, StepLimit, TimeSummary
@@ -280,6 +280,9 @@ class EvaluationFinished(Fact):
     """Mean negative log likelihood of a target token (of a classifier: of a row), nats."""
     rows: int
     """Rows looked at."""
+    text_rows: int | None = None
+    """Those of them whose generated texts are scored, which `exact_match`, `chrf`, `bleu` and ROUGE are over; null in
+    events of earlier versions."""
     seconds: float
     """What it took."""
     best: bool
@@ -301,6 +304,17 @@ class EvaluationFinished(Fact):
     def figures(self) -> dict[str, float]:
         """The loss and the metrics, by name."""
         return {EvaluationMetric.LOSS.value: self.loss, **self.metrics}
+
+    @property
+    def figures_text(self) -> str:
+        """The same for people, with the rows that they are over."""
+        of_texts = {name: value for name, value in self.metrics.items() if is_of_texts(name)}
+        others = {name: value for name, value in self.figures.items() if name not in of_texts}
+        text = f"{metrics_text(others)} over {self.rows:,} rows"
+        if not of_texts:
+            return text
+        count = "" if self.text_rows is None else f"{self.text_rows:,} "
+        return f"{text}, {metrics_text(of_texts)} over {count}generated texts"
 
     @property
     def verdict(self) -> Verdict | None:

@@ -453,6 +453,8 @@ def make_plan(
 
 def limit_words(limited_by: StepLimit | None) -> str:
     """For people; '' where nothing but the epochs limits the run."""
+    if limited_by == "early_stopping":
+        return "ended early by training.early_stopping"
     return "" if limited_by in (None, "epochs") else f"limited by training.{limited_by}"
 
 

@@ -144,9 +144,8 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             )
         case EvaluationFinished():
             best = ", the best so far" if fact.best else ""
-            also = f", {fact.metrics_text}" if fact.metrics else ""
             judged = f"; {fact.verdict.text}" if fact.verdict is not None else ""
-            return f"step {fact.step:,}: validation loss {fact.loss:.4f}{also} over {fact.rows:,} rows{best}{judged}"
+            return f"step {fact.step:,}: {fact.figures_text}{best}{judged}"
         case CheckpointSaved():
             return (
                 f"step {fact.step:,}: checkpoint saved ({format_bytes(fact.bytes)} in {format_duration(fact.seconds)})"

@@ -12,6 +12,7 @@ from jobs.events import (
     CheckpointSaved,
     EvaluationFinished,
     Event,
+    JobSucceeded,
     MemoryMeasured,
     ModelLoaded,
     OomRecovered,
@@ -43,6 +44,8 @@ class JobStory:
     marks: tuple[Mark, ...]
     measured: MemoryMeasured | None
     loaded: ModelLoaded | None
+    model_step: int | None
+    """The step of the model that was kept; None: the job has not succeeded."""
 
     @property
     def peak_bytes(self) -> int | None:
@@ -69,6 +72,7 @@ def story_of(events: Sequence[Event]) -> JobStory:
     marks: list[Mark] = []
     measured: MemoryMeasured | None = None
     loaded: ModelLoaded | None = None
+    model_step: int | None = None
     step = 0
     for event in events:
         match event.fact:
@@ -90,6 +94,8 @@ def story_of(events: Sequence[Event]) -> JobStory:
                 step = fact.step
             case MemoryMeasured() as measured:
                 pass
+            case JobSucceeded(step=model_step):
+                pass
     kept = sorted(evaluations.values(), key=lambda each: each.step)
     for each in kept:
         mark: Mark = {"step": each.step, "kind": "evaluation", "loss": each.loss}
@@ -98,7 +104,7 @@ def story_of(events: Sequence[Event]) -> JobStory:
                 metric_words(name): each.metrics[name] for name in each.metrics if metric_scale(name) == scale
             }
         marks.append(mark)
-    return JobStory(tuple(kept), tuple(marks), measured, loaded)
+    return JobStory(tuple(kept), tuple(marks), measured, loaded, model_step)
 
 
 def _mark(step: int, kind: Literal["attempt", "oom"], text: str) -> Mark:

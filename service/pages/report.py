@@ -49,7 +49,7 @@ def report_of(actions: Actions, kept: SeriesCache, render: Renderer, job: str) -
     rows = kept.points(
         run.metrics_file, after_step=-1, points=CHART_POINTS, fields=["loss", "learning_rate", "rows_per_s"]
     )
-    newest = story.at(None)
+    shown = story.at(story.model_step) or story.at(None)
     plan = _if_whole(actions, job, "plan.json", Plan)
     pictures = {}
     for name in PICTURES:
@@ -66,9 +66,9 @@ def report_of(actions: Actions, kept: SeriesCache, render: Renderer, job: str) -
         full_plan=plan,
         measured=story.peak_bytes,
         charts=list(_charts(story, rows)),
-        evaluations=_some(story.evaluations),
-        evaluation=newest,
-        samples=[_short(each) for each in story.samples(newest)] if newest else [],
+        evaluations=_some(story.evaluations, shown),
+        evaluation=shown,
+        samples=[_short(each) for each in story.samples(shown)] if shown else [],
         events=[event_answer(event) for event in reversed(events[-EVENTS_SHOWN:])],
         attempts=_attempts(events),
         pictures=pictures,
@@ -107,11 +107,11 @@ def _charts(story: JobStory, rows: Sequence[Figures]) -> Iterator[LineChart]:
             yield chart
 
 
-def _some(evaluations: Sequence[EvaluationFinished]) -> list[EvaluationFinished]:
-    """The first, the last, and some between."""
+def _some(evaluations: Sequence[EvaluationFinished], shown: EvaluationFinished | None) -> list[EvaluationFinished]:
+    """The first, the last, the one that is shown, and some between."""
     last = len(evaluations) - 1
     places = {round(at * last / (EVALUATIONS_SHOWN - 1)) for at in range(EVALUATIONS_SHOWN)} if last >= 0 else set()
-    return [evaluations[place] for place in sorted(places)]
+    return [each for place, each in enumerate(evaluations) if place in places or each is shown]
 
 
 def _attempts(events: Sequence[Event]) -> list[tuple[int, AttemptStarted]]:

@@ -14,7 +14,7 @@ from jobs.evaluation_metrics import chosen_text, metric_figure, metric_words
 from jobs.memory_plan import layers
 from jobs.plan import limit_words
 from jobs.text.units import bytes_alike, format_bytes, format_duration, format_parameters
-from jobs.verdict import measured
+from jobs.verdict import measured, measured_text
 from service import answers
 from service.pages.trial_charts import clipped, setting_text
 
@@ -174,7 +174,7 @@ FILTERS = {
     "duration": duration, "size": size, "figure": figure, "whole": whole, "percent": percent, "small": small,
     "moment": moment, "iso": iso, "now": now, "code": code, "layers": layers, "parameters": format_parameters,
     "cost": cost, "value_text": value_text, "json": json.dumps, "scale": scale,
-    "metric": metric_words, "metric_figure": metric_figure,
+    "metric": metric_words, "metric_figure": metric_figure, "measured_text": measured_text,
     "sizes": lambda counts: bytes_alike(*counts), "limit": limit_words, "chosen": chosen_text, "measured": measured_of,
     "setting": setting_text, "clip": clipped,
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.dataset_report import ClassSummary
-from jobs.events import AnyFact, AttemptEnded, Event, Fault, OomRecovered
+from jobs.events import AnyFact, AttemptEnded, EvaluationFinished, Event, Fault, OomRecovered
 from jobs.reasons import Reason
 from service.answers.wording import level, sentence
 from tests.summaries import prepared
@@ -38,6 +38,19 @@ def test_how_an_attempt_ended_is_said_once() -> None:
     assert worded(known) == "attempt 1 ended at step 9: the trainer crashed (signal SIGKILL)"
     other = crashed.model_copy(update={"error": Fault(code="crash", message="Segmentation fault")})
     assert worded(other) == "attempt 1 ended at step 9: the trainer crashed: Segmentation fault"
+
+
+def test_each_metric_is_said_with_the_rows_that_it_is_over() -> None:
+    metrics = {"perplexity": 7.389, "chrf": 41.23, "bleu": 9.0}
+    seen = EvaluationFinished(step=5, loss=2.0, rows=2000, text_rows=64, seconds=1.0, best=True, metrics=metrics)
+    assert worded(seen) == (
+        "step 5: validation loss 2.0000, perplexity 7.389 over 2,000 rows, "
+        "chrF 41.2, BLEU 9.0 over 64 generated texts, the best so far"
+    )
+    earlier = seen.model_copy(update={"text_rows": None, "best": False})
+    assert worded(earlier).endswith("over 2,000 rows, chrF 41.2, BLEU 9.0 over generated texts")
+    classes = seen.model_copy(update={"text_rows": 0, "best": False, "metrics": {"accuracy": 0.5}})
+    assert worded(classes) == "step 5: validation loss 2.0000, accuracy 0.5000 over 2,000 rows"
 
 
 def test_texts_that_the_tokenizer_does_not_know_in_full_are_said_where_they_are_many() -> None:

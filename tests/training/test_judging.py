@@ -54,7 +54,7 @@ def test_a_run_measures_its_model_before_and_after(make_run: MakeRun) -> None:
     assert last.metrics["perplexity"] == pytest.approx(np.exp(last.loss), rel=1e-5)
     assert last.intervals["loss"].low <= last.loss <= last.intervals["loss"].high
     assert last.against_base["loss"].difference == pytest.approx(last.loss - first.loss, abs=1e-5)
-    assert len(last.samples) == 2
+    assert len(last.samples) == 2 and (last.rows, last.text_rows) == (VALIDATION_ROWS, 5)
     lines = rows_of(run, last.step)
     assert [line["row"] for line in lines] == list(range(VALIDATION_ROWS))
     assert sum("generated" in line for line in lines) == 5

@@ -49,6 +49,8 @@ class Evaluation:
 
     loss: float
     rows: int
+    text_rows: int
+    """Those of them whose generated texts are scored."""
     seconds: float
     samples: list[Sample]
     metrics: dict[str, float]
@@ -103,6 +105,7 @@ def evaluate(context: TrainingContext) -> Evaluation:
     return Evaluation(
         loss=loss,
         rows=count,
+        text_rows=scored,
         samples=[written_of[row] for row in chosen(min(evaluation.samples, count)).tolist()],
         metrics=finite,
         intervals=intervals,

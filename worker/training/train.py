@@ -142,6 +142,7 @@ def evaluate_and_record(context: TrainingContext) -> None:
             step=state.step,
             loss=seen.loss,
             rows=seen.rows,
+            text_rows=seen.text_rows,
             seconds=seen.seconds,
             best=best and context.spec.kind == "train",
             samples=seen.samples,
@@ -154,8 +155,7 @@ def evaluate_and_record(context: TrainingContext) -> None:
     state.verdict = fact.verdict
     if seen.picture is not None and (state.step or context.spec.kind == "evaluate"):  # not of random labels
         write_atomically(context.run.path / CONFUSION, seen.picture())
-    also = f", {fact.metrics_text}" if fact.metrics else ""
-    log.info("step %d: validation loss %.4f%s over %d rows", state.step, seen.loss, also, seen.rows)
+    log.info("step %d: %s", state.step, fact.figures_text)
     context.journal.phase("step", step=state.step)
 
 

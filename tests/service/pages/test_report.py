@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import Browser, expect
 
-from jobs.events import EvaluationFinished, JobCancelled, Sample
+from jobs.events import AnyFact, AttemptEnded, EvaluationFinished, JobCancelled, JobSucceeded, Sample
 from service.pages.line_chart import FLAT, HEIGHT, MOST_TICKS, WIDTH, line_chart, ticks
 from tests.metric_rows import metric_row
 from tests.service.pages.watched import WatchedPage
@@ -76,6 +76,28 @@ def test_what_comes_from_data_is_text_and_the_file_is_small(service: Service, br
         expect(watched.page.locator("main")).to_contain_text(HOSTILE)
         assert watched.page.locator("img:not(.picture), script").count() == 0
     assert watched.faults == []
+
+
+def test_it_tells_of_the_model_that_was_kept(service: Service) -> None:
+    job = service.submit()
+    train(service, job)
+    evaluations = [
+        EvaluationFinished(
+            step=step, loss=3.0, rows=2000, text_rows=64, seconds=1.0, best=step == 10, metrics={"chrf": 40.0 + step},
+            intervals={"chrf": {"low": 39.0 + step, "high": 41.0 + step}},
+            samples=[Sample(input="a", target="b", generated=f"written at {step}")],
+        )
+        for step in range(0, 41, 10)
+    ]  # fmt: skip
+    ends: list[AnyFact] = [
+        AttemptEnded(reason="early_stopped", step=40),
+        JobSucceeded(model="model", step=10, loss=3.0, reason="early_stopped", chosen_by="chrf"),
+    ]
+    service.append(job, STARTED, *TRAINED, *evaluations, *ends)
+    page = service.get(f"/jobs/{job}/report").text
+    assert "written at 10" in page and "written at 40" not in page
+    assert "50.0 (49.0 to 51.0)" in page and '<td class="right">2,000</td><td class="right">64</td>' in page
+    assert "<small>, ended early by training.early_stopping</small>" in page
 
 
 def test_it_is_redacted_like_every_answer(service: Service) -> None:
