@@ -16,8 +16,8 @@ from worker.training.scores.statistics import Statistics, Sums, sacrebleu_metric
 
 _M = EvaluationMetric
 _ROUGE = (_M.ROUGE1, _M.ROUGE2, _M.ROUGEL)
-_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-"""Scripts that put no spaces between words."""
+_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\u30FC\uFF70\uFF9E\uFF9F"
+"""Scripts that put no spaces between words; ー and the marks of half-width kana, which are of no script alone."""
 _WORD = regex.compile(
     rf"[{_UNSPACED}]\p{{M}}*|[\p{{L}}\p{{N}}--[{_UNSPACED}]][\p{{L}}\p{{M}}\p{{N}}--[{_UNSPACED}]]*", regex.V1
 )
