@@ -96,11 +96,6 @@ def metrics_of(task: str, *, multi_label: bool = False) -> tuple[EvaluationMetri
     return tuple(metric for metric in EvaluationMetric if metric.bases & bases)
 
 
-def metrics_text(figures: Mapping[str, float]) -> str:
-    """Figures by name, for people, such as `accuracy 0.9012, macro F1 0.8934`."""
-    return ", ".join(f"{metric_words(name)} {metric_figure(name, value)}" for name, value in figures.items())
-
-
 def metric_words(name: str) -> str:
     """Of a metric that another version may have named."""
     found = _BY_NAME.get(name)

@@ -5,13 +5,14 @@ Rows of metrics are in `jobs/metrics.py`, the lines of an attempt file in `jobs/
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, TypeAdapter
 from pydantic.json_schema import SkipJsonSchema
 
 from jobs.dataset_report import PreparedSummary
-from jobs.evaluation_metrics import EvaluationMetric, chosen_text, is_of_texts, metrics_text
+from jobs.evaluation_metrics import EvaluationMetric, chosen_text, is_of_texts, metric_figure, metric_words
 from jobs.frozen import Frozen, left_out
 from jobs.memory_plan import MemorySummary
 from jobs.plan import CheckSummary, StepLimit, TimeSummary
@@ -283,6 +284,8 @@ class EvaluationFinished(Fact):
     text_rows: int | None = None
     """Those of them whose generated texts are scored, which `exact_match`, `chrf`, `bleu` and ROUGE are over; null in
     events of earlier versions."""
+    bleu_of_characters: bool = False
+    """`bleu` is of characters, because most letters of the targets are of scripts without spaces; else of words."""
     seconds: float
     """What it took."""
     best: bool
@@ -310,11 +313,11 @@ class EvaluationFinished(Fact):
         """The same for people, with the rows that they are over."""
         of_texts = {name: value for name, value in self.metrics.items() if is_of_texts(name)}
         others = {name: value for name, value in self.figures.items() if name not in of_texts}
-        text = f"{metrics_text(others)} over {self.rows:,} rows"
+        text = f"{self._text(others)} over {self.rows:,} rows"
         if not of_texts:
             return text
         count = "" if self.text_rows is None else f"{self.text_rows:,} "
-        return f"{text}, {metrics_text(of_texts)} over {count}generated texts"
+        return f"{text}, {self._text(of_texts)} over {count}generated texts"
 
     @property
     def verdict(self) -> Verdict | None:
@@ -334,7 +337,15 @@ class EvaluationFinished(Fact):
     @property
     def metrics_text(self) -> str:
         """The metrics for people, such as `accuracy 0.9012, macro F1 0.8934`."""
-        return metrics_text(self.metrics)
+        return self._text(self.metrics)
+
+    def words(self, name: str) -> str:
+        """Of a metric, for people."""
+        of_characters = self.bleu_of_characters and name == EvaluationMetric.BLEU
+        return metric_words(name) + (" of characters" if of_characters else "")
+
+    def _text(self, figures: Mapping[str, float]) -> str:
+        return ", ".join(f"{self.words(name)} {metric_figure(name, value)}" for name, value in figures.items())
 
 
 class Sample(Frozen):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.evaluation_metrics import EvaluationMetric, chosen_text, is_better, metric_scale, metrics_of, metrics_text
+from jobs.evaluation_metrics import EvaluationMetric, chosen_text, is_better, metric_scale, metrics_of
+from jobs.events import EvaluationFinished
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,8 @@ def test_scales() -> None:
 
 def test_figures_are_worded_also_those_of_a_newer_version() -> None:
     figures = {"macro_f1": 0.89344, "chrf": 41.234, "perplexity": 1234.5, "comet_score": 0.5}
-    assert metrics_text(figures) == "macro F1 0.8934, chrF 41.2, perplexity 1,234.500, comet score 0.5000"
+    seen = EvaluationFinished(step=0, loss=1.0, rows=1, seconds=1.0, best=True, metrics=figures)
+    assert seen.metrics_text == "macro F1 0.8934, chrF 41.2, perplexity 1,234.500, comet score 0.5000"
 
 
 def test_the_words_of_a_choice_name_a_better_step_that_is_missing() -> None:

@@ -47,6 +47,8 @@ def test_each_metric_is_said_with_the_rows_that_it_is_over() -> None:
         "step 5: validation loss 2.0000, perplexity 7.389 over 2,000 rows, "
         "chrF 41.2, BLEU 9.0 over 64 generated texts, the best so far"
     )
+    japanese = seen.model_copy(update={"bleu_of_characters": True})
+    assert "chrF 41.2, BLEU of characters 9.0 over 64" in worded(japanese)
     earlier = seen.model_copy(update={"text_rows": None, "best": False})
     assert worded(earlier).endswith("over 2,000 rows, chrF 41.2, BLEU 9.0 over generated texts")
     classes = seen.model_copy(update={"text_rows": 0, "best": False, "metrics": {"accuracy": 0.5}})

@@ -27,7 +27,7 @@ from worker.training.memory.recovery import Pass, release_memory
 from worker.training.optimizers.loss_scaling import BEYOND_FLOAT16
 from worker.training.scores.intervals import difference, interval, score
 from worker.training.scores.statistics import Floats
-from worker.training.scores.texts import text_statistics
+from worker.training.scores.texts import is_unspaced, text_statistics
 from worker.training.tasks.task import Limit, Measured
 from worker.training.tasks.widths import EVALUATED_TOGETHER
 
@@ -51,6 +51,7 @@ class Evaluation:
     rows: int
     text_rows: int
     """Those of them whose generated texts are scored."""
+    bleu_of_characters: bool
     seconds: float
     samples: list[Sample]
     metrics: dict[str, float]
@@ -106,6 +107,7 @@ def evaluate(context: TrainingContext) -> Evaluation:
         loss=loss,
         rows=count,
         text_rows=scored,
+        bleu_of_characters=_M.BLEU in statistics and is_unspaced(targets),
         samples=[written_of[row] for row in chosen(min(evaluation.samples, count)).tolist()],
         metrics=finite,
         intervals=intervals,

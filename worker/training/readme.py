@@ -239,7 +239,7 @@ def _metrics(base: EvaluationFinished | None, kept: EvaluationFinished | None, *
         between, change = kept.intervals.get(name), kept.against_base.get(name)
         before = base.figures.get(name) if base is not None else None
         cells = [
-            metric_words(name),
+            kept.words(name),
             figure(value),
             "–" if between is None else f"{figure(between.low)} to {figure(between.high)}",
             "–" if before is None else figure(before),

@@ -143,6 +143,7 @@ def evaluate_and_record(context: TrainingContext) -> None:
             loss=seen.loss,
             rows=seen.rows,
             text_rows=seen.text_rows,
+            bleu_of_characters=seen.bleu_of_characters,
             seconds=seen.seconds,
             best=best and context.spec.kind == "train",
             samples=seen.samples,
