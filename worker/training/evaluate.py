@@ -23,7 +23,7 @@ from worker.training.context import TrainingContext
 from worker.training.dataset.data import Int64
 from worker.training.evaluation_rows import evaluation_rows
 from worker.training.machine.out_of_memory import KINDS, MemoryShortage
-from worker.training.memory.recovery import Pass, release_memory
+from worker.training.memory.recovery import Pass, others_left, release_memory
 from worker.training.optimizers.loss_scaling import BEYOND_FLOAT16
 from worker.training.scores.intervals import difference, interval, score
 from worker.training.scores.statistics import Floats
@@ -69,8 +69,9 @@ def evaluate(context: TrainingContext) -> Evaluation:
     what was found of each row in the run directory.
 
     Training is not disturbed: no gradients, the RNG is put back, the model is left in the mode it was in. Micro-batches
-    are those of training at most; when memory runs out anyway, this is done again in smaller ones of that length
-    bucket, which training does not hear of. Raises StopAsked between two batches, OutOfMemory at one row.
+    are those of training at most. When memory runs out anyway, others on the GPU are waited for once; else this is done
+    again in smaller ones of that length bucket, which training does not hear of. Raises StopAsked between two batches,
+    OutOfMemory at one row.
     """
     start = time.perf_counter()
     rows, loaded, cache, state = context.data.validation, context.loaded, context.cache, context.state
@@ -143,7 +144,7 @@ def _fitting(
     limit: Limit,
 ) -> tuple[Result, Limit]:
     """The result of some work over the groups, and the limit with which memory was enough for it."""
-    rows, cache = context.data.validation, context.cache
+    rows, cache, waited = context.data.validation, context.cache, False
     while True:
         going = Pass(0, groups, began=time.perf_counter())
         try:
@@ -152,7 +153,12 @@ def _fitting(
             shortage = MemoryShortage.of(error, cache.device)
             if shortage is None:
                 raise
+        shortage = shortage.beside(context.monitor.use())
         release_memory(cache)
+        if shortage.cause == "other_processes" and not waited:
+            waited = True
+            if others_left(context, shortage):
+                continue
         shape = going.shape(rows, limit)
         bucket = shape.bucket
         smaller = limit.lowered(rows, groups, shape, passing=True)

@@ -133,12 +133,9 @@ class Recovery:
     def _others_left(self, shortage: MemoryShortage) -> bool:
         other_processes = shortage.other_processes
         assert other_processes is not None
-        if self._spec.memory.other_processes != "wait" or other_processes.bytes <= self._waited_for_bytes:
+        if other_processes.bytes <= self._waited_for_bytes:
             return False
-        # What the pass held and wanted, less what is still held now that its gradients and activations are gone.
-        held, holds = shortage.figures.reserved or 0, figures(self._cache.device).reserved or 0
-        context, wanted = self._context, max(0, held - holds) + shortage.asked
-        left = context.monitor.wait(wanted, context.journal, context.stop)
+        left = others_left(self._context, shortage)
         if not left:
             self._waited_for_bytes = other_processes.bytes
         return left
@@ -170,6 +167,18 @@ class Recovery:
             f"memory ran out in step {step} at micro-batch 1, one row of {bucket}: {shortage.text}",
             hint=what_would_fit(self._spec, self._context.plan, shortage),
         )
+
+
+def others_left(context: TrainingContext, shortage: MemoryShortage) -> bool:
+    """Whether the others on the GPU leave, if the job says to wait for them. Call it when memory has been released.
+
+    Raises StopAsked.
+    """
+    if context.spec.memory.other_processes != "wait":
+        return False
+    # What the pass held and wanted, less what is still held now that its gradients and activations are gone.
+    held, holds = shortage.figures.reserved or 0, figures(context.cache.device).reserved or 0
+    return context.monitor.wait(max(0, held - holds) + shortage.asked, context.journal, context.stop)
 
 
 def release_memory(cache: Cache) -> None:
