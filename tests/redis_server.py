@@ -59,7 +59,7 @@ class RedisServer:
             users = self.folder / "users.acl"
             users.touch(mode=0o600)
             users.write_text(
-                f"user default off\nuser longhaul on >{self.password} {self._rules}\n"
+                f"user default off ~* &* +@all\nuser longhaul on >{self.password} {self._rules}\n"
                 f"user admin on >{self.password} ~* &* +@all\n"
             )
             persistence += ["--aclfile", str(users)]

@@ -103,6 +103,19 @@ def test_a_script_may_do_no_more_than_its_caller(server: RedisServer) -> None:
                 client.eval(f"return redis.call({call})", 0)
 
 
+def test_what_a_transaction_or_a_script_wrote_is_there_after_a_restart(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path / "redis", aof=True, rules=compose_rules())
+    with server:
+        with connect(server.url) as client:
+            with client.pipeline(transaction=True) as together:
+                together.set("longhaul:a", "1").set("longhaul:b", "2").execute()
+            client.eval("redis.call('SET', 'longhaul:c', 3) redis.call('SET', 'longhaul:d', 4)", 0)
+        server.stop()
+        server.start()
+        with connect(server.url) as client:
+            assert client.mget([f"longhaul:{key}" for key in "abcd"]) == [b"1", b"2", b"3", b"4"]
+
+
 def test_nobody_else_is_let_in(server: RedisServer) -> None:
     at = f"127.0.0.1:{server.port}/0"
     with connect(f"redis://{at}") as nobody, pytest.raises(redis.AuthenticationError):

@@ -107,6 +107,18 @@ def test_redis_lets_in_its_own_user_only_and_that_one_may_not_look_around(contai
     assert containers.inside("redis", "stat", "-c", "%a", "/dev/shm/users.acl").strip() == "600"
 
 
+def test_what_a_script_wrote_into_redis_is_there_after_a_restart(containers: Containers) -> None:
+    def asked(*words: str) -> list[str]:
+        return containers.inside("redis", "redis-cli", "--user", "longhaul", *words).split()
+
+    names = ("longhaul:one", "longhaul:other")
+    asked("EVAL", "for _, key in ipairs(KEYS) do redis.call('SET', key, 'there') end", "2", *names)
+    containers.compose("restart", "redis")
+    containers.compose("up", "-d", "--wait", "--wait-timeout", "300")
+    assert asked("MGET", *names) == ["there", "there"]
+    asked("DEL", *names)
+
+
 def test_only_the_api_is_published_and_on_loopback_only(containers: Containers) -> None:
     published = {name: containers.container(name)["NetworkSettings"]["Ports"] for name in ("redis", *OURS)}
     port = {"HostIp": "127.0.0.1", "HostPort": containers.settings["LONGHAUL_PORT"]}
