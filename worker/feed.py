@@ -23,6 +23,7 @@ from jobs.events import Event, JobRepaired, JobSubmitted
 from jobs.metrics import MetricRow
 from jobs.process.logs import about
 from jobs.state import Status
+from jobs.sweeps.directory import SweepDir
 from worker.sinks.base import DONE, Disabled, Later, Outcome, ReportsDamage, Sink, SinkJob
 from worker.tail import Tail
 
@@ -33,7 +34,7 @@ log = logging.getLogger("longhaul.publish")
 
 
 class Cursor(BaseModel):
-    """`runs/<id>/sinks/<sink>.json`: how far one sink has come with one job."""
+    """`runs/<id>/sinks/<sink>.json`: how far one sink has come with one job; of a sweep, in its directory."""
 
     event: int = 0
     """Number of the last event handed over."""
@@ -55,7 +56,7 @@ class Cursor(BaseModel):
     """The sink's own notes."""
 
 
-def read_cursor(run: RunDir, sink: str) -> Cursor:
+def read_cursor(run: RunDir | SweepDir, sink: str) -> Cursor:
     """The saved cursor; one at the beginning where there is none, or a damaged one: twice is better than never."""
     file = run.sinks / f"{sink}.json"
     try:
@@ -65,6 +66,18 @@ def read_cursor(run: RunDir, sink: str) -> Cursor:
     except ValidationError as error:
         log.error("%s is damaged (%s): %s gets everything again", file, error.errors()[0]["msg"], sink)
         return Cursor()
+
+
+def write_cursor(run: RunDir | SweepDir, sink: str, cursor: Cursor) -> bool:
+    """Whether the disk took it. A full one must not turn "at most one repeat" into one a minute: the cursor in memory
+    counts until then."""
+    try:
+        run.sinks.mkdir(exist_ok=True)
+        write_atomically(run.sinks / f"{sink}.json", cursor.model_dump_json().encode() + b"\n")
+    except OSError as error:
+        log.error("%s: %s: the cursor could not be saved: %s", sink, run.id, error)
+        return False
+    return True
 
 
 def size_of(file: Path) -> int:
@@ -308,13 +321,7 @@ class SinkFeed:
         now = self._cursor.model_dump_json()
         if now == self._saved:
             return
-        try:
-            self.run.sinks.mkdir(exist_ok=True)
-            write_atomically(self.run.sinks / f"{self._sink.name}.json", now.encode() + b"\n")
-        except OSError as error:
-            # A full disk must not turn "at most one repeat" into one a minute: the cursor in memory counts until then.
-            log.error("%s: job %s: the cursor could not be saved: %s", self._sink.name, self.run.id, error)
-        else:
+        if write_cursor(self.run, self._sink.name, self._cursor):
             self._saved = now
 
     def stop(self) -> None:

@@ -1,6 +1,6 @@
 """The publish process: tails run directories and feeds the sinks (architecture.md: Sinks).
 
-    run directories ──▶ main loop: which jobs are there?  (at start, when one appears, every 30 s)
+    run directories ──▶ main loop: which jobs and sweeps?  (at start, when one appears, every 30 s)
                             │ one thread per sink
                             ├─▶ log      ─▶ a feed per open job ─▶ runs/<id>/sinks/log.json
                             ├─▶ curve    ─▶ …
@@ -26,8 +26,9 @@ from jobs.disk.rundir import RunDir, list_runs
 from jobs.errors import UserError
 from jobs.heartbeat import SinkLag
 from jobs.process.lifeline import tied_to_parent
+from jobs.sweeps.directory import SweepDir, list_sweeps
 from worker.feed import SinkFeed, size_of
-from worker.sinks.base import Sink
+from worker.sinks.base import ReportsSweeps, Sink
 from worker.sinks.curve import CurveSink
 from worker.sinks.discord.gone import GoneFile
 from worker.sinks.discord.options import DiscordOptions
@@ -35,11 +36,13 @@ from worker.sinks.discord.sink import DiscordSink
 from worker.sinks.discord.webhook import Webhook
 from worker.sinks.log import LogSink
 from worker.sinks.wandb.sink import WandbSink
+from worker.sweep_feed import SweepFeed
 
 POLL_S = 2.0
 LIST_S = 30.0
 STOP_S = 30.0
 
+Found = list[RunDir | SweepDir]
 Wake = Callable[[float], object]
 """Waits until something may have happened, at most so many seconds."""
 
@@ -104,20 +107,20 @@ def publish(
 
 
 class Folder:
-    """Which run directories are there: listed at start, when the folder has changed, and every 30 s in any case."""
+    """Which run directories and sweeps are there: listed at start, when the folder has changed, and every 30 s."""
 
     def __init__(self, runs: Path) -> None:
         self._runs = runs
         self._changed_ns = -1
         self._listed_at = float("-inf")
 
-    def news(self) -> list[RunDir] | None:
-        """All run directories, or None when there is no reason to look."""
+    def news(self) -> Found | None:
+        """All of them, or None when there is no reason to look."""
         try:
             changed_ns = self._runs.stat().st_mtime_ns
             if changed_ns == self._changed_ns and time.monotonic() - self._listed_at < LIST_S:
                 return None
-            found = list_runs(self._runs)
+            found: Found = [*list_sweeps(self._runs), *list_runs(self._runs)]
         except OSError as error:
             log.error("cannot list %s: %s", self._runs, error)
             return None
@@ -127,7 +130,7 @@ class Folder:
 
 
 class SinkThread(threading.Thread):
-    """One sink and its open jobs, in a thread that lives as long as publish does.
+    """One sink with its open jobs and sweeps, in a thread that lives as long as publish does.
 
     As long: children of a sink are tied to the thread that spawned them (`lifeline`). It is a daemon because a
     hung sink must not keep the process from ending: its cursors are on disk.
@@ -137,9 +140,9 @@ class SinkThread(threading.Thread):
         super().__init__(name=f"sink-{sink.name}", daemon=True)
         self.sink = sink.name
         self._sink = sink
-        self._feeds: dict[str, SinkFeed] = {}
+        self._feeds: dict[str, SinkFeed | SweepFeed] = {}
         self._closed: dict[str, int | None] = {}
-        self._found: queue.SimpleQueue[list[RunDir]] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[Found] = queue.SimpleQueue()
         self._news = threading.Event()
         self._ended = False
 
@@ -151,8 +154,8 @@ class SinkThread(threading.Thread):
         oldest_s = max(0.0, time.time() - min(behind)) if behind else 0.0
         return SinkLag(jobs_behind=len(behind), oldest_s=oldest_s)
 
-    def notify(self, found: list[RunDir] | None) -> None:
-        """There may be news; `found` are all run directories, when they were listed again."""
+    def notify(self, found: Found | None) -> None:
+        """There may be news; `found` are all run directories and sweeps, when they were listed again."""
         if found is not None:
             self._found.put(found)
         self._news.set()
@@ -183,19 +186,25 @@ class SinkThread(threading.Thread):
         while not self._found.empty():
             found = {run_dir.id: run_dir for run_dir in self._found.get()}
             for gone in self._feeds.keys() - found.keys():
-                log.warning("%s: job %s: its run directory is gone", self._sink.name, gone)
+                log.warning("%s: %s: its directory is gone", self._sink.name, gone)
                 self._feeds.pop(gone).stop()
             for name in found.keys() - self._feeds.keys():
                 self._adopt(found[name])
 
-    def _adopt(self, run_dir: RunDir) -> None:
+    def _adopt(self, run_dir: RunDir | SweepDir) -> None:
         size = size_of(run_dir.events_file)
         if self._closed.get(run_dir.id) == size:
             return
+        feed: SinkFeed | SweepFeed
         try:
-            feed = SinkFeed(self._sink, run_dir)
+            if isinstance(run_dir, RunDir):
+                feed = SinkFeed(self._sink, run_dir)
+            elif isinstance(self._sink, ReportsSweeps):
+                feed = SweepFeed(self._sink, run_dir)
+            else:
+                return
         except OSError:
-            log.exception("%s: job %s: its cursor cannot be read", self._sink.name, run_dir.id)
+            log.exception("%s: %s: its cursor cannot be read", self._sink.name, run_dir.id)
             return
         if feed.closed:
             self._closed[run_dir.id] = size

@@ -41,6 +41,11 @@ class SweepDir:
         """Its events."""
         return self.path / "events.jsonl"
 
+    @property
+    def sinks(self) -> Path:
+        """Cursors of the sinks that report it."""
+        return self.path / "sinks"
+
     def spec(self) -> SweepSpec:
         """What the user asked for. Raises Damaged, NotFound."""
         try:

@@ -51,6 +51,8 @@ class SweepRecord:
     id: str
     number: int = 0
     """Of the last event."""
+    at: float = 0.0
+    """The same."""
     name: str = ""
     spec_sha256: str = ""
     idempotency_key: str | None = None
@@ -88,7 +90,7 @@ class SweepRecord:
                 self.cancel_requested = True
             case SweepEnded():
                 self.ended, self.ended_at = fact, event.at
-        self.number = event.number
+        self.number, self.at = event.number, event.at
 
     def _open(self, number: int) -> TrialRecord:
         if number >= len(self.trials) or self.trials[number].outcome is not None:

@@ -86,6 +86,12 @@ class SweepSpec(Part):
         known = next((metric for metric in EvaluationMetric if metric.value == named), EvaluationMetric.LOSS)
         return self.metric or known
 
+    @property
+    def discord(self) -> bool:
+        """Whether Discord hears of it: as the job says."""
+        integrations = self.job.get("integrations")
+        return not isinstance(integrations, dict) or integrations.get("discord", True) is not False
+
     @cached_property
     def most_trials(self) -> int:
         """Trials at most."""
@@ -130,7 +136,7 @@ class SweepSpec(Part):
         """A job of a trial. Raises UserError. `seed`: added to `training.seed`."""
         given = self.given(settings)
         given["name"] = f"{self.name} {number}" + (f" seed {seed}" if seed else "")
-        _assign(given, "integrations.discord", False)  # a message for each trial would drown all others
+        _assign(given, "integrations.discord", False)  # the sweep has one message
         if self.metric is not None:
             _assign(given, "checkpoint.best", self.metric.value)
         if seed:

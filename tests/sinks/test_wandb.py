@@ -267,6 +267,18 @@ def test_publish_killed_and_its_child_killed_no_row_is_missing(tmp_path: Path) -
     assert history(third, "train/loss") == expected(210, 300)
 
 
+def test_the_trials_of_a_sweep_are_a_group(tmp_path: Path) -> None:
+    run = story.submit(tmp_path, name="chef 0", sweep="sweep-1")
+    with FakeWandb() as server:
+        with publishing(tmp_path, WandbSink(child, WANDB_KEY, server.url, flush_s=0.2)):
+            story.start(run)
+            story.train(run, 10, 20)
+            story.succeed(run)
+            until(lambda: closed(run, "wandb"))
+        (seen,) = server.runs.values()
+        assert (seen.group, seen.tags, seen.name) == ("sweep-1", ["sweep:sweep-1"], "chef 0")
+
+
 def test_a_paused_job_holds_no_process_and_a_refused_one_no_run(tmp_path: Path) -> None:
     paused, refused = story.submit(tmp_path, "job-1"), story.submit(tmp_path, "job-2")
     story.start(paused)

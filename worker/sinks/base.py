@@ -32,6 +32,8 @@ from jobs.metrics import MetricRow
 from jobs.plan import Plan
 from jobs.reasons import Reason
 from jobs.spec import JobSpec
+from jobs.sweeps.record import SweepRecord
+from jobs.sweeps.spec import SweepSpec
 
 WANDB_URL = "wandb/url.txt"
 """In the run directory: where the job's run is in W&B, once it was online."""
@@ -176,3 +178,27 @@ class ReportsDamage(Protocol):
 
     def damaged(self, job: str, submitted: JobSubmitted | None, error: Damaged) -> Outcome:
         """Take it, also for a job of which not even the first event is left (`submitted` is None)."""
+
+
+@dataclass
+class SinkSweep:
+    """How a sweep stands, for a sink."""
+
+    spec: SweepSpec
+    record: SweepRecord
+    state: dict[str, JsonValue]
+    """The sink's own notes, as those of a job."""
+
+
+@runtime_checkable
+class ReportsSweeps(Protocol):
+    """A sink that also reports sweeps, each as a whole."""
+
+    name: str
+    """As the sink's."""
+
+    def accepts_sweep(self, spec: SweepSpec) -> bool:
+        """Whether the sink reports this sweep at all."""
+
+    def sweep(self, sweep: SinkSweep) -> Outcome:
+        """Take how it stands now, which is more than last time. After `Later` it comes again; after a crash it may."""

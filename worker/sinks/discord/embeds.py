@@ -67,7 +67,7 @@ def progress(job: SinkJob, note: str, event: Event | None = None) -> Payload:
     lines.append(note)
     embed = _embed(job, f"{job.submitted.name}: training", RUNNING, "\n".join(lines), event)
     if row is not None:
-        embed["timestamp"] = _time(row.at)  # of the figures: a phone shows how old they are
+        embed["timestamp"] = time_text(row.at)  # of the figures: a phone shows how old they are
     embed["fields"] = figures(job, row) + links(job)
     return _payload(embed, *samples(job, 1, RUNNING))
 
@@ -270,9 +270,10 @@ def _embed(job: SinkJob, title: str, colour: int, description: str, event: Event
     ]
     embed: Embed = {"title": title, "color": colour, "description": description, "footer": {"text": " · ".join(where)}}
     if event is not None:
-        embed["timestamp"] = _time(event.at)
+        embed["timestamp"] = time_text(event.at)
     return embed
 
 
-def _time(at: float) -> str:
+def time_text(at: float) -> str:
+    """As Discord reads it."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")

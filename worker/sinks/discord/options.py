@@ -36,6 +36,10 @@ class DiscordOptions:
         """To the job."""
         return f"{self.public_url}/jobs/{job}" if self.public_url else None
 
+    def sweep_link(self, sweep: str) -> str | None:
+        """To the sweep."""
+        return f"{self.public_url}/sweeps/{sweep}" if self.public_url else None
+
     def call(self) -> dict[str, object]:
         """The parts of a message that call the person, and nobody else."""
         if self.mention is None:

@@ -1,19 +1,18 @@
 """Discord: one progress message per job, edited in place; new messages only for what a person should notice.
 
 A phone rings for what needs a person (no usable GPU, low disk, a damaged run directory, a failure, a pause of the job's
-own making) and for the end of training. Posted silently: the time that the job needs, the first out-of-memory error, a
-failure that is tried again, a repair, and what a person did (pause, cancel). All else is an edit. Discord limits edits
-of old messages: then the progress message is deleted and posted anew, silently. The footer names job, attempt and
-event, so that a repeat after a crash is recognizable.
+own making) and for the end of training or of a sweep. Posted silently: the time that the job needs, the first
+out-of-memory error, a failure that is tried again, a repair, and what a person did (pause, cancel). All else is an
+edit. Discord limits edits of old messages: then the progress message is deleted and posted anew, silently. The footer
+names job, attempt and event, so that a repeat after a crash is recognizable.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal, TypedDict, cast
+from typing import Literal, cast
 
 from jobs.errors import Damaged
 from jobs.events import (
@@ -36,21 +35,18 @@ from jobs.events import (
     OomRecovered,
 )  # fmt: skip
 from jobs.metrics import MetricRow
+from jobs.sweeps.spec import SweepSpec
 from jobs.text.units import format_parameters
-from worker.sinks.base import DONE, Disabled, Later, Outcome, SinkJob
+from worker.sinks.base import DONE, Disabled, Later, Outcome, SinkJob, SinkSweep
 from worker.sinks.curve import FILE_NAME, draw_job
-from worker.sinks.discord import embeds
+from worker.sinks.discord import embeds, sweeps
+from worker.sinks.discord.edited_message import DAY_S, EditedMessage, MessageNotes, Picture
 from worker.sinks.discord.limits import FILE_BYTES, Payload
 from worker.sinks.discord.options import DiscordOptions
-from worker.sinks.discord.webhook import TOO_MANY_EDITS, UNKNOWN_MESSAGE, Answer, Sent, Webhook, WebhookRejected
+from worker.sinks.discord.webhook import Webhook, WebhookRejected
 from worker.sinks.wording import sentence
 
 EDIT_EVERY_S = 15.0
-NEW_MESSAGE_AFTER_S = 50 * 60.0
-"""Discord limits edits of messages older than an hour."""
-DAY_S = 24 * 3600.0
-LATER_FACTOR = 5
-"""After its first day a job is edited, and its message posted anew, so many times more rarely."""
 RING_AGAIN_S, RING_FACTOR = 4 * DAY_S, 4
 """A phone that rang for a warning rings for one of its kind again after so long, then after so many times as long."""
 WAITS_TOLD = 3
@@ -63,21 +59,11 @@ MOST_READ_BYTES = 64 << 20
 log = logging.getLogger("longhaul.discord")
 
 
-class DiscordNotes(TypedDict, total=False):
-    """What is kept with the cursor. Times are Unix seconds."""
+class DiscordNotes(MessageNotes, total=False):
+    """What is kept with the cursor. The message is that of progress."""
 
-    message: str
-    """Id of the progress message."""
-    old: list[str]
-    """Ids of progress messages before it that still have to be deleted."""
-    began_at: float
-    """When the first progress message was posted."""
-    posted_at: float
-    edited_at: float
     pictured_at: float
     """When the curve was last drawn for the progress message."""
-    pictured: bool
-    """It shows a curve."""
     note: str
     """What it says below the figures."""
     over: bool
@@ -97,7 +83,6 @@ _OF_THE_JOB = ("message", "old", "began_at", "posted_at", "edited_at", "pictured
 
 
 EVERYTHING = DiscordOptions()
-_NO_MORE_EDITS = (TOO_MANY_EDITS, UNKNOWN_MESSAGE)
 _KINDS: dict[type[Fact], str] = {
     JobPrepared: "plan",
     OomRecovered: "warnings",
@@ -220,8 +205,8 @@ class DiscordSink:
         notes = _notes(job)
         if job.ending or notes.get("over", True) or rows[-1].attempt != job.attempt:
             return DONE  # the next message says more, or there is no message to edit
-        every = self._edit_every_s * self._factor(job)
-        passed = self._since(notes["edited_at"])
+        message = self._message(job)
+        every, passed = self._edit_every_s * message.factor, message.since(notes["edited_at"])
         if passed < every:
             return Later(every - passed, "coalescing progress")
         return self._edit(job, notes["note"], None)
@@ -233,6 +218,14 @@ class DiscordSink:
         if "warnings" not in self._options.kinds:
             return DONE
         return self._post(job, embeds.damaged(job, submitted, error), person=True)
+
+    def accepts_sweep(self, spec: SweepSpec) -> bool:
+        """As its job says."""
+        return self._webhook is not None and spec.discord
+
+    def sweep(self, sweep: SinkSweep) -> Outcome:
+        """One message for the sweep."""
+        return sweeps.tell(sweep, self._call(), self._options, self._now, self._edit_every_s)
 
     def close(self, job: SinkJob) -> None:
         """Nothing is held."""
@@ -252,21 +245,8 @@ class DiscordSink:
         over = "message" not in kept or "progress" not in self._options.kinds
         job.state.update(kept, note=note, over=over)
 
-    def _new_message(self, job: SinkJob, sent: Sent) -> None:
-        notes, now = _notes(job), self._now()
-        if "message" in notes:
-            notes["old"] = [*notes.get("old", []), notes["message"]]
-        notes.setdefault("began_at", now)
-        job.state.update(message=sent.message, posted_at=now, edited_at=now, over=False)
-
-    def _factor(self, job: SinkJob) -> int:
-        """How much more rarely than on its first day this job is reported."""
-        return 1 if self._now() - _notes(job).get("began_at", self._now()) < DAY_S else LATER_FACTOR
-
-    def _since(self, then: float) -> float:
-        """Seconds that have passed; infinity where the clock was set back past `then`, so that nothing waits for it."""
-        passed = self._now() - then
-        return passed if passed >= 0 else math.inf
+    def _message(self, job: SinkJob) -> EditedMessage:
+        return EditedMessage(self._call(), _notes(job), self._now)
 
     def _edit(self, job: SinkJob, note: str, event: Event | None) -> Outcome:
         """Put the progress message up to date."""
@@ -278,39 +258,13 @@ class DiscordSink:
         return outcome
 
     def _replace(self, job: SinkJob, payload: Payload) -> Outcome:
-        """Edit the progress message; where there is none, or it cannot be edited, a new one comes in its place.
-
-        The curve is attached, and not part of the embed: an edit of an embed moves its picture out of it, or shows it
-        twice (discord-api-docs issue 5675), unless each edit brings the file along.
-        """
-        notes = _notes(job)
-        answer: Answer = WebhookRejected(0, None)
+        """Edit the progress message; where there is none, or it cannot be edited, a new one comes in its place."""
+        before = _notes(job).get("message")
         self._link(job.id, payload)
-        picture = self._new_picture(job)
-        young = "message" in notes and self._since(notes["posted_at"]) < NEW_MESSAGE_AFTER_S * self._factor(job)
-        if young:
-            answer = self._call().edit(notes["message"], payload, picture)
-            if picture is not None and isinstance(answer, WebhookRejected) and answer.code not in _NO_MORE_EDITS:
-                picture = None  # too large, say: the figures matter more
-                answer = self._call().edit(notes["message"], payload)
-        if not young or (isinstance(answer, WebhookRejected) and answer.code in _NO_MORE_EDITS):
-            if notes.get("pictured"):
-                picture = picture or self._picture(job)
-            answer = self._call().post(payload, picture, silent=True)
-            if isinstance(answer, Sent):
-                self._new_message(job, answer)
-                notes["pictured"] = picture is not None
-            elif isinstance(answer, Later) and young:
-                notes["posted_at"] = 0.0  # the old message is not tried again
-        if isinstance(answer, Later | Disabled):
-            return answer
-        notes["edited_at"] = self._now()
-        notes["pictured"] = notes.get("pictured", False) or picture is not None
-        while notes.get("old"):
-            if isinstance(self._call().delete(notes["old"][0]), Later):
-                break  # at the next edit
-            notes["old"] = notes["old"][1:]
-        return DONE
+        outcome = self._message(job).show(payload, self._new_picture(job), lambda: self._picture(job))
+        if _notes(job).get("message") != before:
+            _notes(job)["over"] = False
+        return outcome
 
     def _count(self, counter: Literal["ooms", "skipped"], job: SinkJob, payload: Payload) -> Outcome:
         """The first of an attempt has a message, and one for which a phone rings; the progress message counts all."""
@@ -333,7 +287,7 @@ class DiscordSink:
     def _rings(self, job: SinkJob, kind: str) -> bool:
         """Whether a phone may ring for this kind of warning: a fault that comes and goes wakes nobody each day."""
         times, at = _notes(job).get("rang", {}).get(kind, (0, 0.0))
-        return times == 0 or self._since(at) >= RING_AGAIN_S * RING_FACTOR ** (times - 1)
+        return times == 0 or self._message(job).since(at) >= RING_AGAIN_S * RING_FACTOR ** (times - 1)
 
     def _warn(self, job: SinkJob, payload: Payload, kind: str, rings: bool) -> Outcome:
         outcome = self._post(job.id, payload, silent=not rings, person=rings)
@@ -355,7 +309,7 @@ class DiscordSink:
         self,
         job: str,
         payload: Payload,
-        picture: tuple[str, bytes] | None = None,
+        picture: Picture | None = None,
         *,
         silent: bool = False,
         person: bool = False,
@@ -376,15 +330,16 @@ class DiscordSink:
         if (link := self._options.link(job)) is not None:
             payload["embeds"][0]["url"] = link
 
-    def _new_picture(self, job: SinkJob) -> tuple[str, bytes] | None:
+    def _new_picture(self, job: SinkJob) -> Picture | None:
         """The curve so far, if the message has none, or an old one."""
-        since = self._since(_notes(job).get("pictured_at", 0.0))
-        if job.latest is None or since < PICTURE_EVERY_S * self._factor(job) or job.size_of_rows() > MOST_READ_BYTES:
+        message = self._message(job)
+        since = message.since(_notes(job).get("pictured_at", 0.0))
+        if job.latest is None or since < PICTURE_EVERY_S * message.factor or job.size_of_rows() > MOST_READ_BYTES:
             return None
         _notes(job)["pictured_at"] = self._now()
         return self._picture(job)
 
-    def _picture(self, job: SinkJob) -> tuple[str, bytes] | None:
+    def _picture(self, job: SinkJob) -> Picture | None:
         try:
             picture = draw_job(job)
         except Exception:

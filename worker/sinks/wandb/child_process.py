@@ -133,7 +133,7 @@ def init(message: InitRequest, **how: Any) -> wandb.Run:
         project=message["project"],
         entity=message["entity"],
         name=message["name"],
-        group=message["id"],
+        group=message["group"],
         job_type=message["job_type"],
         config=message["config"],
         tags=message["tags"],

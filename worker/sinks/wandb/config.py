@@ -57,8 +57,9 @@ def _decided(config: dict[str, JsonValue], plan: Plan) -> dict[str, JsonValue]:
 
 
 def tags(job: SinkJob) -> list[str]:
-    """The metadata of the job, `key:value`, as W&B takes them."""
-    found = [f"{key}:{value}" for key, value in job.submitted.metadata.items() if key not in NOTES]
+    """The metadata of the job and the sweep that it is a trial of, `key:value`, as W&B takes them."""
+    found = [f"sweep:{job.submitted.sweep}"] if job.submitted.sweep else []
+    found += [f"{key}:{value}" for key, value in job.submitted.metadata.items() if key not in NOTES]
     return [tag[:LONGEST_TAG] for tag in found]
 
 

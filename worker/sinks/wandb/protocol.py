@@ -31,6 +31,7 @@ class InitRequest(TypedDict):
     project: str
     entity: str | None
     id: str
+    group: str
     job_type: Literal["train", "evaluate"]
     name: str
     folder: str

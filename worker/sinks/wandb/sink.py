@@ -189,6 +189,7 @@ class WandbSink:
             "project": wandb.project,
             "entity": wandb.entity,
             "id": job.id,
+            "group": job.submitted.sweep or job.id,
             "job_type": job.spec.kind,
             "name": job.submitted.name,
             "folder": os.fspath(job.folder),
