@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import functools
 import os
@@ -10,8 +9,8 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from io import FileIO
+from collections.abc import Callable, Sequence
+from io import BufferedReader, FileIO
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -19,7 +18,7 @@ from pydantic import ValidationError
 from jobs.disk.event_log import checked, event_line
 from jobs.disk.files import read_regular, regular, sync_folder, whole_lines, write_synced, write_whole
 from jobs.errors import Conflict, Damaged, NotFound
-from jobs.sweeps.events import SweepEvent, SweepFact
+from jobs.sweeps.events import SweepEvent, SweepFact, SweepSubmitted
 from jobs.sweeps.record import SweepRecord, fold
 from jobs.sweeps.spec import SweepSpec
 
@@ -55,19 +54,30 @@ class SweepDir:
         except (OSError, ValueError) as error:
             raise Damaged(f"sweep.json of sweep {self.id} cannot be read: {error}") from error
 
+    def state(self) -> tuple[int, int, int]:
+        """inode, bytes and mtime (ns) of its events: while they are the same, so is its record. Raises NotFound."""
+        try:
+            found = self.events_file.stat()
+        except FileNotFoundError:
+            raise NotFound(f"there is no sweep {self.id}") from None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def submitted(self) -> SweepSubmitted:
+        """Its first event, without reading the others. Raises Damaged, NotFound."""
+        with BufferedReader(self._open("rb")) as file:
+            first = _event(file.readline().rstrip(b"\n"), self.id, 1).fact
+        if not isinstance(first, SweepSubmitted):
+            raise Damaged(f"sweep {self.id} begins with {first.type}")
+        return first
+
     def record(self) -> SweepRecord:
         """The sum of its events: a copy for the caller. Raises Damaged, NotFound."""
         return fold(self.id, self.events())
 
     def events(self) -> list[SweepEvent]:
         """In order; a torn last line is not one."""
-        try:
-            raw = read_regular(self.events_file)
-        except FileNotFoundError:
-            raise NotFound(f"there is no sweep {self.id}") from None
-        except OSError as error:
-            raise Damaged(f"events.jsonl of sweep {self.id} cannot be read: {error}") from error
-        return self._events(raw)
+        with self._open("rb") as file:
+            return self._events(file.readall())
 
     def append(self, decide: Decision | Sequence[SweepFact]) -> SweepRecord:
         """Append facts, on disk when this returns, and return the record with them.
@@ -75,7 +85,8 @@ class SweepDir:
         `decide`: the facts, or a function of the record as it stands, called under the lock of the file. Raises
         Conflict when the sweep has ended, and OSError, with nothing written, when the disk does not take them.
         """
-        with self._locked() as file:
+        with self._open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             raw = file.readall()
             record, new = fold(self.id, self._events(raw)), list[SweepEvent]()
             for fact in decide(record) if callable(decide) else decide:
@@ -92,15 +103,13 @@ class SweepDir:
     def _events(self, raw: bytes) -> list[SweepEvent]:
         return [_event(line, self.id, number) for number, line in enumerate(whole_lines(raw), 1)]
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[FileIO]:
+    def _open(self, mode: str) -> FileIO:
         try:
-            file = FileIO(self.events_file, "r+b", opener=regular)
+            return FileIO(self.events_file, mode, opener=regular)
         except FileNotFoundError:
             raise NotFound(f"there is no sweep {self.id}") from None
-        with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
+        except OSError as error:
+            raise Damaged(f"events.jsonl of sweep {self.id} cannot be read: {error}") from error
 
 
 def create(runs: Path, sweep: str, spec: SweepSpec, first: SweepFact) -> SweepDir:

@@ -55,8 +55,6 @@ class SweepRecord:
     """The same."""
     name: str = ""
     spec_sha256: str = ""
-    idempotency_key: str | None = None
-    body_sha256: str | None = None
     submitted_at: float = 0.0
     ended_at: float | None = None
     cancel_requested: bool = False
@@ -73,7 +71,6 @@ class SweepRecord:
         match fact := event.fact:
             case SweepSubmitted():
                 self.name, self.spec_sha256, self.submitted_at = fact.name, fact.spec_sha256, event.at
-                self.idempotency_key, self.body_sha256 = fact.idempotency_key, fact.body_sha256
             case TrialStarted():
                 if fact.trial != len(self.trials):
                     raise Damaged(f"sweep {self.id}: trial {fact.trial} follows trial {len(self.trials) - 1}")

@@ -44,6 +44,8 @@ class Sweeps:
     def __init__(self, actions: Actions) -> None:
         self._actions = actions
         self._submitting = threading.Lock()
+        self._ended: dict[str, tuple[tuple[int, int, int], answers.Sweep]] = {}
+        """Answers of sweeps that have ended, with the state of their events."""
 
     def submit(self, body: object, *, key: str | None) -> answers.Sweep:
         """A new sweep; or, with an Idempotency-Key that came before with this body, the sweep of that time."""
@@ -80,22 +82,21 @@ class Sweeps:
         body_sha256 = sha256(asked)
         with self._submitting:
             if key is not None and (earlier := self._submitted_under(key)) is not None:
-                if earlier[1].body_sha256 != body_sha256:
-                    used = f"was used before with another body (sweep {earlier[0].id})"
+                if earlier.submitted().body_sha256 != body_sha256:
+                    used = f"was used before with another body (sweep {earlier.id})"
                     raise Conflict(f"Idempotency-Key {key!r} {used}; take a new key")
-                return sweep_answer(*earlier)
+                return self.answer(earlier)
             submitted = SweepSubmitted(
                 name=spec.name, spec_sha256=spec.sha256(), version=VERSION, idempotency_key=key, body_sha256=body_sha256
             )
             made = directory.create(self._actions.runs, make_id("sweep"), spec, submitted)
-        return sweep_answer(made, made.record())
+        return self.answer(made)
 
-    def _submitted_under(self, key: str) -> tuple[SweepDir, SweepRecord] | None:
+    def _submitted_under(self, key: str) -> SweepDir | None:
         for sweep in list_sweeps(self._actions.runs):
             with suppress(Damaged, NotFound):
-                record = sweep.record()
-                if record.idempotency_key == key:
-                    return sweep, record
+                if sweep.submitted().idempotency_key == key:
+                    return sweep
         return None
 
     def find(self, sweep: str) -> SweepDir:
@@ -104,8 +105,17 @@ class Sweeps:
 
     def get(self, sweep: str) -> answers.Sweep:
         """One of them."""
-        found = self.find(sweep)
-        return sweep_answer(found, found.record())
+        return self.answer(self.find(sweep))
+
+    def answer(self, sweep: SweepDir) -> answers.Sweep:
+        """How it stands. The answer of one that has ended is kept. Raises Damaged, NotFound."""
+        state, kept = sweep.state(), self._ended.get(sweep.id)
+        if kept is not None and kept[0] == state:
+            return kept[1]
+        answer = sweep_answer(sweep, sweep.record())
+        if answer.status != "running":
+            self._ended[sweep.id] = state, answer
+        return answer
 
     def trials(self, sweep: str) -> list[answers.Trial]:
         """All of one sweep, by number."""
@@ -119,7 +129,7 @@ class Sweeps:
         shown = []
         for sweep in found:
             with suppress(Damaged, NotFound):
-                shown.append(sweep_answer(sweep, sweep.record()))
+                shown.append(self.answer(sweep))
             if len(shown) > limit:
                 break
         return shown[:limit], len(shown) > limit
@@ -147,6 +157,7 @@ class Sweeps:
                     self._actions.delete(job)
         gone = found.path.with_name(f"tmp-{found.id}-deleted")
         os.rename(found.path, gone)
+        self._ended.pop(sweep, None)
         shutil.rmtree(gone)
 
     def table(self, sweep: str) -> str:

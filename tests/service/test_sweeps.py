@@ -243,6 +243,25 @@ def test_sweeps_are_listed_by_pages_without_damaged_ones(service: Service) -> No
     assert listed == whole
 
 
+def test_the_answer_of_an_ended_sweep_is_kept_while_its_events_are_what_they_were(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, running = seed_sweep(service, ended=True), seed_sweep(service, ended=False)
+    first = service.get("/sweeps").json()
+    read: list[str] = []
+    events = SweepDir.events
+
+    def counted(sweep: SweepDir) -> Any:
+        read.append(sweep.id)
+        return events(sweep)
+
+    monkeypatch.setattr(SweepDir, "events", counted)
+    assert service.get("/sweeps").json() == first and read == [running]
+    with open(directory(service, ended).events_file, "ab") as file:
+        file.write(b"{}\n")
+    assert service.get(f"/sweeps/{ended}").status_code == 409
+
+
 @pytest.mark.parametrize("sweep", ["sweep-unknown", "..", "job-unknown", "sweep-%2e%2e"])
 def test_a_sweep_that_there_is_not(service: Service, sweep: str) -> None:
     for method, path in (("GET", ""), ("GET", "/trials.csv"), ("POST", "/cancel"), ("POST", "/repeat"), ("DELETE", "")):
