@@ -15,7 +15,7 @@ from jobs.events import EvaluationFinished
 from tests.training.attempts import attempt, facts, trained
 from tests.training.conftest import VALIDATION_ROWS, MakeRun
 from tests.training.workplace import Workplace, pairs
-from worker.training.evaluation_rows import evaluation_rows
+from worker.training.dataset.evaluation_rows import evaluation_rows
 from worker.training.row_figures import file_of
 from worker.training.scores import intervals
 from worker.training.scores.texts import text_statistics

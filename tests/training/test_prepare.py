@@ -30,7 +30,9 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, DiskFull, Rejected, StageError
 from tests.training.workplace import EXAMPLES, Workplace, pairs
 from worker.training import prepare
+from worker.training.dataset import assembly
 from worker.training.dataset.data import PreparedDataset
+from worker.training.dataset.evaluation_rows import evaluation_rows
 from worker.training.dataset.histogram import bins, draw
 from worker.training.dataset.report import Lengths, commonest
 from worker.training.dataset.words import WordTokens
@@ -264,6 +266,25 @@ def test_targets_whose_tokens_lose_something_are_kept_where_they_are_held_out(wo
     alone = workplace.job("held_out.jsonl", data=limits | {"validation": 0.0})
     workplace.prepare(alone)
     assert whole_targets(alone, "train") == whole_targets(run, "validation")
+
+
+def test_of_the_targets_that_lose_something_those_of_evaluated_rows_are_kept(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "_MOST_ROWS", 9)
+    rows = [{"input": f"dish {number}", "target": f"{number} " + "longer " * 300} for number in range(200)]
+    workplace.rows("rows.jsonl", rows)
+    run = workplace.job(data={"max_target_tokens": 32, "validation": 0.1})
+    workplace.prepare(run)
+    held_out = dataset_of(run).validation
+    evaluated = evaluation_rows(len(held_out), 9, "random").tolist()
+    assert len(held_out) > 9 and held_out.whole_targets(range(len(held_out))).keys() == set(evaluated)
+    texts = whole_targets(run, "validation")
+    monkeypatch.setattr(assembly, "_MOST_BYTES", 0)
+    workplace.rows("other.jsonl", rows[:150])
+    other = workplace.job("other.jsonl", data={"max_target_tokens": 32, "validation": 0.1})
+    workplace.prepare(other)
+    assert len(texts) == 9 and whole_targets(other, "validation") == []
 
 
 def test_special_tokens_in_a_text_are_text(workplace: Workplace) -> None:

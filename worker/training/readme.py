@@ -19,7 +19,7 @@ from jobs.spec import DataSpec, WeightedSource
 from jobs.version import VERSION
 from worker.training.adapters.method import BaseModel, Method
 from worker.training.context import TrainingContext
-from worker.training.evaluation_rows import evaluation_rows
+from worker.training.dataset.evaluation_rows import evaluation_rows
 from worker.training.network.model import generation_settings
 
 POINTS = 12

@@ -14,9 +14,11 @@ from types import TracebackType
 
 import numpy as np
 
+from jobs.text.units import GIB
 from worker.training.dataset import histogram
 from worker.training.dataset.data import SIDES, WHOLE_TARGETS, WORK, Int64, Writer
 from worker.training.dataset.encoding import EncodedBlock, LabelReport
+from worker.training.dataset.evaluation_rows import evaluation_rows
 from worker.training.dataset.report import IN_FULL, IN_SUMMARY, Lengths, full_report, summary
 from worker.training.dataset.split import shared_inputs, split
 from worker.training.rows.row_counts import RowCounts
@@ -24,6 +26,8 @@ from worker.training.rows.row_filter import DUPLICATE, Rejection, Seen, UInt64
 
 REJECTED, REPORT, PICTURE = "rejected.jsonl", "dataset.json", "dataset.png"
 BLOCKS_PER_COMMIT = 8
+_MOST_ROWS, _MOST_BYTES = 10_000, 2 * GIB
+"""Of whole targets: those that are kept, and bytes of those that may be."""
 _KEYS, _SPLIT_KEYS, _TARGETS = f"{WORK}keys", f"{WORK}split_keys", f"{WORK}{WHOLE_TARGETS}"
 _REPLAYED = 1 << 16
 
@@ -31,9 +35,10 @@ _REPLAYED = 1 << 16
 class Assembly:
     """The dataset in `folder`, made of several sources, one after the other. Close it (`with`)."""
 
-    def __init__(self, folder: Path, vocabulary: int, sources: int) -> None:
+    def __init__(self, folder: Path, vocabulary: int, sources: int, validation: float | str) -> None:
         also = (REJECTED, _KEYS, _SPLIT_KEYS, _TARGETS, *(_full_lengths(side) for side in SIDES))
         self._folder = folder
+        self._sources, self._validation = sources, validation
         self._writer = Writer(folder, vocabulary, also)
         self.source_counts = [RowCounts() for _ in range(sources)]
         self.blocks = [0] * sources
@@ -84,7 +89,7 @@ class Assembly:
             ledger.append(_full_lengths(side), texts.full_lengths.astype("<i4").tobytes())
         numbers = self.rows + np.cumsum(kept) - 1
         for row, text in block.whole_targets.items():
-            if kept[row]:
+            if kept[row] and self._may_be_evaluated(block.split_keys[row]) and ledger.sizes[_TARGETS] < _MOST_BYTES:
                 ledger.append(_TARGETS, json.dumps([int(numbers[row]), text]).encode() + b"\n")
         self._writer.rows += counts.kept
         ledger.append(_KEYS, block.keys[kept].astype("<u8").tobytes())
@@ -97,6 +102,13 @@ class Assembly:
         self._new_blocks += 1
         if self._new_blocks == BLOCKS_PER_COMMIT:
             self._commit(ended=False)
+
+    def _may_be_evaluated(self, split_key: np.uint64) -> bool:
+        """Whether the row of the current source may be held out. Of no other is the target kept: it is only where very
+        few inputs have nearly all rows that `split` holds such a one out."""
+        if isinstance(self._validation, str):
+            return len(self.ends) == self._sources - 1
+        return self._validation == 0 or bool(split_key < 4 * self._validation * 2.0**64)
 
     def end_source(self) -> None:
         """The source is complete."""
@@ -112,21 +124,19 @@ class Assembly:
             self.ends.append(self.rows)
         self._new, self._new_blocks = RowCounts(), 0
 
-    def finish(
-        self, names: Sequence[str], limits: Mapping[str, int], validation: float | str, label_report: LabelReport
-    ) -> None:
+    def finish(self, names: Sequence[str], limits: Mapping[str, int], label_report: LabelReport) -> None:
         """Split the rows, report, and complete the folder. `names` of the sources; `limits` of tokens by side.
 
         Raises BadData as `split`.
         """
         split_keys: UInt64 = np.fromfile(self._folder / _SPLIT_KEYS, "<u8")
-        parts: dict[str, Int64] = split(split_keys, self.ends, validation)
+        parts: dict[str, Int64] = split(split_keys, self.ends, self._validation)
         self._keep_targets(parts["validation"] if len(parts["validation"]) else parts["train"])
         lengths = {
             side: Lengths.of(np.fromfile(self._folder / _full_lengths(side), "<i4"), limits[side]) for side in SIDES
         }
         rows = {part: len(numbers) for part, numbers in parts.items()}
-        short = summary(self.source_counts, lengths, rows, validation, shared_inputs(split_keys, parts))
+        short = summary(self.source_counts, lengths, rows, self._validation, shared_inputs(split_keys, parts))
         labels = {most: label_report(self._writer.numbers(), split_keys, parts, most) for most in (IN_SUMMARY, IN_FULL)}
         full = full_report(names, self.source_counts, short.model_copy(update={"labels": labels[IN_FULL]}))
         short = short.model_copy(update={"labels": labels[IN_SUMMARY]})
@@ -135,8 +145,8 @@ class Assembly:
         self._writer.finish(parts, short, self.ends)
 
     def _keep_targets(self, rows: Int64) -> None:
-        """Those of rows that may be evaluated."""
-        evaluated = set(rows.tolist())
+        """Those of the rows for which evaluations generate texts first."""
+        evaluated = set(rows[evaluation_rows(len(rows), _MOST_ROWS, "random")].tolist())
         with open(self._folder / _TARGETS, "rb") as lines, open(self._folder / WHOLE_TARGETS, "wb") as kept:
             kept.writelines(line for line in lines if json.loads(line)[0] in evaluated)
 

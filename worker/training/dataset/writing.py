@@ -82,7 +82,7 @@ def write_dataset(
     rewriter = None if rewrites is None else Rewriter(rewrites)
     first = islice(_row_filter(*sources[0], data, rewriter).good_rows(), BLOCK_ROWS)
     tokenizer = task.tried(tokenizer, [texts for _, texts in first], limits)
-    with Assembly(folder, tokenizer.size, len(sources)) as assembly:
+    with Assembly(folder, tokenizer.size, len(sources), data.validation) as assembly:
         if any(assembly.blocks):
             log.info("resuming behind the %d rows that were prepared before", assembly.rows)
         for number, (source, both) in enumerate(sources):
@@ -93,7 +93,7 @@ def write_dataset(
                     _add_source(assembly, pool, reader, len(sources), journal)
             check_usable(assembly.source_counts[number], source, data)
         names = [source.name for source, _ in sources]
-        assembly.finish(names, limits, data.validation, task.label_report(tokenizer))
+        assembly.finish(names, limits, task.label_report(tokenizer))
     folder.chmod(0o755)
     for file in folder.iterdir():
         file.chmod(0o444)  # other users read it; nobody writes
