@@ -251,6 +251,8 @@ class MemoryPlanned(Fact):
     """Those of them that the driver shows."""
     changed: str | None = None
     """Why this is not what plan.json says; null where it is."""
+    evaluation: bool = False
+    """The model is evaluated and not trained: there is no optimizer, whatever `optimizer` says."""
 
 
 class MemoryMeasured(Fact):
@@ -307,6 +309,11 @@ class EvaluationFinished(Fact):
     def figures(self) -> dict[str, float]:
         """The loss and the metrics, by name."""
         return {EvaluationMetric.LOSS.value: self.loss, **self.metrics}
+
+    @property
+    def untrained(self) -> bool:
+        """Whether it is that of a job of kind `evaluate`: of a run, the model before step 1 is the best so far."""
+        return not self.step and not self.best
 
     @property
     def figures_text(self) -> str:

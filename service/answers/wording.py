@@ -95,7 +95,7 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             adopted = f" (from {fact.adopted.source} on)" if fact.adopted else ""
             todo = f"{fact.steps:,} steps to train{adopted}" if fact.steps else "the model is to be evaluated"
             return (
-                f"prepared: {_prepared(fact.data, fact.rows_per_epoch)}{todo}"
+                f"prepared: {_prepared(fact.data, fact.rows_per_epoch, trains=fact.steps > 0)}{todo}"
                 f"{_limit(fact.limited_by)}{_text(fact.time)}{_text(fact.memory)}{_passed_over(fact)}"
             )
         case JobUnprepared():
@@ -130,10 +130,10 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             peak, budget, by_others = bytes_alike(fact.peak_bytes, fact.budget_bytes, held)
             others = f", {by_others} held by other processes" if held else ""
             changed = f"; not as planned: {fact.changed}" if fact.changed else ""
-            return (
-                f"memory: {peak} at its peak, of {budget}{others}; "
-                f"{describe(fact.optimizer, fact.activation_checkpointing, fact.micro_batch)}{changed}"
-            )
+            setting = describe(fact.optimizer, fact.activation_checkpointing, fact.micro_batch)
+            if fact.evaluation:
+                setting = f"evaluation, micro-batch {fact.micro_batch}"
+            return f"memory: {peak} at its peak, of {budget}{others}; {setting}{changed}"
         case MemoryMeasured():
             measured, predicted, peak, budget = bytes_alike(
                 fact.measured_bytes, fact.predicted_bytes, fact.peak_bytes, fact.budget_bytes
@@ -145,7 +145,8 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
         case EvaluationFinished():
             best = ", the best so far" if fact.best else ""
             judged = f"; {fact.verdict.text}" if fact.verdict is not None else ""
-            return f"step {fact.step:,}: {fact.figures_text}{best}{judged}"
+            evaluated = "evaluated" if fact.untrained else f"step {fact.step:,}"
+            return f"{evaluated}: {fact.figures_text}{best}{judged}"
         case CheckpointSaved():
             return (
                 f"step {fact.step:,}: checkpoint saved ({format_bytes(fact.bytes)} in {format_duration(fact.seconds)})"
@@ -176,7 +177,9 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
                 f"{fact.loss_scale:,.0f}; it is now {fact.next_loss_scale:,.0f}"
             )
         case AttemptEnded():
-            return f"attempt {attempt} ended at step {fact.step:,}: {_ended(fact)}"
+            # Nothing but an evaluation is done before step 1.
+            at = "" if fact.reason is Reason.DONE and not fact.step else f" at step {fact.step:,}"
+            return f"attempt {attempt} ended{at}: {_ended(fact)}"
         case JobPaused():
             return "paused until you resume it" if fact.error is None else f"paused: {_cause(fact.error)}"
         case JobResumed(from_scratch=True):
@@ -251,8 +254,9 @@ def _text(planned: TimeSummary | MemorySummary | None) -> str:
     return f"; {planned.text}" if planned and planned.text else ""
 
 
-def _prepared(data: PreparedSummary, rows_per_epoch: int | None) -> str:
-    parts = [f"{data.train_rows:,} training rows{f' ({rows_per_epoch:,} an epoch)' if rows_per_epoch else ''}"]
+def _prepared(data: PreparedSummary, rows_per_epoch: int | None, *, trains: bool) -> str:
+    an_epoch = f" ({rows_per_epoch:,} an epoch)" if rows_per_epoch else ""
+    parts = [f"{data.train_rows:,} {'training ' if trains else ''}rows{an_epoch}"]
     if data.validation_rows:
         asked, share = data.validation_asked, data.validation_share
         differs = isinstance(asked, float) and not 0.5 <= share / asked <= 1.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.dataset_report import ClassSummary
-from jobs.events import AnyFact, AttemptEnded, EvaluationFinished, Event, Fault, OomRecovered
+from jobs.events import AnyFact, AttemptEnded, EvaluationFinished, Event, Fault, MemoryPlanned, OomRecovered
 from jobs.reasons import Reason
 from service.answers.wording import level, sentence
 from tests.summaries import prepared
@@ -53,6 +53,19 @@ def test_each_metric_is_said_with_the_rows_that_it_is_over() -> None:
     assert worded(earlier).endswith("over 2,000 rows, chrF 41.2, BLEU 9.0 over generated texts")
     classes = seen.model_copy(update={"text_rows": 0, "best": False, "metrics": {"accuracy": 0.5}})
     assert worded(classes) == "step 5: validation loss 2.0000, accuracy 0.5000 over 2,000 rows"
+
+
+def test_an_evaluation_is_told_without_steps_optimizer_and_training() -> None:
+    planned = MemoryPlanned(
+        micro_batch=8, activation_checkpointing=0, optimizer="adafactor", peak_bytes=2**30, budget_bytes=2**31,
+        evaluation=True,
+    )  # fmt: skip
+    assert worded(planned) == "memory: 1.0 GiB at its peak, of 2.0 GiB; evaluation, micro-batch 8"
+    assert worded(prepared(0, train_rows=40)) == "prepared: 40 rows, the model is to be evaluated"
+    seen = EvaluationFinished(step=0, loss=2.0, rows=40, seconds=1.0, best=False)
+    assert worded(seen) == "evaluated: validation loss 2.0000 over 40 rows"
+    assert worded(seen.model_copy(update={"best": True})).startswith("step 0: validation loss")
+    assert worded(AttemptEnded(reason=Reason.DONE, step=0)) == "attempt 1 ended: the trainer has finished"
 
 
 def test_texts_that_the_tokenizer_does_not_know_in_full_are_said_where_they_are_many() -> None:

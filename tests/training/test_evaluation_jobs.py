@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobs.errors import Rejected, UserError
-from jobs.events import EvaluationFinished
+from jobs.events import EvaluationFinished, MemoryPlanned
 from jobs.export import ExportFormat
 from jobs.spec import parse_spec
 from tests.training.attempts import attempt, facts, trained
@@ -61,7 +61,7 @@ def test_a_built_in_model_is_evaluated_on_every_row(place: Workplace) -> None:
     place.prepare(run)
     assert attempt(run) == 0
     [measured] = facts(run, EvaluationFinished)
-    assert measured.rows == 40
+    assert measured.rows == 40 and measured.untrained and facts(run, MemoryPlanned)[0].evaluation
     assert trained(run).intervals == measured.intervals != {}
 
 

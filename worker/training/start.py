@@ -234,4 +234,5 @@ def planned_event(before: Plan, after: Plan, gpu: GpuNow | None) -> MemoryPlanne
         other_processes_bytes=None if gpu is None else gpu.other_processes.bytes,
         other_processes=[] if gpu is None else list(gpu.other_processes.processes),
         changed="; ".join(why) or None,
+        evaluation=new.evaluation,
     )
