@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from jobs.comparison.answer import Comparison, Difference, SeedRuns, value_text
+from jobs.comparison.answer import Comparison, Difference, SeedRuns
 from jobs.text.units import format_bytes, format_duration
 from longhaul.columns import Column, Row, print_facts, print_table
 from longhaul.figures import loss
@@ -66,7 +66,7 @@ def _print_differences(differences: Sequence[Difference], letters: str, console:
     rows: list[Row] = [
         {
             "key": each.key,
-            **{letter: Text(value_text(each.key, value)) for letter, value in zip(letters, each.values, strict=True)},
+            **{letter: Text(each.text(place)) for place, letter in enumerate(letters)},
             "costs": _costs(each, letters),
         }
         for each in differences
@@ -77,8 +77,8 @@ def _print_differences(differences: Sequence[Difference], letters: str, console:
 def _together(difference: Difference, letters: str) -> str:
     """`2,048 (A, C) · 512 (B)  B −1.7 GiB`."""
     by_value: defaultdict[str, list[str]] = defaultdict(list)
-    for letter, value in zip(letters, difference.values, strict=True):
-        by_value[value_text(difference.key, value)].append(letter)
+    for place, letter in enumerate(letters):
+        by_value[difference.text(place)].append(letter)
     values = " · ".join(f"{value} ({', '.join(having)})" for value, having in by_value.items())
     return f"{values}  {_costs(difference, letters)}".rstrip()
 

@@ -12,6 +12,7 @@ from jobs.frozen import Frozen
 from jobs.memory_plan import OptimizerName
 from jobs.state import Status
 from jobs.text.units import format_bytes
+from jobs.verdict import ConfidenceInterval
 
 GroupName = Literal["data", "model", "memory", "training", "versions", "gpu", "outcome"]
 FEWEST, MOST = 2, 10
@@ -28,12 +29,22 @@ class Difference(Frozen):
     """`job`: it was asked for. `plan`: check and prepare found it, or decided it. `run`: it came of the run."""
     values: list[JsonValue]
     """Of each job. Null: not set (`job`), or not known of this job."""
+    intervals: list[ConfidenceInterval | None] | None = None
+    """Of a figure of evaluations: in which that of each job lies with 95 % confidence. Null: not known, as is null in
+    place of the list."""
     bytes: list[int | None] | None = None
     """How many bytes more than in the reference the predicted peak has because of this alone; null for a job without a
     plan of its memory. Of the peak and its categories (`memory.parts.…`) themselves: how many bytes they have more.
     Null in place of the list: it is not known to cost any."""
     seconds: list[float | None] | None = None
     """The same for the expected time of all steps, on a GPU."""
+
+    def text(self, place: int) -> str:
+        """The value of a job for people, with its interval."""
+        found, between = value_text(self.key, self.values[place]), self.intervals and self.intervals[place]
+        if not between:
+            return found
+        return f"{found} ({value_text(self.key, between.low)} to {value_text(self.key, between.high)})"
 
 
 class DifferenceGroup(Frozen):

@@ -22,6 +22,7 @@ from jobs.comparison.causes import Between, find_cause
 from jobs.comparison.division import Costs
 from jobs.comparison.facts import JobFacts, differing_facts, group_of_fact
 from jobs.comparison.settings import differing_settings, group_of, is_label
+from jobs.evaluation_metrics import EvaluationMetric
 
 _PREDICTED = ("memory.peak_bytes", "memory.parts.")
 """Keys of predicted memory: the whole, and its categories."""
@@ -79,7 +80,10 @@ def _facts(jobs: Sequence[JobFacts], settings: set[str]) -> Iterator[tuple[Group
             continue
         yield group_of_fact(key), Difference(key=key, origin="plan", values=values)
     for key, values in differing_facts(jobs, JobFacts.of_run).items():
-        yield group_of_fact(key), Difference(key=key, origin="run", values=values)
+        name = EvaluationMetric.LOSS.value if key == "final_loss" else key.removeprefix("final_metrics.")
+        intervals = [job.record.result_intervals.get(name) for job in jobs]
+        known = intervals if any(intervals) else None
+        yield group_of_fact(key), Difference(key=key, origin="run", values=values, intervals=known)
 
 
 def _asked(job: JobFacts, name: str) -> object:

@@ -25,7 +25,6 @@ from jobs.plan import CheckSummary, Plan
 from jobs.record import JobRecord
 from jobs.spec import JobSpec, LoraMethod
 from jobs.state import Status
-from jobs.verdict import ConfidenceInterval
 
 LACKED_MEMORY = {"does_not_fit", "out_of_memory", "gpu_memory_in_use"}
 """Codes of errors of jobs whose memory did not suffice."""
@@ -202,7 +201,6 @@ class JobFacts:
             "best_loss": record.best_loss,
             "final_loss": record.result_loss,
             **{f"final_metrics.{name}": value for name, value in record.result_metrics.items()},
-            **{f"final_intervals.{name}": _interval(each) for name, each in record.result_intervals.items()},
             "training_s": round(record.training_s, 1) or None,
             "metrics.rows_per_s": self.pace.rows_per_s,
             "metrics.tokens_per_s": self.pace.tokens_per_s,
@@ -239,11 +237,6 @@ def differing_facts(jobs: Sequence[JobFacts], read: Callable[[JobFacts], Facts])
         if any(value != known[0] for value in known):
             found[key] = values
     return found
-
-
-def _interval(found: ConfidenceInterval) -> list[JsonValue]:
-    """Low and high, four figures each."""
-    return [float(f"{each:.4g}") for each in (found.low, found.high)]
 
 
 def _width(dtype: str) -> int:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup, escape
 
-from jobs.comparison.answer import Difference, value_text
+from jobs.comparison.answer import Difference
 from jobs.evaluation_metrics import chosen_text, metric_figure, metric_words
 from jobs.memory_plan import layers
 from jobs.plan import limit_words
@@ -173,7 +173,7 @@ def scale(needed: float, limit: float) -> float:
 FILTERS = {
     "duration": duration, "size": size, "figure": figure, "whole": whole, "percent": percent, "small": small,
     "moment": moment, "iso": iso, "now": now, "code": code, "layers": layers, "parameters": format_parameters,
-    "cost": cost, "value_text": value_text, "json": json.dumps, "scale": scale,
+    "cost": cost, "json": json.dumps, "scale": scale,
     "metric": metric_words, "metric_figure": metric_figure, "measured_text": measured_text,
     "sizes": lambda counts: bytes_alike(*counts), "limit": limit_words, "chosen": chosen_text, "measured": measured_of,
     "setting": setting_text, "clip": clipped,

@@ -52,7 +52,8 @@ def test_the_command_line_tells_them(service: Service, job: str, capsys: pytest.
     assert "best so far" not in watched and "trained for" not in watched
     assert main(["compare", job, evaluated(service, 33.9)]) == 0
     compared = capsys.readouterr().out
-    assert "final_metrics.chrf" in compared and "[38.9, 43.6]" in compared and "first_loss" not in compared
+    assert "final_metrics.chrf" in compared and "41.2 (38.9 to 43.6)" in compared and "31.6 to 36.3" in compared
+    assert "final_intervals" not in compared and "first_loss" not in compared
 
 
 @pytest.mark.parametrize("path", ["", "/report"])
