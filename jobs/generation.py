@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
 from jobs.frozen import Frozen
 from jobs.spec import Part
@@ -45,6 +45,14 @@ NewTokens = Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)]
 Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_usable_temperature)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+StopText = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+_SeveralStops = Annotated[list[StopText], Field(max_length=4)]
+StopTexts = Annotated[
+    _SeveralStops,
+    BeforeValidator(
+        lambda given: [given] if isinstance(given, str) else given, json_schema_input_type=StopText | _SeveralStops
+    ),
+]
 
 
 class ChatTurn(Part):
@@ -97,6 +105,8 @@ class GenerateBody(Sampling):
     """Answer with server-sent events: text as it is written."""
     max_new_tokens: NewTokens | None = None
     """Tokens to write at most; null: as many as the model's generation_config.json says."""
+    stop: StopTexts = Field([])
+    """A text, or up to 4, before the first of which the answer ends; a classifier does not look at them."""
     num_beams: Annotated[int, Field(ge=1, le=8)] = 1
     """Beams of a beam search; it cannot be streamed."""
 
@@ -142,7 +152,7 @@ class Output(Frozen):
     tokens: int
     """That were written; of a classifier 0."""
     finish_reason: Literal["stop", "length"]
-    """`length`: it ended at `max_new_tokens`; else `stop`."""
+    """`length`: it ended at `max_new_tokens`; else `stop`: where the model ended it, or before a text of `stop`."""
     labels: list[LabelProbability] | None = None
     """Of a classifier: every label, the most probable first; else null."""
     error: str | None = None

@@ -47,6 +47,7 @@ def add(commands: Commands) -> None:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base", action="store_true", help="let the model before training answer, too")
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; up to 4 times")
     for name, (kind, metavar, said) in OPTIONS.items():
         parser.add_argument(_option(name), type=kind, metavar=metavar, help=said)
 
@@ -62,6 +63,7 @@ def _options(call: Call) -> dict[str, Any]:
         for name in SAMPLING:
             if name in given:
                 raise BadInput(f"{_option(name)} goes with --temperature above 0: without it nothing is drawn")
+    given |= {"stop": call.given.stop} if call.given.stop else {}
     return given | ({"base": True} if call.given.base else {})
 
 

@@ -18,7 +18,17 @@ from pydantic import (
 )
 
 from jobs.errors import NotFound, UserError
-from jobs.generation import GenerateBody, Generated, NewTokens, Output, Seed, Temperature, TopP, checkpoint_name
+from jobs.generation import (
+    GenerateBody,
+    Generated,
+    NewTokens,
+    Output,
+    Seed,
+    StopTexts,
+    Temperature,
+    TopP,
+    checkpoint_name,
+)
 from jobs.redis.queries import Filter
 from jobs.redis.requests import Request
 from jobs.wrong_spec import explain
@@ -32,7 +42,7 @@ MOST_SEARCHED = 1000
 """Newest jobs that a name is looked for in, and that models are listed of."""
 
 UNSUPPORTED = (
-    "n", "frequency_penalty", "presence_penalty", "logprobs", "response_format", "tools", "tool_choice", "stop",
+    "n", "frequency_penalty", "presence_penalty", "logprobs", "response_format", "tools", "tool_choice",
     "logit_bias", "top_logprobs", "modalities",
 )  # fmt: skip
 """Keys of OpenAI that would change a reply."""
@@ -136,8 +146,8 @@ class ChatBody(_Body):
     """There are none."""
     tool_choice: Literal["none", "auto"] | None = None
     """There are no tools."""
-    stop: Annotated[list[str], Field(max_length=0)] | None = None
-    """There are none: a reply ends where the model ends it, or at the limit of tokens."""
+    stop: StopTexts | None = None
+    """As in `POST /jobs/{job}/generate`."""
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     """There is none."""
     top_logprobs: Literal[0] | None = None
@@ -209,6 +219,7 @@ def generate_body(chat: ChatBody, checkpoint: str | None) -> GenerateBody:
         "temperature": chat.temperature,
         "top_p": chat.top_p,
         "seed": chat.seed,
+        "stop": chat.stop,
         "checkpoint": checkpoint,
     }
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}

@@ -18,7 +18,7 @@ CHAT: dict[str, Any] = {"model": "ft:chef", "messages": [{"role": "user", "conte
         {"user": "a", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "a"},
         {"frequency_penalty": 0, "presence_penalty": 0.0, "n": 1, "logprobs": False, "top_logprobs": 0},
         {"response_format": {"type": "text"}, "modalities": ["text"], "logit_bias": {}, "prompt_cache_key": "a"},
-        {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "stop": []},
+        {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
         {"tools": None, "stop": None, "functions": None, "reasoning_effort": None, "stream": None},
     ],
 )
@@ -29,7 +29,7 @@ def test_what_changes_no_reply_is_taken(more: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("n", 2), ("stop", ["x"]), ("stop", "x"), ("logprobs", True), ("frequency_penalty", 0.5),
+        ("n", 2), ("logprobs", True), ("frequency_penalty", 0.5),
         ("logit_bias", {"1": 5}), ("tools", [{"type": "function"}]), ("response_format", {"type": "json_object"}),
     ],
 )  # fmt: skip
@@ -43,13 +43,18 @@ def test_what_would_change_a_reply_is_refused_by_name(key: str, value: object) -
     ("key", "value"),
     [
         ("reasoning_effort", "low"), ("max_tokens", 0), ("max_completion_tokens", 0), ("temperature", 3),
-        ("top_p", 0), ("seed", -1),
+        ("top_p", 0), ("seed", -1), ("stop", list("abcde")), ("stop", ""), ("stop", 3),
     ],
 )  # fmt: skip
 def test_an_error_names_the_key_that_the_client_sent(key: str, value: object) -> None:
     with pytest.raises(UserError, match=f"^{key}: ") as refused:
         generate_body(chat_body(CHAT | {"max_tokens": 4} | {key: value}), None)
     assert refused.value.param == key
+
+
+@pytest.mark.parametrize(("given", "taken"), [("x", ["x"]), (["x", "\n"], ["x", "\n"]), ([], []), (None, [])])
+def test_texts_to_stop_at_are_one_or_several(given: object, taken: list[str]) -> None:
+    assert generate_body(chat_body(CHAT | {"stop": given}), None).stop == taken
 
 
 def test_an_image_is_refused_in_one_sentence() -> None:

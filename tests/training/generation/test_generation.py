@@ -182,6 +182,23 @@ def test_a_seed_repeats_a_sample_and_beams_differ_from_neither_model_nor_length(
     assert output.tokens == 2 and output.finish_reason == "length"
 
 
+@pytest.mark.parametrize("task", ["seq2seq", "causal"])
+def test_an_answer_ends_before_a_text_to_stop_at(trained: TrainedJobs, task: str) -> None:
+    run, row = trained[task], pairs(1)[0] if task == "seq2seq" else CHATS[1]
+    [whole] = outputs(ask(run, row=row, max_new_tokens=24))
+    assert len(whole.text) > 8
+    for begin, end in ((4, 6), (3, 8), (0, 2), (len(whole.text) - 3, len(whole.text))):
+        stop = whole.text[begin:end]
+        heard = ask(run, row=row, max_new_tokens=24, stop=["never written", stop])
+        [cut] = outputs(heard)
+        assert cut.text == whole.text[: whole.text.index(stop)] == "".join(part["text"] for part in heard.of("text"))
+        assert cut.finish_reason == "stop" and cut.tokens <= whole.tokens
+    assert outputs(ask(run, row=row, max_new_tokens=24, stop="never written")) == [whole]
+    [beams] = outputs(ask(run, row=row, max_new_tokens=24, num_beams=2))
+    [cut] = outputs(ask(run, row=row, max_new_tokens=24, num_beams=2, stop=beams.text[4:6]))
+    assert cut.text == beams.text[: beams.text.index(beams.text[4:6])]
+
+
 SAMPLING: dict[str, Any] = {"temperature": 1.5, "top_p": 0.7, "top_k": 9, "seed": 4}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import torch
@@ -71,7 +71,7 @@ class Answering:
                 )
             most = min(most, self._positions - taken)
         ends = torch.tensor(model.generation_config.eos_token_id).reshape(-1)
-        pieces = _Pieces(self._decoded, text, set(ends.tolist()))
+        pieces = _Pieces(self._decoded, text, set(ends.tolist()), body.stop)
         generated = model.generate(  # type: ignore[operator]  # typed as Tensor | Module
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
@@ -79,7 +79,7 @@ class Answering:
             num_beams=body.num_beams,
             use_cache=True,
             streamer=pieces if body.num_beams == 1 else None,
-            stopping_criteria=StoppingCriteriaList([_Stop(cancelled)]),
+            stopping_criteria=StoppingCriteriaList([_Stop(lambda: pieces.stopped or cancelled())]),
             pad_token_id=model.generation_config.pad_token_id or 0,
             **body.sampling,
         )
@@ -88,9 +88,10 @@ class Answering:
         tokens = generated[0, taken:].cpu()
         found = torch.isin(tokens, ends).nonzero()
         end = int(found[0]) if len(found) else len(tokens)  # behind it is padding, or nothing
-        final = self._decoded(tokens[:end])
+        written = self._decoded(tokens[:end])
+        final = until(body.stop, written)
         pieces.finish(final)
-        return (final, end + len(found[:1])), "stop" if len(found) else "length"
+        return (final, end + len(found[:1])), "stop" if len(found) or final != written else "length"
 
     def _decoded(self, tokens: torch.Tensor) -> str:
         text = self.loaded.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -113,13 +114,19 @@ class _Pieces(BaseStreamer):
     """Passes on what a text will begin with, whatever is written next: what its last two states have in common.
 
     But for characters that are incomplete at its end, whose bytes are tokens of their own: until it is whole, each is
-    decoded as one or more U+FFFD.
+    decoded as one or more U+FFFD. And but for the beginning of a text in `stop`.
     """
 
     def __init__(
-        self, decode: Callable[[torch.Tensor], str], text: Callable[[str], object], ends: Collection[int]
+        self,
+        decode: Callable[[torch.Tensor], str],
+        text: Callable[[str], object],
+        ends: Collection[int],
+        stop: Sequence[str],
     ) -> None:
-        self._decode, self._text, self._ends = decode, text, ends
+        self._decode, self._text, self._ends, self._stop = decode, text, ends, stop
+        self.stopped = False
+        """Whether the text has one of `stop`."""
         self._begun = False
         self._tokens: list[int] = []
         self._before = self._sent = ""
@@ -131,7 +138,8 @@ class _Pieces(BaseStreamer):
             return
         self._tokens += [token for token in value.reshape(-1).tolist() if token not in self._ends]
         now = self._decode(torch.tensor(self._tokens))
-        self._send(common_beginning(self._before, now).rstrip().rstrip("\ufffd").rstrip())
+        self.stopped = until(self._stop, now) != now
+        self._send(self._surely(common_beginning(self._before, now).rstrip().rstrip("\ufffd").rstrip()))
         self._before = now
 
     def end(self) -> None:
@@ -142,6 +150,12 @@ class _Pieces(BaseStreamer):
         if not final.startswith(self._sent):
             raise RuntimeError(f"streamed {self._sent[-50:]!r}, which {final[:200]!r} does not begin with")
         self._send(final)
+
+    def _surely(self, text: str) -> str:
+        """Without what follows a text of `stop`, and without what may be the beginning of one."""
+        text = until(self._stop, text)
+        begun = [size for stop in self._stop for size in range(1, len(stop)) if text.endswith(stop[:size])]
+        return text[: len(text) - max(begun, default=0)].rstrip()
 
     def _send(self, text: str) -> None:
         if len(text) > len(self._sent):
@@ -155,9 +169,14 @@ def common_beginning(one: str, other: str) -> str:
     return one[: next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))]
 
 
+def until(stop: Sequence[str], text: str) -> str:
+    """What is before the first of these texts; all where there is none."""
+    return text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]
+
+
 class _Stop(StoppingCriteria):
-    def __init__(self, cancelled: Callable[[], bool]) -> None:
-        self._cancelled = cancelled
+    def __init__(self, wanted: Callable[[], bool]) -> None:
+        self._wanted = wanted
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.Tensor:
-        return torch.full((input_ids.shape[0],), self._cancelled(), device=input_ids.device)
+        return torch.full((input_ids.shape[0],), self._wanted(), device=input_ids.device)
