@@ -102,9 +102,16 @@ def train(run: RunDir, first: int, last: int, every: int = 10, attempt: int = 1)
         append_line(run.metrics_file, row(step, attempt))
 
 
-def succeed(run: RunDir, samples: int = 2, text: str = "Boil the rice.", verdict: Verdict | None = None) -> None:
-    """The last evaluation, and the end."""
-    succeeded = SUCCEEDED.model_copy(update={"verdict": verdict})
+def succeed(
+    run: RunDir,
+    samples: int = 2,
+    text: str = "Boil the rice.",
+    verdict: Verdict | None = None,
+    better_step: int | None = None,
+) -> None:
+    """The last evaluation, and the end. `better_step`: of the model that would have been kept, were it not lost."""
+    chosen = {} if better_step is None else {"chosen_by": "loss", "better_step": better_step}
+    succeeded = SUCCEEDED.model_copy(update={"verdict": verdict, **chosen})
     run.append(
         [evaluation(STEPS, 0.91, samples, text), AttemptEnded(reason="done", step=STEPS, exit_code=0), succeeded]
     )

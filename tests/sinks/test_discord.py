@@ -130,6 +130,15 @@ def test_a_finished_job_says_whether_its_model_is_better(
     assert done["fields"][0] == {"name": "Quality", "value": verdict.text, "inline": False}
 
 
+def test_a_better_step_whose_checkpoint_is_missing_is_told(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:
+    story.start(run)
+    story.succeed(run, better_step=20)
+    feed.turn()
+    assert fields(discord.messages[-1])["Chosen as"] == (
+        "the best by validation loss of what was saved, 0.9100; step 20 was better, and its checkpoint is missing"
+    )
+
+
 def test_a_model_that_was_evaluated_alone_is_told_by_its_metrics(
     discord: FakeDiscord, run: RunDir, feed: SinkFeed
 ) -> None:

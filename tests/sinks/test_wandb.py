@@ -98,9 +98,10 @@ def test_a_run_says_what_was_decided_and_shows_what_people_compare(tmp_path: Pat
         with publishing(tmp_path, WandbSink(child, WANDB_KEY, server.url, flush_s=0.2)):
             story.start(run)
             story.train(run, 10, 400)
-            story.succeed(run)
+            story.succeed(run, better_step=20)
             until(lambda: closed(run, "wandb"))
         (seen,) = server.runs.values()
+    assert (seen.summary["chosen_by"], seen.summary["better_step"]) == ("loss", 20)
     assert (seen.job_type, seen.tags, seen.notes) == ("train", ["team:kitchen"], "with half of the rows")
     config = {key: each["value"] for key, each in seen.config.items() if key != "_wandb"}
     assert config["memory"]["optimizer"] == "adamw" and config["memory"]["micro_batch"] == 8

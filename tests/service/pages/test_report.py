@@ -100,6 +100,17 @@ def test_it_tells_of_the_model_that_was_kept(service: Service) -> None:
     assert "<small>, ended early by training.early_stopping</small>" in page
 
 
+@pytest.mark.parametrize("path", ["", "/report"])
+def test_a_better_step_whose_checkpoint_is_missing_is_told(service: Service, path: str) -> None:
+    job = service.submit()
+    train(service, job)
+    kept = JobSucceeded(model="model", step=10, loss=3.0, chosen_by="loss", better_step=5)
+    service.append(job, STARTED, *TRAINED, AttemptEnded(reason="done", step=10), kept)
+    page = service.get(f"/jobs/{job}{path}", headers={"Accept": "text/html"}).text
+    told = "the best by validation loss of what was saved, 3.0000; step 5 was better, and its checkpoint is missing"
+    assert f"<dt>model</dt><dd>{told}</dd>" in page
+
+
 def test_it_is_redacted_like_every_answer(service: Service) -> None:
     job = service.submit()
     train(service, job)
