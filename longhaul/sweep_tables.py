@@ -69,7 +69,8 @@ def print_sweep(sweep: SweepDict, trials: Sequence[TrialDict], console: Console)
         lines += [("best", Text(figures)), ("its jobs" if len(best["jobs"]) > 1 else "its job", " ".join(best["jobs"]))]
     if sweep["importances"]:
         shares = (f"{names.get(key, key)} {share:.0%}" for key, share in sweep["importances"].items())
-        lines.append(("differences", Text(f"explained by {', '.join(shares)}")))
+        so_far = " (provisional)" if sweep["status"] == "running" else ""
+        lines.append(("differences", Text(f"explained by {', '.join(shares)}{so_far}")))
     lines += [("" if number else "note", Text(each)) for number, each in enumerate(sweep["warnings"])]
     print_facts(lines, console)
     if trials:

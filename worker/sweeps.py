@@ -25,7 +25,15 @@ from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.state import Requested, Stage, Status
 from jobs.sweeps.directory import SweepDir, list_sweeps
-from jobs.sweeps.events import Ending, SweepEnded, SweepFact, TrialEnded, TrialPruned, TrialStarted
+from jobs.sweeps.events import (
+    Ending,
+    ImportancesEstimated,
+    SweepEnded,
+    SweepFact,
+    TrialEnded,
+    TrialPruned,
+    TrialStarted,
+)
 from jobs.sweeps.record import SweepRecord, TrialRecord
 from jobs.sweeps.space import Settings
 from jobs.sweeps.spec import SweepSpec
@@ -34,6 +42,8 @@ from worker.suggestions import importances, suggest
 
 log = logging.getLogger("longhaul.sweeps")
 EVERY_S = 1.0
+ESTIMATED_EVERY = 10
+"""Trials that succeed between two estimates of the importance of parameters."""
 
 
 class SweepTurns:
@@ -99,6 +109,10 @@ class SweepTurns:
                 value = spec.by.cost(found.cost)  # its own inverse
                 pruned = TrialPruned(trial=trial.number, step=found.step, value=value, message=found.why)
                 record = self._append(sweep, [pruned])
+        succeeded = record.counts.get("succeeded", 0)
+        if succeeded >= record.estimated + ESTIMATED_EVERY:
+            estimated = ImportancesEstimated(trials=succeeded, importances=importances(spec, record))
+            record = self._append(sweep, [estimated])
         over = why_over(spec, record)
         if over is not None:
             if not record.open:

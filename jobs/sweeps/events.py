@@ -76,6 +76,16 @@ class TrialEnded(Frozen):
     """Why it failed."""
 
 
+class ImportancesEstimated(Frozen):
+    """How much of the differences between the trials so far each parameter explains."""
+
+    type: Literal["importances.estimated"] = "importances.estimated"
+    trials: int
+    """So many had succeeded."""
+    importances: dict[str, float]
+    """By parameter, together 1 (PED-ANOVA); empty where nobody can tell."""
+
+
 class SweepCancelRequested(Frozen):
     """A user wants no more trials; those that are open are cancelled."""
 
@@ -98,7 +108,7 @@ class SweepEnded(Frozen):
 
 
 SweepFact = Annotated[
-    SweepSubmitted | TrialStarted | TrialPruned | TrialEnded | SweepCancelRequested | SweepEnded,
+    SweepSubmitted | TrialStarted | TrialPruned | TrialEnded | ImportancesEstimated | SweepCancelRequested | SweepEnded,
     Field(discriminator="type"),
 ]
 

@@ -11,6 +11,7 @@ from jobs.errors import Damaged
 from jobs.events import Fault
 from jobs.sweeps.events import (
     Ending,
+    ImportancesEstimated,
     Outcome,
     SweepCancelRequested,
     SweepEnded,
@@ -59,6 +60,10 @@ class SweepRecord:
     ended_at: float | None = None
     cancel_requested: bool = False
     ended: SweepEnded | None = None
+    importances: dict[str, float] = field(default_factory=dict)
+    """As last estimated; once it has ended, of all its trials."""
+    estimated: int = 0
+    """Trials that had succeeded at the last estimate."""
     trials: list[TrialRecord] = field(default_factory=list)
     """By their numbers."""
     finished: list[int] = field(default_factory=list)
@@ -83,10 +88,12 @@ class SweepRecord:
                     ended_at=event.at, seconds=fact.seconds, error=fact.error,
                 )  # fmt: skip
                 self.finished.append(fact.trial)
+            case ImportancesEstimated():
+                self.importances, self.estimated = fact.importances, fact.trials
             case SweepCancelRequested():
                 self.cancel_requested = True
             case SweepEnded():
-                self.ended, self.ended_at = fact, event.at
+                self.ended, self.ended_at, self.importances = fact, event.at, fact.importances
         self.number, self.at = event.number, event.at
 
     def _open(self, number: int) -> TrialRecord:

@@ -85,8 +85,8 @@ class Sweep(Answer):
     best: Trial | None
     """The best that has succeeded so far."""
     importances: dict[str, float]
-    """Once it has ended: how much of the differences between trials each parameter explains, together 1; empty where
-    too few succeeded."""
+    """How much of the differences between trials each parameter explains, together 1; provisional until it has ended,
+    from ten trials on; empty where too few succeeded."""
     error: Fault | None
     """Why it failed; while it runs, nothing."""
     warnings: list[str]

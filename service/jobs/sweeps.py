@@ -205,7 +205,7 @@ def sweep_answer(sweep: SweepDir, record: SweepRecord) -> answers.Sweep:
         parameters=list(spec.space),
         trials=record.counts,
         best=None if best is None else trial_answer(best),
-        importances={} if ended is None else ended.importances,
+        importances=record.importances,
         error=None if ended is None else ended.error,
         warnings=spec.warnings,
         specification=spec.model_dump(mode="json", by_alias=True),

@@ -269,6 +269,21 @@ def test_hours_end_it(house: Publish, monkeypatch: pytest.MonkeyPatch) -> None:
     assert record.counts == {"succeeded": 2, "cancelled": 2} and record.status == "succeeded"
 
 
+def test_importances_are_estimated_after_every_ten_that_succeeded(house: Publish) -> None:
+    sweep = house.submit(max_trials=25, sampler="random", parallel=1)
+    seen = dict[int, dict[str, float]]()
+
+    def outcome(settings: Settings) -> list[AnyFact]:
+        record = sweep.record()
+        seen[record.estimated] = record.importances
+        return learnt(settings)
+
+    record = house.until_ended(sweep, outcome)
+    assert seen.keys() == {0, 10, 20} and seen[0] == {}
+    assert all(max(found, key=found.__getitem__) == "training.learning_rate" for found in (seen[10], seen[20]))
+    assert record.ended is not None and record.importances == record.ended.importances != seen[20]
+
+
 def evaluated(step: int, loss: float) -> EvaluationFinished:
     return EvaluationFinished(step=step, loss=loss, rows=9, seconds=0.1, best=False)
 

@@ -1,4 +1,5 @@
 // Buttons that change something: <button data-method="POST" data-url="/jobs/ID/pause" data-undo="…" data-confirm="…">.
+// data-next="/sweeps/{id}" is the page to go to then; {id} stands for the id in the answer.
 import { refresh } from "./live.js";
 
 const toasts = document.getElementById("toasts");
@@ -41,8 +42,8 @@ function confirmed(text) {
 async function act({ method = "POST", url, body, confirm, undo, done, next }) {
   if (confirm && !(await confirmed(confirm))) return;
   try {
-    await send(method, url, body === undefined ? undefined : JSON.parse(body));
-    if (next) return location.assign(next);
+    const said = await send(method, url, body === undefined ? undefined : JSON.parse(body));
+    if (next) return location.assign(next.replace("{id}", said?.id));
     if (done) toast(done, { undo: undo && { url: undo, done: "Taken back" } });
   } catch (error) {
     toast(error.hint ? `${error.message} – ${error.hint}` : error.message, { bad: true });

@@ -32,7 +32,7 @@ from jobs.metrics import MetricRow
 from jobs.plan import DataPlan, ModelPlan, make_plan, make_time_plan
 from jobs.preview import DataPreview, RowPreview, SourcePreview, SpanPreview, TextPreview
 from jobs.sweeps.directory import find
-from jobs.sweeps.events import SweepEnded, SweepFact, TrialEnded, TrialPruned, TrialStarted
+from jobs.sweeps.events import ImportancesEstimated, SweepEnded, SweepFact, TrialEnded, TrialPruned, TrialStarted
 from jobs.sweeps.space import Settings
 from jobs.text.units import GIB
 from jobs.verdict import BaseDifference, ConfidenceInterval
@@ -189,9 +189,11 @@ def furnish_sweep(service: Service, trials: int, *, ended: bool = True) -> str:
         else:
             values[number] = value
             facts.append(TrialEnded(trial=number, outcome="succeeded", value=value, values=[value], seconds=1260.0))
-    if ended:
-        importances = {"training.learning_rate": 0.71, "method.type": 0.17, "training.batch_size": 0.08,
-                       "training.weight_decay": 0.04}  # fmt: skip
+    importances = {"training.learning_rate": 0.71, "method.type": 0.17, "training.batch_size": 0.08,
+                   "training.weight_decay": 0.04}  # fmt: skip
+    if not ended:
+        facts.append(ImportancesEstimated(trials=10, importances=importances))
+    else:
         facts.append(SweepEnded(reason="done", best=min(values, key=values.__getitem__), importances=importances))
     sweep.append(facts)
     return sweep.id

@@ -93,6 +93,21 @@ def test_a_sweep_that_failed_says_why_and_each_seed_has_its_job(service: Service
     assert Axe().run(page).response["violations"] == []
 
 
+def test_the_best_trial_is_repeated_and_what_is_known_before_the_end_is_provisional(
+    service: Service, watched: WatchedPage
+) -> None:
+    sweep, page = furnish_sweep(service, 24, ended=False), watched.page
+    page.goto(f"{service.url}/sweeps/{sweep}")
+    importance = page.locator("article", has=page.get_by_role("heading", name="Importance"))
+    expect(importance).to_contain_text("training.learning_rate 71%")
+    expect(importance).to_contain_text("Provisional: how much of the differences between the trials so far")
+    page.get_by_role("button", name="Repeat").click()
+    page.get_by_role("button", name="Yes").click()
+    page.get_by_role("heading", name="flan-t5 recipes again").wait_for()
+    (again, _) = service.get("/sweeps").json()["data"]
+    assert page.url == f"{service.url}/sweeps/{again['id']}" and again["max_trials"] == 5
+
+
 def test_programs_get_json(service: Service) -> None:
     sweep = seed_sweep(service, ended=True)
     for path in ("/sweeps", f"/sweeps/{sweep}"):

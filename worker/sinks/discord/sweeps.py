@@ -86,8 +86,8 @@ def sweep_payload(spec: SweepSpec, record: SweepRecord, options: DiscordOptions)
     best = record.best(higher_is_better=spec.by.higher_is_better)
     fields += [] if best is None else _best(spec, best, options, ended=record.ended is not None)
     fields += _causes(record)
-    if record.ended is not None and record.ended.importances:
-        shares = ", ".join(f"{key} {share:.0%}" for key, share in record.ended.importances.items())
+    if record.ended is not None and record.importances:
+        shares = ", ".join(f"{key} {share:.0%}" for key, share in record.importances.items())
         fields.append(field("Importance of the parameters", shares))
     embed["fields"] = fields
     embed["footer"] = {"text": f"{record.id} · event {record.number}"}
