@@ -589,12 +589,20 @@ class JobCancelled(Fact):
     """The newest one, relative to the run directory."""
 
 
+class ModelRemoved(Fact):
+    """The job is a trial of a sweep that keeps the model of its best trial alone, and is not that. Its model and its
+    checkpoints are removed after this is on disk.
+    """
+
+    type: Literal["job.model_removed"] = "job.model_removed"
+
+
 AnyFact = Annotated[
     JobSubmitted | JobChecked | JobPrepared | JobUnprepared | JobQueued | JobPauseRequested | JobCancelRequested
     | JobPauseWithdrawn | JobPriorityChanged | AttemptStarted | DeviceWaiting | MemoryPlanned | ModelLoaded
     | MemoryMeasured | EvaluationFinished | CheckpointSaved | CheckpointRejected | DiskLow | OomRecovered
     | UpdateSkipped | StepsCorrected | AttemptEnded | JobPaused | JobResumed | JobRepaired | JobValidated
-    | JobSucceeded | JobFailed | JobCancelled,
+    | JobSucceeded | JobFailed | JobCancelled | ModelRemoved,
     Field(discriminator="type"),
 ]  # fmt: skip
 

@@ -38,6 +38,7 @@ from jobs.events import (
     JobUnprepared,
     JobValidated,
     ModelLoaded,
+    ModelRemoved,
     StepsCorrected,
 )
 from jobs.frozen import Empty
@@ -253,6 +254,9 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= _transition(record, Status.FAILED) | {"finished_at": event.at, "error": fact.error}
         case JobCancelled():
             change |= _transition(record, Status.CANCELLED) | {"finished_at": event.at}
+        case ModelRemoved():
+            _require(record.status.terminal, record, event)
+            change |= {"result_model": None, "checkpoint": None}
         case _:
             assert fact.by_trainer, f"{fact.type} has no case"
     if record.attempt < record.scratch_attempt <= change.get("attempt", 0):

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import redis
 
+from jobs.disk.removal import remove_weights
 from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable, UserError
 from jobs.evaluation_metrics import cost_of
-from jobs.events import EvaluationFinished, Fault
+from jobs.events import AnyFact, EvaluationFinished, Fault, ModelRemoved
 from jobs.record import JobRecord, cancellation
 from jobs.redis.new_jobs import make_id, make_job, submitted_of
 from jobs.redis.queue import Tickets
@@ -57,6 +58,8 @@ class SweepTurns:
         self._said: dict[str, str] = {}
         self._evaluated: dict[tuple[str, int], list[StepCost]] = {}
         """Of trials that have ended."""
+        self._removed: set[tuple[str, int]] = set()
+        """Trials whose weights are gone."""
 
     def run(self, stop: threading.Event) -> None:
         """A turn a second until asked to stop."""
@@ -89,7 +92,10 @@ class SweepTurns:
     def _turn(self, sweep: SweepDir) -> None:
         spec, record = sweep.spec(), sweep.record()
         if record.ended is not None:
+            if not self._remove_losers(sweep.id, spec, record):
+                return
             self._ended.add(sweep.id)
+            self._removed = {key for key in self._removed if key[0] != sweep.id}
             self._evaluated = {key: found for key, found in self._evaluated.items() if key[0] != sweep.id}
             return
         over = why_over(spec, record)
@@ -109,6 +115,7 @@ class SweepTurns:
                 value = spec.by.cost(found.cost)  # its own inverse
                 pruned = TrialPruned(trial=trial.number, step=found.step, value=value, message=found.why)
                 record = self._append(sweep, [pruned])
+        self._remove_losers(sweep.id, spec, record)
         succeeded = record.counts.get("succeeded", 0)
         if succeeded >= record.estimated + ESTIMATED_EVERY:
             estimated = ImportancesEstimated(trials=succeeded, importances=importances(spec, record))
@@ -158,6 +165,26 @@ class SweepTurns:
                 with suppress(Conflict, NotFound):  # it has ended meanwhile
                     self._store.append(RunDir(self._runs / record.id), cancellation)
 
+    def _remove_losers(self, sweep: str, spec: SweepSpec, record: SweepRecord) -> bool:
+        """Remove the weights of trials that have ended and are not the best so far, whose end is on disk.
+
+        False: of some the trainer is still ending.
+        """
+        all_removed, best = True, record.best(higher_is_better=spec.by.higher_is_better)
+        for number in record.finished if spec.keep_models == "best" else []:
+            if (best is not None and number == best.number) or (sweep, number) in self._removed:
+                continue
+            runs = [RunDir(self._runs / job) for job in record.trials[number].jobs]
+            if any(run.held() for run in runs):
+                all_removed = False
+                continue
+            for run in runs:
+                if run.model.exists() or run.checkpoints.exists():
+                    self._store.append(run, _removal)
+                    remove_weights(run)
+            self._removed.add((sweep, number))
+        return all_removed
+
     def _all_evaluations(self, sweep: str, spec: SweepSpec, record: SweepRecord) -> dict[int, list[StepCost]]:
         """Of each trial by its number; empty where nothing is pruned."""
         if spec.pruning == "none":
@@ -180,6 +207,11 @@ class SweepTurns:
         if trial.outcome is not None:
             self._evaluated[sweep, trial.number] = mean
         return mean
+
+
+def _removal(record: JobRecord) -> list[AnyFact]:
+    """What is told of weights before they are removed: once, should that be cut short."""
+    return [ModelRemoved()] if record.result_model is not None or record.checkpoint is not None else []
 
 
 def why_over(spec: SweepSpec, record: SweepRecord) -> Ending | None:

@@ -1,4 +1,4 @@
-"""Deleting a run directory: it is renamed first, so that it is no job any more, then removed."""
+"""Deleting a run directory, or the weights in it: what goes is renamed first, then removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobs.errors import Conflict, Damaged
 
 log = logging.getLogger("longhaul.removal")
 PREFIX = "tmp-deleted-"
-"""No run directory begins so (`jobs.disk.rundir.list_runs`)."""
+"""No run directory and no sweep begins so (`jobs.disk.rundir.list_runs`)."""
 
 
 def move_away(run: RunDir) -> Path:
@@ -41,6 +41,15 @@ def move_away(run: RunDir) -> Path:
     return moved
 
 
+def remove_weights(run: RunDir) -> None:
+    """Remove the model and the checkpoints of a job that has ended; what it found out stays."""
+    for folder in (run.model, run.checkpoints):
+        if folder.exists():
+            moved = run.path.with_name(f"{PREFIX}{run.id}-{folder.name}-{uuid.uuid4().hex[:8]}")
+            os.rename(folder, moved)
+            remove(moved)
+
+
 def remove(folder: Path) -> None:
     """Remove what was moved away. What is still in use, or cannot be removed, is left to the next `sweep`."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -50,6 +59,5 @@ def remove(folder: Path) -> None:
 
 def sweep(runs: Path) -> None:
     """Remove what was moved away by processes that died before they could."""
-    for entry in os.scandir(runs):
-        if entry.name.startswith(PREFIX):
-            remove(Path(entry.path))
+    for moved in [*runs.glob(f"{PREFIX}*"), *runs.glob(f".*/{PREFIX}*")]:
+        remove(moved)

@@ -58,6 +58,9 @@ class SweepSpec(Part):
     pruning: Literal["none", "median", "asha"] = "none"
     """Which trials are stopped early. `median`: worse than half of the others at the same evaluation. `asha`: not among
     the best third at the 1st, 3rd, 9th … evaluation; better from 50 trials on."""
+    keep_models: Literal["best", "all"] = "best"
+    """`best`: a trial that has ended keeps its model and its checkpoints only as long as it is the best so far. `all`:
+    every trial does."""
     parallel: Annotated[int, Field(ge=1, le=64)] | None = None
     """Trials that are open at the same time; null: one for each train worker, and one that is being prepared."""
 

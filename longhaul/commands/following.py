@@ -59,9 +59,9 @@ def watch_to_end(call: Call, api: Longhaul, job: str) -> int:
         return LEFT
     print_job(shown, call.console)
     match shown["status"]:
-        case "succeeded" if not shown["fine_tuned_model"]:
+        case "succeeded" if shown["kind"] == "evaluate":
             call.say(f"evaluated; everything on one page: longhaul report {job}", "dim")
-        case "succeeded":
+        case "succeeded" if shown["fine_tuned_model"]:
             call.say(
                 f"trained for {duration(shown['training_s'])}; fetch the model with: longhaul download {job}", "dim"
             )

@@ -38,6 +38,7 @@ from jobs.events import (
     MemoryMeasured,
     MemoryPlanned,
     ModelLoaded,
+    ModelRemoved,
     OomRecovered,
     StepsCorrected,
     UpdateSkipped,
@@ -206,6 +207,8 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             return f"failed: {_cause(fact.error)}"
         case JobCancelled():
             return "cancelled" + (f"; {fact.checkpoint} is kept" if fact.checkpoint else "")
+        case ModelRemoved():
+            return "model and checkpoints are removed: its sweep keeps those of its best trial alone"
 
 
 def _ended(fact: AttemptEnded) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jobs.record import JobRecord
+from jobs.state import Status
 
 
 def why_no_model(record: JobRecord) -> tuple[str, str]:
@@ -14,6 +15,11 @@ def why_no_model(record: JobRecord) -> tuple[str, str]:
         return (
             f"job {job} evaluates a model, and makes none",
             "name a job that has trained one: `longhaul list --status succeeded` shows them",
+        )
+    if record.sweep is not None and record.status is Status.SUCCEEDED:
+        return (
+            f"job {job} is a trial of sweep {record.sweep}, which keeps the model of its best trial alone",
+            f"`longhaul sweep show {record.sweep}` names the best; a sweep with `keep_models: all` keeps all models",
         )
     if record.status.terminal:
         return f"job {job} has made no model", checkpoints

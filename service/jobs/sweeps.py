@@ -6,14 +6,15 @@ import csv
 import io
 import json
 import os
-import shutil
 import threading
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
+from jobs.disk.removal import PREFIX, remove
 from jobs.errors import Conflict, Damaged, NotFound, UserError
 from jobs.redis.new_jobs import make_id
 from jobs.spec import Part
@@ -74,6 +75,7 @@ class Sweeps:
             "space": {"training.seed": {"choice": [first + place for place in range(asked.seeds)]}},
             "sampler": "grid",
             "metric": spec.by.value,
+            "keep_models": spec.keep_models,
         }
         return self._make(parse_sweep(given), asked={"repeat": sweep, "body": body}, key=key)
 
@@ -155,10 +157,10 @@ class Sweeps:
             for job in trial.jobs:
                 with suppress(NotFound):
                     self._actions.delete(job)
-        gone = found.path.with_name(f"tmp-{found.id}-deleted")
+        gone = found.path.with_name(f"{PREFIX}{found.id}-{uuid.uuid4().hex[:8]}")
         os.rename(found.path, gone)
         self._ended.pop(sweep, None)
-        shutil.rmtree(gone)
+        remove(gone)
 
     def table(self, sweep: str) -> str:
         """All trials as CSV: number, status, value, seconds, cause, jobs, and a column for each parameter."""

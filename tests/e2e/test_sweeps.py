@@ -31,6 +31,7 @@ SWEEP: dict[str, Any] = {
     "metric": "accuracy",
     "sampler": "random",  # which does not depend on which trial was faster
     "max_trials": 3,
+    "keep_models": "all",
 }
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from jobs.disk import removal
 from jobs.disk.rundir import RunDir
-from jobs.events import JobCancelled
+from jobs.events import JobCancelled, JobSucceeded
 from jobs.redis.connection import connect
 from jobs.redis.new_jobs import make_id, make_job, submitted_of
 from jobs.redis.queue import Tickets
@@ -19,6 +20,7 @@ from jobs.sweeps.directory import SweepDir, find
 from jobs.sweeps.events import SweepEnded, SweepFact, TrialEnded, TrialStarted
 from tests.service.running import TINY, Service
 from tests.service.seeded import seed_sweep
+from tests.states import DONE
 
 SWEEP: dict[str, Any] = {
     "job": {"model": "builtin:t5-tiny", "data": {"train": "rows.jsonl"}},
@@ -168,6 +170,27 @@ def test_a_deleted_sweep_takes_its_jobs_with_it_and_no_other(service: Service) -
     assert [service.get(f"/{path}").status_code for path in (f"sweeps/{sweep}", f"jobs/{jobs[1]}")] == [404, 404]
     assert not RunDir(service.settings.runs / jobs[1]).exists() and service.run(other).exists()
     assert list((service.settings.runs / ".sweeps").iterdir()) == []
+
+
+def test_a_deletion_that_was_killed_is_completed_by_reconcile(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = seed_sweep(service, ended=True)
+    monkeypatch.setattr("service.jobs.sweeps.remove", lambda _: None)  # as if it died before
+    assert service.request("DELETE", f"/sweeps/{sweep}").status_code == 200
+    folder = service.settings.runs / ".sweeps"
+    assert list(folder.iterdir()) and service.get("/sweeps").json()["data"] == []
+    removal.sweep(service.settings.runs)
+    assert not list(folder.iterdir())
+
+
+def test_a_trial_without_a_model_says_which_one_has_it(service: Service) -> None:
+    sweep = submit(service).json()["id"]
+    job = start(service, sweep, 0)
+    service.append(job, *DONE, JobSucceeded(model="model", step=10, loss=1.0))
+    refused = service.post(f"/jobs/{job}/generate", json={"input": "a"}).json()["error"]
+    assert refused["code"] == "no_model" and f"sweep {sweep}, which keeps the model of its best" in refused["message"]
+    assert f"longhaul sweep show {sweep}" in refused["hint"]
 
 
 def test_lists_of_jobs_have_trials_when_they_are_asked_for(service: Service) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jobs.disk import rundir
+from jobs.disk import removal, rundir
 from jobs.disk.rundir import RunDir, list_runs
 from jobs.events import (
     AnyFact,
@@ -153,6 +154,77 @@ def writes(monkeypatch: pytest.MonkeyPatch, kill_at: int | None) -> Iterator[int
     monkeypatch.setattr(rundir, "create", wrapped(rundir.create))
     yield 0
     yield count[0]
+
+
+def with_weights(house: Publish) -> Callable[[Settings], list[AnyFact]]:
+    """Jobs learn, and leave a model and a checkpoint."""
+
+    def outcome(settings: Settings) -> list[AnyFact]:
+        for run in list_runs(house.runs):
+            if run.record().status is Status.VALIDATING:
+                run.model.mkdir(exist_ok=True)
+                (run.checkpoints / "step-00000010").mkdir(parents=True, exist_ok=True)
+        return learnt(settings)
+
+    return outcome
+
+
+def weights(house: Publish) -> set[str]:
+    """Jobs that have a model and checkpoints."""
+    runs = list_runs(house.runs)
+    assert all(run.model.exists() == run.checkpoints.exists() for run in runs)
+    return {run.id for run in runs if run.model.exists()}
+
+
+@pytest.mark.parametrize("keep_models", ["best", "all"])
+def test_models_of_trials_that_are_not_the_best_are_removed(house: Publish, keep_models: str) -> None:
+    sweep = house.submit(max_trials=6, sampler="random", seeds=2, keep_models=keep_models)
+    record = house.until_ended(sweep, with_weights(house))
+    house.sweeps.turn()
+    assert record.ended is not None and record.ended.best is not None
+    kept = [record.trials[record.ended.best]] if keep_models == "best" else record.trials
+    assert weights(house) == {job for trial in kept for job in trial.jobs}
+    assert record.ended.best != 0, "the best so far was another one, too"
+    assert weights(house) == {run.id for run in list_runs(house.runs) if run.record().result_model is not None}
+
+
+@pytest.mark.parametrize("where", ["rename", "remove"])
+def test_killed_while_models_are_removed_the_best_so_far_is_there(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    for kill_at in range(1, 9):
+        house = Publish(redis_url, tmp_path / f"killed-{kill_at}")
+        sweep, left = house.submit(max_trials=5, sampler="random", parallel=1), [kill_at]
+        name = "jobs.disk.removal." + ("os.rename" if where == "rename" else "shutil.rmtree")
+        done: Callable[..., None] = os.rename if where == "rename" else shutil.rmtree
+
+        def killed(*args: Any, left: list[int] = left, done: Callable[..., None] = done, **more: Any) -> None:
+            if removal.PREFIX in str(args[-1]):  # and no other file
+                left[0] -= 1
+                if not left[0]:
+                    raise KilledInTurn
+            done(*args, **more)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(name, killed)
+            with pytest.raises(KilledInTurn):
+                house.until_ended(sweep, with_weights(house))
+        best = sweep.record().best(higher_is_better=False)
+        assert best is not None and weights_of(house, best.jobs[0]), kill_at
+        house.start()
+        record = house.until_ended(sweep, with_weights(house))
+        house.sweeps.turn()
+        assert record.ended is not None and record.ended.best is not None
+        assert weights(house) == {*record.trials[record.ended.best].jobs}, kill_at
+        told = [sum(event.type == "job.model_removed" for event in run.events()) for run in list_runs(house.runs)]
+        assert sorted(told) == [0, 1, 1, 1, 1], kill_at
+        removal.sweep(house.runs)
+        assert {entry.name for entry in house.runs.iterdir()} == {".sweeps", *(run.id for run in list_runs(house.runs))}
+
+
+def weights_of(house: Publish, job: str) -> bool:
+    run = RunDir(house.runs / job)
+    return run.model.exists() and run.checkpoints.exists()
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
