@@ -41,6 +41,9 @@ _PREAMBLE = {
     "bash": '_longhaul_{0}() {{ compgen -W "$(longhaul completion {0} 2>/dev/null)" -- "$1"; }}',
     "zsh": '_longhaul_{0}() {{ compadd -- ${{(f)"$(longhaul completion {0} 2>/dev/null)"}}; }}',
 }
+_IMPLIED_BASH = "\n_shtab_longhaul_{0}_pos_0_COMPGEN=_shtab_compgen_files"
+_IMPLIED_FISH = "\ncomplete -c longhaul -n '_shtab_longhaul_using {0}; and test $_shtab_longhaul_npos -eq 0' -F\n"
+"""Files after a command that may be given one in place of a subcommand. zsh completes them after `submit` alone."""
 EXIT_CODES = """\
 exit codes:
   0    done
@@ -221,7 +224,10 @@ class Commands:
                 elif action.dest == "file" or action.type is Path:
                     action.complete = shtab.FILE  # type: ignore[attr-defined]
         preamble = {each: "\n".join(map(text.format, OFFERED)) for each, text in _PREAMBLE.items()}
-        return shtab.complete(self._parser, shell, preamble=preamble)  # type: ignore[arg-type]  # a str, it says
+        implied = [name for name, parser in self._commands.choices.items() if parser.implied is not None]
+        preamble["bash"] += "".join(map(_IMPLIED_BASH.format, implied))
+        script = shtab.complete(self._parser, shell, preamble=preamble)  # type: ignore[arg-type]  # a str, it says
+        return script + "".join(map(_IMPLIED_FISH.format, implied)) if shell == "fish" else script
 
     def finish(self) -> None:
         """The list of commands and the exit codes, as the end of the help."""

@@ -474,6 +474,7 @@ def test_show_tells_why_it_failed(run: Run, service: Service) -> None:
         ("list --status fai", {"failed"}),
         ("datasets s", {"show"}),
         ("sweep sh", {"show"}),
+        ("sweep ro", {"rows.jsonl"}),
         ("sweep show ", {"sweep-1"}),
     ],
 )
