@@ -290,6 +290,10 @@ class Longhaul:
         body = {"format": format, "dtype": dtype}
         return self._connection.json(ExportDict, "POST", f"/jobs/{part(job)}/exports", json=body, repeatable=True)
 
+    def cancel_export(self, job: str, format: str) -> None:
+        """End an export that waits or is being made; a complete one of that format stays."""
+        self._connection.json(PageDict[ExportDict], "DELETE", f"/jobs/{part(job)}/exports/{part(format)}")
+
     def push(
         self, job: str, repository: str, *, license: str, public: bool = False, export: str | None = None
     ) -> PushDict:

@@ -125,6 +125,9 @@ return 1
 
 # ARGV: id, ms → 1: somebody waits; 0: nobody does
 HOLD = """
+if redis.call('HEXISTS', request(ARGV[1]), 'cancelled') == 1 then
+  redis.call('DEL', request(ARGV[1]), request(ARGV[1]) .. ':held', request(ARGV[1]) .. ':answer')
+end
 if redis.call('EXISTS', request(ARGV[1])) == 0 then return 0 end
 redis.call('SET', request(ARGV[1]) .. ':held', 1, 'PX', ARGV[2])
 return 1

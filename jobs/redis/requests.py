@@ -4,7 +4,8 @@
     longhaul:requests:<kind>:of:<client>  list of that client's waiting requests, in the order in which they came
     longhaul:requests:<kind>:bell         list: workers block on it until a request comes
     longhaul:requests:<kind>:at_work      set of the requests that workers are at work on
-    longhaul:request:<id>                 hash: kind, job, payload, client, progress; gone once nobody waits any more
+    longhaul:request:<id>                 hash: kind, job, payload, client, progress; gone once nobody waits any more;
+                                          `cancelled`: its worker ends it
     longhaul:request:<id>:held            set while a worker is at work on it
     longhaul:request:<id>:answer          stream: the parts of the answer; the last is `done` or `error`
 
@@ -136,6 +137,24 @@ class Requests:
         """Nobody waits any more: it is skipped, or its worker stops."""
         with reachable():
             self._redis.delete(request_key(id), f"{request_key(id)}:held", answer_key(id))
+
+    def cancel(self, id: str) -> bool:
+        """End it: one that waits is forgotten, and one that is taken when its worker says the next time that it holds
+        it, within seconds. False: it neither waits nor is taken."""
+        match self.standing(id)[0]:
+            case Standing.WAITING:
+                self.give_up(id)
+            case Standing.TAKEN:
+                with reachable():
+                    self._redis.hset(request_key(id), "cancelled", 1)
+            case _:
+                return False
+        return True
+
+    def cancelled(self, id: str) -> bool:
+        """Whether its worker is about to end it."""
+        with reachable():
+            return bool(self._redis.hexists(request_key(id), "cancelled"))
 
     def newest_part(self, id: str) -> tuple[str, Mapping[str, object]] | None:
         """Type and data of the newest part of its answer; None: there is none."""

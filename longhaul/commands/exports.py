@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from jobs.export import DTYPES, ExportFormat
 from longhaul.answers import ExportDict, PushDict
+from longhaul.api import Longhaul
 from longhaul.commands.command import JOB_ENDED_BADLY, Call, Commands, print_json
 from longhaul.commands.results import fetched
 from longhaul.figures import size
@@ -37,6 +38,7 @@ def add(commands: Commands) -> None:
     )
     export.add_argument("--dir", type=Path, metavar="DIR", help="target folder (default: the id of the job)")
     export.add_argument("--no-download", action="store_true", help="leave it on the server")
+    export.add_argument("--cancel", action="store_true", help="end the one that waits or is being made")
     push = commands.add("push", _push, "upload the model, with a model card, to the hub", shown="ID ORG/NAME")
     push.add_argument("id", metavar="ID")
     push.add_argument("repository", metavar="ORG/NAME")
@@ -49,6 +51,9 @@ def _export(call: Call) -> int:
     given = call.given
     with call.connect() as api:
         job = given.id
+        if given.cancel:
+            api.cancel_export(job, given.to)
+            return call.answer({"cancelled": given.to}, lambda: call.say(f"the export to {given.to} is cancelled"))
         asked = api.export(job, given.to, dtype=given.dtype)
         if (old := asked["report"]) is not None:
             call.note(
@@ -57,8 +62,9 @@ def _export(call: Call) -> int:
         made = _awaited(
             call,
             asked,
-            lambda: next(each for each in api.exports(job) if each["format"] == given.to),
-            f"until it is made the same command follows it; then: longhaul download {job} exports/{given.to}",
+            lambda: _made(api, job, given.to),
+            f"until it is made the same command follows it, and with --cancel ends it; then: longhaul download {job} "
+            f"exports/{given.to}",
         )
         if made["status"] != "done":
             return _failed(call, made, f"export to {given.to}")
@@ -77,6 +83,14 @@ def _export(call: Call) -> int:
         call.say(f"in {made['path']}/ of the job" if given.no_download else f"in {folder / str(made['path'])}")
 
     return call.answer(made, people)
+
+
+def _made(api: Longhaul, job: str, format: str) -> ExportDict:
+    """How far it is. Raises BadInput."""
+    for each in api.exports(job):
+        if each["format"] == format:
+            return each
+    raise BadInput(f"the export to {format} was cancelled: `longhaul export {job} --to {format}` begins another")
 
 
 def _push(call: Call) -> int:

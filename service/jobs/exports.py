@@ -74,6 +74,12 @@ class Exports:
         run = self._actions.run(job)
         return [found for each in sorted(ExportFormat) if (found := self._export(run, each)) is not None]
 
+    def cancel(self, job: str, format: ExportFormat) -> None:
+        """End one that waits or is being made; what is there stays. Raises Conflict."""
+        run = self._actions.run(job)
+        if not self._requests.cancel(_id(run.id, format)):
+            raise Conflict(f"no export of job {run.id} to {format} waits or is being made")
+
     def table(self, job: str) -> list[tuple[ExportFormat, Export | None]]:
         """Every format that the model of this job may have, with what there is of it."""
         found = {each.format: each for each in self.all(job)}
@@ -127,6 +133,8 @@ class Exports:
         if standing in (Standing.WAITING, Standing.TAKEN):
             if (other := self._requests.payload(id)) is not None and other != payload:
                 raise Conflict(f"job {run.id} is at {_words(kind, other)}: ask again when that is over")
+            if self._requests.cancelled(id):
+                raise Conflict(f"{_words(kind, payload)} is being cancelled: ask again in a few seconds")
             return
         self._requests.give_up(id)
         self._requests.submit(kind, run.id, payload, client=client, patience_s=PATIENCE_S, id=id)

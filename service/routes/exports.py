@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Path, Request
 
+from jobs.export import ExportFormat
 from service import answers
 from service.answers.conversion import page
 from service.edge.body import read_json
 from service.jobs.exports import Exports
 from service.openapi.documented import EXPORT_BODY, PUSH_BODY, JobId, documented
+
+Format = Annotated[ExportFormat, Path(description="Format of the export.", examples=["gguf"])]
 
 
 def routes(exports: Exports) -> APIRouter:
@@ -30,6 +33,12 @@ def routes(exports: Exports) -> APIRouter:
         format is for must give held-out tokens the log-probabilities that the trained model gives them. Follow it with
         `GET`; its folder is then downloaded as any other."""
         return exports.make(job, body, _client(request))
+
+    @router.delete("/{job}/exports/{format}", responses=documented(404, 409, 422))
+    def cancel_export(job: JobId, format: Format) -> answers.ExportList:
+        """End an export that waits or is being made, which takes seconds. A complete one of that format stays."""
+        exports.cancel(job, format)
+        return page(answers.ExportList, exports.all(job), has_more=False)
 
     @router.get("/{job}/push", responses=documented(404, 409))
     def get_push(job: JobId) -> answers.Push:

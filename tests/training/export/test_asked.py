@@ -17,10 +17,13 @@ import requests
 
 from jobs.disk.rundir import RunDir
 from jobs.export import ExportFormat
+from jobs.redis.connection import connect
+from jobs.redis.requests import Requests
 from longhaul.api import ApiError, Longhaul
 from longhaul.main import main
 from tests.heartbeats import heartbeat
 from tests.service.running import Service, running
+from tests.sinks.driving import until
 from tests.states import STATES
 from tests.training.attempts import attempt
 from tests.training.conftest import MakeRun
@@ -103,7 +106,8 @@ def test_an_export_is_waited_for_downloaded_and_opens(
         assert command(service, "export", run.id, "--to", "ctranslate2", monkeypatch=monkeypatch) == 130
     left = capsys.readouterr().err
     assert (
-        f"the server continues; until it is made the same command follows it; then: longhaul download {run.id}" in left
+        "the server continues; until it is made the same command follows it, and with --cancel ends it; "
+        f"then: longhaul download {run.id}" in left
     )
     at_work(ExportHandler)
     to = ["--to", "ctranslate2", "--dir", str(tmp_path / "mine")]
@@ -125,6 +129,32 @@ def test_an_export_is_waited_for_downloaded_and_opens(
     assert "verified by ctranslate2" in shown
     assert f'href="/jobs/{run.id}/files/exports/ctranslate2"' in shown
     assert f'data-url="/jobs/{run.id}/exports" data-body="{{&#34;format&#34;: &#34;ctranslate2&#34;}}"' in shown
+
+
+def test_an_export_that_waits_or_is_being_made_is_cancelled(
+    service: Service, run: RunDir, at_work: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api = Longhaul(service.url)
+    cancel = ("export", run.id, "--to", "ctranslate2", "--cancel")
+    api.export(run.id, "ctranslate2")
+    assert command(service, *cancel, monkeypatch=monkeypatch) == 0 and list(api.exports(run.id)) == []
+    assert "the export to ctranslate2 is cancelled" in capsys.readouterr().out
+    assert command(service, *cancel, monkeypatch=monkeypatch) == 2
+    assert f"no export of job {run.id} to ctranslate2 waits or is being made" in capsys.readouterr().err
+    api.export(run.id, "ctranslate2")
+    queue = Requests(connect(service.settings.redis_url))
+    taken = queue.take("export")
+    assert taken is not None and queue.hold(taken.id)
+    api.cancel_export(run.id, "ctranslate2")
+    with pytest.raises(ApiError, match="an export to ctranslate2 in its default type is being cancelled"):
+        api.export(run.id, "ctranslate2")
+    assert not queue.hold(taken.id) and list(api.exports(run.id)) == []
+    api.export(run.id, "ctranslate2")
+    at_work(ExportHandler)
+    until(lambda: [each["status"] for each in api.exports(run.id)] == ["running"])
+    api.cancel_export(run.id, "ctranslate2")
+    until(lambda: not api.exports(run.id))
+    until(lambda: not list((run.path / "exports").glob("*ctranslate2")))
 
 
 def test_what_cannot_be_asked_for(service: Service, run: RunDir, make_run: MakeRun) -> None:
