@@ -93,7 +93,9 @@ up: ## build and start all containers, and wait until they are healthy
 		echo "make up: not all containers are healthy; '$(COMPOSE) ps' shows which, 'make logs' why" >&2; \
 		echo "  without an NVIDIA GPU: set COMPOSE_FILE=docker-compose.training.yml:docker-compose.cpu.yml in .env" >&2; exit 1; }
 	@grep -qs '^COMPOSE_FILE=.*docker-compose\.cpu\.yml' .env || grep -qs '"examined_at": [0-9]' runs/.gpus/*.json || echo "make up: no GPU was examined here yet; 5 minutes: $(COMPOSE) run --rm --build worker doctor"
-	@echo "make up: all containers are healthy; open http://127.0.0.1:8000 in a browser, or: export \$$(grep ^LONGHAUL_API_KEY= .env), then longhaul submit FILE --watch"
+	@port=$$(sed -n 's/^LONGHAUL_PORT=//p' .env); url=http://127.0.0.1:$${port:-8000}; \
+	[ "$${port:-8000}" = 8000 ] || more=" LONGHAUL_URL=$$url"; \
+	echo "make up: all containers are healthy; open $$url in a browser, or: export \$$(grep ^LONGHAUL_API_KEY= .env)$${more:-}, then longhaul submit FILE --watch"
 
 logs: ## follow the logs of all containers
 	@$(NEEDS_COMPOSE)

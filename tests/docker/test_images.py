@@ -213,7 +213,8 @@ def test_make_up_returns_when_all_is_healthy_and_says_what_is_next(containers: C
     environment = containers.environment | {"COMPOSE_PROJECT_NAME": containers.project}
     done = subprocess.run(["make", "up"], cwd=containers.home, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "or: export $(grep ^LONGHAUL_API_KEY= .env), then longhaul submit FILE --watch" in done.stdout
+    exported = f"export $(grep ^LONGHAUL_API_KEY= .env) LONGHAUL_URL={containers.url}"
+    assert f"open {containers.url} in a browser, or: {exported}, then longhaul submit FILE --watch" in done.stdout
     assert "run --rm --build worker doctor" in done.stdout
 
 
