@@ -38,19 +38,19 @@ JOB: dict[str, Any] = {
 }
 
 
-class Texts:
+class GenerateCalls:
     """How many rows each `generate` was asked for."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
         self.written = 0
-        self.neighbour: Neighbour | None = None
+        self.neighbour: NeighbourWhileWriting | None = None
 
 
 @pytest.fixture
-def texts(monkeypatch: pytest.MonkeyPatch) -> Texts:
+def texts(monkeypatch: pytest.MonkeyPatch) -> GenerateCalls:
     """What was asked for."""
-    found, real = Texts(), GenerationMixin.generate
+    found, real = GenerateCalls(), GenerationMixin.generate
 
     def generate(model: Any, **options: Any) -> Any:
         if found.neighbour is not None and not found.rows:
@@ -74,7 +74,7 @@ def wide(model_folder: Path) -> None:
     write_model(model_folder, d_kv=8192)
 
 
-class Neighbour(StopSignal):
+class NeighbourWhileWriting(StopSignal):
     """Takes all that is free of the GPU when the first text is written, and gives it back at the third look."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ def attempt(run: RunDir, stop: StopSignal) -> None:
 
 
 def test_memory_that_runs_out_while_texts_are_written_makes_them_be_written_in_smaller_batches(
-    make_run: MakeRun, wide: None, texts: Texts
+    make_run: MakeRun, wide: None, texts: GenerateCalls
 ) -> None:
     run = make_run(memory={"budget": 1.05}, **JOB)
     attempt(run, StopSignal())
@@ -113,10 +113,10 @@ def test_memory_that_runs_out_while_texts_are_written_makes_them_be_written_in_s
 
 
 def test_others_that_take_the_gpu_while_texts_are_written_are_waited_for(
-    make_run: MakeRun, wide: None, texts: Texts
+    make_run: MakeRun, wide: None, texts: GenerateCalls
 ) -> None:
     run = make_run(memory={"budget": 8}, **JOB)
-    texts.neighbour = neighbour = Neighbour()
+    texts.neighbour = neighbour = NeighbourWhileWriting()
     attempt(run, neighbour)
     [waiting] = facts(run, DeviceWaiting)
     assert "others hold 31.4 GiB by python3 (pid 4711)" in waiting.message
@@ -124,7 +124,9 @@ def test_others_that_take_the_gpu_while_texts_are_written_are_waited_for(
 
 
 @pytest.mark.parametrize("model", ["builtin:t5-tiny", "builtin:qwen-tiny"])
-def test_a_job_that_only_evaluates_writes_texts_within_its_plan(tmp_path: Path, texts: Texts, model: str) -> None:
+def test_a_job_that_only_evaluates_writes_texts_within_its_plan(
+    tmp_path: Path, texts: GenerateCalls, model: str
+) -> None:
     torch.cuda.reset_peak_memory_stats()
     workplace = Workplace(tmp_path)
     workplace.settings = dataclasses.replace(workplace.settings, device="cuda", gpu=GPU)
