@@ -20,7 +20,8 @@ def next_rows(
         return None
     room = limit_bytes - fits[best].peak
     fewer = max((rows for rows in fits if rows < best), default=None)
-    guess: float = 8 - best  # any second point will do
+    # Any second point will do; all rows at once where they fit even if everything grew with them.
+    guess: float = cap - best if fits[best].peak * cap <= best * limit_bytes else 8 - best
     if fewer is not None:
         less, more = fits[fewer], fits[best]
         # One row more needs its activations at least: not worth a trace where these alone are clearly too much.
