@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from jobs.frozen import Frozen
+from jobs.gpus import MARGIN
 from jobs.text.units import bytes_alike
 
 OptimizerName = Literal["adamw", "adamw_8bit", "adafactor"]
@@ -153,6 +155,14 @@ class MemoryFigures(Frozen):
     """Null where it was not looked at."""
     seconds: float
     """What making this took."""
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """What a trial has of a GPU, alone there or not (ADR 15): the budget with which the chosen setting just fits.
+
+        None on a CPU.
+        """
+        return math.ceil(self.peak_bytes / (1 - MARGIN)) if self.device == "cuda" else None
 
 
 class MemorySummary(MemoryFigures):

@@ -28,7 +28,16 @@ from worker.training.models.model_files import read_config
 from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.budget import Budget
 from worker.training.planning.memory_plan import plan_memory
-from worker.training.start import GpuNow, adjust_plan, apply_fallbacks, make_room, planned_event, times_out_of_memory
+from worker.training.start import (
+    GpuNow,
+    adjust_plan,
+    apply_fallbacks,
+    make_room,
+    planned_event,
+    reserved_bytes,
+    times_out_of_memory,
+    within_reserved,
+)
 from worker.training.tasks.seq2seq.task import Seq2Seq
 
 AUTO = {"memory": {"micro_batch": "auto", "optimizer": "auto"}}
@@ -64,6 +73,15 @@ def test_a_gpu_with_less_than_planned_but_enough_only_lowers_the_budget(plan: Pl
     assert adjusted.memory is not None and plan.memory is not None and alternatives.asked == []
     assert adjusted.memory.budget_bytes == 28 * GIB and adjusted.memory.peak_bytes == plan.memory.peak_bytes
     assert planned_event(plan, adjusted, gpu(28)).changed is None
+
+
+def test_a_trial_has_what_it_reserves_whatever_there_is(plan: Plan) -> None:
+    trial = within_reserved(plan)
+    assert plan.memory is not None and trial.memory is not None
+    assert reserved_bytes(plan) == trial.memory.budget_bytes < plan.memory.budget_bytes
+    assert trial.memory.limit_bytes == trial.memory.peak_bytes == plan.memory.peak_bytes
+    assert adjust_plan(tiny_spec(**AUTO), trial, gpu(), 0, FakeAlternatives()) == trial
+    assert within_reserved(with_memory(plan, None)).memory is None
 
 
 def test_on_a_smaller_gpu_the_ladder_is_walked_again(plan: Plan) -> None:

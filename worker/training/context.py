@@ -152,6 +152,8 @@ def set_up(
     folder, data = start.open_stores(run, plan, journal, weights=expected is None or not method.whole)
     if spec.kind == "evaluate":
         data.validation = data.train
+    if record.sweep is not None:
+        plan = start.within_reserved(plan)
     plan = start.plan_attempt(run, spec, plan, attempt, device, monitor, journal, stop)
     seed_step(spec.training.seed, 0)
     found = checkpoint.newest(run, run.spec_sha256(), journal, expected=expected)

@@ -73,6 +73,20 @@ def plan_attempt(
     return adjusted
 
 
+def reserved_bytes(plan: Plan) -> int | None:
+    """What a trial has of a GPU; None on a CPU, and in a plan of a version that did not plan memory."""
+    return None if plan.memory is None else plan.memory.reserved_bytes
+
+
+def within_reserved(plan: Plan) -> Plan:
+    """The plan of a trial, with what it reserves as its budget: it trains alike whether others are beside it or not."""
+    memory, budget = plan.memory, reserved_bytes(plan)
+    if memory is None or budget is None:
+        return plan
+    change = {"budget_bytes": budget, "margin_bytes": budget - memory.peak_bytes}
+    return plan.model_copy(update={"memory": memory.model_copy(update=change)})
+
+
 @contextlib.contextmanager
 def loading(run: RunDir) -> Iterator[None]:
     """Memory that runs out inside, before the first step, ends the attempt with OutOfMemory."""

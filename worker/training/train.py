@@ -45,11 +45,13 @@ def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopSi
     device = torch.device(settings.device)
     guards.check_device(device)
     prepare_device(device)
-    limit = hard_limit.limit_of(run.spec().memory, settings.test_memory_limit)
+    trial = run.record().sweep is not None
+    reserved = start.reserved_bytes(run.plan()) if trial else None
+    limit = hard_limit.limit_of(run.spec().memory, settings.test_memory_limit, reserved)
     with contextlib.ExitStack() as held:
         held.enter_context(hold_job(run))
         try:
-            held.enter_context(hold_device(run, device, journal, stop))
+            held.enter_context(hold_device(run, device, journal, stop, shared=trial))
             monitor = ProcessMonitor.of(device)
             held.enter_context(hard_limit.on_gpu(device, limit))
             with start.loading(run):

@@ -48,8 +48,8 @@ def test_who_only_looks_whether_a_job_is_held_keeps_no_trainer_from_it(make_run:
 def test_the_cpu_has_no_lock(make_run: Callable[..., RunDir], journal: Journal) -> None:
     run = make_run()
     with (
-        hold_device(run, torch.device("cpu"), journal, StopSignal()),
-        hold_device(run, torch.device("cpu"), journal, StopSignal()),
+        hold_device(run, torch.device("cpu"), journal, StopSignal(), shared=False),
+        hold_device(run, torch.device("cpu"), journal, StopSignal(), shared=False),
     ):
         assert not (run.path.parent / ".locks").exists()
 
@@ -70,6 +70,18 @@ def test_a_gpu_is_waited_for_and_then_given_up(make_run: Callable[..., RunDir], 
         hold_gpu(folder, "abc", Journal(run.attempt_file(3)), stop, 60)
     lock.close()
     hold_gpu(folder, "abc", Journal(run.attempt_file(4)), stop, 0).close()
+
+
+def test_trials_share_a_gpu_among_themselves_alone(make_run: Callable[..., RunDir], journal: Journal) -> None:
+    folder, stop = make_run().path.parent / ".locks", StopSignal()
+    with (
+        hold_gpu(folder, "abc", journal, stop, 0, shared=True),
+        hold_gpu(folder, "abc", journal, stop, 0, shared=True),
+        pytest.raises(DeviceBusy),
+    ):
+        hold_gpu(folder, "abc", journal, stop, 0)
+    with hold_gpu(folder, "abc", journal, stop, 0), pytest.raises(DeviceBusy):
+        hold_gpu(folder, "abc", journal, stop, 0, shared=True)
 
 
 def test_the_gpu_is_the_visible_one(monkeypatch: pytest.MonkeyPatch) -> None:

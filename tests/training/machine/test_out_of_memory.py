@@ -130,6 +130,9 @@ ON_A_GPU = MemoryShortage(message="m", requested=2 * GIB, figures=Figures(20 * G
         # The GPU has room, so it is our own limit that is reached, whatever others hold.
         (Figures(20 * GIB, 21 * GIB, 8 * GIB), 2 * GIB, 6 * GIB, "exhausted"),
         (Figures(20 * GIB, 23 * GIB, 8 * GIB), 2 * GIB, 6 * GIB, "fragmentation"),
+        # The GPU is full, too, as it is beside other trials.
+        (Figures(20 * GIB, 21 * GIB, GIB, room=2 * GIB - 1), 2 * GIB, 6 * GIB, "exhausted"),
+        (Figures(20 * GIB, 21 * GIB, GIB, room=2 * GIB), 2 * GIB, 6 * GIB, "other_processes"),
         # A library does not say what it wanted.
         (Figures(20 * GIB, 20 * GIB + LIBRARY_BYTES, 0), None, 0, "fragmentation"),
         (Figures(20 * GIB, 20 * GIB + LIBRARY_BYTES - 1, 0), None, 0, "exhausted"),

@@ -42,7 +42,8 @@ def test_the_limit_is_what_the_job_says_or_what_a_test_does(caplog: pytest.LogCa
     assert limit_of(auto, None) is None
     assert limit_of(set_, None) == int(1.5 * GIB)
     assert not caplog.records
-    assert limit_of(auto, 7) == limit_of(set_, 7) == 7
+    assert limit_of(auto, 7) == limit_of(set_, 7) == limit_of(auto, 7, 9) == 7
+    assert limit_of(auto, None, 9) == limit_of(set_, None, 9) == 9, "a trial has what it reserves"
     assert f"{TEST_LIMIT} is set: this attempt gets 7 bytes" in caplog.text
     assert from_environment({"LONGHAUL_DEVICE": "cpu"}).test_memory_limit is None
     assert from_environment({"LONGHAUL_DEVICE": "cpu", TEST_LIMIT: "123"}).test_memory_limit == 123

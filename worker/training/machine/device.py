@@ -50,24 +50,27 @@ def hold_job(run: RunDir) -> BinaryIO:
 
 
 def hold_device(
-    run: RunDir, device: torch.device, journal: Journal, stop: StopSignal
+    run: RunDir, device: torch.device, journal: Journal, stop: StopSignal, *, shared: bool
 ) -> contextlib.AbstractContextManager[object]:
-    """Take the GPU's lock, waiting up to `WAIT_S` for another trainer to release it. The CPU has no lock.
+    """Take the GPU's lock, waiting up to `WAIT_S` for another trainer to release it: trials share it among themselves
+    (`shared`). The CPU has no lock.
 
     Raises DeviceBusy, or StopAsked when asked to stop while waiting.
     """
     if device.type != "cuda":
         return contextlib.nullcontext()
-    return hold_gpu(run.path.parent / ".locks", gpu_id(device), journal, stop, WAIT_S)
+    return hold_gpu(run.path.parent / ".locks", gpu_id(device), journal, stop, WAIT_S, shared=shared)
 
 
-def hold_gpu(folder: Path, gpu: str, journal: Journal, stop: StopSignal, wait_s: float) -> BinaryIO:
+def hold_gpu(
+    folder: Path, gpu: str, journal: Journal, stop: StopSignal, wait_s: float, *, shared: bool = False
+) -> BinaryIO:
     """`hold_device` for the GPU with that UUID."""
     folder.mkdir(exist_ok=True)
     file = gpu_lock(folder, gpu)
     until = time.monotonic() + wait_s
     noted = False
-    while (lock := try_lock(file)) is None:
+    while (lock := try_lock(file, shared=shared)) is None:
         if not noted:
             journal.phase("wait")
             journal.note(

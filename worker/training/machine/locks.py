@@ -12,11 +12,13 @@ def gpu_lock(folder: Path, gpu: str) -> Path:
     return folder / f"gpu-{gpu}.lock"
 
 
-def try_lock(file: Path) -> BinaryIO | None:
-    """Take a lock; it is held until the returned file is closed. None: another process has it."""
+def try_lock(file: Path, *, shared: bool = False) -> BinaryIO | None:
+    """Take a lock, alone or shared; it is held until the returned file is closed. None: another process has it, and not
+    as one to share.
+    """
     handle = open(file, "ab")  # noqa: SIM115 - the open file is the lock; Python opens it close-on-exec
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         handle.close()
         return None

@@ -103,6 +103,8 @@ class Figures:
     allocated: int | None = None
     reserved: int | None = None
     free: int | None = None
+    room: int | None = None
+    """CUDA: what the limit of this process leaves of it."""
 
 
 def figures(device: torch.device) -> Figures:
@@ -110,7 +112,9 @@ def figures(device: torch.device) -> Figures:
     try:
         if device.type == "cuda":
             allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-            return Figures(allocated, reserved, torch.cuda.mem_get_info(device)[0])
+            free, total = torch.cuda.mem_get_info(device)
+            room = int(torch.cuda.get_per_process_memory_fraction() * total) - reserved
+            return Figures(allocated, reserved, free, room)
         data = process_bytes("VmData")
         limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
         free = host_memory().available if limit == resource.RLIM_INFINITY else max(0, limit - data)
@@ -174,6 +178,11 @@ class MemoryShortage:
         return LIBRARY_BYTES if self.requested is None else self.requested
 
     @property
+    def limited(self) -> bool:
+        """Whether it is our own limit that is reached, whatever others hold."""
+        return self.figures.room is not None and self.asked > self.figures.room
+
+    @property
     def text(self) -> str:
         """The message and the figures in one line, for people."""
         known = {
@@ -192,7 +201,7 @@ class MemoryShortage:
     def beside(self, other_processes: OtherProcesses | None) -> MemoryShortage:
         """The same, classified, when others hold so much of the GPU.
 
-        `other_processes`: they hold about what is missing, and the GPU itself is full (else our own limit is).
+        `other_processes`: they hold about what is missing, and the GPU itself is full and not our own limit.
         `fragmentation`: of what is reserved, enough was not in use, in pieces that were too small. On a CPU only
         `exhausted` is known.
         """
@@ -200,7 +209,8 @@ class MemoryShortage:
         if self.device == "cuda":
             now = self.figures
             missing = self.asked - (now.free or 0)
-            if other_processes is not None and missing > 0 and other_processes.bytes >= ABOUT * missing:
+            others = 0 if other_processes is None or self.limited else other_processes.bytes
+            if missing > 0 and others >= ABOUT * missing:
                 cause = "other_processes"
             elif now.reserved is not None and now.allocated is not None and now.reserved - now.allocated >= self.asked:
                 cause = "fragmentation"

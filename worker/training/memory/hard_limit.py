@@ -1,7 +1,8 @@
 """The budget as a hard limit of this process: what a job may not use, it does not get (ADR 0003).
 
-It is there where the job sets `memory.budget`, or a test sets LONGHAUL_TEST_MEMORY_LIMIT (bytes): what attempts of a
-train worker then really get, whatever was planned for them. That variable is for tests alone.
+It is there for a trial on a GPU, which gets what it reserves (ADR 0015), where the job sets `memory.budget`, or a test
+sets LONGHAUL_TEST_MEMORY_LIMIT (bytes): what attempts of a train worker then really get, whatever was planned for
+them. That variable is for tests alone.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ PARALLEL_ELEMENTS = 2**20
 log = logging.getLogger("longhaul.trainer")
 
 
-def limit_of(memory: MemorySpec, test_limit: int | None) -> int | None:
-    """Bytes that the attempt gets; None: as much as there is."""
+def limit_of(memory: MemorySpec, test_limit: int | None, reserved: int | None = None) -> int | None:
+    """Bytes that the attempt gets; None: as much as there is. `reserved`: what it has of a GPU as a trial."""
     if test_limit is not None:
         log.warning("%s is set: this attempt gets %d bytes, whatever was planned", TEST_LIMIT, test_limit)
         return test_limit
+    if reserved is not None:
+        return reserved
     return None if memory.budget == "auto" else int(memory.budget * GIB)
 
 

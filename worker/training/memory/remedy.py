@@ -35,7 +35,7 @@ def what_would_fit(spec: JobSpec, plan: Plan, shortage: MemoryShortage) -> str:
     except Exception as error:  # a prediction that fails must not take the place of the error that it is to explain
         log.warning("what would have fitted cannot be predicted: %r", error)
         hints = [f"set memory.activation_checkpointing: 1, {less(spec, plan)}"]
-    if shortage.other_processes is not None and shortage.other_processes.bytes:
+    if shortage.other_processes is not None and shortage.other_processes.bytes and not shortage.limited:
         hints.append(f"or give it the whole GPU: others hold {shortage.other_processes.text}")
     return "; ".join(hints)
 
