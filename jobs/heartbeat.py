@@ -35,6 +35,8 @@ class TrainWorker(Frozen, strict=True):
     device: str | None = None
     """As in `WorkerHeartbeat`, like the next field."""
     gpu: TrainWorkerGpu | None = None
+    slot: int = 0
+    """Which of the places on its device it is: 0 takes any job, the others trials of sweeps alone."""
 
 
 class Gpu(TrainWorkerGpu):
@@ -83,6 +85,9 @@ class WorkerHeartbeat(Frozen, strict=True, extra="allow"):
     """`cpu` or `cuda`."""
     gpu: Gpu | None = None
     """Its GPU; null on a CPU."""
+    slot: int | None = None
+    """Which of the places on its device this train worker is: 0 takes any job, the others trials of sweeps alone. Null
+    for other workers, and for one of an earlier version, which takes any job."""
     sinks: dict[str, SinkLag] | None = None
     """Of publish: how far each sink is behind."""
     versions: dict[str, object] | None = None

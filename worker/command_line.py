@@ -39,6 +39,9 @@ def main() -> int:
     parser.add_argument(
         "roles", nargs="+", choices=ROLES, metavar="ROLE", help="check, prepare, train, generate, push or publish"
     )
+    parser.add_argument(
+        "--slot", type=int, help="of its device, for train: its parent says so (LONGHAUL_TRIALS_AT_ONCE)"
+    )
     parser.add_argument("--healthy", action="store_true", help="serve nothing: exit 0 if they run here and are healthy")
     arguments = parser.parse_args()
     secrets.register(os.environ)
@@ -52,11 +55,14 @@ def main() -> int:
         return print_health(arguments.roles, settings)
     if len(arguments.roles) > 1:
         return serve_together(arguments.roles)
-    return serve(arguments.roles[0], settings)
+    return serve(arguments.roles[0], settings, arguments.slot)
 
 
-def serve(role: str, settings: WorkerSettings) -> int:
-    """Be one worker until SIGTERM. Returns 2, once the reason is said, when it may not work here."""
+def serve(role: str, settings: WorkerSettings, slot: int | None) -> int:
+    """Be one worker until SIGTERM. Returns 2, once the reason is said, when it may not work here.
+
+    `slot`: the only one that a train worker serves; None: all that there are.
+    """
     from jobs.redis.connection import connect
     from jobs.redis.store import Store
     from jobs.state import Stage
@@ -74,7 +80,7 @@ def serve(role: str, settings: WorkerSettings) -> int:
     if role == "publish":
         return serve_publish(settings)
     if role == "train":
-        return serve_train(settings)
+        return serve_train(settings, slot)
     if role == "generate":
         return serve_requests(settings, [GenerationHandler(settings), ExportHandler(settings)])
     if role == "push":

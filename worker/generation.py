@@ -87,7 +87,7 @@ class AnsweredRows(Frozen):
 
 
 def place_for(settings: WorkerSettings, store: Store) -> Place:
-    """A GPU on which nothing trains while nothing waits to, else the CPU."""
+    """A GPU on which nothing trains, in none of its slots, while nothing waits to; else the CPU."""
     if settings.device == "cpu":
         return Place("cpu", "LONGHAUL_DEVICE is cpu")
     try:
@@ -99,8 +99,9 @@ def place_for(settings: WorkerSettings, store: Store) -> Place:
         return Place("cpu", NO_GPU)
     if waiting:
         return Place("cpu", WAITS)
-    free = [worker.gpu for worker in trainers if worker.job is None and not worker.busy and worker.healthy]
-    if not free or free[0] is None:
+    held = {worker.gpu.uuid for worker in trainers if worker.gpu and (worker.job is not None or worker.busy)}
+    free = [worker.gpu for worker in trainers if worker.gpu and worker.gpu.uuid not in held and worker.healthy]
+    if not free:
         return Place("cpu", TRAINS)
     return Place("cuda", gpu=free[0].uuid, limit=free[0].facts.limit_bytes)
 

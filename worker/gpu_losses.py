@@ -29,9 +29,12 @@ class GpuLosses:
         self._started = clock()
 
     def add(self, uuid: str) -> None:
-        """This worker ends because it lost the GPU."""
+        """This worker ends because it lost the GPU. A loss that another slot has counted meanwhile is the same one."""
         now = self._clock()
-        ends = 1 if now - self._started > STEADY_S else self._read(uuid)[0] + 1
+        ends, at = self._read(uuid)
+        if at > self._started:
+            return
+        ends = 1 if now - self._started > STEADY_S else ends + 1
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self._file(uuid), json.dumps({"ends": ends, "at": now}).encode())

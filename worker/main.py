@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +20,6 @@ from jobs.redis.store import Store
 from jobs.state import Stage
 from worker.gpu import NoGpu, named_gpus, usable_gpu
 from worker.gpu_losses import GpuLosses
-from worker.gpu_workers import GpuWorkers
 from worker.heartbeat import Fitness, first_heartbeat, forget, report
 from worker.publish import SinkThread, publish, sinks_of
 from worker.reconcile import Reconciler
@@ -28,6 +28,7 @@ from worker.settings import WorkerSettings
 from worker.stage_worker import StageWorker
 from worker.supervise import trainer_environment
 from worker.sweeps import SweepTurns
+from worker.train_workers import DeviceSlot, TrainWorkers
 from worker.warm import WarmProcess
 
 log = logging.getLogger("longhaul.worker")
@@ -35,16 +36,21 @@ LOOK_FOR_GPU_S = 15.0
 Found = TypeVar("Found")
 
 
-def serve_train(settings: WorkerSettings) -> int:
-    """A train worker for each GPU: the only one, or a CPU's, is this process; of several each is a child of it."""
+def serve_train(settings: WorkerSettings, slot: int | None = None) -> int:
+    """A train worker for each slot of each GPU, or of the CPU: the only one is this process; of several each is a child
+    of it, which is told its slot.
+    """
     heartbeat, store = first_heartbeat(Stage.TRAIN.value, settings), Store(connect(settings.redis_url))
-    if settings.device == "cpu":
+    heartbeat = heartbeat.model_copy(update={"slot": slot or 0})
+    on_cpu = settings.device == "cpu"
+    uuids = [] if on_cpu else wait_for(store, heartbeat, lambda: named_gpus(settings.gpus))
+    slots = [DeviceSlot(uuid, each) for each in range(settings.trials_at_once) for uuid in uuids or (None,)]
+    if slot is None and len(slots) > 1:
+        forget(store, heartbeat.name)
+        return TrainWorkers(slots, store, threads_for(settings.trials_at_once) if on_cpu else {}).serve()
+    if on_cpu:
         serve_stage(Stage.TRAIN, settings, heartbeat)
         return 0
-    uuids = wait_for(store, heartbeat, lambda: named_gpus(settings.gpus))
-    if len(uuids) > 1:
-        forget(store, heartbeat.name)
-        return GpuWorkers(uuids, store).serve()
     losses = GpuLosses(settings.runs)
     waiting = heartbeat.model_copy(update={"gpu": last_reported(store, uuids[0])})
     gpu = wait_for(store, waiting, partial(usable_and_steady, uuids[0], losses))
@@ -56,6 +62,12 @@ def serve_train(settings: WorkerSettings) -> int:
         losses.add(gpu.uuid)
         return Reason.GPU_LOST.exit_code
     return 0
+
+
+def threads_for(slots: int) -> dict[str, str]:
+    """What shares the cores among the trainers of so many slots, unless the environment says it already."""
+    name = "OMP_NUM_THREADS"
+    return {} if name in os.environ else {name: str(max(1, len(os.sched_getaffinity(0)) // slots))}
 
 
 def serve_stage(stage: Stage, settings: WorkerSettings, heartbeat: WorkerHeartbeat) -> bool:

@@ -27,6 +27,8 @@ class WorkerSettings:
     device: str
     gpus: str = "all"
     """Which GPUs train, each with a worker: `all`, or their indexes and UUIDs with commas between."""
+    trials_at_once: int = 1
+    """How many trials of sweeps may share a GPU, or the CPU."""
     discord_webhook: str | None = field(default=None, repr=False)
     discord: DiscordOptions = field(default_factory=DiscordOptions)
     wandb_api_key: str | None = field(default=None, repr=False)
@@ -79,6 +81,7 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
         redis_url=redis_url,
         device=device,
         gpus=gpus,
+        trials_at_once=_trials_at_once(environ.get("LONGHAUL_TRIALS_AT_ONCE") or ("1" if device == "cpu" else "4")),
         discord_webhook=environ.get("DISCORD_WEBHOOK") or None,
         discord=DiscordOptions.of(
             environ.get("LONGHAUL_DISCORD_EVENTS"),
@@ -94,6 +97,13 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
         hub_tokens={name: environ[name] for name in HUB if name in environ},
         **places,
     )
+
+
+def _trials_at_once(given: str) -> int:
+    """LONGHAUL_TRIALS_AT_ONCE."""
+    if not re.fullmatch(r"[1-9]\d?", given, re.ASCII):
+        raise ValueError(f"LONGHAUL_TRIALS_AT_ONCE={given!r} is no number of trials: give 1 to 99")
+    return int(given)
 
 
 def _seconds(given: str) -> float:

@@ -145,6 +145,7 @@ class StageWorker(rq.Worker):
                 self._heartbeat.gpu,
                 self._horse_lost_gpu,
                 self._warm,
+                self._heartbeat.slot or 0,
             )
         )
 

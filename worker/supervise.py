@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
@@ -34,7 +35,7 @@ from jobs.events import (
 from jobs.frozen import Empty
 from jobs.gpu_needs import GpuNeeds
 from jobs.gpus import GPU, GpuFacts
-from jobs.heartbeat import Gpu
+from jobs.heartbeat import Gpu, TrainWorker
 from jobs.memory_plan import TEST_LIMIT
 from jobs.process.logs import JOB
 from jobs.reasons import Reason
@@ -85,6 +86,13 @@ class WorkerContext:
     """Set by the horse when its attempt lost the GPU; the worker looks at it."""
     warm: WarmProcess | None = None
     """Forks trainers; None: each is started as any program."""
+    slot: int = 0
+    """That of a train worker."""
+
+    @property
+    def train_worker(self) -> TrainWorker:
+        """What decides which jobs it may start."""
+        return TrainWorker(device=self.settings.device, gpu=self.gpu, slot=self.slot)
 
 
 CONTEXT: ContextVar[WorkerContext] = ContextVar("context")
@@ -95,11 +103,13 @@ def work(stage_name: str) -> None:
     """The one function that tickets name."""
     context, stage = CONTEXT.get(), Stage(stage_name)
     token = lease_token(context.worker)
-    job = context.store.claim(stage, token, None if context.gpu is None else context.gpu.facts)
+    job = context.store.claim(stage, token, context.train_worker)
     if job is None:
         add_useful_ticket(context, stage, in_vain=True)
         return
     JOB.set(job)  # a horse works on one job: all that it logs is about that
+    with suppress(StoreUnavailable):  # another slot of the GPU may be idle; reconcile looks, too
+        add_useful_ticket(context, stage)
     run = RunDir(context.settings.runs / job)
     try:
         with Lease(context.store, job, token) as lease:

@@ -127,6 +127,7 @@ local function on_gpus()
   end
   return ids
 end
+local function same_gpu(one, other) return one.gpu and other.gpu and one.gpu.uuid == other.gpu.uuid end
 local function estimate()
   local from, busy, idle, slots = now(), {}, {}, {}
   for _, worker in ipairs(trainers()) do
@@ -138,21 +139,30 @@ local function estimate()
     local began = tonumber(redis.call('HGET', lj(id), 'began_ms') or '') or from
     -- Where nobody holds it (Redis was just rebuilt) one of the idle ones has it.
     local worker = busy[id] or table.remove(idle, 1) or {any = true}
-    table.insert(slots, {at = math.max(from, math.max(began, at or 0) + needed), gpu = worker.gpu, any = worker.any})
+    table.insert(slots, {at = math.max(from, math.max(began, at or 0) + needed), gpu = worker.gpu, any = worker.any,
+                         slot = worker.slot or 0})
   end
-  for _, worker in ipairs(idle) do table.insert(slots, {at = from, gpu = worker.gpu}) end
+  for _, worker in ipairs(idle) do table.insert(slots, {at = from, gpu = worker.gpu, slot = worker.slot}) end
   if #slots == 0 then return {} end
   local expected = {}
   for _, id in ipairs(redis.call('ZRANGE', 'longhaul:order:train', 0, MAX_ESTIMATED)) do
     local needed, slot = needs(id), nil
+    local alone, best = not is_trial(id), nil
     for _, each in ipairs(slots) do
-      if (not slot or each.at < slot.at) and (each.any or suits(id, each.gpu)) then slot = each end
+      local free = each.at
+      for _, other in ipairs(alone and slots or {}) do
+        if same_gpu(each, other) then free = math.max(free, other.at) end
+      end
+      local takes = (each.slot == 0 or not alone) and (each.any or suits(id, each.gpu))
+      if takes and (not slot or free < best) then slot, best = each, free end
     end
     if slot then
-      local start = math.max(slot.at, tonumber(redis.call('HGET', lj(id), 'not_before') or '0'))
+      local start = math.max(best, tonumber(redis.call('HGET', lj(id), 'not_before') or '0'))
       expected[id] = {string.format('%.0f', start), needed and string.format('%.0f', start + needed) or ''}
       if not needed then return expected end
-      slot.at = start + needed
+      for _, other in ipairs(slots) do
+        if other == slot or (alone and same_gpu(slot, other)) then other.at = start + needed end
+      end
     end
   end
   return expected
@@ -161,8 +171,11 @@ local reported
 local function reports()
   if not reported then
     reported = {}
+    local seen = {}  -- slots of one GPU report alike
     for _, worker in ipairs(trainers()) do
-      table.insert(reported, cjson.encode({device = worker.device, gpu = worker.gpu}))
+      local text = cjson.encode({device = worker.device, gpu = worker.gpu})
+      if not seen[text] then table.insert(reported, text) end
+      seen[text] = true
     end
     table.sort(reported)  -- by now in the order of their heartbeats
     reported = '[' .. table.concat(reported, ',') .. ']'

@@ -5,12 +5,18 @@ All instants come from TIME inside the script. Reconcile's own: `maintenance.py`
 - `lj`: key of a job's hash; fields: number, record, spec, status, stage, score, not_before, needs_ms (what is left of
   it, '' where nobody knows), began_ms (its attempt, '' where none runs), indexes (JSON: in which it is whatever its
   state), gpu_memory_gib, gpu_name (lower case), least_bytes, native_bf16 (`jobs/gpu_needs.py`; '' where any will do),
+  trial ('1': of a sweep), reserved_bytes (what a trial has of a GPU; '': unknown, so all of it), on_gpu (the UUID of
+  the GPU of an open attempt),
   lease (its holder's token), damaged (JSON of what is wrong with its directory, where something is)
 - `rebuilt()`: whether Redis has been given every run directory since it was last empty (`jobs/redis/maintenance.py`)
 - `place(id)`: puts a job into the order of its stage when it waits and nobody holds it, and out of all others
 - `suits(id, gpu)`: whether that GPU (name, memory_bytes, native_bf16; nil: a CPU) can take the job, as
   `jobs/gpu_needs.py` says
 - `trainers()`: what train workers of the last minute report, each with the `job` that it holds
+- `beside(gpu, trainers)`: the jobs that these hold on that GPU, and those that are running there: when Redis was just
+  rebuilt, nobody holds them
+- `first_due(stage, look)`: the first job of that order whose time has come and for which `look`, if given, is true
+- `next_job(worker, on, taken)`: the job that a train worker may start beside those `on` its GPU, unless it is `taken`
 """
 
 from __future__ import annotations
@@ -49,15 +55,18 @@ local function asks(id)
   end
   return h[1] or '', h[2] or '', h[3], h[4] or '1'  -- earlier versions knew nothing but bf16
 end
+local function room(gpu)
+  local usable = gpu.memory_bytes - DRIVER_BYTES
+  return usable - math.floor(MARGIN * usable)
+end
 local function words(name) return '[^%w]' .. name:gsub('%p', '%%%0') .. '[^%w]' end
 local function suits(id, gpu)
   local gib, name, least, bf16 = asks(id)
   gib, least = tonumber(gib), tonumber(least)
   if not gpu then return not gib and name == '' end
-  local usable = gpu.memory_bytes - DRIVER_BYTES
   return (not gib or math.ceil(gpu.memory_bytes / 2^30) >= gib)
     and (name == '' or string.find(' ' .. string.lower(gpu.name) .. ' ', words(name)) ~= nil)
-    and (not least or usable - math.floor(MARGIN * usable) >= least)
+    and (not least or room(gpu) >= least)
     and (bf16 == '' or gpu.native_bf16 ~= false)
 end
 local function trainers()
@@ -74,10 +83,58 @@ local function trainers()
       local known = type(gpu) == 'table' and type(gpu.name) == 'string' and type(gpu.memory_bytes) == 'number'
       gpu = known and {uuid = gpu.uuid, name = gpu.name, memory_bytes = gpu.memory_bytes,
                        native_bf16 = gpu.native_bf16} or nil
-      table.insert(found, {healthy = facts.healthy == true, device = facts.device, gpu = gpu, job = held[name]})
+      table.insert(found, {healthy = facts.healthy == true, device = facts.device, gpu = gpu, job = held[name],
+                           slot = tonumber(facts.slot) or 0})
     end
   end
   return found
+end
+local function beside(gpu, workers)
+  local on, seen = {}, {}
+  local function add(id)
+    if not seen[id] then table.insert(on, id) end
+    seen[id] = true
+  end
+  if not gpu then return on end
+  for _, worker in ipairs(workers) do
+    if worker.job and worker.gpu and worker.gpu.uuid == gpu.uuid then add(worker.job) end
+  end
+  for _, id in ipairs(redis.call('ZRANGE', 'longhaul:status:running', 0, -1)) do
+    if redis.call('HGET', lj(id), 'on_gpu') == gpu.uuid then add(id) end
+  end
+  return on
+end
+local function is_trial(id) return redis.call('HGET', lj(id), 'trial') == '1' end
+local function reserves(id) return is_trial(id) and tonumber(redis.call('HGET', lj(id), 'reserved_bytes')) end
+local function may_start(id, worker, on)
+  if not is_trial(id) then return worker.slot == 0 and #on == 0 end
+  if #on == 0 then return true end
+  local bytes = 0
+  for _, each in ipairs({id, unpack(on)}) do
+    local reserved = reserves(each)
+    if not reserved then return false end
+    bytes = bytes + reserved
+  end
+  return bytes <= room(worker.gpu)
+end
+local function first_due(stage, look)
+  local first = 0
+  while true do
+    local ids = redis.call('ZRANGE', 'longhaul:order:' .. stage, first, first + 99)
+    for _, id in ipairs(ids) do
+      local due = tonumber(redis.call('HGET', lj(id), 'not_before') or '0') <= now()
+      if due and (not look or look(id)) then return id end
+    end
+    if #ids < 100 then return nil end
+    first = first + 100
+  end
+end
+local function next_job(worker, on, taken)
+  local id = first_due('train', function(each)
+    -- On a GPU also one that waits until others leave it: none behind it goes first.
+    return not taken[each] and suits(each, worker.gpu) and (worker.gpu or may_start(each, worker, on))
+  end)
+  return id and may_start(id, worker, on) and id or nil
 end
 """
 )
@@ -99,7 +156,8 @@ return redis.call('HMGET', key, 'job', 'body')
 
 # ARGV: id, number before, number after, record, status, stage, score, not before (ms), submitted (ms), spec,
 #       JSON of its lasting indexes (with a spec), needs (ms), began (ms), token to release ('' for none), JSON of what
-#       it asks of a GPU (with a spec), least_bytes, native_bf16, then pairs number, event
+#       it asks of a GPU (with a spec), least_bytes, native_bf16, trial, reserved_bytes, on_gpu, then pairs number,
+#       event
 # → {number that Redis has, 1 if there was a gap}
 # For a job that is new to Redis, only its newest event is published: followers read the earlier ones themselves.
 PROJECT = """
@@ -110,7 +168,7 @@ local before, after = tonumber(ARGV[2]), tonumber(ARGV[3])
 if have < before then return {have, 1} end
 if have < after then
   if have == 0 then redis.call('DEL', job .. ':events') end  -- what a lost hash left behind
-  for i = 18, #ARGV, 2 do
+  for i = 21, #ARGV, 2 do
     if tonumber(ARGV[i]) > have then
       redis.call('XADD', job .. ':events', ARGV[i] .. '-0', 'event', ARGV[i + 1])
       if have > 0 or i == #ARGV - 1 then
@@ -122,7 +180,7 @@ if have < after then
   if old then redis.call('ZREM', 'longhaul:status:' .. old, id) end
   redis.call('HSET', job, 'number', after, 'record', ARGV[4], 'status', ARGV[5], 'stage', ARGV[6], 'score', ARGV[7],
              'not_before', ARGV[8], 'needs_ms', ARGV[12], 'began_ms', ARGV[13], 'least_bytes', ARGV[16],
-             'native_bf16', ARGV[17])
+             'native_bf16', ARGV[17], 'trial', ARGV[18], 'reserved_bytes', ARGV[19], 'on_gpu', ARGV[20])
   if ARGV[10] ~= '' then
     local asks = cjson.decode(ARGV[15])
     redis.call('HSET', job, 'spec', ARGV[10], 'indexes', ARGV[11], 'gpu_memory_gib', asks[1], 'gpu_name', asks[2])
@@ -138,32 +196,24 @@ place(id)
 return {have, 0}
 """
 
-# ARGV: stage, token, lease (ms), JSON of the GPU that is to train ('' for a CPU) → id, or nothing. The first of the
-# order whose time has come and, to train, that this GPU suits; nobody's, as long as Redis does not know all jobs: one
+# ARGV: stage, token, lease (ms), JSON of the train worker (gpu, slot) → id, or nothing. The first of the order whose
+# time has come and, to train, that may start there (`next_job`); nobody's, as long as Redis does not know all jobs: one
 # of higher priority may be among the others.
 CLAIM = """
 local mine = 'longhaul:claim:' .. ARGV[2]
 local earlier = redis.call('GET', mine)
 if earlier then return earlier end
 if not rebuilt() then return false end
-local order = 'longhaul:order:' .. ARGV[1]
-local gpu = ARGV[4] ~= '' and cjson.decode(ARGV[4]) or nil
-local first = 0
-while true do
-  local ids = redis.call('ZRANGE', order, first, first + 99)
-  if #ids == 0 then return false end
-  for _, id in ipairs(ids) do
-    local due = tonumber(redis.call('HGET', lj(id), 'not_before') or '0') <= now()
-    if due and (ARGV[1] ~= 'train' or suits(id, gpu)) then
-      redis.call('ZREM', order, id)
-      redis.call('HSET', lj(id), 'lease', ARGV[2])
-      redis.call('ZADD', 'longhaul:leases', now() + ARGV[3], id)
-      redis.call('SET', mine, id, 'PX', 3600000)
-      return id
-    end
-  end
-  first = first + 100
-end
+local worker = cjson.decode(ARGV[4])
+if worker.gpu == cjson.null then worker.gpu = nil end
+local id
+if ARGV[1] == 'train' then id = next_job(worker, beside(worker.gpu, trainers()), {}) else id = first_due(ARGV[1]) end
+if not id then return false end
+redis.call('ZREM', 'longhaul:order:' .. ARGV[1], id)
+redis.call('HSET', lj(id), 'lease', ARGV[2])
+redis.call('ZADD', 'longhaul:leases', now() + ARGV[3], id)
+redis.call('SET', mine, id, 'PX', 3600000)
+return id
 """
 
 # → {{id, gpu_memory_gib, gpu_name, least_bytes, native_bf16}, …} of the jobs that wait to train, in order
@@ -175,27 +225,25 @@ end
 return found
 """
 
-# ARGV: stage → how many tickets would find work: the jobs in its order. Of those that wait to train, where workers are
-# idle, the ones that are due and that one of these suits: any other ticket would be taken in vain.
+# ARGV: stage, 1 if the last was taken in vain → how many tickets would find work: the jobs in its order. To train,
+# where workers are idle, as many as these would start, one after the other: any other ticket would be taken in vain.
 USEFUL_TICKETS = """
 if not rebuilt() then return 0 end
 local order = 'longhaul:order:' .. ARGV[1]
-local all, idle = redis.call('ZCARD', order), {}
+local all, workers, taken = redis.call('ZCARD', order), trainers(), {}
 if ARGV[1] ~= 'train' or all == 0 then return all end
-for _, worker in ipairs(trainers()) do
-  if worker.healthy and not worker.job then table.insert(idle, worker) end
-end
-if #idle == 0 then return ARGV[2] == '1' and 0 or all end
-local useful = 0
-for _, id in ipairs(redis.call('ZRANGE', order, 0, -1)) do
-  local due = tonumber(redis.call('HGET', lj(id), 'not_before') or '0') <= now()
-  for _, worker in ipairs(due and idle or {}) do
-    if suits(id, worker.gpu) then
+local idle, useful = 0, 0
+for _, worker in ipairs(workers) do
+  if worker.healthy and not worker.job then
+    idle = idle + 1
+    worker.job = next_job(worker, beside(worker.gpu, workers), taken)
+    if worker.job then
       useful = useful + 1
-      break
+      taken[worker.job] = true
     end
   end
 end
+if idle == 0 and ARGV[2] ~= '1' then return all end
 return useful
 """
 

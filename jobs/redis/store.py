@@ -25,9 +25,9 @@ from jobs.errors import Damaged, NotFound, StoreUnavailable
 from jobs.estimate import left_s
 from jobs.events import AnyFact, AttemptStarted, Event, Fault
 from jobs.gpu_needs import GpuNeeds
-from jobs.gpus import GpuFacts
 from jobs.heartbeat import TrainWorker
 from jobs.metrics import MetricRow
+from jobs.plan import CheckSummary
 from jobs.record import JobRecord
 from jobs.redis import queries, scripts
 from jobs.redis.connection import Scripts, reachable
@@ -42,6 +42,7 @@ log = logging.getLogger("longhaul.store")
 ALL_EVENTS = "longhaul:events"
 """Stream of the newest events of all jobs: fields `job` and `event`."""
 LEASE_MS = 30_000
+ANY_CPU = TrainWorker(device="cpu")
 KEEP_RESERVATION_S = 7 * 24 * 3600
 UNREADABLE = Fault(
     code="unreadable_record",
@@ -262,11 +263,11 @@ class Store:
 
     # -- order and leases ------------------------------------------------------------------------------------
 
-    def claim(self, stage: Stage, token: str, gpu: GpuFacts | None = None) -> str | None:
-        """Take the first job in the order that is due and, to train, that `gpu` can run (None: a CPU), and its
-        lease, in one script. None: there is none.
+    def claim(self, stage: Stage, token: str, worker: TrainWorker = ANY_CPU) -> str | None:
+        """Take the first job in the order that is due and, to train, that this worker may start now, and its lease, in
+        one script. None: there is none.
         """
-        job = self._script(scripts.CLAIM, stage.value, token, LEASE_MS, gpu.encode() if gpu else "")
+        job = self._script(scripts.CLAIM, stage.value, token, LEASE_MS, worker.model_dump_json())
         return job.decode() if job else None
 
     def waiting_to_train(self) -> list[tuple[str, GpuNeeds]]:
@@ -280,7 +281,7 @@ class Store:
         ]
 
     def useful_tickets(self, stage: Stage, *, in_vain: bool = False) -> int:
-        """How many tickets would find work now: waiting jobs except those that no idle train worker can take."""
+        """How many tickets would find work now: waiting jobs; to train, as many as idle workers may start."""
         return int(self._script(scripts.USEFUL_TICKETS, stage.value, int(in_vain)))
 
     def renew(self, job: str, token: str) -> bool:
@@ -387,10 +388,18 @@ def events_key(job: str) -> str:
     return f"{job_key(job)}:events"
 
 
-def _planned_needs(record: JobRecord) -> tuple[int | str, str]:
-    """(bytes that a GPU must have room for, whether it must have native bf16); '': unknown, or no."""
+def _planned_needs(record: JobRecord) -> tuple[int | str, ...]:
+    """(bytes that a GPU must have room for, whether it must have native bf16, whether it is a trial, the bytes that it
+    then has of a GPU, the GPU of its open attempt); '': unknown, or no."""
     needs = GpuNeeds.of(ResourcesSpec(), record.plan)
-    return "" if needs.least_bytes is None else needs.least_bytes, "1" if needs.native_bf16 else ""
+    reserved = record.plan.memory.reserved_bytes if isinstance(record.plan, CheckSummary) else None
+    return (
+        "" if needs.least_bytes is None else needs.least_bytes,
+        "1" if needs.native_bf16 else "",
+        "1" if record.sweep else "",
+        reserved or "",
+        (record.gpu or "") if record.attempt_open else "",
+    )
 
 
 def _effort(record: JobRecord) -> tuple[int | str, int | str]:

@@ -28,7 +28,7 @@ from jobs.events import (
     JobPriorityChanged,
     JobSubmitted,
 )
-from jobs.heartbeat import Gpu, WorkerHeartbeat
+from jobs.heartbeat import Gpu, TrainWorker, WorkerHeartbeat
 from jobs.redis.connection import connect
 from jobs.redis.gauges import Gauges
 from jobs.redis.queue import Tickets
@@ -36,7 +36,7 @@ from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
 from tests.clock import Clock
-from tests.heartbeats import H200, heartbeat
+from tests.heartbeats import heartbeat
 from tests.plans import write_plan
 from tests.sinks.driving import until
 from tests.states import QUEUED, STARTED, stumble_over
@@ -251,11 +251,12 @@ def test_jobs_that_no_gpu_here_can_take_say_so_until_there_is_one(house: House) 
     house.store.workers.report(on("train-1", "NVIDIA H200"))
     for _ in range(2):
         house.reconciler.run_once()
-    assert house.tickets.count(Stage.TRAIN) == 3
+    assert house.tickets.count(Stage.TRAIN) == 2, "one for each idle worker"
     told = [event.fact for run in asking for event in run.events() if isinstance(event.fact, DeviceWaiting)]
     assert {(fact.message == there, fact.available) for fact in told} == {(False, False), (True, True)}
-    assert house.store.claim(Stage.TRAIN, "t", H200.facts) == "a"
-    assert house.store.claim(Stage.TRAIN, "u", H200.facts) == "b"
+    trainer = TrainWorker(device="cuda", gpu=on("train-1", "NVIDIA H200").gpu)
+    assert house.store.claim(Stage.TRAIN, "t", trainer) == "a"
+    assert house.store.claim(Stage.TRAIN, "u", trainer) == "b"
 
 
 def test_a_job_whose_only_gpu_is_lost_says_why_while_another_works(house: House) -> None:

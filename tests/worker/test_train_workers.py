@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -38,7 +39,7 @@ class TwoGpus:
 
     def __init__(self, stack: Stack, folder: Path) -> None:
         environment, _ = machine(folder, stack.environment["PATH"])
-        stack.environment |= environment
+        stack.environment |= environment | {"LONGHAUL_TRIALS_AT_ONCE": "1"}
         (folder / "tools/nvidia-smi").write_text(SMI.format(folder=folder))
         self.gpus = [folder / "gpu-0", folder / "gpu-1"]
         for gpu in self.gpus:
@@ -126,6 +127,29 @@ def test_a_list_names_the_gpus_and_one_alone_is_the_process_itself(two: TwoGpus)
     two.stack.environment["LONGHAUL_GPUS"] = "1"
     two.stack.start("train")
     assert two.healthy("GPU-1") == {"GPU-1": two.stack.processes["train"].pid}
+
+
+def test_a_gpu_has_a_worker_for_each_slot_and_all_end_when_it_is_lost(two: TwoGpus) -> None:
+    two.stack.environment |= {"LONGHAUL_GPUS": "GPU-0", "LONGHAUL_TRIALS_AT_ONCE": "2"}
+    two.stack.start("train")
+
+    def slots() -> dict[int, int] | None:
+        """PIDs of healthy workers by slot."""
+        found = {each.slot: each.pid for each in two.workers() if each.healthy and each.gpu and alive(each.pid or 0)}
+        return {slot: pid for slot, pid in found.items() if slot is not None and pid} if len(found) == 2 else None
+
+    before = two.stack.wait_for(slots, "a worker for each slot")
+    assert before.keys() == {0, 1}
+    os.kill(before[1], signal.SIGKILL)
+    two.stack.wait_for(partial(gone, before[1]), "its end")
+    after = two.stack.wait_for(slots, "another in its place")
+    assert after[0] == before[0] and after[1] != before[1]
+    assert "the train worker of GPU GPU-0, slot 1 was killed by signal 9" in (two.stack.home / "train.log").read_text()
+    two.gpus[0].unlink()
+    two.tickets.add(Stage.TRAIN)  # whoever takes it leaves it to the other
+    assert two.stack.processes.pop("train").wait(300) == Reason.GPU_LOST.exit_code
+    lost = json.loads((two.stack.runs / ".locks/gpu-GPU-0.lost").read_bytes())
+    assert lost["ends"] == 1, "one loss, whoever has seen it"
 
 
 def test_workers_that_are_asked_to_stop_while_they_look_for_their_gpu_stop(two: TwoGpus) -> None:

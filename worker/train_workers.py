@@ -1,4 +1,5 @@
-"""Several GPUs: a train worker for each, as a child process that sees that GPU alone. One that ends is started again.
+"""Several train workers: one for each slot of each GPU, or of the CPU (ADR 15), each a child process that sees its GPU
+alone. One that ends is started again.
 
 The others continue. Only when no GPU is left do all end, with the exit code of a lost GPU: Docker then starts the
 container anew, with the GPUs that are back.
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.errors import StoreUnavailable
@@ -34,11 +35,25 @@ STEADY_S = 120.0
 """A child that has run this long begins a new count."""
 
 
-@dataclass
-class GpuWorker:
-    """The train worker of one GPU."""
+@dataclass(frozen=True)
+class DeviceSlot:
+    """Where one train worker trains."""
 
-    uuid: str
+    uuid: str | None
+    """Of the GPU; None: the CPU."""
+    number: int
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return (f"GPU {self.uuid}" if self.uuid else "the CPU") + (f", slot {self.number}" if self.number else "")
+
+
+@dataclass
+class SlotWorker:
+    """The train worker of one slot."""
+
+    slot: DeviceSlot
     process: subprocess.Popen[bytes]
     started_at: float
     ends: int = 0
@@ -47,12 +62,13 @@ class GpuWorker:
     """When it is started again; None: it runs."""
 
 
-class GpuWorkers:
-    """One child for each of these GPUs."""
+class TrainWorkers:
+    """One child for each of these slots, with `environment` besides this process's own."""
 
-    def __init__(self, uuids: Sequence[str], store: Store) -> None:
+    def __init__(self, slots: Sequence[DeviceSlot], store: Store, environment: Mapping[str, str]) -> None:
         self._store = store
-        self._workers = [GpuWorker(uuid, start(uuid), time.monotonic()) for uuid in uuids]
+        self._environment = environment
+        self._workers = [SlotWorker(each, start(each, environment), time.monotonic()) for each in slots]
         self._one_was_lost = False
 
     def serve(self) -> int:
@@ -60,7 +76,7 @@ class GpuWorkers:
         stop = threading.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: stop.set())
-        log.info("%d GPUs, a train worker each: %s", len(self._workers), ", ".join(each.uuid for each in self._workers))
+        log.info("%d train workers: %s", len(self._workers), "; ".join(each.slot.text for each in self._workers))
         look_at = time.monotonic()
         none_left = False
         while not none_left and not stop.wait(LOOK_S):
@@ -69,19 +85,20 @@ class GpuWorkers:
             if self._one_was_lost and time.monotonic() >= look_at:
                 none_left, look_at = self._none_left(), time.monotonic() + LOOK_FOR_ALL_S
         if none_left:
-            log.error("all %d GPUs are lost: this process ends", len(self._workers))
+            log.error("all GPUs are lost: this process ends")
         for worker in self._workers:
             worker.process.terminate()
         for worker in self._workers:
             worker.process.wait()
         return Reason.GPU_LOST.exit_code if none_left else 0
 
-    def _keep_up(self, worker: GpuWorker) -> None:
+    def _keep_up(self, worker: SlotWorker) -> None:
         """Start it again when it has ended: at once where it lost its GPU, for which the next one waits by itself."""
         now = time.monotonic()
         if worker.start_at is not None:
             if now >= worker.start_at:
-                worker.process, worker.started_at, worker.start_at = start(worker.uuid), now, None
+                worker.process = start(worker.slot, self._environment)
+                worker.started_at, worker.start_at = now, None
             return
         code = worker.process.poll()
         if code is None:
@@ -93,7 +110,7 @@ class GpuWorkers:
         wait_s = WAITS_S[min(worker.ends, len(WAITS_S)) - 1]
         worker.start_at = now + wait_s
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        why = f"the train worker of GPU {worker.uuid} {how}; it starts again in {format_duration(wait_s)}"
+        why = f"the train worker of {worker.slot.text} {how}; it starts again in {format_duration(wait_s)}"
         log.error("%s", why)
         for heartbeat in self._heartbeats():
             if heartbeat.pid == worker.process.pid:
@@ -110,15 +127,16 @@ class GpuWorkers:
         try:
             return [each for each in self._store.workers.all() if each.parent_pid == os.getpid()]
         except StoreUnavailable as error:
-            log.warning("how the workers of the GPUs are is not known: %s", error)
+            log.warning("how the train workers are is not known: %s", error)
             return []
 
 
-def start(uuid: str) -> subprocess.Popen[bytes]:
+def start(slot: DeviceSlot, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A train worker that sees this GPU alone. From the main thread only: the child is tied to the spawning thread."""
-    environment = secrets.minimal_environment(os.environ, secrets.NEEDED["train"])
+    own = secrets.minimal_environment(os.environ, secrets.NEEDED["train"])
+    gpu = {} if slot.uuid is None else {"LONGHAUL_GPUS": slot.uuid, "CUDA_VISIBLE_DEVICES": slot.uuid}
     return subprocess.Popen(
-        tied_to_parent(sys.executable, "-m", "worker", "train"),
-        env={**environment, "LONGHAUL_GPUS": uuid, "CUDA_VISIBLE_DEVICES": uuid},
+        tied_to_parent(sys.executable, "-m", "worker", "train", "--slot", str(slot.number)),
+        env={**own, **environment, **gpu},
         start_new_session=True,  # a terminal's Ctrl+C reaches the parent alone, which passes it on once
     )
