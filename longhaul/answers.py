@@ -353,6 +353,7 @@ class WorkerDict(TypedDict):
     busy: NotRequired[bool | None]
     device: NotRequired[str | None]
     gpu: NotRequired[GpuDict | None]
+    slot: NotRequired[int | None]
     sinks: NotRequired[dict[str, dict[str, float]] | None]
     versions: NotRequired[dict[str, str] | None]
     job: str | None

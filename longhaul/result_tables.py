@@ -114,24 +114,37 @@ def print_workers(workers: Sequence[WorkerDict], console: Console, *, damaged: S
             "process": f"{each.get('pid', '–')}",
             "job": each["job"] or "–",
             "since": clock(each["job_since"]) if each["job_since"] else "–",
-            "on": Text(_place(each)),
+            "on": Text(_place(each, workers)),
             "heard": f"{duration(each['heartbeat_age_s'])} ago",
         }
-        for each in workers
+        for each in sorted(workers, key=lambda each: (each["stage"], _device(each), each.get("slot") or 0))
+        if not each.get("slot") or each["job"] or not each["healthy"]
     ]
     print_table(_WORKERS, rows, console)
-    for each in workers:
-        gpu = each.get("gpu")
-        if gpu and (gpu.get("measured") or {}).get("examined_at") is None:
+    known = {gpu["uuid"]: gpu for each in workers if (gpu := each.get("gpu"))}
+    for gpu in known.values():
+        if (gpu.get("measured") or {}).get("examined_at") is None:
             console.print(
                 Text(f"{gpu['name']} was never examined: `longhaul doctor` does it", style="dim"), soft_wrap=True
             )
-        if not each["healthy"]:
-            console.print(Text(f"{each['stage']} takes no work: {each['why']}", style="red"), soft_wrap=True)
+    for why in dict.fromkeys(
+        f"{each['stage']} takes no work: {each['why']}" for each in workers if not each["healthy"]
+    ):
+        console.print(Text(why, style="red"), soft_wrap=True)
 
 
-def _place(worker: WorkerDict) -> str:
+def _device(worker: WorkerDict) -> str:
+    """What workers have in common that are slots of one GPU, or of one CPU."""
     gpu = worker.get("gpu")
+    return gpu["uuid"] if gpu else f"{worker['name'].rsplit('-', 2)[0]} {worker.get('parent_pid')}"
+
+
+def _place(worker: WorkerDict, workers: Sequence[WorkerDict]) -> str:
+    gpu, slot = worker.get("gpu"), worker.get("slot")
+    if slot:
+        return f"slot {slot} of {gpu['name'] if gpu else worker.get('device')}"
+    slots = {each.get("slot") for each in workers if slot is not None and _device(each) == _device(worker)}
+    shared = f", {len(slots)} slots" if len(slots) > 1 else ""
     if gpu:
-        return f"{gpu['name']}, {size(gpu['memory_bytes'])}, driver {gpu['driver']}"
-    return worker.get("device") or "–"
+        return f"{gpu['name']}, {size(gpu['memory_bytes'])}, driver {gpu['driver']}{shared}"
+    return f"{worker.get('device') or '–'}{shared}"

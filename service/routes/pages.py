@@ -202,7 +202,7 @@ def routes(
     @router.get("/workers")
     def workers_page(request: Request) -> Response:
         """Workers and their GPUs, and jobs that nobody can work on."""
-        workers = sorted(actions.store.workers.all(), key=lambda each: (each.stage, each.name))
+        workers = actions.store.workers.all()
         waiting = [shown(job) for job in actions.store.page(Filter(("queued",)), limit=100)[0]]
         running = [job.parsed() for job in actions.store.page(Filter(("running",)), limit=100)[0]]
         suits = {
@@ -214,12 +214,22 @@ def routes(
             for each in workers
             if each.gpu
         }
+        stuck = [job for job in waiting if job.waiting_reason]
         return render.page(
-            request, "workers.html", workers=workers, suits=suits, stuck=[job for job in waiting if job.waiting_reason],
+            request, "workers.html", devices=by_device(workers), suits=suits, stuck=stuck,
             latest={job.record.id: job.latest for job in running}, damaged=actions.store.all_damaged(),
         )  # fmt: skip
 
     return router
+
+
+def by_device(workers: Sequence[answers.Worker]) -> list[list[answers.Worker]]:
+    """By stage and name; together those that are slots of one GPU, or of one CPU, by slot."""
+    found: dict[object, list[answers.Worker]] = {}
+    for each in sorted(workers, key=lambda each: (each.stage, each.slot or 0, each.name)):
+        of_cpu = each.name if each.slot is None else (each.name.rsplit("-", 2)[0], each.parent_pid)
+        found.setdefault((each.stage, each.gpu.uuid if each.gpu else of_cpu), []).append(each)
+    return list(found.values())
 
 
 def nowhere(render: Renderer) -> APIRouter:

@@ -146,9 +146,8 @@ def _worker_metrics(workers: list[Worker]) -> Iterator[Metric]:
     ages = {name: max(worker.heartbeat_age_s for worker in by_stage[name]) for name in stages}
     yield _gauges("worker_heartbeat_age_seconds", "Of the one that was silent for longest.", "stage", ages)
     gpus = _labelled("gpu_memory_total_bytes", "Of a GPU that a worker has.", "gpu", "name")
-    for worker in workers:
-        if gpu := worker.gpu:
-            gpus.add_metric([gpu.uuid, gpu.name], gpu.memory_bytes)
+    for gpu in {worker.gpu.uuid: worker.gpu for worker in workers if worker.gpu}.values():
+        gpus.add_metric([gpu.uuid, gpu.name], gpu.memory_bytes)
     yield gpus
 
 

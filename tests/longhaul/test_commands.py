@@ -438,6 +438,20 @@ def test_workers(run: Run, service: Service) -> None:
     assert run("workers", "--json")["data"][0]["pid"] == 7
 
 
+def test_slots_of_a_gpu_are_one_line_and_one_for_each_more_that_works() -> None:
+    gpu = Gpu(uuid="GPU-1", name="NVIDIA RTX 5090", memory_bytes=32 * 2**30, driver="580.1")
+    workers: Any = [
+        heartbeat(f"train-box-7{slot}-abc", device="cuda", gpu=gpu, slot=slot, pid=70 + slot).model_dump()
+        | {"job": "job-01m830fe2at3h8g66z00" if slot == 2 else None, "job_since": None, "heartbeat_age_s": 3.0}
+        for slot in (3, 0, 1, 2)
+    ]
+    shown = printed(200, lambda console, _: print_workers(workers, console))
+    first, second = (line for line in shown.splitlines() if line.startswith("train"))
+    assert "70" in first and "NVIDIA RTX 5090, 32.0 GiB, driver 580.1, 4 slots" in first
+    assert "72" in second and "job-01m830fe2at3h8g66z00" in second and "slot 2 of NVIDIA RTX 5090" in second
+    assert shown.count("was never examined") == 1
+
+
 def test_a_key_and_its_line(run: Run) -> None:
     made = run("key", "ann", "--json")
     assert list(read_keys(made["line"])) == ["ann"] and made["key"] not in made["line"]

@@ -87,7 +87,8 @@ def test_a_running_job(service: Service) -> None:
 
 def test_workers_and_sinks(service: Service) -> None:
     cases: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("train-0", {"gpu": H200}),
+        ("train-0", {"gpu": H200, "slot": 0}),
+        ("train-2", {"gpu": H200, "slot": 1}),
         ("train-1", {"why": "no driver", "gpu": None}),
         ("publish-0", {"sinks": {"discord": {"jobs_behind": 2, "oldest_s": 61.5}}}),
         ("publish-1", {"sinks": {"discord": {"jobs_behind": 0, "oldest_s": 0.0}}}),  # waits for the first to go
@@ -95,8 +96,8 @@ def test_workers_and_sinks(service: Service) -> None:
     for name, more in cases:
         service.store.workers.report(heartbeat(name, **more))
     figures = scrape(service)
-    assert figure(figures, "workers", stage="train") == 2
-    assert figure(figures, "workers_healthy", stage="train") == 1
+    assert figure(figures, "workers", stage="train") == 3
+    assert figure(figures, "workers_healthy", stage="train") == 2
     assert figure(figures, "workers_healthy", stage="publish") == 2
     assert figure(figures, "gpu_memory_total_bytes", gpu="GPU-1", name="NVIDIA H200") == 2**37
     assert figure(figures, "sink_jobs_behind", sink="discord") == 2

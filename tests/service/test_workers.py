@@ -40,6 +40,16 @@ def test_a_worker_is_shown_with_its_gpu_and_the_job_in_hand(service: Service) ->
     assert shown == TRAIN_0 | {"job": job}
 
 
+def test_the_page_shows_a_gpu_with_its_slots(service: Service) -> None:
+    for slot in range(3):
+        name = f"train-box-{slot}-abc"
+        service.store.workers.report(WorkerHeartbeat(**TRAIN_0 | {"name": name, "slot": slot, "busy": slot == 1}))
+    service.store.workers.report(WorkerHeartbeat(**TRAIN_0 | {"name": "train-box-9-abc", "gpu": None, "slot": 0}))
+    page = service.get("/workers", headers={"Accept": "text/html"}).text
+    assert page.count("<article") == 2 and page.count("3 slots") == page.count("GPU-1,") == 1
+    assert [each.get("slot") for each in service.get("/workers").json()["data"]] == [0, 1, 2, 0]
+
+
 @pytest.mark.parametrize("junk", [
     b"", b"\xff\xfe", b"not json", b"[1]", b'"train-1"', b"{}", b"[" * 100_000,
     *(b'{"name": "train-1", "stage": "train", "healthy": true, "why": %s}' % why
