@@ -99,13 +99,15 @@ class SweepTurns:
             self._evaluated = {key: found for key, found in self._evaluated.items() if key[0] != sweep.id}
             return
         over = why_over(spec, record)
-        busy, evaluations = 0, self._all_evaluations(sweep.id, spec, record)
+        busy, training = 0, 0
+        evaluations = self._all_evaluations(sweep.id, spec, record)
         for trial in record.open:
             if not trial.jobs:
                 record = self._append(sweep, [refused(spec, trial)])
                 continue
             jobs = [self._job(sweep.id, spec, trial, seed) for seed in range(len(trial.jobs))]
             busy += any(job.status is not Status.PAUSED for job in jobs)
+            training += any(job.status is Status.RUNNING for job in jobs)
             if trial.pruned is not None or over in ("cancelled", "max_hours"):
                 self._cancel(jobs)
             if all(job.status.terminal for job in jobs):
@@ -125,7 +127,8 @@ class SweepTurns:
             if not record.open:
                 self._append(sweep, [end(spec, record, over)])
             return
-        most = spec.parallel or self._train_workers() + 1
+        # However many slots there are: trials that only wait for one would be suggested knowing less.
+        most = spec.parallel or min(self._train_workers(), training + 1) + 1
         while busy < most and why_over(spec, record) is None:
             record = self._start(sweep, spec, record)
             busy += 1

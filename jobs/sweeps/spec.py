@@ -62,7 +62,8 @@ class SweepSpec(Part):
     """`best`: a trial that has ended keeps its model and its checkpoints only as long as it is the best so far. `all`:
     every trial does."""
     parallel: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Trials that are open at the same time; null: one for each train worker, and one that is being prepared."""
+    """Trials that are open at the same time; null: those that train and two more, at most one more than there are train
+    workers."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -13,7 +13,7 @@ import redis
 from pydantic import ValidationError
 
 from jobs.errors import StoreUnavailable
-from jobs.heartbeat import Gpu
+from jobs.heartbeat import Gpu, TrainWorker
 from jobs.redis.connection import connect
 from jobs.redis.requests import Request, Requests, answer_key
 from jobs.redis.store import Store
@@ -68,6 +68,17 @@ def test_a_sick_or_busy_worker_keeps_its_gpu(client: redis.Redis, redis_url: str
     store.workers.report(heartbeat("train-a", why="the GPU is lost", gpu=H200))
     assert place_for(ours, store) == Place("cpu", TRAINS)
     store.workers.report(heartbeat("train-a", gpu=H200, busy=True))
+    assert place_for(ours, store) == Place("cpu", TRAINS)
+
+
+def test_a_gpu_is_idle_when_each_of_its_slots_is(client: redis.Redis, redis_url: str, tmp_path: Path) -> None:
+    store, ours = Store(client), settings(redis_url, tmp_path)
+    for slot in range(3):
+        store.workers.report(heartbeat(f"train-{slot}", gpu=H200, slot=slot))
+    assert place_for(ours, store) == on_gpu(H200)
+    wait_to_train(client)
+    client.hset("longhaul:job:job-1", "trial", "1")
+    assert store.claim(Stage.TRAIN, lease_token("train-2"), TrainWorker(gpu=H200, slot=2)) == "job-1"
     assert place_for(ours, store) == Place("cpu", TRAINS)
 
 

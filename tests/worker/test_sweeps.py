@@ -33,6 +33,7 @@ from jobs.sweeps.events import SweepCancelRequested, SweepSubmitted, TrialStarte
 from jobs.sweeps.record import SweepRecord
 from jobs.sweeps.space import Settings
 from jobs.sweeps.spec import parse_sweep
+from tests.heartbeats import heartbeat
 from tests.states import DONE, QUEUED, RUNNING
 from worker.sweeps import SweepTurns
 
@@ -119,6 +120,18 @@ def test_trials_are_jobs_and_the_best_is_told(house: Publish) -> None:
     rates = [float(str(trial.settings["training.learning_rate"])) for trial in record.trials]
     assert record.ended.best == rates.index(max(rates))
     assert [run.record().name for run in list_runs(house.runs)] == [f"sweep {number}" for number in range(6)]
+
+
+def test_unless_asked_two_more_are_open_than_train_and_one_more_than_could(house: Publish) -> None:
+    for slot in range(3):
+        house.store.workers.report(heartbeat(f"train-{slot}", device="cpu", slot=slot))
+    sweep = house.submit(max_trials=9, parallel=None)
+    for training, opened in ((0, 2), (1, 3), (2, 4), (3, 4)):
+        for trial in sweep.record().trials[:training]:
+            if RunDir(house.runs / trial.jobs[0]).record().status is Status.VALIDATING:
+                house.append(trial.jobs[0], *RUNNING)
+        house.sweeps.turn()
+        assert len(sweep.record().trials) == opened
 
 
 def test_as_many_are_open_as_asked(house: Publish) -> None:
