@@ -35,6 +35,7 @@ def test_each_gpu_takes_what_it_can_and_goes_on_without_the_other(tmp_path: Path
     environment = {
         **os.environ, "SIMGPU_STATE": str(tmp_path / "gpus"), "SIMGPU_CARDS": "2", "SIMGPU_TOTAL_MIB": "8192",
         "SIMGPU_NAME": "Small", "SIMGPU_TOTAL_MIB_1": "16384", "SIMGPU_NAME_1": "Large", "LONGHAUL_DEVICE": "cuda",
+        "LONGHAUL_TRIALS_AT_ONCE": "1",
     }  # fmt: skip
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     ours = {name: environment[name] for name in environment if not name.startswith(("LONGHAUL_URL", "LONGHAUL_PORT"))}
