@@ -222,8 +222,8 @@ def set_up(
 
 
 def gpu_speed(run: RunDir, device: torch.device, loaded: LoadedModel, plan: Plan, rows: Rows) -> GpuSpeed | None:
-    """The measured figures of the GPU; None on a CPU."""
-    if device.type != "cuda":
+    """The measured figures of the GPU; None on a CPU, and for a trial, for others may be beside it."""
+    if device.type != "cuda" or run.record().sweep is not None:
         return None
     lengths = rows.input_lengths[:SAMPLE], rows.target_lengths[:SAMPLE]
     again = loaded.task.recomputed_flops(loaded.config, plan.resolved.activation_checkpointing).forward(*lengths)
