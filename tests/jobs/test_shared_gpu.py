@@ -209,6 +209,19 @@ def test_a_worker_that_died_keeps_its_share_until_its_lease_is_over(host: Host) 
     assert (host.useful, host.take("a0"), host.take("a0")) == (1, "t1", None), "it keeps its place"
 
 
+def test_another_job_is_expected_when_the_last_trial_on_the_gpu_is_over(host: Host) -> None:
+    host.add("a", 3)
+    host.queue("t1", GIB)
+    assert host.take("a1") == "t1"
+    host.queue("job", trial=False)
+    host.queue("t2", GIB)
+    shown = {each.id: each.parsed() for each in host.store.page(limit=9)[0]}
+    began = shown["t1"].record.attempt_started_at or 0.0
+    starts = {job: round(((stored.estimated_start or began) - began) / 3600) for job, stored in shown.items()}
+    assert starts == {"t1": 0, "job": 1, "t2": 2}
+    assert [len(stored.trainers) for stored in shown.values()] == [1, 1, 1], "a GPU, not its slots"
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_tickets_and_claims_agree_no_gpu_is_overbooked_and_in_the_end_all_is_done(host: Host, seed: int) -> None:
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""A sweep under a whole `longhaul local` with torch's CUDA build: one trial runs out of memory, the others do not."""
+"""Four trials share a GPU without room for all, with torch's CUDA build. One runs out of memory: no other notices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from jobs.disk.rundir import RunDir
-from jobs.events import MemoryPlanned
+from jobs.events import AttemptEnded, AttemptStarted, Event, MemoryPlanned
+from jobs.gpus import GpuFacts
 from jobs.memory_plan import TEST_LIMIT
 from jobs.text.units import MIB
 from longhaul.answers import TrialDict
@@ -19,8 +20,9 @@ from tests.local import ROOT, Local, until
 from worker.training.planning.memory_plan import CONTEXT_BYTES
 
 pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]
+GPU_MIB = 4608
 LIMIT = CONTEXT_BYTES + 256 * MIB
-"""Of each attempt, which was planned for the whole GPU."""
+"""Of each attempt: the trial with the largest micro-batch was planned for more."""
 TOO_MANY = 128
 JOB: dict[str, Any] = {
     "model": "builtin:t5-tiny",
@@ -32,36 +34,73 @@ JOB: dict[str, Any] = {
 }
 
 
-def test_a_trial_that_runs_out_of_memory_is_a_result_and_no_other_notices(tmp_path: Path) -> None:
+def reserved(run: RunDir) -> int:
+    bytes = run.plan().memory.reserved_bytes  # type: ignore[union-attr]
+    assert bytes is not None
+    return bytes
+
+
+def most_at_once(runs: list[RunDir]) -> tuple[int, int]:
+    """The most trials that trained at one time, and the most bytes that such had reserved."""
+    moves: list[tuple[float, int, int]] = []
+    for run in runs:
+        for event in run.events():
+            if isinstance(event.fact, (AttemptStarted, AttemptEnded)):
+                sign = 1 if isinstance(event.fact, AttemptStarted) else -1
+                moves.append((event.at, sign, sign * reserved(run)))
+    trials, held, most = 0, 0, (0, 0)
+    for _, one, bytes in sorted(moves):
+        trials, held = trials + one, held + bytes
+        most = max(most[0], trials), max(most[1], held)
+    return most
+
+
+def test_a_trial_that_runs_out_of_memory_disturbs_none_of_those_beside_it(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     rows = (json.dumps({"input": f"{number} bread " * 40, "target": f"bake {number} " * 40}) for number in range(256))
     (tmp_path / "data" / "rows.jsonl").write_text("\n".join(rows))
     environment = {**os.environ, "SIMGPU_STATE": str(tmp_path / "gpu"), "LONGHAUL_DEVICE": "cuda"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment |= {TEST_LIMIT: str(LIMIT)}
+    environment |= {TEST_LIMIT: str(LIMIT), "SIMGPU_TOTAL_MIB": str(GPU_MIB)}
     ours = {name: environment[name] for name in environment if not name.startswith(("LONGHAUL_URL", "LONGHAUL_PORT"))}
     with Local(tmp_path, environment=ours) as local:
 
-        def trials(*micro_batches: int) -> dict[int, TrialDict]:
+        def trials(parallel: int, *micro_batches: int) -> dict[int, TrialDict]:
             """Those of a sweep that has ended, by micro-batch."""
-            sweep = local.api.submit_sweep(
-                {"job": JOB, "space": {"memory.micro_batch": [*micro_batches]}, "sampler": "grid"}
-            )["id"]
+            space = {"memory.micro_batch": [*micro_batches]}
+            wanted = {"job": JOB, "space": space, "sampler": "grid", "parallel": parallel, "keep_models": "all"}
+            sweep = local.api.submit_sweep(wanted)["id"]
             until(lambda: local.api.sweep(sweep)["status"] != "running", local.output, 400)
             assert local.api.sweep(sweep)["status"] == "succeeded"
             return {trial["settings"]["memory.micro_batch"]: trial for trial in local.api.sweep_trials(sweep)}
 
+        def run_of(trial: TrialDict) -> RunDir:
+            [job] = trial["jobs"]
+            return RunDir(tmp_path / "runs" / job)
+
         def story(trial: TrialDict) -> list[str]:
             """What happened to it, in order."""
-            [job] = trial["jobs"]
-            return [event.type for event in RunDir(tmp_path / "runs" / job).events()]
+            events: list[Event] = run_of(trial).events()
+            return [event.type for event in events]
 
-        found, undisturbed = trials(1, TOO_MANY, 2, 4), trials(1, 2, 4)
+        until(lambda: sum(bool(each.get("gpu")) for each in local.api.workers()["data"]) == 4, local.output, 240)
+        found, alone = trials(4, 1, TOO_MANY, 2, 4), trials(1, 1, 2, 4)
+
+        together = [run_of(trial) for trial in found.values()]
+        room = GpuFacts("", GPU_MIB * MIB).limit_bytes
+        assert sum(map(reserved, together)) > room, "not all have room at once"
+        trained, held = most_at_once(together)
+        assert trained > 1 and held <= room
+        assert most_at_once([run_of(trial) for trial in alone.values()])[0] == 1
         failed = found.pop(TOO_MANY)
         assert failed["error"] is not None and failed["error"]["code"] == "out_of_memory", failed
         assert "memory.on_oom is fail" in failed["error"]["message"]
-        [planned] = facts_of(RunDir(tmp_path / "runs" / failed["jobs"][0]), MemoryPlanned)
-        assert planned.micro_batch == TOO_MANY and LIMIT < planned.peak_bytes <= planned.budget_bytes
+        [planned] = facts_of(run_of(failed), MemoryPlanned)
+        assert planned.peak_bytes > LIMIT and planned.budget_bytes == reserved(run_of(failed))
         for micro_batch, trial in found.items():
-            assert (trial["status"], trial["value"]) == ("succeeded", undisturbed[micro_batch]["value"])
-            assert story(trial) == story(undisturbed[micro_batch])
+            twin = alone[micro_batch]
+            assert (trial["status"], trial["value"], story(trial)) == ("succeeded", twin["value"], story(twin))
+            weights, its = ((run_of(each).model / "model.safetensors").read_bytes() for each in (trial, twin))
+            assert weights == its
+            used = [row.gpu_memory_used_bytes or 0 for row in run_of(trial).metrics()]
+            assert 0 < max(used) <= GPU_MIB * MIB

@@ -33,6 +33,7 @@ from jobs.redis.connection import connect
 from jobs.redis.gauges import Gauges
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
+from jobs.redis.workers import lease_token
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
 from tests.clock import Clock
@@ -289,6 +290,33 @@ def test_a_worker_with_nothing_to_do_leaves_a_ticket_to_the_one_it_is_for(house:
         here.run(CONTEXT.set, context)
         here.run(work, "train")
         assert house.tickets.count(Stage.TRAIN) == tickets
+
+
+def test_a_slot_adds_no_ticket_while_a_job_waits_for_its_gpu_to_be_empty(house: House) -> None:
+    house.reconciler.run_once()
+    gpu = on("train-0", "NVIDIA L4").gpu
+    for slot in (0, 1):
+        house.store.workers.report(heartbeat(f"train-{slot}", device="cuda", gpu=gpu, slot=slot))
+    trial = house.submit("trial", *QUEUED)
+    house.client.hset("longhaul:job:trial", "trial", "1")
+    token = lease_token("train-1")
+    assert house.store.claim(Stage.TRAIN, token, TrainWorker(device="cuda", gpu=gpu, slot=1)) == "trial"
+    house.submit("job", *QUEUED)
+    house.submit("behind", *QUEUED)
+    house.client.hset("longhaul:job:behind", "trial", "1")
+    lost = multiprocessing.get_context("fork").Event()
+    settings = from_environment({"LONGHAUL_RUNS": str(house.runs)})
+    context = WorkerContext(settings, house.store, house.tickets, "train-0", threading.Event(), gpu, lost)
+    here = copy_context()
+    here.run(CONTEXT.set, context)
+    for _ in range(3):
+        here.run(work, "train")
+        house.reconciler.run_once()
+        assert house.tickets.count(Stage.TRAIN) == 0
+    house.store.append(trial, [JobCancelled()], release=token)
+    house.reconciler.run_once()
+    assert house.tickets.count(Stage.TRAIN) == 1, "for the job alone, not for what is behind it"
+    assert house.store.claim(Stage.TRAIN, lease_token("train-0"), context.train_worker) == "job"
 
 
 def test_a_wait_for_a_gpu_ends_with_the_attempt_and_is_none_of_its_trainers_facts(house: House) -> None:
