@@ -17,10 +17,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import requests
 
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptEnded, JobFailed, JobSucceeded, MemoryPlanned, OomRecovered
 from jobs.memory_plan import TEST_LIMIT
+from jobs.sweeps.directory import find
+from jobs.sweeps.record import TrialRecord
 from tests.facts import facts_of
 from tests.stack import Stack
 
@@ -136,3 +139,40 @@ def test_a_micro_batch_that_does_not_fit_the_budget_is_refused_with_the_nearest_
     assert failed.error.hint is not None and "memory.activation_checkpointing: 1 it fits: 45 MiB" in failed.error.hint
     shown = stack.shown(run)
     assert (shown["status"], shown["error"]["code"]) == ("failed", "does_not_fit")
+
+
+def test_a_trial_that_runs_out_of_memory_is_a_result_and_the_others_learn_what_they_do_without_it(stack: Stack) -> None:
+    def trials(limit: int | None, *micro_batches: int) -> dict[Any, TrialRecord]:
+        """Those of a sweep that has ended, by micro-batch."""
+        stack.environment.pop(TEST_LIMIT, None)
+        if limit is not None:
+            stack.environment[TEST_LIMIT] = str(limit)
+        body = {
+            "job": job("rows", 128, batch_size=48, on_oom="fail"),
+            "space": {"memory.micro_batch": [*micro_batches]},
+            "sampler": "grid",
+            "keep_models": "all",
+        }
+        stack.start("train", "publish")
+        try:
+            answer = requests.post(f"{stack.url}/sweeps", json=body, timeout=10)
+            assert answer.status_code == 202, answer.text
+            sweep = find(stack.runs, answer.json()["id"])
+            record = stack.wait_for(
+                lambda: each if (each := sweep.record()).ended is not None else None, "the end of the sweep", TIMEOUT_S
+            )
+        finally:
+            stack.stop("publish")
+            stack.stop("train")
+        return {trial.settings["memory.micro_batch"]: trial for trial in record.trials}
+
+    short, free = trials(RECOVERS_AT, 2, 8, 4), trials(None, 2, 4)
+    failed = short.pop(8)
+    assert failed.outcome == "failed" and failed.error is not None and failed.error.code == "out_of_memory"
+    for micro_batch, trial in short.items():
+        assert (trial.outcome, trial.value) == ("succeeded", free[micro_batch].value)
+        weights = [
+            (stack.runs / each.jobs[0] / "model" / "model.safetensors").read_bytes()
+            for each in (trial, free[micro_batch])
+        ]
+        assert weights[0] == weights[1]
