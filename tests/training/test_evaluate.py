@@ -95,10 +95,10 @@ def test_memory_that_runs_out_makes_it_begin_again_in_smaller_micro_batches(
     loaded: LoadedModel, dataset: PreparedDataset, noting: Noting
 ) -> None:
     expected = look(loaded, dataset, noting)
-    with FailingAt(300):
+    with FailingAt(900):
         again = look(loaded, dataset, noting)
     assert again.loss == pytest.approx(expected.loss, rel=1e-3)  # bf16, other shapes
-    with FailingAt(300, always=True), pytest.raises(OutOfMemory, match="in an evaluation at micro-batch 1"):
+    with FailingAt(900, always=True), pytest.raises(OutOfMemory, match="in an evaluation at micro-batch 1"):
         look(loaded, dataset, noting)
 
 
