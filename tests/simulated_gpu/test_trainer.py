@@ -21,6 +21,7 @@ from tests.local import ROOT
 from tests.training.attempts import checkpoints, facts, finished
 from tests.training.conftest import MakeRun, write_model
 from worker.training.journal import Journal
+from worker.training.machine.out_of_memory import MemoryShortage
 from worker.training.memory.hard_limit import gpu_fraction, on_gpu
 from worker.training.settings import TrainerSettings
 from worker.training.stop import StopSignal
@@ -46,8 +47,10 @@ def test_a_budget_is_the_limit_of_torchs_allocator_for_as_long_as_the_attempt() 
     total = torch.cuda.get_device_properties().total_memory
     with on_gpu(torch.device("cuda"), 8 * GIB):
         assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(gpu_fraction(8 * GIB, total))
-        with pytest.raises(torch.OutOfMemoryError):
+        with pytest.raises(torch.OutOfMemoryError) as caught:
             torch.empty(8 * GIB, dtype=torch.uint8, device="cuda")
+        shortage = MemoryShortage.of(caught.value, torch.device("cuda"))
+        assert shortage is not None and shortage.limited
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
 
 
