@@ -94,5 +94,9 @@ class Parameter(Part):
 
 
 def spelled_out(given: object) -> object:
-    """What a list stands for."""
-    return {"choice": given} if isinstance(given, list) else given
+    """What a list stands for. Raises ValueError for a bare value."""
+    if isinstance(given, list):
+        return {"choice": given}
+    if not isinstance(given, Mapping | Parameter):
+        raise ValueError("must be a list of values, or an object with choice, range or int")
+    return given

@@ -180,12 +180,20 @@ def _of_the_sweep(error: UserError, spec: SweepSpec, key: str) -> UserError:
 
     `key`: the parameter by which the job differs from one that is right.
     """
-    place = "space" if error.param in spec.space else "job"
+    if error.param == "checkpoint.best" and spec.metric is not None:
+        return UserError(f"metric{str(error).removeprefix(error.param)}", hint=error.hint, param="metric")
+    place = "space" if error.param is not None and _from_the_space(error.param, spec) else "job"
     param = place if error.param is None else f"{place}.{error.param}"
     if key and place == "job":
         return UserError(f"space.{key}: {error}", hint=error.hint, param=f"space.{key}")
     named = error.param is not None and str(error).startswith(error.param)
     return UserError(f"{place}{'.' if named else ': '}{error}", hint=error.hint, param=param)
+
+
+def _from_the_space(param: str, spec: SweepSpec) -> bool:
+    """Whether `space` has this key; or keys below it, of which the job has none."""
+    below = any(key.startswith(f"{param}.") for key in spec.space)
+    return param in spec.space or (below and param.partition(".")[0] not in spec.job)
 
 
 def _spelled(error: UserError) -> UserError:
