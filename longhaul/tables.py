@@ -44,7 +44,8 @@ def print_jobs(
 ) -> None:
     """One line a job. `options` are those of the command that lists the page after this one."""
     if not page["data"]:
-        console.print("no such jobs" if filtered else "no jobs yet: longhaul submit FILE")
+        unseen = "" if "--trials" in options else " (--trials shows those of sweeps)"
+        console.print("no such jobs" if filtered else f"no jobs yet{unseen}: longhaul submit FILE")
         return
     print_table(_COLUMNS, [_cells(job) for job in page["data"]], console)
     if page["has_more"]:

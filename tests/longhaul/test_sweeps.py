@@ -259,6 +259,8 @@ def test_a_sweep_is_meant_by_the_beginning_of_its_id_by_its_name_or_as_the_last(
 
 
 def test_lists_of_jobs_have_trials_when_they_are_asked_for(run: Run, service: Service) -> None:
+    assert run("list") == "no jobs yet (--trials shows those of sweeps): longhaul submit FILE\n"
+    assert run("list", "--trials") == "no jobs yet: longhaul submit FILE\n"
     job, sweep = service.submit(), run("sweep", written(), "--json")["id"]
     spec = directory(service, sweep).spec().trial({"training.batch_size": 16, "training.learning_rate": 1e-4})
     tickets = Tickets(connect(service.settings.redis_url))
