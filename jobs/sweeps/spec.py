@@ -62,8 +62,8 @@ class SweepSpec(Part):
     """`best`: a trial that has ended keeps its model and its checkpoints only as long as it is the best so far. `all`:
     every trial does."""
     parallel: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Trials that are open at the same time; null: those that train and two more, at most one more than there are train
-    workers."""
+    """Trials that are open at the same time; null: those that train and two more, at most one more than there are
+    slots."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -167,6 +167,14 @@ def parse_sweep(raw: object, check: Callable[[JobSpec], object] = lambda _: None
         raise UserError(
             "space.training.seed: `seeds` above 1 sets the seeds of a trial's jobs", param="space.training.seed"
         )
+    for key, parameter in spec.space.items():  # not in the model: sweeps that are stored stay readable
+        if parameter.choice is None and parameter.step and len(parameter.listed or [0, 1]) < 2:
+            low, high = parameter.bounds
+            raise UserError(
+                f"space.{key}: from {low:g}, a step of {parameter.step:g} leads beyond {high:g}: there is one value",
+                hint="lower `step`, or give the value in `job`",
+                param=f"space.{key}",
+            )
     for key, settings in _examples(spec):
         try:
             check(spec.trial(settings))

@@ -96,6 +96,10 @@ class Call:
         """A line beside the answer."""
         self.errors.print(line, style="dim", highlight=False, soft_wrap=True)
 
+    def left(self, line: str) -> None:
+        """What is said at Ctrl-C, below its `^C`: with --json beside the answer."""
+        (self.note if self.given.json else self.say)(f"\n{line}")
+
 
 def find_id(api: Longhaul, given: str) -> str:
     """The id of the one job that is meant: by its id, the beginning of it, its name, or `last` for the newest.

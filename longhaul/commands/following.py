@@ -48,14 +48,14 @@ def _watch(call: Call) -> int:
 
 def watch_to_end(call: Call, api: Longhaul, job: str) -> int:
     """Follow it to its end; the exit code is the job's. With --json: a line an event."""
-    if call.given.json:
-        for event in api.events(job, on_trouble=call.note):
-            print_json(event)
-        return ending(api.get(job))
     try:
+        if call.given.json:
+            for event in api.events(job, on_trouble=call.note):
+                print_json(event)
+            return ending(api.get(job))
         shown = watch(api, job, console=call.console)
     except KeyboardInterrupt:
-        call.say(f"\n{_left(api, job)}; watch it again with: longhaul watch {job}")
+        call.left(f"{_left(api, job)}; watch it again with: longhaul watch {job}")
         return LEFT
     print_job(shown, call.console)
     match shown["status"]:

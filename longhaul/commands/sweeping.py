@@ -86,17 +86,17 @@ def _watch(call: Call) -> int:
 
 def _watch_to_end(call: Call, api: Longhaul, sweep: str) -> int:
     """Follow it to its end. With --json: a line for each trial that ends, then the sweep."""
-    if call.given.json:
-        for _, ended in follow_sweep(api, sweep, call.errors):
-            for trial in ended:
-                print_json(trial)
-        shown = api.sweep(sweep)
-        print_json(shown)
-        return _ending(shown)
     try:
+        if call.given.json:
+            for _, ended in follow_sweep(api, sweep, call.errors):
+                for trial in ended:
+                    print_json(trial)
+            shown = api.sweep(sweep)
+            print_json(shown)
+            return _ending(shown)
         shown = watch_sweep(api, sweep, call.console)
     except KeyboardInterrupt:
-        call.say(f"\n{_left(api, sweep)}; watch it again with: longhaul sweep watch {sweep}")
+        call.left(f"{_left(api, sweep)}; watch it again with: longhaul sweep watch {sweep}")
         return LEFT
     print_sweep(shown, [], call.console)
     call.say(f"all trials: longhaul sweep show {sweep}", "dim")

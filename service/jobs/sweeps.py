@@ -64,7 +64,9 @@ class Sweeps:
         if number is None and (best := record.best(higher_is_better=spec.by.higher_is_better)) is not None:
             number = best.number
         if number is None:
-            raise Conflict(f"sweep {sweep} has no best trial, for none has succeeded: name one as `trial`")
+            raise Conflict(
+                f"sweep {sweep} has no best trial, for none has succeeded: name one, as `trial` or with `--trial`"
+            )
         if number >= len(record.trials):
             raise UserError(f"sweep {sweep} has no trial {number}", param="trial")
         settings = record.trials[number].settings

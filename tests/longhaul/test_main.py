@@ -208,6 +208,10 @@ def test_ctrl_c_leaves_the_job_alone(
     monkeypatch.setattr("longhaul.commands.following.watch", ctrl_c)
     assert main(["watch", job]) == 130
     assert f"watch it again with: longhaul watch {job}" in capsys.readouterr().out
+    monkeypatch.setattr(Longhaul, "events", ctrl_c)
+    assert main(["watch", job, "--json"]) == 130
+    answer = capsys.readouterr()
+    assert f"watch it again with: longhaul watch {job}" in answer.err and answer.out == ""
     assert service.get(f"/jobs/{job}").json()["status"] == "validating"
 
 

@@ -20,6 +20,7 @@ from jobs.redis.queue import Tickets
 from jobs.sweeps.directory import SweepDir, find
 from jobs.sweeps.events import SweepEnded, TrialEnded, TrialStarted
 from longhaul import ApiError, Longhaul, Unreachable
+from longhaul.main import main
 from longhaul.sweep_tables import print_sweep, print_sweeps, short_names
 from longhaul.sweep_watch import watch_sweep
 from tests.longhaul.conftest import Run
@@ -191,7 +192,9 @@ def test_the_exit_code_says_whether_there_is_a_best_trial(run: Run, service: Ser
     run("sweep", "watch", without, code=1)
 
 
-def test_who_leaves_is_told_how_to_come_back(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_leaves_is_told_how_to_come_back(
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
@@ -200,6 +203,9 @@ def test_who_leaves_is_told_how_to_come_back(run: Run, service: Service, monkeyp
     [sweep] = service.get("/sweeps").json()["data"]
     back = f"the sweep continues without you; watch it again with: longhaul sweep watch {sweep['id']}\n"
     assert shown.endswith(back) and sweep["status"] == "running"
+    assert main(["sweep", "watch", sweep["id"], "--json"]) == 130
+    answer = capsys.readouterr()
+    assert answer.err.endswith(back) and answer.out == ""
 
 
 def test_an_outage_is_said_once_and_waited_for(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

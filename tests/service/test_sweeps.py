@@ -247,7 +247,7 @@ def test_a_repeated_trial_is_a_sweep_of_seeds(service: Service) -> None:
         refused = service.post(path, json=body)
         assert (refused.status_code, refused.json()["error"]["param"]) == (422, param)
     none = service.post(f"/sweeps/{submit(service).json()['id']}/repeat")
-    assert none.status_code == 409 and "name one as `trial`" in none.json()["error"]["message"]
+    assert none.status_code == 409 and "name one, as `trial` or with `--trial`" in none.json()["error"]["message"]
 
 
 def test_sweeps_are_listed_by_pages_without_damaged_ones(service: Service) -> None:

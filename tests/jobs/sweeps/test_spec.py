@@ -57,6 +57,7 @@ def test_the_template_is_not_changed() -> None:
         ({"training.batch_size": 8}, {}, "space.training.batch_size: must be a list of values, or an object with"),
         ({"trainin.batch_size": [8]}, {}, "space.trainin: unknown key did you mean training?"),
         ({"job.training.batch_size": [8]}, {}, "space.job: unknown key"),
+        ({"training.batch_size": {"int": [8, 16], "step": 20}}, {}, "a step of 20 leads beyond 16"),
         ({"training.seed": [1, 2]}, {"seeds": 2}, "`seeds` above 1"),
         ({"training.learning_rate": RATE}, {"trials": 5}, "unknown key"),
     ],
