@@ -76,7 +76,7 @@ def test_words_are_those_of_rouge_score_on_ascii() -> None:
         ("猫坐在屋顶上", "狗坐在屋顶上", 6),
         ("ネコが屋根の上にいる", "イヌが屋根の上にいる", 10),
         ("ラーメンを食べる", "カレーを食べる", 8),
-        ("ﾗｰﾒﾝﾊﾞｰ", "ｶﾚｰﾊﾞｰ", 7),
+        ("ﾗｰﾒﾝﾊﾞｰ", "ｶｰﾒﾝﾊﾞｰ", 7),
     ],
 )
 def test_every_script_has_words(target: str, text: str, words: int) -> None:
