@@ -15,9 +15,14 @@ EXAMPLES = 15
 """Of each operation; benchmarks/schemathesis_full.py has many more."""
 
 
-UNANSWERED = {"POST /jobs/{job}/generate", "POST /v1/chat/completions", "POST /jobs/{job}/exports"}
+UNANSWERED = {
+    "POST /jobs/{job}/generate",
+    "POST /v1/chat/completions",
+    "POST /jobs/{job}/exports",
+    "DELETE /jobs/{job}/exports/{format}",
+}
 """What a model process answers, of which there is none here; and exports, of which this model has one format of four:
-whether that is asked for is chance."""
+whether that is asked for, and then cancelled, is chance."""
 
 
 def test_what_the_service_answers_is_what_its_document_says(redis_url: str, tmp_path: Path) -> None:
