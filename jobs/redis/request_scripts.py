@@ -123,6 +123,16 @@ ring(kind)
 return 1
 """
 
+# ARGV: id → 1: it waited, and is forgotten, or its worker ends it at its next HOLD; 0: it does neither wait nor run
+CANCEL = """
+local h = redis.call('HMGET', request(ARGV[1]), 'kind', 'taken', 'ended')
+if not h[1] or h[3] then return 0 end
+if not h[2] then redis.call('DEL', request(ARGV[1]), request(ARGV[1]) .. ':answer')
+elseif redis.call('EXISTS', request(ARGV[1]) .. ':held') == 1 then redis.call('HSET', request(ARGV[1]), 'cancelled', 1)
+else return 0 end
+return 1
+"""
+
 # ARGV: id, ms → 1: somebody waits; 0: nobody does
 HOLD = """
 if redis.call('HEXISTS', request(ARGV[1]), 'cancelled') == 1 then

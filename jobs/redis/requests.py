@@ -28,7 +28,7 @@ import redis
 
 from jobs.errors import QueueFull
 from jobs.redis.connection import Scripts, reachable
-from jobs.redis.request_scripts import ANSWER, HELPERS, HOLD, KEEP, PASS_TURN, SUBMIT, TAKE
+from jobs.redis.request_scripts import ANSWER, CANCEL, HELPERS, HOLD, KEEP, PASS_TURN, SUBMIT, TAKE
 from jobs.spec import JOB_ID
 from jobs.text.units import format_bytes, format_duration
 
@@ -141,15 +141,7 @@ class Requests:
     def cancel(self, id: str) -> bool:
         """End it: one that waits is forgotten, and one that is taken when its worker says the next time that it holds
         it, within seconds. False: it neither waits nor is taken."""
-        match self.standing(id)[0]:
-            case Standing.WAITING:
-                self.give_up(id)
-            case Standing.TAKEN:
-                with reachable():
-                    self._redis.hset(request_key(id), "cancelled", 1)
-            case _:
-                return False
-        return True
+        return bool(self._script(CANCEL, id))
 
     def cancelled(self, id: str) -> bool:
         """Whether its worker is about to end it."""

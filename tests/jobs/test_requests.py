@@ -165,6 +165,19 @@ def test_the_asker_hears_where_its_request_stands(client: redis.Redis, requests:
     assert requests.keep(second.id) == (Standing.GONE, 0)
 
 
+def test_what_waits_or_is_taken_can_be_cancelled_and_nothing_else(client: redis.Redis, requests: Requests) -> None:
+    waits, at_work = submit(requests, "b", "2"), submit(requests, "a", "1")
+    assert requests.cancel(waits.id) and requests.keep(waits.id)[0] is Standing.GONE
+    assert requests.take("generate") == at_work and requests.cancel(at_work.id)
+    assert requests.cancelled(at_work.id) and requests.keep(at_work.id)[0] is Standing.TAKEN, "until its worker says so"
+    assert not requests.hold(at_work.id)
+    ended = submit(requests, "a", "3")
+    assert requests.take("generate") == ended and requests.answer(ended.id, 1, "done", {})
+    for id in (waits.id, at_work.id, ended.id, "unknown"):
+        assert not requests.cancel(id) and not requests.cancelled(id)
+    assert [key for key in cast(Any, client.keys("longhaul:request:*")) if client.ttl(key) == -1] == []
+
+
 @pytest.mark.parametrize(
     "damage", [{"payload": "{"}, {"payload": "[1]"}, {"payload": b"\xff"}, {"job": "/tmp/job-1"}, {"job": "job-1/../x"}]
 )

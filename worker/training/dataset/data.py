@@ -5,8 +5,7 @@ reads, and what it learns of it, in numbers whose meaning is the task's (of seq2
 end-of-sequence included). Besides `input.offsets` and `target.offsets` (int64, one more than rows), `train.rows` and
 `validation.rows` (int64 row numbers of the two parts), `whole_targets.jsonl` (row number and text of targets of which
 the tokens have lost something: of the first 10,000 rows that evaluations take of those held out, or of all where none
-are), `rejected.jsonl` (what was rejected,
-and why) and `manifest.json`, written last.
+are), `rejected.jsonl` (what was rejected, and why) and `manifest.json`, written last.
 """
 
 from __future__ import annotations
