@@ -230,9 +230,9 @@ return found
 USEFUL_TICKETS = """
 if not rebuilt() then return 0 end
 local order = 'longhaul:order:' .. ARGV[1]
-local all, workers, taken = redis.call('ZCARD', order), trainers(), {}
+local all = redis.call('ZCARD', order)
 if ARGV[1] ~= 'train' or all == 0 then return all end
-local idle, useful = 0, 0
+local workers, taken, idle, useful = trainers(), {}, 0, 0
 for _, worker in ipairs(workers) do
   if worker.healthy and not worker.job then
     idle = idle + 1
