@@ -109,3 +109,8 @@ class Worker(WorkerHeartbeat):
     """When it was last heard of, Unix seconds."""
     heartbeat_age_s: float
     """Seconds since then, by the clock of Redis."""
+
+
+def device_of(name: str, parent_pid: int | None, gpu: str | None) -> str:
+    """What train workers have in common that are slots of one GPU (its UUID), or of one CPU."""
+    return gpu or f"{name.rsplit('-', 2)[0]} {parent_pid}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from jobs.heartbeat import device_of
 from longhaul.answers import CheckpointDict, DatasetDetailDict, DatasetDict, RunFileDict, WorkerDict
 from longhaul.columns import Column, Row, print_facts, print_table
 from longhaul.figures import clock, duration, loss, size
@@ -134,9 +135,8 @@ def print_workers(workers: Sequence[WorkerDict], console: Console, *, damaged: S
 
 
 def _device(worker: WorkerDict) -> str:
-    """What workers have in common that are slots of one GPU, or of one CPU."""
     gpu = worker.get("gpu")
-    return gpu["uuid"] if gpu else f"{worker['name'].rsplit('-', 2)[0]} {worker.get('parent_pid')}"
+    return device_of(worker["name"], worker.get("parent_pid"), gpu["uuid"] if gpu else None)
 
 
 def _place(worker: WorkerDict, workers: Sequence[WorkerDict]) -> str:

@@ -18,6 +18,7 @@ from starlette.types import Scope
 from jobs.dataset_report import DatasetReport
 from jobs.errors import Damaged, LonghaulError, NotFound
 from jobs.events import EVENT_TYPES
+from jobs.heartbeat import device_of
 from jobs.plan import Plan
 from jobs.preview import FILE as PREVIEW
 from jobs.preview import DataPreview
@@ -227,8 +228,11 @@ def by_device(workers: Sequence[answers.Worker]) -> list[list[answers.Worker]]:
     """By stage and name; together those that are slots of one GPU, or of one CPU, by slot."""
     found: dict[object, list[answers.Worker]] = {}
     for each in sorted(workers, key=lambda each: (each.stage, each.slot or 0, each.name)):
-        of_cpu = each.name if each.slot is None else (each.name.rsplit("-", 2)[0], each.parent_pid)
-        found.setdefault((each.stage, each.gpu.uuid if each.gpu else of_cpu), []).append(each)
+        gpu = each.gpu.uuid if each.gpu else None
+        alone = each.slot is None and gpu is None
+        found.setdefault((each.stage, each.name if alone else device_of(each.name, each.parent_pid, gpu)), []).append(
+            each
+        )
     return list(found.values())
 
 
