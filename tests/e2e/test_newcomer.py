@@ -16,6 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.local import Local
 from tests.training.hub_server import running_hub
@@ -23,6 +25,7 @@ from worker.training.tasks.seq2seq import builtin
 
 pytestmark = pytest.mark.timeout(1800)  # a dozen jobs
 ROWS = 48
+PRETRAINED_STEPS = 60
 Row = dict[str, Any]
 
 
@@ -155,13 +158,28 @@ def submit(local: Local, files: Sequence[Path]) -> dict[str, subprocess.Popen[st
     }  # fmt: skip
 
 
+def pretrain(folder: Path) -> None:
+    """A model that knows what it says: of random weights every word is a close call, which rounding may tip."""
+    builtin.build(folder, [text for number in range(ROWS) for text in (asked(number), answered(number))], seed=1)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32)
+    batch = tokenizer([asked(1), answered(1), "Answer the customer."], return_tensors="pt", padding=True)
+    labels = tokenizer([answered(1)] * 3, return_tensors="pt")["input_ids"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(PRETRAINED_STEPS):
+        model(**batch, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.to(torch.bfloat16).save_pretrained(folder)
+
+
 def test_a_file_of_every_usual_format_becomes_a_model_that_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, home, here = tmp_path / "model", tmp_path / "home", tmp_path / "here"
     for folder in (model, home / "data", here):
         folder.mkdir(parents=True)
-    builtin.build(model, [text for number in range(ROWS) for text in (asked(number), answered(number))], seed=1)
+    pretrain(model)
     for name, (_, content) in FILES.items():
         (here / name).write_bytes(content)
     with running_hub(monkeypatch) as hub:
@@ -182,6 +200,6 @@ def test_a_file_of_every_usual_format_becomes_a_model_that_writes(
         assert f"dataset:{name}" in pages[folder]
     written = run_snippets(pages)
     shown = {folder: fenced(page, "text").strip() for folder, page in pages.items() if "The job's answer after" in page}
-    tipped = {folder: (written[str(folder)], text) for folder, text in shown.items() if written[str(folder)] != text}
-    assert len(tipped) <= 1, f"after two steps rounding may tip a close call, as the page says, but not often: {tipped}"
+    for folder, text in shown.items():
+        assert written[str(folder)] == text, pages[folder]
     assert len(shown) >= len(FILES) / 2
