@@ -40,6 +40,7 @@ from worker.child import JsonChild
 
 RATIO_LIMIT = 1.01
 TURN_S = 4.0
+"""A turn lasts as long, and until a step has been made in it: on a loaded machine a step alone may take longer."""
 EDGE_S = 0.3
 """After a change of turns, a step belongs to neither."""
 LONG = {
@@ -108,8 +109,9 @@ def take_turns(job: RunDir, writer: JsonChild, pairs: int) -> tuple[list[tuple[f
         writes = turn % 4 in (0, 3)  # wrote, stood, stood, wrote: a drift falls on both alike
         os.kill(writer.pid, signal.SIGCONT if writes else signal.SIGSTOP)
         start = time.time()
-        while (left := start + TURN_S - time.time()) > 0:
-            part = answer(writer, left)
+        end = start + TURN_S
+        while (left := end - time.time()) > 0 or not steps(job.metrics(), start, time.time()):
+            part = answer(writer, max(left, EDGE_S))
             if part is not None and part["type"] == "text":
                 words += len(part["data"]["text"].split())
             if part is not None and part["type"] == "done":
@@ -135,13 +137,17 @@ def ratios(rows: Sequence[MetricRow], turns: Sequence[tuple[float, float, bool]]
     """Of each pair of neighbouring turns of both kinds: the mean step of the one over that of the other."""
     means = []
     for start, end, writes in turns:
-        steps = [row.step_s for row in rows if row.step_s and start + EDGE_S <= row.at - row.step_s and row.at <= end]
-        means.append((writes, statistics.fmean(steps) if steps else None))
+        means.append((writes, statistics.fmean(steps(rows, start, end))))
     return [
         (one / other) if writes else (other / one)
         for (writes, one), (others, other) in pairwise(means)
-        if writes != others and one and other
+        if writes != others
     ]
+
+
+def steps(rows: Sequence[MetricRow], start: float, end: float) -> list[float]:
+    """Seconds of each step that began and ended within a turn."""
+    return [row.step_s for row in rows if row.step_s and start + EDGE_S <= row.at - row.step_s and row.at <= end]
 
 
 def summary(found: Sequence[float]) -> dict[str, float]:
