@@ -61,7 +61,7 @@ def plan_attempt(
 
     Raises Rejected (`does_not_fit`, `gpu_memory_in_use`), DeviceBusy, OutOfMemory (no fallback is left), StopAsked.
     """
-    alternatives = Alternatives(spec, plan, device)
+    alternatives = Alternatives(spec, plan, device, run.path.parent)
     gpu = gpu_now(device, monitor) if device.type == "cuda" else None
     adjusted = adjust_plan(spec, plan, gpu, times_out_of_memory(run, attempt), alternatives)
     if adjusted.memory is None:

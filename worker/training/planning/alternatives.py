@@ -27,7 +27,9 @@ LIGHTER: tuple[OptimizerName, ...] = ("adamw_8bit", "adafactor")
 class Alternatives:
     """Predictions and new plans for the model of a job. Each is made when it is first needed, and takes seconds."""
 
-    def __init__(self, spec: JobSpec, plan: Plan, device: torch.device) -> None:
+    def __init__(self, spec: JobSpec, plan: Plan, device: torch.device, runs: Path | None = None) -> None:
+        """`runs`: as of `Predictor`."""
+        self._runs = runs
         self._spec = spec
         self._plan = plan
         self._device = device
@@ -37,7 +39,9 @@ class Alternatives:
         """Bytes by category at the peak of a step with micro-batches of this shape, CUDA context included."""
         memory = self._plan.memory
         context = 0 if memory is None else memory.parts.get("context", 0)
-        return {**self._predictor.predict(shape, setting).parts, "context": context}
+        parts = self._predictor.predict(shape, setting).parts
+        self._predictor.keep()
+        return {**parts, "context": context}
 
     def uncompiled(self, activation_checkpointing: int) -> str | None:
         """As `Predictor.uncompiled`."""
@@ -75,5 +79,6 @@ class Alternatives:
             dropout=training.dropout,
             training=training,
             flash=has_native_bf16(self._device),
+            runs=self._runs,
             method=method_of(self._spec, self._plan.resolved.dtype),
         )

@@ -39,7 +39,7 @@ def plan_memory(
     *,
     device: Device,
     budget: Budget,
-    runs: Path | None = None,
+    run: Path | None = None,
     optimizer: OptimizerName | None = None,
     dtype: DType = "bfloat16",
     progress: Callable[[], object] = lambda: None,
@@ -47,9 +47,9 @@ def plan_memory(
     """The best setting that fits the budget. Takes some seconds for a large model, on the CPU, without weights.
 
     `config`: the model's config.json. `longest`: tokens of the longest input and target, rounded as `batches` does.
-    `runs`: where checkpoints will be written; None: the disk is not looked at. `optimizer`: the one
-    that the run began with, whose states its checkpoints hold: it is kept. None: there is no run yet. `dtype`: of the
-    model. `progress` is called before each trace.
+    `run`: where checkpoints will be written, beside other runs; None: the disk is not looked at, and nothing is kept
+    for later plans. `optimizer`: the one that the run began with, whose states its checkpoints hold: it is kept. None:
+    there is no run yet. `dtype`: of the model. `progress` is called before each trace.
 
     Raises DoesNotFit (with the numbers and the nearest setting that fits), Rejected (`bad_config`) and DiskFull
     (`no_room`).
@@ -68,6 +68,7 @@ def plan_memory(
         training=training,
         method=method,
         flash=budget.gpu is None or budget.gpu.native_bf16,
+        runs=None if run is None else run.parent,
     )
     size = predictor.size
     fixed = fixed_by(spec, optimizer)
@@ -114,9 +115,10 @@ def plan_memory(
         candidates=candidates,
         why=why(chosen, candidates, fixed) if fitting else "nothing fits: this is the smallest setting",
         host=plan_host(kept),
-        disk=None if runs is None or not fitting else plan_disk(runs, spec, kept, delivered),
+        disk=None if run is None or not fitting else plan_disk(run, spec, kept, delivered),
         seconds=time.monotonic() - started,
     )
+    predictor.keep()
     if not fitting:
         raise does_not_fit(plan, ladder, fixed, budget, task)
     return plan

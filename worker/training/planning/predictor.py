@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import PreTrainedModel
 
 from jobs.memory_plan import Device, OptimizerName
 from jobs.spec import TrainingSpec
@@ -29,6 +32,7 @@ from worker.training.planning.bare_model import bare_model, give_device
 from worker.training.planning.kernels import WORKSPACES, WithoutData, inside_cpu, inside_cuda, run_backward
 from worker.training.planning.prediction import ModelSize, Prediction, Setting
 from worker.training.planning.row_search import next_rows
+from worker.training.planning.trace_cache import TraceCache
 from worker.training.planning.tracker import CATEGORIES, Tracker
 from worker.training.planning.updates import without_data
 from worker.training.steps.shape import MicroBatchShape
@@ -72,46 +76,73 @@ class Predictor:
         training: TrainingSpec,
         method: Method | None = None,
         flash: bool = True,
+        runs: Path | None = None,
     ) -> None:
         """`config`: the content of config.json. `dropout` None: the model's own. `method` None: all is trained.
 
-        `dtype` None: the method's. `flash`: the GPU has flash attention (from compute capability 8.0 on).
+        `dtype` None: the method's. `flash`: the GPU has flash attention (from compute capability 8.0 on). `runs`:
+        the runs directory, beside whose runs traces of earlier jobs are, and are kept by `keep`.
 
         Raises Rejected (`bad_config`) if transformers cannot build a model of it, and as `Method.inject` does.
         """
-        self._task = task
-        self._schedule = training
+        self._config, self._task, self._method, self._schedule = config, task, method, training
+        self._fused, self._dropout = fused, dropout
+        self._dtype = dtype or (method or Full()).dtype
         self._cuda = device == "cuda"
         self._device = torch.device("meta" if self._cuda else "cpu")
         self._fake = None if self._cuda else FakeTensorMode()
         self._flash = flash
-        dtype = dtype or (method or Full()).dtype
-        self._model = bare_model(config, task, dtype, fused=fused, dropout=dropout, method=method)
-        if self._fake is not None:
-            with self._fake:
-                give_device(self._model, self._device)
-        self._trains = method is None or ModelSize.of(self._model).trained > 0
+        self._built: PreTrainedModel | None = None
         self._activation_checkpointing = 0
-        self._passes: dict[tuple[MicroBatchShape, int, bool], _Trace] = {}
-        self._evaluations: dict[tuple[MicroBatchShape, bool], _Trace] = {}
-        self._updates: dict[OptimizerName, tuple[int, _Trace]] = {}
         self.traces = 0
         """Passes traced so far."""
+        # Of rates it matters whether they are zero: then there is nothing to do for them.
+        rates = [dropout if dropout is None else dropout > 0, training.weight_decay > 0, training.max_grad_norm is None]
+        facts = [dict(config), repr(task), str(self._dtype), device, fused, *rates, repr(method), flash]
+        self._cache = TraceCache(runs, facts)
+        if self._cache.empty:
+            self._build()
+
+    def _build(self) -> PreTrainedModel:
+        model = bare_model(
+            self._config, self._task, self._dtype, fused=self._fused, dropout=self._dropout, method=self._method
+        )
+        if self._fake is not None:
+            with self._fake:
+                give_device(model, self._device)
+        self._built = model
         check = SelfCheck(
-            f"a {task.name} model", "take a model of a family that docs/models.md lists as tried in the tests"
+            f"a {self._task.name} model", "take a model of a family that docs/models.md lists as tried in the tests"
         )
         # Leaves the gradients behind, of those parameters that the loss depends on.
-        with check.errors(self._model):
-            (self._trace_passes if self._trains else self._evaluated_alone)(MicroBatchShape(1, 8, 8), 0, True)
+        with check.errors(model):
+            self._trace_passes(MicroBatchShape(1, 8, 8), 0, True)
+        return model
+
+    @property
+    def _model(self) -> PreTrainedModel:
+        return self._built or self._build()
 
     @property
     def size(self) -> ModelSize:
         """Of the model, with what the method adds to it."""
-        return ModelSize.of(self._model)
+        return ModelSize(**self._cache.answer("size", lambda: asdict(ModelSize.of(self._model))))
+
+    @property
+    def _trains(self) -> bool:
+        return self._method is None or self.size.trained > 0
+
+    def keep(self) -> None:
+        """Keep what was traced, for later jobs."""
+        self._cache.keep()
 
     def uncompiled(self, activation_checkpointing: int) -> str | None:
         """Why layers are not compiled, of which every n-th is recomputed; None: they can be."""
-        return self._task.uncompiled(self._model, recomputed=activation_checkpointing > 0)
+        recomputed = activation_checkpointing > 0
+        reason: str | None = self._cache.answer(
+            f"uncompiled, {recomputed=}", lambda: self._task.uncompiled(self._model, recomputed=recomputed)
+        )
+        return reason
 
     def predict(self, shape: MicroBatchShape, setting: Setting, *, padded: bool = True) -> Prediction:
         """The peak of a step whose micro-batches have this shape. `padded`: some inputs are shorter than the widest."""
@@ -151,36 +182,41 @@ class Predictor:
     # -- traces ----------------------------------------------------------------------------------------------
 
     def _passes_of(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool) -> _Trace:
-        key = (shape, activation_checkpointing, padded)
-        if key not in self._passes:
-            self._passes[key] = (self._trace_passes if self._trains else self._evaluated_alone)(*key)
-        return self._passes[key]
+        if not self._trains:
+            return self._evaluation_of(shape, padded)
+        question = f"passes, {shape}, {activation_checkpointing=}, {padded=}"
+        found = self._cache.answer(
+            question, lambda: asdict(self._trace_passes(shape, activation_checkpointing, padded))
+        )
+        return _Trace(**found)
 
     def _evaluation_of(self, shape: MicroBatchShape, padded: bool) -> _Trace:
-        key = (shape, padded)
-        if key not in self._evaluations:
-            self._evaluations[key] = self._trace_evaluation(*key)
-        return self._evaluations[key]
+        question = f"evaluation, {shape}, {padded=}"
+        return _Trace(**self._cache.answer(question, lambda: asdict(self._trace_evaluation(shape, padded))))
 
     def _update_of(self, name: OptimizerName) -> tuple[int, _Trace]:
         """Bytes of the states, and the highest moment of an update."""
         if not self._trains:
             return 0, self._with_workspaces([0] * len(CATEGORIES))
-        if name not in self._updates:
-            with without_data(name), self._tracking() as tracker:
-                tracker.category = counted.OPTIMIZER
-                named = self._model.named_parameters()
-                optimizer = make_optimizer(name, named, self._schedule, fused=True)
-                states = tracker.live[counted.OPTIMIZER]
-                tracker.category = counted.TEMPORARIES
-                loss = torch.empty((), dtype=torch.float32, device=self._device)
-                tracker.begin()
-                optimizer.step(1, 1e-4, loss)
-                parts, _ = tracker.at_peak()
-            self._updates[name] = states, self._with_workspaces(parts)
-        return self._updates[name]
+        states, trace = self._cache.answer(f"update, {name}", lambda: self._trace_update(name))
+        return states, _Trace(**trace)
+
+    def _trace_update(self, name: OptimizerName) -> tuple[int, dict[str, Any]]:
+        model = self._model
+        with without_data(name), self._tracking() as tracker:
+            tracker.category = counted.OPTIMIZER
+            optimizer = make_optimizer(name, model.named_parameters(), self._schedule, fused=True)
+            states = tracker.live[counted.OPTIMIZER]
+            tracker.category = counted.TEMPORARIES
+            loss = torch.empty((), dtype=torch.float32, device=self._device)
+            tracker.begin()
+            optimizer.step(1, 1e-4, loss)
+            parts, _ = tracker.at_peak()
+        return states, asdict(self._with_workspaces(parts))
 
     def _trace_passes(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool) -> _Trace:
+        if not self._trains:
+            return self._trace_evaluation(shape, padded)
         self._recompute(activation_checkpointing)
         self.traces += 1
         with torch.enable_grad(), self._tracking() as tracker:
@@ -210,10 +246,6 @@ class Predictor:
         finally:
             self._model.train()
         return self._with_workspaces(parts)
-
-    def _evaluated_alone(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool) -> _Trace:
-        """In place of the passes where nothing is trained."""
-        return self._evaluation_of(shape, padded)
 
     def _loss(self, shape: MicroBatchShape, padded: bool) -> torch.Tensor:
         """Of one micro-batch, ready for the backward pass."""

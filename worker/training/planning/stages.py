@@ -55,7 +55,7 @@ def plan_stage(
                 longest,
                 device=settings.device,
                 budget=budget,
-                runs=run.path,
+                run=run.path,
                 optimizer=optimizer,
                 dtype=dtype,
                 progress=journal.progress,

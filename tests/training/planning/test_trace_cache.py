@@ -1,0 +1,105 @@
+"""Traces of earlier jobs: used where everything that decides them is the same, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.spec import LoraMethod, TrainingSpec
+from worker.training.adapters.lora import Lora
+from worker.training.planning import trace_cache
+from worker.training.planning.prediction import Prediction, Setting
+from worker.training.planning.predictor import Predictor
+from worker.training.planning.trace_cache import FOLDER, TraceCache
+from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.seq2seq.task import Seq2Seq
+
+CONFIG = {
+    "model_type": "t5", "vocab_size": 1024, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_heads": 4, "num_layers": 1,
+    "num_decoder_layers": 1, "tie_word_embeddings": False, "decoder_start_token_id": 0,
+}  # fmt: skip
+SHAPE = MicroBatchShape(4, 16, 8)
+
+
+def asked(runs: Path | None, config: dict[str, Any] | None = None, **more: Any) -> tuple[int, Prediction, Any]:
+    """Traces that were needed for it, a prediction, and the size of the model."""
+    training = TrainingSpec(**more.pop("training", {}))
+    options: dict[str, Any] = {"task": Seq2Seq(), "device": "cpu", "fused": True, "dropout": None}
+    one = Predictor(CONFIG | (config or {}), training=training, runs=runs, **options | more)
+    prediction = one.predict(SHAPE, Setting(0, "adamw"))
+    one.keep()
+    return one.traces, prediction, (one.size, one.uncompiled(0))
+
+
+def test_the_second_job_traces_nothing_and_predicts_the_same(tmp_path: Path) -> None:
+    traces, *first = asked(tmp_path)
+    assert traces > 0
+    other = {"learning_rate": 1e-3, "epochs": 1, "seed": 7, "batch_size": 3, "max_grad_norm": 0.5}
+    assert asked(tmp_path, training=other) == (0, *first)
+    assert asked(None) == (traces, *first)
+
+
+@pytest.mark.parametrize(
+    "different",
+    [
+        {"config": {"d_ff": 128}}, {"dropout": 0.0}, {"fused": False}, {"device": "cuda"}, {"flash": False},
+        {"training": {"weight_decay": 0.1}}, {"training": {"max_grad_norm": None}}, {"task": Seq2Seq((16, 8))},
+        {"method": Lora(LoraMethod(type="lora", rank=4, targets=["q", "v"]))},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_may_decide_it_is_traced_anew(tmp_path: Path, different: dict[str, Any]) -> None:
+    asked(tmp_path)
+    assert asked(tmp_path, **different)[0] > 0
+    assert asked(tmp_path, **different)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "rates", [{"weight_decay": (0.01, 1.0)}, {"dropout": (0.01, 0.5)}, {"max_grad_norm": (1e-3, 9.0)}]
+)
+def test_rates_that_count_as_one_need_the_same(rates: dict[str, tuple[float, float]]) -> None:
+    (name, values), *_ = rates.items()
+    found = [
+        asked(None, dropout=value) if name == "dropout" else asked(None, training={name: value}) for value in values
+    ]
+    assert found[0] == found[1]
+
+
+def test_other_code_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked(tmp_path)
+    monkeypatch.setattr(trace_cache, "code", lambda: ["another version"])
+    assert asked(tmp_path)[0] > 0
+
+
+@pytest.mark.parametrize("content", [b"", b"[1, 2]", b"{", b"null", b"\xff"])
+def test_a_damaged_file_is_written_again(tmp_path: Path, content: bytes) -> None:
+    traces, *first = asked(tmp_path)
+    (file,) = (tmp_path / FOLDER).iterdir()
+    file.write_bytes(content)
+    assert asked(tmp_path) == (traces, *first)
+    assert asked(tmp_path) == (0, *first)
+
+
+def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).write_text("no folder")
+    traces, *first = asked(tmp_path)
+    assert asked(tmp_path) == (traces, *first)
+
+
+def test_the_files_not_used_for_longest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_cache, "MOST_FILES", 2)
+
+    def ask(number: int) -> bool:
+        """Whether it was known."""
+        cache = TraceCache(tmp_path, [number])
+        known = not cache.empty
+        cache.answer("what", lambda: number)
+        cache.keep()
+        for file in (tmp_path / FOLDER).iterdir():  # ten seconds pass
+            os.utime(file, (file.stat().st_mtime - 10,) * 2)
+        return known
+
+    assert [ask(1), ask(2), ask(1), ask(3), ask(1), ask(2)] == [False, False, True, False, True, False]
