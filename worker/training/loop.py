@@ -97,7 +97,8 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
             safe=limit.safe,
             scaled=None if scaling is None else scaling.last,
         )
-        model.train()  # the caller may have evaluated
+        if not model.training:  # the caller has evaluated
+            model.train()
 
 
 def opens_epoch(order: StepOrder, number: int) -> bool:

@@ -34,12 +34,21 @@ MODEL = (
     "transformers.models.roberta.modeling_roberta",
     "transformers.models.t5.modeling_t5",
     "worker.training.adapters.registry",
+    "worker.training.dataset.manifest",
     "worker.training.planning.memory_plan",
+    *(f"worker.training.tasks.{task}.batches" for task in ("causal", "classification", "seq2seq")),
+    *(f"worker.training.tasks.{task}.fused" for task in ("causal", "classification", "seq2seq")),
 )
 MODULES = {
     "check": ("worker.training.check", *MODEL),
     "prepare": ("worker.training.prepare", *MODEL),
-    "train": ("worker.training.train", "sacrebleu", "rouge_score.rouge_scorer", *MODEL),
+    "train": (
+        "worker.training.train",
+        "worker.training.optimizers.adamw",
+        "sacrebleu",
+        "rouge_score.rouge_scorer",
+        *MODEL,
+    ),
 }
 """What the stage imports, and what it would import once it has seen its job."""
 
