@@ -159,7 +159,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         labels=task.labels,
     )
     longest = rounded(np.array(list(task.limits(spec.data).values())))
-    widths = int(longest[0]), int(longest[1])
+    widths = int(longest[0]), 1 if task.has_labels else int(longest[1])
     optimizer = before.optimizer if before else None
     try:
         memory = plan_stage(run, spec, task, config, widths, settings, journal, optimizer=optimizer, dtype=dtype)

@@ -37,6 +37,7 @@ def plan_stage(
     with; None: there is no run yet. `dtype`: of the model. Raises DoesNotFit, with the picture drawn, Rejected,
     DiskFull.
     """
+    picture = run.path / PICTURE
     budget = find_budget(spec.memory, settings.device, settings.gpu, spec.resources)
     if earlier is not None and earlier.dtype == dtype and is_current(earlier, longest, budget):
         assert earlier.host is not None and earlier.disk is not None, "a plan of this stage has both"
@@ -61,9 +62,11 @@ def plan_stage(
                 progress=journal.progress,
             )
         except DoesNotFit as error:
-            write_atomically(run.path / PICTURE, draw(error.memory))
+            write_atomically(picture, draw(error.memory))
             raise
-    write_atomically(run.path / PICTURE, draw(plan))
+        picture.unlink(missing_ok=True)
+    if not picture.exists():
+        write_atomically(picture, draw(plan))
     return plan
 
 
