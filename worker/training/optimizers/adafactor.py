@@ -1,8 +1,9 @@
 """Adafactor: of the second moment only the means of each row and column, no first moment; stochastic rounding to bf16.
 
 Shazeer and Stern, https://arxiv.org/abs/1804.04235, with the learning rate of the schedule as it is: neither scaled by
-the size of the weights nor by the step, as is usual for fine-tuning T5. The update is computed in fp32, one parameter
-at a time, so what it needs besides the states is one fp32 copy of the largest gradient.
+the size of the weights nor by the step, as is usual for fine-tuning T5. The update is computed in fp32, one piece of a
+matrix at a time, so what it needs besides the states is an fp32 copy of a piece. A matrix of several pieces (an
+embedding) is gone through three times: for its moments, for the size of its update, and for the update.
 
 The host waits for the device once a step, to see whether loss and norm are finite: a few milliseconds in a step of
 seconds, and no update has to be undone.
@@ -10,8 +11,9 @@ seconds, and no update has to be undone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import EllipsisType
 
 import torch
 from torch import nn
@@ -22,10 +24,14 @@ from worker.training.optimizers.rounding import round_stochastically
 from worker.training.optimizers.states import load_states
 from worker.training.steps.randomness import update_seed
 
-PIECE = 2**24  # weights rounded at once: 64 MiB for their fp32 copy, and as much for the random bits
+PIECE = 2**24  # weights updated at once: 64 MiB for each fp32 copy, and as much for the random bits of their rounding
 DECAY_RATE = 0.8  # the second moment of step t is a mean over about t^0.8 steps
 EPS = 1e-30  # added to squares of gradients
 UPDATE_LIMIT = 1.0  # root mean square of an update, in learning rates
+
+
+Place = slice | EllipsisType
+"""Of a piece, among the rows of a matrix; or all of a parameter."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +78,8 @@ class Adafactor:
         new_share = int(self._steps) ** -DECAY_RATE
         for slot in self._slots:
             if slot.parameter.grad is not None:
-                update = _update(slot, slot.parameter.grad, scale, new_share)
-                self._apply(slot, update, learning_rate)
+                for weights, update in _updates(slot, slot.parameter.grad, scale, new_share):
+                    self._apply(weights, update, learning_rate, slot.decay)
         return norm
 
     def raise_if_nonfinite(self) -> None:
@@ -88,11 +94,10 @@ class Adafactor:
         """Copy saved states in, or refuse."""
         load_states(self.state_dict(), saved)
 
-    def _apply(self, slot: _FactoredState, update: torch.Tensor, learning_rate: float) -> None:
-        weights = slot.parameter.detach().view(-1)
-        for old, change in zip(weights.split(PIECE), update.view(-1).split(PIECE), strict=True):
+    def _apply(self, weights: torch.Tensor, update: torch.Tensor, learning_rate: float, decay: float) -> None:
+        for old, change in zip(weights.view(-1).split(PIECE), update.view(-1).split(PIECE), strict=True):
             new = old.to(change.dtype)  # the weights themselves where they are fp32 or float64
-            new.mul_(1 - learning_rate * slot.decay).add_(change, alpha=-learning_rate)
+            new.mul_(1 - learning_rate * decay).add_(change, alpha=-learning_rate)
             if old.dtype == torch.bfloat16:
                 round_stochastically(new, self._generator)
             if old.dtype != new.dtype:
@@ -109,21 +114,77 @@ def _moments(parameter: nn.Parameter) -> dict[str, torch.Tensor]:
     }
 
 
-def _update(slot: _FactoredState, gradient: torch.Tensor, scale: float, new_share: float) -> torch.Tensor:
-    """Gradient over the root of its second moment, of root mean square UPDATE_LIMIT at most. Moves the moments."""
-    update = gradient.to(update_dtype(gradient.dtype), copy=True).mul_(scale)
+def _updates(
+    slot: _FactoredState, gradient: torch.Tensor, scale: float, new_share: float
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Weights and their update, piece by piece; moves the moments.
+
+    The update is the gradient over the root of its second moment, of root mean square UPDATE_LIMIT at most.
+    """
+    places = _places(slot.parameter)
+    whole = _scaled(gradient, scale) if len(places) == 1 else None
+
+    def scaled(place: Place) -> torch.Tensor:
+        return _scaled(gradient[place], scale) if whole is None else whole
+
     if "square" in slot.moments:
-        square = slot.moments["square"].lerp_(update.square().add_(EPS), new_share)
-        update.mul_(square.rsqrt())
+        slot.moments["square"].lerp_(scaled(...).square().add_(EPS), new_share)
     else:
-        row = slot.moments["row"].lerp_(_mean_square(update, -1), new_share)
-        column = slot.moments["column"].lerp_(_mean_square(update, -2), new_share)
-        update.mul_((row / row.mean(dim=-1, keepdim=True)).rsqrt_().unsqueeze(-1)).mul_(column.rsqrt().unsqueeze(-2))
-    size = torch.linalg.vector_norm(update) / update.numel() ** 0.5
-    return update.div_((size / UPDATE_LIMIT).clamp_(min=1.0))
+        row, column = slot.moments["row"], slot.moments["column"]
+        columns = None
+        for place in places:
+            piece = scaled(place)
+            row[place].lerp_(_squares(piece, -1).div_(piece.shape[-1]).add_(EPS), new_share)
+            squares = _squares(piece, -2)
+            columns = squares if columns is None else columns.add_(squares)
+            del piece
+        assert columns is not None, "a parameter has a piece"
+        column.lerp_(columns.div_(gradient.shape[-2]).add_(EPS), new_share)
+    factors = _factors(slot)
+    norms = []
+    for place in places:
+        update = _times(scaled(place), factors, place)
+        norms.append(torch.linalg.vector_norm(update))
+        if whole is None:
+            del update
+    size = (norms[0] if whole is not None else torch.linalg.vector_norm(torch.stack(norms))) / gradient.numel() ** 0.5
+    limit = (size / UPDATE_LIMIT).clamp_(min=1.0)
+    for place in places:
+        update = whole if whole is not None else _times(scaled(place), factors, place)
+        yield slot.parameter.detach()[place], update.div_(limit)
+        del update
 
 
-def _mean_square(matrix: torch.Tensor, dim: int) -> torch.Tensor:
-    """Means of the squares over one dimension, without the squares themselves in memory."""
+def _places(parameter: nn.Parameter) -> list[Place]:
+    """Rows of a matrix that make a piece, at least one, and so on to its end; of all else, everything."""
+    if parameter.ndim != 2 or parameter.numel() <= PIECE:
+        return [...]
+    rows = max(1, PIECE // parameter.shape[1])
+    return [slice(first, first + rows) for first in range(0, parameter.shape[0], rows)]
+
+
+def _scaled(gradient: torch.Tensor, scale: float) -> torch.Tensor:
+    """A copy in the precision of the update."""
+    return gradient.to(update_dtype(gradient.dtype), copy=True).mul_(scale)
+
+
+def _squares(matrix: torch.Tensor, dim: int) -> torch.Tensor:
+    """Sums of the squares over one dimension, without the squares themselves in memory."""
     norms: torch.Tensor = torch.linalg.vector_norm(matrix, dim=dim)
-    return norms.square_().div_(matrix.shape[dim]).add_(EPS)
+    return norms.square_()
+
+
+def _factors(slot: _FactoredState) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What a gradient is multiplied by: each number of a vector; of a matrix, each row and then each column."""
+    if "square" in slot.moments:
+        return slot.moments["square"].rsqrt(), None
+    row = slot.moments["row"]
+    factor = (row / row.mean(dim=-1, keepdim=True)).rsqrt_().unsqueeze(-1)
+    return factor, slot.moments["column"].rsqrt().unsqueeze(-2)
+
+
+def _times(gradient: torch.Tensor, factors: tuple[torch.Tensor, torch.Tensor | None], place: Place) -> torch.Tensor:
+    """In place."""
+    first, second = factors
+    gradient.mul_(first[place])
+    return gradient if second is None else gradient.mul_(second)
