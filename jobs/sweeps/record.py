@@ -10,7 +10,6 @@ from typing import Literal
 from jobs.errors import Damaged
 from jobs.events import Fault
 from jobs.sweeps.events import (
-    Ending,
     ImportancesEstimated,
     Outcome,
     SweepCancelRequested,
@@ -106,8 +105,9 @@ class SweepRecord:
         """Where it stands."""
         if self.ended is None:
             return "running"
-        by_reason: dict[Ending, SweepStatus] = {"failures": "failed", "cancelled": "cancelled"}
-        return by_reason.get(self.ended.reason, "succeeded")
+        if self.ended.reason == "cancelled":
+            return "cancelled"
+        return "failed" if self.ended.reason == "failures" or "succeeded" not in self.counts else "succeeded"
 
     @property
     def open(self) -> list[TrialRecord]:

@@ -59,7 +59,8 @@ class Sweep(Answer):
     name: str
     """As in the specification."""
     status: SweepStatus
-    """`running` until no trial is open and none follows; `failed`: too many trials in a row failed with one cause."""
+    """`running` until no trial is open and none follows; `failed`: too many trials in a row failed with one cause, or
+    none has succeeded."""
     reason: Ending | None
     """Why it ended: `done`, `max_hours`, `failures` or `cancelled`."""
     cancel_requested: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,21 @@ def test_nothing_follows_the_end(sweep: SweepDir) -> None:
     assert sweep.record().status == "cancelled"
     with pytest.raises(Conflict):
         sweep.append([STARTED])
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome", "status"),
+    [
+        ("done", "succeeded", "succeeded"), ("done", "failed", "failed"), ("max_hours", "succeeded", "succeeded"),
+        ("max_hours", "pruned", "failed"), ("failures", "succeeded", "failed"), ("cancelled", "failed", "cancelled"),
+    ],
+)  # fmt: skip
+def test_a_sweep_of_which_no_trial_has_succeeded_has_failed(
+    sweep: SweepDir, reason: Any, outcome: Any, status: str
+) -> None:
+    best = 0 if outcome == "succeeded" else None
+    sweep.append([STARTED, TrialEnded(trial=0, outcome=outcome, value=best), SweepEnded(reason=reason, best=best)])
+    assert sweep.record().status == status
 
 
 def test_a_decision_is_made_on_what_stands_there(sweep: SweepDir) -> None:
