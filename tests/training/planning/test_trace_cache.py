@@ -83,6 +83,15 @@ def test_a_damaged_file_is_written_again(tmp_path: Path, content: bytes) -> None
     assert asked(tmp_path) == (0, *first)
 
 
+@pytest.mark.parametrize("change", [(b'"kept"', b'"held"'), (b'"parts": [', b'"parts": [9')], ids=str)
+def test_a_changed_answer_is_traced_again(tmp_path: Path, change: tuple[bytes, bytes]) -> None:
+    traces, *first = asked(tmp_path)
+    (file,) = (tmp_path / FOLDER).iterdir()
+    file.write_bytes(file.read_bytes().replace(*change))
+    assert asked(tmp_path) == (traces, *first)
+    assert asked(tmp_path) == (0, *first)
+
+
 def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
     (tmp_path / FOLDER).write_text("no folder")
     traces, *first = asked(tmp_path)

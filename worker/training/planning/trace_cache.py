@@ -1,7 +1,8 @@
 """What was traced of a model before, on disk: tracing takes seconds, and a sweep's trials ask the same of one model.
 
 One file a model in `.traces/` of the runs directory, named after all that decides the answers, the code that gives
-them included. It may be deleted at any time.
+them included. Its first line is the SHA-256 of the rest: an answer that was changed would fail jobs, or plan them
+wrongly. It may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class TraceCache:
             return
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._file, json.dumps(self._known).encode())
+            content = json.dumps(self._known).encode()
+            write_atomically(self._file, digest(content) + b"\n" + content)
             self._on_disk = len(self._known)
             files = sorted(self._file.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
             for old in files[:-MOST_FILES]:
@@ -65,13 +67,21 @@ class TraceCache:
 
     def _read(self, file: Path) -> None:
         try:
-            self._known = dict(json.loads(read_regular(file)))
+            written, _, content = read_regular(file).partition(b"\n")
+            if written != digest(content):
+                raise ValueError("it is not as it was written")
+            self._known = dict(json.loads(content))
             os.utime(file)
         except FileNotFoundError:
             return
         except (OSError, ValueError, TypeError) as error:
             log.info("%s is of no use: %s", file.name, error)
         self._on_disk = len(self._known)
+
+
+def digest(content: bytes) -> bytes:
+    """SHA-256, in hex."""
+    return hashlib.sha256(content).hexdigest().encode()
 
 
 @functools.cache
