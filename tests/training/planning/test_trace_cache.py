@@ -112,3 +112,12 @@ def test_the_files_not_used_for_longest_go(tmp_path: Path, monkeypatch: pytest.M
         return known
 
     assert [ask(1), ask(2), ask(1), ask(3), ask(1), ask(2)] == [False, False, True, False, True, False]
+
+
+def test_a_trace_does_not_depend_on_those_before_it() -> None:
+    options: dict[str, Any] = {"task": Seq2Seq(), "device": "cuda", "fused": True, "dropout": None}
+    options["method"] = Lora(LoraMethod(type="lora", rank=4, targets=["q", "v"]))
+    one, other = (Predictor(CONFIG, training=TrainingSpec(), **options) for _ in range(2))
+    for every in (2, 1):
+        other.predict(SHAPE, Setting(every, "adamw"))
+    assert other.predict(SHAPE, Setting(0, "adamw")) == one.predict(SHAPE, Setting(0, "adamw"))

@@ -276,6 +276,8 @@ class Predictor:
     def _recompute(self, every: int) -> None:
         if every == self._activation_checkpointing:
             return
+        # Hooks of frozen weights, which transformers leaves behind: they would keep more for the backward pass.
+        self._model.disable_input_require_grads()
         if every:
             self._model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
         else:
