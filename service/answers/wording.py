@@ -267,6 +267,8 @@ def _prepared(data: PreparedSummary, rows_per_epoch: int | None, *, trains: bool
         parts.append(f"{data.validation_rows:,} validation rows{note}")
     if rejected := sum(data.rejected.values()):
         parts.append(f"{rejected:,} rejected")
+    if data.duplicates:
+        parts.append(f"{data.duplicates:,} duplicates left out")
     if cut := data.truncated_inputs + data.truncated_targets:
         parts.append(f"{cut:,} texts truncated")
     if labels := data.labels:

@@ -43,7 +43,7 @@ TIME = time_summary(hours_at_limit=2.0, hours_expected=5.0, text=NEEDED)
 SAMPLE = Sample(input="leeks\n" + "and more " * 30, target="Boil them.", generated="Boil boil.")
 START: tuple[AnyFact, ...] = (
     checked(),
-    prepared(20, train_rows=400, rejected={"empty": 2}, time=TIME),
+    prepared(20, train_rows=400, rejected={"empty": 2}, duplicates=39, time=TIME),
     JobQueued(),
     AttemptStarted(worker="w", device="cpu"),
     ModelLoaded(parameters=1000, parameter_bytes=2000, dtype="bfloat16", device="cpu", seconds=0.1, peak_ratio=1.0),
@@ -77,7 +77,7 @@ def test_submit_show_list_steer(service: Service, job_file: str, capsys: pytest.
     for part in (
         "running",
         "step 0 of 20",
-        f"prepared: 400 training rows, 2 rejected, 20 steps to train; {NEEDED}",
+        f"prepared: 400 training rows, 2 rejected, 39 duplicates left out, 20 steps to train; {NEEDED}",
         f"time needed       {NEEDED}",
         "6.0000",
         "model loaded once",
