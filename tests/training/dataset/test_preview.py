@@ -82,6 +82,14 @@ def test_a_text_of_which_the_tokenizer_leaves_nothing_is_not_shown(workplace: Wo
     assert [row.number for row in source.rows] == [2, 3, 12]
 
 
+def test_of_a_built_in_model_nothing_is_said_to_be_rewritten_before_it_has_a_tokenizer(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", [{"input": f"{number} — urgent", "target": "b"} for number in range(30)])
+    run = workplace.job()
+    workplace.check(run)
+    [source] = DataPreview.model_validate_json((run.path / "preview.json").read_bytes()).sources
+    assert source.rows[0].input.text == "0 — urgent" and source.rows[0].rewritten == {}
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.csv"])
 @pytest.mark.parametrize("model", ["builtin:qwen-tiny", "builtin:t5-tiny"])
 def test_a_column_of_tools_is_said_to_be_unused(name: str, model: str, workplace: Workplace) -> None:
