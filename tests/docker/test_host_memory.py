@@ -21,6 +21,8 @@ from worker.training.__main__ import OOM_SCORE_ADDED
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 TOO_LITTLE_MIB = 192
 """Two workers and a work-horse live in it; a trainer that imports torch does not."""
+TOO_LITTLE_TO_CHECK_MIB = 320
+"""The same of `prepare`, where workers of three roles live."""
 ENOUGH_MIB = 1536
 TRAINING = {"epochs": 40, "batch_size": 8}
 
@@ -95,7 +97,7 @@ def test_a_limit_too_low_for_any_trainer_fails_the_job_and_says_how_to_help(cont
 def test_a_check_that_ran_out_of_memory_is_told_in_the_log_and_done_when_the_limit_is_lifted(
     containers: Containers,
 ) -> None:
-    with limited(containers, "prepare", TOO_LITTLE_MIB):
+    with limited(containers, "prepare", TOO_LITTLE_TO_CHECK_MIB):
         run = containers.submit(job())
         told = (
             f"job {run.id}: stage check ended: the host's memory ran out and the kernel ended the trainer (phase check"
