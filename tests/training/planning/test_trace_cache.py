@@ -83,7 +83,7 @@ def test_a_damaged_file_is_written_again(tmp_path: Path, content: bytes) -> None
     assert asked(tmp_path) == (0, *first)
 
 
-@pytest.mark.parametrize("change", [(b'"kept"', b'"held"'), (b'"parts": [', b'"parts": [9')], ids=str)
+@pytest.mark.parametrize("change", [(b"passes", b"parses"), (b": [", b": [9")], ids=str)
 def test_a_changed_answer_is_traced_again(tmp_path: Path, change: tuple[bytes, bytes]) -> None:
     traces, *first = asked(tmp_path)
     (file,) = (tmp_path / FOLDER).iterdir()
@@ -105,7 +105,7 @@ def test_the_files_not_used_for_longest_go(tmp_path: Path, monkeypatch: pytest.M
         """Whether it was known."""
         cache = TraceCache(tmp_path, [number])
         known = not cache.empty
-        cache.answer("what", lambda: number)
+        cache.answer("what", lambda: [number])
         cache.keep()
         for file in (tmp_path / FOLDER).iterdir():  # ten seconds pass
             os.utime(file, (file.stat().st_mtime - 10,) * 2)

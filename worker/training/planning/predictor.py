@@ -13,10 +13,9 @@ plan leaves free covers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -49,6 +48,17 @@ class _Trace:
 
     parts: tuple[int, ...]
     kept: int = 0
+
+    @classmethod
+    def of(cls, figures: Sequence[int]) -> _Trace:
+        """From what a cache has kept."""
+        kept, *parts = figures
+        return cls(tuple(parts), kept)
+
+    @property
+    def figures(self) -> list[int]:
+        """For a cache."""
+        return [self.kept, *self.parts]
 
     @property
     def peak(self) -> int:
@@ -126,7 +136,7 @@ class Predictor:
     @property
     def size(self) -> ModelSize:
         """Of the model, with what the method adds to it."""
-        return ModelSize(**self._cache.answer("size", lambda: asdict(ModelSize.of(self._model))))
+        return ModelSize(*self._cache.answer("size", lambda: list(astuple(ModelSize.of(self._model)))))
 
     @property
     def _trains(self) -> bool:
@@ -139,10 +149,8 @@ class Predictor:
     def uncompiled(self, activation_checkpointing: int) -> str | None:
         """Why layers are not compiled, of which every n-th is recomputed; None: they can be."""
         recomputed = activation_checkpointing > 0
-        reason: str | None = self._cache.answer(
-            f"uncompiled, {recomputed=}", lambda: self._task.uncompiled(self._model, recomputed=recomputed)
-        )
-        return reason
+        question = f"uncompiled, {recomputed=}"
+        return self._cache.answer(question, lambda: self._task.uncompiled(self._model, recomputed=recomputed))
 
     def predict(self, shape: MicroBatchShape, setting: Setting, *, padded: bool = True) -> Prediction:
         """The peak of a step whose micro-batches have this shape. `padded`: some inputs are shorter than the widest."""
@@ -185,23 +193,21 @@ class Predictor:
         if not self._trains:
             return self._evaluation_of(shape, padded)
         question = f"passes, {shape}, {activation_checkpointing=}, {padded=}"
-        found = self._cache.answer(
-            question, lambda: asdict(self._trace_passes(shape, activation_checkpointing, padded))
-        )
-        return _Trace(**found)
+        asked = shape, activation_checkpointing, padded
+        return _Trace.of(self._cache.answer(question, lambda: self._trace_passes(*asked).figures))
 
     def _evaluation_of(self, shape: MicroBatchShape, padded: bool) -> _Trace:
         question = f"evaluation, {shape}, {padded=}"
-        return _Trace(**self._cache.answer(question, lambda: asdict(self._trace_evaluation(shape, padded))))
+        return _Trace.of(self._cache.answer(question, lambda: self._trace_evaluation(shape, padded).figures))
 
     def _update_of(self, name: OptimizerName) -> tuple[int, _Trace]:
         """Bytes of the states, and the highest moment of an update."""
         if not self._trains:
             return 0, self._with_workspaces([0] * len(CATEGORIES))
-        states, trace = self._cache.answer(f"update, {name}", lambda: self._trace_update(name))
-        return states, _Trace(**trace)
+        update = _Trace.of(self._cache.answer(f"update, {name}", lambda: self._trace_update(name).figures))
+        return update.kept, update
 
-    def _trace_update(self, name: OptimizerName) -> tuple[int, dict[str, Any]]:
+    def _trace_update(self, name: OptimizerName) -> _Trace:
         model = self._model
         with without_data(name), self._tracking() as tracker:
             tracker.category = counted.OPTIMIZER
@@ -212,7 +218,7 @@ class Predictor:
             tracker.begin()
             optimizer.step(1, 1e-4, loss)
             parts, _ = tracker.at_peak()
-        return states, asdict(self._with_workspaces(parts))
+        return self._with_workspaces(parts, states)
 
     def _trace_passes(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool) -> _Trace:
         if not self._trains:

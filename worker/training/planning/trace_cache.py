@@ -15,7 +15,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from jobs.disk.files import read_regular, write_atomically
 from worker.training.store import content_key
@@ -25,6 +25,7 @@ log = logging.getLogger("longhaul.trainer")
 FOLDER = ".traces"
 MOST_FILES = 500
 """The ones not used for longest go first."""
+Answer = TypeVar("Answer", list[int], str | None)
 _TRACED_WITH = ("torch", "transformers", "peft", "torchao")
 
 
@@ -34,7 +35,7 @@ class TraceCache:
     def __init__(self, runs: Path | None, facts: Sequence[Any]) -> None:
         """`facts`: all that decides an answer, besides question and code."""
         self._file = None if runs is None else runs / FOLDER / f"{content_key([code(), *facts])}.json"
-        self._known: dict[str, Any] = {}
+        self._known: dict[str, list[int] | str | None] = {}
         self._on_disk = 0
         if self._file is not None:
             self._read(self._file)
@@ -44,11 +45,11 @@ class TraceCache:
         """Nothing is known."""
         return not self._known
 
-    def answer(self, question: str, find: Callable[[], Any]) -> Any:
-        """The answer that is known, else what `find` returns, from now on; JSON must be able to hold it."""
+    def answer(self, question: str, find: Callable[[], Answer]) -> Answer:
+        """The answer that is known, else what `find` returns, from now on."""
         if question not in self._known:
             self._known[question] = find()
-        return self._known[question]
+        return cast(Answer, self._known[question])
 
     def keep(self) -> None:
         """Write what has been added, if there is a runs directory; a file that cannot be written costs time only."""
