@@ -650,7 +650,8 @@ class JobSpec(Part):
         if ".." in value or not re.fullmatch(r"[A-Za-z0-9][\w.\-]*(/[\w.\-]+)?(@[\w.\-/]+)?", value):
             raise ValueError(
                 f"{value!r} is not a hub id such as google/flan-t5-xl (with @revision if you like), "
-                f"nor a folder such as ./my-model inside the data directory, nor {' or '.join(BUILTIN_MODELS)}"
+                f"nor a folder such as ./my-model inside the data directory, nor the whole id of a job such as "
+                f"job-1a2b3c, nor {' or '.join(BUILTIN_MODELS)}"
             )
         return value
 
