@@ -6,6 +6,7 @@ Longhaul runs in one of the two, one after the other, and so does everything on 
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ ALONE = {"e2e": "stacks", "faults": "stacks", "gpu": "gpu", "simulated_gpu": "st
 BESIDE_OTHERS = "test_newcomer.py"
 """The longest of these, which waits for no moment that others could make it miss."""
 
+# Read when ctranslate2 is imported, which a test module may do before the code that sets it (ctranslate2_folder.py).
+os.environ.setdefault("CT2_USE_MKL", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so, and children inherit it: those of tests have to hear Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)

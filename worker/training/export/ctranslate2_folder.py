@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -16,6 +17,8 @@ from worker.training.export.held_out import Float64, HeldOutRow
 from worker.training.models.model_files import CONFIG, GENERATION_CONFIG, SMALL
 from worker.training.tasks.task import Config
 
+# Read when it is imported. CPUs of AMD would take oneDNN, whose products of int8 saturate where there is no VNNI.
+os.environ.setdefault("CT2_USE_MKL", "1")
 LOSS = 0.1
 """Nats a token that int8 may cost."""
 
