@@ -20,6 +20,7 @@ from worker.training.adapters.full import Full
 from worker.training.adapters.lora import Lora
 from worker.training.adapters.method import Method
 from worker.training.doctor.random_t5 import SHAPES
+from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
 from worker.training.machine.usage import process_bytes
 from worker.training.planning.prediction import Setting
 from worker.training.planning.predictor import Predictor
@@ -58,6 +59,14 @@ def predictor(
 ) -> Predictor:
     options = {"task": Seq2Seq(), "dropout": None, "training": TrainingSpec()} | options
     return Predictor(config, device=device, fused=fused, **options)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _products_of_torch() -> None:
+    """What is measured here are torch's own kernels: an attempt in a test before may have replaced those of bf16."""
+    if use_fp32_where_bf16_is_slow.cache_info().currsize and (library := use_fp32_where_bf16_is_slow()) is not None:
+        library._destroy()
+    use_fp32_where_bf16_is_slow.cache_clear()  # the next attempt replaces them again
 
 
 @pytest.fixture(scope="module")
