@@ -81,7 +81,7 @@ def measure(scratch: Path, pairs: int) -> dict[str, Any]:
             pass
         with subprocess.Popen(trainer(job), env=environment(), stderr=subprocess.DEVNULL) as training:
             try:
-                turns, words = take_turns(job, writer, pairs)
+                turns, words = take_turns(job, training, writer, pairs)
             finally:
                 training.kill()
     finally:
@@ -100,17 +100,27 @@ def environment() -> dict[str, str]:
     return {**os.environ, "LONGHAUL_DEVICE": "cpu"}
 
 
-def take_turns(job: RunDir, writer: JsonChild, pairs: int) -> tuple[list[tuple[float, float, bool]], int]:
-    """(start, end, whether it wrote) of each turn, and the words that it wrote in all of them."""
-    while not job.metrics():
+def take_turns(
+    job: RunDir, training: subprocess.Popen[bytes], writer: JsonChild, pairs: int
+) -> tuple[list[tuple[float, float, bool]], int]:
+    """(start, end, whether it wrote) of each turn, and the words that it wrote in all of them.
+
+    Raises RuntimeError where training has ended.
+    """
+
+    def stepped(since: float) -> bool:
+        if (code := training.poll()) is not None:
+            raise RuntimeError(f"training ended with code {code}")
+        return bool(steps(job.metrics(), since, time.time()))
+
+    while not stepped(0.0):
         time.sleep(0.5)
     turns, words = [], 0
     for turn in range(2 * pairs):
         writes = turn % 4 in (0, 3)  # wrote, stood, stood, wrote: a drift falls on both alike
         os.kill(writer.pid, signal.SIGCONT if writes else signal.SIGSTOP)
         start = time.time()
-        end = start + TURN_S
-        while (left := end - time.time()) > 0 or not steps(job.metrics(), start, time.time()):
+        while (left := start + TURN_S - time.time()) > 0 or not stepped(start):
             part = answer(writer, max(left, EDGE_S))
             if part is not None and part["type"] == "text":
                 words += len(part["data"]["text"].split())
