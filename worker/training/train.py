@@ -79,11 +79,8 @@ def training_loop(context: TrainingContext) -> None:
     spec, state, meter, memory = context.spec, context.state, context.meter, context.plan.memory
     device, first = context.cache.device, state.step + 1
     progress = ProgressLog()
-    rows, order, alternatives = (
-        context.data.train,
-        context.order,
-        Alternatives(spec, context.plan, device, context.run.path.parent),
-    )
+    rows, order = context.data.train, context.order
+    alternatives = Alternatives(spec, context.plan, device, context.run.path.parent)
     if not context.length.done:
         limit = context.loaded.task.limit(rows, state.micro_batch, state.safe)
         first_step.predict(device, memory, rows, order.groups_of(state.step), limit, alternatives)

@@ -131,22 +131,19 @@ def _updates(
         slot.moments["square"].lerp_(scaled(...).square().add_(EPS), new_share)
     else:
         row, column = slot.moments["row"], slot.moments["column"]
-        columns = None
+        columns = torch.zeros_like(column)
         for place in places:
             piece = scaled(place)
             row[place].lerp_(_squares(piece, -1).div_(piece.shape[-1]).add_(EPS), new_share)
-            squares = _squares(piece, -2)
-            columns = squares if columns is None else columns.add_(squares)
+            columns.add_(_squares(piece, -2))
             del piece
-        assert columns is not None, "a parameter has a piece"
         column.lerp_(columns.div_(gradient.shape[-2]).add_(EPS), new_share)
     factors = _factors(slot)
     norms = []
     for place in places:
         update = _times(scaled(place), factors, place)
         norms.append(torch.linalg.vector_norm(update))
-        if whole is None:
-            del update
+        del update  # before the next piece is made
     size = (norms[0] if whole is not None else torch.linalg.vector_norm(torch.stack(norms))) / gradient.numel() ** 0.5
     limit = (size / UPDATE_LIMIT).clamp_(min=1.0)
     for place in places:

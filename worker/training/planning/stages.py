@@ -44,6 +44,8 @@ def plan_stage(
         kept = earlier.host.copy_bytes
         disk = plan_disk(run.path, spec, kept, earlier.disk.model_bytes)
         plan = earlier.model_copy(update={"host": plan_host(kept), "disk": disk})
+        if picture.exists():  # nothing in it has changed
+            return plan
     else:
         # Imported here: torch takes seconds, and a wrong job is refused before that, at once.
         from worker.training.planning.memory_plan import plan_memory
@@ -64,9 +66,7 @@ def plan_stage(
         except DoesNotFit as error:
             write_atomically(picture, draw(error.memory))
             raise
-        picture.unlink(missing_ok=True)
-    if not picture.exists():
-        write_atomically(picture, draw(plan))
+    write_atomically(picture, draw(plan))
     return plan
 
 

@@ -1,7 +1,7 @@
 """What was traced of a model before, on disk: tracing takes seconds, and a sweep's trials ask the same of one model.
 
-One file a model in `.traces/` of the runs directory, named after all that decides the answers, the code that gives
-them included. Its first line is the SHA-256 of the rest: an answer that was changed would fail jobs, or plan them
+One file a model in `.traces/` of the runs directory, named after all that decides the answers, the trainer's code
+included. Its first line is the SHA-256 of the rest: an answer that was changed would fail jobs, or plan them
 wrongly. It may be deleted at any time.
 """
 
@@ -87,7 +87,7 @@ def digest(content: bytes) -> bytes:
 
 @functools.cache
 def code() -> list[str]:
-    """Versions of the libraries that are traced, what the CPU can do, and a hash of all of our code."""
+    """Versions of the libraries that are traced, what the CPU can do, and a hash of the trainer's code."""
     import torch
 
     own = hashlib.sha256()
