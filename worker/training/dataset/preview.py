@@ -71,7 +71,7 @@ def preview_rows(
     Raises Rejected as `RowTask.tried`.
     """
     state = None if tokenizer is None else task.tokenizer(tokenizer)
-    rewriter = None  # a tokenizer that is made of the rows says only then what it does not know
+    rewriter = None  # which characters a tokenizer made of the rows will lack, nobody knows yet
     if state is not None:
         state.check_vocabulary(embeddings)
         rewriter = Rewriter(state.rewrites()) if data.normalize else None

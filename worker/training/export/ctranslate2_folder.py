@@ -17,7 +17,7 @@ from worker.training.export.held_out import Float64, HeldOutRow
 from worker.training.models.model_files import CONFIG, GENERATION_CONFIG, SMALL
 from worker.training.tasks.task import Config
 
-# Read when it is imported. CPUs of AMD would take oneDNN, whose products of int8 saturate where there is no VNNI.
+# Read when it is imported. On CPUs of AMD it would take oneDNN, whose int8 products are less exact without VNNI.
 os.environ.setdefault("CT2_USE_MKL", "1")
 LOSS = 0.1
 """Nats a token that int8 may cost."""
