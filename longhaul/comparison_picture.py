@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jobs.comparison.answer import ComparedJob, Comparison
 from jobs.text.colours import GRID, INK, LIMIT, LINES, MEMORY, PAGE, PLOT
+from jobs.text.png import png
 from jobs.text.units import byte_unit
 from longhaul.comparison import LETTERS
 from longhaul.jobfile import BadInput
@@ -26,22 +26,18 @@ _LONGEST = 24
 
 def draw(found: Comparison, curves: Mapping[str, Curve]) -> bytes:
     """A PNG, 1000 pixels wide. `curves`: by id of the job. Raises BadInput where matplotlib is not installed."""
-    out = io.BytesIO()
-    figure_of(found, curves).savefig(out, format="png")
-    return out.getvalue()
+    return png(figure_of(found, curves))
 
 
 def figure_of(found: Comparison, curves: Mapping[str, Curve]) -> Figure:
     """The picture before it is rendered: a bar a job, its limit as a line across; below, a curve a job."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second: only where something is drawn
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure  # half a second: only where something is drawn
     except ModuleNotFoundError:
         raise BadInput("--png needs matplotlib, which is not installed", hint="pip install matplotlib") from None
     bars = 1.4 + 0.5 * len(found.jobs)
     figure = Figure(figsize=(10, bars + 3.6), dpi=100, facecolor=PAGE)
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
-    FigureCanvasAgg(figure)
     memory, losses = figure.subplots(2, height_ratios=(bars, 3.6))
     _memory(memory, found.jobs)
     _losses(losses, found.jobs, curves)

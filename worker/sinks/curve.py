@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from itertools import pairwise
 from jobs.events import Event, JobCancelled, JobFailed, JobSubmitted, JobSucceeded
 from jobs.metrics import MetricRow
 from jobs.text.colours import GRID, INK, PAGE, PLOT
+from jobs.text.png import png
 from worker.sinks.base import DONE, Outcome, SinkJob
 
 FILE_NAME = "loss.png"
@@ -68,8 +68,7 @@ def draw(
     `later`: the first steps of the attempts after the first. Where the first steps would take most of the scale, it
     ends below them, and the title says so.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second: only where something is drawn
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # half a second: only where something is drawn
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     points = [(step, loss) for step, loss in training if math.isfinite(loss)]
@@ -78,7 +77,6 @@ def draw(
     with _drawing:
         figure = Figure(figsize=(6.25, 3.5), dpi=160, facecolor=PAGE)
         figure.set_layout_engine("constrained", w_pad=MARGIN, h_pad=MARGIN)
-        FigureCanvasAgg(figure)
         axes = figure.add_subplot(facecolor=PLOT)
         if points:
             steps, losses = zip(*points, strict=True)
@@ -109,9 +107,7 @@ def draw(
             spine.set_color(GRID)
         if points or held_out:
             axes.legend(facecolor=PLOT, edgecolor=GRID, labelcolor=INK, fontsize="small")
-        out = io.BytesIO()
-        figure.savefig(out, format="png")
-    return out.getvalue()
+        return png(figure)
 
 
 def settled(points: Sequence[tuple[int, float]]) -> tuple[float, float] | None:

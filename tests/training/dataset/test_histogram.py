@@ -11,7 +11,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from worker.training.dataset.histogram import draw
+from jobs.text.png import png
+from worker.training.dataset import histogram
 from worker.training.dataset.report import Lengths
 
 SHORT = np.arange(5, 14, dtype=np.int32)
@@ -20,14 +21,13 @@ SHORT = np.arange(5, 14, dtype=np.int32)
 def shown(monkeypatch: pytest.MonkeyPatch, lengths: Mapping[str, Lengths]) -> list[Any]:
     """The plots of the picture."""
     drawn: list[Figure] = []
-    save = Figure.savefig
 
-    def noted(figure: Figure, *args: Any, **options: Any) -> None:
+    def noted(figure: Figure) -> bytes:
         drawn.append(figure)
-        save(figure, *args, **options)
+        return png(figure)
 
-    monkeypatch.setattr(Figure, "savefig", noted)
-    picture = Image.open(io.BytesIO(draw(lengths)))
+    monkeypatch.setattr(histogram, "png", noted)
+    picture = Image.open(io.BytesIO(histogram.draw(lengths)))
     assert picture.size == (1000, 420)
     assert picture.mode == "RGBA" and picture.getchannel("A").getpixel((2, 2)) == 0, "the page shows through"
     return drawn[0].axes

@@ -5,11 +5,11 @@ It has no background, and inks that can be read on a white page as on a black on
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 
 import numpy as np
 
+from jobs.text.png import png
 from worker.training.dataset.data import SIDES, Int64
 from worker.training.dataset.report import Lengths
 
@@ -24,11 +24,9 @@ def draw(lengths: Mapping[str, Lengths]) -> bytes:
 
     A side whose texts are all equally long, as labels are, is left out unless it is all there is.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second: only where something is drawn
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # half a second: only where something is drawn
 
     figure = Figure(figsize=(10, 4.2), dpi=100, facecolor="none", layout="constrained")
-    FigureCanvasAgg(figure)
     sides = [side for side in SIDES if len(lengths[side].values) > 1] or SIDES[:1]
     for side, axes in zip(sides, figure.subplots(1, len(sides), squeeze=False)[0], strict=True):
         of_side = lengths[side]
@@ -48,9 +46,7 @@ def draw(lengths: Mapping[str, Lengths]) -> bytes:
         axes.set_axisbelow(True)
         for spine in axes.spines.values():
             spine.set_color(GRID)
-    out = io.BytesIO()
-    figure.savefig(out, format="png")
-    return out.getvalue()
+    return png(figure)
 
 
 def bins(lengths: Lengths) -> tuple[Int64, Int64]:

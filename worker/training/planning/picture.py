@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
 
 from jobs.gpus import short_name
 from jobs.memory_plan import Candidate, MemoryPlan, layers
 from jobs.text.colours import GRID, INK, LIMIT, MEMORY, PAGE, PLOT
+from jobs.text.png import png
 from jobs.text.units import ByteUnit, byte_unit, format_bytes
 
 if TYPE_CHECKING:
@@ -21,20 +21,16 @@ GAP = 8
 
 def draw(plan: MemoryPlan) -> bytes:
     """A PNG, 1000 pixels wide: a bar for each candidate, the best on top, the chosen one framed; budget and limit."""
-    out = io.BytesIO()
-    figure_of(plan).savefig(out, format="png")
-    return out.getvalue()
+    return png(figure_of(plan))
 
 
 def figure_of(plan: MemoryPlan) -> Figure:
     """The picture before it is rendered."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second: only where something is drawn
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # half a second: only where something is drawn
 
     shown = plan.candidates
     figure = Figure(figsize=(10, 1.9 + 0.5 * len(shown)), dpi=100, facecolor=PAGE)
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     unit = byte_unit(plan.peak_bytes)
     widest = max(each.peak_bytes for each in shown) / unit.size

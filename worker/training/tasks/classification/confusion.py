@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 import numpy as np
 
 from jobs.text.colours import INK, PAGE, PLOT
+from jobs.text.png import png
 from worker.training.dataset.data import Int64
 
 MOST = 20
@@ -32,12 +32,10 @@ def of_the_commonest(truth: Int64, guessed: Int64, labels: Sequence[str]) -> tup
 
 def draw(cells: Int64, labels: Sequence[str]) -> bytes:
     """A PNG: the share of a class's rows as shade, their number as text."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second: only where something is drawn
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # half a second: only where something is drawn
 
     size = 3.0 + 0.42 * len(labels)
     figure = Figure(figsize=(size + 1, size), dpi=100, facecolor=PAGE, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.set_facecolor(PLOT)
     shares = cells / np.maximum(1, cells.sum(1, keepdims=True))
@@ -49,11 +47,10 @@ def draw(cells: Int64, labels: Sequence[str]) -> bytes:
     for row, column in np.argwhere(cells).tolist():
         dark = shares[row, column] < 0.6
         axes.text(
-            column, row, f"{cells[row, column]}", ha="center", va="center", color=INK if dark else PLOT, fontsize=8
-        )
+            column, row, f"{cells[row, column]}", ha="center", va="center", color=INK if dark else PLOT, fontsize=8,
+            in_layout=False,
+        )  # fmt: skip
     axes.set_xlabel("taken for", color=INK)
     axes.set_ylabel("class", color=INK)
     axes.tick_params(colors=INK)
-    out = io.BytesIO()
-    figure.savefig(out, format="png")
-    return out.getvalue()
+    return png(figure)
