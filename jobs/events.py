@@ -240,7 +240,7 @@ class MemoryPlanned(Fact):
     activation_checkpointing: int
     """Activations of every n-th layer are recomputed; 0: none."""
     optimizer: str
-    """`adamw`, `adamw_8bit` or `adafactor`."""
+    """`adamw`, `adamw_offload`, `adamw_8bit` or `adafactor`."""
     peak_bytes: int
     """Predicted, CUDA context included."""
     budget_bytes: int

@@ -25,6 +25,9 @@ GPU = "LONGHAUL_GPU"
 
 DRIVER_BYTES = 2**29
 """The part of the GPU's memory, by nvidia-smi, that the driver keeps: torch finds 31.4 GiB of an RTX 5090's 31.84."""
+COPY_BYTES_PER_S, HOST_UPDATE_PER_S = 20e9, 1e9
+"""Until `longhaul doctor` has measured them: bytes a second between host and GPU, in 16 lanes of PCIe 4; and weights
+that the host updates in a second, for each of which it moves 28 bytes. Typical figures, not measured here."""
 MARGIN = 0.03
 """Share of the budget on a GPU that stays free, for free memory in pieces too small to use."""
 
@@ -40,6 +43,8 @@ class GpuFacts:
     """None: nothing was measured."""
     native_bf16: bool = True
     """Whether it multiplies bf16 itself: from compute capability 8.0 on. Others train with a model in fp16."""
+    host_memory_bytes: int | None = None
+    """Of the machine, or container, that trains on it; None: not known."""
 
     @property
     def peak_flops(self) -> float | None:
@@ -57,6 +62,18 @@ class GpuFacts:
         fitting = [rate for rate in known if rate.holds_for(parameters, compiled, step_flops)]
         nearest = min(fitting, key=lambda rate: abs(math.log(rate.step_flops / step_flops)), default=None)
         return None if nearest is None else nearest.flops_per_s
+
+    def offloaded_update_s(self, numbers: int, number_bytes: int) -> float:
+        """Seconds in which the host updates so many weights of a GPU, each of so many bytes: as measured, else assumed.
+
+        Gradients come, and weights go back, meanwhile: the slowest counts.
+        """
+        measured = self.measured
+        if measured is not None and measured.host_update_per_s is not None:
+            return numbers / measured.host_update_per_s
+        copies = [] if measured is None else [measured.device_to_host_bytes_per_s, measured.host_to_device_bytes_per_s]
+        slot = min((rate for rate in copies if rate is not None), default=COPY_BYTES_PER_S)
+        return numbers * max(number_bytes / slot, 1 / HOST_UPDATE_PER_S)
 
     @property
     def usable_bytes(self) -> int:
@@ -77,7 +94,7 @@ class GpuFacts:
         """One line of JSON."""
         measured = None if self.measured is None else self.measured.model_dump()
         facts = {"name": self.name, "memory_bytes": self.memory_bytes, "measured": measured}
-        return json.dumps(facts | {"native_bf16": self.native_bf16})
+        return json.dumps(facts | {"native_bf16": self.native_bf16, "host_memory_bytes": self.host_memory_bytes})
 
     @classmethod
     def parse(cls, text: str) -> GpuFacts:
@@ -88,7 +105,11 @@ class GpuFacts:
             facts = json.loads(text)
             measured = facts.get("measured")
             known = None if measured is None else MeasuredGpu.model_validate(measured)
-            return cls(str(facts["name"]), int(facts["memory_bytes"]), known, facts.get("native_bf16") is not False)
+            host = facts.get("host_memory_bytes")
+            return cls(
+                str(facts["name"]), int(facts["memory_bytes"]), known, facts.get("native_bf16") is not False,
+                None if host is None else int(host),
+            )  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f'{GPU} is {text!r}; it is JSON such as {{"name": "…", "memory_bytes": 34190917632}}'

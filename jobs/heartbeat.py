@@ -46,11 +46,13 @@ class Gpu(TrainWorkerGpu):
     """Version of the driver."""
     measured: MeasuredGpu | None = None
     """What `longhaul doctor` and jobs measured of it with this driver; null: nothing."""
+    host_memory_bytes: int | None = None
+    """Memory that the worker's machine, or container, has in all; null: not known."""
 
     @property
     def facts(self) -> GpuFacts:
         """What decides which jobs it can take, and how they are planned."""
-        return GpuFacts(self.name, self.memory_bytes, self.measured, self.native_bf16)
+        return GpuFacts(self.name, self.memory_bytes, self.measured, self.native_bf16, self.host_memory_bytes)
 
 
 class SinkLag(Frozen, strict=True, extra="ignore", json_schema_extra={"additionalProperties": False}):

@@ -51,6 +51,8 @@ class MeasuredGpu(Frozen, strict=True, extra="ignore", json_schema_extra={"addit
     """From pinned memory."""
     device_to_host_bytes_per_s: Positive | None = None
     """To pinned memory."""
+    host_update_per_s: Positive | None = None
+    """Weights a second that the host updates (`adamw_offload`): they come, are updated and go back."""
     update_s: Positive | None = None
     """Of the optimizer, for the model below."""
     model: str | None = None

@@ -10,9 +10,9 @@ from pydantic import Field
 
 from jobs.frozen import Frozen
 from jobs.gpus import MARGIN
-from jobs.text.units import bytes_alike
+from jobs.text.units import bytes_alike, format_bytes
 
-OptimizerName = Literal["adamw", "adamw_8bit", "adafactor"]
+OptimizerName = Literal["adamw", "adamw_offload", "adamw_8bit", "adafactor"]
 DType = Literal["bfloat16", "float16"]
 """Of a model in memory."""
 Device = Literal["cpu", "cuda"]
@@ -68,12 +68,14 @@ class Candidate(CandidateSummary):
 class HostPlan(Frozen):
     """Memory of the machine, or container, where the trainer runs."""
 
+    optimizer_bytes: int = 0
+    """Optimizer states that are there instead of on the GPU (`adamw_offload`), and buffers for gradients."""
     copy_bytes: int
     """A pinned copy of weights and optimizer states, from which a checkpoint is written in the background."""
     available_bytes: int
     """What there is for it."""
     fits: bool
-    """Else checkpoints are streamed from the device."""
+    """Whether there is room for the copy besides; else checkpoints are streamed from the device."""
 
 
 class DiskPlan(Frozen):
@@ -200,10 +202,12 @@ class MemoryPlan(MemoryFigures):
         setting = self.setting
         peak, budget, free = bytes_alike(self.peak_bytes, self.budget_bytes, abs(self.budget_bytes - self.peak_bytes))
         left = "to spare" if self.peak_bytes <= self.budget_bytes else "missing"
+        on_host = 0 if self.host is None else self.host.optimizer_bytes
         half = "model in float16, adapters in float32, " if self.dtype == "float16" else ""
         return (
             f"{peak} at its peak, of {budget} ({source[self.budget_source]}; {free} {left}): "
             f"{half}{setting} of {self.input_tokens}/{self.target_tokens} tokens"
+            + (f"; {format_bytes(on_host)} of optimizer states in the host's memory" if on_host else "")
             + (f"; {self.disk.text}" if self.disk and self.disk.text else "")
         )
 

@@ -251,16 +251,20 @@ def make_time_plan(
     parameters: int,
     compiled: bool,
     step_flops: float,
+    updates_s: float = 0.0,
 ) -> TimePlan:
     """The time on this GPU (None: the reference GPU is assumed); on `cpu` without a GPU no time is predicted.
 
-    `step_flops`: of `model_flops` those of one step.
+    `step_flops`: of `model_flops` those of one step. `updates_s`: of all steps, what the GPU waits for the host.
     """
     assumed = gpu is None and device != "cpu"
     facts = REFERENCE if assumed else gpu
     peak = None if facts is None else facts.peak_flops
     reached = None if facts is None else facts.training_flops(parameters, compiled, step_flops)
     expected = reached or (None if peak is None else EXPECTED_SHARE * peak)
+    seconds = None if expected is None else (model_flops + recomputed_flops) / expected
+    if seconds is not None and reached is None:  # what training reached includes its updates
+        seconds += updates_s
     return TimePlan(
         model_flops=model_flops,
         recomputed_flops=recomputed_flops,
@@ -269,7 +273,7 @@ def make_time_plan(
         assumed=assumed,
         measured=facts is not None and facts.measured is not None and facts.measured.gemm_flops is not None,
         hours_at_limit=None if peak is None else model_flops / peak / 3600,
-        hours_expected=None if expected is None else (model_flops + recomputed_flops) / expected / 3600,
+        hours_expected=None if seconds is None else seconds / 3600,
         expected_from_training=reached is not None,
     )
 

@@ -405,6 +405,7 @@ class MemorySpec(Part):
     """Recompute activations of every n-th layer in the backward pass; 0: none, 1: every layer."""
     optimizer: Auto | OptimizerName = "auto"
     """`adamw` keeps an fp32 master copy and fp32 states beside the bf16 weights (14 bytes a weight with these);
+    `adamw_offload` the same in the host's memory, whose CPU then makes the update, for which the GPU waits;
     `adamw_8bit` states of one byte (4 bytes a weight), `adafactor` next to none; both round weights stochastically."""
     empty_cache_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 50
     """Steps between two clearings of the allocator's cache; 0: never."""
@@ -419,8 +420,8 @@ class MemorySpec(Part):
         if isinstance(value, str) and re.search("bf16|bfloat16", value, re.IGNORECASE):
             raise ValueError(
                 "bf16 weights updated in bf16 are refused: rounding to the nearest loses 94 % of Adam's updates at a "
-                "learning rate of 1e-5 (docs/bf16.md); use adamw (fp32 master copy), adamw_8bit or adafactor "
-                "(stochastic rounding); the weights are bf16 with each of them"
+                "learning rate of 1e-5 (docs/bf16.md); use adamw or adamw_offload (fp32 master copy), adamw_8bit or "
+                "adafactor (stochastic rounding); the weights are bf16 with each of them"
             )
         return value
 

@@ -338,6 +338,7 @@ class GpuDict(TypedDict):
     native_bf16: NotRequired[bool]
     driver: str
     measured: NotRequired[JsonObject | None]
+    host_memory_bytes: NotRequired[int | None]
 
 
 class WorkerDict(TypedDict):

@@ -14,7 +14,7 @@ from jobs.memory_plan import MemoryPlan, layers
 from jobs.plan import Plan
 from jobs.preview import DataPreview
 from jobs.spec import JobSpec
-from jobs.text.units import bytes_alike
+from jobs.text.units import bytes_alike, format_bytes
 from longhaul.answers import JobDict
 from longhaul.api import Longhaul
 from longhaul.columns import Column, Row, print_facts, print_table
@@ -152,7 +152,8 @@ def _host(memory: MemoryPlan) -> str | None:
         return None
     way = "checkpoints are written in the background" if host.fits else "no room: checkpoints are streamed"
     copy, available = bytes_alike(host.copy_bytes, host.available_bytes)
-    return f"a copy of weights and states takes {copy} of {available} free; {way}"
+    states = f"optimizer states take {format_bytes(host.optimizer_bytes)}, " if host.optimizer_bytes else ""
+    return f"{states}a copy of weights and states {'' if states else 'takes '}{copy} of {available} free; {way}"
 
 
 def _disk(memory: MemoryPlan) -> str | None:

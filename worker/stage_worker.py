@@ -36,6 +36,7 @@ from worker.heartbeat import Fitness, report
 from worker.settings import WorkerSettings
 from worker.supervise import CONTEXT, WorkerContext
 from worker.ticket import NotOurs, Ticket
+from worker.training.machine.host import host_memory
 from worker.warm import WarmProcess
 
 log = logging.getLogger("longhaul.worker")
@@ -94,7 +95,7 @@ class StageWorker(rq.Worker):
             self._warm.keep_up()
         if (gpu := self._heartbeat.gpu) is not None:  # it may be examined while this worker runs
             measured = read_measured(self._settings.runs, gpu.uuid, gpu.driver)
-            known = gpu.model_copy(update={"measured": measured})
+            known = gpu.model_copy(update={"measured": measured, "host_memory_bytes": host_memory().total})
             self._heartbeat = self._heartbeat.model_copy(update={"gpu": known})
         busy = self._heartbeat.model_copy(update={"busy": bool(self.horse_pid)})
         report(self._store, busy.with_health(self._fitness.why))

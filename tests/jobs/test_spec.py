@@ -89,7 +89,7 @@ def test_a_spec_is_frozen() -> None:
         ("method", {"type": "lora", "base_dtype": "float16", "adapter_dtype": "bfloat16"}, "adapters are float32"),
         ("method", {"type": "full", "base_dtype": "float16"}, "unknown key"),
         ("data.input", "title", "both `input` and `target`"),
-        ("memory.optimizer", "sgd", "'adamw', 'adamw_8bit' or 'adafactor'"),
+        ("memory.optimizer", "sgd", "'adamw', 'adamw_offload', 'adamw_8bit' or 'adafactor'"),
     ],
 )
 def test_a_wrong_value_is_named(dotted: str, value: object, said: str) -> None:
@@ -264,7 +264,14 @@ def test_rounding_to_the_nearest_bf16_is_refused_with_the_reason_and_the_way_out
     with pytest.raises(UserError, match=r"^memory\.optimizer: ") as caught:
         parse_spec(with_key("memory.optimizer", value))
     assert caught.value.param == "memory.optimizer"
-    for said in ("94 %", "docs/bf16.md", "adamw (fp32 master copy)", "adamw_8bit", "adafactor", repr(value)):
+    for said in (
+        "94 %",
+        "docs/bf16.md",
+        "adamw or adamw_offload (fp32 master copy)",
+        "adamw_8bit",
+        "adafactor",
+        repr(value),
+    ):
         assert said in str(caught.value)
 
 

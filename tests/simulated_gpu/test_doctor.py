@@ -47,6 +47,12 @@ def test_a_gpu_faster_than_its_data_sheet_is_not_believed(tmp_path: Path, monkey
         assert found[check].status == "FAIL" and "the GPU did not copy" in found[check].line
 
 
+def test_the_host_updates_weights_of_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.training.doctor.speed.LONG_S", 0.1)
+    found = examine("speed", tmp_path)["host_update"]
+    assert found.status in ("PASS", "WARN") and found.values["numbers_per_s"] > 1e7, found.line
+
+
 def test_attention_is_fused_and_gradients_of_zero_are_not_called_exact(tmp_path: Path) -> None:
     found = examine("exactness", tmp_path)
     assert found["attention_kernels"].status == "PASS"

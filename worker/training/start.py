@@ -28,12 +28,13 @@ from jobs.text.units import GIB, bytes_alike, format_bytes
 from worker.training.dataset.data import PreparedDataset
 from worker.training.journal import Journal
 from worker.training.machine.device import has_native_bf16
+from worker.training.machine.host import host_memory
 from worker.training.machine.out_of_memory import KINDS, is_out_of_memory
 from worker.training.machine.process_monitor import OtherProcessesUse, ProcessMonitor
 from worker.training.models.model_store import check_files
 from worker.training.planning.alternatives import LIGHTER, Alternatives
 from worker.training.planning.budget import on_gpu
-from worker.training.planning.memory_plan import fallbacks
+from worker.training.planning.memory_plan import fallbacks, no_host_memory
 from worker.training.planning.prediction import Setting
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.stop import StopSignal
@@ -68,6 +69,7 @@ def plan_attempt(
         log.warning("plan.json is of a version that did not plan memory: what the peak will be, nobody knows")
         return adjusted
     if gpu is not None:
+        check_host(adjusted.memory)
         make_room(spec, adjusted.memory, gpu, lambda needed: wait(monitor, needed, journal, stop))
     journal.note(planned_event(plan, adjusted, gpu))
     return adjusted
@@ -194,6 +196,14 @@ def apply_fallbacks(spec: JobSpec, memory: MemoryPlan, lower: int, alternatives:
         f"activation_checkpointing {every} and {memory.optimizer}, for which {format_bytes(needs)} were predicted",
         hint=" or ".join(hints),
     )
+
+
+def check_host(memory: MemoryPlan) -> None:
+    """Raises Rejected (`host_memory`) if the host is to hold the states of the optimizer, and has no room for them."""
+    needed = 0 if memory.host is None else memory.host.optimizer_bytes
+    available = host_memory().available
+    if needed > available:
+        raise no_host_memory(needed, available)
 
 
 def make_room(spec: JobSpec, memory: MemoryPlan, gpu: GpuNow, wait: Callable[[int], bool]) -> None:

@@ -58,7 +58,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "memory.budget": auto_or(st.integers(1, 80)),
     "memory.micro_batch": auto_or(st.integers(1, 64)),
     "memory.activation_checkpointing": auto_or(st.integers(0, 4)),
-    "memory.optimizer": st.sampled_from(["auto", "adamw", "adamw_8bit", "adafactor"]),
+    "memory.optimizer": st.sampled_from(["auto", "adamw", "adamw_offload", "adamw_8bit", "adafactor"]),
     "memory.empty_cache_steps": st.integers(0, 100),
     "memory.on_oom": st.sampled_from(["recover", "fail"]),
     "resources.gpu_memory_gib": st.none() | st.integers(1, 80),

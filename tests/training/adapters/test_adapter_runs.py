@@ -94,7 +94,7 @@ def test_the_snippet_of_its_page_writes_what_the_job_wrote(make_run: MakeRun) ->
     assert f"| method | LoRA: rank 4, alpha 4, dropout 0.1, targets all-linear, bfloat16; {weights:,} weights" in page
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_offload", "adamw_8bit", "adafactor"])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:

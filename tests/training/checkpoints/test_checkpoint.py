@@ -61,7 +61,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(make_run: MakeRun
     assert finished(broken, 2).result == finished(whole).result
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_8bit", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["adamw_offload", "adamw_8bit", "adafactor"])
 def test_a_resumed_run_with_stochastic_rounding_equals_an_uninterrupted_one(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:

@@ -410,7 +410,7 @@ def test_the_optimizer_is_kept_and_another_one_refused(place: StagesWorkplace) -
     plan = run.plan()
     assert plan.memory is not None and plan.resolved.optimizer == "adafactor"
     assert {each.optimizer for each in plan.memory.candidates} == {"adafactor"}
-    assert plan.memory.why.startswith("the run began with adafactor; ")
+    assert plan.memory.why.startswith("the run has states of adafactor; ")
     assert attempt(run) == 0
 
 

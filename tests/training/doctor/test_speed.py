@@ -7,7 +7,7 @@ import pytest
 from jobs.gpus import GpuFacts
 from worker.training.doctor.finding import judge
 from worker.training.doctor.report import make_report
-from worker.training.doctor.speed import judge_bandwidth, judge_copy, judge_gemm, judge_power
+from worker.training.doctor.speed import judge_bandwidth, judge_copy, judge_gemm, judge_host_update, judge_power
 from worker.training.machine.nvml import GpuClock, GpuPower, GpuUse
 
 NOMINAL = 1.792e12
@@ -40,6 +40,14 @@ def test_memory_faster_than_its_data_sheet_did_not_copy(share: float, status: st
 def test_a_slot_faster_than_the_memory_did_not_copy(rate: float, nominal: float | None, status: str) -> None:
     found = judge_copy("device_to_host", rate, nominal)
     assert found.status == status and ("did not copy" in str(found.hint)) is (status == "FAIL")
+
+
+@pytest.mark.parametrize(("rate", "status"), [(0.4e9, "WARN"), (2e9, "PASS"), (1e12, "FAIL")])
+def test_a_host_that_updates_slowly_is_warned_of(rate: float, status: str) -> None:
+    found = judge_host_update(rate)
+    assert found.status == status and found.values == {"numbers_per_s": rate}
+    measured = make_report([found], GpuFacts("NVIDIA GeForce RTX 5090", 2**35), 1.0).measured("580.95", 1)
+    assert measured.host_update_per_s == (None if status == "FAIL" else rate)
 
 
 def test_figures_that_failed_are_not_kept() -> None:

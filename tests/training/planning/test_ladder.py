@@ -18,7 +18,7 @@ from worker.training.tasks.seq2seq.task import Seq2Seq
 PARAMETERS = 2_849_757_184
 CONTEXT = GIB // 2
 SIZE = ModelSize(2 * PARAMETERS, PARAMETERS, 2 * PARAMETERS, 4 * PARAMETERS)
-STATES = {"adamw": 12, "adamw_8bit": 2, "adafactor": 0}
+STATES = {"adamw": 12, "adamw_offload": 0, "adamw_8bit": 2, "adafactor": 0}
 
 
 class Plain:
@@ -51,9 +51,11 @@ class Plain:
         return rows, self.predict(MicroBatchShape(max(1, rows), inputs, targets), setting)
 
 
-def ladder(limit_gib: float, *, cap: int = 128, model: Plain | None = None, gpu: str | None = None) -> Ladder:
-    pace = RowTime(Seq2Seq(), XL, Seq2Seq().flops(XL), 256, 256, SIZE, None if gpu is None else GpuFacts(gpu, 0))
-    return Ladder(model or Plain(), pace, limit=int(limit_gib * GIB), context=CONTEXT, cap=cap)
+def ladder(
+    limit_gib: float, *, cap: int = 128, model: Plain | None = None, gpu: str | None = None, offload: bool = False
+) -> Ladder:
+    pace = RowTime(Seq2Seq(), XL, Seq2Seq().flops(XL), 256, 256, SIZE, None if gpu is None else GpuFacts(gpu, 0), cap)
+    return Ladder(model or Plain(), pace, limit=int(limit_gib * GIB), context=CONTEXT, cap=cap, offload=offload)
 
 
 def way(candidate: Candidate | None) -> tuple[str, int, int] | None:
@@ -90,17 +92,18 @@ def test_looking_no_further_than_can_win_finds_what_looking_at_everything_finds(
         for candidate in ladder(limit).walk(Fixed(optimizer, activation_checkpointing))
         if candidate.fits
     ]
-    chosen = choice(ladder(limit).walk(Fixed()))
+    chosen = choice(ladder(limit, offload=True).walk(Fixed()))
     assert chosen is not None
     assert chosen.score == max(candidate.score for candidate in every)
     assert chosen.peak_bytes <= limit * GIB
 
 
 def test_a_score_is_speed_times_worth() -> None:
-    pace = RowTime(Seq2Seq(), XL, Seq2Seq().flops(XL), 256, 256, SIZE, None)
+    pace = RowTime(Seq2Seq(), XL, Seq2Seq().flops(XL), 256, 256, SIZE, None, 128)
     for candidate in ladder(20).walk(Fixed()):
         rows = candidate.micro_batch or 1
-        slowdown = pace.seconds(rows, candidate.activation_checkpointing) / pace.seconds(128, 0)
+        seconds = pace.seconds(rows, candidate.activation_checkpointing, candidate.optimizer)
+        slowdown = seconds / pace.seconds(128, 0, "adamw")
         assert candidate.slowdown == pytest.approx(slowdown)
         assert candidate.score == pytest.approx(WORTH[candidate.optimizer] / slowdown)
 
@@ -151,6 +154,22 @@ def test_the_nearest_setting_changes_the_fewest_keys_and_of_those_the_best() -> 
     assert (set(found[0]), way(found[1])) == ({"optimizer", "micro_batch"}, ("adamw_8bit", 0, 13))
 
 
+def test_states_on_the_host_cost_time_a_step_and_are_taken_only_where_it_has_room() -> None:
+    pace = RowTime(Seq2Seq(), XL, Seq2Seq().flops(XL), 256, 256, SIZE, GpuFacts("NVIDIA GeForce RTX 5090", 0), 64)
+    assert pace.update_s("adamw_offload") == pytest.approx(PARAMETERS / 1e9) and pace.update_s("adamw") == 0
+    later = pace.seconds(8, 0, "adamw_offload") - pace.seconds(8, 0, "adamw")
+    assert later == pytest.approx(PARAMETERS / 1e9 / 64)
+    slow_slot = MeasuredGpu(driver="580", device_to_host_bytes_per_s=1e9, host_to_device_bytes_per_s=9e9)
+    assert GpuFacts("", 0, slow_slot).offloaded_update_s(10**9, 2) == 2.0, "the slowest of what overlaps"
+    examined = slow_slot.model_copy(update={"host_update_per_s": 2.5e9})
+    assert GpuFacts("", 0, examined).offloaded_update_s(10**9, 2) == 0.4
+    optimizers = [{each.optimizer for each in ladder(14, offload=offload).walk(Fixed())} for offload in (False, True)]
+    assert "adamw_offload" not in optimizers[0] and "adamw_offload" in optimizers[1]
+    # Every row recomputes layers, or none does and the host updates 128 rows' weights.
+    chosen = choice(ladder(14, offload=True).walk(Fixed()))
+    assert chosen is not None and chosen.optimizer == "adamw_offload"
+
+
 def test_where_nothing_fits_the_smallest_is_known() -> None:
     low = ladder(8)
     assert choice(low.walk(Fixed())) is None
@@ -163,8 +182,8 @@ def test_where_nothing_fits_the_smallest_is_known() -> None:
 
 def test_the_slower_the_memory_the_more_a_small_micro_batch_costs() -> None:
     def cost(gpu: str, measured: MeasuredGpu | None = None) -> float:
-        pace = RowTime(Seq2Seq(), XL, Seq2Seq().flops(XL), 256, 256, SIZE, GpuFacts(gpu, 0, measured))
-        return pace.seconds(1, 0) - pace.seconds(2, 0)
+        pace = RowTime(Seq2Seq(), XL, Seq2Seq().flops(XL), 256, 256, SIZE, GpuFacts(gpu, 0, measured), 128)
+        return pace.seconds(1, 0, "adamw") - pace.seconds(2, 0, "adamw")
 
     assert cost("NVIDIA GeForce RTX 3090") > cost("NVIDIA GeForce RTX 5090") > cost("NVIDIA H200")
     assert cost("a GPU that nobody knows") == cost("NVIDIA GeForce RTX 5090")

@@ -83,6 +83,7 @@ def on_gpu() -> Predictor:
         ("adamw_8bit", 0, torch.bfloat16, False, True),
         ("adafactor", 1, torch.float32, True, True),
         ("adamw", 2, torch.float32, False, False),
+        ("adamw_offload", 0, torch.bfloat16, True, False),
     ],
 )
 def test_a_t5_takes_what_was_predicted(

@@ -27,6 +27,8 @@ SAME: dict[str, bool | dict[str, bool]] = {
 """Parts of a job that decide what a step is: they must equal those of the original run."""
 DELIVERED = {"method": {"merge"}}
 """What of these decides only in which form the result comes."""
+SAME_STATES = {"adamw", "adamw_offload"}
+"""Optimizers of which each takes the states of the other."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def check_settings(ours: JobSpec, theirs: JobSpec, job: str) -> None:
 
 def check_optimizer(spec: JobSpec, began: OptimizerName, job: str) -> None:
     """Raise Rejected (`other_optimizer`) if the checkpoints do not hold states of the optimizer that the job sets."""
-    if spec.memory.optimizer not in ("auto", began):
+    if spec.memory.optimizer not in ("auto", began) and {spec.memory.optimizer, began} != SAME_STATES:
         raise _refused(
             f"memory.optimizer is {spec.memory.optimizer}, and the checkpoints of job {job} hold states of {began}",
             "other_optimizer",

@@ -20,7 +20,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "driver", "compute_capability", "architecture", "nvml", "compiler", "host_memory", "disk", "clock",
     ),
     "memory": ("free_memory", "context", "hard_limit"),
-    "speed": ("gemm", "power", "memory_bandwidth", "host_to_device", "device_to_host"),
+    "speed": ("gemm", "power", "memory_bandwidth", "host_to_device", "device_to_host", "host_update"),
     "exactness": ("eager_gradients", "compiled_gradients", "attention_kernels"),
     "resume": ("resume",),
     "training": (

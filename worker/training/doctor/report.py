@@ -82,6 +82,7 @@ class DoctorReport(Frozen):
             memory_bytes_per_s=self.figure("memory_bandwidth", "bytes_per_s"),
             host_to_device_bytes_per_s=self.figure("host_to_device", "bytes_per_s"),
             device_to_host_bytes_per_s=self.figure("device_to_host", "bytes_per_s"),
+            host_update_per_s=self.figure("host_update", "numbers_per_s"),
             update_s=self.figure("update", "seconds"),
             model=None if load is None else load.model,
             rows_per_s={} if self.doubted else self.rates,

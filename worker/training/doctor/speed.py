@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch import nn
 
 from jobs.gpus import memory_bandwidth, peak_flops
 from jobs.text.units import GIB, MIB, format_rate
@@ -16,6 +17,7 @@ from worker.training.doctor.groups import Check, Examination
 from worker.training.doctor.random_t5 import SHAPES
 from worker.training.machine.device import gpu_id
 from worker.training.machine.nvml import GpuClock, GpuPower, GpuUse, NvmlGpu, open_gpu
+from worker.training.optimizers.adamw_offload import AdamWOffload
 
 TOKENS = 8 * 256
 """Of a micro-batch: what matrices are multiplied with."""
@@ -25,6 +27,10 @@ IMPOSSIBLE = 1.5
 """So far above its nominal figures no GPU runs: it did not compute, or did not copy."""
 FASTEST_COPY = 1e12
 """Bytes a second between host and GPU that no slot reaches, where the bandwidth of the GPU's memory is unknown."""
+UPDATED = 2**26
+"""Numbers that the host updates: two loads."""
+LEAST_UPDATES, MOST_UPDATES = 0.5e9, 1e11
+"""Numbers a second that the host updates: with two channels of memory at least, and beyond what any host does."""
 LEAST_COPY = 20e9
 """Bytes a second of a slot with 16 lanes of PCIe 4."""
 SLOW = "see power and free_memory: the GPU is slowed down, or shared"
@@ -85,12 +91,19 @@ def checks(examination: Examination) -> Mapping[str, Check]:
 
         return measure
 
+    def host_update() -> Finding:
+        weight = nn.Parameter(torch.zeros(UPDATED, dtype=torch.bfloat16, device=device))
+        weight.grad = torch.ones_like(weight)
+        optimizer = AdamWOffload([("weight", weight)], weight_decay=0.0, max_grad_norm=None, fused=True)
+        return judge_host_update(UPDATED / seconds_of(lambda: optimizer.host_half(1e-6, 1.0), device))
+
     return {
         "gemm": gemm,
         "power": power,
         "memory_bandwidth": bandwidth,
         "host_to_device": copy_check("host_to_device", onto=True),
         "device_to_host": copy_check("device_to_host", onto=False),
+        "host_update": host_update,
     }
 
 
@@ -148,6 +161,17 @@ def judge_copy(check: str, rate: float, nominal: float | None) -> Finding:
     )
     return judge(check, f"{format_rate(rate)}, pinned", limit=f"{format_rate(LEAST_COPY)} to {format_rate(most)}",
                  fail=rate > most, warn=rate < LEAST_COPY, hint=hint, bytes_per_s=rate)  # fmt: skip
+
+
+def judge_host_update(rate: float) -> Finding:
+    """Of numbers a second that come from the GPU, are updated by the host, and go back."""
+    impossible = rate > MOST_UPDATES
+    hint = "report it: nothing was updated" if impossible else (
+        "adamw_offload is slow here: look at the memory channels of the host, its cores, and what else runs there"
+    )  # fmt: skip
+    return judge("host_update", f"the host updates {rate / 1e9:.2f} G weights/s (adamw_offload)",
+                 limit=f"≥ {LEAST_UPDATES / 1e9:.1f}", fail=impossible, warn=rate < LEAST_UPDATES, hint=hint,
+                 numbers_per_s=rate)  # fmt: skip
 
 
 def limit_of(share: float | None) -> str | None:

@@ -19,6 +19,11 @@ class HostMemory:
     used: int
     available: int
 
+    @property
+    def total(self) -> int:
+        """Of both."""
+        return self.used + self.available
+
 
 def host_memory(root: Path = ROOT) -> HostMemory:
     """The machine's, or that of the control group with the least room left. A third of a millisecond."""

@@ -10,7 +10,7 @@ follow, and `raise_if_nonfinite`, called wherever the host waits anyway, names t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +25,7 @@ CHUNK_ELEMENTS = 2**25  # fp32 gradients of one chunk: 128 MiB, or one parameter
 
 
 @dataclass(frozen=True)
-class _Slot:
+class Slot:
     """One parameter with its states. `master` is the parameter itself where that is already fp32 or float64."""
 
     name: str
@@ -38,22 +38,22 @@ class _Slot:
     def states(self) -> dict[str, torch.Tensor]:
         """What has to be saved, by kind."""
         states = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq, "step": self.step}
-        return states | {"master": self.master} if self.separate else states
+        return states | {"master": self.master} if self.finer else states
 
     @property
-    def separate(self) -> bool:
-        """Whether the master is a copy of its own."""
-        return self.master.data_ptr() != self.parameter.data_ptr()
+    def finer(self) -> bool:
+        """Whether the master holds more than the parameter."""
+        return self.master.dtype != self.parameter.dtype
 
 
-class _Piece:
+class SlotPiece:
     """Numbers of one parameter that are updated together: views of it and of its states."""
 
-    def __init__(self, slot: _Slot, part: slice | None) -> None:
+    def __init__(self, slot: Slot, part: slice | None) -> None:
         """`part`: of them all, flattened; None: all."""
         self.slot, self._part = slot, part
         self.master, self.exp_avg, self.exp_avg_sq = map(self._of, (slot.master, slot.exp_avg, slot.exp_avg_sq))
-        self.copied = self._of(slot.parameter.detach()) if slot.separate else None
+        self.copied = self._of(slot.parameter.detach()) if slot.finer else None
         """To which the master's numbers are copied."""
         self.last = part is None or part.stop == slot.parameter.numel()
         """Whether no later numbers of the parameter are left."""
@@ -68,6 +68,53 @@ class _Piece:
         return tensor if self._part is None else tensor.view(-1)[self._part]
 
 
+@dataclass(frozen=True)
+class Rule:
+    """How numbers are updated: decoupled weight decay, both moments corrected for their start at 0."""
+
+    fused: bool
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def apply(
+        self,
+        chunk: Sequence[SlotPiece],
+        *,
+        decay: float,
+        learning_rate: float,
+        scale: torch.Tensor | float | None,
+        skip: torch.Tensor | None = None,
+    ) -> None:
+        """Update the pieces that have a gradient. `scale`: of gradients; `skip`: 1.0 on the device changes nothing."""
+        found = [(piece, gradient) for piece in chunk if (gradient := piece.gradient) is not None]
+        chunk, gradients = [piece for piece, _ in found], [gradient for _, gradient in found]
+        if scale is not None and gradients:
+            torch._foreach_mul_(gradients, scale)
+        adamw(
+            [piece.master for piece in chunk],
+            gradients,
+            [piece.exp_avg for piece in chunk],
+            [piece.exp_avg_sq for piece in chunk],
+            [],
+            # torch counts a step for each of these: the last piece of a parameter counts it for all.
+            [piece.slot.step if piece.last else piece.slot.step.clone() for piece in chunk],
+            foreach=False,
+            fused=self.fused,
+            found_inf=skip,
+            amsgrad=False,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            lr=learning_rate,
+            weight_decay=decay,
+            eps=self.eps,
+            maximize=False,
+        )
+        for piece in chunk:
+            if piece.copied is not None:
+                piece.copied.copy_(piece.master)
+
+
 class AdamW:
     """`Optimizer` with full states; nothing in it is random."""
 
@@ -78,14 +125,10 @@ class AdamW:
         weight_decay: float,
         max_grad_norm: float | None,
         fused: bool,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
     ) -> None:
-        self._slots = [_slot(name, parameter, fused) for name, parameter in parameters]
+        self._slots = [make_slot(name, parameter, fused) for name, parameter in parameters]
         self._max_grad_norm = max_grad_norm
-        self._betas = betas
-        self._eps = eps
-        self._fused = fused
+        self._rule = Rule(fused)
         device = self._slots[0].parameter.device
         self._first_bad = torch.zeros((), dtype=torch.int64, device=device)  # first step that was not finite, or 0
         self._deferred = fused and device.type == "cuda"  # only the fused kernels take a flag on the device
@@ -108,7 +151,8 @@ class AdamW:
             self.raise_if_nonfinite()
         scale = None if self._max_grad_norm is None else clipping(norm, self._max_grad_norm)
         for decay, chunk in self._chunks:
-            self._update(chunk, decay, learning_rate, scale)
+            skip = (self._first_bad != 0).to(torch.float32) if self._rule.fused else None
+            self._rule.apply(chunk, decay=decay, learning_rate=learning_rate, scale=scale, skip=skip)
         return norm
 
     def raise_if_nonfinite(self) -> None:
@@ -119,56 +163,35 @@ class AdamW:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Flat, `kind.parameter name` → tensor; the tensors themselves, not copies."""
-        return {f"{kind}.{slot.name}": state for slot in self._slots for kind, state in slot.states().items()}
+        return states_of(self._slots)
 
     def load_state_dict(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Copy saved states in, or refuse."""
         load_states(self.state_dict(), saved)
 
-    def _update(self, chunk: list[_Piece], decay: float, learning_rate: float, scale: torch.Tensor | None) -> None:
-        found = [(piece, gradient) for piece in chunk if (gradient := piece.gradient) is not None]
-        chunk, gradients = [piece for piece, _ in found], [gradient for _, gradient in found]
-        if scale is not None and gradients:
-            torch._foreach_mul_(gradients, scale)
-        adamw(
-            [piece.master for piece in chunk],
-            gradients,
-            [piece.exp_avg for piece in chunk],
-            [piece.exp_avg_sq for piece in chunk],
-            [],
-            # torch counts a step for each of these: the last piece of a parameter counts it for all.
-            [piece.slot.step if piece.last else piece.slot.step.clone() for piece in chunk],
-            foreach=False,
-            fused=self._fused,
-            found_inf=(self._first_bad != 0).to(torch.float32) if self._fused else None,
-            amsgrad=False,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
-            lr=learning_rate,
-            weight_decay=decay,
-            eps=self._eps,
-            maximize=False,
-        )
-        for piece in chunk:
-            if piece.copied is not None:
-                piece.copied.copy_(piece.master)
+
+def states_of(slots: Iterable[Slot]) -> dict[str, torch.Tensor]:
+    """See `AdamW.state_dict`."""
+    return {f"{kind}.{slot.name}": state for slot in slots for kind, state in slot.states().items()}
 
 
-def _slot(name: str, parameter: nn.Parameter, fused: bool) -> _Slot:
-    master = parameter.detach().to(update_dtype(parameter.dtype))
-    return _Slot(
+def make_slot(name: str, parameter: nn.Parameter, fused: bool, *, on_host: bool = False) -> Slot:
+    """`on_host`: states and master copy are in the host's memory, and the master is always a copy of its own."""
+    master = parameter.detach()
+    master = (master.cpu() if on_host else master).to(update_dtype(parameter.dtype), copy=on_host)
+    return Slot(
         name=name,
         parameter=parameter,
         master=master,
         exp_avg=torch.zeros_like(master, memory_format=torch.preserve_format),
         exp_avg_sq=torch.zeros_like(master, memory_format=torch.preserve_format),
         # The fused kernel reads its step on the device; the plain one wants it on the host, where reading is free.
-        step=torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu"),
+        step=torch.zeros((), dtype=torch.float32, device=master.device if fused else "cpu"),
     )
 
 
-def _chunked(slots: list[_Slot]) -> list[list[_Piece]]:
-    chunks: list[list[_Piece]] = []
+def _chunked(slots: list[Slot]) -> list[list[SlotPiece]]:
+    chunks: list[list[SlotPiece]] = []
     room = 0
     for slot in slots:
         count, on_cpu = slot.parameter.numel(), slot.parameter.device.type == "cpu"
@@ -178,6 +201,6 @@ def _chunked(slots: list[_Slot]) -> list[list[_Piece]]:
             if not chunks or size > room:
                 chunks.append([])
                 room = PIECE if on_cpu else CHUNK_ELEMENTS
-            chunks[-1].append(_Piece(slot, slice(begin, begin + size) if on_cpu else None))
+            chunks[-1].append(SlotPiece(slot, slice(begin, begin + size) if on_cpu else None))
             room -= size
     return chunks

@@ -1,9 +1,10 @@
-"""What the trainer asks of an optimizer, and the three there are (docs/bf16.md says why these).
+"""What the trainer asks of an optimizer, and the four there are (docs/bf16.md says why these).
 
-    name         bytes a weight (bf16 weight and gradient 4 besides)         waits for the GPU
-    adamw        12: fp32 master copy, two fp32 states                       no
-    adamw_8bit   2: two states of one byte; weights rounded stochastically   once a step
-    adafactor    0: a row and a column of each matrix; rounded likewise      once a step
+    name           bytes a weight (bf16 weight and gradient 4 besides)         waits for the GPU
+    adamw          12: fp32 master copy, two fp32 states                       no
+    adamw_offload  0 on the GPU: the same 12 are in the host's memory          for the whole update
+    adamw_8bit     2: two states of one byte; weights rounded stochastically   once a step
+    adafactor      0: a row and a column of each matrix; rounded likewise      once a step
 
 None of them rounds bf16 weights to the nearest: that loses 94 % of Adam's updates at a learning rate of 1e-5.
 """
@@ -52,7 +53,7 @@ def make_optimizer(
     *,
     fused: bool,
 ) -> Optimizer:
-    """The optimizer of a job over the parameters that are to be trained. `fused` matters to `adamw` only."""
+    """The optimizer of a job over the parameters that are to be trained. `fused` matters to the two `adamw` in fp32."""
     trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
     decay, limit = training.weight_decay, training.max_grad_norm
     # Imported here: an attempt loads only what it uses, and torchao takes a second.
@@ -61,6 +62,10 @@ def make_optimizer(
             from worker.training.optimizers.adamw import AdamW
 
             return AdamW(trained, weight_decay=decay, max_grad_norm=limit, fused=fused)
+        case "adamw_offload":
+            from worker.training.optimizers.adamw_offload import AdamWOffload
+
+            return AdamWOffload(trained, weight_decay=decay, max_grad_norm=limit, fused=fused)
         case "adamw_8bit":
             from worker.training.optimizers.adamw_8bit import AdamW8bit
 

@@ -20,11 +20,11 @@ from worker.training.planning.prediction import ModelSize, Prediction, Setting
 from worker.training.planning.row_time import RowTime
 from worker.training.steps.shape import MicroBatchShape
 
-WORTH: dict[OptimizerName, float] = {"adamw": 1.0, "adamw_8bit": 0.95, "adafactor": 0.6}
+WORTH: dict[OptimizerName, float] = {"adamw": 1.0, "adamw_offload": 1.0, "adamw_8bit": 0.95, "adafactor": 0.6}
 """What an optimizer's quality is worth in speed. In docs/bf16.md `adamw_8bit` ends 0.3 % above `adamw` in loss;
 Adafactor was no worse there, but has no momentum, and is known to need other learning rates than people usually set."""
-STATE_BYTES: dict[OptimizerName, int] = {"adamw": 8, "adamw_8bit": 2, "adafactor": 0}
-"""A trained weight, at the least, without the master copy that `adamw` keeps of those in bf16."""
+STATE_BYTES: dict[OptimizerName, int] = {"adamw": 8, "adamw_offload": 0, "adamw_8bit": 2, "adafactor": 0}
+"""A trained weight on the GPU, at the least, without the master copy that `adamw` keeps of those in bf16."""
 RECOMPUTE = (0, 4, 3, 2, 1)
 """Every n-th layer; from the fastest to the smallest."""
 SMALLEST: OptimizerName = "adafactor"
@@ -85,11 +85,13 @@ class Ladder:
         limit: int,
         context: int,
         cap: int,
+        offload: bool = False,
         progress: Callable[[], object] = lambda: None,
     ) -> None:
         """`limit`: bytes that a peak may reach, `context` among them, which no prediction holds.
 
-        `cap`: the most rows that are tried. `progress` is called before each trace.
+        `cap`: the most rows that are tried. `offload`: the host has room for optimizer states, where `adamw_offload`
+        keeps them. `progress` is called before each trace.
         """
         self._predictor = predictor
         self._time = time
@@ -97,7 +99,8 @@ class Ladder:
         self._context = context
         self._cap = cap
         self._progress = progress
-        self._fastest = time.seconds(cap, 0)
+        self._fastest = time.seconds(cap, 0, SMALLEST)
+        self._optimizers = [each for each in WORTH if offload or each != "adamw_offload"]
         self._seen: dict[tuple[OptimizerName, int, int | None], Candidate] = {}
 
     def walk(self, fixed: Fixed) -> list[Candidate]:
@@ -138,7 +141,7 @@ class Ladder:
 
     def _ways(self, fixed: Fixed) -> Iterator[tuple[float, OptimizerName, int]]:
         """(the best score that it could have, optimizer, activation_checkpointing), in the order to look at them."""
-        optimizers = [fixed.optimizer] if fixed.optimizer else list(WORTH)
+        optimizers = [fixed.optimizer] if fixed.optimizer else self._optimizers
         recompute = RECOMPUTE if fixed.activation_checkpointing is None else (fixed.activation_checkpointing,)
         rows = fixed.micro_batch or self._cap
         ways = [
@@ -192,13 +195,13 @@ class Ladder:
             activation_checkpointing=activation_checkpointing,
             micro_batch=micro_batch,
             peak_bytes=sum(whole.values()) if peak is None else peak,
-            slowdown=self._time.seconds(rows, activation_checkpointing) / self._fastest,
+            slowdown=self._time.seconds(rows, activation_checkpointing, optimizer) / self._fastest,
             score=self._score(optimizer, activation_checkpointing, rows),
             parts=whole,
         )
 
     def _score(self, optimizer: OptimizerName, activation_checkpointing: int, rows: int) -> float:
-        return WORTH[optimizer] * self._fastest / self._time.seconds(rows, activation_checkpointing)
+        return WORTH[optimizer] * self._fastest / self._time.seconds(rows, activation_checkpointing, optimizer)
 
     def _shape(self, rows: int) -> MicroBatchShape:
         return MicroBatchShape(rows, self._time.inputs, self._time.targets)

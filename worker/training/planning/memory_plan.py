@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from jobs.errors import DoesNotFit
+from jobs.errors import DoesNotFit, Rejected
 from jobs.memory_plan import Candidate, Device, DType, MemoryPlan, OptimizerName, describe
 from jobs.spec import JobSpec
-from jobs.text.units import GIB, bytes_alike, format_bytes
+from jobs.text.units import GIB, bytes_alike, format_bytes, format_duration
 from worker.training.adapters.registry import method_of
+from worker.training.optimizers.adamw_offload import LOAD_BYTES, LOADS, STATE_BYTES
 from worker.training.planning.budget import Budget
 from worker.training.planning.ladder import SMALLEST, WORTH, Fixed, Ladder, choice
+from worker.training.planning.prediction import ModelSize
 from worker.training.planning.predictor import Predictor
-from worker.training.planning.room import plan_disk, plan_host
+from worker.training.planning.room import HOST_ROOM, plan_disk, plan_host
 from worker.training.planning.row_time import RowTime
 from worker.training.tasks.task import Task
 
@@ -48,8 +50,8 @@ def plan_memory(
 
     `config`: the model's config.json. `longest`: tokens of the longest input and target, rounded as `batches` does.
     `run`: where checkpoints will be written, beside other runs; None: the disk is not looked at, and nothing is kept
-    for later plans. `optimizer`: the one that the run began with, whose states its checkpoints hold: it is kept. None:
-    there is no run yet. `dtype`: of the model. `progress` is called before each trace.
+    for later plans. `optimizer`: one whose states the checkpoints of the run hold: it is kept, unless the job sets
+    another that takes them. None: there is no run yet. `dtype`: of the model. `progress` is called before each trace.
 
     Raises DoesNotFit (with the numbers and the nearest setting that fits), Rejected (`bad_config`) and DiskFull
     (`no_room`).
@@ -74,18 +76,25 @@ def plan_memory(
     fixed = fixed_by(spec, optimizer)
     flops = method.flops(task.flops(config), size.trained, task.layout(config))
     most_on_cpu = max(CPU_ROWS, int(CPU_FLOPS / flops.rows(np.array([inputs]), np.array([targets]))))
+    offloaded = offloaded_bytes(size) if device == "cuda" else 0
+    host = None if budget.gpu is None else budget.gpu.host_memory_bytes
+    if fixed.optimizer == "adamw_offload" and host is not None and offloaded + HOST_ROOM > host:
+        raise no_host_memory(offloaded, host)
+    time_of = RowTime(task, config, flops, inputs, targets, size, budget.gpu, spec.training.batch_size)
     ladder = Ladder(
         predictor,
-        RowTime(task, config, flops, inputs, targets, size, budget.gpu),
+        time_of,
         limit=budget.limit,
         context=context,
         cap=spec.training.batch_size if device == "cuda" else min(spec.training.batch_size, most_on_cpu),
+        offload=offloaded > 0 and host is not None and offloaded + HOST_ROOM <= host,
         progress=progress,
     )
     candidates = ladder.walk(fixed)
     fitting = choice(candidates)
     chosen = fitting or ladder.smallest(fixed)
-    kept = size.trained_bytes + chosen.parts["optimizer"]
+    on_host = offloaded if chosen.optimizer == "adamw_offload" else 0
+    kept = size.trained_bytes + chosen.parts["optimizer"] + on_host
     delivered = method.result_bytes(size.trained_bytes, size.parameter_bytes)
     least = None
     if device == "cuda":  # where a smaller GPU takes the job, its attempt walks the ladder again for that one
@@ -113,8 +122,8 @@ def plan_memory(
         least_bytes=None if least is None else least.peak_bytes,
         least_parts={} if least is None else least.parts,
         candidates=candidates,
-        why=why(chosen, candidates, fixed) if fitting else "nothing fits: this is the smallest setting",
-        host=plan_host(kept),
+        why=why(chosen, candidates, fixed, time_of) if fitting else "nothing fits: this is the smallest setting",
+        host=plan_host(kept, on_host, host if on_host else None),
         disk=None if run is None or not fitting else plan_disk(run, spec, kept, delivered),
         seconds=time.monotonic() - started,
     )
@@ -125,31 +134,48 @@ def plan_memory(
 
 
 def fixed_by(spec: JobSpec, begun: OptimizerName | None) -> Fixed:
-    """The settings that the ladder may not change; `begun`: the optimizer that the run began with."""
+    """The settings that the ladder may not change; `begun`: an optimizer with the states that the run has."""
     memory = spec.memory
+    asked = None if memory.optimizer == "auto" else memory.optimizer
     rows = None if memory.micro_batch == "auto" else min(memory.micro_batch, spec.training.batch_size)
     if spec.kind == "evaluate":
         return Fixed(SMALLEST, 0, rows, evaluation=True)
     return Fixed(
-        optimizer=begun or (None if memory.optimizer == "auto" else memory.optimizer),
+        optimizer=asked or begun,
         begun=begun is not None,
         activation_checkpointing=None if memory.activation_checkpointing == "auto" else memory.activation_checkpointing,
         micro_batch=rows,
     )
 
 
-def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed) -> str:
+def offloaded_bytes(size: ModelSize) -> int:
+    """Of the host's memory, what `adamw_offload` takes: states, and buffers for gradients and weights."""
+    return STATE_BYTES * size.trained + 2 * LOADS * min(LOAD_BYTES, size.trained_bytes)
+
+
+def no_host_memory(needed: int, there: int) -> Rejected:
+    """The error of a job whose optimizer states the host cannot hold."""
+    states, has = bytes_alike(needed, there)
+    return Rejected(
+        f"memory.optimizer is adamw_offload, whose states take {states} of the host's memory, and the host has {has}",
+        code="host_memory",
+        param="memory.optimizer",
+        hint="set memory.optimizer: adamw_8bit or adafactor, or method.name: lora, which trains fewer weights",
+    )
+
+
+def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed, time_of: RowTime) -> str:
     """In words: which better optimizers do not fit, what the job sets, and what the choice costs."""
     if fixed.evaluation:
         return f"micro-batch {chosen.micro_batch} is the largest that fits" if not fixed.keys else "as the job says"
     parts = []
     for optimizer, worth in WORTH.items():
         peaks = [each for each in candidates if each.optimizer == optimizer]
-        if worth > WORTH[chosen.optimizer] and peaks and not any(each.fits for each in peaks):
+        if worth >= WORTH[chosen.optimizer] and peaks and not any(each.fits for each in peaks):
             least = min(peaks, key=lambda each: each.peak_bytes)
             parts.append(f"{optimizer} needs {'' if least.parts else 'more than '}{format_bytes(least.peak_bytes)}")
     if fixed.begun:
-        parts.append(f"the run began with {chosen.optimizer}")
+        parts.append(f"the run has states of {chosen.optimizer}")
     if fixed.keys:
         parts.append(f"the job sets {', '.join(f'memory.{key}' for key in fixed.keys)}")
     setting = describe(chosen.optimizer, chosen.activation_checkpointing, chosen.micro_batch)
@@ -158,6 +184,9 @@ def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed) -> str:
         if chosen.slowdown < 1.005
         else f"{chosen.slowdown:.2f} times the time of the fastest way"
     )
+    update = time_of.update_s(chosen.optimizer)
+    if update:
+        cost += f"; the host's update takes {format_duration(update)} of each step"
     return "; ".join([*parts, f"{setting}: {cost}"])
 
 

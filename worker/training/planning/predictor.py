@@ -25,6 +25,7 @@ from jobs.memory_plan import Device, OptimizerName
 from jobs.spec import TrainingSpec
 from worker.training.adapters.full import Full
 from worker.training.adapters.method import Method
+from worker.training.optimizers.adamw_offload import gpu_half
 from worker.training.optimizers.optimizer import make_optimizer
 from worker.training.planning import tracker as counted
 from worker.training.planning.bare_model import bare_model, give_device
@@ -211,12 +212,20 @@ class Predictor:
         model = self._model
         with without_data(name), self._tracking() as tracker:
             tracker.category = counted.OPTIMIZER
-            optimizer = make_optimizer(name, model.named_parameters(), self._schedule, fused=True)
+            # Of `adamw_offload` all but its GPU half is on the host, and takes none of the GPU's memory.
+            offloaded = self._cuda and name == "adamw_offload"
+            optimizer = (
+                None if offloaded else make_optimizer(name, model.named_parameters(), self._schedule, fused=True)
+            )
             states = tracker.live[counted.OPTIMIZER]
             tracker.category = counted.TEMPORARIES
             loss = torch.empty((), dtype=torch.float32, device=self._device)
             tracker.begin()
-            optimizer.step(1, 1e-4, loss)
+            if optimizer is None:
+                trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+                gpu_half(1, trained, loss, self._schedule.max_grad_norm)
+            else:
+                optimizer.step(1, 1e-4, loss)
             parts, _ = tracker.at_peak()
         return self._with_workspaces(parts, states)
 

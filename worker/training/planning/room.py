@@ -15,10 +15,18 @@ HOST_ROOM = 2 * GIB
 """Bytes of the host's memory that stay free for everything else when weights are copied."""
 
 
-def plan_host(copy_bytes: int) -> HostPlan:
-    """Whether the host's memory has room for a copy of what a checkpoint holds."""
-    available = host_memory().available
-    return HostPlan(copy_bytes=copy_bytes, available_bytes=available, fits=copy_bytes + HOST_ROOM < available)
+def plan_host(copy_bytes: int, optimizer_bytes: int = 0, available: int | None = None) -> HostPlan:
+    """Whether the host's memory has room for a copy of what a checkpoint holds, beside states of the optimizer.
+
+    `available`: bytes there; None: those of this process's host.
+    """
+    available = host_memory().available if available is None else available
+    return HostPlan(
+        optimizer_bytes=optimizer_bytes,
+        copy_bytes=copy_bytes,
+        available_bytes=available,
+        fits=optimizer_bytes + copy_bytes + HOST_ROOM < available,
+    )
 
 
 def plan_disk(runs: Path, spec: JobSpec, checkpoint_bytes: int, model_bytes: int) -> DiskPlan:

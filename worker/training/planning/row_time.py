@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jobs.gpus import REFERENCE, GpuFacts
+from jobs.memory_plan import OptimizerName
 from jobs.plan import EXPECTED_SHARE
 from worker.training.planning.prediction import ModelSize
 from worker.training.tasks.task import Config, Flops, Task
@@ -19,7 +20,7 @@ LAUNCH_S = 6e-6
 
 @dataclass(frozen=True)
 class RowTime:
-    """Seconds of rows of one shape, the longest there is. The optimizer's step is not in it.
+    """Seconds of rows of one shape, the longest there is. The optimizer's step is not in it, where the GPU makes it.
 
     Arithmetic: FLOPs of the longest shape at `EXPECTED_SHARE` of the GPU's peak, recomputation counted as work. Each
     micro-batch besides: its weights are read twice, and the gradients of those that are trained read and written once,
@@ -35,8 +36,18 @@ class RowTime:
     targets: int
     size: ModelSize
     gpu: GpuFacts | None
+    batch: int
+    """Rows of an optimizer step."""
 
-    def seconds(self, rows: int, activation_checkpointing: int) -> float:
+    def update_s(self, optimizer: OptimizerName) -> float:
+        """Seconds of an update by the host, for which the GPU waits; 0 where the GPU makes it."""
+        if optimizer != "adamw_offload" or not self.size.trained:
+            return 0.0
+        return (self.gpu or REFERENCE).offloaded_update_s(
+            self.size.trained, self.size.trained_bytes // self.size.trained
+        )
+
+    def seconds(self, rows: int, activation_checkpointing: int, optimizer: OptimizerName) -> float:
         """Seconds of one row in micro-batches of this many rows."""
         shape = np.array([self.inputs]), np.array([self.targets])
         flops = self.flops.rows(*shape)
@@ -47,4 +58,5 @@ class RowTime:
         assert peak and bandwidth, "the reference GPU is known"
         traffic = 2 * (size.parameter_bytes + size.trained_bytes)
         launches = LAUNCHES * self.task.layers(self.config)
-        return flops / (EXPECTED_SHARE * peak) + (traffic / bandwidth + launches * LAUNCH_S) / rows
+        seconds = flops / (EXPECTED_SHARE * peak) + (traffic / bandwidth + launches * LAUNCH_S) / rows
+        return seconds + self.update_s(optimizer) / self.batch

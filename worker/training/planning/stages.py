@@ -41,9 +41,11 @@ def plan_stage(
     budget = find_budget(spec.memory, settings.device, settings.gpu, spec.resources)
     if earlier is not None and earlier.dtype == dtype and is_current(earlier, longest, budget):
         assert earlier.host is not None and earlier.disk is not None, "a plan of this stage has both"
-        kept = earlier.host.copy_bytes
+        kept, on_host = earlier.host.copy_bytes, earlier.host.optimizer_bytes
         disk = plan_disk(run.path, spec, kept, earlier.disk.model_bytes)
-        plan = earlier.model_copy(update={"host": plan_host(kept), "disk": disk})
+        plan = earlier.model_copy(
+            update={"host": plan_host(kept, on_host, earlier.host.available_bytes if on_host else None), "disk": disk}
+        )
         if picture.exists():  # nothing in it has changed
             return plan
     else:

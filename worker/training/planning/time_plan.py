@@ -73,9 +73,17 @@ def with_time(
         parameters=plan.model.parameters,
         compiled=plan.resolved.compile,
         step_flops=spec.training.batch_size * flops / len(lengths.inputs),
+        updates_s=left * plan.steps * offloaded_update_s(plan, settings),
     )
     planned = within_hours(plan.model_copy(update={"time": time}), spec, done)
     return with_evaluations(planned, spec, config, lengths, task, settings.gpu or REFERENCE, done)
+
+
+def offloaded_update_s(plan: Plan, settings: TrainerSettings) -> float:
+    """Seconds that the GPU waits for the host in each step; 0 where it updates the weights itself."""
+    if plan.memory is None or plan.memory.host is None or not plan.memory.host.optimizer_bytes:
+        return 0.0
+    return (settings.gpu or REFERENCE).offloaded_update_s(plan.memory.trained_parameters, 2)
 
 
 def within_hours(plan: Plan, spec: JobSpec, done: int) -> Plan:
