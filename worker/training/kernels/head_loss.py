@@ -62,7 +62,7 @@ class _KeptLogits(torch.autograd.Function):
             index = label.clamp(min=0)[:, None]
             likelihood = piece.log_softmax(-1, dtype=total.dtype)
             total -= (likelihood.gather(1, index)[:, 0] * count).sum()
-            if ctx.needs_input_grad[0]:
+            if any(ctx.needs_input_grad):
                 piece.copy_(likelihood.exp_().scatter_add_(1, index, likelihood.new_full(index.shape, -1.0)))
         ctx.save_for_backward(hidden, weight, logits, counts)
         return total

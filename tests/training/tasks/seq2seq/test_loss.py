@@ -58,6 +58,16 @@ def test_loss_and_gradients_are_those_of_cross_entropy(
     assert not results[0][1][[3, 4, -1]].any(), "what does not count has no gradient"
 
 
+def test_a_head_is_trained_alone_on_hidden_states_that_are_not() -> None:
+    hidden, head, labels = make(torch.float64)
+    gradients = []
+    for function in (FusedHead.loss_sum, lambda head, hidden, labels: plain(hidden, head, labels)):
+        function(head, hidden.detach(), labels).backward()
+        gradients.append(head.weight.grad)
+        head.weight.grad = None
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+
+
 def test_a_step_of_padding_alone_is_zero() -> None:
     hidden, head, labels = make(torch.float32)
     loss = head.loss_sum(hidden, torch.full_like(labels, -100))
