@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from worker.training.kernels import gradient_sums
+
 IGNORED = -100
 """Label of a padding position; cross entropy passes over it."""
 _MOST_KEPT = 2**28
@@ -65,15 +67,17 @@ class _KeptLogits(torch.autograd.Function):
             if any(ctx.needs_input_grad):
                 piece.copy_(likelihood.exp_().scatter_add_(1, index, likelihood.new_full(index.shape, -1.0)))
         ctx.save_for_backward(hidden, weight, logits, counts)
+        ctx.parameter = weight  # what is saved may come back as another tensor
         return total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         hidden, weight, logits, counts = ctx.saved_tensors
         # Rows that do not count have a gradient in `logits`, too; multiplied by 0 it comes to nothing.
         scale = (counts * gradient).to(hidden.dtype)[:, None]
-        return (logits @ weight).mul_(scale), logits.T @ (hidden * scale), None
+        of_weight = gradient_sums.add_product(ctx.parameter, logits.T, hidden * scale)
+        return (logits @ weight).mul_(scale), of_weight, None
 
 
 class _NoLogits(torch.autograd.Function):
@@ -95,6 +99,7 @@ class _NoLogits(torch.autograd.Function):
             if of_weight is not None:
                 of_weight.addmm_(logits.T, piece)
         ctx.save_for_backward(of_hidden, of_weight)
+        ctx.parameter = weight
         return total
 
     @staticmethod
@@ -102,7 +107,9 @@ class _NoLogits(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         of_hidden, of_weight = ctx.saved_tensors
         scale = gradient.to(of_hidden.dtype)
-        return of_hidden * scale, None if of_weight is None else of_weight.mul_(scale), None
+        if of_weight is not None:
+            of_weight = gradient_sums.add(ctx.parameter, of_weight.mul_(scale))
+        return of_hidden * scale, of_weight, None
 
 
 _NUMBERS = (2**26, 2**21)
