@@ -97,6 +97,8 @@ def test_a_t5_takes_what_was_predicted(
     [
         (Causal(), QWEN2, 0, False, True),
         (Causal(), QWEN2, 1, False, False),
+        (Causal(), QWEN2, 1, True, True),
+        (Causal(), QWEN2 | {"tie_word_embeddings": False}, 1, True, True),
         (CLASSIFIER, ROBERTA, 0, False, True),
         (CLASSIFIER, ROBERTA, 0, True, True),
         (CLASSIFIER, ROBERTA, 1, True, True),

@@ -13,10 +13,15 @@ import pytest
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
 from jobs.gpus import GpuFacts
+from jobs.spec import TrainingSpec
 from jobs.text.units import GIB, MIB
 from tests.training.hub_server import NAME, Hub, running_hub
 from tests.training.workplace import EXAMPLES, Workplace
+from worker.training.planning.prediction import Setting
+from worker.training.planning.predictor import Predictor
+from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.causal import builtin
+from worker.training.tasks.causal.task import Causal
 
 QWEN_7B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944,
@@ -121,6 +126,16 @@ def test_the_plan_says_what_fits_and_why_the_settings_of_others_do_not(
         "theirs_gib": theirs.peak_bytes / GIB, "their_logits_gib": logits / GIB, "their_adapters_gib": trained / GIB,
     }  # fmt: skip
     print(json.dumps({key: round(each, 2) if isinstance(each, float) else each for key, each in figures.items()}))
+
+
+def test_full_fine_tuning_takes_weights_gradients_and_less_than_a_gibibyte() -> None:
+    one = Predictor(QWEN_7B, task=Causal(), device="cuda", fused=True, dropout=None, training=TrainingSpec())
+    setting, context = Setting(1, "adafactor"), 0.8
+    predicted = one.predict(MicroBatchShape(1, 512, 512), setting)
+    assert predicted.peak / GIB + context <= 30
+    head = QWEN_7B["vocab_size"] * QWEN_7B["hidden_size"] * 2
+    beside = predicted.pass_peak - predicted.parts["weights"] - predicted.parts["gradients"]
+    assert beside < head, "neither the head's gradient is made beside the sum, nor the embedding's"
 
 
 def test_full_fine_tuning_without_native_bf16_is_refused_and_the_hint_works(workplace: Workplace) -> None:

@@ -10,7 +10,14 @@ A backward pass that fails may leave a part of a sum behind. Whoever does a step
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+aten = torch.ops.aten
 
 
 def add(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
@@ -27,6 +34,41 @@ def add_product(parameter: torch.Tensor, left: torch.Tensor, right: torch.Tensor
         return add(parameter, left @ right)
     parameter.grad.addmm_(left, right)
     return None
+
+
+class SummedEmbedding(nn.Embedding):
+    """Looks up as its base class does. Going back, it makes the gradient of the tokens that occur, not of all V."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Token numbers of any shape -> [..., D]."""
+        if input.numel() >= self.num_embeddings or not _can_be_added(self.weight):
+            return super().forward(input)
+        found: torch.Tensor = _Lookup.apply(input, self.weight, self.padding_idx)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, padding: int | None) -> torch.Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.weight, ctx.padding = weight, padding  # the parameter itself: what is saved may come back as another tensor
+        return F.embedding(tokens, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
+        tokens, weight = ctx.saved_tensors[0].flatten(), ctx.weight
+        # A place for each token, the first among the sorted ones for all of its kind: torch's own kernel sums them up
+        # there, as it would for a whole vocabulary, and what all the other places add is 0, in whatever order.
+        ordered = tokens.sort().values
+        places = torch.searchsorted(ordered, tokens)
+        sums = aten.embedding_dense_backward(gradient.flatten(0, -2), places, len(tokens), -1, False)
+        if ctx.padding is not None:
+            sums.masked_fill_((ordered == ctx.padding)[:, None], 0)
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        weight.grad.index_add_(0, ordered, sums)
+        return None, None, None
 
 
 def _can_be_added(parameter: torch.Tensor) -> bool:

@@ -135,12 +135,14 @@ def test_a_model_that_looks_ahead_is_refused_by_name(monkeypatch: pytest.MonkeyP
     assert caught.value.detail_code == "self_check_failed"
 
 
-def test_norms_and_gates_of_every_family_that_can_be_are_fused() -> None:
+def test_norms_gates_and_the_embedding_of_every_family_that_can_be_are_fused() -> None:
     assert {family: fused.fuse(model_of(family)) for family in ("qwen2", "qwen3", "llama", "mistral", "phi3")} == {
-        "qwen2": 5 + 2, "qwen3": 9 + 2, "llama": 5 + 2, "mistral": 5 + 2, "phi3": 9,
+        "qwen2": 5 + 2 + 1, "qwen3": 9 + 2 + 1, "llama": 5 + 2 + 1, "mistral": 5 + 2 + 1, "phi3": 9 + 1,
     }  # fmt: skip
-    assert fused.fuse(model_of("gemma")) == 0, "its norm multiplies by 1 + weight, its gate is a GELU"
-    assert fused.fuse(model_of("llama", hidden_act="gelu")) == 5
+    assert fused.fuse(model_of("gemma")) == 0, (
+        "its norm multiplies by 1 + weight, its gate is a GELU, its embedding one that scales"
+    )
+    assert fused.fuse(model_of("llama", hidden_act="gelu")) == 5 + 1
 
 
 def test_short_rows_on_a_cpu_have_their_own_attention(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from transformers.activations import SiLUActivation
 from jobs.errors import Rejected
 from worker.training.kernels.dropout import FusedDropout
 from worker.training.kernels.gated_silu import gated_silu
+from worker.training.kernels.gradient_sums import SummedEmbedding
 from worker.training.kernels.rms_norm import rms_norm
 from worker.training.tasks.causal.loss import learned_loss_sum
 from worker.training.tasks.dropout import set_dropout
@@ -64,6 +65,8 @@ def _fused(kind: Any) -> type[nn.Module] | None:
     """What takes the place of a class; None: it stays."""
     if kind is nn.Dropout:
         return FusedDropout
+    if kind is nn.Embedding:  # exactly: others do more, such as scale
+        return SummedEmbedding
     if kind.__module__.startswith("transformers."):
         for names, fused in ((NORMS, _FusedNorm), (GATES, _FusedGate)):
             if kind.__name__ in names:
