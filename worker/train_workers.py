@@ -24,7 +24,7 @@ from jobs.process.lifeline import tied_to_parent
 from jobs.reasons import Reason
 from jobs.redis.store import Store
 from jobs.text.units import format_duration
-from worker.heartbeat import report
+from worker.heartbeat import forget, report
 
 log = logging.getLogger("longhaul.worker")
 LOOK_S = 0.2
@@ -97,6 +97,9 @@ class TrainWorkers:
         now = time.monotonic()
         if worker.start_at is not None:
             if now >= worker.start_at:
+                if worker.process.returncode != Reason.GPU_LOST.exit_code:  # else its last word stands for a minute
+                    for heartbeat in self._heartbeats_of(worker):
+                        forget(self._store, heartbeat.name)
                 worker.process = start(worker.slot, self._environment)
                 worker.started_at, worker.start_at = now, None
             return
@@ -112,9 +115,8 @@ class TrainWorkers:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         why = f"the train worker of {worker.slot.text} {how}; it starts again in {format_duration(wait_s)}"
         log.error("%s", why)
-        for heartbeat in self._heartbeats():
-            if heartbeat.pid == worker.process.pid:
-                report(self._store, heartbeat.with_health(why))
+        for heartbeat in self._heartbeats_of(worker):
+            report(self._store, heartbeat.with_health(why))
 
     def _none_left(self) -> bool:
         """Whether each worker says that it cannot work."""
@@ -122,6 +124,9 @@ class TrainWorkers:
         found = [healthy.get(worker.process.pid) for worker in self._workers]
         self._one_was_lost = not all(found)  # all are back: what makes them sick later is another matter
         return all(each is False for each in found)
+
+    def _heartbeats_of(self, worker: SlotWorker) -> list[Worker]:
+        return [each for each in self._heartbeats() if each.pid == worker.process.pid]
 
     def _heartbeats(self) -> list[Worker]:
         try:

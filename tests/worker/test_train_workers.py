@@ -100,6 +100,7 @@ def test_each_gpu_has_a_worker_and_one_that_ends_is_started_again_while_the_othe
         assert after["GPU-1"] == pids["GPU-1"]
         assert f"the train worker of GPU GPU-0 {how}; it starts again in" in (two.stack.home / "train.log").read_text()
         pids = after
+        assert {each.pid for each in two.workers()} == set(pids.values()), "the one that ended is not listed"
     assert two.stack.stop("train") == 0
     assert not any(map(alive, pids.values())) and all(not each.healthy for each in two.workers()), "signed off"
 

@@ -57,6 +57,19 @@ def test_what_may_decide_it_is_traced_anew(tmp_path: Path, different: dict[str, 
     assert asked(tmp_path, **different)[0] == 0
 
 
+def test_trials_of_lora_that_differ_in_alpha_or_rates_are_traced_once(tmp_path: Path) -> None:
+    def found(runs: Path | None, **settings: Any) -> tuple[int, Prediction]:
+        plain: dict[str, Any] = {"type": "lora", "rank": 4, "targets": ["q", "v"], "dropout": 0.1}
+        return asked(runs, method=Lora(LoraMethod(**plain | settings)))[:2]
+
+    traces, first = found(tmp_path, alpha=8)
+    assert traces > 0
+    for settings in ({"alpha": 32}, {"rslora": True}, {"dropout": 0.3}):
+        assert found(tmp_path, **settings) == (0, first)
+        assert found(None, **settings)[1] == first
+    assert found(tmp_path, dropout=0.0)[0] > 0 and found(tmp_path, rank=8)[0] > 0
+
+
 @pytest.mark.parametrize(
     "rates", [{"weight_decay": (0.01, 1.0)}, {"dropout": (0.01, 0.5)}, {"max_grad_norm": (1e-3, 9.0)}]
 )

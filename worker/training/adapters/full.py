@@ -32,6 +32,11 @@ class Full:
         """See `Method`."""
         return "none: the model is evaluated" if self.evaluated else "full: every weight"
 
+    @property
+    def memory_key(self) -> str:
+        """See `Method`."""
+        return repr(self)
+
     def inject(self, model: nn.Module, seed: int, head_modules: Collection[str] = ()) -> None:
         """The parameters are there; all require gradients, or none does."""
         model.requires_grad_(not self.evaluated)

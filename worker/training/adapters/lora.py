@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -59,6 +59,12 @@ class Lora:
             f"{kind}: rank {settings.rank}, alpha {settings.scale:g}, dropout {settings.dropout:g}, targets {targets}, "
             f"{dtype_name(self.adapter_dtype)}" + (" beside float16" if self.dtype == torch.float16 else "")
         )
+
+    @property
+    def memory_key(self) -> str:
+        """See `Method`. Of alpha nothing depends, of dropout only whether there is any."""
+        plain = {"alpha": None, "rslora": False, "dropout": float(self.settings.dropout > 0)}
+        return repr(replace(self, settings=self.settings.model_copy(update=plain)))
 
     @property
     def adapter_dtype(self) -> torch.dtype:

@@ -38,6 +38,10 @@ class Method(Protocol):
     def description(self) -> str:
         """For people."""
 
+    @property
+    def memory_key(self) -> str:
+        """What of it decides how much memory training takes."""
+
     def inject(self, model: nn.Module, seed: int, head_modules: Collection[str] = ()) -> None:
         """Give the model, in place, the parameters that are trained, and let them alone require gradients.
 

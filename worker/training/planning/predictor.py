@@ -109,7 +109,7 @@ class Predictor:
         """Passes traced so far."""
         # Of rates it matters whether they are zero: then there is nothing to do for them.
         rates = [dropout if dropout is None else dropout > 0, training.weight_decay > 0, training.max_grad_norm is None]
-        facts = [dict(config), repr(task), str(self._dtype), device, fused, *rates, repr(method), flash]
+        facts = [dict(config), repr(task), str(self._dtype), device, fused, *rates, method and method.memory_key, flash]
         self._cache = TraceCache(runs, facts)
         if self._cache.empty:
             self._build()
