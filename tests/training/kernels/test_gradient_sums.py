@@ -21,7 +21,7 @@ LABELS = torch.tensor([7, 3, 49, -100, 3, 12, 30, 9, 7, 3, -100, -100, -100, 5])
 
 
 @dataclass
-class Model:
+class TiedModel:
     embedding: nn.Embedding
     between: torch.Tensor
     head: torch.Tensor
@@ -35,7 +35,9 @@ class Model:
         return [each.grad for each in (self.embedding.weight, self.between, self.head)]
 
 
-def make(kind: type[nn.Embedding], *, tied: bool, dtype: torch.dtype = torch.float64, padding: bool = True) -> Model:
+def make(
+    kind: type[nn.Embedding], *, tied: bool, dtype: torch.dtype = torch.float64, padding: bool = True
+) -> TiedModel:
     generator = torch.Generator().manual_seed(1)
     embedding = kind(VOCABULARY, WIDTH, padding_idx=PADDING if padding else None, dtype=dtype)
     with torch.no_grad():
@@ -43,14 +45,14 @@ def make(kind: type[nn.Embedding], *, tied: bool, dtype: torch.dtype = torch.flo
     between, head = (
         torch.randn(size, WIDTH, generator=generator).to(dtype).requires_grad_() for size in (WIDTH, VOCABULARY)
     )
-    return Model(embedding, between, embedding.weight if tied else head)
+    return TiedModel(embedding, between, embedding.weight if tied else head)
 
 
-def ours(model: Model, ids: torch.Tensor = IDS, labels: torch.Tensor = LABELS) -> torch.Tensor:
+def ours(model: TiedModel, ids: torch.Tensor = IDS, labels: torch.Tensor = LABELS) -> torch.Tensor:
     return head_loss.head_loss(model.hidden(ids), model.head, labels)
 
 
-def plain(model: Model, ids: torch.Tensor = IDS, labels: torch.Tensor = LABELS) -> torch.Tensor:
+def plain(model: TiedModel, ids: torch.Tensor = IDS, labels: torch.Tensor = LABELS) -> torch.Tensor:
     return F.cross_entropy(model.hidden(ids) @ model.head.T, labels, ignore_index=-100, reduction="sum")
 
 
@@ -100,7 +102,7 @@ def test_a_weight_that_is_made_of_a_parameter_and_one_with_wider_sums_are_left_t
     model, expected = make(SummedEmbedding, tied=False), make(nn.Embedding, tied=False)
     for one, loss in ((model, ours), (expected, plain)):
         for _ in range(2):
-            loss(Model(one.embedding, one.between, one.head * 2)).backward()
+            loss(TiedModel(one.embedding, one.between, one.head * 2)).backward()
     assert_equal(model.gradients, expected.gradients)
     narrow = make(SummedEmbedding, tied=True, dtype=torch.bfloat16)
     narrow.head.grad_dtype = torch.float32
