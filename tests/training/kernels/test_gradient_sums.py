@@ -21,7 +21,7 @@ LABELS = torch.tensor([7, 3, 49, -100, 3, 12, 30, 9, 7, 3, -100, -100, -100, 5])
 
 
 @dataclass
-class TiedModel:
+class ToyModel:
     embedding: nn.Embedding
     between: torch.Tensor
     head: torch.Tensor
@@ -35,9 +35,7 @@ class TiedModel:
         return [each.grad for each in (self.embedding.weight, self.between, self.head)]
 
 
-def make(
-    kind: type[nn.Embedding], *, tied: bool, dtype: torch.dtype = torch.float64, padding: bool = True
-) -> TiedModel:
+def make(kind: type[nn.Embedding], *, tied: bool, dtype: torch.dtype = torch.float64, padding: bool = True) -> ToyModel:
     generator = torch.Generator().manual_seed(1)
     embedding = kind(VOCABULARY, WIDTH, padding_idx=PADDING if padding else None, dtype=dtype)
     with torch.no_grad():
@@ -45,14 +43,14 @@ def make(
     between, head = (
         torch.randn(size, WIDTH, generator=generator).to(dtype).requires_grad_() for size in (WIDTH, VOCABULARY)
     )
-    return TiedModel(embedding, between, embedding.weight if tied else head)
+    return ToyModel(embedding, between, embedding.weight if tied else head)
 
 
-def ours(model: TiedModel, ids: torch.Tensor = IDS, labels: torch.Tensor = LABELS) -> torch.Tensor:
+def ours(model: ToyModel, ids: torch.Tensor = IDS, labels: torch.Tensor = LABELS) -> torch.Tensor:
     return head_loss.head_loss(model.hidden(ids), model.head, labels)
 
 
-def plain(model: TiedModel, ids: torch.Tensor = IDS, labels: torch.Tensor = LABELS) -> torch.Tensor:
+def plain(model: ToyModel, ids: torch.Tensor = IDS, labels: torch.Tensor = LABELS) -> torch.Tensor:
     return F.cross_entropy(model.hidden(ids) @ model.head.T, labels, ignore_index=-100, reduction="sum")
 
 
@@ -102,7 +100,7 @@ def test_a_weight_that_is_made_of_a_parameter_and_one_with_wider_sums_are_left_t
     model, expected = make(SummedEmbedding, tied=False), make(nn.Embedding, tied=False)
     for one, loss in ((model, ours), (expected, plain)):
         for _ in range(2):
-            loss(TiedModel(one.embedding, one.between, one.head * 2)).backward()
+            loss(ToyModel(one.embedding, one.between, one.head * 2)).backward()
     assert_equal(model.gradients, expected.gradients)
     narrow = make(SummedEmbedding, tied=True, dtype=torch.bfloat16)
     narrow.head.grad_dtype = torch.float32
