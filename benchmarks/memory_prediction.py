@@ -344,7 +344,12 @@ def watched(
 
 def live_bytes(model: PreTrainedModel, optimizer: Optimizer) -> int:
     """Weights, buffers, gradients and states; what is shared, once."""
-    tensors = [*model.parameters(), *model.buffers(), *optimizer.state_dict().values()]
+    tensors = [
+        *model.parameters(),
+        *model.buffers(),
+        *optimizer.state_dict().values(),
+        *getattr(optimizer, "buffers", []),
+    ]
     tensors += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())

@@ -50,7 +50,12 @@ class AdamWOffload:
         self._rule = Rule(fused)
         device = self._slots[0].parameter.device
         self._down, self._up = _Lane(device), _Lane(device)
-        self._loads = _packed(self._slots, weight_decay, pinned=device.type == "cuda")
+        size = min(LOAD_BYTES, sum(_aligned(slot.parameter.nbytes) for slot in self._slots))
+        self.buffers = [
+            torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda") for _ in range(2 * LOADS)
+        ]
+        """For gradients, then for weights."""
+        self._loads = _packed(self._slots, weight_decay, self.buffers)
 
     def compile(self, journal: Journal) -> None:
         """Nothing: its kernels come with torch."""
@@ -174,12 +179,10 @@ class _Load:
                 yield part.parameter.detach().view(-1)[part.place], part.weights
 
 
-def _packed(slots: Sequence[Slot], weight_decay: float, *, pinned: bool) -> list[_Load]:
+def _packed(slots: Iterable[Slot], weight_decay: float, buffers: Sequence[torch.Tensor]) -> list[_Load]:
     """Every number in a load, in order, with views of the buffers for it."""
-    size = min(LOAD_BYTES, sum(_aligned(slot.parameter.nbytes) for slot in slots))
-    buffers = [[torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(LOADS)] for _ in range(2)]
     loads: list[_Load] = []
-    used = size
+    used = size = len(buffers[0])
     for slot in slots:
         count, dtype = slot.parameter.numel(), slot.parameter.dtype
         decay = weight_decay if decays(slot.name, slot.parameter) else 0.0
@@ -189,8 +192,9 @@ def _packed(slots: Sequence[Slot], weight_decay: float, *, pinned: bool) -> list
             taken = (place.stop - begin) * dtype.itemsize
             if used + taken > size:
                 loads.append(_Load())
+                places = len(loads) % LOADS, LOADS + len(loads) % LOADS
                 used = 0
-            gradient, weights = (both[(len(loads) - 1) % LOADS][used : used + taken].view(dtype) for both in buffers)
+            gradient, weights = (buffers[which][used : used + taken].view(dtype) for which in places)
             used += _aligned(taken)
             part = _Part(slot.parameter, place, gradient, weights)
             loads[-1].parts.append(part)
