@@ -200,6 +200,12 @@ class DeviceBusy(StageError):
     reason = Reason.DEVICE_BUSY
 
 
+class HostOutOfMemory(StageError):
+    """The host has no room now for what must be in its memory."""
+
+    reason = Reason.HOST_OUT_OF_MEMORY
+
+
 class NotPrepared(StageError):
     """The prepared model or data is missing or damaged."""
 

@@ -73,7 +73,7 @@ class HostPlan(Frozen):
     copy_bytes: int
     """A pinned copy of weights and optimizer states, from which a checkpoint is written in the background."""
     available_bytes: int
-    """What there is for it."""
+    """What is free there; with `optimizer_bytes`, all that the host has, as its train worker reports."""
     fits: bool
     """Whether there is room for the copy besides; else checkpoints are streamed from the device."""
 

@@ -262,9 +262,7 @@ def make_time_plan(
     peak = None if facts is None else facts.peak_flops
     reached = None if facts is None else facts.training_flops(parameters, compiled, step_flops)
     expected = reached or (None if peak is None else EXPECTED_SHARE * peak)
-    seconds = None if expected is None else (model_flops + recomputed_flops) / expected
-    if seconds is not None and reached is None:  # what training reached includes its updates
-        seconds += updates_s
+    seconds = None if expected is None else (model_flops + recomputed_flops) / expected + updates_s
     return TimePlan(
         model_flops=model_flops,
         recomputed_flops=recomputed_flops,

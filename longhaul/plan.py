@@ -152,8 +152,10 @@ def _host(memory: MemoryPlan) -> str | None:
         return None
     way = "checkpoints are written in the background" if host.fits else "no room: checkpoints are streamed"
     copy, available = bytes_alike(host.copy_bytes, host.available_bytes)
-    states = f"optimizer states take {format_bytes(host.optimizer_bytes)}, " if host.optimizer_bytes else ""
-    return f"{states}a copy of weights and states {'' if states else 'takes '}{copy} of {available} free; {way}"
+    if host.optimizer_bytes:
+        states = format_bytes(host.optimizer_bytes)
+        return f"of {available} in all, optimizer states take {states}, a copy for checkpoints {copy}; {way}"
+    return f"a copy of weights and states takes {copy} of {available} free; {way}"
 
 
 def _disk(memory: MemoryPlan) -> str | None:

@@ -314,8 +314,9 @@ def has_budget(run: RunDir) -> bool:
 
 
 def planned_gpu(store: Store, spec: JobSpec) -> GpuFacts | None:
-    """The GPU that a job is planned for: of those that train workers report and that meet `resources`, the largest,
-    and of these one with native bf16, and the fastest. What does not fit it fits none. None: there is no such GPU.
+    """The GPU that a job is planned for: of those that train workers report and that meet `resources`, the largest, and
+    of these one with native bf16, the fastest, and the one whose host has the most memory. What does not fit it fits
+    none. None: there is no such GPU.
 
     A job that needs native bf16 gets one without only where there is no other: *check* then refuses it.
     """
@@ -331,7 +332,11 @@ def planned_gpu(store: Store, spec: JobSpec) -> GpuFacts | None:
     fitting = [gpu for gpu in reported if needs.unmet(gpu) is None]
     if spec.needs_native_bf16:
         fitting = [gpu for gpu in fitting if gpu.native_bf16] or fitting
-    return max(fitting, key=lambda gpu: (gpu.memory_bytes, gpu.native_bf16, gpu.peak_flops or 0.0), default=None)
+    return max(fitting, key=_best, default=None)
+
+
+def _best(gpu: GpuFacts) -> tuple[int, bool, float, int]:
+    return gpu.memory_bytes, gpu.native_bf16, gpu.peak_flops or 0.0, gpu.host_memory_bytes or 0
 
 
 def show_latest(store: Store, run: RunDir, seen: int, scratch_attempt: int) -> int:

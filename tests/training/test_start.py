@@ -10,10 +10,10 @@ import torch
 from jobs.attempt import Finished
 from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir
-from jobs.errors import DeviceBusy, OutOfMemory, Rejected
+from jobs.errors import DeviceBusy, HostOutOfMemory, OutOfMemory, Rejected
 from jobs.events import GpuProcess, MemoryPlanned, ModelLoaded
 from jobs.gpus import REFERENCE
-from jobs.memory_plan import MemoryPlan
+from jobs.memory_plan import HostPlan, MemoryPlan
 from jobs.plan import Plan, Resolved
 from jobs.reasons import Reason
 from jobs.spec import JobSpec
@@ -23,6 +23,7 @@ from tests.training.conftest import MakeRun, tiny_spec
 from tests.training.planned import CONTEXT, FakeAlternatives, planned
 from worker.training import start
 from worker.training.journal import Journal
+from worker.training.machine.host import HostMemory
 from worker.training.machine.process_monitor import OtherProcessesUse, ProcessMonitor
 from worker.training.models.model_files import read_config
 from worker.training.planning.alternatives import Alternatives
@@ -32,6 +33,7 @@ from worker.training.start import (
     GpuNow,
     adjust_plan,
     apply_fallbacks,
+    check_host,
     make_room,
     planned_event,
     reserved_bytes,
@@ -180,6 +182,23 @@ def test_real_predictions_of_rungs_fall(make_run: MakeRun, model_folder: Path) -
         *(apply_fallbacks(spec, memory, lower, alternatives).peak_bytes for lower in (1, 2, 3)),
     ]
     assert peaks == sorted(peaks, reverse=True)
+
+
+# -- states on the host --------------------------------------------------------------------------------------
+
+
+def test_a_host_that_has_too_little_free_now_ends_the_attempt_and_the_job_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(start, "host_memory", lambda: HostMemory(used=30 * GIB, available=34 * GIB, total=64 * GIB))
+    for states in (0, 32 * GIB):
+        host = HostPlan(optimizer_bytes=states, copy_bytes=60 * GIB, available_bytes=64 * GIB, fits=False)
+        check_host(planned().model_copy(update={"host": host}))
+    check_host(planned().model_copy(update={"host": None}))
+    host = HostPlan(optimizer_bytes=33 * GIB, copy_bytes=1, available_bytes=64 * GIB, fits=True)
+    with pytest.raises(HostOutOfMemory, match=r"33\.0 GiB .* are needed .*, 34\.0 GiB of 64\.0 GiB are free") as caught:
+        check_host(planned().model_copy(update={"host": host}))
+    assert caught.value.reason.counted, "tried again, a limited number of times"
 
 
 # -- others on the GPU --------------------------------------------------------------------------------------

@@ -222,7 +222,8 @@ def set_up(
 
 
 def gpu_speed(run: RunDir, device: torch.device, loaded: LoadedModel, plan: Plan, rows: Rows) -> GpuSpeed | None:
-    """The measured figures of the GPU; None on a CPU, and for a trial, for others may be beside it."""
+    """The measured figures of the GPU, to which those of this job are added; None on a CPU, and for a trial, for others
+    may be beside it."""
     if device.type != "cuda" or run.record().sweep is not None:
         return None
     lengths = rows.input_lengths[:SAMPLE], rows.target_lengths[:SAMPLE]
@@ -234,4 +235,5 @@ def gpu_speed(run: RunDir, device: torch.device, loaded: LoadedModel, plan: Plan
         parameters=loaded.parameters,
         compiled=plan.resolved.compile,
         recomputed=recomputed,
+        kept=plan.resolved.optimizer != "adamw_offload",  # the GPU waits for the host, which says nothing of others
     )

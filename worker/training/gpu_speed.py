@@ -33,22 +33,25 @@ class GpuSpeed:
         parameters: int,
         compiled: bool,
         recomputed: float,
+        kept: bool = True,
     ) -> None:
         """`recomputed`: FLOPs of recomputed layers for each FLOP that MFU counts. `driver`: its version, or None.
-        `compiled`: whether the plan has layers compiled."""
+        `compiled`: whether the plan has layers compiled. `kept`: the rate holds for other jobs."""
         self._runs, self._uuid, self._name, self._driver = runs, uuid, name, driver
         self._parameters, self._compiled, self._work = parameters, compiled, 1 + recomputed
-        self._done, self._shared = 0, False
+        self._done, self._shared = 0, not kept
         self._steps: list[tuple[float, float]] = []
         """FLOPs and seconds of each that is measured."""
 
     @classmethod
-    def of(cls, runs: Path, device: torch.device, *, parameters: int, compiled: bool, recomputed: float) -> GpuSpeed:
+    def of(
+        cls, runs: Path, device: torch.device, *, parameters: int, compiled: bool, recomputed: float, kept: bool = True
+    ) -> GpuSpeed:
         """Of this CUDA device."""
         uuid = gpu_id(device)
         gpu = open_gpu(uuid)
         driver, name = None if gpu is None else gpu.driver(), torch.cuda.get_device_name(device)
-        return cls(runs, uuid, name, driver, parameters=parameters, compiled=compiled, recomputed=recomputed)
+        return cls(runs, uuid, name, driver, parameters=parameters, compiled=compiled, recomputed=recomputed, kept=kept)
 
     @property
     def peak(self) -> float | None:

@@ -17,7 +17,7 @@ import torch
 
 from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir
-from jobs.errors import BadData, DeviceBusy, NotPrepared, OutOfMemory, Rejected
+from jobs.errors import BadData, DeviceBusy, HostOutOfMemory, NotPrepared, OutOfMemory, Rejected
 from jobs.events import MemoryPlanned
 from jobs.gpus import GpuFacts
 from jobs.memory_plan import MemoryPlan
@@ -34,8 +34,9 @@ from worker.training.machine.process_monitor import OtherProcessesUse, ProcessMo
 from worker.training.models.model_store import check_files
 from worker.training.planning.alternatives import LIGHTER, Alternatives
 from worker.training.planning.budget import on_gpu
-from worker.training.planning.memory_plan import fallbacks, no_host_memory
+from worker.training.planning.memory_plan import fallbacks
 from worker.training.planning.prediction import Setting
+from worker.training.planning.room import HOST_ROOM
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.stop import StopSignal
 
@@ -199,11 +200,15 @@ def apply_fallbacks(spec: JobSpec, memory: MemoryPlan, lower: int, alternatives:
 
 
 def check_host(memory: MemoryPlan) -> None:
-    """Raises Rejected (`host_memory`) if the host is to hold the states of the optimizer, and has no room for them."""
+    """Raises HostOutOfMemory if the host is to hold the states of the optimizer, and has no room for them now."""
     needed = 0 if memory.host is None else memory.host.optimizer_bytes
-    available = host_memory().available
-    if needed > available:
-        raise no_host_memory(needed, available)
+    host = host_memory()
+    if needed and needed + HOST_ROOM > host.available:
+        states, free, total = bytes_alike(needed, host.available, host.total)
+        raise HostOutOfMemory(
+            f"{states} of the host's memory are needed for the states of adamw_offload, {free} of {total} are free",
+            hint="end what else uses the memory of that host; the job tries again by itself, a limited number of times",
+        )
 
 
 def make_room(spec: JobSpec, memory: MemoryPlan, gpu: GpuNow, wait: Callable[[int], bool]) -> None:

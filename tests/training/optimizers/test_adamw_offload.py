@@ -1,4 +1,4 @@
-"""`adamw_offload`: the numbers of `adamw`, whatever the loads, with its states on the host."""
+"""`adamw_offload`: the numbers of `adamw`, however many loads there are, with its states on the host."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 
 LOSS = torch.tensor(1.0)
 SHAPES = {"embedding": (301, 16), "norm": (7,), "projection": (64, 48), "bias": (48,), "scalar": (), "unused": (5, 5)}
+
+
+LOADED, WHOLE = adamw_offload.LOAD_BYTES, gradients.PIECE
 
 
 @pytest.fixture(autouse=True)
@@ -129,3 +132,7 @@ def test_memory_that_runs_out_anywhere_in_the_gpu_half_changes_nothing(monkeypat
             tested.step(3, 1e-3, LOSS)
         now = dict(model) | tested.state_dict()
         assert [key for key, each in before.items() if not torch.equal(each, now[key])] == [], at
+
+
+def test_a_load_holds_whole_pieces_of_every_type() -> None:
+    assert all(LOADED % (size * WHOLE) == 0 for size in (2, 4, 8))

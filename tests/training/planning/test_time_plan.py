@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 
 from jobs.gpus import GpuFacts
+from jobs.measured import MeasuredGpu, TrainingRate
+from jobs.memory_plan import HostPlan
 from jobs.plan import DataPlan, EvaluationTime, ModelPlan, Plan, TimePlan, make_plan
 from jobs.spec import JobSpec, parse_spec
+from tests.memory_plans import memory_plan
 from tests.training.conftest import XL
 from tests.training.workplace import SHARED_DATA, Workplace, pairs
 from worker.training.dataset.data import PreparedDataset
@@ -82,6 +85,29 @@ def test_evaluations_are_told_of_with_what_each_takes() -> None:
     assert planned().seconds - alone.seconds == pytest.approx(2 * 256 * 24 * 1e-3), "64 texts: two batches, 24 layers"
     assert planned(generate_rows=640).share > planned().share > alone.share > 0
     assert time_of(60_000, alike(60_000)).evaluations is None, "no validation rows"
+
+
+def test_updates_by_the_host_count_once_a_step_whatever_was_measured_and_not_in_evaluations() -> None:
+    measured = MeasuredGpu(driver="580", host_update_per_s=0.5e9)
+    rate = TrainingRate(parameters=2_849_757_184, compiled=False, step_flops=1e14, flops_per_s=8e13)
+    for known in (measured, measured.with_training(rate)):
+        gpu = GpuFacts("NVIDIA GeForce RTX 5090", 2**35, known)
+        settings = dataclasses.replace(RTX_5090, gpu=gpu)
+
+        def planned(optimizer_bytes: int, settings: TrainerSettings = settings) -> TimePlan:
+            host = HostPlan(optimizer_bytes=optimizer_bytes, copy_bytes=1, available_bytes=1, fits=True)
+            memory = memory_plan(micro_batch=32, trained_parameters=10**9, host=host)
+            spec, plan = job(60_000, evaluation={"every_steps": 1000, "samples": 0, "generate_rows": 0})
+            data = plan.data.model_copy(update={"validation_rows": 5000})
+            plan = plan.model_copy(update={"data": data, "memory": memory})
+            time = with_time(plan, spec, XL, alike(60_000), settings).time
+            assert time is not None
+            return time
+
+        there, on_host = planned(0), planned(12 * 10**9)
+        assert there.hours_expected and on_host.hours_expected and there.evaluations and on_host.evaluations
+        assert on_host.hours_expected - there.hours_expected == pytest.approx(2344 * 2.0 / 3600)
+        assert on_host.evaluations.seconds == pytest.approx(there.evaluations.seconds)
 
 
 def test_some_rows_stand_for_all_and_each_counts_by_its_own_length() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path("/")
@@ -18,17 +18,17 @@ class HostMemory:
 
     used: int
     available: int
-
-    @property
-    def total(self) -> int:
-        """Of both."""
-        return self.used + self.available
+    total: int
 
 
 def host_memory(root: Path = ROOT) -> HostMemory:
-    """The machine's, or that of the control group with the least room left. A third of a millisecond."""
-    machine = _machine(root / "proc/meminfo")
-    return min([machine, *_groups(root)], key=lambda memory: memory.available)
+    """The machine's, or that of the control group with the least room left. A third of a millisecond.
+
+    `total`: the least that any of them has.
+    """
+    found = [_machine(root / "proc/meminfo"), *_groups(root)]
+    least = min(found, key=lambda memory: memory.available)
+    return replace(least, total=min(memory.total for memory in found))
 
 
 def limit_memory(most: int, root: Path = ROOT) -> int:
@@ -43,7 +43,7 @@ def limit_memory(most: int, root: Path = ROOT) -> int:
 
 def _machine(meminfo: Path) -> HostMemory:
     sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in meminfo.read_text().splitlines()}
-    return HostMemory(sizes["MemTotal"] - sizes["MemAvailable"], sizes["MemAvailable"])
+    return HostMemory(sizes["MemTotal"] - sizes["MemAvailable"], sizes["MemAvailable"], sizes["MemTotal"])
 
 
 def _groups(root: Path) -> Iterator[HostMemory]:
@@ -55,10 +55,10 @@ def _groups(root: Path) -> Iterator[HostMemory]:
     for membership in memberships:
         _, controllers, path = membership.split(":", 2)
         if controllers == "":
-            names = ("memory.max", "memory.current", "inactive_file")
+            names = ("memory.max", "memory.current", "inactive_file", "active_file")
             mount = root / "sys/fs/cgroup"
         elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file")
             mount = root / "sys/fs/cgroup/memory"
         else:
             continue
@@ -71,17 +71,15 @@ def _groups(root: Path) -> Iterator[HostMemory]:
                 break
 
 
-def _group(place: Path, limit_file: str, usage_file: str, inactive: str) -> HostMemory | None:
+def _group(place: Path, limit_file: str, usage_file: str, *cached: str) -> HostMemory | None:
     try:
         limit = (place / limit_file).read_text().strip()
         if limit == "max" or int(limit) >= 2**60:  # version 1 writes "no limit" as a very large number
             return None
         usage = int((place / usage_file).read_text())
-        cache = next(
-            (int(line.split()[1]) for line in (place / "memory.stat").read_text().splitlines()
-             if line.split()[0] == inactive), 0,
-        )  # fmt: skip
+        lines = (line.split() for line in (place / "memory.stat").read_text().splitlines())
+        cache = sum(int(size) for name, size in lines if name in cached)
     except (OSError, ValueError):
         return None
     used = max(0, usage - cache)
-    return HostMemory(used, max(0, int(limit) - used))
+    return HostMemory(used, max(0, int(limit) - used), int(limit))

@@ -25,7 +25,8 @@ from worker.training.optimizers.gradients import PIECE, decays, finite_clipping,
 from worker.training.optimizers.states import load_states
 
 LOAD_BYTES = 2**26
-"""Of gradients that come at once: long enough for the slot's full rate, short beside a model."""
+"""Of gradients that come at once: long enough for the slot's full rate, short beside a model. A multiple of `PIECE`
+numbers: in other pieces vectors end elsewhere, and the last bits differ from those of `adamw`."""
 LOADS = 2
 """Buffers for each direction: one travels while the CPU works on the other."""
 STATE_BYTES = 12

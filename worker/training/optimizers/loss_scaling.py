@@ -93,8 +93,8 @@ class LossScaling:
     def load_state_dict(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Copy saved states in, or refuse."""
         load_states(self.state_dict(), saved)
-        # It may have more to do with them.
-        self._optimizer.load_state_dict({name: saved[name] for name in self._optimizer.state_dict()})
+        # Its own by now, but it may have more to do with them.
+        self._optimizer.load_state_dict(self._optimizer.state_dict())
 
     def _change_scale(self, factor: float) -> None:
         self._scale *= factor

@@ -21,7 +21,7 @@ from worker.training.planning.budget import Budget
 from worker.training.planning.ladder import SMALLEST, WORTH, Fixed, Ladder, choice
 from worker.training.planning.prediction import ModelSize
 from worker.training.planning.predictor import Predictor
-from worker.training.planning.room import HOST_ROOM, plan_disk, plan_host
+from worker.training.planning.room import HOST_RESERVE, HOST_ROOM, plan_disk, plan_host
 from worker.training.planning.row_time import RowTime
 from worker.training.tasks.task import Task
 
@@ -44,6 +44,7 @@ def plan_memory(
     run: Path | None = None,
     optimizer: OptimizerName | None = None,
     dtype: DType = "bfloat16",
+    offload: bool = True,
     progress: Callable[[], object] = lambda: None,
 ) -> MemoryPlan:
     """The best setting that fits the budget. Takes some seconds for a large model, on the CPU, without weights.
@@ -51,7 +52,8 @@ def plan_memory(
     `config`: the model's config.json. `longest`: tokens of the longest input and target, rounded as `batches` does.
     `run`: where checkpoints will be written, beside other runs; None: the disk is not looked at, and nothing is kept
     for later plans. `optimizer`: one whose states the checkpoints of the run hold: it is kept, unless the job sets
-    another that takes them. None: there is no run yet. `dtype`: of the model. `progress` is called before each trace.
+    another that takes them. None: there is no run yet. `dtype`: of the model. `offload`: states may be in the host's
+    memory, where the job leaves that open. `progress` is called before each trace.
 
     Raises DoesNotFit (with the numbers and the nearest setting that fits), Rejected (`bad_config`) and DiskFull
     (`no_room`).
@@ -80,14 +82,14 @@ def plan_memory(
     host = None if budget.gpu is None else budget.gpu.host_memory_bytes
     if fixed.optimizer == "adamw_offload" and host is not None and offloaded + HOST_ROOM > host:
         raise no_host_memory(offloaded, host)
-    time_of = RowTime(task, config, flops, inputs, targets, size, budget.gpu, spec.training.batch_size)
+    pace = RowTime(task, config, flops, inputs, targets, size, budget.gpu, spec.training.batch_size)
     ladder = Ladder(
         predictor,
-        time_of,
+        pace,
         limit=budget.limit,
         context=context,
         cap=spec.training.batch_size if device == "cuda" else min(spec.training.batch_size, most_on_cpu),
-        offload=offloaded > 0 and host is not None and offloaded + HOST_ROOM <= host,
+        offload=offload and offloaded > 0 and host is not None and offloaded + HOST_RESERVE <= host,
         progress=progress,
     )
     candidates = ladder.walk(fixed)
@@ -122,7 +124,7 @@ def plan_memory(
         least_bytes=None if least is None else least.peak_bytes,
         least_parts={} if least is None else least.parts,
         candidates=candidates,
-        why=why(chosen, candidates, fixed, time_of) if fitting else "nothing fits: this is the smallest setting",
+        why=why(chosen, candidates, fixed, pace) if fitting else "nothing fits: this is the smallest setting",
         host=plan_host(kept, on_host, host if on_host else None),
         disk=None if run is None or not fitting else plan_disk(run, spec, kept, delivered),
         seconds=time.monotonic() - started,
@@ -157,14 +159,14 @@ def no_host_memory(needed: int, there: int) -> Rejected:
     """The error of a job whose optimizer states the host cannot hold."""
     states, has = bytes_alike(needed, there)
     return Rejected(
-        f"memory.optimizer is adamw_offload, whose states take {states} of the host's memory, and the host has {has}",
+        f"the states of adamw_offload take {states} of the host's memory, and the host has {has} in all",
         code="host_memory",
         param="memory.optimizer",
-        hint="set memory.optimizer: adamw_8bit or adafactor, or method.name: lora, which trains fewer weights",
+        hint="set memory.optimizer: adamw_8bit or adafactor, or method: lora, which trains fewer weights",
     )
 
 
-def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed, time_of: RowTime) -> str:
+def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed, pace: RowTime) -> str:
     """In words: which better optimizers do not fit, what the job sets, and what the choice costs."""
     if fixed.evaluation:
         return f"micro-batch {chosen.micro_batch} is the largest that fits" if not fixed.keys else "as the job says"
@@ -184,7 +186,7 @@ def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed, time_of: R
         if chosen.slowdown < 1.005
         else f"{chosen.slowdown:.2f} times the time of the fastest way"
     )
-    update = time_of.update_s(chosen.optimizer)
+    update = pace.update_s(chosen.optimizer)
     if update:
         cost += f"; the host's update takes {format_duration(update)} of each step"
     return "; ".join([*parts, f"{setting}: {cost}"])

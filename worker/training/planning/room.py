@@ -11,21 +11,24 @@ from jobs.spec import JobSpec
 from jobs.text.units import GIB, bytes_alike
 from worker.training.machine.host import host_memory
 
+HOST_RESERVE = 8 * GIB
+"""Bytes of a host's memory that are left to all else where optimizer states are planned to be there: the trainer and
+CUDA's libraries take some, and so do other processes."""
 HOST_ROOM = 2 * GIB
 """Bytes of the host's memory that stay free for everything else when weights are copied."""
 
 
-def plan_host(copy_bytes: int, optimizer_bytes: int = 0, available: int | None = None) -> HostPlan:
+def plan_host(copy_bytes: int, optimizer_bytes: int = 0, total: int | None = None) -> HostPlan:
     """Whether the host's memory has room for a copy of what a checkpoint holds, beside states of the optimizer.
 
-    `available`: bytes there; None: those of this process's host.
+    `total`: all that the host has that will train; None: what this one has free counts.
     """
-    available = host_memory().available if available is None else available
+    available, room = (host_memory().available, HOST_ROOM) if total is None else (total, HOST_RESERVE)
     return HostPlan(
         optimizer_bytes=optimizer_bytes,
         copy_bytes=copy_bytes,
         available_bytes=available,
-        fits=optimizer_bytes + copy_bytes + HOST_ROOM < available,
+        fits=optimizer_bytes + copy_bytes + room < available,
     )
 
 

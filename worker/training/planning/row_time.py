@@ -41,11 +41,9 @@ class RowTime:
 
     def update_s(self, optimizer: OptimizerName) -> float:
         """Seconds of an update by the host, for which the GPU waits; 0 where the GPU makes it."""
-        if optimizer != "adamw_offload" or not self.size.trained:
+        if self.gpu is None or optimizer != "adamw_offload" or not self.size.trained:
             return 0.0
-        return (self.gpu or REFERENCE).offloaded_update_s(
-            self.size.trained, self.size.trained_bytes // self.size.trained
-        )
+        return self.gpu.offloaded_update_s(self.size.trained, self.size.trained_bytes // self.size.trained)
 
     def seconds(self, rows: int, activation_checkpointing: int, optimizer: OptimizerName) -> float:
         """Seconds of one row in micro-batches of this many rows."""

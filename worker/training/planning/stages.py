@@ -63,6 +63,7 @@ def plan_stage(
                 run=run.path,
                 optimizer=optimizer,
                 dtype=dtype,
+                offload=run.record().sweep is None,  # trials share a host, and nothing reserves its memory
                 progress=journal.progress,
             )
         except DoesNotFit as error:
@@ -77,4 +78,7 @@ def is_current(plan: MemoryPlan, longest: tuple[int, int], budget: Budget) -> bo
     same = (plan.input_tokens, plan.target_tokens, plan.budget_source, plan.gpu) == (
         *longest, budget.source, budget.gpu_name,
     )  # fmt: skip
+    if plan.host is not None and plan.host.optimizer_bytes:
+        host = None if budget.gpu is None else budget.gpu.host_memory_bytes
+        same = same and host in (None, plan.host.available_bytes)
     return same and (plan.peak_bytes <= budget.limit if budget.source == "host" else plan.budget_bytes == budget.bytes)

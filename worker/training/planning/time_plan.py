@@ -76,7 +76,7 @@ def with_time(
         updates_s=left * plan.steps * offloaded_update_s(plan, settings),
     )
     planned = within_hours(plan.model_copy(update={"time": time}), spec, done)
-    return with_evaluations(planned, spec, config, lengths, task, settings.gpu or REFERENCE, done)
+    return with_evaluations(planned, spec, config, lengths, task, settings, done)
 
 
 def offloaded_update_s(plan: Plan, settings: TrainerSettings) -> float:
@@ -108,14 +108,21 @@ def within_hours(plan: Plan, spec: JobSpec, done: int) -> Plan:
 
 
 def with_evaluations(
-    plan: Plan, spec: JobSpec, config: Mapping[str, Any], lengths: RowLengths, task: Task, gpu: GpuFacts, done: int
+    plan: Plan,
+    spec: JobSpec,
+    config: Mapping[str, Any],
+    lengths: RowLengths,
+    task: Task,
+    settings: TrainerSettings,
+    done: int,
 ) -> Plan:
     """The plan with what its evaluations take; unchanged where there are none, or no time is expected."""
     time = plan.time
     if time is None or not time.hours_expected or plan.data.validation_rows == 0:
         return plan
-    rate = (time.model_flops + time.recomputed_flops) / (3600 * time.hours_expected)
-    seconds = evaluation_s(plan, spec, config, lengths, task, rate, gpu)
+    passes_s = 3600 * time.hours_expected - (plan.steps - done) * offloaded_update_s(plan, settings)
+    rate = (time.model_flops + time.recomputed_flops) / passes_s
+    seconds = evaluation_s(plan, spec, config, lengths, task, rate, settings.gpu or REFERENCE)
     count = left_of(plan.steps, spec.evaluation.every_steps, done)
     spent = count * seconds
     expected = EvaluationTime(count=count, seconds=seconds, share=spent / (spent + 3600 * time.hours_expected))
