@@ -22,6 +22,7 @@ from jobs.state import Stage
 from tests.e2e.fake_gpu import SAID, machine
 from tests.processes import alive
 from tests.stack import ROOT, Stack
+from worker.training.machine.host import host_memory
 
 SMI = """#!/bin/sh
 if [ "$1" = -L ]; then exit 0; fi
@@ -93,9 +94,7 @@ def test_each_gpu_has_a_worker_and_one_that_ends_is_started_again_while_the_othe
     assert two.stack.processes["train"].pid not in pids.values()
     assert {each.gpu.memory_bytes >> 30 for each in two.workers() if each.gpu} == {24, 32}
     assert two.health() == (0, "")
-    total = host_memory().total
-    reported = [{total}] * 2
-    assert [{each.gpu.host_memory_bytes} for each in two.workers() if each.gpu] == reported
+    assert {each.gpu.host_memory_bytes for each in two.workers() if each.gpu} == {host_memory().total}
     for signum, how in ((signal.SIGKILL, "was killed by signal 9"), (signal.SIGTERM, "ended with code 0")):
         os.kill(pids["GPU-0"], signum)
         while (after := two.healthy("GPU-0", "GPU-1"))["GPU-0"] == pids["GPU-0"]:
