@@ -18,7 +18,10 @@ from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
 
 
 def products(a, b, c):
-    return [a[0] @ b[0], torch.addmm(c[0], a[0], b[0], beta=0.5, alpha=2), a @ b, torch.baddbmm(c, a, b, beta=0)]
+    into, added = torch.full_like(c[0], 7), c[0].clone()
+    assert torch.mm(a[0], b[0], out=into) is into and added.addmm_(a[0], b[0], beta=0.5) is added
+    added_to = torch.addmm(c[0], a[0], b[0], beta=0.5, alpha=2)
+    return [a[0] @ b[0], added_to, a @ b, torch.baddbmm(c, a, b, beta=0), into, added]
 
 
 assert use_fp32_where_bf16_is_slow() is not None

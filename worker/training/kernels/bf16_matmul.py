@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+_INTO: dict[str, Callable[..., Any]] = {"mm.out": torch.mm, "addmm_": torch.addmm}
+"""Those that write to a tensor that is there, and what computes the same."""
 
 
 @functools.cache
@@ -25,6 +28,9 @@ def use_fp32_where_bf16_is_slow() -> torch.library.Library | None:
         for product in _PRODUCTS:
             stock = torch.library.get_kernel(f"aten::{product}", "CPU")
             library.impl(product, functools.partial(_multiply, stock), "CPU", with_keyset=True)
+        for product, same in _INTO.items():
+            stock = torch.library.get_kernel(f"aten::{product}", "CPU")
+            library.impl(product, functools.partial(_multiply_into, stock, same), "CPU", with_keyset=True)
     return library
 
 
@@ -36,3 +42,18 @@ def _multiply(stock: Any, keys: torch.DispatchKeySet, *tensors: torch.Tensor, **
         return result
     result = stock.call_boxed(keys, *(tensor.float() for tensor in tensors), **factors)
     return result.to(torch.bfloat16)
+
+
+def _multiply_into(
+    stock: Any,
+    same: Callable[..., Any],
+    keys: torch.DispatchKeySet,
+    *tensors: torch.Tensor,
+    **options: Any,
+) -> torch.Tensor:
+    """`same` of fp32 copies into `out`, or else into the first, where the tensors are bf16; `stock` elsewhere."""
+    if tensors[0].dtype is not torch.bfloat16:
+        result: torch.Tensor = stock.call_boxed(keys, *tensors, **options)
+        return result
+    target: torch.Tensor = options.pop("out", tensors[0])
+    return target.copy_(same(*(tensor.float() for tensor in tensors), **options))
