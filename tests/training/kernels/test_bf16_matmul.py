@@ -33,6 +33,11 @@ for ours, rounded, truth in zip(products(*matrices), in_fp32, exact, strict=True
     assert torch.equal(ours, rounded.bfloat16())
     torch.testing.assert_close(rounded.double(), truth, rtol=1e-5, atol=1e-5)
 
+for into in (lambda a, b, c: torch.mm(a[0], b[0], out=c[0]), lambda a, b, c: c[0].addmm_(a[0], b[0])):
+    with torch.profiler.profile() as profiler:
+        into(*matrices)
+    assert "aten::_to_copy" in {event.key for event in profiler.key_averages()}, "not torch's own kernel"
+
 layer = torch.nn.Linear(64, 8, dtype=torch.bfloat16)
 values = torch.randn(5, 64, dtype=torch.bfloat16, requires_grad=True)
 kept = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -174,3 +175,16 @@ def test_nothing_as_large_as_the_gradient_is_made_beside_it(tied: bool) -> None:
             ours(model).backward()
         made.append(len(largest.seen.keys() - addresses))
     assert made == [1 if tied else 2, 0, 0], "the gradients themselves, in the first micro-batch"
+
+
+@pytest.mark.parametrize("more", [{}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}])
+def test_an_embedding_in_compiled_code_or_set_to_do_more_is_that_of_torch(more: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    stock, ours = nn.Embedding(20, 4, **more), SummedEmbedding(20, 4, **more)
+    ours.load_state_dict(stock.state_dict())
+    tokens = torch.tensor([[1, 5, 5], [7, 1, 0]])
+    called = ours if more else torch.compile(ours, fullgraph=True, backend="eager")
+    for embedding in (stock, called):
+        embedding(tokens).square().sum().backward()
+    assert stock.weight.grad is not None and ours.weight.grad is not None
+    assert torch.equal(stock.weight.grad, ours.weight.grad)

@@ -1,8 +1,9 @@
 """Gradients as large as a vocabulary, added to `.grad` by the function that makes them.
 
 autograd makes a gradient as a whole before it adds it to `.grad`, and holds that of a head that is also the embedding
-until the embedding's is there: beside all gradients one or two more, of Qwen2.5-7B 1.04 GiB each. Here they are added
-at once, and nothing is left to return: `backward()` finds all in `.grad`, `torch.autograd.grad` finds nothing.
+until the embedding's is there: beside all gradients one or two more, of Qwen2.5-7B 1.04 GiB each. Here a product is
+added as it is made, and what was made before at once, and nothing is left to return: `backward()` finds all in `.grad`,
+`torch.autograd.grad` finds nothing.
 
 A backward pass that fails may leave a part of a sum behind. Whoever does a step again drops all of its gradients first
 (`memory/recovery.py`).
@@ -18,6 +19,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 aten = torch.ops.aten
+_ROWS_ON_CPU = 2048
 
 
 def add(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
@@ -32,16 +34,23 @@ def add_product(parameter: torch.Tensor, left: torch.Tensor, right: torch.Tensor
     """The same of the gradient [V, D] that is the product of [V, N] and [N, D]; the sum is rounded once."""
     if not _can_be_added(parameter) or parameter.grad is None:
         return add(parameter, left @ right)
-    parameter.grad.addmm_(left, right)
+    # On a CPU in pieces: one without bf16 instructions makes fp32 copies of them.
+    rows = _ROWS_ON_CPU if parameter.device.type == "cpu" else len(left)
+    for sums, some in zip(parameter.grad.split(rows), left.split(rows), strict=True):
+        sums.addmm_(some, right)
     return None
 
 
 class SummedEmbedding(nn.Embedding):
-    """Looks up as its base class does. Going back, it makes the gradient of the tokens that occur, not of all V."""
+    """Looks up as its base class does. Going back, it makes the gradient of the tokens that occur, not of all V.
+
+    Where it is set to do more (`max_norm`, `scale_grad_by_freq`, `sparse`), and in compiled code, it is its base class.
+    """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Token numbers of any shape -> [..., D]."""
-        if input.numel() >= self.num_embeddings or not _can_be_added(self.weight):
+        more = self.max_norm is not None or self.scale_grad_by_freq or self.sparse or torch.compiler.is_compiling()
+        if more or input.numel() >= self.num_embeddings or not _can_be_added(self.weight):
             return super().forward(input)
         found: torch.Tensor = _Lookup.apply(input, self.weight, self.padding_idx)  # type: ignore[no-untyped-call]
         return found
