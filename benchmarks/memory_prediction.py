@@ -68,7 +68,7 @@ CONTEXT = int(0.8 * GIB)
 GPUS = {"24 GB": 23.5, "32 GB": 31.4, "48 GB": 47.4}
 """GiB that a GPU of a nominal size reports."""
 MOST_ROWS = 512
-OPTIMIZERS: tuple[OptimizerName, ...] = ("adamw", "adamw_8bit", "adafactor")
+OPTIMIZERS: tuple[OptimizerName, ...] = ("adamw", "adamw_offload", "adamw_8bit", "adafactor")
 
 _T5 = SHAPES["xl"]
 _QWEN2: dict[str, Any] = {

@@ -129,7 +129,7 @@ def test_states_on_the_host_leave_xl_half_the_gpu(xl: Workplace) -> None:
     assert plan.parts["optimizer"] == 0 and plan.host is not None and plan.disk is not None
     assert plan.host.optimizer_bytes == 12 * plan.trained_parameters + 2**28
     # bf16 weights, master copies and two states in fp32.
-    assert plan.disk.checkpoint_bytes / plan.trained_parameters == pytest.approx(14, abs=0.1)
+    assert plan.disk.checkpoint_bytes == 14 * plan.trained_parameters
     assert not plan.host.fits, "no room for a copy of it all besides"
     assert "the host's update takes 2.8 s of each step" in plan.why
     assert "32.1 GiB of optimizer states in the host's memory" in plan.text

@@ -96,7 +96,8 @@ def plan_memory(
     fitting = choice(candidates)
     chosen = fitting or ladder.smallest(fixed)
     on_host = offloaded if chosen.optimizer == "adamw_offload" else 0
-    kept = size.trained_bytes + chosen.parts["optimizer"] + on_host
+    states = 8 * size.trained + size.master_bytes if on_host else chosen.parts["optimizer"]
+    kept = size.trained_bytes + states
     delivered = method.result_bytes(size.trained_bytes, size.parameter_bytes)
     least = None
     if device == "cuda":  # where a smaller GPU takes the job, its attempt walks the ladder again for that one
