@@ -20,8 +20,9 @@ Turn = Callable[[], Figures]
 @contextmanager
 def contender(name: str, command: Sequence[str], scratch: Path) -> Iterator[Turn]:
     """Runs `command`; every call of the result gives it a turn and returns what it says at its end."""
-    # Threads that spin while they wait would take the cores from whoever's turn it is.
-    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # As training sets them: threads that spin for long would take the cores from whoever's turn it is.
+    threads = {"GOMP_SPINCOUNT": "1000", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    environment = os.environ | threads | {"HF_HUB_OFFLINE": "1"}
     log = scratch / f"{name}.log"
     with (
         log.open("wb") as errors,

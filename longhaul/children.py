@@ -72,7 +72,7 @@ class ChildProcess:
                 stdout=log,
                 stderr=log,
                 umask=self.umask,
-                start_new_session=True,  # Ctrl-C reaches us alone: we stop the children, in order
+                process_group=0,  # Ctrl-C reaches us alone: we stop the children, in order
             )
         self.started_at = time.monotonic()
         self.restart_at = None

@@ -25,7 +25,7 @@ class JsonChild:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=dict(environment),
-            start_new_session=True,
+            process_group=0,
             bufsize=0,
         )
         assert self._process.stdin is not None

@@ -94,12 +94,12 @@ def serve_together(roles: Sequence[str]) -> int:
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
-    # Sessions of their own: a terminal's Ctrl+C reaches the parent alone, which passes it on once.
+    # Process groups of their own: a terminal's Ctrl+C reaches the parent alone, which passes it on once.
     children = {
         role: subprocess.Popen(
             tied_to_parent(sys.executable, "-m", "worker", role),
             env=secrets.minimal_environment(os.environ, secrets.NEEDED[role]),
-            start_new_session=True,
+            process_group=0,
         )
         for role in roles
     }

@@ -56,7 +56,7 @@ class ProcessHandler:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,
+                process_group=0,
                 env=self.environment(),
             )
         try:

@@ -143,5 +143,5 @@ def start(slot: DeviceSlot, environment: Mapping[str, str]) -> subprocess.Popen[
     return subprocess.Popen(
         tied_to_parent(sys.executable, "-m", "worker", "train", "--slot", str(slot.number)),
         env={**own, **environment, **gpu},
-        start_new_session=True,  # a terminal's Ctrl+C reaches the parent alone, which passes it on once
+        process_group=0,  # a terminal's Ctrl+C reaches the parent alone, which passes it on once
     )

@@ -52,7 +52,7 @@ class Trainer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                process_group=0,
                 env={**environment, PARENT_PID: str(os.getpid())},
             )
         self._log_start = run.trainer_log.stat().st_size

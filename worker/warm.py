@@ -51,7 +51,7 @@ class WarmProcess:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                self._command, stdin=theirs.fileno(), env=self._environment, start_new_session=True
+                self._command, stdin=theirs.fileno(), env=self._environment, process_group=0
             )
 
     def keep_up(self) -> None:

@@ -41,10 +41,10 @@ def stopped_once() -> Iterator[None]:
 def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Exit code of a command of ours, inside `stopped_once`. Raises Stopped once the child, sent SIGTERM, has ended.
 
-    It has a session of its own: a terminal's Ctrl-C reaches this process alone, which passes it on once.
+    It has a process group of its own: a terminal's Ctrl-C reaches this process alone, which passes it on once.
     """
     tied = {**environment, PARENT_PID: str(os.getpid())}
-    child = subprocess.Popen(command, env=tied, start_new_session=True)
+    child = subprocess.Popen(command, env=tied, process_group=0)
     try:
         return child.wait()
     except Stopped:

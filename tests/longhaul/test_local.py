@@ -55,6 +55,9 @@ def test_up_a_dead_part_comes_back_an_orderly_end_and_a_violent_one(tmp_path: Pa
         password = (tmp_path / ".longhaul" / "redis" / "redis.conf").read_text().split("requirepass ")[1].split()[0]
         children = local.children()
         assert len(children) == 8
+        # A terminal's Ctrl-C reaches none of them; the kernel shares time by class among those of one session alone.
+        assert {os.getsid(each) for each in descendants(local.process.pid)} == {local.process.pid}
+        assert [os.getpgid(child) for child in children] == children
         for child in children:
             assert password not in Path(f"/proc/{child}/cmdline").read_text()
         [before] = local.workers("prepare")

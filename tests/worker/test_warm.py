@@ -66,6 +66,7 @@ def test_one_after_another_and_beside_one_another(warm: WarmProcess, tmp_path: P
     with open(os.devnull, "wb") as nowhere:
         assert [fork(warm, nowhere.fileno(), tmp_path).wait(60) for _ in range(2)] == [1, 1]
     assert standing.poll() is None
+    assert (os.getsid(standing.pid), os.getpgid(standing.pid)) == (os.getsid(0), standing.pid)
     with pytest.raises(subprocess.TimeoutExpired):
         standing.wait(0.01)
     standing.send_signal(signal.SIGTERM)

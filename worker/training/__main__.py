@@ -144,8 +144,11 @@ def set_library_switches(stage: str) -> None:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True,pinned_max_cached_size_mb:1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if stage == "prepare" else "false")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    # Threads that spin while they wait take the cores from other processes: with 7 runnable processes on 2 cores,
-    # steps on the CPU took 6 to 10 times as long.
+    # Threads that spin for long while they wait take the cores from other processes: with 7 runnable processes on 2
+    # cores, steps on the CPU took 6 to 10 times as long. Threads that do not spin at all wake up for each operation:
+    # steps of a small model took twice as long. So those of training spin for some 30 µs.
+    if stage == "train" and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")  # none of its CUDA extensions is used
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

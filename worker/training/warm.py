@@ -129,7 +129,7 @@ def leave(selector: selectors.BaseSelector) -> None:
 
 def become(arguments: list[str], environment: Mapping[str, str], log: int, main: Callable[[list[str]], int]) -> int:
     """In the child: run the stage as a process that was started for it does."""
-    os.setsid()
+    os.setpgid(0, 0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for mine, standard in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(mine, standard)

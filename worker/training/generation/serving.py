@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, TextIO
 
 import torch
@@ -235,15 +234,16 @@ class TextSender:
 
 
 def yield_to_others(threads: int) -> None:
-    """Take only time of the CPU that nobody else wants, on so many threads. Before torch is used."""
+    """Take only time of the CPU that nobody else wants, on so many threads. Before torch is used.
+
+    The kernel puts it behind everything else of its control group and, where it groups processes by session, of its
+    session alone: workers start their processes in groups of their own, not in sessions of their own.
+    """
     os.nice(19)
     try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except OSError as error:  # a sandbox without it
         log.warning("SCHED_IDLE is not available here, nice 19 is: %s", error)
-    # Where the kernel groups processes by session, being nice counts within the group alone.
-    with contextlib.suppress(FileNotFoundError, PermissionError):
-        Path("/proc/self/autogroup").write_text("19")
     torch.set_num_threads(threads)
 
 
