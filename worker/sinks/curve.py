@@ -32,8 +32,8 @@ class CurveSink:
     follows_metrics = False
 
     def accepts(self, submitted: JobSubmitted) -> bool:
-        """All but dry runs."""
-        return not submitted.dry_run
+        """All but dry runs, and trials: many at a time, for which somebody waits."""
+        return not submitted.dry_run and submitted.sweep is None
 
     def event(self, event: Event, job: SinkJob) -> Outcome:
         """Draws at the terminal event."""

@@ -31,13 +31,13 @@ def plan_stage(
     optimizer: OptimizerName | None = None,
     dtype: DType = "bfloat16",
 ) -> MemoryPlan:
-    """The plan for rows of these lengths, with `memory.png` of it in the run directory.
+    """The plan for rows of these lengths, with `memory.png` of it in the run directory, unless it is a trial's.
 
     `earlier`: that of check, which is as good for the same lengths and budget. `optimizer`: the one that a run began
     with; None: there is no run yet. `dtype`: of the model. Raises DoesNotFit, with the picture drawn, Rejected,
     DiskFull.
     """
-    picture = run.path / PICTURE
+    picture, trial = run.path / PICTURE, run.record().sweep is not None
     budget = find_budget(spec.memory, settings.device, settings.gpu, spec.resources)
     if earlier is not None and earlier.dtype == dtype and is_current(earlier, longest, budget):
         assert earlier.host is not None and earlier.disk is not None, "a plan of this stage has both"
@@ -46,8 +46,7 @@ def plan_stage(
         plan = earlier.model_copy(
             update={"host": plan_host(kept, on_host, earlier.host.available_bytes if on_host else None), "disk": disk}
         )
-        if picture.exists():  # nothing in it has changed
-            return plan
+        drawn = picture.exists()  # and nothing in it has changed
     else:
         # Imported here: torch takes seconds, and a wrong job is refused before that, at once.
         from worker.training.planning.memory_plan import plan_memory
@@ -63,13 +62,15 @@ def plan_stage(
                 run=run.path,
                 optimizer=optimizer,
                 dtype=dtype,
-                offload=run.record().sweep is None,  # trials share a host, and nothing reserves its memory
+                offload=not trial,  # trials share a host, and nothing reserves its memory
                 progress=journal.progress,
             )
         except DoesNotFit as error:
             write_atomically(picture, draw(error.memory))
             raise
-    write_atomically(picture, draw(plan))
+        drawn = False
+    if not (drawn or trial):
+        write_atomically(picture, draw(plan))
     return plan
 
 
