@@ -226,7 +226,7 @@ class Longhaul:
         return self._connection.json(JsonObject, "GET", f"/jobs/{part(job)}/plan")
 
     def plan_picture(self, job: str) -> bytes:
-        """A PNG of the memory plan. ApiError `no_plan` where there is none."""
+        """A PNG of the memory plan. ApiError `no_plan` where there is none, as of a trial that fits."""
         return self._connection.answer("GET", f"/jobs/{part(job)}/plan.png").content
 
     def preview(self, job: str) -> JsonObject:

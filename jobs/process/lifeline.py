@@ -17,7 +17,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def tie_to_parent(parent_pid: int) -> None:
-    """Have SIGKILL sent to this process when its parent goes; leave at once if it has already gone."""
+    """Have SIGKILL sent to this process when its parent goes; leave at once if it has already gone.
+
+    It is in the background of its parent's terminal, if there is one, and may write there whatever `stty tostop` says.
+    """
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")

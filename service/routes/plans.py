@@ -46,9 +46,14 @@ def routes(actions: Actions) -> APIRouter:
     @router.get("/{job}/plan.png", response_class=Picture, responses=documented(404))
     def get_plan_picture(job: JobId) -> Response:
         """What each way to train needs at its peak, beside what there is."""
+        run = actions.run(job)
         try:
-            return Picture(read_regular(actions.run(job).path / PICTURE))
+            return Picture(read_regular(run.path / PICTURE))
         except FileNotFoundError:
+            if run.record().sweep is not None:
+                raise NoPlan(
+                    f"job {job} is a trial: no {PICTURE} is drawn of it; GET /jobs/{job}/plan has the plan"
+                ) from None
             raise none_yet(job, PICTURE) from None
 
     @router.get("/{job}/preview", responses=documented(404, 409))

@@ -91,10 +91,9 @@ def test_kill_everything_and_nothing_is_lost_or_made_twice(tmp_path: Path) -> No
         assert (trial.settings, trial.value) == (twin.settings, twin.value)
         assert weights(stack, trial) == weights(stack, twin), f"trial {trial.number}"
     assert (lone.model / "model.safetensors").read_bytes() == weights(stack, undisturbed.trials[2])
-    trial = RunDir(stack.runs / undisturbed.trials[2].jobs[0])
-    assert [{path.name for path in run.path.glob("*.png")} & {"memory.png", "loss.png"} for run in (lone, trial)] == [
-        {"memory.png", "loss.png"}, set(),
-    ]  # fmt: skip
+    one = RunDir(stack.runs / undisturbed.trials[2].jobs[0])
+    pictures = [{path.name for path in run.path.glob("*.png")} & {"memory.png", "loss.png"} for run in (lone, one)]
+    assert pictures == [{"memory.png", "loss.png"}, set()]
     jobs = [job for each in (undisturbed, record) for trial in each.trials for job in trial.jobs]
     assert sorted([*jobs, lone.id]) == [run.id for run in list_runs(stack.runs)], "none made twice"
     interrupted = [

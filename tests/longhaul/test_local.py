@@ -56,7 +56,7 @@ def test_up_a_dead_part_comes_back_an_orderly_end_and_a_violent_one(tmp_path: Pa
         children = local.children()
         assert len(children) == 8
         # A terminal's Ctrl-C reaches none of them; the kernel shares time by class among those of one session alone.
-        assert {os.getsid(each) for each in descendants(local.process.pid)} == {local.process.pid}
+        assert {os.getsid(each) for each in children} == {local.process.pid}
         assert [os.getpgid(child) for child in children] == children
         for child in children:
             assert password not in Path(f"/proc/{child}/cmdline").read_text()

@@ -207,6 +207,13 @@ def test_lists_of_jobs_have_trials_when_they_are_asked_for(service: Service) -> 
     assert listed("?sweep=sweep-unknown") == []
 
 
+def test_the_plan_of_a_trial_is_not_drawn_and_that_is_said(service: Service) -> None:
+    trial = start(service, submit(service).json()["id"], 0)
+    answer = service.get(f"/jobs/{trial}/plan.png")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_plan")
+    assert f"GET /jobs/{trial}/plan has the plan" in answer.json()["error"]["message"]
+
+
 def test_the_table_has_no_formula(service: Service) -> None:
     formula, quoted = "=HYPERLINK(1)", 'a "b", c'
     space = {"metadata.note": [formula, quoted], "training.learning_rate": [1e-4, 1e-3]}

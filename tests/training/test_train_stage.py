@@ -182,3 +182,15 @@ def test_library_switches_leave_what_the_user_set(monkeypatch: pytest.MonkeyPatc
     set_library_switches("train")
     assert os.environ["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64"
     assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("stage", "given", "spins"), [("train", None, "1000"), ("check", None, None), ("train", "ACTIVE", None)]
+)
+def test_only_threads_of_training_spin(
+    monkeypatch: pytest.MonkeyPatch, stage: str, given: str | None, spins: str | None
+) -> None:
+    monkeypatch.setattr(os, "environ", {} if given is None else {"OMP_WAIT_POLICY": given})
+    set_library_switches(stage)
+    assert os.environ["OMP_WAIT_POLICY"] == (given or "PASSIVE")
+    assert os.environ.get("GOMP_SPINCOUNT") == spins

@@ -146,7 +146,7 @@ def become(arguments: list[str], environment: Mapping[str, str], log: int, main:
 
 
 def end(code: int) -> NoReturn:
-    """End this child, as multiprocessing does: all but freeing what was imported.
+    """End this child as an interpreter ends, but for freeing what was imported.
 
     That would copy each page of it that is still shared with the parent, and take a third of a second.
     """

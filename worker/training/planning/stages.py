@@ -69,7 +69,9 @@ def plan_stage(
             write_atomically(picture, draw(error.memory))
             raise
         drawn = False
-    if not (drawn or trial):
+    if trial:
+        picture.unlink(missing_ok=True)  # of a check that was refused, and lost before it could say so
+    elif not drawn:
         write_atomically(picture, draw(plan))
     return plan
 
