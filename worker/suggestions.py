@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import random
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -31,7 +33,8 @@ def suggest(spec: SweepSpec, record: SweepRecord) -> Settings | None:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    seed = spec.seed + number  # each trial has random numbers of its own, whichever ended before it
+    # Each trial has random numbers of its own, whichever ended before it.
+    seed = random.Random(f"{spec.seed} {number}").getrandbits(32)
     sampler: optuna.samplers.BaseSampler
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is called experimental has been there for years
@@ -57,8 +60,8 @@ def importances(spec: SweepSpec, record: SweepRecord) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        study = _study(spec, record, optuna.samplers.RandomSampler())
         try:
+            study = _study(spec, record, optuna.samplers.RandomSampler())
             return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
         except (ValueError, RuntimeError) as error:
             log.info("sweep %s: the importance of its parameters cannot be told: %s", record.id, error)
@@ -77,11 +80,16 @@ def _study(spec: SweepSpec, record: SweepRecord, sampler: optuna.samplers.BaseSa
 
 
 def _told(spec: SweepSpec, trial: TrialRecord) -> optuna.trial.FrozenTrial:
-    """A trial as Optuna knows it. A cancelled one says nothing of its settings."""
+    """A trial as Optuna knows it. A cancelled one says nothing of its settings.
+
+    Optuna's samplers pass over failed trials, and would try their corner again and again: one that failed is told as
+    one that was pruned before its first evaluation, which is worse than all others.
+    """
     from optuna.trial import TrialState, create_trial
 
     states: Mapping[str | None, TrialState] = {
-        "succeeded": TrialState.COMPLETE, "pruned": TrialState.PRUNED, None: TrialState.RUNNING,
+        "succeeded": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.PRUNED,
+        None: TrialState.RUNNING,
     }  # fmt: skip
     pruned = {} if trial.pruned is None else {trial.pruned.step: trial.pruned.value}
     return create_trial(
@@ -99,13 +107,19 @@ def _asked(trial: optuna.Trial, key: str, parameter: Parameter) -> Value:
     low, high = parameter.bounds
     if parameter.whole is not None:
         return trial.suggest_int(key, int(low), int(high), step=int(parameter.step or 1), log=parameter.log)
-    found = trial.suggest_float(key, low, high, step=parameter.step, log=parameter.log)
+    if parameter.step is not None:
+        return parameter.after(trial.suggest_int(key, 0, math.floor(parameter.steps)))
+    found = trial.suggest_float(key, low, high, log=parameter.log)
     return min(high, max(low, float(f"{found:.{DIGITS}g}")))
 
 
 def _external(parameter: Parameter, value: Value) -> Any:
-    """As Optuna has it: of choices their place, for it takes no lists."""
+    """As Optuna has it: of choices their place, for it takes no lists, and of a range with a step the number of steps,
+    for it would compare floats.
+    """
     if parameter.choice is None:
+        if parameter.span is not None and parameter.step is not None and isinstance(value, int | float):
+            return parameter.step_of(value)
         return value
     return [json.dumps(each, sort_keys=True) for each in parameter.choice].index(json.dumps(value, sort_keys=True))
 
@@ -118,5 +132,7 @@ def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution
     low, high = parameter.bounds
     if parameter.whole is not None:
         return IntDistribution(int(low), int(high), log=parameter.log, step=int(parameter.step or 1))
+    if parameter.step is not None:
+        return IntDistribution(0, math.floor(parameter.steps))
     make: Callable[..., FloatDistribution] = FloatDistribution
-    return make(low, high, log=parameter.log, step=parameter.step)
+    return make(low, high, log=parameter.log)

@@ -98,17 +98,23 @@ class SweepTurns:
             self._removed = {key for key in self._removed if key[0] != sweep.id}
             self._evaluated = {key: found for key, found in self._evaluated.items() if key[0] != sweep.id}
             return
-        over = why_over(spec, record)
-        busy, training = 0, 0
+        stopped = record.cancel_requested or out_of_time(spec, record)
+        busy, training, stuck = 0, 0, list[str]()
         evaluations = self._all_evaluations(sweep.id, spec, record)
         for trial in record.open:
             if not trial.jobs:
                 record = self._append(sweep, [refused(spec, trial)])
                 continue
-            jobs = [self._job(sweep.id, spec, trial, seed) for seed in range(len(trial.jobs))]
+            try:
+                jobs = [self._job(sweep.id, spec, trial, seed) for seed in range(len(trial.jobs))]
+            except Damaged as error:
+                self._cancel(self._readable(trial))
+                record = self._append(sweep, [damaged(trial, error)])
+                continue
             busy += any(job.status is not Status.PAUSED for job in jobs)
             training += any(job.status is Status.RUNNING for job in jobs)
-            if trial.pruned is not None or over in ("cancelled", "max_hours"):
+            stuck += [str(job.error.message) for job in jobs if job.status is Status.PAUSED and job.error is not None]
+            if trial.pruned is not None or stopped or any(job.status is Status.FAILED for job in jobs):
                 self._cancel(jobs)
             if all(job.status.terminal for job in jobs):
                 record = self._append(sweep, [ended(spec, trial, jobs)])
@@ -129,7 +135,9 @@ class SweepTurns:
             return
         # However many slots there are: trials that only wait for one would be suggested knowing less.
         most = spec.parallel or min(self._train_workers(), training + 1) + 1
-        while busy < most and why_over(spec, record) is None:
+        if stuck:  # what paused one by itself, such as a full disk, would pause the next
+            self._say(sweep.id, f"sweep {sweep.id} starts no trial until its paused jobs are resumed: {stuck[0]}")
+        while busy < most and not stuck and why_over(spec, record) is None:
             record = self._start(sweep, spec, record)
             busy += 1
 
@@ -162,6 +170,14 @@ class SweepTurns:
         made = spec.trial(trial.settings, trial.number, seed)
         return make_job(self._runs, self._store, self._tickets, job, made, submitted_of(made, sweep=sweep))[1]
 
+    def _readable(self, trial: TrialRecord) -> list[JobRecord]:
+        """Jobs of a trial, without those whose directory is damaged or gone."""
+        found = []
+        for job in trial.jobs:
+            with suppress(Damaged, NotFound):
+                found.append(RunDir(self._runs / job).record())
+        return found
+
     def _cancel(self, jobs: Sequence[JobRecord]) -> None:
         for record in jobs:
             if not record.status.terminal and record.requested is not Requested.CANCEL:
@@ -183,8 +199,9 @@ class SweepTurns:
                 continue
             for run in runs:
                 if run.model.exists() or run.checkpoints.exists():
-                    self._store.append(run, _removal)
-                    remove_weights(run)
+                    with suppress(Damaged):  # whoever repairs it finds them
+                        self._store.append(run, _removal)
+                        remove_weights(run)
             self._removed.add((sweep, number))
         return all_removed
 
@@ -200,7 +217,7 @@ class SweepTurns:
             return kept
         by_job = []
         for job in trial.jobs:
-            with suppress(NotFound):
+            with suppress(Damaged, NotFound):
                 events = RunDir(self._runs / job).events()
                 facts = [event.fact for event in events if isinstance(event.fact, EvaluationFinished)]
                 costs = [(fact.step, cost_of(spec.by.value, fact.loss, fact.metrics)) for fact in facts]
@@ -221,15 +238,17 @@ def why_over(spec: SweepSpec, record: SweepRecord) -> Ending | None:
     """Why no trial is started any more; None: the next one may."""
     if record.cancel_requested:
         return "cancelled"
-    if record.same_failures()[0] >= spec.max_failures:
+    if record.failures(spec.max_failures) is not None:
         return "failures"
-    if (
-        spec.max_hours is not None
-        and record.trials
-        and time.time() > record.trials[0].started_at + spec.max_hours * 3600
-    ):
+    if out_of_time(spec, record):
         return "max_hours"
     return "done" if len(record.trials) >= spec.most_trials else None
+
+
+def out_of_time(spec: SweepSpec, record: SweepRecord) -> bool:
+    """Whether its hours are over."""
+    hours = spec.max_hours
+    return hours is not None and bool(record.trials) and time.time() > record.trials[0].started_at + hours * 3600
 
 
 def why_refused(spec: SweepSpec, settings: Settings) -> UserError | None:
@@ -247,6 +266,12 @@ def refused(spec: SweepSpec, trial: TrialRecord) -> TrialEnded:
     error = why_refused(spec, trial.settings)
     assert error is not None, "a trial without a job has wrong settings"
     fault = Fault(code=error.code, message=str(error), hint=error.hint, param=error.param)
+    return TrialEnded(trial=trial.number, outcome="failed", error=fault)
+
+
+def damaged(trial: TrialRecord, error: Damaged) -> TrialEnded:
+    """How a trial ended that cannot be read any more."""
+    fault = Fault(code=error.code, message=str(error), hint=error.hint or "`longhaul repair` may repair the job")
     return TrialEnded(trial=trial.number, outcome="failed", error=fault)
 
 
@@ -278,5 +303,5 @@ def end(spec: SweepSpec, record: SweepRecord, reason: Ending) -> SweepEnded:
         reason=reason,
         best=None if best is None else best.number,
         importances=importances(spec, record),
-        error=record.same_failures()[1] if reason == "failures" else None,
+        error=record.failures(spec.max_failures) if reason == "failures" else None,
     )

@@ -125,21 +125,18 @@ class SweepRecord:
         sign = -1.0 if higher_is_better else 1.0
         return min(found, key=lambda trial: (sign * (trial.value or 0.0), trial.number), default=None)
 
-    def same_failures(self) -> tuple[int, Fault | None]:
-        """How many of the newest ended trials failed with the cause of the last one, and that cause."""
+    def failures(self, most: int) -> Fault | None:
+        """The cause with which so many trials failed one after another; None: never so many."""
         count, cause = 0, None
-        for number in reversed(self.finished):
+        for number in self.finished:
             trial = self.trials[number]
             if trial.outcome in ("pruned", "cancelled"):
                 continue
-            if (
-                trial.outcome != "failed"
-                or trial.error is None
-                or (cause is not None and trial.error.code != cause.code)
-            ):
-                break
-            count, cause = count + 1, cause or trial.error
-        return count, cause
+            same = cause is not None and trial.error is not None and trial.error.code == cause.code
+            count, cause = count + 1 if same else 1, trial.error
+            if cause is not None and count >= most:
+                return cause
+        return None
 
 
 def fold(sweep: str, events: Iterable[SweepEvent]) -> SweepRecord:

@@ -69,21 +69,41 @@ class Parameter(Part):
         """All values, in order; None: there are too many, or they are not discrete."""
         if self.choice is not None:
             return list(self.choice)
-        low, high = self.bounds
         if self.span is not None and self.step is None:
             return None
         step = self.step or 1
-        count = math.floor((high - low) / step + 1e-9) + 1
-        if count > MOST_TRIALS:
+        if self.steps >= MOST_TRIALS:
             return None
+        numbers = range(math.floor(self.steps) + 1)
         if self.whole is not None:
-            return [int(low + number * step) for number in range(count)]
-        return [round(low + number * step, 12) for number in range(count)]
+            return [int(self.bounds[0] + number * step) for number in numbers]
+        return [self.after(number) for number in numbers]
+
+    @property
+    def steps(self) -> float:
+        """From the first bound of a range or an integer to the second; it need not be whole."""
+        low, high = self.bounds
+        return (high - low) / (self.step or 1) + 1e-9
+
+    def after(self, number: int) -> float:
+        """The value of a range with a step after so many steps."""
+        return float(f"{self.bounds[0] + number * (self.step or 1):.12g}")
+
+    def step_of(self, value: float) -> int:
+        """After how many steps a range has the value that is nearest."""
+        return min(math.floor(self.steps), max(0, round((value - self.bounds[0]) / (self.step or 1))))
 
     @property
     def examples(self) -> list[Value]:
         """Values that are tried when a sweep is submitted: every choice, both ends of a range."""
         return list(self.choice) if self.choice is not None else list(self.span or self.whole or [])
+
+    def can_be(self, value: Value) -> bool:
+        """Whether this may be a value of it."""
+        if self.choice is not None:
+            return value in self.choice
+        low, high = self.bounds
+        return isinstance(value, int | float) and low <= value <= high
 
     def active(self, settings: Mapping[str, Value]) -> bool:
         """Whether it has a value beside these."""

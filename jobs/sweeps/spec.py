@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
@@ -19,6 +21,10 @@ from jobs.wrong_spec import explain
 
 MOST_PARAMETERS = 32
 DEFAULT_TRIALS = 20
+MOST_VALUES = 2000
+"""Choices and bounds of all parameters together: each is tried in a job when a sweep is submitted."""
+MOST_STEPS = 10**9
+MOST_WHOLE = 2**53
 ASHA_FROM = 50
 """Trials below which successive halving mostly stops those that would have caught up."""
 KEYS_OF_A_SWEEP = "`longhaul keys --sweep` and docs/reference/sweep.md list the keys of a sweep"
@@ -48,7 +54,7 @@ class SweepSpec(Part):
     direction: Literal["auto", "minimize", "maximize"] = "auto"
     """`auto`: that of the metric."""
     max_trials: Annotated[int, Field(ge=1, le=MOST_TRIALS)] | None = None
-    """Trials at most; null: 20, or every combination of a grid."""
+    """Trials at most; null: 20, or every combination of a grid. Never more than there are combinations."""
     max_hours: Annotated[float, Field(gt=0, le=10_000)] | None = None
     """Hours from the first trial on; then those that run are stopped."""
     max_failures: Annotated[int, Field(ge=1, le=MOST_TRIALS)] = 3
@@ -98,21 +104,29 @@ class SweepSpec(Part):
 
     @cached_property
     def most_trials(self) -> int:
-        """Trials at most."""
-        if self.sampler != "grid":
-            return self.max_trials or DEFAULT_TRIALS
-        count = sum(1 for _ in itertools.islice(self.grid(), MOST_TRIALS))
-        return min(count, self.max_trials or count)
+        """Trials at most: no more than there are combinations, which would only be repeated."""
+        most = self.max_trials or (MOST_TRIALS if self.sampler == "grid" else DEFAULT_TRIALS)
+        if any(parameter.listed is None for parameter in self.space.values()):
+            return most
+        return sum(1 for _ in itertools.islice(self.grid(), most))
 
-    @property
+    @cached_property
     def warnings(self) -> list[str]:
         """What a user would want to know before it begins."""
-        if self.pruning == "asha" and self.most_trials < ASHA_FROM:
-            return [
-                f"asha with {self.most_trials} trials mostly stops those that learn slowly at first: "
+        found, most = [], self.most_trials
+        if self.pruning == "asha" and most < ASHA_FROM:
+            found.append(
+                f"asha with {most} trials mostly stops those that learn slowly at first: "
                 f"it pays from {ASHA_FROM} on; `median` stops fewer"
-            ]
-        return []
+            )
+        if self.sampler == "grid":
+            tried = list(itertools.islice(self.grid(), most + 1))
+            if len(tried) > most:
+                values = {key: {json.dumps(each.get(key)) for each in tried[:most]} for key in self.space}
+                alone = [key for key, seen in values.items() if len(seen) == 1 < len(self.space[key].listed or [])]
+                only = f", with one value of {', '.join(alone)}" if alone else ""
+                found.append(f"the grid has more combinations than {most:,}: the first {most:,} are tried{only}")
+        return found
 
     def grid(self) -> Iterator[Settings]:
         """Every combination of the values, in the order of the parameters; the last one changes first."""
@@ -133,7 +147,7 @@ class SweepSpec(Part):
         """The job with these settings, as parsed JSON. Raises UserError where one cannot be put into it."""
         given: dict[str, Any] = json.loads(json.dumps(self.job))
         for key, value in settings.items():
-            _assign(given, key, value)
+            _assign(given, key, copy.deepcopy(value))  # a parameter after it may change an object
         return given
 
     def trial(self, settings: Mapping[str, Value], number: int = 0, seed: int = 0) -> JobSpec:
@@ -168,19 +182,76 @@ def parse_sweep(raw: object, check: Callable[[JobSpec], object] = lambda _: None
             "space.training.seed: `seeds` above 1 sets the seeds of a trial's jobs", param="space.training.seed"
         )
     for key, parameter in spec.space.items():  # not in the model: sweeps that are stored stay readable
-        if parameter.choice is None and parameter.step and len(parameter.listed or [0, 1]) < 2:
-            low, high = parameter.bounds
-            raise UserError(
-                f"space.{key}: from {low:g}, a step of {parameter.step:g} leads beyond {high:g}: there is one value",
-                hint="lower `step`, or give the value in `job`",
-                param=f"space.{key}",
-            )
+        _check_numbers(key, parameter)
+        _check_conditions(spec, key)
+    if (count := sum(len(parameter.examples) for parameter in spec.space.values())) > MOST_VALUES:
+        raise UserError(f"space: {count:,} choices and bounds; at most {MOST_VALUES:,}", param="space")
     for key, settings in _examples(spec):
         try:
             check(spec.trial(settings))
         except UserError as error:
+            if (condition := _condition(spec, key or error.param or "", settings)) is not None:
+                error = UserError(
+                    str(error), hint=f'only some trials have it: add "when": {condition}', param=error.param
+                )
             raise _of_the_sweep(error, spec, key) from None
     return spec
+
+
+def _condition(spec: SweepSpec, key: str, settings: Settings) -> str | None:
+    """A value of another key of its object beside which these settings make a job, as JSON; None: there is none."""
+    for other in spec.space:
+        if other == key:
+            return None
+        if other.rpartition(".")[0] == key.rpartition(".")[0]:
+            for value in spec.space[other].examples:
+                with suppress(UserError):
+                    spec.trial(_completed(spec, {**settings, other: value}))
+                    return json.dumps({other: value})
+    return None
+
+
+def _check_numbers(key: str, parameter: Parameter) -> None:
+    """Raises UserError for a step that leads nowhere, and for more values than a sampler can count."""
+    if parameter.choice is not None:
+        return
+    low, high = parameter.bounds
+    if parameter.whole is not None and max(abs(low), abs(high)) > MOST_WHOLE:
+        raise UserError(f"space.{key}: integers are between −2^53 and 2^53", param=f"space.{key}")
+    if parameter.step is None:
+        return
+    if parameter.steps > MOST_STEPS:
+        raise UserError(
+            f"space.{key}: there are more than {MOST_STEPS:,} steps of {parameter.step:g} from {low:g} to {high:g}",
+            hint="raise `step`, or leave it out",
+            param=f"space.{key}",
+        )
+    if parameter.steps < 1:
+        raise UserError(
+            f"space.{key}: from {low:g}, a step of {parameter.step:g} leads beyond {high:g}: there is one value",
+            hint="lower `step`, or give the value in `job`",
+            param=f"space.{key}",
+        )
+
+
+def _check_conditions(spec: SweepSpec, key: str) -> None:
+    """Raises UserError for a condition that no trial can meet, and for a key that one after it overwrites."""
+    for other, wanted in spec.space[key].when.items():
+        values = wanted if isinstance(wanted, list) else [wanted]
+        wrong = [value for value in values if not spec.space[other].can_be(value)]
+        if wrong or not values:
+            raise UserError(
+                f"space.{key}.when: {other} is never {json.dumps(wrong[0]) if wrong else 'a value of an empty list'}",
+                hint=f"give values that space.{other} has",
+                param=f"space.{key}",
+            )
+    later = list(spec.space)[list(spec.space).index(key) + 1 :]
+    if (above := next((each for each in later if key.startswith(f"{each}.")), None)) is not None:
+        raise UserError(
+            f"space.{key}: {above}, which comes after it, overwrites it",
+            hint=f"put {above} before {key}",
+            param=f"space.{key}",
+        )
 
 
 def _of_the_sweep(error: UserError, spec: SweepSpec, key: str) -> UserError:
@@ -190,6 +261,8 @@ def _of_the_sweep(error: UserError, spec: SweepSpec, key: str) -> UserError:
     """
     if error.param == "checkpoint.best" and spec.metric is not None:
         return UserError(f"metric{str(error).removeprefix(error.param)}", hint=error.hint, param="metric")
+    if error.param == "name":
+        return UserError(str(error), hint=error.hint, param="name")
     place = "space" if error.param is not None and _from_the_space(error.param, spec) else "job"
     param = place if error.param is None else f"{place}.{error.param}"
     if key and place == "job":
@@ -214,14 +287,16 @@ def _spelled(error: UserError) -> UserError:
 
 
 def _examples(spec: SweepSpec) -> Iterator[tuple[str, Settings]]:
-    """The first settings of all, then others that differ in one parameter, with the key of that."""
+    """The first settings of all, then others that differ in one parameter, with the key of that.
+
+    Raises UserError for a parameter that is active in no trial.
+    """
     first = _completed(spec, {})
     yield "", first
     for key, parameter in spec.space.items():
+        needed = _needed(spec, key)
         for value in parameter.examples:
-            settings = _completed(spec, {**_needed(spec, key), key: value})
-            if key in settings:
-                yield key, settings
+            yield key, _completed(spec, {**needed, key: value})
 
 
 def _completed(spec: SweepSpec, fixed: Mapping[str, Value]) -> Settings:
@@ -234,10 +309,22 @@ def _completed(spec: SweepSpec, fixed: Mapping[str, Value]) -> Settings:
 
 
 def _needed(spec: SweepSpec, key: str) -> Settings:
-    """Values of other parameters beside which this one is active."""
+    """Values of other parameters beside which this one is active. Raises UserError where there are none."""
     needed: Settings = {}
-    for other, wanted in spec.space[key].when.items():
-        needed |= {other: wanted[0] if isinstance(wanted, list) else wanted} | _needed(spec, other)
+    conditions = [spec.space[key].when]
+    for other in reversed(spec.space):  # a condition names parameters before it
+        asked = [when[other] for when in conditions if other in when]
+        if not asked:
+            continue
+        lists = [wanted if isinstance(wanted, list) else [wanted] for wanted in asked]
+        found = [value for value in lists[0] if all(value in each for each in lists[1:])]
+        if not found:
+            raise UserError(
+                f"space.{key}: no trial has it, for its conditions want values of {other} that exclude each other",
+                param=f"space.{key}",
+            )
+        needed[other] = found[0]
+        conditions.append(spec.space[other].when)
     return needed
 
 

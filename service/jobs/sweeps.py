@@ -70,7 +70,7 @@ class Sweeps:
         if number >= len(record.trials):
             raise UserError(f"sweep {sweep} has no trial {number}", param="trial")
         settings = record.trials[number].settings
-        first = spec.trial(settings).training.seed
+        first = spec.trial(settings).training.seed + spec.seeds  # those before it were the trial's own
         given = {
             "name": f"{spec.name[:40]} again",
             "job": spec.given(settings),

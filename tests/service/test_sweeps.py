@@ -244,7 +244,7 @@ def test_a_repeated_trial_is_a_sweep_of_seeds(service: Service) -> None:
     assert (answer.status_code, answer.headers["Location"]) == (202, f"/sweeps/{again['id']}")
     asked = again["specification"]
     assert (asked["sampler"], again["max_trials"], again["metric"]) == ("grid", 5, "loss")
-    assert asked["space"]["training.seed"]["choice"] == [42, 43, 44, 45, 46], "from the own one on"
+    assert asked["space"]["training.seed"]["choice"] == [43, 44, 45, 46, 47], "not its own one"
     assert asked["job"]["training"] == {"learning_rate": 1e-4, "batch_size": 16}, "those of the best trial"
     assert service.post(path, headers={"Idempotency-Key": "again"}).json()["id"] == again["id"]
     other = service.post(path, json={"trial": 2, "seeds": 3}).json()

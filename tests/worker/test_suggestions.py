@@ -27,7 +27,7 @@ def sweep(sampler: str, space: dict[str, Any] = SPACE, **more: Any) -> SweepSpec
 
 def cost(trial: TrialRecord) -> float:
     """Best at a learning rate of 1e-3."""
-    return abs(math.log10(float(trial.settings["training.learning_rate"])) + 3)  # type: ignore[arg-type]
+    return abs(math.log10(float(trial.settings.get("training.learning_rate", 1e-3))) + 3)  # type: ignore[arg-type]
 
 
 def run(spec: SweepSpec, trials: int, record: SweepRecord | None = None) -> SweepRecord:
@@ -62,6 +62,47 @@ def test_values_are_those_of_the_space(sampler: str) -> None:
         assert (found["method.type"] == "lora") == ("method.rank" in found) == ("method.targets" in found)
         assert found.get("method.rank", 4) in range(4, 65, 4)
         assert found.get("method.targets", ["q"]) in (["q"], ["q", "v"])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "step"), [(0.0, 0.5, 0.03125), (0.0, 1.0, 1 / 3), (10000.0, 20000.0, 3.0), (1e-5, 1e-3, 1.5625e-5)]
+)
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_step_may_have_many_digits(sampler: str, low: float, high: float, step: float) -> None:
+    spec = sweep(sampler, {"training.warmup_ratio": {"range": [low, high], "step": step}})
+    values = [float(each.settings["training.warmup_ratio"]) for each in run(spec, 15).trials]  # type: ignore[arg-type]
+    assert all(abs((value - low) / step - round((value - low) / step)) < 1e-6 and value <= high for value in values)
+    assert importances(spec, run(spec, 15)) is not None
+
+
+def test_what_an_earlier_version_rounded_is_taken_as_its_step() -> None:
+    spec = sweep("tpe", {"training.warmup_ratio": {"range": [0, 0.5], "step": 0.03125}})
+    rounded = TrialRecord(0, {"training.warmup_ratio": 0.2812}, ("job-0",), 0.0, outcome="succeeded", value=1.0)
+    assert suggest(spec, SweepRecord("sweep-1", trials=[rounded])) is not None
+
+
+def test_neighbouring_seeds_have_nothing_in_common() -> None:
+    first, second = ({str(each.settings) for each in run(sweep("random", seed=seed), 20).trials} for seed in (0, 1))
+    assert not first & second
+
+
+def test_tpe_stays_away_from_a_corner_that_fails() -> None:
+    """The corner would be better the nearer to it: of 480 trials it was tried in 210 while failures were not told."""
+    space = {"training.batch_size": [8, 16, 32, 64], "training.learning_rate": SPACE["training.learning_rate"]}
+    tried = 0
+    for seed in range(5):
+        spec, record = sweep("tpe", space, seed=seed), SweepRecord("sweep-1")
+        for number in range(24):
+            settings = suggest(spec, record)
+            assert settings is not None
+            size = int(str(settings["training.batch_size"]))
+            tried += size == 64
+            record.trials.append(
+                TrialRecord(number, settings, (f"job-{number}",), 0.0, outcome="failed")
+                if size == 64
+                else TrialRecord(number, settings, (f"job-{number}",), 0.0, outcome="succeeded", value=1 / size)
+            )
+    assert tried < 30, "a quarter of 120 by chance"
 
 
 def test_no_two_are_the_same_and_the_seed_decides() -> None:

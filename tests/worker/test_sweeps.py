@@ -191,7 +191,7 @@ def weights(house: Publish) -> set[str]:
 
 @pytest.mark.parametrize("keep_models", ["best", "all"])
 def test_models_of_trials_that_are_not_the_best_are_removed(house: Publish, keep_models: str) -> None:
-    sweep = house.submit(max_trials=6, sampler="random", seeds=2, keep_models=keep_models)
+    sweep = house.submit(max_trials=6, sampler="random", seed=2, seeds=2, keep_models=keep_models)
     record = house.until_ended(sweep, with_weights(house))
     house.sweeps.turn()
     assert record.ended is not None and record.ended.best is not None
@@ -278,7 +278,7 @@ def test_without_redis_it_goes_on_when_redis_is_back(house: Publish, monkeypatch
 
 
 def test_a_failing_corner_fails_and_the_rest_goes_on(house: Publish) -> None:
-    sweep = house.submit(max_trials=12, seed=1, sampler="random")
+    sweep = house.submit(max_trials=12, seed=2, sampler="random")
     record = house.until_ended(
         sweep, lambda settings: (out_of_memory if settings["training.batch_size"] == 16 else learnt)(settings)
     )
@@ -294,6 +294,59 @@ def test_too_many_failures_with_one_cause_end_it_with_the_cause(house: Publish) 
     assert record.status == "failed" and record.ended is not None
     assert (record.ended.reason, record.ended.error) == ("failures", OUT_OF_MEMORY)
     assert len(record.trials) <= 5, "the fourth, and one that was open beside it"
+
+
+def test_too_many_failures_are_too_many_whatever_succeeds_later(house: Publish) -> None:
+    sweep = house.submit(max_trials=9, max_failures=3, parallel=4)
+    house.sweeps.turn()
+    *failing, last = [trial.jobs[0] for trial in sweep.record().trials]
+    for job in failing:
+        house.append(job, *RUNNING, JobFailed(error=OUT_OF_MEMORY))
+    house.sweeps.turn()
+    house.append(last, *learnt(settings_of(RunDir(house.runs / last))))
+    record = house.until_ended(sweep, learnt)
+    assert (len(record.trials), record.ended and record.ended.reason) == (4, "failures")
+
+
+def test_a_failed_job_ends_the_other_seeds_of_its_trial(house: Publish) -> None:
+    sweep = house.submit(max_trials=1, seeds=3)
+    house.sweeps.turn()
+    first, *others = sweep.record().trials[0].jobs
+    house.append(first, *RUNNING, JobFailed(error=OUT_OF_MEMORY))
+    record = house.until_ended(sweep, lambda _: [])
+    assert record.trials[0].error == OUT_OF_MEMORY
+    assert [RunDir(house.runs / job).record().status.value for job in others] == ["cancelled", "cancelled"]
+
+
+def test_a_trial_that_paused_itself_keeps_others_from_doing_the_same(
+    house: Publish, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = Fault(code="disk_full", message="no room is left", hint="make room")
+    sweep = house.submit(max_trials=9)
+    house.sweeps.turn()
+    jobs = [trial.jobs[0] for trial in sweep.record().trials]
+    for job in jobs:
+        house.append(job, *RUNNING, AttemptEnded(reason="disk_full", step=5), JobPaused(error=full))
+    with caplog.at_level(logging.ERROR, logger="longhaul.sweeps"):
+        for _ in range(5):
+            house.sweeps.turn()
+    assert len(sweep.record().trials) == 2
+    assert [message for message in caplog.messages if "no room is left" in message]
+
+
+def test_a_damaged_trial_has_failed_and_the_rest_goes_on(house: Publish) -> None:
+    sweep = house.submit(max_trials=6, seeds=2)
+    house.sweeps.turn()
+    broken, sibling = sweep.record().trials[0].jobs
+    events = RunDir(house.runs / broken).events_file
+    events.write_bytes(events.read_bytes().replace(b"job.submitted", b"job.submittee"))
+    house.sweeps.turn()
+    assert RunDir(house.runs / sibling).record().status is Status.CANCELLED
+    shutil.move(house.runs / broken, house.runs.parent / "elsewhere")  # out of the way of `train`
+    record = house.until_ended(sweep, learnt)
+    error = record.trials[0].error
+    assert error is not None and error.code == "damaged" and "events.jsonl" in error.message
+    assert record.counts == {"failed": 1, "succeeded": 5}
 
 
 def test_failures_with_other_causes_do_not_count_together(house: Publish) -> None:

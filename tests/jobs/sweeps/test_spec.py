@@ -60,6 +60,25 @@ def test_the_template_is_not_changed() -> None:
         ({"training.batch_size": {"int": [8, 16], "step": 20}}, {}, "a step of 20 leads beyond 16"),
         ({"training.seed": [1, 2]}, {"seeds": 2}, "`seeds` above 1"),
         ({"training.learning_rate": RATE}, {"trials": 5}, "unknown key"),
+        ({"training.batch_size": {"int": [8, 10**400]}}, {}, "integers are between"),
+        ({"training.warmup_ratio": {"range": [0, 1], "step": 1e-320}}, {}, "more than 1,000,000,000 steps"),
+        ({"training.warmup_ratio": {"range": [-1e308, 1e308], "step": 1}}, {}, "more than 1,000,000,000 steps"),
+        ({"training.seed": list(range(1000)), "training.batch_size": list(range(1, 1000)), "training.epochs": [1, 2]},
+         {}, "at most 2,000"),
+        ({"method.type": ["full", "lora"], "method.rank": {"choice": [8, 16], "when": {"method.type": "lorra"}}}, {},
+         'space.method.rank.when: method.type is never "lorra"'),
+        ({"training.batch_size": [8], "training.epochs": {"choice": [1, 2], "when": {"training.batch_size": []}}}, {},
+         "an empty list"),
+        ({"training.epochs": [1, 2], "training.batch_size": {"choice": [4, 8], "when": {"training.epochs": 1}},
+          "training.seed": {"choice": [1, 2], "when": {"training.epochs": 2, "training.batch_size": 8}}}, {},
+         "space.training.seed: no trial has it"),
+        ({"training.epochs": [1, 2], "training.batch_size": {"choice": [4, 8], "when": {"training.epochs": [1, 2]}},
+          "training.lr_scheduler": {"choice": ["linear", "cosin"],
+                                    "when": {"training.epochs": 2, "training.batch_size": 8}}}, {},
+         "space.training.lr_scheduler"),
+        ({"method.rank": [8, 16], "method": [{"type": "lora"}]}, {}, "put method before method.rank"),
+        ({"method.type": ["full", "lora"], "method.rank": [8, 16]}, {}, 'add "when": {"method.type": "lora"}'),
+        ({"training.learning_rate": RATE}, {"name": "a\nb"}, "name: "),
     ],
 )  # fmt: skip
 def test_what_is_refused_names_the_key(space: dict[str, Any], more: dict[str, Any], says: str) -> None:
@@ -107,6 +126,38 @@ def test_the_number_of_trials() -> None:
     assert sweep({"training.batch_size": [4, 8]}, sampler="grid", max_trials=1).most_trials == 1
     huge = {f"training.{key}": {"int": [1, 1000]} for key in ("batch_size", "max_steps")}
     assert sweep(huge, sampler="grid").most_trials == MOST_TRIALS
+
+
+def test_no_more_trials_than_combinations() -> None:
+    small = {"training.batch_size": [4, 8], "training.epochs": [1, 2, 3]}
+    assert sweep(small).most_trials == sweep(small, max_trials=50).most_trials == 6
+    assert sweep(small, max_trials=5).most_trials == 5
+
+
+def test_a_grid_that_is_cut_short_says_what_is_never_tried() -> None:
+    space = {"method.type": ["full", "lora"], "training.batch_size": [4, 8], "training.epochs": [1, 2, 3]}
+    [warning] = sweep(space, sampler="grid", max_trials=6).warnings
+    assert warning.endswith("the first 6 are tried, with one value of method.type")
+    assert sweep(space, sampler="grid").warnings == []
+
+
+def test_conditions_upon_conditions_are_resolved_once() -> None:
+    space: dict[str, Any] = {}
+    for number in range(16):  # each wants all before it
+        space[f"metadata.k{number}"] = {"choice": ["a", "b"], "when": dict.fromkeys(space, "a")}
+    made: list[JobSpec] = []
+    parse_sweep({"job": JOB, "space": space}, made.append)
+    assert len(made) == 33
+
+
+def test_an_object_is_a_value_that_no_trial_changes() -> None:
+    spec = sweep({"training": [{"epochs": 1}, {"epochs": 2}]}, seeds=3)
+    for _ in range(2):
+        assert [spec.trial({"training": {"epochs": 1}}, seed=seed).training.seed for seed in range(3)] == [42, 43, 44]
+    choices = spec.space["training"].choice
+    assert choices is not None
+    assert [spec.trial({"training": choices[0]}, seed=seed).training.seed for seed in range(3)] == [42, 43, 44]
+    assert choices == [{"epochs": 1}, {"epochs": 2}]
 
 
 def test_asha_with_few_trials_is_warned_about() -> None:
