@@ -136,7 +136,11 @@ class SweepTurns:
         # However many slots there are: trials that only wait for one would be suggested knowing less.
         most = spec.parallel or min(self._train_workers(), training + 1) + 1
         if stuck:  # what paused one by itself, such as a full disk, would pause the next
-            self._say(sweep.id, f"sweep {sweep.id} starts no trial until its paused jobs are resumed: {stuck[0]}")
+            self._say(
+                f"paused {sweep.id}", f"sweep {sweep.id} starts no trial until its paused jobs are resumed: {stuck[0]}"
+            )
+        else:
+            self._said.pop(f"paused {sweep.id}", None)
         while busy < most and not stuck and why_over(spec, record) is None:
             record = self._start(sweep, spec, record)
             busy += 1

@@ -83,7 +83,10 @@ class Parameter(Part):
     def steps(self) -> float:
         """From the first bound of a range or an integer to the second; it need not be whole."""
         low, high = self.bounds
-        return (high - low) / (self.step or 1) + 1e-9
+        try:
+            return (high - low) / (self.step or 1) + 1e-9
+        except OverflowError:  # integers beyond any float
+            return math.inf
 
     def after(self, number: int) -> float:
         """The value of a range with a step after so many steps."""

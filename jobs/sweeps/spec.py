@@ -24,7 +24,9 @@ DEFAULT_TRIALS = 20
 MOST_VALUES = 2000
 """Choices and bounds of all parameters together: each is tried in a job when a sweep is submitted."""
 MOST_STEPS = 10**9
+"""Of a range or an integer."""
 MOST_WHOLE = 2**53
+"""Bound of an integer: beyond it a float cannot tell neighbours apart."""
 ASHA_FROM = 50
 """Trials below which successive halving mostly stops those that would have caught up."""
 KEYS_OF_A_SWEEP = "`longhaul keys --sweep` and docs/reference/sweep.md list the keys of a sweep"
@@ -200,7 +202,7 @@ def parse_sweep(raw: object, check: Callable[[JobSpec], object] = lambda _: None
 
 def _condition(spec: SweepSpec, key: str, settings: Settings) -> str | None:
     """A value of another key of its object beside which these settings make a job, as JSON; None: there is none."""
-    for other in spec.space:
+    for other in spec.space if key in spec.space else ():
         if other == key:
             return None
         if other.rpartition(".")[0] == key.rpartition(".")[0]:
