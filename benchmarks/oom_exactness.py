@@ -33,7 +33,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import compress, cycle, islice
@@ -65,7 +65,7 @@ from worker.training.tasks.registry import task_of
 from worker.training.tasks.task import Batch
 
 MethodName = Literal["full", "lora"]
-TaskName = Literal["seq2seq", "classification"]
+TaskName = Literal["seq2seq", "causal", "classification"]
 LIMIT = 1e-12
 WRONG = 1e-9
 """A gradient is wrong from here on, not rounded otherwise."""
@@ -76,6 +76,12 @@ CONFIGS: dict[TaskName, dict[str, Any]] = {
         "model_type": "t5", "vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1,
         "num_heads": 2, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "decoder_start_token_id": 0,
         "pad_token_id": 0, "eos_token_id": 1,
+    },
+    "causal": {
+        "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": VOCABULARY, "hidden_size": 16,
+        "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "max_position_embeddings": 256, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 1,
+        "pad_token_id": 0,
     },
     "classification": {
         "model_type": "roberta", "architectures": ["RobertaForSequenceClassification"], "vocab_size": VOCABULARY,
@@ -181,38 +187,43 @@ class Scene:
 
     def __init__(
         self, folder: Path, *, dropout: float, dtype: torch.dtype, method: MethodName = "full",
-        task: TaskName = "seq2seq",
+        task: TaskName = "seq2seq", batch_size: int = BATCH, rows: int = ROWS, larger: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
+        """`larger`: what the config has instead."""
         draw = random.Random(3)
         # Targets of more than 64 tokens are another length bucket.
-        lengths = [(draw.randint(3, 40), draw.choice((draw.randint(3, 30), draw.randint(65, 80)))) for _ in range(ROWS)]
+        lengths = [(draw.randint(3, 40), draw.choice((draw.randint(3, 30), draw.randint(65, 80)))) for _ in range(rows)]
         inputs, targets = (
             [[draw.randrange(2, VOCABULARY) for _ in range(n)] for n in side] for side in zip(*lengths, strict=True)
         )
         if task == "classification":  # the long sides are texts then
-            inputs, targets = targets, [[row % LABELS] for row in range(ROWS)]
+            inputs, targets = targets, [[row % LABELS] for row in range(rows)]
+        if task == "causal":  # one text, of which the second part is learned
+            whole = [read + written for read, written in zip(inputs, targets, strict=True)]
+            targets = [list(range(len(read), len(text))) for read, text in zip(inputs, whole, strict=True)]
+            inputs = whole
         prepared = folder / f"rows-{dropout}-{dtype}"
         prepared.mkdir()
         with Writer(prepared, VOCABULARY) as writer:
             writer.add(inputs, targets)
-            writer.finish({"train": np.arange(ROWS), "validation": np.arange(0)}, dataset_summary())
+            writer.finish({"train": np.arange(rows), "validation": np.arange(0)}, dataset_summary())
         self._folder, self.data = folder, PreparedDataset.open(prepared)
         self.rows = self.data.train
         self.spec = parse_spec(
             {
                 "data": {"train": "rows.jsonl"},
-                "training": {"epochs": 1, "batch_size": BATCH, "learning_rate": 0.01, "max_grad_norm": 0.1},
+                "training": {"epochs": 1, "batch_size": batch_size, "learning_rate": 0.01, "max_grad_norm": 0.1},
                 "memory": {"micro_batch": MICRO_BATCH},
                 "method": {"type": "lora", "rank": 4, "dropout": dropout} if method == "lora" else method,
             }
         )
-        labels = tuple(LabelPlan(name=f"label {n}", rows=ROWS // LABELS) for n in range(LABELS))
-        data = DataPlan(train="x", input="x", target="x", rows=ROWS, labels=labels)
+        labels = tuple(LabelPlan(name=f"label {n}", rows=rows // LABELS) for n in range(LABELS))
+        data = DataPlan(train="x", input="x", target="x", rows=rows, labels=labels)
         self.plan = make_plan(self.spec, ModelPlan(source="x", parameters=1), data, task=task)
         self.task = task_of(self.spec, task, data)
-        self.order = StepOrder(self.task.widths(self.rows), BATCH, 1, self.spec.training.seed)
+        self.order = StepOrder(self.task.widths(self.rows), batch_size, 1, self.spec.training.seed)
         torch.manual_seed(0)
-        config = CONFIGS[task]
+        config = {**CONFIGS[task], **(larger or {})}
         self.model = self.task.bare(config, torch.float32)
         self.model.to(dtype)  # type: ignore[arg-type]  # wrapped by transformers
         if task == "seq2seq":
@@ -229,7 +240,7 @@ class Scene:
 
     def run(self, ops: OutOfMemoryAt, optimizer: OptimizerName = "adamw", steps: int = 1) -> RunSeen:
         """So many steps from the beginning; the first one, optimizer included, under `ops`."""
-        self._begin()
+        self.begin()
         journal = Facts(self._journal)
         made = make_optimizer(optimizer, self.model.named_parameters(), self.spec.training, fused=True)
         watched = WatchedOptimizer(made, self.model, ops)
@@ -276,7 +287,8 @@ class Scene:
             watched.calls, ops.count, watched.begins, seconds, error,
         )  # fmt: skip
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """The weights of the beginning, and no gradients."""
         with torch.no_grad():
             for own, first in zip(self.model.parameters(), self._weights, strict=True):
                 own.copy_(first)
@@ -288,7 +300,7 @@ class Scene:
 
     def naive(self, ops: OutOfMemoryAt) -> list[torch.Tensor]:
         """The gradient of the first step where a failed micro-batch is retried alone, in halves."""
-        self._begin()
+        self.begin()
         batches = self._batches()
         tokens = sum(batch.target_tokens for batch in batches)
         with ops:

@@ -21,6 +21,8 @@
         ├── DiskFull
         ├── DeviceBusy
         ├── NotPrepared             the job goes back to *prepare*
+        ├── RankLost                one process of an attempt on several GPUs has ended, or differs from the others
+        ├── RankSilent              one of them does not answer
         ├── GpuLost                 the worker ends, too; the job continues once a worker has a GPU
         ├── NoValidCheckpoint       the job pauses: only its user may discard its progress
         ├── OutOfMemory
@@ -210,6 +212,21 @@ class NotPrepared(StageError):
     """The prepared model or data is missing or damaged."""
 
     reason = Reason.NOT_PREPARED
+
+
+class RankLost(StageError):
+    """One of the processes of an attempt on several GPUs has ended without a reason, or differs from the others."""
+
+    reason = Reason.CRASH
+
+    def __init__(self, message: str, *, code: str = "rank_lost", hint: str | None = None) -> None:
+        super().__init__(message, code=code, hint=hint)
+
+
+class RankSilent(StageError):
+    """One of the processes of an attempt on several GPUs does not answer."""
+
+    reason = Reason.STALLED
 
 
 class GpuLost(StageError):

@@ -28,6 +28,8 @@ class GpuNeeds:
     """What a peak takes at the least, once it is planned."""
     native_bf16: bool = False
     """The job is planned in bfloat16."""
+    gpus: int = 1
+    """`resources.gpus`."""
 
     @classmethod
     def of(cls, resources: ResourcesSpec, plan: CheckSummary | Empty) -> GpuNeeds:
@@ -37,7 +39,7 @@ class GpuNeeds:
         if memory is not None and memory.device == "cuda":
             least = memory.peak_bytes if memory.least_bytes is None else memory.least_bytes
             native = memory.dtype == "bfloat16"
-        return cls(resources.gpu_memory_gib, resources.gpu_name, least, native)
+        return cls(resources.gpu_memory_gib, resources.gpu_name, least, native, resources.gpus)
 
     def unmet(self, gpu: GpuFacts | None) -> str | None:
         """Why this GPU (None: a CPU) cannot take the job, for people; None: it can."""
@@ -47,6 +49,9 @@ class GpuNeeds:
                 if self.memory_gib is not None or self.name is not None
                 else None
             )
+        if gpu.count < self.gpus:
+            has = "one GPU" if gpu.count == 1 else f"{gpu.count} GPUs"
+            return f"a worker has {has} ({gpu.name}), and resources.gpus asks for {self.gpus}"
         if self.name is not None and not self._is_named(gpu.name):
             return f"{gpu.name} is not {self.name!r}"
         if self.memory_gib is not None and gpu.whole_gib < self.memory_gib:

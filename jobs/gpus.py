@@ -45,6 +45,8 @@ class GpuFacts:
     """Whether it multiplies bf16 itself: from compute capability 8.0 on. Others train with a model in fp16."""
     host_memory_bytes: int | None = None
     """Of the machine, or container, that trains on it; None: not known."""
+    count: int = 1
+    """GPUs that train together; the other figures are those of one."""
 
     @property
     def peak_flops(self) -> float | None:
@@ -75,6 +77,14 @@ class GpuFacts:
         slot = min((rate for rate in copies if rate is not None), default=COPY_BYTES_PER_S)
         return numbers * max(number_bytes / slot, 1 / HOST_UPDATE_PER_S)
 
+    def exchange_s(self, numbers: int, gpus: int) -> float:
+        """Seconds in which so many GPUs add up so many gradients in fp32, through the host: each sends and receives
+        each of them twice, less its own part. GPUs that are linked directly take less."""
+        measured = self.measured
+        copies = [] if measured is None else [measured.device_to_host_bytes_per_s, measured.host_to_device_bytes_per_s]
+        slot = min((rate for rate in copies if rate is not None), default=COPY_BYTES_PER_S)
+        return 2 * (gpus - 1) / gpus * 4 * numbers / slot
+
     @property
     def usable_bytes(self) -> int:
         """What a job can have of it."""
@@ -93,7 +103,7 @@ class GpuFacts:
     def encode(self) -> str:
         """One line of JSON."""
         measured = None if self.measured is None else self.measured.model_dump()
-        facts = {"name": self.name, "memory_bytes": self.memory_bytes, "measured": measured}
+        facts = {"name": self.name, "memory_bytes": self.memory_bytes, "measured": measured, "count": self.count}
         return json.dumps(facts | {"native_bf16": self.native_bf16, "host_memory_bytes": self.host_memory_bytes})
 
     @classmethod
@@ -108,7 +118,7 @@ class GpuFacts:
             host = facts.get("host_memory_bytes")
             return cls(
                 str(facts["name"]), int(facts["memory_bytes"]), known, facts.get("native_bf16") is not False,
-                None if host is None else int(host),
+                None if host is None else int(host), int(facts.get("count", 1)),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(

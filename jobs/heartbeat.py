@@ -10,23 +10,38 @@ from jobs.frozen import Frozen
 from jobs.gpus import GpuFacts
 from jobs.measured import MeasuredGpu
 
+TOGETHER = "+"
+"""Between the UUIDs of GPUs that train together."""
+
 
 class TrainWorkerGpu(Frozen, strict=True, extra="allow"):
     """What decides which jobs a GPU can take."""
 
     uuid: str
-    """As the driver names it for good."""
+    """As the driver names it for good; of GPUs that train together those of all, with `+` between."""
     name: str
     """Such as `NVIDIA GeForce RTX 5090`."""
     memory_bytes: Annotated[int, Field(gt=0, lt=2**50)]
-    """Of the whole GPU."""
+    """Of the whole GPU; of several, of each."""
     native_bf16: bool = True
     """Whether it multiplies bf16 itself; false: it trains adapters beside a model in fp16, and nothing else."""
+    count: Annotated[int, Field(ge=1)] = 1
+    """GPUs that train together."""
 
     @property
     def facts(self) -> GpuFacts:
         """The same, as needs are compared with it."""
-        return GpuFacts(self.name, self.memory_bytes, native_bf16=self.native_bf16)
+        return GpuFacts(self.name, self.memory_bytes, native_bf16=self.native_bf16, count=self.count)
+
+    def text(self, count: int | None = None) -> str:
+        """So many of these GPUs (None: all of them), for people."""
+        count = count or self.count
+        return f"{count} × {self.name}" if count > 1 else self.name
+
+    @property
+    def visible(self) -> str:
+        """For CUDA_VISIBLE_DEVICES."""
+        return self.uuid.replace(TOGETHER, ",")
 
 
 class TrainWorker(Frozen, strict=True):
@@ -52,7 +67,9 @@ class Gpu(TrainWorkerGpu):
     @property
     def facts(self) -> GpuFacts:
         """What decides which jobs it can take, and how they are planned."""
-        return GpuFacts(self.name, self.memory_bytes, self.measured, self.native_bf16, self.host_memory_bytes)
+        return GpuFacts(
+            self.name, self.memory_bytes, self.measured, self.native_bf16, self.host_memory_bytes, self.count
+        )
 
 
 class SinkLag(Frozen, strict=True, extra="ignore", json_schema_extra={"additionalProperties": False}):

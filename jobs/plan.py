@@ -175,6 +175,8 @@ class TimeFigures(Frozen):
     gpu: str | None
     """The one that the job is planned for, as its driver names it: of those that train workers report and that meet
     `resources`, the largest. Null: the job trains on a CPU."""
+    gpus: int = 1
+    """How many of it train the job together (`resources.gpus`)."""
     assumed: bool = False
     """No worker has reported a GPU that can take the job: this is the reference GPU."""
     measured: bool = False
@@ -213,7 +215,7 @@ class TimePlan(TimeFigures):
         if self.hours_expected is None:
             return f"time unknown: its peak speed is not in Longhaul's table ({self.gpu})"
         name = short_name(self.gpu)
-        article = "an" if name[0] in "AEFHILMNORSX" else "a"
+        named = f"{self.gpus} × {name}" if self.gpus > 1 else f"{'an' if name[0] in 'AEFHILMNORSX' else 'a'} {name}"
         doubts = [
             *(["no worker has reported a GPU for it yet"] if self.assumed else []),
             *(["estimated from the first rows"] if self.estimated else []),
@@ -222,11 +224,11 @@ class TimePlan(TimeFigures):
         source = " from training on it" if self.expected_from_training else ""
         if self.hours_at_limit is None:
             remarks = "; ".join([f"expected{source}", *doubts])
-            return f"about {format_duration(3600 * self.hours_expected)} on {article} {name} ({remarks})"
+            return f"about {format_duration(3600 * self.hours_expected)} on {named} ({remarks})"
         limit, expected = durations_alike(3600 * self.hours_at_limit, 3600 * self.hours_expected)
         remarks = "; ".join([f"about {expected} expected{source}", *doubts])
         kind = "measured" if self.measured else "nominal"
-        return f"about {limit} at the {kind} peak of {article} {name} ({remarks})"
+        return f"about {limit} at the {kind} peak of {named} ({remarks})"
 
     def times(self, share: float) -> TimePlan:
         """Of this share of the steps."""
@@ -252,17 +254,20 @@ def make_time_plan(
     compiled: bool,
     step_flops: float,
     updates_s: float = 0.0,
+    gpus: int = 1,
 ) -> TimePlan:
-    """The time on this GPU (None: the reference GPU is assumed); on `cpu` without a GPU no time is predicted.
+    """The time on this GPU (None: the reference GPU is assumed), or so many of them; on `cpu` without a GPU no time is
+    predicted.
 
-    `step_flops`: of `model_flops` those of one step. `updates_s`: of all steps, what the GPU waits for the host.
+    `step_flops`: of `model_flops` those of one step. `updates_s`: of all steps, what GPUs wait for the host, or for
+    each other.
     """
     assumed = gpu is None and device != "cpu"
     facts = REFERENCE if assumed else gpu
     peak = None if facts is None else facts.peak_flops
-    reached = None if facts is None else facts.training_flops(parameters, compiled, step_flops)
+    reached = None if facts is None else facts.training_flops(parameters, compiled, step_flops / gpus)
     expected = reached or (None if peak is None else EXPECTED_SHARE * peak)
-    seconds = None if expected is None else (model_flops + recomputed_flops) / expected + updates_s
+    seconds = None if expected is None else (model_flops + recomputed_flops) / (gpus * expected) + updates_s
     return TimePlan(
         model_flops=model_flops,
         recomputed_flops=recomputed_flops,
@@ -270,7 +275,8 @@ def make_time_plan(
         gpu=None if facts is None else facts.name,
         assumed=assumed,
         measured=facts is not None and facts.measured is not None and facts.measured.gemm_flops is not None,
-        hours_at_limit=None if peak is None else model_flops / peak / 3600,
+        gpus=gpus,
+        hours_at_limit=None if peak is None else model_flops / (gpus * peak) / 3600,
         hours_expected=None if seconds is None else seconds / 3600,
         expected_from_training=reached is not None,
     )

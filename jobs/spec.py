@@ -429,6 +429,9 @@ class MemorySpec(Part):
 class ResourcesSpec(Part):
     """Which GPUs may train the job. Where no worker has such a GPU, it waits for one."""
 
+    gpus: Annotated[int, Field(ge=1, le=16)] = 1
+    """GPUs that train the job together: each has the whole model, and goes through its share of the rows of a step. The
+    result is that of one GPU but for rounding and dropout. On a worker without a GPU: processes."""
     gpu_memory_gib: Annotated[float, Field(gt=0.0, le=1024.0)] | None = None
     """GiB of memory that the GPU must have in all: what nvidia-smi reports, rounded up to whole GiB (32 for an
     RTX 5090). Null: as much as the job needs."""
@@ -624,6 +627,22 @@ class JobSpec(Part):
             raise ValueError(f"a job of kind evaluate trains nothing and holds nothing out: leave {named[0]} out")
         return self
 
+    @model_validator(mode="after")
+    def _what_several_gpus_need(self) -> JobSpec:
+        gpus = self.resources.gpus
+        if gpus > 1 and self.kind != "train":
+            raise ValueError(f"`resources.gpus: {gpus}`: a job of kind {self.kind} runs on one GPU")
+        if gpus > 1 and self.memory.optimizer == "adamw_offload":
+            raise ValueError(
+                f"`resources.gpus: {gpus}` goes with every optimizer but `memory.optimizer: adamw_offload`"
+            )
+        if gpus > self.training.batch_size:
+            raise ValueError(
+                f"`resources.gpus: {gpus}` needs a `training.batch_size` of at least {gpus}, a row for each GPU: it is "
+                f"{self.training.batch_size}"
+            )
+        return self
+
     @field_validator("name")
     @classmethod
     def _plain_name(cls, value: str) -> str:
@@ -688,6 +707,11 @@ class JobSpec(Part):
                 left_out = "" if self.evaluation.metrics == "auto" else " by evaluation.metrics"
                 wrong[key] = f"the task {task}{kind} has {', '.join(has)}{left_out}, and not {str(name)!r}{meant}"
         return wrong
+
+    @property
+    def ranks(self) -> int:
+        """Processes that train together."""
+        return self.resources.gpus if self.kind == "train" else 1
 
     @property
     def needs_native_bf16(self) -> bool:

@@ -336,6 +336,7 @@ class GpuDict(TypedDict):
     name: str
     memory_bytes: int
     native_bf16: NotRequired[bool]
+    count: NotRequired[int]
     driver: str
     measured: NotRequired[JsonObject | None]
     host_memory_bytes: NotRequired[int | None]

@@ -146,5 +146,6 @@ def _place(worker: WorkerDict, workers: Sequence[WorkerDict]) -> str:
     slots = {each.get("slot") for each in workers if slot is not None and _device(each) == _device(worker)}
     shared = f", {len(slots)} slots" if len(slots) > 1 else ""
     if gpu:
-        return f"{gpu['name']}, {size(gpu['memory_bytes'])}, driver {gpu['driver']}{shared}"
+        several = f"{count} × " if (count := gpu.get("count", 1)) > 1 else ""
+        return f"{several}{gpu['name']}, {size(gpu['memory_bytes'])}, driver {gpu['driver']}{shared}"
     return f"{worker.get('device') or '–'}{shared}"

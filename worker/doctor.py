@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jobs.gpus import GPU
+from jobs.heartbeat import TOGETHER
 from jobs.process.secrets import minimal_environment
 from jobs.process.stopping import Stopped, run_child, stopped_once
 from worker.gpu import NoGpu, named_gpus, usable_gpu
@@ -28,7 +29,7 @@ def examine(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             if device == "cuda":
                 try:
                     names = environ.get("LONGHAUL_GPUS") or environ.get("CUDA_VISIBLE_DEVICES") or "all"
-                    gpu = usable_gpu(named_gpus(names.replace(" ", ""))[0])
+                    gpu = usable_gpu(named_gpus(names.replace(" ", ""))[0].split(TOGETHER)[0])  # one of a group
                 except NoGpu as error:
                     command += ["--no-gpu", str(error)]
                 else:

@@ -17,6 +17,7 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import StoreUnavailable
 from jobs.frozen import Frozen
 from jobs.generation import GenerateBody
+from jobs.heartbeat import TOGETHER
 from jobs.process.lifeline import PARENT_PID
 from jobs.redis.connection import connect
 from jobs.redis.requests import Request
@@ -261,7 +262,7 @@ class _Child:
         environment = {
             **settings.trainer_environment,
             "LONGHAUL_DEVICE": place.device,
-            "CUDA_VISIBLE_DEVICES": place.gpu or "",
+            "CUDA_VISIBLE_DEVICES": (place.gpu or "").split(TOGETHER)[0],
             PARENT_PID: str(os.getpid()),
         }
         self.process = JsonChild(command, environment)

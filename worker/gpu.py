@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jobs.heartbeat import Gpu
+from jobs.heartbeat import TOGETHER, Gpu
 from jobs.text.units import format_duration
 
 log = logging.getLogger("longhaul.worker")
@@ -42,6 +42,21 @@ class NoGpu(Exception):
 
 
 def usable_gpu(wanted: str) -> Gpu:
+    """What `wanted` names, as one of `named_gpus` does: a GPU, or several that train together.
+
+    Raises NoGpu, also where those of a group are of several kinds: the slowest would set the pace, and their rounding
+    would drive the copies of a model apart.
+    """
+    gpus = [_usable(name) for name in wanted.split(TOGETHER)]
+    first, kinds = gpus[0], sorted({gpu.name for gpu in gpus})
+    if len(kinds) > 1:
+        raise NoGpu(f"{wanted} joins GPUs of several kinds: {', '.join(kinds)}; only GPUs of one kind train together")
+    memory = min(gpu.memory_bytes for gpu in gpus)
+    uuid = TOGETHER.join(gpu.uuid for gpu in gpus)
+    return first.model_copy(update={"uuid": uuid, "memory_bytes": memory, "count": len(gpus)})
+
+
+def _usable(wanted: str) -> Gpu:
     """`find_gpu`; torch and driver fit each other, and CUDA works: after a suspend nvidia-smi may see a GPU that does
     not compute. Raises NoGpu: better no job than all of them, one by one.
     """
@@ -54,12 +69,13 @@ def usable_gpu(wanted: str) -> Gpu:
 
 
 def named_gpus(wanted: str) -> list[str]:
-    """UUIDs of the GPUs that `wanted` names: `all`, or indexes and UUIDs with commas between. Of a GPU that is cut into
-    MIG slices, those of its slices. A UUID that is not here now is kept: that GPU may come back.
+    """UUIDs of the GPUs that `wanted` names: `all`, or indexes and UUIDs with commas between; with plus signs between,
+    they are a group, and named together. Of a GPU that is cut into MIG slices, those of its slices. A UUID that is not
+    here now is kept: that GPU may come back.
 
     `all` leaves out GPUs that torch has no kernels for; an index that is missing is left out with an error in the log.
 
-    Raises NoGpu if none is left, or nvidia-smi shows none.
+    Raises NoGpu if none is left, or nvidia-smi shows none, or a GPU is in two groups.
     """
     rows, failure = ask_smi()
     if not rows:
@@ -81,10 +97,18 @@ def named_gpus(wanted: str) -> list[str]:
             log.warning("%s; it is left out", why)
         names = [row[0] for row in rows if row[0] not in old]
     for name in names:
-        if name in here or name.startswith(("GPU-", "MIG-")):
-            found |= dict.fromkeys(here.get(name, [name]))
+        members = name.split(TOGETHER)
+        missing = [each for each in members if each not in here and not each.startswith(("GPU-", "MIG-"))]
+        uuids = [uuid for each in members for uuid in here.get(each, [each])]
+        if missing:
+            log.error("%s; the others train", unknown(missing[0], rows))
+        elif len(members) > 1 and (len(set(uuids)) < len(members) or len(uuids) > len(members)):
+            raise NoGpu(f"{name} joins a GPU with itself, or with the slices of one; a group joins several whole GPUs")
         else:
-            log.error("%s; the others train", unknown(name, rows))
+            found |= dict.fromkeys(uuids if len(members) == 1 else [TOGETHER.join(uuids)])
+    all_members = [uuid for each in found for uuid in each.split(TOGETHER)]
+    if twice := {uuid for uuid in all_members if all_members.count(uuid) > 1}:
+        raise NoGpu(f"{wanted} names {', '.join(sorted(twice))} twice; a GPU is in one group, or trains alone")
     if not found:
         raise unknown(wanted, rows)
     return list(found)

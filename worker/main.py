@@ -55,8 +55,8 @@ def serve_train(settings: WorkerSettings, slot: int | None = None) -> int:
     waiting = heartbeat.model_copy(update={"gpu": last_reported(store, uuids[0])})
     gpu = wait_for(store, waiting, partial(usable_and_steady, uuids[0], losses))
     heartbeat = heartbeat.model_copy(update={"gpu": gpu})
-    # Its trainers see that GPU alone.
-    environment = {**settings.trainer_environment, "CUDA_VISIBLE_DEVICES": gpu.uuid}
+    # Its trainers see that GPU alone, or those that train together.
+    environment = {**settings.trainer_environment, "CUDA_VISIBLE_DEVICES": gpu.visible}
     lost = serve_stage(Stage.TRAIN, dataclasses.replace(settings, trainer_environment=environment), heartbeat)
     if lost:
         losses.add(gpu.uuid)

@@ -63,8 +63,8 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
     if device not in ("cpu", "cuda"):
         raise ValueError(f"LONGHAUL_DEVICE is {device!r}; it is cpu or cuda")
     gpus = (environ.get("LONGHAUL_GPUS") or "all").replace(" ", "")
-    if not re.fullmatch(r"all|(\d+|(GPU|MIG)-[\w/-]+)(,(\d+|(GPU|MIG)-[\w/-]+))*", gpus):
-        raise ValueError(f"LONGHAUL_GPUS is {gpus!r}; it is all, or a list such as 0,1 or GPU-…,MIG-…")
+    if not re.fullmatch(r"all|(\d+|(GPU|MIG)-[\w/-]+)([,+](\d+|(GPU|MIG)-[\w/-]+))*", gpus):
+        raise ValueError(f"LONGHAUL_GPUS is {gpus!r}; it is all, or a list such as 0,1 or 0+1,2 or GPU-…,MIG-…")
     if gpus == "all":
         gpus = environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "") or "all"
     redis_url = environ.get("LONGHAUL_REDIS_URL") or "redis://127.0.0.1:6379/0"

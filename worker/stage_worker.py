@@ -24,7 +24,7 @@ from rq.serializers import JSONSerializer
 from rq.worker import WorkerStatus
 
 from jobs.disk.measured_file import read_measured
-from jobs.heartbeat import WorkerHeartbeat
+from jobs.heartbeat import TOGETHER, WorkerHeartbeat
 from jobs.process.lifeline import tie_to_parent
 from jobs.reasons import Reason
 from jobs.redis.connection import connect
@@ -94,7 +94,7 @@ class StageWorker(rq.Worker):
         if self._warm is not None and not self.horse_pid and not self.is_horse:
             self._warm.keep_up()
         if (gpu := self._heartbeat.gpu) is not None:  # it may be examined while this worker runs
-            measured = read_measured(self._settings.runs, gpu.uuid, gpu.driver)
+            measured = read_measured(self._settings.runs, gpu.uuid.split(TOGETHER)[0], gpu.driver)
             known = gpu.model_copy(update={"measured": measured, "host_memory_bytes": host_memory().total})
             self._heartbeat = self._heartbeat.model_copy(update={"gpu": known})
         busy = self._heartbeat.model_copy(update={"busy": bool(self.horse_pid)})

@@ -172,8 +172,8 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
     started = AttemptStarted(
         worker=context.worker,
         device=context.settings.device,
-        gpu=context.settings.trainer_environment["CUDA_VISIBLE_DEVICES"] if context.gpu else None,
-        gpu_name=context.gpu.name if context.gpu else None,
+        gpu=context.gpu.uuid if context.gpu else None,
+        gpu_name=context.gpu.text(run.spec().ranks) if context.gpu else None,
         versions={
             "longhaul": VERSION,
             **library_versions("torch", "transformers"),
@@ -187,10 +187,11 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
     facts: list[AnyFact] = []
     reported = 0
     retry_at = 0.0
-    asked = over = explained = False
+    asked = over = False
+    explained: Finished | None = None
     for news in follow(trainer, run, lease):
         facts.extend(line.fact for line in news.lines if isinstance(line, Noted))
-        explained = explained or any(isinstance(line, Finished) for line in news.lines)
+        explained = next((line for line in news.lines if isinstance(line, Finished)), explained)
         if not over and reported < len(facts) and (news.ended or time.monotonic() >= retry_at):
             try:
                 context.store.append(run, lambda now: unreported(facts, now, attempt), attempt=attempt)
@@ -213,7 +214,9 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
             trainer.ask_to_stop()
     if lease.lost:
         raise Conflict(f"job {run.id}: another supervisor holds it")
-    end = trainer.end() if explained else or_gpu_lost(trainer.end(), context.settings)
+    end = or_gpu_lost(explained or trainer.end(), context.gpu)
+    if explained is not None and end.reason is not explained.reason:  # of several GPUs, one that rank 0 does not see
+        append_line(run.attempt_file(attempt), end)
     lease.stop_renewing()
     while True:
         try:
@@ -234,12 +237,12 @@ def unreported(facts: list[AnyFact], now: JobRecord, attempt: int) -> list[AnyFa
     return facts[now.noted :] if now.attempt == attempt else facts
 
 
-def or_gpu_lost(end: Finished, settings: WorkerSettings) -> Finished:
-    """The end of a trainer that did not report a reason: `gpu_lost` if its GPU can no longer be used."""
-    if settings.device != "cuda" or end.reason not in (Reason.CRASH, Reason.STALLED):
+def or_gpu_lost(end: Finished, gpu: Gpu | None) -> Finished:
+    """The end of a trainer that did not report a reason, or lost a rank: `gpu_lost` if its GPU cannot be used now."""
+    if gpu is None or end.reason not in (Reason.CRASH, Reason.STALLED):
         return end
     try:
-        usable_gpu(settings.trainer_environment["CUDA_VISIBLE_DEVICES"])
+        usable_gpu(gpu.uuid)
     except NoGpu as error:
         fault = Fault.of(Reason.GPU_LOST, f": {error}")
         return end.model_copy(update={"reason": Reason.GPU_LOST, "error": fault})

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.errors import StoreUnavailable
-from jobs.heartbeat import Worker
+from jobs.heartbeat import TOGETHER, Worker
 from jobs.process import secrets
 from jobs.process.lifeline import tied_to_parent
 from jobs.reasons import Reason
@@ -40,7 +40,7 @@ class DeviceSlot:
     """Where one train worker trains."""
 
     uuid: str | None
-    """Of the GPU; None: the CPU."""
+    """Of the GPU, or of those that train together (`TrainWorkerGpu.uuid`); None: the CPU."""
     number: int
 
     @property
@@ -139,7 +139,9 @@ class TrainWorkers:
 def start(slot: DeviceSlot, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A train worker that sees this GPU alone. From the main thread only: the child is tied to the spawning thread."""
     own = secrets.minimal_environment(os.environ, secrets.NEEDED["train"])
-    gpu = {} if slot.uuid is None else {"LONGHAUL_GPUS": slot.uuid, "CUDA_VISIBLE_DEVICES": slot.uuid}
+    gpu = {} if slot.uuid is None else {
+        "LONGHAUL_GPUS": slot.uuid, "CUDA_VISIBLE_DEVICES": slot.uuid.replace(TOGETHER, ","),
+    }  # fmt: skip
     return subprocess.Popen(
         tied_to_parent(sys.executable, "-m", "worker", "train", "--slot", str(slot.number)),
         env={**own, **environment, **gpu},

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from jobs.attempt import Finished, Heartbeat, Noted, Phase, parse_line
 from jobs.disk.files import regular
@@ -18,6 +17,7 @@ from jobs.process.lifeline import PARENT_PID
 from jobs.process.logs import last_error
 from jobs.reasons import Reason
 from jobs.state import Stage
+from worker.training.machine.host import oom_kills
 from worker.warm import ForkedProcess, Process, WarmProcess
 
 SLOW_PHASES: frozenset[Phase] = frozenset({"load", "compile", "save"})
@@ -149,32 +149,3 @@ class Trainer:
         except OSError:  # the log was removed
             return ""
         return f": {error[:300]}" if error else ""
-
-
-def oom_kills(root: Path = Path("/")) -> int:
-    """How often the kernel has ended a process of our control group (our container) for want of memory.
-
-    The line `oom_kill N` of memory.events, or of memory.oom_control in version 1 of the interface; it grows before the
-    signal is sent. 0 where nobody counts.
-    """
-    try:
-        memberships = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return 0
-    for membership in memberships:
-        _, controllers, path = membership.split(":", 2)
-        if controllers == "":
-            mount, name = root / "sys/fs/cgroup", "memory.events"
-        elif "memory" in controllers.split(","):
-            mount, name = root / "sys/fs/cgroup/memory", "memory.oom_control"
-        else:
-            continue
-        # In a container without a cgroup namespace the path is the host's: only the mount's own files are there.
-        for folder in (mount / path.lstrip("/"), mount):
-            try:
-                counts = dict(line.split() for line in (folder / name).read_text().splitlines())
-            except (OSError, ValueError):  # not there, or nothing is counted there: the root of all groups
-                continue
-            if "oom_kill" in counts:
-                return int(counts["oom_kill"])
-    return 0

@@ -109,7 +109,7 @@ def time_costs(before: JobFacts, after: JobFacts, differing: Collection[str]) ->
             "time",
             (seconds, other_seconds),
             list(zip(zip(factors, other_factors, strict=True), behind, strict=True)),
-            keys.first(("memory.gpu",), ("speed.compile", "speed.fused", "training.batch_size")),
+            keys.first(("resources.gpus",), ("memory.gpu",), ("speed.compile", "speed.fused", "training.batch_size")),
         )
     )
     return costs

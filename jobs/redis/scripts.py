@@ -10,7 +10,7 @@ All instants come from TIME inside the script. Reconcile's own: `maintenance.py`
   lease (its holder's token), damaged (JSON of what is wrong with its directory, where something is)
 - `rebuilt()`: whether Redis has been given every run directory since it was last empty (`jobs/redis/maintenance.py`)
 - `place(id)`: puts a job into the order of its stage when it waits and nobody holds it, and out of all others
-- `suits(id, gpu)`: whether that GPU (name, memory_bytes, native_bf16; nil: a CPU) can take the job, as
+- `suits(id, gpu)`: whether that GPU (name, memory_bytes, native_bf16, count; nil: a CPU) can take the job, as
   `jobs/gpu_needs.py` says
 - `trainers()`: what train workers of the last minute report, each with the `job` that it holds
 - `beside(gpu, trainers)`: the jobs that these hold on that GPU, and those that are running there: when Redis was just
@@ -46,14 +46,14 @@ local function drop_lease(id, token)
   return 0
 end
 local function asks(id)
-  local h = redis.call('HMGET', lj(id), 'gpu_memory_gib', 'gpu_name', 'least_bytes', 'native_bf16')
+  local h = redis.call('HMGET', lj(id), 'gpu_memory_gib', 'gpu_name', 'least_bytes', 'native_bf16', 'gpus')
   local record = not h[3] and redis.call('HGET', lj(id), 'record')
   if record then  -- written by an earlier version: the peak of its plan stands for the least
     local plan = cjson.decode(record).plan
     local memory = type(plan) == 'table' and plan.memory
     h[3] = type(memory) == 'table' and memory.device == 'cuda' and string.format('%.0f', memory.peak_bytes) or ''
   end
-  return h[1] or '', h[2] or '', h[3], h[4] or '1'  -- earlier versions knew nothing but bf16
+  return h[1] or '', h[2] or '', h[3], h[4] or '1', h[5] or '1'  -- earlier versions knew bf16 alone, and one GPU
 end
 local function room(gpu)
   local usable = gpu.memory_bytes - DRIVER_BYTES
@@ -61,13 +61,14 @@ local function room(gpu)
 end
 local function words(name) return '[^%w]' .. name:gsub('%p', '%%%0') .. '[^%w]' end
 local function suits(id, gpu)
-  local gib, name, least, bf16 = asks(id)
+  local gib, name, least, bf16, gpus = asks(id)
   gib, least = tonumber(gib), tonumber(least)
   if not gpu then return not gib and name == '' end
   return (not gib or math.ceil(gpu.memory_bytes / 2^30) >= gib)
     and (name == '' or string.find(' ' .. string.lower(gpu.name) .. ' ', words(name)) ~= nil)
     and (not least or room(gpu) >= least)
     and (bf16 == '' or gpu.native_bf16 ~= false)
+    and (gpu.count or 1) >= tonumber(gpus)
 end
 local function trainers()
   local held, found = {}, {}
@@ -82,7 +83,7 @@ local function trainers()
       local gpu = facts.gpu
       local known = type(gpu) == 'table' and type(gpu.name) == 'string' and type(gpu.memory_bytes) == 'number'
       gpu = known and {uuid = gpu.uuid, name = gpu.name, memory_bytes = gpu.memory_bytes,
-                       native_bf16 = gpu.native_bf16} or nil
+                       native_bf16 = gpu.native_bf16, count = tonumber(gpu.count)} or nil
       table.insert(found, {healthy = facts.healthy == true, device = facts.device, gpu = gpu, job = held[name],
                            slot = tonumber(facts.slot) or 0})
     end
@@ -183,7 +184,8 @@ if have < after then
              'native_bf16', ARGV[17], 'trial', ARGV[18], 'reserved_bytes', ARGV[19], 'on_gpu', ARGV[20])
   if ARGV[10] ~= '' then
     local asks = cjson.decode(ARGV[15])
-    redis.call('HSET', job, 'spec', ARGV[10], 'indexes', ARGV[11], 'gpu_memory_gib', asks[1], 'gpu_name', asks[2])
+    redis.call('HSET', job, 'spec', ARGV[10], 'indexes', ARGV[11], 'gpu_memory_gib', asks[1], 'gpu_name', asks[2],
+      'gpus', asks[3])
     for _, index in ipairs(cjson.decode(ARGV[11])) do redis.call('ZADD', 'longhaul:' .. index, ARGV[9], id) end
   end
   redis.call('ZADD', 'longhaul:jobs', ARGV[9], id)
@@ -216,7 +218,7 @@ redis.call('SET', mine, id, 'PX', 3600000)
 return id
 """
 
-# → {{id, gpu_memory_gib, gpu_name, least_bytes, native_bf16}, …} of the jobs that wait to train, in order
+# → {{id, gpu_memory_gib, gpu_name, least_bytes, native_bf16, gpus}, …} of the jobs that wait to train, in order
 WAITING_TO_TRAIN = """
 local found = {}
 for _, id in ipairs(redis.call('ZRANGE', 'longhaul:order:train', 0, -1)) do

@@ -190,7 +190,10 @@ def parse_sweep(raw: object, check: Callable[[JobSpec], object] = lambda _: None
         raise UserError(f"space: {count:,} choices and bounds; at most {MOST_VALUES:,}", param="space")
     for key, settings in _examples(spec):
         try:
-            check(spec.trial(settings))
+            trial = spec.trial(settings)
+            if trial.resources.gpus > 1:
+                raise UserError("resources.gpus: trials train on one GPU each", param="resources.gpus")
+            check(trial)
         except UserError as error:
             if (condition := _condition(spec, key or error.param or "", settings)) is not None:
                 error = UserError(

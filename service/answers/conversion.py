@@ -167,7 +167,7 @@ def _gpus(job: StoredJob) -> list[JobGpu]:
     return [
         JobGpu(
             uuid=uuid,
-            name=gpu.name,
+            name=gpu.text(),
             memory_bytes=gpu.memory_bytes,
             can_take=(why := needs.unmet(gpu.facts)) is None,
             why=why,

@@ -66,9 +66,9 @@ class JobGpu(Answer):
     uuid: str
     """As the driver names it for good."""
     name: str
-    """Such as `NVIDIA GeForce RTX 5090`."""
+    """Such as `NVIDIA GeForce RTX 5090`; of GPUs that train together `2 × NVIDIA GeForce RTX 5090`."""
     memory_bytes: int
-    """All of it."""
+    """All of it; of several, of each."""
     can_take: bool
     """Whether it has what `resources` of the job ask for and, once that is planned, room for its smallest setting."""
     why: str | None

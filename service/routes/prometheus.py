@@ -147,7 +147,7 @@ def _worker_metrics(workers: list[Worker]) -> Iterator[Metric]:
     yield _gauges("worker_heartbeat_age_seconds", "Of the one that was silent for longest.", "stage", ages)
     gpus = _labelled("gpu_memory_total_bytes", "Of a GPU that a worker has.", "gpu", "name")
     for gpu in {worker.gpu.uuid: worker.gpu for worker in workers if worker.gpu}.values():
-        gpus.add_metric([gpu.uuid, gpu.name], gpu.memory_bytes)
+        gpus.add_metric([gpu.uuid, gpu.name], gpu.count * gpu.memory_bytes)
     yield gpus
 
 

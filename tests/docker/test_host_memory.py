@@ -36,7 +36,7 @@ FILL = (
     FIND_TRAINER
     + """
 import json, os, signal
-from worker.trainer import oom_kills
+from worker.training.machine.host import oom_kills
 os.kill(int(trainer.name), signal.SIGSTOP)
 score, file, before, mib = (trainer / "oom_score_adj").read_text(), pathlib.Path("/dev/shm/filling"), oom_kills(), 0
 with open(file, "wb", buffering=0) as filling:

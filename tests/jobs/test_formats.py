@@ -74,7 +74,7 @@ def test_an_event_of_a_newer_version_is_not_cut_off_by_a_repair(run: RunDir, num
 
 def test_a_key_of_a_newer_version_names_that_version(run: RunDir) -> None:
     rewrite(run, 1, version="9.1.0")
-    spec = json.loads(run.spec_file.read_bytes()) | {"resources": {"gpus": 2}}
+    spec = json.loads(run.spec_file.read_bytes()) | {"resources": {"boxes": 2}}
     run.spec_file.write_text(json.dumps(spec))
     with pytest.raises(NewerFormat, match=f"Longhaul 9.1.0 made the job, this is {VERSION}") as caught:
         run.spec()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,14 +67,17 @@ def queue(
 def report(store: Store, name: str, gpu: GpuFacts | None, **more: Any) -> None:
     """A train worker's heartbeat."""
     has = gpu and Gpu(
-        uuid=f"GPU-{name}", name=gpu.name, memory_bytes=gpu.memory_bytes, driver="580", native_bf16=gpu.native_bf16
-    )
+        uuid=f"GPU-{name}", name=gpu.name, memory_bytes=gpu.memory_bytes, driver="580",
+        native_bf16=gpu.native_bf16, count=gpu.count,
+    )  # fmt: skip
     store.workers.report(heartbeat(name, stage="train", device="cuda" if gpu else "cpu", gpu=has, **more))
 
 
 def on(name: str, gpu: GpuFacts, slot: int = 0) -> TrainWorker:
     """A train worker whose GPU is named after it."""
-    has = TrainWorkerGpu(uuid=f"GPU-{name}", name=gpu.name, memory_bytes=gpu.memory_bytes, native_bf16=gpu.native_bf16)
+    has = TrainWorkerGpu(
+        uuid=f"GPU-{name}", name=gpu.name, memory_bytes=gpu.memory_bytes, native_bf16=gpu.native_bf16, count=gpu.count
+    )
     return TrainWorker(device="cuda", gpu=has, slot=slot)
 
 
@@ -150,12 +154,42 @@ def test_none_can_take_it_only_if_all_are_known_and_none_does() -> None:
         {"gpu_memory_gib": "24"},
         {"gpu_name": ""},
         {"gpu_name": "é"},
-        {"gpus": 2},
+        {"gpus": 0},
+        {"gpus": 17},
+        {"gpus": None},
     ],
 )
 def test_what_is_no_requirement_is_refused(resources: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"resources\.gpu"):
         needing(resources)
+
+
+def test_a_job_for_several_gpus_needs_a_group_of_as_many(store: Store, tmp_path: Path) -> None:
+    two = dataclasses.replace(LARGE, count=2)
+    queue(store, tmp_path, "three", {"gpus": 3})
+    queue(store, tmp_path, "two", {"gpus": 2})
+    queue(store, tmp_path, "one")
+    assert take(store, "train-1", LARGE) == "one"
+    assert take(store, "train-2", two) == "two"
+    assert take(store, "train-3", two) is None
+    assert GpuNeeds(gpus=3).unmet(two) == (
+        "a worker has 2 GPUs (NVIDIA GeForce RTX 5090), and resources.gpus asks for 3"
+    )
+    assert GpuNeeds(gpus=2).unmet(two) is None
+    assert take(store, "train-cpu", None) == "three", "where there is no GPU, so many processes train"
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"memory": {"optimizer": "adamw_offload"}}, "`resources.gpus: 2` goes with every optimizer but"),
+        ({"kind": "evaluate"}, "a job of kind evaluate runs on one GPU"),
+        ({"training": {"batch_size": 1}}, "needs a `training.batch_size` of at least 2, a row for each GPU: it is 1"),
+    ],
+)
+def test_what_several_gpus_cannot_do_is_refused(parts: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_spec({"data": {"train": "rows.jsonl"}, "resources": {"gpus": 2}, **parts})
 
 
 # -- the order --------------------------------------------------------------------------------------------------------
@@ -186,9 +220,9 @@ def test_a_cpu_takes_what_asks_for_no_gpu_and_other_stages_ask_for_none(store: S
 
 
 def test_what_a_job_needs_is_known_again_to_a_redis_that_was_emptied(store: Store, tmp_path: Path) -> None:
-    run = queue(store, tmp_path, "a", {"gpu_name": "H100", "gpu_memory_gib": 40.5}, least=25 * GIB)
+    run = queue(store, tmp_path, "a", {"gpu_name": "H100", "gpu_memory_gib": 40.5, "gpus": 2}, least=25 * GIB)
     before = store.waiting_to_train()
-    assert before == [("a", GpuNeeds(40.5, "h100", 25 * GIB, native_bf16=True))]
+    assert before == [("a", GpuNeeds(40.5, "h100", 25 * GIB, native_bf16=True, gpus=2))]
     store.forget("a")
     store.project(run, run.record(), run.events())
     assert store.waiting_to_train() == before
@@ -206,7 +240,9 @@ class Box:
         self.waiting: dict[str, tuple[int, int, GpuNeeds]] = {}
         self.gpus = {
             f"train-{number}": GpuFacts(
-                self.chance.choice(["NVIDIA A", "NVIDIA B"]), self.chance.choice([8, 16, 24]) * GIB
+                self.chance.choice(["NVIDIA A", "NVIDIA B"]),
+                self.chance.choice([8, 16, 24]) * GIB,
+                count=self.chance.choice([1, 1, 2, 4]),
             )
             for number in range(self.chance.randint(1, 4))
         }
@@ -218,11 +254,12 @@ class Box:
         job = f"job-{place:03}"
         gib = self.chance.choice([None, None, 8, 15.5, 24, 30])
         name = self.chance.choice([None, None, None, "a", "nvidia b", "C"])
-        resources = {"gpu_memory_gib": gib, "gpu_name": name}
+        gpus = self.chance.choice([1, 1, 1, 2, 3])
+        resources = {"gpu_memory_gib": gib, "gpu_name": name, "gpus": gpus}
         least = self.chance.choice([None, GIB, 7 * GIB, 8 * GIB, 15 * GIB, 23 * GIB])
         priority = self.chance.choice([0, 0, 5])
         queue(self.store, self.runs, job, resources, least, priority=priority)
-        self.waiting[job] = -priority, place, GpuNeeds(gib, name, least)
+        self.waiting[job] = -priority, place, GpuNeeds(gib, name, least, gpus=gpus)
 
     def take(self, worker: str) -> None:
         """It gets the first that suits it, or finds that none does."""

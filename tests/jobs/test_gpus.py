@@ -15,6 +15,8 @@ def test_a_gpu_travels_through_the_environment() -> None:
     assert GpuFacts.parse(gpu.encode()) == gpu
     turing = dataclasses.replace(gpu, native_bf16=False)
     assert GpuFacts.parse(turing.encode()) == turing
+    group = dataclasses.replace(gpu, count=4)
+    assert GpuFacts.parse(group.encode()) == group
     assert from_environment({"LONGHAUL_GPU": gpu.encode()}).gpu == gpu
     assert from_environment({"LONGHAUL_GPU": ""}).gpu is None
 

@@ -136,6 +136,30 @@ def test_a_worker_takes_no_gpu_whose_driver_cannot_run_its_torch(smi: Path, monk
         usable_gpu("1")
 
 
+def test_gpus_joined_by_plus_signs_are_a_group(smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.gpu.torch_cuda", lambda: (13, 0))
+    monkeypatch.setattr("worker.gpu.ask_driver", lambda uuid: ((13, 1), 0))
+    first = TWO.splitlines(keepends=True)[0]
+    answer(smi, first + first.replace("0, GPU-aaa", "1, GPU-bbb").replace("32607", "32000"))
+    assert named_gpus("0+1") == ["GPU-aaa+GPU-bbb"]
+    assert named_gpus("1,0+GPU-away") == ["GPU-bbb", "GPU-aaa+GPU-away"]
+    for wanted, why in (
+        ("0+1,1", "names GPU-bbb twice"),
+        ("0+1,1+0", "names GPU-aaa, GPU-bbb twice"),
+        ("0+0", "joins a GPU with itself"),
+    ):
+        with pytest.raises(NoGpu, match=why):
+            named_gpus(wanted)
+    assert named_gpus("0+7,1") == ["GPU-bbb"], "a group that is not whole is left out"
+    group = usable_gpu("GPU-aaa+GPU-bbb")
+    assert (group.uuid, group.count, group.memory_bytes) == ("GPU-aaa+GPU-bbb", 2, 32000 * 2**20)
+    assert group.visible == "GPU-aaa,GPU-bbb" and group.text() == f"2 × {group.name}" and group.text(1) == group.name
+    answer(smi, TWO.replace("RTX 5090", "RTX 4090", 1))
+    kinds = r"0\+1 joins GPUs of several kinds: .*4090, .*5090; only GPUs of one kind train together"
+    with pytest.raises(NoGpu, match=kinds):
+        usable_gpu("0+1")
+
+
 ASK_TORCH = """
 import json, sys
 from worker.gpu import torch_cuda

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.trainer import oom_kills
 from worker.training.__main__ import OOM_SCORE_ADDED, prefer_for_oom_kill
+from worker.training.machine.host import oom_kills
 
 EVENTS = "low 0\nhigh 0\nmax 812\noom 5\noom_kill {}\noom_group_kill 0\n"
 CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"

@@ -57,23 +57,26 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["push"]:
         return push(argv[1:])
     arguments = parse(argv)
-    set_library_switches(arguments.stage)
-    configure_log(logging.INFO)
+    training = arguments.stage in ("train", "follow")
+    set_library_switches("train" if training else arguments.stage)
+    configure_log(logging.INFO, f"rank {arguments.rank}: " if arguments.stage == "follow" else "")
     run = RunDir(arguments.run_dir.resolve())
     settings = from_environment(os.environ, run.path.parent)
-    attempt_file = run.attempt_file(arguments.attempt if arguments.stage == "train" else arguments.stage)
+    attempt_file = run.attempt_file(attempt_name(arguments))
     if arguments.stage == "train" and PARENT_PID not in os.environ and attempt_file.exists() and run.held():
         # Started by hand: that file belongs to the trainer that holds the job; nothing is added to it.
         log.error("device_busy (job_busy): another trainer is at work on job %s, with %s", run.id, attempt_file.name)
         return Reason.DEVICE_BUSY.exit_code
     journal = Journal(attempt_file)
-    limit = limit_memory(settings.prepare_memory) if arguments.stage != "train" else 0
+    limit = 0 if training else limit_memory(settings.prepare_memory)
     try:
         match arguments.stage:
             case "check":
                 return check(run, settings, journal)
             case "prepare":
                 return prepare(run, settings, journal)
+            case "follow":
+                return follow(run, settings, journal, arguments.rank)
             case _:
                 return train(run, settings, journal, arguments.attempt)
     except StageError as error:
@@ -86,6 +89,17 @@ def main(argv: list[str]) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         return fail(journal, DiskFull(f"no room is left on the disk: {error}"))
+
+
+def attempt_name(arguments: argparse.Namespace) -> int | str:
+    """Of the attempt file."""
+    match arguments.stage:
+        case "train":
+            return int(arguments.attempt)
+        case "follow":
+            return f"{arguments.attempt}-rank-{arguments.rank}"
+        case stage:
+            return str(stage)
 
 
 def fail(journal: Journal, error: StageError) -> int:
@@ -122,15 +136,17 @@ def prefer_for_oom_kill(score: Path) -> None:
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m worker.training", description="One stage of one job.")
-    parser.add_argument("stage", choices=("check", "prepare", "train"))
+    parser.add_argument("stage", choices=("check", "prepare", "train", "follow"))
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--attempt", type=int, default=1, help="number of the attempt (train only)")
+    parser.add_argument("--rank", type=int, default=0, help="of a process that another trainer starts (follow only)")
     return parser.parse_args(argv)
 
 
-def configure_log(level: int) -> None:
-    """Lines on stderr from this level on; of libraries, what a reader of the log can do something about."""
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(message)s")
+def configure_log(level: int, who: str = "") -> None:
+    """Lines on stderr from this level on; of libraries, what a reader of the log can do something about. `who`: before
+    each message."""
+    logging.basicConfig(stream=sys.stderr, level=level, format=f"%(asctime)s %(levelname)s {who}%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request
     logging.getLogger("torchao").setLevel(logging.ERROR)  # that its CUDA extensions are not loaded
     # That torchao registers enums in a way that torch deprecates. A filter: torch sets levels when it is imported.
@@ -310,6 +326,18 @@ def train(run: RunDir, settings: TrainerSettings, journal: Journal, attempt: int
 
     gc.freeze()  # what the imports made stays: clearing the cache need not walk through it (0.15 s each time)
     return attempt_training(run, settings, journal, stop, attempt)
+
+
+def follow(run: RunDir, settings: TrainerSettings, journal: Journal, rank: int) -> int:
+    """One of the other ranks of an attempt on several GPUs."""
+    stop = StopSignal()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which rank 0 hears, too
+    journal.phase("load")
+
+    from worker.training.follow import follow as follow_rank_0
+
+    gc.freeze()
+    return follow_rank_0(run, settings, journal, stop, rank)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -31,6 +33,7 @@ from worker.training.network.model import LoadedModel, load
 from worker.training.optimizers.loss_scaling import LossScaling
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.pace import Pace
+from worker.training.ranks.ranks import Alone, Ranks
 from worker.training.run_length import RunLength, noted_correction, seconds_spent, stopwatch
 from worker.training.steps import order
 from worker.training.steps.mixture import mixture_of
@@ -38,11 +41,28 @@ from worker.training.steps.order import StepOrder
 from worker.training.steps.randomness import init_seed, seed_step
 from worker.training.stop import StopSignal
 from worker.training.tasks.registry import task_of
+from worker.training.tasks.task import Task
 from worker.training.window import Meter
 
 log = logging.getLogger("longhaul.trainer")
 SAMPLE = 10_000
 """Rows that stand for all of them."""
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """What is trained, and what trains it: the same on every rank."""
+
+    loaded: LoadedModel
+    optimizer: Optimizer
+    compiled: bool
+    """Whether layers run compiled."""
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """Weights and optimizer states: the tensors themselves."""
+        weights = {f"weights.{name}": tensor for name, tensor in self.loaded.weights.items()}
+        return weights | {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state_dict().items()}
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,7 @@ class TrainingContext:
     meter: Meter
     metrics: LineWriter
     saver: Saver
+    ranks: Ranks = field(default_factory=Alone)
 
     @property
     def scaling(self) -> LossScaling | None:
@@ -95,16 +116,15 @@ class TrainingContext:
         state: TrainState,
         first: int = 0,
         spent_s: float = 0.0,
+        ranks: Ranks | None = None,
     ) -> TrainingContext:
         """With the rest, which follows from these. `first`: steps that another job did; `spent_s`: seconds in attempts
         of this one until now."""
-        training, cache = spec.training, Cache(loaded.model.device)
+        cache = Cache(loaded.model.device)
         planned_bytes = None if plan.memory is None else plan.memory.peak_bytes
         pace = Pace(spec, plan, state.window.asides)
         length = RunLength(spec, plan, state, pace, first=first, spent_s=stopwatch(spent_s))
         saver = Saver(run, loaded.weights, optimizer, spec.checkpoint, journal)
-        sources = plan.data.sources_of(spec)
-        mixture = mixture_of(sources, data.rows_of_sources(len(sources)), training.seed)
         return cls(
             run=run,
             spec=spec,
@@ -112,9 +132,7 @@ class TrainingContext:
             journal=journal,
             stop=stop,
             data=data,
-            order=StepOrder(
-                loaded.task.widths(data.train), training.batch_size, training.epochs, training.seed, mixture
-            ),
+            order=order_of(spec, plan, data, loaded.task),
             loaded=loaded,
             optimizer=optimizer,
             cache=cache,
@@ -133,34 +151,20 @@ class TrainingContext:
             ),
             metrics=LineWriter(run.metrics_file),
             saver=saver,
+            ranks=ranks or Alone(),
         )
 
 
-def set_up(
-    run: RunDir, device: torch.device, monitor: ProcessMonitor, journal: Journal, stop: StopSignal, attempt: int
-) -> TrainingContext:
-    """Decide what to train with; load once, allocate every state, go back to the newest checkpoint that verifies."""
-    spec, plan = run.spec(), run.plan()
-    clean(run)
-    record = run.record()
-    from_scratch = start_from_scratch(run, record.scratch_attempt)
-    journal.phase("load")
-    expected = None if from_scratch else record.checkpoint
-    if expected is None and spec.resume_from is not None and not record.scratch_attempt:
-        expected = f"the checkpoint of {spec.resume_from}"  # trained by hand: the events do not know of it
+def order_of(spec: JobSpec, plan: Plan, data: PreparedDataset, task: Task) -> StepOrder:
+    """The rows of every step."""
+    training, sources = spec.training, plan.data.sources_of(spec)
+    mixture = mixture_of(sources, data.rows_of_sources(len(sources)), training.seed)
+    return StepOrder(task.widths(data.train), training.batch_size, training.epochs, training.seed, mixture)
+
+
+def load_trainable(spec: JobSpec, plan: Plan, folder: Path, device: torch.device, journal: Journal) -> Trainable:
+    """The prepared model of this folder, loaded once, and its optimizer, with every state allocated."""
     method = method_of(spec, plan.resolved.dtype)
-    folder, data = start.open_stores(run, plan, journal, weights=expected is None or not method.whole)
-    if spec.kind == "evaluate":
-        data.validation = data.train
-    if record.sweep is not None:
-        plan = start.within_reserved(plan)
-    plan = start.plan_attempt(run, spec, plan, attempt, device, monitor, journal, stop)
-    seed_step(spec.training.seed, 0)
-    found = checkpoint.newest(run, run.spec_sha256(), journal, expected=expected)
-    if found is not None:
-        checkpoint.check_order(found.state)
-        if (metric := spec.checkpoint.best) is not None:  # if it is damaged, the next best has yet to be saved
-            checkpoint.best(run, metric, journal, verified=found)
     loaded = load(
         folder,
         device,
@@ -177,7 +181,41 @@ def set_up(
     if method.dtype == torch.float16:
         optimizer = LossScaling(optimizer, loaded.model.parameters())
     optimizer.compile(journal)
-    compiled = plan.resolved.compile and loaded.task.compile(loaded.model, journal) is None
+    return Trainable(loaded, optimizer, plan.resolved.compile and loaded.task.compile(loaded.model, journal) is None)
+
+
+def set_up(
+    run: RunDir, device: torch.device, monitor: ProcessMonitor, journal: Journal, stop: StopSignal, attempt: int,
+    start_ranks: Callable[[Plan], Ranks] = lambda plan: Alone(),
+) -> TrainingContext:  # fmt: skip
+    """Decide what to train with; load once, allocate every state, go back to the newest checkpoint that verifies.
+
+    `start_ranks` is called with the plan of this attempt: other ranks load while this one does.
+    """
+    spec, plan = run.spec(), run.plan()
+    clean(run)
+    record = run.record()
+    from_scratch = start_from_scratch(run, record.scratch_attempt)
+    journal.phase("load")
+    expected = None if from_scratch else record.checkpoint
+    if expected is None and spec.resume_from is not None and not record.scratch_attempt:
+        expected = f"the checkpoint of {spec.resume_from}"  # trained by hand: the events do not know of it
+    method = method_of(spec, plan.resolved.dtype)
+    folder, data = start.open_stores(run, plan, journal, weights=expected is None or not method.whole)
+    if spec.kind == "evaluate":
+        data.validation = data.train
+    if record.sweep is not None:
+        plan = start.within_reserved(plan)
+    plan = start.plan_attempt(run, spec, plan, attempt, device, monitor, journal, stop)
+    ranks = start_ranks(plan)
+    seed_step(spec.training.seed, 0)
+    found = checkpoint.newest(run, run.spec_sha256(), journal, expected=expected)
+    if found is not None:
+        checkpoint.check_order(found.state)
+        if (metric := spec.checkpoint.best) is not None:  # if it is damaged, the next best has yet to be saved
+            checkpoint.best(run, metric, journal, verified=found)
+    trainable = load_trainable(spec, plan, folder, device, journal)
+    loaded, optimizer = trainable.loaded, trainable.optimizer
     if found is not None:
         checkpoint.restore(found, loaded.weights, optimizer)
         state = found.state
@@ -188,6 +226,7 @@ def set_up(
     attempts = range(max(1, record.scratch_attempt), attempt + 1) if spec.training.max_hours is not None else range(0)
     state.correction = noted_correction(run, attempts) or state.correction
     truncate_metrics(run.metrics_file, state.step)
+    ranks.join(loaded.trained, trainable.state, device)
     guards.check_not_copied(loaded.model, loaded.pointers)
     journal.progress(step=state.step)
     journal.note(
@@ -199,7 +238,7 @@ def set_up(
             seconds=loaded.seconds,
             peak_ratio=loaded.peak_ratio,
             resumed_step=None if found is None else state.step,
-            compiled=compiled,
+            compiled=trainable.compiled,
         )
     )
     log.info("method %s: %d weights are trained", method.description, loaded.trained_parameters)
@@ -218,6 +257,7 @@ def set_up(
         state=state,
         first=record.adopted_step,
         spent_s=seconds_spent(run, attempts),
+        ranks=ranks,
     )
 
 
@@ -235,5 +275,6 @@ def gpu_speed(run: RunDir, device: torch.device, loaded: LoadedModel, plan: Plan
         parameters=loaded.parameters,
         compiled=plan.resolved.compile,
         recomputed=recomputed,
-        kept=plan.resolved.optimizer != "adamw_offload",  # the GPU waits for the host, which says nothing of others
+        # Where a GPU waits for the host, or for others, its pace says nothing of other jobs.
+        kept=plan.resolved.optimizer != "adamw_offload" and run.spec().ranks == 1,
     )

@@ -9,22 +9,26 @@ A step whose update is skipped (`LossScaling`) is a step over its rows: number, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from transformers import PreTrainedModel
 
 from jobs.errors import OutOfMemoryInOptimizer
 from worker.training.context import TrainingContext
+from worker.training.dataset.data import Rows
 from worker.training.journal import Journal
 from worker.training.machine.out_of_memory import KINDS, MemoryShortage
 from worker.training.memory.recovery import Pass, Recovery
+from worker.training.network.model import LoadedModel
+from worker.training.optimizers.loss_scaling import LossScaling
 from worker.training.optimizers.optimizer import Optimizer
+from worker.training.ranks.ranks import Failure, share
 from worker.training.steps.learning_rate import learning_rate
 from worker.training.steps.order import StepOrder
 from worker.training.steps.randomness import seed_step
 from worker.training.steps.result import StepResult
-from worker.training.tasks.task import Batch
+from worker.training.tasks.task import Batch, Limit
 
 
 def steps(context: TrainingContext) -> Iterator[StepResult]:
@@ -39,7 +43,7 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
     StopAsked in a wait (the weights are those of the step before).
     """
     training, plan, order, rows = context.spec.training, context.plan, context.order, context.data.train
-    loaded, journal, device = context.loaded, context.journal, context.cache.device
+    loaded, journal, device, ranks = context.loaded, context.journal, context.cache.device, context.ranks
     model, flops, apart = loaded.model, loaded.flops, loaded.task.targets_apart
     limit = loaded.task.limit(rows, context.state.micro_batch, context.state.safe)
     recovery, scaling = Recovery(context), context.scaling
@@ -51,22 +55,7 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
         if opens_epoch(order, number):
             limit = limit.regrown()
         groups = order.groups_of(number - 1)
-        data_wait = time.perf_counter() - start
-        while True:
-            going = Pass(number, groups, began=time.perf_counter())
-            try:
-                going.batches = batches = limit.batches(rows, groups, loaded.pad_id)
-                data_wait += time.perf_counter() - going.began
-                seed_step(training.seed, number)
-                loss = accumulate(model, batches, journal, going, 1.0 if scaling is None else scaling.scale)
-                break
-            except KINDS as error:
-                shortage = MemoryShortage.of(error, device, details=recovery.oom_reports.wanted())
-                if shortage is None:
-                    raise
-            # Outside the `except`: inside, the traceback would keep the activations of the failed pass alive.
-            limit = recovery.retry(shortage, going, limit)
-            del shortage  # its snapshot can be large
+        shares = [share(groups, rank, ranks.count) for rank in range(ranks.count)]
         rate = learning_rate(
             number,
             peak=training.learning_rate,
@@ -75,25 +64,42 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
             lr_scheduler=training.lr_scheduler,
             correction=context.state.correction,
         )
-        norm = _update(context.optimizer, number, rate, loss, device)
+        data_wait = time.perf_counter() - start
+        while True:
+            ranks.begin(number, rate, limit)
+            going = Pass(number, shares[0], began=time.perf_counter())
+            wanted = recovery.oom_reports.wanted
+            failure = one_pass(loaded, rows, limit, going, training.seed, scaling, journal, details=wanted)
+            data_wait += going.cutting_s
+            vote = ranks.vote(failure, going.target_tokens, time.perf_counter() - going.began)
+            failure = vote.failure
+            if failure is None:
+                break
+            if failure.rank:
+                going = Pass(number, shares[failure.rank], began=going.began, failed=failure.shape)
+            limit = recovery.retry(failure.shortage, going, limit)
+            del failure, vote  # its snapshot can be large
+        loss = ranks.add_up(going.loss)
+        norm = update(context.optimizer, number, rate, loss, device)
         model.zero_grad(set_to_none=True)
         journal.progress(number / context.length.steps, step=number)
-        tokens = sum(batch.target_tokens for batch in batches)
-        lengths = [(rows.input_lengths[batch.rows], rows.target_lengths[batch.rows]) for batch in batches]
+        lengths = [(rows.input_lengths[group], rows.target_lengths[group]) for group in groups]
+        own = [batch.shape for batch in going.batches]
+        shapes = [*own, *(shape for groups in shares[1:] for shape in limit.shapes(rows, groups))]
         yield StepResult(
             step=number,
             epoch=order.epoch_of(number - 1),
             loss=loss,
             grad_norm=norm,
             learning_rate=rate,
-            rows=sum(len(batch.rows) for batch in batches),
-            input_tokens=sum(int(inputs.sum()) for inputs, _ in lengths) - (0 if apart else tokens),
-            target_tokens=tokens,
-            padded_tokens=sum(batch.shape.tokens if apart else batch.shape.inputs for batch in batches),
-            flops=sum(flops.rows(*both) for both in lengths),
+            rows=sum(map(len, groups)),
+            input_tokens=sum(int(inputs.sum()) for inputs, _ in lengths) - (0 if apart else vote.target_tokens),
+            target_tokens=vote.target_tokens,
+            padded_tokens=sum(shape.tokens if apart else shape.inputs for shape in shapes),
+            flops=sum(flops.rows(*both) for both in lengths) / ranks.count,
             data_wait_s=data_wait,
-            micro_batch=min(limit.size(batch.shape.bucket) for batch in batches),
-            largest=max((batch.shape for batch in batches), key=lambda shape: shape.tokens),
+            micro_batch=min(limit.size(shape.bucket) for shape in shapes),
+            largest=max(own, key=lambda shape: shape.tokens),
             safe=limit.safe,
             scaled=None if scaling is None else scaling.last,
         )
@@ -105,6 +111,39 @@ def opens_epoch(order: StepOrder, number: int) -> bool:
     """Whether step `number` (from 1) is the first that begins in a new epoch; the first of a run is not."""
     done, before = (order.epoch_of(count - 1) if count > 0 else 0.0 for count in (number - 1, number - 2))
     return int(done) > int(before)
+
+
+def one_pass(
+    loaded: LoadedModel,
+    rows: Rows,
+    limit: Limit,
+    going: Pass,
+    seed: int,
+    scaling: LossScaling | None,
+    journal: Journal,
+    *,
+    rank: int = 0,
+    details: Callable[[], bool] = lambda: False,
+) -> Failure | None:
+    """Forward and backward over the share of a step that this rank has, which may be empty; `going` holds what came
+    of it. Failure: memory ran out.
+
+    By the time it returns, no traceback is left that would keep the activations of a failed pass alive.
+    """
+    try:
+        going.batches = limit.batches(rows, going.groups, loaded.pad_id)
+        going.cutting_s = time.perf_counter() - going.began
+        seed_step(seed, going.step, rank)
+        if going.batches:
+            going.loss = accumulate(
+                loaded.model, going.batches, journal, going, 1.0 if scaling is None else scaling.scale
+            )
+    except KINDS as error:
+        shortage = MemoryShortage.of(error, loaded.model.device, details=details())
+        if shortage is None:
+            raise
+        return Failure(rank, shortage, going.shape(rows, limit))
+    return None
 
 
 def accumulate(
@@ -136,7 +175,8 @@ def accumulate(
     return loss
 
 
-def _update(optimizer: Optimizer, number: int, rate: float, loss: torch.Tensor, device: torch.device) -> torch.Tensor:
+def update(optimizer: Optimizer, number: int, rate: float, loss: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`Optimizer.step`. Raises OutOfMemoryInOptimizer as well."""
     try:
         return optimizer.step(number, rate, loss)
     except KINDS as error:

@@ -11,8 +11,10 @@ import torch
 from jobs.attempt import TrainResult
 from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
+from jobs.errors import RankLost, RankSilent, StageError
 from jobs.evaluation_metrics import EvaluationMetric, cost_of, is_better
 from jobs.events import EvaluationFinished, UpdateSkipped
+from jobs.plan import Plan
 from jobs.reasons import Reason
 from worker.training import start
 from worker.training.checkpoints import checkpoint
@@ -28,6 +30,9 @@ from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.memory import first_step, hard_limit
 from worker.training.network import guards
 from worker.training.planning.alternatives import Alternatives
+from worker.training.ranks.group import DIFFERENT, devices_of_ranks
+from worker.training.ranks.leader import Leader
+from worker.training.ranks.ranks import Alone, Ranks
 from worker.training.readme import evaluations_of
 from worker.training.result import write_result
 from worker.training.settings import TrainerSettings
@@ -43,19 +48,26 @@ log = logging.getLogger("longhaul.trainer")
 def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopSignal, attempt: int) -> int:
     """Train until done (exit code 0) or asked to stop (75). Every other typed end is a StageError."""
     device = torch.device(settings.device)
+    devices = devices_of_ranks(run.spec().ranks, device)
     guards.check_device(device)
     prepare_device(device)
     trial = run.record().sweep is not None
     reserved = start.reserved_bytes(run.plan()) if trial else None
     limit = hard_limit.limit_of(run.spec().memory, settings.test_memory_limit, reserved)
     with contextlib.ExitStack() as held:
+
+        def start_ranks(plan: Plan) -> Ranks:
+            if len(devices) == 1:
+                return Alone()
+            return held.enter_context(Leader(run, attempt, plan, devices, journal))
+
         held.enter_context(hold_job(run))
         try:
             held.enter_context(hold_device(run, device, journal, stop, shared=trial))
             monitor = ProcessMonitor.of(device)
             held.enter_context(hard_limit.on_gpu(device, limit))
             with start.loading(run):
-                context = set_up(run, device, monitor, journal, stop, attempt)
+                context = set_up(run, device, monitor, journal, stop, attempt, start_ranks)
             held.enter_context(hard_limit.on_host(device, limit, context.loaded, context.optimizer, context.data.train))
             stop.raise_if_asked()
         except StopAsked:
@@ -167,11 +179,20 @@ def save(context: TrainingContext) -> None:
     """Begin to save the weights as they are: training waits only while they are copied, if they are."""
     state = context.state
     context.optimizer.raise_if_nonfinite()
+    lost: StageError | None = None
+    try:
+        context.ranks.check_equal()
+    except (RankLost, RankSilent) as error:
+        if error.detail_code == DIFFERENT:
+            raise
+        lost = error  # the weights here are whole
     state.window, state.unsaved_s = context.meter.synchronize(), context.due.unsaved_s
     context.metrics.sync()  # a run that resumes from this checkpoint does not write those rows again
     began = time.perf_counter()
     context.saver.save(state)
     context.meter.pace.saved(time.perf_counter() - began)
+    if lost is not None:
+        raise lost  # once that checkpoint is written
     context.journal.phase("step", step=state.step)
 
 

@@ -80,6 +80,7 @@ def test_the_template_is_not_changed() -> None:
         ({"method.rank": [8, 16], "method": [{"type": "lora"}]}, {}, "put method before method.rank"),
         ({"method.type": ["full", "lora"], "method.rank": [8, 16]}, {}, 'add "when": {"method.type": "lora"}'),
         ({"training.learning_rate": RATE}, {"name": "a\nb"}, "name: "),
+        ({"resources.gpus": [1, 2]}, {}, "space.resources.gpus: trials train on one GPU each"),
     ],
 )  # fmt: skip
 def test_what_is_refused_names_the_key(space: dict[str, Any], more: dict[str, Any], says: str) -> None:

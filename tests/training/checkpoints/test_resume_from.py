@@ -499,3 +499,25 @@ def edit_state(folder: Path, **changes: Any) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"]["state.json"] = write_bytes(folder / "state.json", state.model_dump_json().encode())
     (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_job_resumes_on_more_or_fewer_gpus(place: StagesWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGHAUL_DEVICE", "cpu")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    same: dict[str, Any] = {"training": {"dropout": 0.0}, "log": {"every_steps": 1}}
+    whole = place.job(**same)
+    place.prepare(whole)
+    assert attempt(whole) == 0
+    first = place.begun(resources={"gpus": 2}, **same)
+    second, adopted = place.goes_on(first, resources={"gpus": 1}, **same)
+    assert adopted.step == 7
+    assert attempt(second, stop_at=4 + 7 + 3) == 75
+    stopped = finished(second).step
+    assert 7 < stopped < 21
+    third, adopted = place.goes_on(second, resources={"gpus": 2}, **same)
+    assert adopted.step == stopped and attempt(third) == 0
+    seen = [row for run, last in ((first, 7), (second, stopped), (third, 21)) for row in logged(run) if row[0] <= last]
+    seen = list({row[0]: row for row in seen}.values())
+    assert [row[0] for row in seen] == [row[0] for row in logged(whole)] == list(range(1, 22))
+    assert [row[1] for row in seen] == pytest.approx([row[1] for row in logged(whole)], rel=0.02)
+    assert (third.model / "model.safetensors").exists()

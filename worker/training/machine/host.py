@@ -41,6 +41,35 @@ def limit_memory(most: int, root: Path = ROOT) -> int:
     return limit
 
 
+def oom_kills(root: Path = ROOT) -> int:
+    """How often the kernel has ended a process of our control group (our container) for want of memory.
+
+    The line `oom_kill N` of memory.events, or of memory.oom_control in version 1 of the interface; it grows before the
+    signal is sent. 0 where nobody counts.
+    """
+    try:
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return 0
+    for membership in memberships:
+        _, controllers, path = membership.split(":", 2)
+        if controllers == "":
+            mount, name = root / "sys/fs/cgroup", "memory.events"
+        elif "memory" in controllers.split(","):
+            mount, name = root / "sys/fs/cgroup/memory", "memory.oom_control"
+        else:
+            continue
+        # In a container without a cgroup namespace the path is the host's: only the mount's own files are there.
+        for folder in (mount / path.lstrip("/"), mount):
+            try:
+                counts = dict(line.split() for line in (folder / name).read_text().splitlines())
+            except (OSError, ValueError):  # not there, or nothing is counted there: the root of all groups
+                continue
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
+    return 0
+
+
 def _machine(meminfo: Path) -> HostMemory:
     sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in meminfo.read_text().splitlines()}
     return HostMemory(sizes["MemTotal"] - sizes["MemAvailable"], sizes["MemAvailable"], sizes["MemTotal"])

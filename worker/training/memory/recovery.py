@@ -16,6 +16,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+import torch
+
 from jobs.errors import OutOfMemory
 from jobs.events import OomRecovered
 from worker.training.context import TrainingContext
@@ -43,9 +45,22 @@ class Pass:
     """None before they were cut."""
     at: int | None = None
     """Which of them is in the model."""
+    cutting_s: float = 0.0
+    """Seconds until they were cut."""
+    loss: torch.Tensor | None = None
+    """Mean of a target token (0-dim), once all went through the model."""
+    failed: MicroBatchShape | None = None
+    """Of the micro-batch for which memory ran out, where another rank had it."""
+
+    @property
+    def target_tokens(self) -> int:
+        """Those that the loss counts."""
+        return sum(batch.target_tokens for batch in self.batches)
 
     def shape(self, rows: Rows, limit: Limit) -> MicroBatchShape:
         """That of the micro-batch in the model; before there was one, that of the longest."""
+        if self.failed is not None:
+            return self.failed
         if self.at is not None:
             return self.batches[self.at].shape
         return max(limit.shapes(rows, self.groups), key=lambda shape: shape.input_width + shape.target_width)
@@ -82,8 +97,10 @@ class Recovery:
         )
 
     def _retry(self, shortage: MemoryShortage, failed: Pass, limit: Limit) -> Limit:
-        other_processes = self._context.monitor.use()
-        shortage = shortage.beside(other_processes)
+        other_processes = None
+        if failed.failed is None:  # what others hold of the GPU of another rank is not known here
+            other_processes = self._context.monitor.use()
+            shortage = shortage.beside(other_processes)
         shape = failed.shape(self._rows, limit)
         bucket = shape.bucket
         self._model.zero_grad(set_to_none=True)  # of all its micro-batches: every one of them is done again

@@ -60,13 +60,17 @@ class LoadedModel:
     @property
     def result_bytes(self) -> int:
         """Of the weights that are delivered."""
-        trained = sum(parameter.nbytes for parameter in self.model.parameters() if parameter.requires_grad)
-        return self.method.result_bytes(trained, self.parameter_bytes)
+        return self.method.result_bytes(sum(parameter.nbytes for parameter in self.trained), self.parameter_bytes)
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that are trained."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     @property
     def trained_parameters(self) -> int:
         """Numbers that are trained."""
-        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+        return sum(parameter.numel() for parameter in self.trained)
 
     @property
     def flops(self) -> Flops:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,6 +28,9 @@ from worker.training.tasks.task import Task
 
 CONTEXT_BYTES = int(0.8 * GIB)
 """Bytes that a CUDA process takes besides what torch allocates: the context, with the kernels of all libraries."""
+EXCHANGE_BYTES = GIB // 2
+"""Of each GPU, where several train a job together: what NCCL takes for its channels, and 32 MiB for gradients on their
+way. Assumed, not measured."""
 CPU_ROWS = 8
 """Larger micro-batches are no faster on a CPU (docs/measurements.md), except those of small models."""
 CPU_FLOPS = 2.5e10
@@ -60,7 +64,7 @@ def plan_memory(
     """
     started = time.monotonic()
     inputs, targets = longest
-    context = CONTEXT_BYTES if device == "cuda" else 0
+    context = (CONTEXT_BYTES + (EXCHANGE_BYTES if spec.ranks > 1 else 0)) if device == "cuda" else 0
     progress()
     method, training = method_of(spec, dtype), spec.training
     predictor = Predictor(
@@ -82,14 +86,22 @@ def plan_memory(
     host = None if budget.gpu is None else budget.gpu.host_memory_bytes
     if fixed.optimizer == "adamw_offload" and host is not None and offloaded + HOST_ROOM > host:
         raise no_host_memory(offloaded, host)
-    pace = RowTime(task, config, flops, inputs, targets, size, budget.gpu, spec.training.batch_size)
+    if fixed.optimizer == "adamw_offload" and spec.ranks > 1:  # begun with it on one GPU
+        raise Rejected(
+            "the run began with adamw_offload, which goes with one GPU alone",
+            code="offload_on_several_gpus",
+            param="resources.gpus",
+            hint="leave resources.gpus at 1",
+        )
+    share = math.ceil(spec.training.batch_size / spec.ranks)
+    pace = RowTime(task, config, flops, inputs, targets, size, budget.gpu, share)
     ladder = Ladder(
         predictor,
         pace,
         limit=budget.limit,
         context=context,
-        cap=spec.training.batch_size if device == "cuda" else min(spec.training.batch_size, most_on_cpu),
-        offload=offload and offloaded > 0 and host is not None and offloaded + HOST_RESERVE <= host,
+        cap=share if device == "cuda" else min(share, most_on_cpu),
+        offload=offload and spec.ranks == 1 and offloaded > 0 and host is not None and offloaded + HOST_RESERVE <= host,
         progress=progress,
     )
     candidates = ladder.walk(fixed)

@@ -73,17 +73,20 @@ def with_time(
         parameters=plan.model.parameters,
         compiled=plan.resolved.compile,
         step_flops=spec.training.batch_size * flops / len(lengths.inputs),
-        updates_s=left * plan.steps * offloaded_update_s(plan, settings),
+        updates_s=left * plan.steps * waits_s(plan, spec, settings),
+        gpus=spec.ranks,
     )
     planned = within_hours(plan.model_copy(update={"time": time}), spec, done)
     return with_evaluations(planned, spec, config, lengths, task, settings, done)
 
 
-def offloaded_update_s(plan: Plan, settings: TrainerSettings) -> float:
-    """Seconds that the GPU waits for the host in each step; 0 where it updates the weights itself."""
-    if plan.memory is None or plan.memory.host is None or not plan.memory.host.optimizer_bytes:
+def waits_s(plan: Plan, spec: JobSpec, settings: TrainerSettings) -> float:
+    """Seconds that a GPU waits in each step: for the host, where that updates the weights; for other GPUs."""
+    if plan.memory is None:
         return 0.0
-    return (settings.gpu or REFERENCE).offloaded_update_s(plan.memory.trained_parameters, 2)
+    gpu, trained = settings.gpu or REFERENCE, plan.memory.trained_parameters
+    offloads = plan.memory.host is not None and plan.memory.host.optimizer_bytes > 0
+    return (gpu.offloaded_update_s(trained, 2) if offloads else 0.0) + gpu.exchange_s(trained, spec.ranks)
 
 
 def within_hours(plan: Plan, spec: JobSpec, done: int) -> Plan:
@@ -120,8 +123,8 @@ def with_evaluations(
     time = plan.time
     if time is None or not time.hours_expected or plan.data.validation_rows == 0:
         return plan
-    passes_s = 3600 * time.hours_expected - (plan.steps - done) * offloaded_update_s(plan, settings)
-    rate = (time.model_flops + time.recomputed_flops) / passes_s
+    passes_s = 3600 * time.hours_expected - (plan.steps - done) * waits_s(plan, spec, settings)
+    rate = (time.model_flops + time.recomputed_flops) / passes_s / time.gpus  # one GPU evaluates
     seconds = evaluation_s(plan, spec, config, lengths, task, rate, settings.gpu or REFERENCE)
     count = left_of(plan.steps, spec.evaluation.every_steps, done)
     spent = count * seconds

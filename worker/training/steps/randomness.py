@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 
-def seed_step(seed: int, step: int) -> None:
+def seed_step(seed: int, step: int, rank: int = 0) -> None:
     """Seed torch's generators (CPU and CUDA) for one step: whatever happened before leaves no trace in its dropout."""
-    value = _derived(seed, step, 0)  # without the 0, jobs of earlier versions would resume otherwise
+    value = _derived(seed, step, rank)
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():  # without CUDA, `torch.manual_seed` keeps a stack trace with the seed: 2 ms
         torch.cuda.manual_seed_all(value)

@@ -42,7 +42,8 @@ class StepResult:
     padded_tokens: int
     """Positions that went through the model, padding included."""
     flops: float
-    """Of the model, forward and backward, at the real lengths of the rows; 0 where they cannot be counted."""
+    """Of the model, forward and backward, at the real lengths of the rows; 0 where they cannot be counted. Of several
+    ranks the mean."""
     data_wait_s: float
     micro_batch: int
     """Rows of the longest shape in a micro-batch: the least of the step's length buckets."""

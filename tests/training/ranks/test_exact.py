@@ -1,0 +1,50 @@
+"""A step on several ranks is the step of one: loss, gradients and weights, also where memory runs out on one of them.
+
+`benchmarks.scale` runs the same with two and three ranks on every task and method.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.oom_exactness import LIMIT, MethodName, TaskName
+from benchmarks.scale import together
+from worker.training.ranks.ranks import share
+
+
+@pytest.mark.parametrize(
+    ("count", "task", "method"),
+    [(3, "seq2seq", "full"), (2, "causal", "full"), (2, "seq2seq", "lora"), (3, "causal", "lora")],
+)
+def test_loss_gradients_and_weights_are_those_of_one_rank(
+    tmp_path: Path, count: int, task: TaskName, method: MethodName
+) -> None:
+    found = together(tmp_path, count, task, method)
+    assert found.pop("steps") == 3, "the last of them has two rows, fewer than three ranks"
+    assert found.pop("redone") == 0
+    assert max(found.values()) <= LIMIT
+
+
+def test_memory_that_runs_out_on_one_rank_costs_a_pass_of_all_and_changes_nothing(tmp_path: Path) -> None:
+    found = together(tmp_path, 2, out_of_memory_at=40)
+    assert found.pop("redone") == 1
+    assert found.pop("steps") == 3
+    assert max(found.values()) <= LIMIT
+
+
+def test_ranks_share_rows_evenly_and_lose_none() -> None:
+    draw = np.random.default_rng(0)
+    for count in (1, 2, 3, 8):
+        for sizes in ([5, 4, 3, 1, 1], [1] * 7, [64], [2, 2]):
+            edges = np.cumsum([0, *sizes])
+            rows = draw.permutation(edges[-1])
+            groups = [rows[begin:end] for begin, end in pairwise(edges)]
+            shares = [share(groups, rank, count) for rank in range(count)]
+            assert sorted(np.concatenate([group for each in shares for group in each])) == sorted(rows)
+            held = [sum(map(len, each)) for each in shares]
+            assert max(held) - min(held) <= 1
+            assert all(len(group) for each in shares for group in each)
