@@ -5,6 +5,7 @@ Optuna is asked and told, with a study in memory that is made anew each time.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("longhaul.sweeps")
 DIGITS = 4
 """Of a suggested number: more would tell nobody anything."""
+MOST_ASKED = 10
+"""Times that a sampler is asked for settings that were not tried, where they can be counted."""
 
 
 def suggest(spec: SweepSpec, record: SweepRecord) -> Settings | None:
@@ -42,12 +45,33 @@ def suggest(spec: SweepSpec, record: SweepRecord) -> Settings | None:
             sampler = optuna.samplers.RandomSampler(seed=seed)
         else:
             sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
-        asked = _study(spec, record, sampler).ask()
-        settings: Settings = {}
-        for key, parameter in spec.space.items():
-            if parameter.active(settings):
-                settings[key] = _asked(asked, key, parameter)
+        study = _study(spec, record, sampler)
+        settings = _sampled(spec, study)
+        if not spec.countable:
+            return settings
+        tried = {_text(trial.settings) for trial in record.trials}
+        for _ in range(MOST_ASKED - 1):
+            if _text(settings) not in tried:
+                return settings
+            settings = _sampled(spec, study)
+    # The sampler insists. Of one combination more than were tried, one is new, unless there are no more.
+    first = itertools.islice(spec.grid(), len(tried) + 1)
+    return next((each for each in (settings, *first) if _text(each) not in tried), settings)
+
+
+def _sampled(spec: SweepSpec, study: optuna.Study) -> Settings:
+    """What the sampler suggests. The study has it as a trial that runs: asked again, it keeps away from that."""
+    asked = study.ask()
+    settings: Settings = {}
+    for key, parameter in spec.space.items():
+        if parameter.active(settings):
+            settings[key] = _asked(asked, key, parameter)
     return settings
+
+
+def _text(value: Value) -> str:
+    """The same for equal values, and for no others: 1 and true differ."""
+    return json.dumps(value, sort_keys=True)
 
 
 def importances(spec: SweepSpec, record: SweepRecord) -> dict[str, float]:
@@ -121,7 +145,7 @@ def _external(parameter: Parameter, value: Value) -> Any:
         if parameter.span is not None and parameter.step is not None and isinstance(value, int | float):
             return parameter.step_of(value)
         return value
-    return [json.dumps(each, sort_keys=True) for each in parameter.choice].index(json.dumps(value, sort_keys=True))
+    return [_text(each) for each in parameter.choice].index(_text(value))
 
 
 def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution:

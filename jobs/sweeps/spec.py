@@ -105,12 +105,15 @@ class SweepSpec(Part):
         return not isinstance(integrations, dict) or integrations.get("discord", True) is not False
 
     @cached_property
+    def countable(self) -> bool:
+        """Whether `grid` has every combination: of each parameter all values can be listed."""
+        return all(parameter.listed is not None for parameter in self.space.values())
+
+    @cached_property
     def most_trials(self) -> int:
         """Trials at most: no more than there are combinations, which would only be repeated."""
         most = self.max_trials or (MOST_TRIALS if self.sampler == "grid" else DEFAULT_TRIALS)
-        if any(parameter.listed is None for parameter in self.space.values()):
-            return most
-        return sum(1 for _ in itertools.islice(self.grid(), most))
+        return sum(1 for _ in itertools.islice(self.grid(), most)) if self.countable else most
 
     @cached_property
     def warnings(self) -> list[str]:

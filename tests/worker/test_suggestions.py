@@ -81,6 +81,27 @@ def test_what_an_earlier_version_rounded_is_taken_as_its_step() -> None:
     assert suggest(spec, SweepRecord("sweep-1", trials=[rounded])) is not None
 
 
+SMALL: list[tuple[dict[str, Any], int]] = [
+    ({"training.batch_size": [4, 8], "method.type": ["full", "lora"]}, 4),
+    ({"training.batch_size": [4, 8, 16], "training.warmup_ratio": {"range": [0.0, 0.2], "step": 0.1}}, 9),
+    ({key: SPACE[key] for key in ("method.type", "method.rank", "method.targets")}, 33),
+]
+
+
+@pytest.mark.parametrize(("space", "combinations"), SMALL)
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_nothing_is_tried_twice_where_it_can_be_counted(sampler: str, space: dict[str, Any], combinations: int) -> None:
+    for seed in range(3):
+        spec = sweep(sampler, space, seed=seed, max_trials=100)
+        assert spec.most_trials == combinations
+        whole = run(spec, combinations)
+        tried = [each.settings for each in whole.trials]
+        assert sorted(map(str, tried)) == sorted(map(str, spec.grid())), "all of them, each once"
+        for kept in range(0, combinations, 4):
+            again = run(spec, combinations, SweepRecord("sweep-1", trials=whole.trials[:kept]))
+            assert [each.settings for each in again.trials] == tried, "after a crash, too"
+
+
 def test_neighbouring_seeds_have_nothing_in_common() -> None:
     first, second = ({str(each.settings) for each in run(sweep("random", seed=seed), 20).trials} for seed in (0, 1))
     assert not first & second
