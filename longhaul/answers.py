@@ -255,7 +255,7 @@ class TrialDict(TypedDict):
 
     object: str
     number: int
-    status: Literal["running", "succeeded", "failed", "pruned", "cancelled"]
+    status: Literal["running", "paused", "succeeded", "failed", "pruned", "cancelled"]
     settings: JsonObject
     jobs: list[str]
     value: float | None
@@ -287,6 +287,7 @@ class SweepDict(TypedDict):
     trials: dict[str, int]
     best: TrialDict | None
     importances: dict[str, float]
+    waiting: NotRequired[str | None]
     error: FaultDict | None
     warnings: list[str]
     specification: JsonObject

@@ -14,8 +14,15 @@ from longhaul.answers import JsonObject, SweepDict, TrialDict
 from longhaul.columns import Column, Row, print_facts, print_table
 from longhaul.figures import clock, duration, loss
 
-STYLES = {"succeeded": "green", "failed": "red", "running": "cyan", "pruned": "yellow", "cancelled": "dim"}
-_ORDER = ("succeeded", "pruned", "running", "failed", "cancelled")
+STYLES = {
+    "succeeded": "green",
+    "failed": "red",
+    "running": "cyan",
+    "paused": "yellow",
+    "pruned": "yellow",
+    "cancelled": "dim",
+}
+_ORDER = ("succeeded", "pruned", "running", "paused", "failed", "cancelled")
 _REASONS = {"max_hours": "its hours are over", "failures": "too many trials in a row failed alike"}
 _SWEEPS = (
     Column("name", folds=16),
@@ -56,6 +63,8 @@ def print_sweep(sweep: SweepDict, trials: Sequence[TrialDict], console: Console)
         ("sweep", Text(f"{sweep['name']} · {sweep['id']}", style="bold")),
         ("status", Text.assemble((sweep["status"], STYLES[sweep["status"]]), status)),
     ]
+    if waiting := sweep.get("waiting"):
+        lines.append(("waiting", Text(f"no trial starts now: {waiting}", style="yellow")))
     if sweep["error"]:
         lines.append(("cause", Text(f"{sweep['error']['message']} [{sweep['error']['code']}]", style="red")))
         if hint := sweep["error"]["hint"]:
@@ -106,7 +115,7 @@ def _print_trials(sweep: SweepDict, trials: Sequence[TrialDict], names: Mapping[
 
 
 def best_first(sweep: SweepDict, trials: Sequence[TrialDict]) -> list[TrialDict]:
-    """Those that succeeded by their values, then the pruned, those that run, and those without a result."""
+    """Those that succeeded by their values, then the pruned, those that are open, and those without a result."""
     sign = 1 if sweep["direction"] == "minimize" else -1
 
     def place(trial: TrialDict) -> tuple[int, float, int]:
@@ -129,7 +138,7 @@ def status_text(trial: TrialDict) -> Text:
 
 
 def cause(trial: TrialDict) -> str:
-    """Why it failed or was pruned; or nothing."""
+    """Why it failed, was pruned or is paused; or nothing."""
     return one_line(trial["error"]["message"] if trial["error"] else trial["message"] or "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,7 +19,7 @@ from longhaul.sweep_tables import cause, counted, settings_text, short_names, st
 
 POLL_S = 1.5
 Standing = tuple[SweepDict, Sequence[TrialDict]]
-"""A sweep, and those of its trials that have ended since the last time, in the order in which they did."""
+"""A sweep, and those of its trials that have ended or paused since the last time, in the order in which they did."""
 
 
 def follow_sweep(api: Longhaul, sweep: str, console: Console) -> Iterator[Standing]:
@@ -26,15 +27,15 @@ def follow_sweep(api: Longhaul, sweep: str, console: Console) -> Iterator[Standi
 
     Raises ApiError (no such sweep), Unreachable (nobody there to begin with), KeyboardInterrupt (the user left).
     """
-    told: set[int] = set()
+    told: dict[int, str] = {}
     policy = RetryPolicy(lambda trouble: console.print(trouble, style="yellow", highlight=False, soft_wrap=True))
     stands, trials = api.sweep(sweep), api.sweep_trials(sweep)
     while True:
-        ended = [trial for trial in trials if trial["finished_at"] and trial["number"] not in told]
-        yield stands, sorted(ended, key=lambda trial: (trial["finished_at"] or 0, trial["number"]))
+        news = [each for each in trials if each["status"] not in ("running", told.get(each["number"]))]
+        yield stands, sorted(news, key=lambda trial: (trial["finished_at"] or math.inf, trial["number"]))
         if stands["status"] != "running":
             return
-        told.update(trial["number"] for trial in ended)
+        told = {trial["number"]: trial["status"] for trial in trials}
         time.sleep(POLL_S)
         while True:
             try:
@@ -48,33 +49,34 @@ def follow_sweep(api: Longhaul, sweep: str, console: Console) -> Iterator[Standi
 
 
 def watch_sweep(api: Longhaul, sweep: str, console: Console) -> SweepDict:
-    """Show each trial that ends, and the best one so far, until the sweep ends; returns it."""
+    """Show each trial that ends or pauses, and the best one so far, until the sweep ends; returns it."""
     standing = follow_sweep(api, sweep, console)
-    shown, ended = next(standing)
+    shown, news = next(standing)
     names = short_names(shown["parameters"])
     console.print(Text(f"{shown['name']} · {sweep}", style="bold"), soft_wrap=True)
-    _print_ended(shown, ended, names, console)
+    _print_news(shown, news, names, console)
     if not console.is_terminal:
-        for shown, ended in standing:
-            _print_ended(shown, ended, names, console)
+        for shown, news in standing:
+            _print_news(shown, news, names, console)
         return shown
     with Live(_line(shown, console), console=console, refresh_per_second=4, transient=True) as live:
-        for shown, ended in standing:
-            _print_ended(shown, ended, names, console)
+        for shown, news in standing:
+            _print_news(shown, news, names, console)
             live.update(_line(shown, console))
     return shown
 
 
-def _print_ended(sweep: SweepDict, trials: Sequence[TrialDict], names: Mapping[str, str], console: Console) -> None:
+def _print_news(sweep: SweepDict, trials: Sequence[TrialDict], names: Mapping[str, str], console: Console) -> None:
     """A line each, the last with the best so far."""
     for trial in trials:
         value = "" if trial["value"] is None else f", {sweep['metric']} {loss(trial['value'])}"
         why = f" ({words})" if (words := cause(trial)) else ""
         settings = settings_text(trial["settings"], names)
-        told = f"{value}, {duration(trial['seconds'])}: {settings}{why}"
+        took = f", {duration(trial['seconds'])}" if trial["finished_at"] else ""
+        told = f"{value}{took}: {settings}{why}"
         best = f" · {_best(sweep)}" if trial is trials[-1] and sweep["best"] else ""
         line = Text.assemble(f"trial {trial['number']} ", status_text(trial), told, best)
-        at = clock(trial["finished_at"] or 0)
+        at = clock(trial["finished_at"] or time.time())
         if console.is_terminal:
             print_facts([(at, line)], console)
         else:

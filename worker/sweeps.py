@@ -36,6 +36,7 @@ from jobs.sweeps.events import (
     TrialStarted,
 )
 from jobs.sweeps.record import SweepRecord, TrialRecord
+from jobs.sweeps.rests import rest
 from jobs.sweeps.space import Settings
 from jobs.sweeps.spec import SweepSpec
 from worker.pruning import StepCost, prune
@@ -113,7 +114,8 @@ class SweepTurns:
                 continue
             busy += any(job.status is not Status.PAUSED for job in jobs)
             training += any(job.status is Status.RUNNING for job in jobs)
-            stuck += [str(job.error.message) for job in jobs if job.status is Status.PAUSED and job.error is not None]
+            if (found_rest := rest(jobs)) is not None and found_rest.holds:
+                stuck.append(found_rest.why)
             if trial.pruned is not None or stopped or any(job.status is Status.FAILED for job in jobs):
                 self._cancel(jobs)
             if all(job.status.terminal for job in jobs):
@@ -135,10 +137,8 @@ class SweepTurns:
             return
         # However many slots there are: trials that only wait for one would be suggested knowing less.
         most = spec.parallel or min(self._train_workers(), training + 1) + 1
-        if stuck:  # what paused one by itself, such as a full disk, would pause the next
-            self._say(
-                f"paused {sweep.id}", f"sweep {sweep.id} starts no trial until its paused jobs are resumed: {stuck[0]}"
-            )
+        if stuck:
+            self._say(f"paused {sweep.id}", f"sweep {sweep.id} starts no trial now: {stuck[0]}")
         else:
             self._said.pop(f"paused {sweep.id}", None)
         while busy < most and not stuck and why_over(spec, record) is None:

@@ -88,9 +88,10 @@ def _watch_to_end(call: Call, api: Longhaul, sweep: str) -> int:
     """Follow it to its end. With --json: a line for each trial that ends, then the sweep."""
     try:
         if call.given.json:
-            for _, ended in follow_sweep(api, sweep, call.errors):
-                for trial in ended:
-                    print_json(trial)
+            for _, news in follow_sweep(api, sweep, call.errors):
+                for trial in news:
+                    if trial["finished_at"]:
+                        print_json(trial)
             shown = api.sweep(sweep)
             print_json(shown)
             return _ending(shown)

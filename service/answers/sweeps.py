@@ -10,7 +10,7 @@ from jobs.sweeps.record import SweepStatus
 from jobs.sweeps.space import Settings
 from service.answers.parts import Answer, Page
 
-TrialStatus = Literal["running", "succeeded", "failed", "pruned", "cancelled"]
+TrialStatus = Literal["running", "paused", "succeeded", "failed", "pruned", "cancelled"]
 
 
 class Trial(Answer):
@@ -21,7 +21,8 @@ class Trial(Answer):
     number: int
     """0, 1, 2 …"""
     status: TrialStatus
-    """`running` until all its jobs have ended; `pruned`: stopped early, for others were better."""
+    """`running` until all its jobs have ended; `paused`: one of them rests; `pruned`: stopped early, for others were
+    better."""
     settings: Settings
     """By the dotted key of the job."""
     jobs: list[str]
@@ -38,7 +39,7 @@ class Trial(Answer):
     seconds: float
     """Time in attempts, all jobs together, once it has ended."""
     message: str | None
-    """Why it was pruned."""
+    """Why it was pruned; or why it is paused, and what to do."""
     error: Fault | None
     """Why it failed."""
 
@@ -88,6 +89,8 @@ class Sweep(Answer):
     importances: dict[str, float]
     """How much of the differences between trials each parameter explains, together 1; provisional until it has ended,
     from ten trials on; empty where too few succeeded."""
+    waiting: str | None
+    """Why no other trial starts now, and what to do; null where one may, and once all were made."""
     error: Fault | None
     """Why it failed; while it runs, nothing."""
     warnings: list[str]

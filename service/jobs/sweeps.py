@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from jobs.disk.removal import PREFIX, remove
+from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, Damaged, NotFound, UserError
 from jobs.redis.new_jobs import make_id
 from jobs.spec import Part
@@ -22,6 +23,7 @@ from jobs.sweeps import directory
 from jobs.sweeps.directory import SweepDir, list_sweeps
 from jobs.sweeps.events import SweepCancelRequested, SweepFact, SweepSubmitted
 from jobs.sweeps.record import SweepRecord, TrialRecord
+from jobs.sweeps.rests import Rest, rest
 from jobs.sweeps.spec import SweepSpec, parse_sweep
 from jobs.version import VERSION
 from jobs.wrong_spec import explain
@@ -123,7 +125,8 @@ class Sweeps:
 
     def trials(self, sweep: str) -> list[answers.Trial]:
         """All of one sweep, by number."""
-        return [trial_answer(trial) for trial in self.find(sweep).record().trials]
+        found = self.find(sweep)
+        return trial_answers(found, found.record())
 
     def page(self, *, after: str | None, limit: int) -> tuple[list[answers.Sweep], bool]:
         """Newest first, and whether there is more; a damaged one is left out here, and says so when it is asked for."""
@@ -171,7 +174,7 @@ class Sweeps:
         text = io.StringIO()
         rows = csv.writer(text)
         rows.writerow(["trial", "status", spec.by.value, "seconds", "cause", "jobs", *spec.space])
-        for trial in map(trial_answer, found.record().trials):
+        for trial in trial_answers(found, found.record()):
             cause = trial.error.message if trial.error else trial.message or ""
             known: list[Any] = [trial.number, trial.status, "" if trial.value is None else trial.value]
             cells = [_cell(trial.settings[key]) if key in trial.settings else "" for key in spec.space]
@@ -192,6 +195,8 @@ def sweep_answer(sweep: SweepDir, record: SweepRecord) -> answers.Sweep:
     spec = sweep.spec()
     best = record.best(higher_is_better=spec.by.higher_is_better)
     ended = record.ended
+    rests = [found for trial in record.open if (found := _rest(sweep, trial)) is not None]
+    counts = record.counts | {"running": len(record.open) - len(rests), "paused": len(rests)}
     return answers.Sweep(
         id=record.id,
         object="sweep",
@@ -207,22 +212,40 @@ def sweep_answer(sweep: SweepDir, record: SweepRecord) -> answers.Sweep:
         pruning=spec.pruning,
         max_trials=spec.most_trials,
         parameters=list(spec.space),
-        trials=record.counts,
+        trials={status: count for status, count in counts.items() if count},
         best=None if best is None else trial_answer(best),
         importances=record.importances,
+        waiting=next((found.why for found in rests if found.holds), None),
         error=None if ended is None else ended.error,
         warnings=spec.warnings,
         specification=spec.model_dump(mode="json", by_alias=True),
     )
 
 
-def trial_answer(trial: TrialRecord) -> answers.Trial:
+def trial_answers(sweep: SweepDir, record: SweepRecord) -> list[answers.Trial]:
+    """All trials as the API shows them, by number."""
+    return [trial_answer(trial, _rest(sweep, trial)) for trial in record.trials]
+
+
+def _rest(sweep: SweepDir, trial: TrialRecord) -> Rest | None:
+    """Why a trial rests that has not ended. What is damaged or not there yet is for publish to see."""
+    if trial.outcome is not None:
+        return None
+    jobs, runs = [], sweep.path.parent.parent
+    for job in trial.jobs:
+        with suppress(Damaged, NotFound, OSError):
+            jobs.append(RunDir(runs / job).record())
+    return rest(jobs)
+
+
+def trial_answer(trial: TrialRecord, rests: Rest | None = None) -> answers.Trial:
     """A trial as the API shows it."""
     pruned = trial.pruned
+    message = rests.why if rests is not None else None if pruned is None else pruned.message
     return answers.Trial(
         object="sweep.trial",
         number=trial.number,
-        status=trial.outcome or "running",
+        status=trial.outcome or ("running" if rests is None else "paused"),
         settings=trial.settings,
         jobs=list(trial.jobs),
         value=pruned.value if pruned is not None and trial.value is None else trial.value,
@@ -230,6 +253,6 @@ def trial_answer(trial: TrialRecord) -> answers.Trial:
         started_at=int(trial.started_at),
         finished_at=None if trial.ended_at is None else int(trial.ended_at),
         seconds=trial.seconds,
-        message=None if pruned is None else pruned.message,
+        message=message,
         error=trial.error,
     )

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from jobs.sweeps.spec import SweepSpec
 from service import answers
-from service.jobs.sweeps import Sweeps, sweep_answer, trial_answer
+from service.jobs.sweeps import Sweeps, sweep_answer, trial_answers
 from service.pages.render import Renderer
 from service.pages.trial_charts import best_first, short_names, trial_charts
 from service.routes.pages import page_routes
@@ -39,7 +39,7 @@ def routes(sweeps: Sweeps, render: Renderer) -> APIRouter:
         """One sweep: the best trial, drawings of all, and a table of them."""
         found = sweeps.find(sweep)
         spec, record = found.spec(), found.record()
-        trials = [trial_answer(trial) for trial in record.trials]
+        trials = trial_answers(found, record)
         pages = max(1, math.ceil(len(trials) / TRIALS_ON_A_PAGE))
         page = min(page, pages)
         rows = _sorted(spec, trials, sort)[(page - 1) * TRIALS_ON_A_PAGE : page * TRIALS_ON_A_PAGE]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jobs.events import Fault
+from jobs.events import AttemptEnded, Fault, JobPaused
 from jobs.redis.connection import connect
 from jobs.redis.new_jobs import make_id, make_job, submitted_of
 from jobs.redis.queue import Tickets
@@ -25,8 +25,9 @@ from longhaul.sweep_tables import print_sweep, print_sweeps, short_names
 from longhaul.sweep_watch import watch_sweep
 from tests.longhaul.conftest import Run
 from tests.service.running import Service
-from tests.service.seeded import seed_sweep
+from tests.service.seeded import seed_sweep, start_trial
 from tests.stack import ROOT
+from tests.states import RUNNING
 
 SWEEP: dict[str, Any] = {
     "name": "tickets",
@@ -127,6 +128,29 @@ def test_a_sweep_is_shown_with_its_trials_the_best_first(run: Run, service: Serv
     assert f"{sweep}  running    4/20  loss 1.2500" in run("sweep", "list")
     assert [each["id"] for each in run("sweep", "list", "--json")] == [sweep]
     assert "there is no sweep sweep-unknown" in run("sweep", "show", "sweep-unknown", code=2)
+
+
+def test_a_paused_trial_is_shown_with_its_cause_and_how_it_continues(
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = seed_sweep(service, ended=False)
+    job = start_trial(service, sweep, 4)
+    full = Fault(code="disk_full", message="the disk is full", hint="make room")
+    service.append(job, *RUNNING, AttemptEnded(reason="disk_full", step=5), JobPaused(error=full))
+    why = f"the disk is full; make room; then `longhaul resume {job}`"
+    shown = run("sweep", "show", sweep)
+    assert "1 running, 1 paused, 1 failed" in shown and f"no trial starts now: {why}" in " ".join(shown.split())
+    row = next(line for line in shown.splitlines() if line.split()[:2] == ["4", "–"])
+    assert " paused " in row and "the disk is full" in row
+    heads, *table = csv.reader(io.StringIO(run("sweep", "show", sweep, "--csv")))
+    assert table[4][heads.index("status")] == "paused" and table[4][heads.index("cause")] == why
+
+    def ends(_: float) -> None:
+        directory(service, sweep).append([SweepEnded(reason="done", best=0)])
+
+    monkeypatch.setattr("longhaul.sweep_watch.time.sleep", ends)  # between two looks
+    shown = run("sweep", "watch", sweep)
+    assert shown.count(f"trial 4 paused: learning_rate 0.0001, batch_size 16 ({why})") == 1
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

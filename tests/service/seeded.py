@@ -37,8 +37,12 @@ from jobs.heartbeat import WorkerHeartbeat
 from jobs.memory_plan import PICTURE
 from jobs.metrics import MetricRow
 from jobs.plan import DataPlan, ModelPlan, make_plan
+from jobs.redis.connection import connect
+from jobs.redis.new_jobs import make_id, make_job, submitted_of
+from jobs.redis.queue import Tickets
 from jobs.sweeps.directory import find
 from jobs.sweeps.events import SweepEnded, SweepFact, TrialEnded, TrialPruned, TrialStarted
+from jobs.sweeps.space import Settings, Value
 from tests.memory_plans import memory_plan
 from tests.previews import preview
 from tests.service.running import Service
@@ -132,6 +136,17 @@ def seed_sweep(service: Service, *, ended: bool) -> str:
         facts += [TrialEnded(trial=3, outcome="cancelled"), SweepEnded(reason="done", best=0)]
     sweep.append(facts)
     return sweep.id
+
+
+def start_trial(service: Service, sweep: str, number: int, **more: Value) -> str:
+    """What publish does for the next trial; returns its job."""
+    found = find(service.settings.runs, sweep)
+    settings: Settings = {"training.learning_rate": 1e-4, "training.batch_size": 16, **more}
+    job, spec = make_id(), found.spec().trial(settings, number)
+    found.append([TrialStarted(trial=number, settings=settings, jobs=[job])])
+    tickets = Tickets(connect(service.settings.redis_url))
+    make_job(service.settings.runs, service.store, tickets, job, spec, submitted_of(spec, sweep=sweep))
+    return job
 
 
 def train(service: Service, job: str, *, queued: bool = True) -> None:

@@ -12,15 +12,12 @@ import pytest
 
 from jobs.disk import removal
 from jobs.disk.rundir import RunDir
-from jobs.events import JobCancelled, JobSucceeded
-from jobs.redis.connection import connect
-from jobs.redis.new_jobs import make_id, make_job, submitted_of
-from jobs.redis.queue import Tickets
+from jobs.events import AttemptEnded, Fault, JobCancelled, JobPaused, JobSucceeded
 from jobs.sweeps.directory import SweepDir, find
 from jobs.sweeps.events import SweepEnded, SweepFact, TrialEnded, TrialStarted
 from tests.service.running import TINY, Service
-from tests.service.seeded import seed_sweep
-from tests.states import DONE
+from tests.service.seeded import seed_sweep, start_trial
+from tests.states import DONE, QUEUED, RUNNING
 
 SWEEP: dict[str, Any] = {
     "job": {"model": "builtin:t5-tiny", "data": {"train": "rows.jsonl"}},
@@ -36,17 +33,6 @@ def submit(service: Service, body: Mapping[str, Any] = SWEEP, key: str | None = 
 def directory(service: Service, sweep: str) -> SweepDir:
     """Of an existing sweep."""
     return find(service.settings.runs, sweep)
-
-
-def start(service: Service, sweep: str, number: int, **more: Any) -> str:
-    """What publish does for the next trial; returns its job."""
-    found = directory(service, sweep)
-    settings = {"training.learning_rate": 1e-4, "training.batch_size": 16, **more}
-    job, spec = make_id(), found.spec().trial(settings, number)
-    found.append([TrialStarted(trial=number, settings=settings, jobs=[job])])
-    tickets = Tickets(connect(service.settings.redis_url))
-    make_job(service.settings.runs, service.store, tickets, job, spec, submitted_of(spec, sweep=sweep))
-    return job
 
 
 def end(service: Service, sweep: str, *facts: SweepFact) -> None:
@@ -160,7 +146,7 @@ def test_a_cancelled_sweep_stops_once_and_an_ended_one_not_at_all(service: Servi
 
 def test_a_deleted_sweep_takes_its_jobs_with_it_and_no_other(service: Service) -> None:
     other, sweep = service.submit(), submit(service).json()["id"]
-    jobs = [start(service, sweep, number) for number in range(2)]
+    jobs = [start_trial(service, sweep, number) for number in range(2)]
     for job in jobs:
         service.append(job, JobCancelled())
     service.request("DELETE", f"/jobs/{jobs[0]}")  # by hand, before
@@ -186,7 +172,7 @@ def test_a_deletion_that_was_killed_is_completed_by_reconcile(
 
 def test_a_trial_without_a_model_says_which_one_has_it(service: Service) -> None:
     sweep = submit(service).json()["id"]
-    job = start(service, sweep, 0)
+    job = start_trial(service, sweep, 0)
     service.append(job, *DONE, JobSucceeded(model="model", step=10, loss=1.0))
     refused = service.post(f"/jobs/{job}/generate", json={"input": "a"}).json()["error"]
     assert refused["code"] == "no_model" and f"sweep {sweep}, which keeps the model of its best" in refused["message"]
@@ -195,7 +181,7 @@ def test_a_trial_without_a_model_says_which_one_has_it(service: Service) -> None
 
 def test_lists_of_jobs_have_trials_when_they_are_asked_for(service: Service) -> None:
     job, sweep = service.submit(), submit(service).json()["id"]
-    trial = start(service, sweep, 0)
+    trial = start_trial(service, sweep, 0)
     assert service.get(f"/jobs/{trial}").json()["sweep"] == sweep
 
     def listed(query: str) -> list[str]:
@@ -207,8 +193,30 @@ def test_lists_of_jobs_have_trials_when_they_are_asked_for(service: Service) -> 
     assert listed("?sweep=sweep-unknown") == []
 
 
+def test_a_paused_trial_says_why_and_how_it_continues(service: Service) -> None:
+    sweep = submit(service).json()["id"]
+    by_itself, by_hand, running = (start_trial(service, sweep, number) for number in range(3))
+    full = Fault(code="disk_full", message="the disk is full", hint="make room")
+    service.append(by_itself, *RUNNING, AttemptEnded(reason="disk_full", step=5), JobPaused(error=full))
+    service.append(by_hand, *QUEUED, JobPaused())
+    service.append(running, *RUNNING)
+    trials = service.get(f"/sweeps/{sweep}/trials").json()["data"]
+    assert [trial["status"] for trial in trials] == ["paused", "paused", "running"]
+    why = f"the disk is full; make room; then `longhaul resume {by_itself}`"
+    assert [trial["message"] for trial in trials] == [
+        why, f"job {by_hand} is paused: `longhaul resume {by_hand}` continues it", None,
+    ]  # fmt: skip
+    answer = service.get(f"/sweeps/{sweep}").json()
+    assert (answer["trials"], answer["waiting"]) == ({"running": 1, "paused": 2}, why)
+    page = service.get(f"/sweeps/{sweep}", headers={"Accept": "text/html"}).text
+    assert f"No trial starts now: {why}" in page and '<span class="state paused">paused</span>' in page
+    service.post(f"/jobs/{by_itself}/resume")
+    answer = service.get(f"/sweeps/{sweep}").json()
+    assert (answer["trials"], answer["waiting"]) == ({"running": 2, "paused": 1}, None), "that of a user holds none up"
+
+
 def test_the_plan_of_a_trial_is_not_drawn_and_that_is_said(service: Service) -> None:
-    trial = start(service, submit(service).json()["id"], 0)
+    trial = start_trial(service, submit(service).json()["id"], 0)
     answer = service.get(f"/jobs/{trial}/plan.png")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_plan")
     assert f"GET /jobs/{trial}/plan has the plan" in answer.json()["error"]["message"]
