@@ -33,10 +33,11 @@ from jobs.sweeps.events import (
     SweepFact,
     TrialEnded,
     TrialPruned,
+    TrialRetried,
     TrialStarted,
 )
 from jobs.sweeps.record import SweepRecord, TrialRecord
-from jobs.sweeps.rests import rest
+from jobs.sweeps.rests import rest, retry
 from jobs.sweeps.space import Settings
 from jobs.sweeps.spec import SweepSpec
 from worker.pruning import StepCost, prune
@@ -114,11 +115,18 @@ class SweepTurns:
                 continue
             busy += any(job.status is not Status.PAUSED for job in jobs)
             training += any(job.status is Status.RUNNING for job in jobs)
-            if (found_rest := rest(jobs)) is not None and found_rest.holds:
+            if (found_rest := rest(trial, jobs)) is not None and found_rest.holds:
                 stuck.append(found_rest.why)
             if trial.pruned is not None or stopped or any(job.status is Status.FAILED for job in jobs):
                 self._cancel(jobs)
             if all(job.status.terminal for job in jobs):
+                retries = not stopped and record.failures(spec.max_failures) is None
+                if retries and (again := retry(trial, jobs)) is not None:
+                    if time.time() >= again.at:  # the next turn makes the jobs
+                        ids = [job.id if job.status is Status.SUCCEEDED else make_id() for job in jobs]
+                        retried = TrialRetried(trial=trial.number, jobs=ids, error=again.error)
+                        record = self._append(sweep, [retried])
+                    continue
                 record = self._append(sweep, [ended(spec, trial, jobs)])
                 busy -= 1
             elif trial.pruned is None and (found := prune(spec, trial.number, evaluations)) is not None:

@@ -58,6 +58,18 @@ class TrialPruned(Frozen):
     """What it was compared with."""
 
 
+class TrialRetried(Frozen):
+    """A job of the trial failed for a cause outside of its settings: those that did not succeed are made anew."""
+
+    type: Literal["trial.retried"] = "trial.retried"
+    trial: int
+    """Which."""
+    jobs: list[str]
+    """A job for each seed, from now on. Made after this is on disk."""
+    error: Fault
+    """Why the job before failed."""
+
+
 class TrialEnded(Frozen):
     """All jobs of a trial have ended."""
 
@@ -108,7 +120,14 @@ class SweepEnded(Frozen):
 
 
 SweepFact = Annotated[
-    SweepSubmitted | TrialStarted | TrialPruned | TrialEnded | ImportancesEstimated | SweepCancelRequested | SweepEnded,
+    SweepSubmitted
+    | TrialStarted
+    | TrialPruned
+    | TrialRetried
+    | TrialEnded
+    | ImportancesEstimated
+    | SweepCancelRequested
+    | SweepEnded,
     Field(discriminator="type"),
 ]
 

@@ -18,6 +18,7 @@ from jobs.sweeps.events import (
     SweepSubmitted,
     TrialEnded,
     TrialPruned,
+    TrialRetried,
     TrialStarted,
 )
 from jobs.sweeps.space import Settings
@@ -41,6 +42,10 @@ class TrialRecord:
     ended_at: float | None = None
     seconds: float = 0.0
     """In attempts, all jobs together."""
+    replaced: tuple[str, ...] = ()
+    """Jobs that failed for a cause outside of the settings, and those with other seeds that ended with them."""
+    retries: int = 0
+    """Times that jobs were replaced."""
     error: Fault | None = None
 
 
@@ -81,6 +86,12 @@ class SweepRecord:
                 self.trials.append(TrialRecord(fact.trial, fact.settings, tuple(fact.jobs), event.at))
             case TrialPruned():
                 self.trials[fact.trial] = replace(self._open(fact.trial), pruned=fact)
+            case TrialRetried():
+                trial = self._open(fact.trial)
+                replaced = (*trial.replaced, *(job for job in trial.jobs if job not in fact.jobs))
+                self.trials[fact.trial] = replace(
+                    trial, jobs=tuple(fact.jobs), replaced=replaced, retries=trial.retries + 1
+                )
             case TrialEnded():
                 self.trials[fact.trial] = replace(
                     self._open(fact.trial), outcome=fact.outcome, value=fact.value, values=tuple(fact.values),

@@ -159,7 +159,7 @@ class Sweeps:
         if record.ended is None:
             raise Conflict(f"sweep {sweep} still runs: cancel it first")
         for trial in record.trials:
-            for job in trial.jobs:
+            for job in (*trial.jobs, *trial.replaced):
                 with suppress(NotFound):
                     self._actions.delete(job)
         gone = found.path.with_name(f"{PREFIX}{found.id}-{uuid.uuid4().hex[:8]}")
@@ -235,7 +235,7 @@ def _rest(sweep: SweepDir, trial: TrialRecord) -> Rest | None:
     for job in trial.jobs:
         with suppress(Damaged, NotFound, OSError):
             jobs.append(RunDir(runs / job).record())
-    return rest(jobs)
+    return rest(trial, jobs)
 
 
 def trial_answer(trial: TrialRecord, rests: Rest | None = None) -> answers.Trial:

@@ -12,9 +12,9 @@ import pytest
 
 from jobs.disk import removal
 from jobs.disk.rundir import RunDir
-from jobs.events import AttemptEnded, Fault, JobCancelled, JobPaused, JobSucceeded
+from jobs.events import AttemptEnded, Fault, JobCancelled, JobFailed, JobPaused, JobSucceeded
 from jobs.sweeps.directory import SweepDir, find
-from jobs.sweeps.events import SweepEnded, SweepFact, TrialEnded, TrialStarted
+from jobs.sweeps.events import SweepEnded, SweepFact, TrialEnded, TrialRetried, TrialStarted
 from tests.service.running import TINY, Service
 from tests.service.seeded import seed_sweep, start_trial
 from tests.states import DONE, QUEUED, RUNNING
@@ -156,6 +156,21 @@ def test_a_deleted_sweep_takes_its_jobs_with_it_and_no_other(service: Service) -
     assert [service.get(f"/{path}").status_code for path in (f"sweeps/{sweep}", f"jobs/{jobs[1]}")] == [404, 404]
     assert not RunDir(service.settings.runs / jobs[1]).exists() and service.run(other).exists()
     assert list((service.settings.runs / ".sweeps").iterdir()) == []
+
+
+def test_a_trial_that_is_tried_again_says_so_and_its_failed_jobs_are_deleted_too(service: Service) -> None:
+    sweep = submit(service).json()["id"]
+    failed = start_trial(service, sweep, 0)
+    error = Fault(code="no_room", message="the disk is full", hint="make room")
+    service.append(failed, JobFailed(error=error))
+    [trial] = service.get(f"/sweeps/{sweep}/trials").json()["data"]
+    why = "the disk is full; make room; it is tried again by itself"
+    assert (trial["status"], trial["message"]) == ("paused", why)
+    assert service.get(f"/sweeps/{sweep}").json()["waiting"] == why
+    again = TrialRetried(trial=0, jobs=["job-again"], error=error)
+    end(service, sweep, again, TrialEnded(trial=0, outcome="succeeded", value=1.0, values=[1.0]))
+    assert service.request("DELETE", f"/sweeps/{sweep}").status_code == 200
+    assert not service.run(failed).exists()
 
 
 def test_a_deletion_that_was_killed_is_completed_by_reconcile(

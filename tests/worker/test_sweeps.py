@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from jobs.sweeps import directory
 from jobs.sweeps.directory import SweepDir
 from jobs.sweeps.events import SweepCancelRequested, SweepSubmitted, TrialStarted
 from jobs.sweeps.record import SweepRecord
+from jobs.sweeps.rests import RETRY_DELAYS_S
 from jobs.sweeps.space import Settings
 from jobs.sweeps.spec import parse_sweep
 from tests.heartbeats import heartbeat
@@ -332,6 +334,61 @@ def test_a_trial_that_paused_itself_keeps_others_from_doing_the_same(
             house.sweeps.turn()
     assert len(sweep.record().trials) == 2
     assert len([message for message in caplog.messages if "no room is left" in message]) == 1, "not every second"
+
+
+@pytest.mark.parametrize("code", ["no_room", "disk_full", "hub_unreachable"])
+def test_a_cause_outside_of_the_settings_is_waited_for(
+    house: Publish, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: str
+) -> None:
+    now = [time.time()]
+    monkeypatch.setattr("worker.sweeps.time.time", lambda: now[0])
+    sweep = house.submit(max_trials=6, seeds=2, parallel=2, max_failures=2)
+    fault = Fault(code=code, message="no room is left", hint="make room")
+    for times in (1, 2, 3):
+        house.sweeps.turn()
+        for first, *_ in (trial.jobs for trial in sweep.record().trials):
+            house.append(first, JobFailed(error=fault))
+        with caplog.at_level(logging.ERROR, logger="longhaul.sweeps"):
+            for _ in range(3):
+                house.sweeps.turn()
+        record = sweep.record()
+        assert (len(record.open), len(record.trials), record.ended) == (2, 2, None)
+        assert len(list_runs(house.runs)) == 4 * times, "not at once"
+        now[0] += 3700.0
+        house.sweeps.turn()
+        assert {trial.retries for trial in sweep.record().trials} == {times}
+    assert "starts no trial now: no room is left; make room; it is tried again by itself" in caplog.text
+    settings = [trial.settings for trial in sweep.record().trials]
+    house.start()  # killed before the jobs were made
+    record = house.until_ended(sweep, learnt)
+    assert record.counts == {"succeeded": 6} and [trial.settings for trial in record.trials][:2] == settings
+    jobs = [job for trial in record.trials for job in (*trial.jobs, *trial.replaced)]
+    assert sorted(jobs) == [run.id for run in list_runs(house.runs)], "none lost, none made twice"
+
+
+def test_who_waits_for_a_cause_can_cancel_and_does_not_wait_for_ever(
+    house: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [time.time()]
+    monkeypatch.setattr("worker.sweeps.time.time", lambda: now[0])
+    fault = Fault(code="no_room", message="no room is left")
+    patient, cancelled = (house.submit(f"sweep-{number}", max_trials=1) for number in (1, 2))
+    retries: list[int] = []
+    house.sweeps.turn()
+    house.append(cancelled.record().trials[0].jobs[0], JobFailed(error=fault))
+    house.sweeps.turn()
+    assert cancelled.record().ended is None
+    cancelled.append([SweepCancelRequested()])
+    assert house.until_ended(cancelled, lambda _: []).status == "cancelled"
+    while patient.record().ended is None and len(retries) < 99:
+        house.train(lambda _: [JobFailed(error=fault)])
+        now[0] += 3700.0
+        house.sweeps.turn()
+        retries.append(patient.record().trials[0].retries)
+        house.sweeps.turn()
+    [trial] = patient.record().trials
+    assert (trial.outcome, trial.error) == ("failed", fault)
+    assert retries == [*range(1, len(RETRY_DELAYS_S) + 1), len(RETRY_DELAYS_S)]
 
 
 def test_a_damaged_trial_has_failed_and_the_rest_goes_on(house: Publish) -> None:
