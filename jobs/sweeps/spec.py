@@ -198,7 +198,8 @@ def parse_sweep(raw: object, check: Callable[[JobSpec], object] = lambda _: None
                 raise UserError("resources.gpus: trials train on one GPU each", param="resources.gpus")
             check(trial)
         except UserError as error:
-            if (condition := _condition(spec, key or error.param or "", settings)) is not None:
+            offender = error.param if error.param in spec.space else key
+            if offender and (condition := _condition(spec, offender, settings)) is not None:
                 error = UserError(
                     str(error), hint=f'only some trials have it: add "when": {condition}', param=error.param
                 )

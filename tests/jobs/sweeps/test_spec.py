@@ -79,6 +79,7 @@ def test_the_template_is_not_changed() -> None:
          "space.training.lr_scheduler"),
         ({"method.rank": [8, 16], "method": [{"type": "lora"}]}, {}, "put method before method.rank"),
         ({"method.type": ["full", "lora"], "method.rank": [8, 16]}, {}, 'add "when": {"method.type": "lora"}'),
+        ({"method.type": ["lora", "full"], "method.rank": [4, 8]}, {}, 'add "when": {"method.type": "lora"}'),
         ({"training.learning_rate": RATE}, {"name": "a\nb"}, "name: "),
         ({"resources.gpus": [1, 2]}, {}, "space.resources.gpus: trials train on one GPU each"),
     ],
