@@ -196,6 +196,12 @@ def parse_sweep(raw: object, check: Callable[[JobSpec], object] = lambda _: None
             trial = spec.trial(settings)
             if trial.resources.gpus > 1:
                 raise UserError("resources.gpus: trials train on one GPU each", param="resources.gpus")
+            if trial.kind == "train" and trial.data.validation == 0:
+                raise UserError(
+                    "data.validation: 0 holds no rows out, and by these trials are compared",
+                    hint="give a fraction, such as 0.1, or a file of rows to judge by",
+                    param="data.validation",
+                )
             check(trial)
         except UserError as error:
             offender = error.param if error.param in spec.space else key

@@ -40,6 +40,8 @@ from tests.states import DONE, QUEUED, RUNNING
 from worker.sweeps import SweepTurns
 
 SPACE = {"training.learning_rate": {"range": [1e-5, 1e-2], "log": True}, "training.batch_size": [4, 8, 16]}
+TOGETHER = {"speed.fused": [True, False], "speed.compile": [False, True]}
+"""Right one by one; the last two together are wrong."""
 OUT_OF_MEMORY = Fault(code="out_of_memory", message="the GPU is full", hint="use a smaller batch")
 
 
@@ -418,20 +420,18 @@ def test_failures_with_other_causes_do_not_count_together(house: Publish) -> Non
 def test_settings_that_make_no_job_are_a_failed_trial(house: Publish) -> None:
     space = {
         "training.max_steps": [5, 10],
-        "training.early_stopping": [None, {"patience": 1}],
-        "data.validation": [0.1, 0],
+        **TOGETHER,
     }
     sweep = house.submit(space=space, sampler="grid", parallel=1)
     record = house.until_ended(sweep, lambda _: [*DONE, JobSucceeded(model="model", step=10, loss=1.0)])
     failed = [trial for trial in record.trials if trial.outcome == "failed"]
     assert len(failed) == 2 and record.status == "succeeded"
-    assert all(trial.error and "data.validation is 0" in trial.error.message and not trial.jobs for trial in failed)
+    assert all(trial.error and "needs `fused: true`" in trial.error.message and not trial.jobs for trial in failed)
 
 
 def test_a_trial_without_a_job_that_was_left_open_is_ended(house: Publish) -> None:
-    space = {"training.early_stopping": [None, {"patience": 1}], "data.validation": [0.1, 0]}
-    sweep = house.submit(space=space, sampler="grid")
-    wrong: Settings = {"training.early_stopping": {"patience": 1}, "data.validation": 0}
+    sweep = house.submit(space=TOGETHER, sampler="grid")
+    wrong: Settings = {"speed.fused": False, "speed.compile": True}
     sweep.append([TrialStarted(trial=0, settings=wrong, jobs=[])])
     house.sweeps.turn()
     assert sweep.record().trials[0].outcome == "failed"

@@ -80,6 +80,10 @@ def test_the_template_is_not_changed() -> None:
         ({"method.rank": [8, 16], "method": [{"type": "lora"}]}, {}, "put method before method.rank"),
         ({"method.type": ["full", "lora"], "method.rank": [8, 16]}, {}, 'add "when": {"method.type": "lora"}'),
         ({"method.type": ["lora", "full"], "method.rank": [4, 8]}, {}, 'add "when": {"method.type": "lora"}'),
+        ({"data.validation": [0.1, 0]}, {}, "space.data.validation: 0 holds no rows out"),
+        ({"data.validation": {"range": [0, 0.2]}}, {}, "give a fraction, such as 0.1"),
+        ({"training.learning_rate": RATE}, {"job": {**JOB, "data": {"train": "rows.jsonl", "validation": 0}}},
+         "job.data.validation: 0 holds no rows out"),
         ({"training.learning_rate": RATE}, {"name": "a\nb"}, "name: "),
         ({"resources.gpus": [1, 2]}, {}, "space.resources.gpus: trials train on one GPU each"),
     ],
@@ -88,6 +92,12 @@ def test_what_is_refused_names_the_key(space: dict[str, Any], more: dict[str, An
     with pytest.raises(UserError) as refused:
         sweep(space, **more)
     assert says in f"{refused.value} {refused.value.hint}"
+
+
+def test_an_evaluation_holds_nothing_out() -> None:
+    job = {"kind": "evaluate", "model": "builtin:roberta-tiny", "data": {"train": "rows.jsonl"}}
+    spec = sweep({"model": ["builtin:roberta-tiny", "builtin:t5-tiny"]}, job=job)
+    assert spec.trial({}).data.validation == 0
 
 
 def test_an_object_is_needed() -> None:
