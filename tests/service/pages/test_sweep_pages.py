@@ -134,6 +134,33 @@ def test_a_page_follows_its_sweep_and_cancelling_asks_first(service: Service, wa
     assert page.evaluate("window.untouched"), "the page was changed, not loaded anew"
 
 
+@pytest.mark.parametrize(("metric", "best_first"), [("loss", "ascending"), ("accuracy", "descending")])
+def test_a_column_of_values_says_which_way_they_go(service: Service, metric: str, best_first: str) -> None:
+    job = {"model": "builtin:roberta-tiny", "data": {"train": "rows.jsonl"}}
+    answer = service.post("/sweeps", json={"job": job, "space": {"training.seed": [1, 2]}, "metric": metric})
+    sweep = find(service.settings.runs, answer.json()["id"])
+    for number, value in enumerate((0.25, 0.75)):
+        sweep.append([
+            TrialStarted(trial=number, settings={"training.seed": number + 1}, jobs=[f"job-{number}"]),
+            TrialEnded(trial=number, outcome="succeeded", value=value, values=[value]),
+        ])  # fmt: skip
+    shown = {}
+    for sort in ("value", "-value"):
+        page = service.get(f"/sweeps/{sweep.id}?sort={sort}", headers=PAGE).text
+        rows = re.findall(r'<tr id="trial-(\d)"', page)
+        [(said, arrow)] = re.findall(r'aria-sort="(\w+)".*?<span aria-hidden="true">(.)</span>', page)
+        assert (said, arrow) == (("ascending", "▴") if rows == ["0", "1"] else ("descending", "▾"))
+        shown[sort] = said
+    assert shown["value"] == best_first != shown["-value"]
+
+
+def test_only_a_sweep_that_runs_may_yet_succeed(service: Service) -> None:
+    sweep = service.post("/sweeps", json={"job": TINY, "space": {"training.seed": [1, 2]}}).json()["id"]
+    assert "No trial has succeeded yet." in service.get(f"/sweeps/{sweep}", headers=PAGE).text
+    find(service.settings.runs, sweep).append([SweepEnded(reason="done")])
+    assert "No trial has succeeded." in service.get(f"/sweeps/{sweep}", headers=PAGE).text
+
+
 def test_a_thousand_trials_are_sorted_and_paged_without_scripts(service: Service, browser: Browser) -> None:
     sweep = furnish_sweep(service, 1000)
     trials = service.get(f"/sweeps/{sweep}/trials").json()["data"]
