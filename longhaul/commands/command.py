@@ -104,7 +104,7 @@ class Call:
 def find_id(api: Longhaul, given: str) -> str:
     """The id of the one job that is meant: by its id, the beginning of it, its name, or `last` for the newest.
 
-    `given` where there is no such job. Dry runs have ids alone. Raises BadInput where it can be several.
+    `given` where there is no such job. Dry runs have ids alone. Raises BadInput where it can be several, or is a sweep.
     """
     if given == LAST:
         newest = api.list(limit=1, dry_run=False)["data"]
@@ -114,6 +114,11 @@ def find_id(api: Longhaul, given: str) -> str:
     if given.startswith("job-") and len(given) >= ID_LENGTH:
         return given
     found = [job for job in api.all() if job["id"].startswith(given) or (job["name"] == given and not job["dry_run"])]
+    if not found and given.startswith("sweep-"):
+        raise BadInput(
+            f"{given} is the id of a sweep, and there is no such job",
+            hint=f"`longhaul sweep show {given}`; so `longhaul sweep watch`, `cancel` and `delete`",
+        )
     return _only(given, found)
 
 

@@ -288,6 +288,13 @@ def test_a_sweep_is_meant_by_the_beginning_of_its_id_by_its_name_or_as_the_last(
     assert f"sweep- can be {second} (other, running), {first} (tickets, running): write more of the id" in ambiguous
 
 
+@pytest.mark.parametrize("command", [["show"], ["watch"], ["cancel"], ["delete", "-y"]])
+def test_who_asks_the_jobs_for_a_sweep_is_told_where_it_is(run: Run, service: Service, command: list[str]) -> None:
+    sweep = seed_sweep(service, ended=False)
+    shown = run(*command, sweep, code=2)
+    assert f"{sweep} is the id of a sweep" in shown and f"`longhaul sweep show {sweep}`" in shown
+
+
 def test_lists_of_jobs_have_trials_when_they_are_asked_for(run: Run, service: Service) -> None:
     assert run("list") == "no jobs yet (--trials shows those of sweeps): longhaul submit FILE\n"
     assert run("list", "--trials") == "no jobs yet: longhaul submit FILE\n"
