@@ -66,7 +66,11 @@ def _repeat(call: Call) -> int:
 
 
 def _made(call: Call, api: Longhaul, make: Callable[[], SweepDict]) -> int:
-    sweep = make()
+    try:
+        sweep = make()
+    except KeyboardInterrupt:  # the service may have it, and its answer is not here yet
+        call.left("the sweep may have been submitted: longhaul sweep list shows it")
+        return LEFT
     for warning in sweep["warnings"]:
         call.note(warning)
     if call.given.watch:

@@ -295,6 +295,20 @@ def test_who_asks_the_jobs_for_a_sweep_is_told_where_it_is(run: Run, service: Se
     assert f"{sweep} is the id of a sweep" in shown and f"`longhaul sweep show {sweep}`" in shown
 
 
+@pytest.mark.parametrize("words", [["sweep", "sweep.json"], ["sweep", "repeat", "last"]])
+def test_who_leaves_before_the_answer_is_told_that_there_may_be_a_sweep(
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    written()
+    seed_sweep(service, ended=False)
+    monkeypatch.setattr(Longhaul, "submit_sweep", interrupted)
+    monkeypatch.setattr(Longhaul, "repeat_trial", interrupted)
+    assert "the sweep may have been submitted: longhaul sweep list shows it" in run(*words, code=130)
+
+
 def test_lists_of_jobs_have_trials_when_they_are_asked_for(run: Run, service: Service) -> None:
     assert run("list") == "no jobs yet (--trials shows those of sweeps): longhaul submit FILE\n"
     assert run("list", "--trials") == "no jobs yet: longhaul submit FILE\n"
