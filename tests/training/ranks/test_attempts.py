@@ -67,7 +67,9 @@ def meanwhile(condition: Callable[[], bool], then: Callable[[], object]) -> Iter
 
 def test_two_ranks_train_a_job_to_its_end_and_learn_what_one_learns(make_run: MakeRun) -> None:
     one, two = make_run("one", **on(1)), make_run("two", **on(2))
+    (two.path / "ranks-of-a-killed-attempt").mkdir()
     assert attempt(one) == 0 and attempt(two) == 0
+    assert not list(two.path.glob("ranks-*"))
     assert finished(two).reason is Reason.DONE and followers() == []
     expected, seen = logged(one), logged(two)
     assert [row[0] for row in seen] == [row[0] for row in expected]

@@ -80,7 +80,7 @@ class RankProcess:
             return HostOutOfMemory(f"the kernel ended rank {self.rank} ({self.device}), for the host's memory ran out")
         end = last_line(self.file)
         if end is not None and end.error is not None:
-            kinds = {kind.reason: kind for kind in [*StageError.__subclasses__()]}
+            kinds = {kind.reason: kind for kind in StageError.__subclasses__()}
             fault = end.error
             return kinds[end.reason](
                 f"rank {self.rank} ({self.device}): {fault.message}", code=fault.code, hint=fault.hint
@@ -92,15 +92,13 @@ class RankProcess:
 class Leader:
     """`Ranks` with others. Make it before the model is loaded: they load theirs meanwhile."""
 
-    def __init__(
-        self, run: RunDir, attempt: int, plan: Plan, devices: Sequence[str], journal: Journal,
-        silent_s: float | None = None,
-    ) -> None:  # fmt: skip
-        """`devices`: of every rank, this one first: as CUDA_VISIBLE_DEVICES names a GPU; empty: the CPU. `silent_s`:
-        how long the others are waited for; None: `SILENT_S`."""
+    def __init__(self, run: RunDir, attempt: int, plan: Plan, devices: Sequence[str], journal: Journal) -> None:
+        """`devices`: of every rank, this one first: as CUDA_VISIBLE_DEVICES names a GPU; empty: the CPU."""
         self.count = len(devices)
         share_cores(torch.device("cuda" if devices[0] else "cpu"), self.count)
-        self._journal, self._silent_s = journal, SILENT_S if silent_s is None else silent_s
+        self._journal, self._silent_s = journal, SILENT_S
+        for left in run.path.glob("ranks-*"):  # by an attempt that was killed
+            shutil.rmtree(left)
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=run.path))
         file = os.fspath(self._folder / "store")
         self._store = FileStore(file, self.count)
