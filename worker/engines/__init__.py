@@ -1,0 +1,1 @@
+"""Engines of others, which train jobs of ours (ADR 19)."""
