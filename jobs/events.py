@@ -181,6 +181,8 @@ class AttemptStarted(Fact):
     """UUID of the GPU; null: a CPU."""
     gpu_name: str | None = None
     """As its driver names it."""
+    engine: str | None = left_out()
+    """The engine on whose node it trains; left out: it trains on the worker's own machine."""
     versions: dict[str, str] = Field({})
     """Of `longhaul`, `torch` and `transformers`, and of the GPU's `driver`; empty in events of earlier versions."""
 
@@ -194,6 +196,36 @@ class DeviceWaiting(Fact):
     """Why."""
     available: bool = False
     """A train worker has a GPU for the job again: it waits for its turn alone."""
+
+
+class TaskSubmitted(Fact):
+    """An engine has taken the attempt, as a task of its own, and decides when it runs."""
+
+    type: Literal["task.submitted"] = "task.submitted"
+    engine: str
+    """Its name (`resources.engine`)."""
+    task: str
+    """The engine's id of the task."""
+
+
+class TaskWaiting(Fact):
+    """Why the attempt does not run yet on its engine, or not any more for a while."""
+
+    type: Literal["task.waiting"] = "task.waiting"
+    task: str | None
+    """The engine's id of the task that waits, or is waited for; null: it is not known."""
+    message: str
+    """Why, in the engine's words."""
+
+
+class TaskStarted(Fact):
+    """The attempt runs on a node of its engine."""
+
+    type: Literal["task.started"] = "task.started"
+    task: str
+    """The engine's id of the task."""
+    node: str
+    """Host name of the node."""
 
 
 class ModelLoaded(Fact):
@@ -599,8 +631,9 @@ class ModelRemoved(Fact):
 
 AnyFact = Annotated[
     JobSubmitted | JobChecked | JobPrepared | JobUnprepared | JobQueued | JobPauseRequested | JobCancelRequested
-    | JobPauseWithdrawn | JobPriorityChanged | AttemptStarted | DeviceWaiting | MemoryPlanned | ModelLoaded
-    | MemoryMeasured | EvaluationFinished | CheckpointSaved | CheckpointRejected | DiskLow | OomRecovered
+    | JobPauseWithdrawn | JobPriorityChanged | AttemptStarted | TaskSubmitted | TaskWaiting | TaskStarted
+    | DeviceWaiting | MemoryPlanned | ModelLoaded | MemoryMeasured | EvaluationFinished | CheckpointSaved
+    | CheckpointRejected | DiskLow | OomRecovered
     | UpdateSkipped | StepsCorrected | AttemptEnded | JobPaused | JobResumed | JobRepaired | JobValidated
     | JobSucceeded | JobFailed | JobCancelled | ModelRemoved,
     Field(discriminator="type"),

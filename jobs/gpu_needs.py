@@ -30,6 +30,8 @@ class GpuNeeds:
     """The job is planned in bfloat16."""
     gpus: int = 1
     """`resources.gpus`."""
+    engine: str | None = None
+    """`resources.engine`."""
 
     @classmethod
     def of(cls, resources: ResourcesSpec, plan: CheckSummary | Empty) -> GpuNeeds:
@@ -39,7 +41,9 @@ class GpuNeeds:
         if memory is not None and memory.device == "cuda":
             least = memory.peak_bytes if memory.least_bytes is None else memory.least_bytes
             native = memory.dtype == "bfloat16"
-        return cls(resources.gpu_memory_gib, resources.gpu_name, least, native, resources.gpus)
+        return cls(
+            resources.gpu_memory_gib, resources.gpu_name, least, native, resources.gpus, resources.engine
+        )  # fmt: skip
 
     def unmet(self, gpu: GpuFacts | None) -> str | None:
         """Why this GPU (None: a CPU) cannot take the job, for people; None: it can."""
@@ -70,7 +74,14 @@ class GpuNeeds:
         return re.search(f"(?<![a-z0-9]){words}(?![a-z0-9])", gpu.lower()) is not None
 
     def unmet_by(self, trainer: TrainWorker | WorkerHeartbeat) -> str | None:
-        """`unmet` of the GPU of this train worker. While it looks for one, that may be any."""
+        """`unmet` of the GPU of this train worker; it must be that of the job's engine. While it looks for one, that
+        may be any.
+        """
+        if trainer.engine != self.engine:
+            if self.engine is None:
+                return f"the engine {trainer.engine} trains only jobs that name it (resources.engine)"
+            where = f"trains on the engine {trainer.engine}" if trainer.engine else "trains on its own machine"
+            return f"the job is for the engine {self.engine}, and a worker {where}"
         if trainer.gpu is None:
             return self.unmet(None) if trainer.device == "cpu" else None
         return self.unmet(trainer.gpu.facts)

@@ -52,6 +52,8 @@ class TrainWorker(Frozen, strict=True):
     gpu: TrainWorkerGpu | None = None
     slot: int = 0
     """Which of the places on its device it is: 0 takes any job, the others trials of sweeps alone."""
+    engine: str | None = None
+    """Where its jobs train; null: on its own machine."""
 
 
 class Gpu(TrainWorkerGpu):
@@ -107,6 +109,9 @@ class WorkerHeartbeat(Frozen, strict=True, extra="allow"):
     slot: int | None = None
     """Which of the places on its device this train worker is: 0 takes any job, the others trials of sweeps alone. Null
     for other workers, and for one of an earlier version, which takes any job."""
+    engine: str | None = None
+    """The engine on whose nodes this train worker has its jobs trained, which it hands over and follows. Null: they
+    train on its own machine."""
     sinks: dict[str, SinkLag] | None = None
     """Of publish: how far each sink is behind."""
     versions: dict[str, object] | None = None

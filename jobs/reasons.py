@@ -17,6 +17,8 @@ Severity = Literal["info", "warning", "error"]
 
 BUSY_DELAY_S = 30.0
 """Wait before looking again at a GPU that another trainer holds."""
+MOST_DELAY_S = 3600.0
+"""The longest wait before a task is handed to an engine again."""
 RESTART_DELAYS_S = (0.0, 10.0, 60.0, 300.0, 300.0)
 """Before the first, second … restart without progress; from the fifth on the last."""
 
@@ -31,6 +33,7 @@ class NextAttempt(StrEnum):
     WITH_GPU = "when a worker has a usable GPU"
     BACKOFF = f"after {', '.join(map(format_duration, RESTART_DELAYS_S))}"
     """Counted: at most `max_restarts` times without progress."""
+    LATER = f"after {format_duration(BUSY_DELAY_S)}, each time twice as long, at most {format_duration(MOST_DELAY_S)}"
     AFTER_PREPARE = "after *prepare*"
     """Which makes model and data again; if no model was loaded since the last time, the job pauses."""
     WHEN_RESUMED = "when resumed"
@@ -106,6 +109,8 @@ class Reason(StrEnum):
     HOST_OUT_OF_MEMORY = ("host_out_of_memory", "The host ran out of memory",
                           "the host's memory ran out and the kernel ended the trainer", _NEXT.BACKOFF, "error", 1,
                           _HOST_MEMORY)
+    NOT_SUBMITTED = ("not_submitted", "The engine took no task", "the engine did not take the task", _NEXT.LATER,
+                     "warning", 1, "if it does not pass: check the engine's section in LONGHAUL_ENGINES")
     GPU_LOST = "gpu_lost", "The GPU was lost", "the GPU was lost", _NEXT.WITH_GPU, "warning", 80, _NO_GPU
     NOT_PREPARED = ("not_prepared", "The prepared model or data is gone",
                     "the prepared model or data is gone or damaged", _NEXT.AFTER_PREPARE, "warning", 81)

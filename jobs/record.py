@@ -40,6 +40,9 @@ from jobs.events import (
     ModelLoaded,
     ModelRemoved,
     StepsCorrected,
+    TaskStarted,
+    TaskSubmitted,
+    TaskWaiting,
 )
 from jobs.frozen import Empty
 from jobs.plan import CheckSummary, StepLimit
@@ -100,6 +103,12 @@ class JobRecord(BaseModel):
     attempt_started_at: float | None = None
     gpu: str | None = None
     """UUID of the GPU of the newest attempt; null: a CPU."""
+    engine: str | None = None
+    """On which the newest attempt trains; null: on the worker's own machine."""
+    task: str | None = None
+    """The engine's id of that attempt; null: it has none (yet)."""
+    not_submitted: int = 0
+    """Attempts in a row that the engine did not take."""
     finished_at: float | None = None
     training_s: float = 0.0
     """Time in attempts that have ended."""
@@ -194,12 +203,24 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
                 raise Superseded(event.attempt, record.attempt)
             change |= _transition(record, Status.RUNNING)
             change |= {"attempt": event.attempt, "attempt_open": True, "noted": 0, "last_reason": None}
+            change |= {"engine": fact.engine, "task": None}
             change |= {"gpu": fact.gpu, "attempt_started_at": event.at, "started_at": record.started_at or event.at}
+        case TaskSubmitted():
+            _require(record.attempt_open, record, event)
+            waits = f"it waits in the queue of the engine {fact.engine}, as task {fact.task}"
+            change |= {"engine": fact.engine, "task": fact.task, "waiting_reason": waits}
+        case TaskWaiting():
+            _require(record.attempt_open, record, event)
+            change |= {"waiting_reason": f"it waits on the engine {record.engine}: {fact.message}"}
+        case TaskStarted():
+            _require(record.attempt_open, record, event)
+            change |= {"waiting_reason": None}
         case AttemptEnded():
             _require(record.attempt_open, record, event)
             spent = event.at - (record.attempt_started_at or event.at)
             change |= {
                 "attempt_open": False,
+                "not_submitted": record.not_submitted + 1 if fact.reason is Reason.NOT_SUBMITTED else 0,
                 "last_reason": fact.reason,
                 "training_s": record.training_s + max(0.0, spent),
             }

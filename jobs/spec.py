@@ -437,6 +437,8 @@ class ResourcesSpec(Part):
     RTX 5090). Null: as much as the job needs."""
     gpu_name: Annotated[str, StringConstraints(pattern=r"^[ -~]{1,128}$")] | None = None
     """Words of the GPU's name, in upper or lower case, such as `h100`. Null: any."""
+    engine: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$")] | None = None
+    """The engine that trains the job, by its name in LONGHAUL_ENGINES. Null: a machine of Longhaul's own."""
 
 
 class SpeedSpec(Part):

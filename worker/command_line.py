@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument(
         "--slot", type=int, help="of its device, for train: its parent says so (LONGHAUL_TRIALS_AT_ONCE)"
     )
+    parser.add_argument("--engine", help="for train: its parent says so (LONGHAUL_ENGINES)")
     parser.add_argument("--healthy", action="store_true", help="serve nothing: exit 0 if they run here and are healthy")
     arguments = parser.parse_args()
     secrets.register(os.environ)
@@ -55,13 +56,13 @@ def main() -> int:
         return print_health(arguments.roles, settings)
     if len(arguments.roles) > 1:
         return serve_together(arguments.roles)
-    return serve(arguments.roles[0], settings, arguments.slot)
+    return serve(arguments.roles[0], settings, arguments.slot, arguments.engine)
 
 
-def serve(role: str, settings: WorkerSettings, slot: int | None) -> int:
+def serve(role: str, settings: WorkerSettings, slot: int | None, engine: str | None = None) -> int:
     """Be one worker until SIGTERM. Returns 2, once the reason is said, when it may not work here.
 
-    `slot`: the only one that a train worker serves; None: all that there are.
+    `slot`: the only one that a train worker serves, on this machine or of this engine; None: all that there are.
     """
     from jobs.redis.connection import connect
     from jobs.redis.store import Store
@@ -80,7 +81,7 @@ def serve(role: str, settings: WorkerSettings, slot: int | None) -> int:
     if role == "publish":
         return serve_publish(settings)
     if role == "train":
-        return serve_train(settings, slot)
+        return serve_train(settings, slot, engine)
     if role == "generate":
         return serve_requests(settings, [GenerationHandler(settings), ExportHandler(settings)])
     if role == "push":

@@ -20,7 +20,7 @@ from jobs.events import (
     JobSucceeded,
     JobUnprepared,
 )
-from jobs.reasons import BUSY_DELAY_S, RESTART_DELAYS_S, NextAttempt, Reason
+from jobs.reasons import BUSY_DELAY_S, MOST_DELAY_S, RESTART_DELAYS_S, NextAttempt, Reason
 from jobs.record import JobRecord
 from jobs.state import Requested, Status
 
@@ -60,6 +60,9 @@ def outcome(record: JobRecord, end: Finished) -> list[AnyFact]:
             return [JobPaused(error=fault)] if record.unprepared else [JobUnprepared(message=fault.message)]
         case NextAttempt.DELAYED:
             return [JobQueued(not_before_s=BUSY_DELAY_S)]
+        case NextAttempt.LATER:
+            delay = min(BUSY_DELAY_S * 2 ** min(record.not_submitted, 7), MOST_DELAY_S)
+            return [JobQueued(not_before_s=delay), DeviceWaiting(message=fault.message)]
         case NextAttempt.WITH_GPU:  # the worker ends, too: the job waits for one that has a GPU
             return [JobQueued(), DeviceWaiting(message=fault.message)]
         case NextAttempt.BACKOFF:

@@ -18,6 +18,7 @@ from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.state import Stage
+from worker.engines.settings import EngineSettings
 from worker.gpu import NoGpu, named_gpus, usable_gpu
 from worker.gpu_losses import GpuLosses
 from worker.heartbeat import Fitness, first_heartbeat, forget, report
@@ -28,7 +29,7 @@ from worker.settings import WorkerSettings
 from worker.stage_worker import StageWorker
 from worker.supervise import trainer_environment
 from worker.sweeps import SweepTurns
-from worker.train_workers import DeviceSlot, TrainWorkers
+from worker.train_workers import OWN, DeviceSlot, TrainWorkers
 from worker.warm import WarmProcess
 
 log = logging.getLogger("longhaul.worker")
@@ -36,11 +37,17 @@ LOOK_FOR_GPU_S = 15.0
 Found = TypeVar("Found")
 
 
-def serve_train(settings: WorkerSettings, slot: int | None = None) -> int:
-    """A train worker for each slot of each GPU, or of the CPU: the only one is this process; of several each is a child
-    of it, which is told its slot.
+def serve_train(settings: WorkerSettings, slot: int | None = None, engine: str | None = None) -> int:
+    """A train worker for each slot of each GPU, or of the CPU, and for each task that an engine may have: the only one
+    is this process; of several each is a child of it, which is told its slot.
     """
+    if engine is not None:
+        return serve_engine(settings, settings.engines[engine], slot or 0)
     heartbeat, store = first_heartbeat(Stage.TRAIN.value, settings), Store(connect(settings.redis_url))
+    if settings.engines:
+        own = [] if settings.gpus == "none" else [OWN]
+        places = [DeviceSlot(None, n, name) for name, each in settings.engines.items() for n in range(each.at_once)]
+        return TrainWorkers([*own, *places], store, {}).serve()
     heartbeat = heartbeat.model_copy(update={"slot": slot or 0})
     on_cpu = settings.device == "cpu"
     uuids = [] if on_cpu else wait_for(store, heartbeat, lambda: named_gpus(settings.gpus))
@@ -64,6 +71,16 @@ def serve_train(settings: WorkerSettings, slot: int | None = None) -> int:
     return 0
 
 
+def serve_engine(settings: WorkerSettings, engine: EngineSettings, place: int) -> int:
+    """Hand jobs over to an engine, one at a time, and follow them there. Nothing trains on this machine."""
+    settings = dataclasses.replace(settings, device=engine.device)
+    heartbeat = first_heartbeat(Stage.TRAIN.value, settings)
+    serve_stage(
+        Stage.TRAIN, settings, heartbeat.model_copy(update={"slot": 0, "engine": engine.name, "gpu": engine.gpu(place)})
+    )
+    return 0
+
+
 def threads_for(slots: int) -> dict[str, str]:
     """What shares the cores among the trainers of so many slots, unless the environment says it already."""
     name = "OMP_NUM_THREADS"
@@ -75,8 +92,8 @@ def serve_stage(stage: Stage, settings: WorkerSettings, heartbeat: WorkerHeartbe
     store = Store(connect(settings.redis_url))
     log.info("worker %s waits for work in stage %s (Redis %s)", heartbeat.name, stage.value, settings.masked_redis_url)
     # Libraries that training imports use CUDA at once, and what has used it cannot fork.
-    on_gpu = stage is Stage.TRAIN and settings.device == "cuda"
-    warm = None if on_gpu else WarmProcess(stage, trainer_environment(settings, stage))
+    elsewhere = stage is Stage.TRAIN and (settings.device == "cuda" or heartbeat.engine is not None)
+    warm = None if elsewhere else WarmProcess(stage, trainer_environment(settings, stage))
     worker = StageWorker(stage, settings, heartbeat, warm)
     try:
         worker.work(logging_level="WARNING")

@@ -11,6 +11,8 @@ from pathlib import Path
 from jobs.memory_plan import prepare_memory
 from jobs.process.logs import log_format
 from jobs.process.secrets import HUB, minimal_environment
+from worker.engines.registry import read_engines
+from worker.engines.settings import EngineSettings
 from worker.sinks.discord.options import DiscordOptions
 
 
@@ -26,7 +28,8 @@ class WorkerSettings:
     models: Path
     device: str
     gpus: str = "all"
-    """Which GPUs train, each with a worker: `all`, or their indexes and UUIDs with commas between."""
+    """Which GPUs train, each with a worker: `all`, `none` (engines alone train), or their indexes and UUIDs with commas
+    between."""
     trials_at_once: int = 1
     """How many trials of sweeps may share a GPU, or the CPU."""
     discord_webhook: str | None = field(default=None, repr=False)
@@ -34,6 +37,8 @@ class WorkerSettings:
     wandb_api_key: str | None = field(default=None, repr=False)
     wandb_base_url: str | None = None
     wandb_mode: str | None = None
+    engines: Mapping[str, EngineSettings] = field(default_factory=dict)
+    """Engines of others that train jobs, by name."""
     generate_idle_s: float = 600.0
     """Seconds without a request after which the worker `generate` gives its model up."""
     log: str = "text"
@@ -63,10 +68,13 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
     if device not in ("cpu", "cuda"):
         raise ValueError(f"LONGHAUL_DEVICE is {device!r}; it is cpu or cuda")
     gpus = (environ.get("LONGHAUL_GPUS") or "all").replace(" ", "")
-    if not re.fullmatch(r"all|(\d+|(GPU|MIG)-[\w/-]+)([,+](\d+|(GPU|MIG)-[\w/-]+))*", gpus):
-        raise ValueError(f"LONGHAUL_GPUS is {gpus!r}; it is all, or a list such as 0,1 or 0+1,2 or GPU-…,MIG-…")
+    if not re.fullmatch(r"all|none|(\d+|(GPU|MIG)-[\w/-]+)([,+](\d+|(GPU|MIG)-[\w/-]+))*", gpus):
+        raise ValueError(f"LONGHAUL_GPUS is {gpus!r}; it is all, none, or a list such as 0,1 or 0+1,2 or GPU-…,MIG-…")
     if gpus == "all":
         gpus = environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "") or "all"
+    engines = read_engines(Path(file)) if (file := environ.get("LONGHAUL_ENGINES")) else {}
+    if gpus == "none" and not engines:
+        raise ValueError("LONGHAUL_GPUS is none, and LONGHAUL_ENGINES names no engine: nothing would train")
     redis_url = environ.get("LONGHAUL_REDIS_URL") or "redis://127.0.0.1:6379/0"
     if not redis_url.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("LONGHAUL_REDIS_URL is no Redis URL; it looks like redis://127.0.0.1:6379/0")
@@ -82,6 +90,7 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
         device=device,
         gpus=gpus,
         trials_at_once=_trials_at_once(environ.get("LONGHAUL_TRIALS_AT_ONCE") or ("1" if device == "cpu" else "4")),
+        engines=engines,
         discord_webhook=environ.get("DISCORD_WEBHOOK") or None,
         discord=DiscordOptions.of(
             environ.get("LONGHAUL_DISCORD_EVENTS"),

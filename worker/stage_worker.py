@@ -93,7 +93,9 @@ class StageWorker(rq.Worker):
             self._fitness.check()
         if self._warm is not None and not self.horse_pid and not self.is_horse:
             self._warm.keep_up()
-        if (gpu := self._heartbeat.gpu) is not None:  # it may be examined while this worker runs
+        if (
+            gpu := self._heartbeat.gpu
+        ) is not None and self._heartbeat.engine is None:  # it may be examined while this worker runs
             measured = read_measured(self._settings.runs, gpu.uuid.split(TOGETHER)[0], gpu.driver)
             known = gpu.model_copy(update={"measured": measured, "host_memory_bytes": host_memory().total})
             self._heartbeat = self._heartbeat.model_copy(update={"gpu": known})
@@ -147,6 +149,7 @@ class StageWorker(rq.Worker):
                 self._horse_lost_gpu,
                 self._warm,
                 self._heartbeat.slot or 0,
+                self._heartbeat.engine,
             )
         )
 
@@ -168,8 +171,8 @@ class StageWorker(rq.Worker):
         job.delete()
 
     def _check_gpu(self) -> str | None:
-        """Why the GPU that this worker found at its start cannot be used any more; None: it can, or there is none."""
-        if self._heartbeat.gpu is None:
+        """Why the GPU that this worker found at its start cannot be used any more; None: it can, or it has none."""
+        if self._heartbeat.gpu is None or self._heartbeat.engine is not None:
             return None
         try:
             usable_gpu(self._heartbeat.gpu.uuid)

@@ -32,9 +32,7 @@ from jobs.events import (
     JobQueued,
     JobValidated,
 )
-from jobs.frozen import Empty
-from jobs.gpu_needs import GpuNeeds
-from jobs.gpus import GPU, GpuFacts
+from jobs.gpus import GPU
 from jobs.heartbeat import Gpu, TrainWorker
 from jobs.memory_plan import TEST_LIMIT
 from jobs.process.logs import JOB
@@ -43,14 +41,15 @@ from jobs.record import JobRecord
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.redis.workers import lease_token
-from jobs.spec import JobSpec
 from jobs.state import Requested, Stage, Status
 from jobs.version import VERSION, library_versions
 from worker.ending import ending, unfinished
+from worker.engines.process import EngineProcess
 from worker.gpu import NoGpu, usable_gpu
 from worker.lease import Lease
+from worker.planned_gpu import planned_device, planned_gpu
 from worker.settings import WorkerSettings
-from worker.trainer import Trainer
+from worker.trainer import Starter, Trainer, here
 from worker.warm import WarmProcess
 
 log = logging.getLogger("longhaul.supervise")
@@ -68,6 +67,13 @@ UNDER_A_LIMIT = {
 back; one arena and mapped blocks do. oneDNN, and torch's layer above it, keep kernels and weights for every shape of a
 micro-batch: 23 MiB each for the built-in model. All this makes a step take several times as long
 (docs/measurements.md): without a limit nothing of it is set."""
+
+
+SENT = (
+    "HF_HUB_OFFLINE", "PYTHONUNBUFFERED", TEST_LIMIT,
+    *(f"LONGHAUL_{name}" for name in ("RUNS", "DATA", "UPLOADS", "PREPARED", "MODELS")),
+)  # fmt: skip
+"""Of a trainer's variables those that it is given on the node of an engine, which has its own PATH and HOME."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +94,13 @@ class WorkerContext:
     """Forks trainers; None: each is started as any program."""
     slot: int = 0
     """That of a train worker."""
+    engine: str | None = None
+    """Where a train worker has its jobs trained; None: here."""
 
     @property
     def train_worker(self) -> TrainWorker:
         """What decides which jobs it may start."""
-        return TrainWorker(device=self.settings.device, gpu=self.gpu, slot=self.slot)
+        return TrainWorker(device=self.settings.device, gpu=self.gpu, slot=self.slot, engine=self.engine)
 
 
 CONTEXT: ContextVar[WorkerContext] = ContextVar("context")
@@ -177,30 +185,34 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
         versions={
             "longhaul": VERSION,
             **library_versions("torch", "transformers"),
-            **({"driver": context.gpu.driver} if context.gpu else {}),
+            **({"driver": context.gpu.driver} if context.gpu and context.gpu.driver else {}),
         },
+        engine=context.engine,
     )
     record, _ = context.store.append(run, [started])
     attempt = record.attempt
-    trainer = Trainer(run, stage, attempt, trainer_environment(context.settings, stage, run), context.warm)
+    trainer = Trainer(run, stage, attempt, starter(context, run, attempt))
     rows_seen = 0
     facts: list[AnyFact] = []
+    untold: list[AnyFact] = []
     reported = 0
     retry_at = 0.0
     asked = over = False
     explained: Finished | None = None
     for news in follow(trainer, run, lease):
+        untold.extend(trainer.facts())
         facts.extend(line.fact for line in news.lines if isinstance(line, Noted))
         explained = next((line for line in news.lines if isinstance(line, Finished)), explained)
-        if not over and reported < len(facts) and (news.ended or time.monotonic() >= retry_at):
+        if not over and (untold or reported < len(facts)) and (news.ended or time.monotonic() >= retry_at):
             try:
-                context.store.append(run, lambda now: unreported(facts, now, attempt), attempt=attempt)
+                context.store.append(run, lambda now: untold + unreported(facts, now, attempt), attempt=attempt)
                 reported = len(facts)
+                untold.clear()
             except Conflict as error:
                 over = True
                 log.warning("job %s: attempt %d is over: %s", run.id, attempt, error)
             except (OSError, Damaged) as error:  # the facts are in the attempt file, too, and are reported later
-                log.error("job %s: %d events wait: %s", run.id, len(facts) - reported, error)
+                log.error("job %s: %d events wait: %s", run.id, len(untold) + len(facts) - reported, error)
                 retry_at = time.monotonic() + RETRY_S
         rows_seen = show_latest(context.store, run, rows_seen, record.scratch_attempt)
         if news.events_changed:
@@ -214,7 +226,9 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
             trainer.ask_to_stop()
     if lease.lost:
         raise Conflict(f"job {run.id}: another supervisor holds it")
-    end = or_gpu_lost(explained or trainer.end(), context.gpu)
+    end = explained or trainer.end()
+    if context.engine is None:
+        end = or_gpu_lost(end, context.gpu)
     if explained is not None and end.reason is not explained.reason:  # of several GPUs, one that rank 0 does not see
         append_line(run.attempt_file(attempt), end)
     lease.stop_renewing()
@@ -230,6 +244,16 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
             log.error("job %s: its end cannot be recorded: %s", run.id, error)
             if context.stopping.wait(RETRY_S):
                 raise  # reconcile finds it
+
+
+def starter(context: WorkerContext, run: RunDir, attempt: int) -> Starter:
+    """What starts the trainer of this attempt: here, or on the engine that the worker hands jobs over to."""
+    environment = trainer_environment(context.settings, Stage.TRAIN, run)
+    if context.engine is None:
+        return here(environment, context.warm)
+    engine = context.settings.engines[context.engine]
+    sent = {name: value for name, value in environment.items() if name in SENT or name in UNDER_A_LIMIT}
+    return lambda _arguments, _output: EngineProcess(engine, run, attempt, sent, run.spec().ranks)
 
 
 def unreported(facts: list[AnyFact], now: JobRecord, attempt: int) -> list[AnyFact]:
@@ -253,9 +277,11 @@ def validate(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) ->
     """Check or prepare a job that is being validated."""
     run.verified()
     environment = trainer_environment(context.settings, stage, run)
-    if (gpu := planned_gpu(context.store, run.spec())) is not None:
+    if (device := planned_device(context.store, spec := run.spec())) is not None:
+        environment["LONGHAUL_DEVICE"] = device
+    if (gpu := planned_gpu(context.store, spec)) is not None:
         environment[GPU] = gpu.encode()
-    trainer = Trainer(run, stage, None, environment, context.warm)
+    trainer = Trainer(run, stage, None, here(environment, context.warm))
     lines: list[Noted | Finished] = []
     for news in follow(trainer, run, lease):
         lines += news.lines
@@ -314,32 +340,6 @@ def has_budget(run: RunDir) -> bool:
         return run.spec().memory.budget != "auto"
     except (NotFound, Damaged):  # the trainer, too, will read it, and say what is wrong with it
         return False
-
-
-def planned_gpu(store: Store, spec: JobSpec) -> GpuFacts | None:
-    """The GPU that a job is planned for: of those that train workers report and that meet `resources`, the largest, and
-    of these one with native bf16, the fastest, and the one whose host has the most memory. What does not fit it fits
-    none. None: there is no such GPU.
-
-    A job that needs native bf16 gets one without only where there is no other: *check* then refuses it.
-    """
-    try:
-        workers = store.workers.all()
-    except StoreUnavailable as error:
-        log.warning("time and memory are planned without knowing the GPUs: %s", error)
-        return None
-    if any(worker.stage == Stage.TRAIN and worker.device == "cuda" and worker.gpu is None for worker in workers):
-        return None
-    needs = GpuNeeds.of(spec.resources, Empty())
-    reported = [worker.gpu.facts for worker in workers if worker.stage == Stage.TRAIN and worker.gpu is not None]
-    fitting = [gpu for gpu in reported if needs.unmet(gpu) is None]
-    if spec.needs_native_bf16:
-        fitting = [gpu for gpu in fitting if gpu.native_bf16] or fitting
-    return max(fitting, key=_best, default=None)
-
-
-def _best(gpu: GpuFacts) -> tuple[int, bool, float, int]:
-    return gpu.memory_bytes, gpu.native_bf16, gpu.peak_flops or 0.0, gpu.host_memory_bytes or 0
 
 
 def show_latest(store: Store, run: RunDir, seen: int, scratch_attempt: int) -> int:

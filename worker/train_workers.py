@@ -1,5 +1,5 @@
 """Several train workers: one for each slot of each GPU, or of the CPU (ADR 15), each a child process that sees its GPU
-alone. One that ends is started again.
+alone; and one for each task that an engine may have (ADR 19). One that ends is started again.
 
 The others continue. Only when no GPU is left do all end, with the exit code of a lost GPU: Docker then starts the
 container anew, with the GPUs that are back.
@@ -42,11 +42,21 @@ class DeviceSlot:
     uuid: str | None
     """Of the GPU, or of those that train together (`TrainWorkerGpu.uuid`); None: the CPU."""
     number: int
+    engine: str | None = None
+    """None: on this machine."""
 
     @property
     def text(self) -> str:
         """For people."""
+        if self == OWN:
+            return "this machine"
+        if self.engine is not None:
+            return f"the engine {self.engine}, place {self.number}"
         return (f"GPU {self.uuid}" if self.uuid else "the CPU") + (f", slot {self.number}" if self.number else "")
+
+
+OWN = DeviceSlot(None, -1)
+"""All slots of this machine: their worker keeps a child for each, as one does where there are no engines."""
 
 
 @dataclass
@@ -142,8 +152,13 @@ def start(slot: DeviceSlot, environment: Mapping[str, str]) -> subprocess.Popen[
     gpu = {} if slot.uuid is None else {
         "LONGHAUL_GPUS": slot.uuid, "CUDA_VISIBLE_DEVICES": slot.uuid.replace(TOGETHER, ","),
     }  # fmt: skip
+    which = [] if slot == OWN else ["--slot", str(slot.number)]
+    if slot.engine is None:
+        own.pop("LONGHAUL_ENGINES", None)
+    else:
+        which += ["--engine", slot.engine]
     return subprocess.Popen(
-        tied_to_parent(sys.executable, "-m", "worker", "train", "--slot", str(slot.number)),
+        tied_to_parent(sys.executable, "-m", "worker", "train", *which),
         env={**own, **environment, **gpu},
         process_group=0,  # a terminal's Ctrl+C reaches the parent alone, which passes it on once
     )

@@ -7,18 +7,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from jobs.attempt import Finished, Heartbeat, Noted, Phase, parse_line
 from jobs.disk.files import regular
 from jobs.disk.rundir import RunDir
-from jobs.events import Fault
+from jobs.events import AnyFact, Fault
 from jobs.process.lifeline import PARENT_PID
 from jobs.process.logs import last_error
 from jobs.reasons import Reason
 from jobs.state import Stage
 from worker.training.machine.host import oom_kills
-from worker.warm import ForkedProcess, Process, WarmProcess
+from worker.warm import OwnProcess, Process, WarmProcess
 
 SLOW_PHASES: frozenset[Phase] = frozenset({"load", "compile", "save"})
 SLOW_SILENCE_S = 15 * 60.0
@@ -26,13 +26,31 @@ SILENCE_S = 5 * 60.0
 SILENCE_INTERVALS = 20.0
 
 
-class Trainer:
-    """A running `python -m worker.training STAGE RUN_DIR`. Start it from a main thread only (`lifeline`)."""
+Starter = Callable[[Sequence[str], int], Process]
+"""Starts `python -m worker.training` with these arguments, its output to this descriptor."""
 
-    def __init__(
-        self, run: RunDir, stage: Stage, attempt: int | None, environment: Mapping[str, str],
-        warm: WarmProcess | None = None,
-    ) -> None:  # fmt: skip
+
+def here(environment: Mapping[str, str], warm: WarmProcess | None = None) -> Starter:
+    """Trainers on this machine, forked or started. Start them from a main thread only (`lifeline`)."""
+
+    def start(arguments: Sequence[str], output: int) -> Process:
+        forked = None if warm is None else warm.fork(arguments, environment, output)
+        return forked or OwnProcess(
+            [sys.executable, "-m", "worker.training", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            process_group=0,
+            env={**environment, PARENT_PID: str(os.getpid())},
+        )
+
+    return start
+
+
+class Trainer:
+    """A running `python -m worker.training STAGE RUN_DIR`."""
+
+    def __init__(self, run: RunDir, stage: Stage, attempt: int | None, start: Starter) -> None:
         self.run = run
         self._file = run.attempt_file(stage.value if attempt is None else attempt)
         self._offset = 0
@@ -46,15 +64,7 @@ class Trainer:
         if attempt is not None:
             arguments += ["--attempt", str(attempt)]
         with open(run.trainer_log, "ab") as log:
-            forked = None if warm is None else warm.fork(arguments, environment, log.fileno())
-            self._process: Process = forked or subprocess.Popen(
-                [sys.executable, "-m", "worker.training", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,
-                env={**environment, PARENT_PID: str(os.getpid())},
-            )
+            self._process = start(arguments, log.fileno())
         self._log_start = run.trainer_log.stat().st_size
 
     def wait(self, seconds: float) -> bool:
@@ -67,6 +77,8 @@ class Trainer:
 
     def read_lines(self) -> list[Noted | Finished]:
         """The lines it has written since the last call, without heartbeats."""
+        if self._process.waiting:
+            self._heard = time.monotonic()
         try:
             with open(self._file, "rb", opener=regular) as file:
                 file.seek(self._offset)
@@ -82,6 +94,10 @@ class Trainer:
             if isinstance(line, Heartbeat):
                 self._beat = line
         return [line for line in lines if not isinstance(line, Heartbeat)]
+
+    def facts(self) -> list[AnyFact]:
+        """What became of its process since the last call, besides what it wrote."""
+        return self._process.facts()
 
     @property
     def step(self) -> int:
@@ -117,9 +133,9 @@ class Trainer:
         place = f" (phase {self._phase}, step {self.step})"
         if self.killed_for == "stalled":
             return self._ended(Reason.STALLED, place)
-        if isinstance(self._process, ForkedProcess) and self._process.lost:
-            return self._ended(Reason.WORKER_LOST, place)
-        if code == -signal.SIGTERM and self._asked:  # before it could listen
+        if (cause := self._process.cause) is not None and cause.reason is not Reason.INTERRUPTED:
+            return self._ended(cause.reason, cause.details or place)
+        if code == -signal.SIGTERM and (self._asked or cause is not None):  # before it could listen
             return Finished(at=time.time(), reason=Reason.INTERRUPTED, step=self.step)
         if (meant := Reason.of_exit_code(code)) is not None:
             return self._ended(meant, f" (exit code {code})")

@@ -16,9 +16,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from jobs.events import AnyFact
 from jobs.process.lifeline import PARENT_PID
+from jobs.reasons import Reason
 from jobs.state import Stage
 
 log = logging.getLogger("longhaul.worker")
@@ -27,15 +29,41 @@ FORKED_WITHIN_S = 60.0
 RESTART_AFTER_S = 60.0
 
 
+class Cause(NamedTuple):
+    """Why a trainer has ended, as whoever ran it knows."""
+
+    reason: Reason
+    details: str
+    """Appended to the reason's sentence."""
+
+
 class Process(Protocol):
-    """What `subprocess.Popen` and `ForkedProcess` have in common."""
+    """A trainer, wherever it runs."""
+
+    cause: Cause | None
+    """Once it has ended: why, where its exit code does not say it."""
+    waiting: bool
+    """It does not run yet, or is suspended: nothing is heard of it, and nothing has to be."""
 
     # fmt: off
     def poll(self) -> int | None: ...
     def wait(self, timeout: float | None = None) -> int: ...
     def send_signal(self, sig: int) -> None: ...
     def kill(self) -> None: ...
+    def facts(self) -> list[AnyFact]:
+        """What became of it since the last call, besides what it writes itself."""
     # fmt: on
+
+
+class OwnProcess(subprocess.Popen[bytes]):
+    """A trainer that this process has started."""
+
+    cause: Cause | None = None
+    waiting = False
+
+    def facts(self) -> list[AnyFact]:
+        """None: it says everything itself."""
+        return []
 
 
 class WarmProcess:
@@ -100,8 +128,8 @@ class ForkedProcess:
     def __init__(self, pid: int, handle: int, told: socket.socket) -> None:
         self.pid, self._handle, self._told = pid, handle, told
         self._code: int | None = None
-        self.lost = False
-        """Whether the process that forked it is gone, and it with that."""
+        self.cause: Cause | None = None
+        self.waiting = False
 
     def poll(self) -> int | None:
         """Its exit code; None: it runs."""
@@ -117,7 +145,8 @@ class ForkedProcess:
             if not readable:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
             said = self._told.recv(100)
-            self.lost = not said
+            if not said:  # the process that forked it is gone, and it with that
+                self.cause = Cause(Reason.WORKER_LOST, "")
             self._code = json.loads(said)["code"] if said else -signal.SIGKILL
             self._told.close()
             os.close(self._handle)
@@ -131,6 +160,10 @@ class ForkedProcess:
     def kill(self) -> None:
         """SIGKILL."""
         self.send_signal(signal.SIGKILL)
+
+    def facts(self) -> list[AnyFact]:
+        """None: it says everything itself."""
+        return []
 
 
 def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:

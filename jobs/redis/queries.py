@@ -140,9 +140,11 @@ local function estimate()
     -- Where nobody holds it (Redis was just rebuilt) one of the idle ones has it.
     local worker = busy[id] or table.remove(idle, 1) or {any = true}
     table.insert(slots, {at = math.max(from, math.max(began, at or 0) + needed), gpu = worker.gpu, any = worker.any,
-                         slot = worker.slot or 0})
+                         slot = worker.slot or 0, engine = worker.engine})
   end
-  for _, worker in ipairs(idle) do table.insert(slots, {at = from, gpu = worker.gpu, slot = worker.slot}) end
+  for _, worker in ipairs(idle) do
+    table.insert(slots, {at = from, gpu = worker.gpu, slot = worker.slot, engine = worker.engine})
+  end
   if #slots == 0 then return {} end
   local expected = {}
   for _, id in ipairs(redis.call('ZRANGE', 'longhaul:order:train', 0, MAX_ESTIMATED)) do
@@ -153,7 +155,7 @@ local function estimate()
       for _, other in ipairs(alone and slots or {}) do
         if same_gpu(each, other) then free = math.max(free, other.at) end
       end
-      local takes = (each.slot == 0 or not alone) and (each.any or suits(id, each.gpu))
+      local takes = (each.slot == 0 or not alone) and (each.any or suits(id, each))
       if takes and (not slot or free < best) then slot, best = each, free end
     end
     if slot then
@@ -173,7 +175,7 @@ local function reports()
     reported = {}
     local seen = {}  -- slots of one GPU report alike
     for _, worker in ipairs(trainers()) do
-      local text = cjson.encode({device = worker.device, gpu = worker.gpu})
+      local text = cjson.encode({device = worker.device, gpu = worker.gpu, engine = worker.engine})
       if not seen[text] then table.insert(reported, text) end
       seen[text] = true
     end

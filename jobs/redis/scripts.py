@@ -5,13 +5,13 @@ All instants come from TIME inside the script. Reconcile's own: `maintenance.py`
 - `lj`: key of a job's hash; fields: number, record, spec, status, stage, score, not_before, needs_ms (what is left of
   it, '' where nobody knows), began_ms (its attempt, '' where none runs), indexes (JSON: in which it is whatever its
   state), gpu_memory_gib, gpu_name (lower case), least_bytes, native_bf16 (`jobs/gpu_needs.py`; '' where any will do),
-  trial ('1': of a sweep), reserved_bytes (what a trial has of a GPU; '': unknown, so all of it), on_gpu (the UUID of
-  the GPU of an open attempt),
-  lease (its holder's token), damaged (JSON of what is wrong with its directory, where something is)
+  engine ('': none), trial ('1': of a sweep), reserved_bytes (what a trial has of a GPU; '': unknown, so all of it),
+  on_gpu (the UUID of the GPU of an open attempt), lease (its holder's token), damaged (JSON of what is wrong with its
+  directory, where something is)
 - `rebuilt()`: whether Redis has been given every run directory since it was last empty (`jobs/redis/maintenance.py`)
 - `place(id)`: puts a job into the order of its stage when it waits and nobody holds it, and out of all others
-- `suits(id, gpu)`: whether that GPU (name, memory_bytes, native_bf16, count; nil: a CPU) can take the job, as
-  `jobs/gpu_needs.py` says
+- `suits(id, worker)`: whether a worker of that engine (nil: none) with that GPU (name, memory_bytes, native_bf16,
+  count; nil: a CPU) can take the job, as `jobs/gpu_needs.py` says
 - `trainers()`: what train workers of the last minute report, each with the `job` that it holds
 - `beside(gpu, trainers)`: the jobs that these hold on that GPU, and those that are running there: when Redis was just
   rebuilt, nobody holds them
@@ -46,22 +46,25 @@ local function drop_lease(id, token)
   return 0
 end
 local function asks(id)
-  local h = redis.call('HMGET', lj(id), 'gpu_memory_gib', 'gpu_name', 'least_bytes', 'native_bf16', 'gpus')
+  local h = redis.call('HMGET', lj(id), 'gpu_memory_gib', 'gpu_name', 'least_bytes', 'native_bf16', 'gpus', 'engine')
   local record = not h[3] and redis.call('HGET', lj(id), 'record')
   if record then  -- written by an earlier version: the peak of its plan stands for the least
     local plan = cjson.decode(record).plan
     local memory = type(plan) == 'table' and plan.memory
     h[3] = type(memory) == 'table' and memory.device == 'cuda' and string.format('%.0f', memory.peak_bytes) or ''
   end
-  return h[1] or '', h[2] or '', h[3], h[4] or '1', h[5] or '1'  -- earlier versions knew bf16 alone, and one GPU
+  -- Earlier versions knew bf16 alone, one GPU, and no engine.
+  return h[1] or '', h[2] or '', h[3], h[4] or '1', h[5] or '1', h[6] or ''
 end
 local function room(gpu)
   local usable = gpu.memory_bytes - DRIVER_BYTES
   return usable - math.floor(MARGIN * usable)
 end
 local function words(name) return '[^%w]' .. name:gsub('%p', '%%%0') .. '[^%w]' end
-local function suits(id, gpu)
-  local gib, name, least, bf16, gpus = asks(id)
+local function suits(id, worker)
+  local gib, name, least, bf16, gpus, engine = asks(id)
+  local gpu = worker.gpu
+  if engine ~= (worker.engine or '') then return false end
   gib, least = tonumber(gib), tonumber(least)
   if not gpu then return not gib and name == '' end
   return (not gib or math.ceil(gpu.memory_bytes / 2^30) >= gib)
@@ -85,7 +88,8 @@ local function trainers()
       gpu = known and {uuid = gpu.uuid, name = gpu.name, memory_bytes = gpu.memory_bytes,
                        native_bf16 = gpu.native_bf16, count = tonumber(gpu.count)} or nil
       table.insert(found, {healthy = facts.healthy == true, device = facts.device, gpu = gpu, job = held[name],
-                           slot = tonumber(facts.slot) or 0})
+                           slot = tonumber(facts.slot) or 0,
+                           engine = type(facts.engine) == 'string' and facts.engine or nil})
     end
   end
   return found
@@ -133,7 +137,7 @@ end
 local function next_job(worker, on, taken)
   local id = first_due('train', function(each)
     -- On a GPU also one that waits until others leave it: none behind it goes first.
-    return not taken[each] and suits(each, worker.gpu) and (worker.gpu or may_start(each, worker, on))
+    return not taken[each] and suits(each, worker) and (worker.gpu or may_start(each, worker, on))
   end)
   return id and may_start(id, worker, on) and id or nil
 end
@@ -185,7 +189,7 @@ if have < after then
   if ARGV[10] ~= '' then
     local asks = cjson.decode(ARGV[15])
     redis.call('HSET', job, 'spec', ARGV[10], 'indexes', ARGV[11], 'gpu_memory_gib', asks[1], 'gpu_name', asks[2],
-      'gpus', asks[3])
+      'gpus', asks[3], 'engine', asks[4])
     for _, index in ipairs(cjson.decode(ARGV[11])) do redis.call('ZADD', 'longhaul:' .. index, ARGV[9], id) end
   end
   redis.call('ZADD', 'longhaul:jobs', ARGV[9], id)
@@ -208,6 +212,7 @@ if earlier then return earlier end
 if not rebuilt() then return false end
 local worker = cjson.decode(ARGV[4])
 if worker.gpu == cjson.null then worker.gpu = nil end
+if worker.engine == cjson.null then worker.engine = nil end
 local id
 if ARGV[1] == 'train' then id = next_job(worker, beside(worker.gpu, trainers()), {}) else id = first_due(ARGV[1]) end
 if not id then return false end
@@ -218,7 +223,7 @@ redis.call('SET', mine, id, 'PX', 3600000)
 return id
 """
 
-# → {{id, gpu_memory_gib, gpu_name, least_bytes, native_bf16, gpus}, …} of the jobs that wait to train, in order
+# → {{id, gpu_memory_gib, gpu_name, least_bytes, native_bf16, gpus, engine}, …} of the jobs that wait to train, in order
 WAITING_TO_TRAIN = """
 local found = {}
 for _, id in ipairs(redis.call('ZRANGE', 'longhaul:order:train', 0, -1)) do

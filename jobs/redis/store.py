@@ -170,7 +170,7 @@ class Store:
         self, run: RunDir, record: JobRecord, events: Sequence[Event], release: str | None
     ) -> tuple[int, bool]:
         submitted_ms = int(record.submitted_at * 1000)
-        spec, indexes, asks = "", "", ["", "", "1"]
+        spec, indexes, asks = "", "", ["", "", "1", ""]
         if events and events[0].number == 1:
             spec = read_regular(run.spec_file).decode()
             try:
@@ -181,7 +181,7 @@ class Store:
                 resources = parsed.get("resources") or {}  # none in those of earlier versions
                 asks = [
                     str(resources.get("gpu_memory_gib") or ""), (resources.get("gpu_name") or "").lower(),
-                    str(resources.get("gpus") or 1),
+                    str(resources.get("gpus") or 1), resources.get("engine") or "",
                 ]  # fmt: skip
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise Damaged("spec.json is no specification") from error
@@ -284,9 +284,10 @@ class Store:
                     int(least) if least else None,
                     bool(bf16),
                     int(gpus),
+                    engine.decode() or None,
                 ),
             )
-            for job, gib, name, least, bf16, gpus in self._script(scripts.WAITING_TO_TRAIN)
+            for job, gib, name, least, bf16, gpus, engine in self._script(scripts.WAITING_TO_TRAIN)
         ]
 
     def useful_tickets(self, stage: Stage, *, in_vain: bool = False) -> int:

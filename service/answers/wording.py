@@ -41,6 +41,9 @@ from jobs.events import (
     ModelRemoved,
     OomRecovered,
     StepsCorrected,
+    TaskStarted,
+    TaskSubmitted,
+    TaskWaiting,
     UpdateSkipped,
 )
 from jobs.memory_plan import MemorySummary, describe
@@ -118,6 +121,12 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             return f"the priority is now {fact.priority}"
         case AttemptStarted():
             return f"attempt {attempt} started on {fact.gpu_name or fact.device} (worker {fact.worker})"
+        case TaskSubmitted():
+            return f"handed over to the engine {fact.engine}: its task {fact.task} waits for its turn there"
+        case TaskWaiting():
+            return f"waiting on the engine: {fact.message}"
+        case TaskStarted():
+            return f"task {fact.task} of the engine runs on {fact.node}"
         case DeviceWaiting():
             return f"waiting for the GPU: {fact.message}"
         case ModelLoaded():

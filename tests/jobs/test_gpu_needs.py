@@ -29,7 +29,7 @@ from tests.heartbeats import heartbeat
 from tests.memory_plans import memory_plan
 from tests.states import STARTED
 from tests.summaries import checked, prepared, time_summary
-from worker.supervise import planned_gpu
+from worker.planned_gpu import planned_gpu
 
 SMALL = GpuFacts("NVIDIA GeForce RTX 4090", 24_564 * 2**20)
 LARGE = REFERENCE

@@ -21,7 +21,8 @@ from tests.memory_plans import memory_plan
 from tests.redis_server import RedisServer
 from tests.stack import Stack, tiny_job
 from tests.summaries import prepared, time_summary
-from worker.supervise import planned_gpu, stage_outcome
+from worker.planned_gpu import planned_gpu
+from worker.supervise import stage_outcome
 
 ANY = parse_spec({"data": {"train": "rows.jsonl"}})
 

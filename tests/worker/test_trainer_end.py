@@ -12,7 +12,7 @@ from jobs.disk.rundir import create
 from jobs.events import JobSubmitted
 from jobs.spec import parse_spec
 from jobs.state import Stage
-from worker.trainer import Trainer
+from worker.trainer import Trainer, here
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_crash_is_explained_by_an_error_or_by_nothing(
     monkeypatch.setattr("sys.executable", str(program))
     spec = parse_spec({"data": {"train": "rows.jsonl"}})
     run, _ = create(tmp_path, "job-1", spec, JobSubmitted(name="tiny", model="m", spec_sha256="s"))
-    trainer = Trainer(run, Stage.CHECK, None, os.environ)
+    trainer = Trainer(run, Stage.CHECK, None, here(os.environ))
     assert trainer.wait(60)
     error = trainer.end().error
     assert error is not None and error.message.endswith(message), error

@@ -1,0 +1,92 @@
+"""The fake Slurm as a test has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.fake_slurm.programs import Cluster
+from tests.stack import ROOT
+
+PROGRAMS = ("sbatch", "squeue", "sacct", "scancel")
+
+
+class FakeSlurm:
+    """`with FakeSlurm(folder) as slurm:`; its programs are in `slurm.bin`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "cluster"
+        self.folder.mkdir(parents=True)
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        self._cluster = Cluster(self.folder)
+        for program in PROGRAMS:
+            file = self.bin / program
+            file.write_text(
+                f"#!/bin/sh\nFAKE_SLURM={self.folder} PYTHONPATH={ROOT} exec {sys.executable} "
+                f'-m tests.fake_slurm.programs {program} "$@"\n'
+            )
+            file.chmod(0o755)
+
+    def environment(self, **more: object) -> dict[str, str]:
+        """Variables of a train worker that has its jobs trained here, on the CPU; `more`: keys of the engine."""
+        keys: dict[str, object] = {
+            "kind": "slurm", "device": "cpu", "directory": str(ROOT), "python": [sys.executable], "look_every_s": 0.5,
+            "environment": {"OMP_NUM_THREADS": "1"}, **more,
+        }  # fmt: skip
+        file = self.folder.parent / "engines.toml"
+        lines = [f"{name} = {_toml(value)}" for name, value in keys.items()]
+        file.write_text("\n".join(["[cluster]", *lines, ""]))
+        return {
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "LONGHAUL_ENGINES": str(file),
+            "LONGHAUL_GPUS": "none",
+        }
+
+    def tell(self, what: str, words: str = "") -> None:
+        """`down`, `refuse`, `hold`, `no-accounts`."""
+        (self.folder / what).write_text(words)
+
+    def untell(self, what: str) -> None:
+        (self.folder / what).unlink()
+
+    def end(self, number: str, how: str) -> None:
+        """`preempt`, `timeout`, `oom`, `node_fail`."""
+        (self.folder / f"{number}.do").write_text(how)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        return self._cluster.jobs()
+
+    def log(self) -> list[str]:
+        """What was called, started and ended, in order."""
+        file = self.folder / "log"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def spans(self) -> list[str]:
+        """Starts and ends of scripts in order, such as `start 1`."""
+        return [" ".join(line.split()[:2]) for line in self.log() if line.startswith(("start ", "end "))]
+
+    def __enter__(self) -> FakeSlurm:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing of it outlives the test."""
+        for job in self.jobs():
+            if job["state"] in ("PENDING", "RUNNING"):
+                for pid in job["pids"]:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_toml(each)}" for name, each in value.items()) + "}"
+    return json.dumps(value)

@@ -1,0 +1,32 @@
+"""Programs of an engine, such as `sbatch`: run with a time limit, their own words in the error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+
+from jobs.process.secrets import minimal_environment
+from jobs.text.printable import printable
+from worker.engines.engine import EngineRefused, EngineUnavailable
+
+LIMIT_S = 60.0
+
+
+def run(command: Sequence[str], given: str = "") -> str:
+    """What the command prints. `given`: its standard input. Raises EngineRefused if it ends with an error, and
+    EngineUnavailable if it is not there or does not end in time.
+    """
+    try:
+        done = subprocess.run(
+            command, input=given, capture_output=True, text=True, timeout=LIMIT_S, check=False, errors="replace",
+            env=minimal_environment(os.environ, ()),
+        )  # fmt: skip
+    except OSError as error:
+        raise EngineUnavailable(f"{command[0]} cannot be started: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise EngineUnavailable(f"{command[0]} did not end within {LIMIT_S:.0f} s") from None
+    if done.returncode:
+        words = " ".join((done.stderr.strip() or done.stdout.strip()).split())[:300]
+        raise EngineRefused(printable(f"{command[0]} ended with code {done.returncode}: {words}"))
+    return done.stdout

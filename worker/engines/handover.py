@@ -1,0 +1,103 @@
+"""What the box and the node tell each other about a task, in files beside the attempt file. Each is replaced whole.
+
+attempts/<n>.task.json      the box, for itself: which task of the engine the attempt is
+attempts/<n>.orders.json    the box, for the node: whether the task may train, and a sign of life
+attempts/<n>.node.json      the node, for the box: where the trainer runs, and how it has ended
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from jobs.disk.files import read_regular, write_atomically
+from jobs.frozen import Frozen
+
+BEAT_S = 2.0
+"""Between two signs of life of the box."""
+Content = TypeVar("Content", bound=BaseModel)
+
+
+class TaskRecord(Frozen):
+    """Which task of the engine an attempt is. It is on disk before the engine has the task."""
+
+    engine: str
+    name: str
+    """By which the engine finds the task if its id is lost."""
+    token: str
+    """Of the task. Of several that claim to be this attempt, the one whose token stands in the orders may train."""
+    id: str | None = None
+    """The engine's; null: it is not known whether the engine took the task."""
+    over: bool = False
+    """Nothing of it runs any more."""
+
+
+class Orders(Frozen):
+    """What the box wants of the task now."""
+
+    token: str
+    order: Literal["train", "stop", "kill"]
+    """`stop`: finish the step, checkpoint, leave."""
+    beat: int
+    """Another number each time: the box is there."""
+
+
+class NodeReport(Frozen):
+    """What the node says of the trainer."""
+
+    token: str
+    host: str
+    code: int | None = None
+    """Its exit code, of a signal negative; null: it runs."""
+
+
+class Handover:
+    """The files of one attempt."""
+
+    def __init__(self, run: Path, attempt: int) -> None:
+        self._folder = run / "attempts"
+        self.attempt = attempt
+
+    # fmt: off
+    def task(self) -> TaskRecord | None: return _read(self._file("task"), TaskRecord)
+    def orders(self) -> Orders | None: return _read(self._file("orders"), Orders)
+    def report(self) -> NodeReport | None: return _read(self._file("node"), NodeReport)
+    # fmt: on
+
+    def write_task(self, task: TaskRecord) -> None:
+        """On disk when this returns."""
+        write_atomically(self._file("task"), task.model_dump_json().encode())
+
+    def write_report(self, report: NodeReport) -> None:
+        """On disk when this returns."""
+        write_atomically(self._file("node"), report.model_dump_json().encode())
+
+    def write_orders(self, orders: Orders) -> None:
+        """Every few seconds, so that the disk is not waited for."""
+        file = self._file("orders")
+        temporary = file.with_name(f".{file.name}")
+        temporary.write_bytes(orders.model_dump_json().encode())
+        os.replace(temporary, file)
+
+    def _file(self, kind: str) -> Path:
+        return self._folder / f"{self.attempt}.{kind}.json"
+
+
+def earlier(run: Path, attempt: int) -> Iterator[Handover]:
+    """Of attempts before this one those that an engine had, oldest first."""
+    numbers = [file.name.partition(".")[0] for file in run.glob("attempts/*.task.json")]
+    yield from (Handover(run, each) for each in sorted(map(int, filter(str.isdecimal, numbers))) if each < attempt)
+
+
+def _read(file: Path, kind: type[Content]) -> Content | None:
+    """None: it is not there (yet)."""
+    try:
+        return kind.model_validate_json(read_regular(file))
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise ValueError(f"{file} cannot be read: {error.errors()[0]['msg']}") from None

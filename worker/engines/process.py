@@ -1,0 +1,267 @@
+"""A trainer on an engine, as its supervisor sees it: like a process, though it runs elsewhere.
+
+A thread hands the task over and then, until the trainer has ended: gives a sign of life, reads what the node says, and
+asks the engine now and then how the task is. What it knows of a task is on disk before anything depends on it: when
+this process is killed, the next attempt ends the task before it hands over its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import secrets
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from jobs.disk.rundir import RunDir
+from jobs.events import AnyFact, TaskStarted, TaskSubmitted, TaskWaiting
+from jobs.reasons import Reason
+from worker.engines.engine import Engine, EngineError, EngineUnavailable, Task, TaskState, TaskStatus
+from worker.engines.handover import BEAT_S, Handover, NodeReport, Orders, TaskRecord, earlier
+from worker.engines.settings import EngineSettings
+from worker.warm import Cause
+
+log = logging.getLogger("longhaul.engines")
+LATE_S = 5.0
+"""After the engine has said that a task is over: until then the last files of its node may still come."""
+TELL_EVERY_S = 600.0
+"""Between two events that say why a task waits: an engine's reasons change often."""
+_REASONS = {
+    TaskStatus.PREEMPTED: Reason.WORKER_LOST,
+    TaskStatus.GONE: Reason.WORKER_LOST,
+    TaskStatus.OUT_OF_MEMORY: Reason.HOST_OUT_OF_MEMORY,
+}
+"""Why an attempt has ended whose trainer could not say it. Any other end of a task is a crash."""
+
+
+def task_of(
+    settings: EngineSettings, run: RunDir, attempt: int, token: str, environment: Mapping[str, str], gpus: int
+) -> Task:
+    """The task that trains this attempt."""
+    plan = run.plan()
+    node = ("-m", "worker.engines.node", str(run.path), "--attempt", str(attempt), "--token", token)
+    return Task(
+        job=run.id,
+        attempt=attempt,
+        name=f"longhaul-{run.id.removeprefix('job-')}-{attempt}-{token[:8]}".lower()[:63],
+        command=(*settings.python, *node, "--alone-s", f"{settings.alone_s:g}"),
+        environment={**environment, **settings.environment, "LONGHAUL_DEVICE": settings.device},
+        gpus=0 if settings.device == "cpu" else gpus,
+        run=run.path,
+        directory=settings.directory,
+        stores=tuple(Path(each) for each in (plan.model.folder, plan.data.prepared) if each is not None),
+    )
+
+
+class EngineProcess:
+    """The trainer of one attempt, on an engine."""
+
+    def __init__(
+        self, settings: EngineSettings, run: RunDir, attempt: int, environment: Mapping[str, str], gpus: int
+    ) -> None:
+        self.cause: Cause | None = None
+        self.waiting = True
+        self._settings, self._run, self._attempt = settings, run, attempt
+        self._engine: Engine = settings.connect()
+        self._handover = Handover(run.path, attempt)
+        self._token = secrets.token_hex(8)
+        self._task = task_of(settings, run, attempt, self._token, environment, gpus)
+        self._beats = itertools.count()
+        self._facts: list[AnyFact] = []
+        self._told, self._tell_at = "", 0.0
+        self._asked = self._killed = False
+        self._awake = threading.Event()
+        self._ended = threading.Event()
+        self._code = -signal.SIGKILL
+        self._thread = threading.Thread(target=self._live, name=f"task-{run.id}", daemon=True)
+        self._thread.start()
+
+    # -- as any process ---------------------------------------------------------------------------------------
+
+    def poll(self) -> int | None:
+        """Its exit code; None: it runs, or waits."""
+        return self._code if self._ended.is_set() else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, of a signal negative. Raises subprocess.TimeoutExpired."""
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired(f"task {self._task.name}", timeout or 0)
+        return self._code
+
+    def send_signal(self, sig: int) -> None:
+        """SIGTERM, which asks the trainer to stop; what is not running yet is taken back."""
+        assert sig == signal.SIGTERM, "an engine passes on no other signal"
+        self._asked = True
+        self._awake.set()
+
+    def kill(self) -> None:
+        """End the task as soon as engine and node hear of it. The next attempt waits until it has ended."""
+        self._killed = True
+        self._awake.set()
+
+    def facts(self) -> list[AnyFact]:
+        """What became of the task since the last call."""
+        new, self._facts = self._facts, []
+        return new
+
+    # -- the thread -------------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        try:
+            self._code = self._hand_over_and_follow()
+        except Exception as error:
+            log.exception("job %s: its task on the engine %s is given up", self._run.id, self._settings.name)
+            self.cause = Cause(Reason.CRASH, f": {type(error).__name__}: {error}")
+            self._code = 1
+        finally:
+            self._ended.set()
+
+    def _hand_over_and_follow(self) -> int:
+        for before in earlier(self._run.path, self._attempt):
+            if not self._end_earlier(before):
+                return -signal.SIGTERM
+        record = TaskRecord(engine=self._settings.name, name=self._task.name, token=self._token)
+        self._handover.write_task(record)
+        self._order("train")
+        try:
+            self._engine.storage.push(self._run.path)
+            task = self._engine.submit(self._task)
+        except EngineError as error:  # it may have taken it all the same: it may not train, and is ended later
+            self._order("kill")
+            self.cause = Cause(Reason.NOT_SUBMITTED, f": {error}")
+            return 1
+        record = record.model_copy(update={"id": task})
+        self._handover.write_task(record)
+        self._facts.append(TaskSubmitted(engine=self._settings.name, task=task))
+        code = self._follow(task)
+        if not self._killed:
+            self._handover.write_task(record.model_copy(update={"over": True}))
+        return code
+
+    def _follow(self, task: str) -> int:
+        """Until nothing of the task runs any more, or it is killed."""
+        look_at, over_at = 0.0, math.inf
+        state = TaskState(TaskStatus.QUEUED)
+        taken_back = False
+        report: NodeReport | None = None
+        while True:
+            self._order("kill" if self._killed else "stop" if self._asked else "train")
+            self._exchange()
+            if report is None and (report := self._report()) is not None:
+                self.waiting = False
+                self._facts.append(TaskStarted(task=task, node=report.host))
+            report = self._report()
+            if report is not None and report.code is not None and report.code != -signal.SIGKILL:
+                return self._ended_by_itself(report.code)
+            if self._killed:
+                self._cancel(task)
+                return -signal.SIGKILL
+            if self._asked and self.waiting and not taken_back:
+                taken_back, look_at = self._cancel(task), 0.0
+            if (now := time.monotonic()) >= min(look_at, over_at):
+                state = self._look(task, state)
+                look_at = now + self._settings.look_every_s
+                if state.status.over and (taken_back or now >= over_at):
+                    return self._ended_otherwise(task, state)
+                over_at = min(over_at, now + LATE_S) if state.status.over else math.inf
+            self._awake.wait(BEAT_S / 2)
+            self._awake.clear()
+
+    def _look(self, task: str, before: TaskState) -> TaskState:
+        """How the task is; as it was, where the engine does not say."""
+        try:
+            state = self._engine.state(task)
+        except EngineUnavailable as error:
+            log.warning("job %s: how task %s is, is not known: %s", self._run.id, task, error)
+            return before
+        if not state.status.over:
+            self.waiting = state.status is TaskStatus.QUEUED
+        if self.waiting:
+            self._tell_wait(task, state.message)
+        return state
+
+    def _tell_wait(self, task: str | None, message: str) -> None:
+        """Why the task waits: at once, and what changes later once in a while."""
+        if message != self._told and time.monotonic() >= self._tell_at:
+            self._told, self._tell_at = message, time.monotonic() + TELL_EVERY_S
+            self._facts.append(TaskWaiting(task=task, message=message))
+
+    def _ended_by_itself(self, code: int) -> int:
+        if code == -signal.SIGTERM:  # of the engine, or ours, before the trainer could listen
+            self.cause = Cause(Reason.INTERRUPTED, "")
+        return code
+
+    def _ended_otherwise(self, task: str, state: TaskState) -> int:
+        """The trainer has left no exit code, or was killed: what the engine says explains it."""
+        if self._asked and self.waiting:
+            return -signal.SIGTERM
+        if (report := self._report()) is not None and report.code not in (None, -signal.SIGKILL):
+            return self._ended_by_itself(report.code)
+        said = "" if state.status in _REASONS else self._last_words(task)
+        self.cause = Cause(_REASONS.get(state.status, Reason.CRASH), f": {self._settings.name}: {state.message}{said}")
+        return 1
+
+    def _last_words(self, task: str) -> str:
+        try:
+            lines = self._engine.logs(task).split("\n")
+        except EngineUnavailable:
+            return ""
+        return f": {last[:300]}" if (last := next((each for each in reversed(lines) if each.strip()), "")) else ""
+
+    # -- tasks of earlier attempts ----------------------------------------------------------------------------
+
+    def _end_earlier(self, before: Handover) -> bool:
+        """Whether nothing of an earlier attempt's task runs any more. False: this one is to stop before that is so."""
+        record = before.task()
+        if record is None or record.over:
+            return True
+        while not (self._asked or self._killed):
+            before.write_orders(Orders(token=record.token, order="kill", beat=0))
+            try:
+                self._engine.storage.push(self._run.path)
+                task = record.id or self._engine.find(record.name)
+                state = TaskState(TaskStatus.GONE) if task is None else self._engine.state(task)
+                if state.status.over:
+                    before.write_task(record.model_copy(update={"over": True}))
+                    return True
+                assert task is not None
+                self._engine.cancel(task)
+                why = f"until task {task} of attempt {before.attempt} has ended ({state.message})"
+            except EngineUnavailable as error:
+                why = f"until it is known that the task of attempt {before.attempt} has ended: {error}"
+            self._tell_wait(record.id, why)
+            self._awake.wait(BEAT_S / 2)
+        return False
+
+    # -- the node ---------------------------------------------------------------------------------------------
+
+    def _order(self, order: str) -> None:
+        orders = Orders.model_validate({"token": self._token, "order": order, "beat": next(self._beats)})
+        try:
+            self._handover.write_orders(orders)
+        except OSError as error:  # a full disk: without a sign of life for long, the task stops
+            log.warning("job %s: its node hears nothing: %s", self._run.id, error)
+
+    def _exchange(self) -> None:
+        try:
+            self._engine.storage.push(self._run.path)
+            self._engine.storage.pull(self._run.path)
+        except EngineUnavailable as error:
+            log.warning("job %s: nothing comes from its node, and nothing goes there: %s", self._run.id, error)
+
+    def _report(self) -> NodeReport | None:
+        report = self._handover.report()
+        return report if report is not None and report.token == self._token else None
+
+    def _cancel(self, task: str) -> bool:
+        try:
+            self._engine.cancel(task)
+        except EngineUnavailable as error:
+            log.warning("job %s: task %s is not cancelled yet: %s", self._run.id, task, error)
+            return False
+        return True

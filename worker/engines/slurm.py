@@ -1,0 +1,200 @@
+"""Slurm: a task is a batch job on one node, which sees the box's disks at the same paths."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from worker.engines.commands import run
+from worker.engines.engine import (
+    EngineRefused,
+    EngineUnavailable,
+    SharedStorage,
+    Storage,
+    Task,
+    TaskState,
+    TaskStatus,
+)
+from worker.engines.settings import EngineSettings
+
+_S = TaskStatus
+STATES: Mapping[str, TaskStatus] = {
+    # Base states, as `man squeue` lists them under JOB STATE CODES.
+    "PENDING": _S.QUEUED, "RUNNING": _S.RUNNING, "SUSPENDED": _S.QUEUED, "COMPLETED": _S.ENDED,
+    "CANCELLED": _S.PREEMPTED, "FAILED": _S.FAILED, "TIMEOUT": _S.PREEMPTED, "NODE_FAIL": _S.PREEMPTED,
+    "PREEMPTED": _S.PREEMPTED,
+    "BOOT_FAIL": _S.PREEMPTED, "DEADLINE": _S.PREEMPTED, "OUT_OF_MEMORY": _S.OUT_OF_MEMORY,
+    # Flags, shown in place of the base state. A job that was put back into the queue would be the same task again: it
+    # is ended, and the next attempt is another one.
+    "COMPLETING": _S.RUNNING, "CONFIGURING": _S.QUEUED, "POWER_UP_NODE": _S.QUEUED, "RESIZING": _S.RUNNING,
+    "STAGE_OUT": _S.RUNNING, "SIGNALING": _S.RUNNING, "UPDATE_DB": _S.RUNNING, "STOPPED": _S.QUEUED,
+    "EXPEDITING": _S.QUEUED, "RESV_DEL_HOLD": _S.QUEUED, "REQUEUED": _S.PREEMPTED, "REQUEUE_FED": _S.PREEMPTED,
+    "REQUEUE_HOLD": _S.PREEMPTED, "SPECIAL_EXIT": _S.PREEMPTED, "REVOKED": _S.PREEMPTED, "LAUNCH_FAILED": _S.PREEMPTED,
+    "RECONFIG_FAIL": _S.PREEMPTED,
+}  # fmt: skip
+"""What Slurm calls them. What is not here is an end that nobody expects: FAILED."""
+LINES = 40
+
+
+class SlurmSettings(EngineSettings):
+    """`kind = "slurm"`: `sbatch`, `squeue`, `sacct` and `scancel` are programs of this machine."""
+
+    kind: Literal["slurm"]
+    partition: str | None = None
+    """`--partition`."""
+    account: str | None = None
+    """`--account`."""
+    qos: str | None = None
+    """`--qos`."""
+    time: str | None = None
+    """`--time`, the longest that an attempt may take, such as `12:00:00`. The next one goes on from the checkpoint."""
+    notice_s: Annotated[int, Field(ge=10, le=3600)] = 120
+    """Seconds before that time in which an attempt saves its checkpoint."""
+    cpus: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """`--cpus-per-task`."""
+    memory: str | None = None
+    """`--mem`, memory of the host, such as `64G`."""
+    sbatch: tuple[str, ...] = ()
+    """Further options of sbatch, each with its dashes, such as `--constraint=a100`."""
+
+    @field_validator("sbatch")
+    @classmethod
+    def _options(cls, options: tuple[str, ...]) -> tuple[str, ...]:
+        for option in options:
+            if not re.fullmatch(r"--[a-z-]+(=[!-~]+)?", option):
+                raise ValueError(f"{option!r} is no option of sbatch; write it with its dashes, as `--constraint=a100`")
+        return options
+
+    @field_validator("partition", "account", "qos", "time", "memory")
+    @classmethod
+    def _one_word(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[!-~]+", value):
+            raise ValueError(f"{value!r} is not one word")
+        return value
+
+    def connect(self) -> Slurm:
+        """Its programs."""
+        return Slurm(self)
+
+
+class Slurm:
+    """The engine, by its programs."""
+
+    def __init__(self, settings: SlurmSettings) -> None:
+        self._settings = settings
+        self._outputs: dict[str, Path] = {}
+        self.storage: Storage = SharedStorage()
+
+    def render(self, task: Task) -> str:
+        """The script for sbatch."""
+        given = self._settings
+        options = {
+            "--job-name": task.name,
+            "--output": str(_output(task)).replace("%", "%%"),
+            "--open-mode": "append",
+            "--chdir": str(task.directory),
+            "--export": "NONE",
+            "--nodes": "1",
+            "--ntasks": "1",
+            "--signal": f"B:TERM@{given.notice_s}",
+            "--partition": given.partition,
+            "--account": given.account,
+            "--qos": given.qos,
+            "--time": given.time,
+            "--cpus-per-task": given.cpus,
+            "--mem": given.memory,
+            "--gpus-per-node": task.gpus or None,
+        }
+        lines = [f"{name}={_word(str(value))}" for name, value in options.items() if value is not None]
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(task.environment.items())]
+        return "\n".join(
+            [
+                "#!/bin/bash",
+                *(f"#SBATCH {line}" for line in [*lines, "--no-requeue", *given.sbatch]),
+                "unset SLURM_EXPORT_ENV",  # of --export=NONE: where the command is srun, its program needs what follows
+                *exports,
+                # In place of the shell, so that the signal of the line above reaches it.
+                f"exec {shlex.join(task.command)}",
+                "",
+            ]
+        )
+
+    def submit(self, task: Task) -> str:
+        """Its id at Slurm."""
+        said = run(["sbatch", "--parsable"], self.render(task))
+        number = said.strip().split(";")[0]  # ID, or ID;CLUSTER
+        if not number.isdecimal():
+            raise EngineUnavailable(f"sbatch said {said.strip()[:100]!r}, which is no id of a job")
+        self._outputs[number] = _output(task)
+        return number
+
+    def find(self, name: str) -> str | None:
+        """By name, of those that have not ended."""
+        found = _ask(["squeue", "--noheader", "--me", f"--name={name}", "--format=%i"]).split()
+        return found[0] if found else None
+
+    def state(self, task: str) -> TaskState:
+        """From the queue; of what has left it from the accounting, where there is one."""
+        try:
+            said = run(["squeue", "--noheader", "--states=all", f"--jobs={task}", "--format=%T|%r"])
+        except EngineRefused as error:
+            if "Invalid job id" not in str(error):
+                raise EngineUnavailable(str(error)) from None
+            said = ""
+        if said.strip():
+            state, _, reason = said.strip().split("\n")[0].partition("|")
+            return _state(state, "" if reason in ("", "None") else f" ({reason})")
+        try:
+            rows = run(
+                ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={task}", "--format=State,ExitCode"]
+            )
+        except EngineRefused as error:
+            if "accounting storage is disabled" in str(error):
+                return TaskState(_S.GONE, "not in the queue any more, and Slurm keeps no accounts here")
+            raise EngineUnavailable(str(error)) from None
+        if not rows.strip():
+            return TaskState(_S.GONE, "Slurm does not know it any more")
+        state, _, code = rows.strip().split("\n")[-1].partition("|")
+        return _state(state.split()[0], f" (exit code {code})")  # CANCELLED by 1000
+
+    def logs(self, task: str) -> str:
+        """What the script itself has said; the trainer writes to trainer.log."""
+        try:
+            return "".join(self._outputs[task].read_text(errors="replace").splitlines(keepends=True)[-LINES:])
+        except (KeyError, OSError):
+            return ""
+
+    def cancel(self, task: str) -> None:
+        """End it."""
+        try:
+            run(["scancel", task])
+        except EngineRefused as error:
+            if "Invalid job id" not in str(error) and "already completing" not in str(error):
+                raise EngineUnavailable(str(error)) from None
+
+
+def _output(task: Task) -> Path:
+    return task.run / "attempts" / f"{task.attempt}.slurm.log"
+
+
+def _state(said: str, why: str) -> TaskState:
+    return TaskState(STATES.get(said, _S.FAILED), f"{said}{why}")
+
+
+def _word(value: str) -> str:
+    """As sbatch reads options: quoted where a blank or a quote is in it."""
+    return (
+        value if re.fullmatch(r"[\w%+,./:@=-]+", value) else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    )
+
+
+def _ask(command: list[str]) -> str:
+    try:
+        return run(command)
+    except EngineRefused as error:
+        raise EngineUnavailable(str(error)) from None
