@@ -112,7 +112,7 @@ class Trainer:
             allowed = SLOW_SILENCE_S
         else:
             allowed = max(SILENCE_S, SILENCE_INTERVALS * (beat.interval_s or 0.0))
-        return time.monotonic() - self._heard > allowed
+        return not self._process.waiting and time.monotonic() - self._heard > allowed
 
     def ask_to_stop(self) -> None:
         """SIGTERM, once: finish the step, checkpoint, leave."""

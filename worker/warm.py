@@ -29,7 +29,7 @@ FORKED_WITHIN_S = 60.0
 RESTART_AFTER_S = 60.0
 
 
-class Cause(NamedTuple):
+class EndCause(NamedTuple):
     """Why a trainer has ended, as whoever ran it knows."""
 
     reason: Reason
@@ -40,7 +40,7 @@ class Cause(NamedTuple):
 class Process(Protocol):
     """A trainer, wherever it runs."""
 
-    cause: Cause | None
+    cause: EndCause | None
     """Once it has ended: why, where its exit code does not say it."""
     waiting: bool
     """It does not run yet, or is suspended: nothing is heard of it, and nothing has to be."""
@@ -58,7 +58,7 @@ class Process(Protocol):
 class OwnProcess(subprocess.Popen[bytes]):
     """A trainer that this process has started."""
 
-    cause: Cause | None = None
+    cause: EndCause | None = None
     waiting = False
 
     def facts(self) -> list[AnyFact]:
@@ -128,7 +128,7 @@ class ForkedProcess:
     def __init__(self, pid: int, handle: int, told: socket.socket) -> None:
         self.pid, self._handle, self._told = pid, handle, told
         self._code: int | None = None
-        self.cause: Cause | None = None
+        self.cause: EndCause | None = None
         self.waiting = False
 
     def poll(self) -> int | None:
@@ -146,7 +146,7 @@ class ForkedProcess:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
             said = self._told.recv(100)
             if not said:  # the process that forked it is gone, and it with that
-                self.cause = Cause(Reason.WORKER_LOST, "")
+                self.cause = EndCause(Reason.WORKER_LOST, "")
             self._code = json.loads(said)["code"] if said else -signal.SIGKILL
             self._told.close()
             os.close(self._handle)

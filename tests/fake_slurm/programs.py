@@ -80,7 +80,7 @@ def sbatch(cluster: Cluster, argv: list[str]) -> None:
     options.add_argument("--no-requeue", action="store_true", required=True)
     lines = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
     given = options.parse_args(lines)
-    number = str(len(cluster.jobs()) + 1)
+    number = str(len(list(cluster.folder.glob("*.sh"))) + 1)
     (cluster.folder / f"{number}.sh").write_text(script)
     job = {"id": number, "name": given.job_name, "state": "PENDING", "reason": "Resources", "code": "0:0", "pids": []}
     cluster.save(job)

@@ -46,7 +46,6 @@ class FakeSlurm:
         return {
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "LONGHAUL_ENGINES": str(file),
-            "LONGHAUL_GPUS": "none",
         }
 
     def tell(self, what: str, words: str = "") -> None:
@@ -59,6 +58,11 @@ class FakeSlurm:
     def end(self, number: str, how: str) -> None:
         """`preempt`, `timeout`, `oom`, `node_fail`."""
         (self.folder / f"{number}.do").write_text(how)
+
+    def forget(self, number: str) -> None:
+        """A job that has ended leaves the queue; the accounting keeps it."""
+        (self.folder / "accounts").mkdir(exist_ok=True)
+        (self.folder / f"{number}.json").rename(self.folder / "accounts" / f"{number}.json")
 
     def jobs(self) -> list[dict[str, Any]]:
         return self._cluster.jobs()

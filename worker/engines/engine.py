@@ -1,7 +1,7 @@
 """What Longhaul asks of an engine, such as Slurm: start one program with the GPUs it needs, and say how it goes.
 
-A task is one attempt at one job. The program is `python -m worker.engines.node` (`Task.command`): it trains in the run
-directory, which is all that the box and the node share (`worker/engines/process.py` is the other side). An engine
+A task is one attempt at one job. Its program is `python -m worker.engines.node` (`EngineTask.command`): it trains in a
+run directory, which is all that the box and the node share (`worker/engines/process.py` is the other side). An engine
 renders, submits, looks and cancels; retries, checkpoints, pause and order of jobs stay with the supervisor.
 """
 
@@ -27,7 +27,7 @@ class EngineRefused(EngineError):
 
 
 @dataclass(frozen=True)
-class Task:
+class EngineTask:
     """One attempt at one job, as an engine starts it. Paths are absolute, and the same on the node as on the box:
     plan.json and checkpoints name them."""
 
@@ -117,9 +117,9 @@ class Engine(Protocol):
     """Of the box's side."""
 
     # fmt: off
-    def render(self, task: Task) -> str:
+    def render(self, task: EngineTask) -> str:
         """What `submit` hands to the engine: a script or a manifest. The same text for the same task."""
-    def submit(self, task: Task) -> str:
+    def submit(self, task: EngineTask) -> str:
         """Hand the task over. Returns the engine's id of it."""
     def find(self, name: str) -> str | None:
         """The id of the task of this name; None: the engine has none. For one whose id was lost in a crash."""

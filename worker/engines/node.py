@@ -18,8 +18,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
+from time import monotonic
 
 from jobs.disk.rundir import RunDir
 from jobs.process.lifeline import PARENT_PID
@@ -33,30 +33,33 @@ LOOK_S = 0.5
 STOPPED = Reason.INTERRUPTED.exit_code
 
 
-class Box:
+class Supervision:
     """What is heard of the box."""
 
     def __init__(self, handover: Handover, token: str, alone_s: float) -> None:
         self._handover, self._token, self._alone_s = handover, token, alone_s
         self._beat: int | None = None
-        self._heard = time.monotonic()
+        self._heard = monotonic()
         self.there = False
         """It has given a sign of life since this program began."""
 
     def order(self) -> str:
         """`train`, `stop` or `kill`. Without a sign of life for long it is `stop`, and after twice as long `kill`."""
-        orders = self._handover.orders()
-        if orders is None or orders.token != self._token:  # the directory is gone, or another task is the attempt
+        now = monotonic()
+        try:
+            orders = self._handover.orders()
+        except OSError as error:  # of a network's disk: it may come back
+            log.warning("the orders cannot be read: %s", error)
+            orders = None
+        if orders is not None and orders.token != self._token:  # another task is the attempt
             return "kill"
-        now = time.monotonic()
-        if orders.beat != self._beat:
+        if orders is not None and orders.beat != self._beat:
             self.there = self.there or self._beat is not None
             self._beat, self._heard = orders.beat, now
-        if orders.order == "kill" or now - self._heard > 2 * self._alone_s:
+        order = "train" if orders is None else orders.order
+        if order == "kill" or now - self._heard > 2 * self._alone_s:
             return "kill"
-        if orders.order == "stop" or now - self._heard > self._alone_s:
-            return "stop"
-        return "train"
+        return "stop" if order == "stop" or now - self._heard > self._alone_s else "train"
 
 
 def main(argv: list[str]) -> int:
@@ -74,12 +77,10 @@ def main(argv: list[str]) -> int:
     return attend(run, given.attempt, given.token, given.alone_s, asked, SharedStorage())
 
 
-def attend(
-    run: RunDir, attempt: int, token: str, alone_s: float, asked: threading.Event, storage: Storage
-) -> int:  # fmt: skip
+def attend(run: RunDir, attempt: int, token: str, alone_s: float, asked: threading.Event, storage: Storage) -> int:
     """Wait for the box, train, and say how it ended. `asked`: set by SIGTERM."""
     handover = Handover(run.path, attempt)
-    box = Box(handover, token, alone_s)
+    box = Supervision(handover, token, alone_s)
     exchange(run, storage)
     if (before := handover.report()) is not None and before.token == token:
         log.error("job %s: the engine has started task %s again; the box starts another", run.id, token)

@@ -21,10 +21,10 @@ from pathlib import Path
 from jobs.disk.rundir import RunDir
 from jobs.events import AnyFact, TaskStarted, TaskSubmitted, TaskWaiting
 from jobs.reasons import Reason
-from worker.engines.engine import Engine, EngineError, EngineUnavailable, Task, TaskState, TaskStatus
+from worker.engines.engine import Engine, EngineError, EngineTask, EngineUnavailable, TaskState, TaskStatus
 from worker.engines.handover import BEAT_S, Handover, NodeReport, Orders, TaskRecord, earlier
 from worker.engines.settings import EngineSettings
-from worker.warm import Cause
+from worker.warm import EndCause
 
 log = logging.getLogger("longhaul.engines")
 LATE_S = 5.0
@@ -41,11 +41,11 @@ _REASONS = {
 
 def task_of(
     settings: EngineSettings, run: RunDir, attempt: int, token: str, environment: Mapping[str, str], gpus: int
-) -> Task:
+) -> EngineTask:
     """The task that trains this attempt."""
     plan = run.plan()
     node = ("-m", "worker.engines.node", str(run.path), "--attempt", str(attempt), "--token", token)
-    return Task(
+    return EngineTask(
         job=run.id,
         attempt=attempt,
         name=f"longhaul-{run.id.removeprefix('job-')}-{attempt}-{token[:8]}".lower()[:63],
@@ -64,7 +64,7 @@ class EngineProcess:
     def __init__(
         self, settings: EngineSettings, run: RunDir, attempt: int, environment: Mapping[str, str], gpus: int
     ) -> None:
-        self.cause: Cause | None = None
+        self.cause: EndCause | None = None
         self.waiting = True
         self._settings, self._run, self._attempt = settings, run, attempt
         self._engine: Engine = settings.connect()
@@ -116,7 +116,7 @@ class EngineProcess:
             self._code = self._hand_over_and_follow()
         except Exception as error:
             log.exception("job %s: its task on the engine %s is given up", self._run.id, self._settings.name)
-            self.cause = Cause(Reason.CRASH, f": {type(error).__name__}: {error}")
+            self.cause = EndCause(Reason.CRASH, f": {type(error).__name__}: {error}")
             self._code = 1
         finally:
             self._ended.set()
@@ -133,7 +133,7 @@ class EngineProcess:
             task = self._engine.submit(self._task)
         except EngineError as error:  # it may have taken it all the same: it may not train, and is ended later
             self._order("kill")
-            self.cause = Cause(Reason.NOT_SUBMITTED, f": {error}")
+            self.cause = EndCause(Reason.NOT_SUBMITTED, f": {error}")
             return 1
         record = record.model_copy(update={"id": task})
         self._handover.write_task(record)
@@ -193,7 +193,7 @@ class EngineProcess:
 
     def _ended_by_itself(self, code: int) -> int:
         if code == -signal.SIGTERM:  # of the engine, or ours, before the trainer could listen
-            self.cause = Cause(Reason.INTERRUPTED, "")
+            self.cause = EndCause(Reason.INTERRUPTED, "")
         return code
 
     def _ended_otherwise(self, task: str, state: TaskState) -> int:
@@ -203,7 +203,9 @@ class EngineProcess:
         if (report := self._report()) is not None and report.code not in (None, -signal.SIGKILL):
             return self._ended_by_itself(report.code)
         said = "" if state.status in _REASONS else self._last_words(task)
-        self.cause = Cause(_REASONS.get(state.status, Reason.CRASH), f": {self._settings.name}: {state.message}{said}")
+        self.cause = EndCause(
+            _REASONS.get(state.status, Reason.CRASH), f": {self._settings.name}: {state.message}{said}"
+        )
         return 1
 
     def _last_words(self, task: str) -> str:

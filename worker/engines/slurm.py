@@ -13,10 +13,10 @@ from pydantic import Field, field_validator
 from worker.engines.commands import run
 from worker.engines.engine import (
     EngineRefused,
+    EngineTask,
     EngineUnavailable,
     SharedStorage,
     Storage,
-    Task,
     TaskState,
     TaskStatus,
 )
@@ -90,7 +90,7 @@ class Slurm:
         self._outputs: dict[str, Path] = {}
         self.storage: Storage = SharedStorage()
 
-    def render(self, task: Task) -> str:
+    def render(self, task: EngineTask) -> str:
         """The script for sbatch."""
         given = self._settings
         options = {
@@ -124,7 +124,7 @@ class Slurm:
             ]
         )
 
-    def submit(self, task: Task) -> str:
+    def submit(self, task: EngineTask) -> str:
         """Its id at Slurm."""
         said = run(["sbatch", "--parsable"], self.render(task))
         number = said.strip().split(";")[0]  # ID, or ID;CLUSTER
@@ -178,7 +178,7 @@ class Slurm:
                 raise EngineUnavailable(str(error)) from None
 
 
-def _output(task: Task) -> Path:
+def _output(task: EngineTask) -> Path:
     return task.run / "attempts" / f"{task.attempt}.slurm.log"
 
 

@@ -1,0 +1,284 @@
+"""A trainer on an engine as its supervisor sees it: Slurm's programs are fake, and so is the program on the node."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.disk.rundir import create
+from jobs.events import AnyFact, JobSubmitted, TaskStarted, TaskSubmitted, TaskWaiting
+from jobs.reasons import Reason
+from jobs.spec import parse_spec
+from jobs.state import Stage
+from tests.fake_slurm.slurm import FakeSlurm
+from tests.plans import write_plan
+from tests.sinks.driving import until
+from tests.stack import ROOT
+from worker.engines.handover import Handover, Orders, TaskRecord
+from worker.engines.process import EngineProcess
+from worker.engines.registry import read_engines
+from worker.trainer import Trainer
+
+NODE = """#!/bin/bash
+# What `python -m worker.engines.node RUN_DIR --attempt N --token TOKEN` leaves, with the code in the file `code`.
+attempts=$3/attempts; report=$attempts/$5.node.json; token=$7
+until [ -e {folder}/go ]; do sleep 0.02; done
+say() {{ printf '{{"token": "%s", "host": "node-1", "code": %s}}' $token $1 > $report.new; mv $report.new $report; }}
+say null
+until [ -e {folder}/code ] || grep -q '"stop"\\|"kill"' $attempts/$5.orders.json; do sleep 0.02; done
+if [ -e {folder}/mute ]; then echo "$(cat {folder}/mute)"; exit 9; fi
+say $(cat {folder}/code 2>/dev/null || echo 75)
+"""
+
+
+class TrainingBox:
+    """A run directory, and a Slurm on which it trains."""
+
+    def __init__(self, folder: Path, slurm: FakeSlurm) -> None:
+        self.folder, self.slurm = folder, slurm
+        node = folder / "node"
+        node.write_text(NODE.format(folder=folder))
+        node.chmod(0o755)
+        file = Path(slurm.environment(python=[str(node)], look_every_s=0.1)["LONGHAUL_ENGINES"])
+        self.settings = read_engines(file)["cluster"]
+        spec = parse_spec({"data": {"train": "rows.jsonl"}, "resources": {"engine": "cluster"}})
+        submitted = JobSubmitted(name="tiny", model="m", spec_sha256="s")
+        self.run, _ = create(folder / "runs", "job-1", spec, submitted)
+        write_plan(self.run)
+
+    def start(self, attempt: int = 1) -> EngineProcess:
+        return EngineProcess(self.settings, self.run, attempt, {"LONGHAUL_RUNS": "x"}, 1)
+
+    def tell(self, what: str, words: str = "") -> None:
+        (self.folder / what).write_text(words)
+
+    def trainer(self) -> tuple[Trainer, EngineProcess]:
+        """As the supervisor has it."""
+        process = self.start()
+        return Trainer(self.run, Stage.TRAIN, 1, lambda _arguments, _output: process), process
+
+    def orders(self, attempt: int) -> Orders:
+        orders = Handover(self.run.path, attempt).orders()
+        assert orders is not None
+        return orders
+
+    def task(self, attempt: int) -> TaskRecord:
+        task = Handover(self.run.path, attempt).task()
+        assert task is not None
+        return task
+
+    def calls(self, *names: str) -> list[str]:
+        """The first two words of lines of Slurm's log that begin with one of these."""
+        return [" ".join(line.split()[:2]) for line in self.slurm.log() if line.split()[0] in names]
+
+
+def told(process: EngineProcess, count: int) -> list[AnyFact]:
+    """The next so many facts."""
+    found: list[AnyFact] = []
+
+    def look() -> bool:
+        found.extend(process.facts())
+        return len(found) >= count
+
+    until(look)
+    return found
+
+
+@pytest.fixture
+def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainingBox]:
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr("worker.engines.process.BEAT_S", 0.1)
+    monkeypatch.setattr("worker.engines.process.LATE_S", 0.2)
+    with FakeSlurm(tmp_path) as slurm:
+        monkeypatch.setenv("PATH", slurm.environment()["PATH"])
+        yield TrainingBox(tmp_path, slurm)
+
+
+def test_a_task_from_queue_to_end(box: TrainingBox) -> None:
+    box.slurm.tell("hold")
+    process = box.start()
+    facts = told(process, 2)
+    assert facts == [TaskSubmitted(engine="cluster", task="1"), TaskWaiting(task="1", message="PENDING (Resources)")]
+    assert process.waiting and process.poll() is None
+    assert box.task(1) == TaskRecord(
+        engine="cluster", name=box.slurm.jobs()[0]["name"], token=box.orders(1).token, id="1"
+    )
+    before = box.orders(1).beat
+    until(lambda: box.orders(1).beat > before)
+    box.slurm.untell("hold")
+    box.tell("go")
+    assert told(process, 1) == [TaskStarted(task="1", node="node-1")] and not process.waiting
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0)
+    box.tell("code", "76")
+    assert process.wait(40) == 76 and process.cause is None
+    assert box.task(1).over, "the trainer has said so"
+
+
+def test_nothing_is_heard_of_what_waits_and_nothing_has_to_be(
+    box: TrainingBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.trainer.SLOW_SILENCE_S", -1.0)
+    box.slurm.tell("hold")
+    trainer, process = box.trainer()
+    trainer.read_lines()
+    assert not trainer.stalled, "it is queued"
+    box.slurm.untell("hold")
+    box.tell("go")
+    until(lambda: not process.waiting)
+    assert trainer.stalled, "it runs, and has said nothing for too long"
+    trainer.kill("stalled")
+    assert trainer.end().reason is Reason.STALLED
+    assert box.orders(1).order == "kill" and not box.task(1).over, "the next attempt looks whether it has ended"
+    assert "scancel 1" in box.calls("scancel")
+
+
+def test_what_waits_is_taken_back_when_it_is_to_stop(box: TrainingBox) -> None:
+    box.slurm.tell("hold")
+    trainer, _ = box.trainer()
+    until(lambda: box.slurm.jobs())
+    trainer.ask_to_stop()
+    assert trainer.wait(40)
+    end = trainer.end()
+    assert (end.reason, end.error) == (Reason.INTERRUPTED, None)
+    assert box.slurm.jobs()[0]["state"] == "CANCELLED" and box.task(1).over
+
+
+def test_a_stop_is_an_order_to_the_node(box: TrainingBox) -> None:
+    box.tell("go")
+    trainer, process = box.trainer()
+    until(lambda: not process.waiting)
+    trainer.ask_to_stop()
+    assert trainer.wait(40) and process.poll() == 75 and trainer.end().reason is Reason.INTERRUPTED
+    assert box.calls("scancel") == [], "it ended by itself"
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "words"),
+    [
+        ("node_fail", Reason.WORKER_LOST, "the worker was lost: cluster: NODE_FAIL"),
+        ("oom", Reason.HOST_OUT_OF_MEMORY, ": cluster: OUT_OF_MEMORY"),
+    ],
+)
+def test_an_end_without_a_word_is_explained_by_the_engine(
+    box: TrainingBox, how: str, reason: Reason, words: str
+) -> None:
+    box.tell("go")
+    trainer, process = box.trainer()
+    until(lambda: not process.waiting)
+    box.slurm.end("1", how)
+    assert trainer.wait(40)
+    end = trainer.end()
+    assert end.reason is reason and end.error is not None and end.error.message.endswith(words)
+    assert box.task(1).over
+
+
+def test_a_program_that_cannot_start_is_a_crash_with_its_last_words(box: TrainingBox) -> None:
+    box.tell("go")
+    box.tell("mute", "bash: exec: python: not found")
+    box.tell("code", "1")
+    trainer, _ = box.trainer()
+    assert trainer.wait(40)
+    error = trainer.end().error
+    assert error is not None and error.code == "crash"
+    assert error.message == "the trainer crashed: cluster: FAILED: bash: exec: python: not found"
+
+
+def test_a_task_that_slurm_has_forgotten_is_lost(box: TrainingBox) -> None:
+    box.slurm.tell("hold")
+    box.slurm.tell("no-accounts")
+    trainer, _ = box.trainer()
+    until(lambda: box.slurm.jobs())
+    until(lambda: box.task(1).id == "1")
+    box.slurm.forget("1")
+    assert trainer.wait(40) and trainer.end().reason is Reason.WORKER_LOST
+
+
+def test_a_cluster_that_does_not_answer_ends_nothing(box: TrainingBox) -> None:
+    box.tell("go")
+    process = box.start()
+    until(lambda: not process.waiting)
+    box.slurm.tell("down")
+    asked = len(box.slurm.log())
+    until(lambda: len(box.slurm.log()) > asked + 2)
+    assert process.poll() is None
+    box.tell("code", "0")
+    assert process.wait(40) == 0
+
+
+def test_a_task_that_is_not_taken_may_not_train(box: TrainingBox) -> None:
+    box.slurm.tell("refuse", "Batch job submission failed: Invalid qos specification")
+    trainer, _ = box.trainer()
+    assert trainer.wait(40)
+    end = trainer.end()
+    assert end.reason is Reason.NOT_SUBMITTED and end.error is not None
+    assert "Invalid qos specification" in end.error.message and "LONGHAUL_ENGINES" in (end.error.hint or "")
+    assert box.orders(1).order == "kill" and box.task(1).id is None and not box.task(1).over
+
+
+SUPERVISOR = """
+import sys
+from pathlib import Path
+from jobs.disk.rundir import RunDir
+from worker.engines.process import EngineProcess
+from worker.engines.registry import read_engines
+EngineProcess(read_engines(Path(sys.argv[1]))["cluster"], RunDir(sys.argv[2]), 1, {}, 1).wait()
+"""
+
+
+def killed(box: TrainingBox, when: Callable[[], bool]) -> None:
+    """A supervisor of attempt 1, and kill -9 at this moment."""
+    command = [sys.executable, "-c", SUPERVISOR, str(box.folder / "engines.toml"), str(box.run.path)]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as supervisor:
+        until(when)
+        supervisor.kill()
+
+
+# -- one after the other ----------------------------------------------------------------------------------------------
+
+
+def test_the_next_attempt_begins_when_the_task_before_has_ended(box: TrainingBox) -> None:
+    """The supervisor of the first died. Where the node's locks are not seen here, nothing else keeps the two apart."""
+    box.tell("go")
+    killed(box, lambda: Handover(box.run.path, 1).report() is not None)
+    box.slurm.tell("down")
+    second = box.start(attempt=2)
+    [why] = told(second, 1)
+    assert isinstance(why, TaskWaiting) and why.message.startswith("until it is known that the task of attempt 1 has")
+    box.slurm.untell("down")
+    until(lambda: not second.waiting)
+    assert box.calls("start", "end") == ["start 1", "end 1", "start 2"]
+    assert box.calls("sbatch", "end") == ["sbatch --parsable", "end 1", "sbatch --parsable"]
+    assert box.orders(1).order == "kill" and box.task(1).over
+    box.tell("code", "0")
+    assert second.wait(40) == 0
+
+
+def test_a_task_whose_id_was_lost_is_found_by_its_name(box: TrainingBox) -> None:
+    box.slurm.tell("hold")
+    killed(box, lambda: (task := Handover(box.run.path, 1).task()) is not None and task.id == "1")
+    Handover(box.run.path, 1).write_task(box.task(1).model_copy(update={"id": None}))
+    second = box.start(attempt=2)
+    until(lambda: len(box.slurm.jobs()) == 2)
+    assert box.slurm.jobs()[0]["state"] == "CANCELLED"
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(40) == -signal.SIGTERM
+
+
+def test_the_task_has_no_secret_and_no_more_than_it_needs(box: TrainingBox) -> None:
+    box.slurm.tell("hold")
+    process = box.start()
+    until(lambda: box.slurm.jobs())
+    script = (box.slurm.folder / "1.sh").read_text()
+    exported = [line.split("=")[0] for line in script.splitlines() if line.startswith("export ")]
+    assert exported == ["export LONGHAUL_DEVICE", "export LONGHAUL_RUNS", "export OMP_NUM_THREADS"]
+    assert json.loads((box.run.path / "attempts" / "1.task.json").read_text())["token"] in script
+    process.send_signal(signal.SIGTERM)
+    process.wait(40)
