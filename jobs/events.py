@@ -209,7 +209,7 @@ class TaskSubmitted(Fact):
 
 
 class TaskWaiting(Fact):
-    """Why the attempt does not run yet on its engine, or not any more for a while."""
+    """Why the attempt does not run on its engine: it waits there, or the engine did not take it."""
 
     type: Literal["task.waiting"] = "task.waiting"
     task: str | None

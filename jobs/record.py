@@ -82,7 +82,8 @@ class JobRecord(BaseModel):
     """It went back to *prepare*, and no attempt has loaded a model since: a second time would not help."""
     not_before: float = 0.0
     waiting_reason: str | None = None
-    """Why the queued job cannot start though its turn has come: the reason, from `device.waiting`."""
+    """Why the queued job cannot start though its turn has come, from `device.waiting`; or why it waits on its engine,
+    from `task.waiting`."""
     kind: Literal["train", "evaluate"] = "train"
     name: str = "job"
     model: str = ""
@@ -210,7 +211,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             waits = f"it waits in the queue of the engine {fact.engine}, as task {fact.task}"
             change |= {"engine": fact.engine, "task": fact.task, "waiting_reason": waits}
         case TaskWaiting():
-            _require(record.attempt_open, record, event)
+            _require(record.attempt_open or record.status is Status.QUEUED, record, event)
             change |= {"waiting_reason": f"it waits on the engine {record.engine}: {fact.message}"}
         case TaskStarted():
             _require(record.attempt_open, record, event)

@@ -19,6 +19,7 @@ from jobs.events import (
     JobQueued,
     JobSucceeded,
     JobUnprepared,
+    TaskWaiting,
 )
 from jobs.reasons import BUSY_DELAY_S, MOST_DELAY_S, RESTART_DELAYS_S, NextAttempt, Reason
 from jobs.record import JobRecord
@@ -62,7 +63,7 @@ def outcome(record: JobRecord, end: Finished) -> list[AnyFact]:
             return [JobQueued(not_before_s=BUSY_DELAY_S)]
         case NextAttempt.LATER:
             delay = min(BUSY_DELAY_S * 2 ** min(record.not_submitted, 7), MOST_DELAY_S)
-            return [JobQueued(not_before_s=delay), DeviceWaiting(message=fault.message)]
+            return [JobQueued(not_before_s=delay), TaskWaiting(task=None, message=fault.message)]
         case NextAttempt.WITH_GPU:  # the worker ends, too: the job waits for one that has a GPU
             return [JobQueued(), DeviceWaiting(message=fault.message)]
         case NextAttempt.BACKOFF:

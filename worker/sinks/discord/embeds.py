@@ -22,6 +22,9 @@ from jobs.events import (
     JobSubmitted,
     JobSucceeded,
     OomRecovered,
+    TaskStarted,
+    TaskSubmitted,
+    TaskWaiting,
 )  # fmt: skip
 from jobs.plan import limit_words
 from jobs.reasons import Reason
@@ -245,7 +248,20 @@ def repaired(job: SinkJob, event: Event, fact: JobRepaired) -> Payload:
 
 def started_note(fact: AttemptStarted) -> str:
     """What the message of an attempt says first."""
+    if fact.engine is not None:
+        return f"The engine {fact.engine} gets the job."
     return f"Started on {fact.gpu_name or 'the CPU'}; loading the model."
+
+
+def task_note(fact: TaskSubmitted | TaskWaiting | TaskStarted) -> str:
+    """What the message of an attempt says of its task on an engine."""
+    match fact:
+        case TaskSubmitted():
+            return f"Waits for its turn on the engine {fact.engine}, as task {fact.task}."
+        case TaskWaiting():
+            return f"Waits on its engine: {fact.message}."
+        case TaskStarted():
+            return f"Started on {fact.node}, as task {fact.task} of the engine; loading the model."
 
 
 def _begins(job: SinkJob) -> str:

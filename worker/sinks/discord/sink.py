@@ -33,6 +33,9 @@ from jobs.events import (
     JobSucceeded,
     ModelLoaded,
     OomRecovered,
+    TaskStarted,
+    TaskSubmitted,
+    TaskWaiting,
 )  # fmt: skip
 from jobs.metrics import MetricRow
 from jobs.sweeps.spec import SweepSpec
@@ -159,6 +162,8 @@ class DiscordSink:
                 how = "begins" if fact.resumed_step is None else f"continues from step {fact.resumed_step:,}"
                 note = f"Loaded {format_parameters(fact.parameters)} parameters on the {where}; {what} {how}."
                 return self._edit(job, note, event)
+            case TaskSubmitted() | TaskWaiting() | TaskStarted() as fact:
+                return self._edit(job, embeds.task_note(fact), event)
             case DeviceWaiting(available=True) as fact:
                 return self._post(job.id, embeds.gpu_again(job, event, fact), silent=True)
             case DeviceWaiting() as fact if _notes(job).get("over", True):  # no attempt has begun: nobody has a GPU
