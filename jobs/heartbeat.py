@@ -135,6 +135,8 @@ class Worker(WorkerHeartbeat):
     """Seconds since then, by the clock of Redis."""
 
 
-def device_of(name: str, parent_pid: int | None, gpu: str | None) -> str:
-    """What train workers have in common that are slots of one GPU (its UUID), or of one CPU."""
-    return gpu or f"{name.rsplit('-', 2)[0]} {parent_pid}"
+def device_of(name: str, parent_pid: int | None, gpu: str | None, engine: str | None = None) -> str:
+    """What train workers have in common that are slots of one GPU (its UUID), or of one CPU; of an engine's places each
+    is alone.
+    """
+    return gpu or (f"{engine} {name}" if engine else f"{name.rsplit('-', 2)[0]} {parent_pid}")

@@ -139,6 +139,8 @@ class JobDict(TypedDict):
     last_reason: str | None
     not_before: float | None
     waiting_reason: str | None
+    engine: str | None
+    task: str | None
     gpus: list[JobGpuDict]
     started_at: int | None
     training_s: float
@@ -357,6 +359,7 @@ class WorkerDict(TypedDict):
     device: NotRequired[str | None]
     gpu: NotRequired[GpuDict | None]
     slot: NotRequired[int | None]
+    engine: NotRequired[str | None]
     sinks: NotRequired[dict[str, dict[str, float]] | None]
     versions: NotRequired[dict[str, str] | None]
     job: str | None

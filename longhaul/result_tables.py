@@ -122,7 +122,7 @@ def print_workers(workers: Sequence[WorkerDict], console: Console, *, damaged: S
         if not each.get("slot") or each["job"] or not each["healthy"]
     ]
     print_table(_WORKERS, rows, console)
-    known = {gpu["uuid"]: gpu for each in workers if (gpu := each.get("gpu"))}
+    known = {gpu["uuid"]: gpu for each in workers if (gpu := each.get("gpu")) and not each.get("engine")}
     for gpu in known.values():
         if (gpu.get("measured") or {}).get("examined_at") is None:
             console.print(
@@ -136,7 +136,7 @@ def print_workers(workers: Sequence[WorkerDict], console: Console, *, damaged: S
 
 def _device(worker: WorkerDict) -> str:
     gpu = worker.get("gpu")
-    return device_of(worker["name"], worker.get("parent_pid"), gpu["uuid"] if gpu else None)
+    return device_of(worker["name"], worker.get("parent_pid"), gpu["uuid"] if gpu else None, worker.get("engine"))
 
 
 def _place(worker: WorkerDict, workers: Sequence[WorkerDict]) -> str:
@@ -147,5 +147,10 @@ def _place(worker: WorkerDict, workers: Sequence[WorkerDict]) -> str:
     shared = f", {len(slots)} slots" if len(slots) > 1 else ""
     if gpu:
         several = f"{count} × " if (count := gpu.get("count", 1)) > 1 else ""
-        return f"{several}{gpu['name']}, {size(gpu['memory_bytes'])}, driver {gpu['driver']}{shared}"
-    return f"{worker.get('device') or '–'}{shared}"
+        rest = engine if (engine := _engine(worker)) else f"driver {gpu['driver']}"
+        return f"{several}{gpu['name']}, {size(gpu['memory_bytes'])}, {rest}{shared}"
+    return ", ".join(filter(None, [worker.get("device") or "–", _engine(worker)])) + shared
+
+
+def _engine(worker: WorkerDict) -> str:
+    return f"engine {engine}" if (engine := worker.get("engine")) else ""

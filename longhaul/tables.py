@@ -84,6 +84,8 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
             lines.append(("hint", Text(hint)))
     if job["waiting_reason"]:
         lines.append(("waits because", Text(job["waiting_reason"])))
+    if job["engine"]:
+        lines.append(("engine", job["engine"] + (f", task {job['task']}" if job["task"] else "")))
     lines += gpu_lines(job)
     if job["queue_position"] is not None:
         place = f"{job['queue_position']}, stage {job['stage']}"

@@ -60,6 +60,7 @@ def _hours(given: str) -> float:
 def _file(parser: argparse.ArgumentParser, example: str) -> None:
     parser.add_argument("file", metavar="FILE", help="a job file (.json), or rows to train on with the defaults")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=f"e.g. {example}")
+    parser.add_argument("--on", metavar="ENGINE", help="train on this engine, such as a Slurm cluster")
     parser.add_argument("--upload", action="store_true", help="upload the rows even if they are in the data directory")
 
 
@@ -184,13 +185,18 @@ def _read(call: Call, api: Longhaul) -> JsonObject:
         except OSError as error:
             raise BadInput(f"{file}: {error.strerror}") from None
 
-    return read_job(call.given.file, call.given.set, rows=rows)
+    return read_job(call.given.file, _changes(call), rows=rows)
+
+
+def _changes(call: Call) -> list[str]:
+    """What `--set` and `--on` change of the job."""
+    return [*call.given.set, *([] if call.given.on is None else [f"resources.engine={call.given.on}"])]
 
 
 def _check_all_but_rows(call: Call, api: Longhaul) -> None:
     """Raise what is wrong with the job besides its rows. No job is made: the data set that it names is nowhere."""
     nowhere = f"dataset:{uuid.uuid4().hex}.jsonl"
-    job = read_job(call.given.file, [*call.given.set, f"data.train={nowhere}"], rows=lambda _: nowhere)
+    job = read_job(call.given.file, [*_changes(call), f"data.train={nowhere}"], rows=lambda _: nowhere)
     try:
         api.submit(job, dry_run=True)
     except ApiError as error:

@@ -67,6 +67,8 @@ def job_answer(job: StoredJob, *, runs_name: str) -> Job:
         last_reason=record.last_reason,
         not_before=record.not_before or None,
         waiting_reason=record.waiting_reason or (job.gpu_needs.unmet_by_all(job.trainers) if waits else None),
+        engine=record.engine or job.gpu_needs.engine,
+        task=record.task,
         gpus=_gpus(job),
         started_at=_whole(record.started_at),
         training_s=record.training_s,
@@ -163,16 +165,18 @@ def page(kind: type[PageType], data: Sequence[Answer], *, has_more: bool) -> Pag
 
 
 def _gpus(job: StoredJob) -> list[JobGpu]:
-    needs, reported = job.gpu_needs, {each.gpu.uuid: each.gpu for each in job.trainers if each.gpu is not None}
+    """The places of an engine are alike: one stands for all."""
+    needs = job.gpu_needs
+    reported = {each.engine or each.gpu.uuid: (each, each.gpu) for each in job.trainers if each.gpu is not None}
     return [
         JobGpu(
-            uuid=uuid,
-            name=gpu.text(),
+            uuid=gpu.uuid,
+            name=gpu.text() + (f" of the engine {trainer.engine}" if trainer.engine else ""),
             memory_bytes=gpu.memory_bytes,
-            can_take=(why := needs.unmet(gpu.facts)) is None,
+            can_take=(why := needs.unmet_by(trainer)) is None,
             why=why,
         )
-        for uuid, gpu in sorted(reported.items())
+        for _, (trainer, gpu) in sorted(reported.items(), key=lambda each: each[0])
     ]
 
 

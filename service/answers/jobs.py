@@ -145,7 +145,12 @@ class Job(Answer):
     not_before: float | None
     """A job that waits after a crash is not started before this time."""
     waiting_reason: str | None
-    """Why it cannot start though its turn has come, or that no GPU here can take it."""
+    """Why it cannot start though its turn has come, or that no GPU here can take it; of a running job, why it waits on
+    its engine."""
+    engine: str | None
+    """The engine that trains it (`resources.engine`); null: a machine of Longhaul's own."""
+    task: str | None
+    """The engine's id of its newest attempt; null: the engine has not taken it."""
     gpus: list[JobGpu]
     """Those that train workers report, while the job has not ended, and after a dry run."""
     started_at: int | None

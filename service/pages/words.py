@@ -131,9 +131,11 @@ def _waiting(job: answers.Job) -> str:
 
 
 def _running(job: answers.Job, step: str) -> str:
+    progress = job.progress
+    if job.waiting_reason:
+        return _sentence(job.waiting_reason)
     if job.kind == "evaluate":
         return "The model is being evaluated."
-    progress = job.progress
     if progress.at is None:
         return "Starting: the model is being loaded."
     age = time.time() - progress.at

@@ -230,9 +230,8 @@ def by_device(workers: Sequence[answers.Worker]) -> list[list[answers.Worker]]:
     for each in sorted(workers, key=lambda each: (each.stage, each.slot or 0, each.name)):
         gpu = each.gpu.uuid if each.gpu else None
         alone = each.slot is None and gpu is None
-        found.setdefault((each.stage, each.name if alone else device_of(each.name, each.parent_pid, gpu)), []).append(
-            each
-        )
+        device = each.name if alone else device_of(each.name, each.parent_pid, gpu, each.engine)
+        found.setdefault((each.stage, device), []).append(each)
     return list(found.values())
 
 
