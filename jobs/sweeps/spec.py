@@ -75,6 +75,9 @@ class SweepSpec(Part):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        resources = self.job.get("resources")
+        if "resources.engine" in self.space or (isinstance(resources, dict) and resources.get("engine") is not None):
+            raise ValueError("job.resources.engine: the trials of a sweep train on Longhaul's own machines alone")
         seen: list[str] = []
         for key, parameter in self.space.items():
             if key.split(".")[0] == "name":
