@@ -81,7 +81,7 @@ def limit_costs(before: JobFacts, after: JobFacts, differing: Collection[str]) -
     if before.memory is not None and after.memory is not None:
         keys = Differing(differing).first(
             ("memory.budget",),
-            ("resources.gpu_memory_gib", "resources.gpu_name"),
+            ("resources.gpu_memory_gib", "resources.gpu_name", "resources.engine"),
             ("memory.gpu",),
             ("memory.budget_bytes",),
         )

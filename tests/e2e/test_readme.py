@@ -98,6 +98,8 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     "curl localhost:8000/jobs": Here(r'"has_more"'),
     "curl -g 'localhost:8000/jobs?limit=20&status=running&metadata[team]=kitchen'": Here(r'"has_more"'),
     "curl -C - -o model.tar localhost:8000/jobs/$ID/files/model": Here("", ended),
+    "longhaul submit job.json --on cluster": Elsewhere("tests/e2e/test_slurm.py::test_pause_and_cancel_reach_the_node"),
+    "longhaul show last": Elsewhere("tests/e2e/test_slurm.py::test_pause_and_cancel_reach_the_node"),
     "longhaul submit recipes.jsonl --set model=builtin:t5-tiny --watch": Here(r"succeeded: the model of step"),
     "longhaul list --status running --status queued --where team=kitchen": Here(r"no such jobs"),
     "longhaul sweep examples/sweep.json --watch": Here(

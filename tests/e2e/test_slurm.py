@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jobs.disk.rundir import RunDir
-from jobs.events import AttemptEnded, AttemptStarted, JobQueued, ModelLoaded, TaskStarted, TaskSubmitted, TaskWaiting
+from jobs.disk.rundir import RunDir, list_runs
+from jobs.events import AttemptEnded, AttemptStarted, JobQueued, ModelLoaded, TaskStarted, TaskSubmitted
 from tests.facts import facts_of, reasons
 from tests.fake_slurm.slurm import FakeSlurm
-from tests.stack import ROLES, Stack, tiny_job
+from tests.stack import ROLES, ROOT, Stack, tiny_job
 
 
 @contextmanager
@@ -29,6 +34,13 @@ def long_job(**more: Any) -> dict[str, Any]:
     """64 steps, a checkpoint after each eighth, on Slurm."""
     training = {"epochs": 8, "batch_size": 8, "learning_rate": 0.003}
     return tiny_job(**{"training": training, "resources": {"engine": "cluster"}, **more})
+
+
+def longhaul(stack: Stack, *words: str) -> str:
+    """What the command prints."""
+    environment = {"PATH": os.environ["PATH"], "LONGHAUL_URL": stack.url, "COLUMNS": "200"}
+    command = [sys.executable, "-m", "longhaul.main", *words]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 def progressed(stack: Stack, job: RunDir, attempt: int) -> None:
@@ -69,15 +81,21 @@ def test_a_job_that_waits_and_is_preempted_ends_as_one_that_was_never_disturbed(
 
 def test_pause_and_cancel_reach_the_node(tmp_path: Path, data: Path) -> None:
     with cluster(tmp_path, data) as (slurm, stack):
-        job = stack.submit(long_job())
+        file = tmp_path / "job.json"
+        file.write_text(json.dumps({**long_job(), "resources": {}}))
+        assert "is validating" in longhaul(stack, "submit", str(file), "--on", "cluster")
+        [job] = list_runs(stack.runs)
         progressed(stack, job, 1)
+        shown = longhaul(stack, "show", "last")
+        assert re.search("engine +cluster, task 1", shown), shown
+        assert re.search("train .* cpu, engine cluster", longhaul(stack, "workers"))
         assert stack.post(job, "pause").status_code == 200
         stack.wait_for_event(job, "job.paused")
         stack.wait_for(lambda: slurm.spans() == ["start 1", "end 1"] or None, "the end of the script")
         assert reasons(job) == ["interrupted"] and job.record().checkpoint is not None
         slurm.tell("hold")
         assert stack.post(job, "resume").status_code == 200
-        stack.wait_for(lambda: len(facts_of(job, TaskWaiting)) > 0 or None, "a task that waits")
+        stack.wait_for_event(job, "task.waiting")
         assert stack.post(job, "cancel").status_code == 200
         stack.wait_for_event(job, "job.cancelled")
         assert slurm.jobs()[1]["state"] == "CANCELLED", "it was taken out of Slurm's queue"

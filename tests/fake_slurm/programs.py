@@ -82,7 +82,7 @@ def sbatch(cluster: Cluster, argv: list[str]) -> None:
     given = options.parse_args(lines)
     number = str(len(list(cluster.folder.glob("*.sh"))) + 1)
     (cluster.folder / f"{number}.sh").write_text(script)
-    job = {"id": number, "name": given.job_name, "state": "PENDING", "reason": "Resources", "code": "0:0", "pids": []}
+    job = {"id": number, "name": given.job_name, "state": "PENDING", "reason": "Resources", "code": "0:0"}
     cluster.save(job)
     where = [number, given.chdir, given.gpus_per_node or "0"]
     with open(given.output.replace("%%", "%"), "ab") as output:
@@ -98,10 +98,8 @@ def node(cluster: Cluster, argv: list[str]) -> None:
     number, folder, gpus = argv
     job = cluster.job(number)
     assert job is not None
-    job["pids"] = [os.getpid()]
-    cluster.save(job)
-    while cluster.told("hold"):
-        if cluster.told(f"{number}.do"):
+    while cluster.told("hold") or cluster.told("over"):
+        if cluster.told(f"{number}.do") or cluster.told("over"):
             cluster.save(job | {"state": "CANCELLED", "reason": "None"})
             return
         time.sleep(TICK_S)
@@ -111,7 +109,7 @@ def node(cluster: Cluster, argv: list[str]) -> None:
         ["bash", str(cluster.folder / f"{number}.sh")], cwd=folder, env=kept | devices | {"SLURM_JOB_ID": number},
         start_new_session=True,
     )  # fmt: skip
-    job |= {"state": "RUNNING", "reason": "None", "pids": [os.getpid(), script.pid]}
+    job |= {"state": "RUNNING", "reason": "None"}
     cluster.save(job)
     cluster.log(f"start {number} {job['name']}")
     order, kill_at = None, 0.0
@@ -121,6 +119,8 @@ def node(cluster: Cluster, argv: list[str]) -> None:
             kill_at = 0.0 if order in ("node_fail", "oom") else time.monotonic() + GRACE_S
             if kill_at:
                 script.send_signal(signal.SIGTERM)
+        if cluster.told("over"):
+            order = order or "node_fail"
         if order is not None and time.monotonic() >= kill_at:
             script.kill()
         time.sleep(TICK_S)

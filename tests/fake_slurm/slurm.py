@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tests.fake_slurm.programs import Cluster
+from tests.sinks.driving import until
 from tests.stack import ROOT
 
 PROGRAMS = ("sbatch", "squeue", "sacct", "scancel")
@@ -83,11 +82,8 @@ class FakeSlurm:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Nothing of it outlives the test."""
-        for job in self.jobs():
-            if job["state"] in ("PENDING", "RUNNING"):
-                for pid in job["pids"]:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+        self.tell("over")
+        until(lambda: all(job["state"] not in ("PENDING", "RUNNING") for job in self.jobs()))
 
 
 def _toml(value: object) -> str:

@@ -53,7 +53,7 @@ class TaskStatus(StrEnum):
     """How a task is. The last five are ends: once an engine says so, nothing of the task runs any more."""
 
     QUEUED = "queued"
-    """It does not run: it waits for its turn, its node starts, or it is suspended. The engine goes on by itself."""
+    """It does not run: it waits for its turn, its node starts, or it is suspended."""
     RUNNING = "running"
     """It runs, or is just ending."""
     ENDED = "ended"

@@ -52,7 +52,7 @@ class SlurmSettings(EngineSettings):
     qos: str | None = None
     """`--qos`."""
     time: str | None = None
-    """`--time`, the longest that an attempt may take, such as `12:00:00`. The next one goes on from the checkpoint."""
+    """`--time`, the longest that an attempt may take, such as `12:00:00`. The next one resumes from the checkpoint."""
     notice_s: Annotated[int, Field(ge=10, le=3600)] = 120
     """Seconds before that time in which an attempt saves its checkpoint."""
     cpus: Annotated[int, Field(ge=1, le=1024)] | None = None

@@ -63,6 +63,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "memory.on_oom": st.sampled_from(["recover", "fail"]),
     "resources.gpu_memory_gib": st.none() | st.integers(1, 80),
     "resources.gpu_name": st.none() | TEXTS,
+    "resources.engine": st.none() | st.sampled_from(["cluster", "cloud-2"]),
     "log.every_steps": st.integers(1, 100),
     "checkpoint.every_minutes": st.none() | st.integers(1, 100),
     "checkpoint.keep": st.integers(1, 10),
