@@ -237,7 +237,8 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
             record, new = context.store.append(
                 run, lambda now: ending(run, now, attempt, end), attempt=attempt, release=lease.token
             )
-            if any(isinstance(event.fact, AttemptEnded) and event.fact.reason is Reason.GPU_LOST for event in new):
+            ends = [event.fact.reason for event in new if isinstance(event.fact, AttemptEnded)]
+            if context.engine is None and Reason.GPU_LOST in ends:
                 context.gpu_lost.set()
             return record
         except OSError as error:

@@ -75,9 +75,6 @@ class SweepSpec(Part):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        resources = self.job.get("resources")
-        if "resources.engine" in self.space or (isinstance(resources, dict) and resources.get("engine") is not None):
-            raise ValueError("job.resources.engine: the trials of a sweep train on Longhaul's own machines alone")
         seen: list[str] = []
         for key, parameter in self.space.items():
             if key.split(".")[0] == "name":
@@ -199,6 +196,8 @@ def parse_sweep(raw: object, check: Callable[[JobSpec], object] = lambda _: None
             trial = spec.trial(settings)
             if trial.resources.gpus > 1:
                 raise UserError("resources.gpus: trials train on one GPU each", param="resources.gpus")
+            if trial.resources.engine is not None:
+                raise UserError("resources.engine: trials train on Longhaul's own machines", param="resources.engine")
             if trial.kind == "train" and trial.data.validation == 0:
                 raise UserError(
                     "data.validation: 0 holds no rows out, and by these trials are compared",

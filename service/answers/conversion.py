@@ -165,18 +165,19 @@ def page(kind: type[PageType], data: Sequence[Answer], *, has_more: bool) -> Pag
 
 
 def _gpus(job: StoredJob) -> list[JobGpu]:
-    """The places of an engine are alike: one stands for all."""
+    """Those of the job's engine, or of our own machines. The places of an engine are alike: one stands for all."""
     needs = job.gpu_needs
-    reported = {each.engine or each.gpu.uuid: (each, each.gpu) for each in job.trainers if each.gpu is not None}
+    trainers = [each for each in job.trainers if each.engine == needs.engine]
+    reported = {each.engine or each.gpu.uuid: each.gpu for each in trainers if each.gpu is not None}
     return [
         JobGpu(
             uuid=gpu.uuid,
-            name=gpu.text() + (f" of the engine {trainer.engine}" if trainer.engine else ""),
+            name=gpu.text(),
             memory_bytes=gpu.memory_bytes,
-            can_take=(why := needs.unmet_by(trainer)) is None,
+            can_take=(why := needs.unmet(gpu.facts)) is None,
             why=why,
         )
-        for _, (trainer, gpu) in sorted(reported.items(), key=lambda each: each[0])
+        for _, gpu in sorted(reported.items())
     ]
 
 

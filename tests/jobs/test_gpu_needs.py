@@ -73,12 +73,12 @@ def report(store: Store, name: str, gpu: GpuFacts | None, **more: Any) -> None:
     store.workers.report(heartbeat(name, stage="train", device="cuda" if gpu else "cpu", gpu=has, **more))
 
 
-def on(name: str, gpu: GpuFacts, slot: int = 0) -> TrainWorker:
+def on(name: str, gpu: GpuFacts, slot: int = 0, engine: str | None = None) -> TrainWorker:
     """A train worker whose GPU is named after it."""
     has = TrainWorkerGpu(
         uuid=f"GPU-{name}", name=gpu.name, memory_bytes=gpu.memory_bytes, native_bf16=gpu.native_bf16, count=gpu.count
     )
-    return TrainWorker(device="cuda", gpu=has, slot=slot)
+    return TrainWorker(device="cuda", gpu=has, slot=slot, engine=engine)
 
 
 def take(store: Store, worker: str, gpu: GpuFacts | None) -> str | None:
@@ -220,9 +220,10 @@ def test_a_cpu_takes_what_asks_for_no_gpu_and_other_stages_ask_for_none(store: S
 
 
 def test_what_a_job_needs_is_known_again_to_a_redis_that_was_emptied(store: Store, tmp_path: Path) -> None:
-    run = queue(store, tmp_path, "a", {"gpu_name": "H100", "gpu_memory_gib": 40.5, "gpus": 2}, least=25 * GIB)
+    asked = {"gpu_name": "H100", "gpu_memory_gib": 40.5, "gpus": 2, "engine": "cluster"}
+    run = queue(store, tmp_path, "a", asked, least=25 * GIB)
     before = store.waiting_to_train()
-    assert before == [("a", GpuNeeds(40.5, "h100", 25 * GIB, native_bf16=True, gpus=2))]
+    assert before == [("a", GpuNeeds(40.5, "h100", 25 * GIB, native_bf16=True, gpus=2, engine="cluster"))]
     store.forget("a")
     store.project(run, run.record(), run.events())
     assert store.waiting_to_train() == before
@@ -246,6 +247,7 @@ class Box:
             )
             for number in range(self.chance.randint(1, 4))
         }
+        self.engines = {worker: self.chance.choice([None, None, "cluster"]) for worker in self.gpus}
         self.busy: dict[str, tuple[str, str]] = {}
         self.places = count()
 
@@ -255,17 +257,21 @@ class Box:
         gib = self.chance.choice([None, None, 8, 15.5, 24, 30])
         name = self.chance.choice([None, None, None, "a", "nvidia b", "C"])
         gpus = self.chance.choice([1, 1, 1, 2, 3])
-        resources = {"gpu_memory_gib": gib, "gpu_name": name, "gpus": gpus}
+        engine = self.chance.choice([None, None, "cluster"])
+        resources = {"gpu_memory_gib": gib, "gpu_name": name, "gpus": gpus, "engine": engine}
         least = self.chance.choice([None, GIB, 7 * GIB, 8 * GIB, 15 * GIB, 23 * GIB])
         priority = self.chance.choice([0, 0, 5])
         queue(self.store, self.runs, job, resources, least, priority=priority)
-        self.waiting[job] = -priority, place, GpuNeeds(gib, name, least, gpus=gpus)
+        self.waiting[job] = -priority, place, GpuNeeds(gib, name, least, gpus=gpus, engine=engine)
+
+    def trainer(self, worker: str) -> TrainWorker:
+        return on(worker, self.gpus[worker], engine=self.engines[worker])
 
     def take(self, worker: str) -> None:
         """It gets the first that suits it, or finds that none does."""
         token = lease_token(worker)
-        taken = self.store.claim(Stage.TRAIN, token, on(worker, self.gpus[worker]))
-        suited = [job for job, (*_, needs) in self.waiting.items() if needs.unmet(self.gpus[worker]) is None]
+        taken = self.store.claim(Stage.TRAIN, token, self.trainer(worker))
+        suited = [job for job, (*_, needs) in self.waiting.items() if needs.unmet_by(self.trainer(worker)) is None]
         assert taken == min(suited, key=lambda job: self.waiting[job][:2], default=None)
         if taken is not None:
             del self.waiting[taken]
@@ -299,21 +305,39 @@ def test_each_gpu_takes_the_first_that_suits_it_and_in_the_end_all_that_suit_one
 ) -> None:
     box = Box(store, tmp_path, random.Random(seed))
     for worker, gpu in box.gpus.items():
-        report(store, worker, gpu)
+        report(store, worker, gpu, engine=box.engines[worker])
     for _ in range(40):
         box.step()
         idle, order = set(box.gpus) - set(box.busy), sorted(box.waiting, key=lambda job: box.waiting[job][:2])
         found = set[str]()
-        for gpu in (box.gpus[worker] for worker in sorted(idle)):
-            suited = (job for job in order if job not in found and box.waiting[job][2].unmet(gpu) is None)
+        for trainer in map(box.trainer, sorted(idle)):
+            suited = (job for job in order if job not in found and box.waiting[job][2].unmet_by(trainer) is None)
             found |= set(islice(suited, 1))
         assert store.useful_tickets(Stage.TRAIN) == (len(found) if idle else len(order))
-    while any(needs.unmet(gpu) is None for *_, needs in box.waiting.values() for gpu in box.gpus.values()) or box.busy:
+    trainers = list(map(box.trainer, box.gpus))
+    while any(needs.unmet_by(each) is None for *_, needs in box.waiting.values() for each in trainers) or box.busy:
         for worker in sorted(box.gpus):
             if worker in box.busy:
                 box.finish(worker)
             box.take(worker)
     assert [job for job, _ in store.waiting_to_train()] == sorted(box.waiting, key=lambda job: box.waiting[job][:2])
+
+
+def test_an_engine_trains_the_jobs_that_name_it_and_no_others(store: Store, tmp_path: Path) -> None:
+    queue(store, tmp_path, "ours")
+    queue(store, tmp_path, "theirs", {"engine": "cluster"})
+    queue(store, tmp_path, "nobody's", {"engine": "cloud"})
+    cluster = TrainWorker(device="cpu", engine="cluster")
+    assert store.claim(Stage.TRAIN, lease_token("train-c"), cluster) == "theirs"
+    assert store.claim(Stage.TRAIN, lease_token("train-d"), cluster) is None
+    assert take(store, "train-0", LARGE) == "ours" and take(store, "train-1", LARGE) is None
+    home = on("train-0", LARGE)
+    assert GpuNeeds().unmet_by(cluster) == "the engine cluster trains only jobs that name it (resources.engine)"
+    assert GpuNeeds(engine="cluster").unmet_by(cluster) is None
+    assert GpuNeeds(engine="cloud").unmet_by_all([cluster, home]) == (
+        "no GPU here can take the job: the job is for the engine cloud, and a worker trains on its own machine; "
+        "the job is for the engine cloud, and a worker trains on the engine cluster"
+    )
 
 
 # -- tickets and estimates --------------------------------------------------------------------------------------------

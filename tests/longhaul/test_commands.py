@@ -438,6 +438,22 @@ def test_workers(run: Run, service: Service) -> None:
     assert run("workers", "--json")["data"][0]["pid"] == 7
 
 
+def test_a_worker_of_an_engine_names_it_and_its_gpu_is_not_examined_here() -> None:
+    gpu = Gpu(uuid="cluster/0", name="NVIDIA H100", memory_bytes=80 * 2**30, driver="")
+    workers: Any = [
+        heartbeat(f"train-box-{pid}-abc", device=device, gpu=has, slot=0, pid=pid, engine=engine).model_dump()
+        | {"job": None, "job_since": None, "heartbeat_age_s": 3.0}
+        for pid, device, has, engine in (
+            (70, "cuda", gpu, "cluster"),
+            (71, "cpu", None, "small"),
+            (72, "cpu", None, None),
+        )
+    ]
+    shown = printed(200, lambda console, _: print_workers(workers, console))
+    assert "NVIDIA H100, 80.0 GiB, engine cluster" in shown and "cpu, engine small" in shown
+    assert "doctor" not in shown and "slots" not in shown
+
+
 def test_slots_of_a_gpu_are_one_line_and_one_for_each_more_that_works() -> None:
     gpu = Gpu(uuid="GPU-1", name="NVIDIA RTX 5090", memory_bytes=32 * 2**30, driver="580.1")
     workers: Any = [

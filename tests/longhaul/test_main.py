@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -28,6 +29,8 @@ from jobs.events import (
     ModelLoaded,
     OomRecovered,
     Sample,
+    TaskSubmitted,
+    TaskWaiting,
 )
 from longhaul.api import Longhaul
 from longhaul.main import main
@@ -93,6 +96,27 @@ def test_submit_show_list_steer(service: Service, job_file: str, capsys: pytest.
     service.append(job["id"], *END)
     assert main(["cancel", job["id"]]) == 2
     assert "already succeeded" in capsys.readouterr().err
+
+
+def test_on_names_the_engine_of_a_job_and_show_its_task(
+    service: Service, job_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", job_file, "--on", "cluster", "--json"]) == 0
+    job = json.loads(capsys.readouterr().out)
+    assert (job["spec"]["resources"]["engine"], job["engine"], job["task"]) == ("cluster", "cluster", None)
+    started = AttemptStarted(worker="w", device="cuda", engine="cluster")
+    waits = TaskWaiting(task="7", message="PENDING (Priority)")
+    service.append(
+        job["id"], checked(), prepared(9), JobQueued(), started, TaskSubmitted(engine="cluster", task="7"), waits
+    )
+    assert main(["show", job["id"]]) == 0
+    shown = capsys.readouterr().out
+    assert re.search("engine +cluster, task 7", shown)
+    assert re.search(r"waits because +it waits on the engine cluster: PENDING \(Priority\)", shown)
+    page = service.get(f"/jobs/{job['id']}", headers={"Accept": "text/html"}).text
+    assert "on the engine cluster, task 7" in page and "It waits on the engine cluster: PENDING (Priority)." in page
+    assert main(["submit", job_file, "--on", "No Engine"]) == 2
+    assert "resources.engine" in capsys.readouterr().err
 
 
 def test_refusals_name_the_field_and_the_way_out(

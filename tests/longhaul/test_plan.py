@@ -212,7 +212,7 @@ def test_show_tells_memory() -> None:
         "progress": {"at": None}, "plan": {"memory": memory_plan().summary().model_dump()}, "first_loss": None,
         "cloned_from": None, "verdict": None, "chosen_by": None, "better_step": None, "final_metrics": {},
         "estimated_start": None, "estimated_finish": None, "checkpoint": None, "fine_tuned_model": None,
-        "run_dir": "runs/job-a", "kind": "train", "sweep": None,
+        "run_dir": "runs/job-a", "kind": "train", "sweep": None, "engine": None, "task": None,
     }  # fmt: skip
     print_job(job, Console(file=screen, width=200, color_system=None))
     line = next(line for line in screen.getvalue().splitlines() if line.startswith("memory needed"))

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.dataset_report import ClassSummary
-from jobs.events import AnyFact, AttemptEnded, EvaluationFinished, Event, Fault, MemoryPlanned, OomRecovered
+from jobs.events import (
+    AnyFact,
+    AttemptEnded,
+    EvaluationFinished,
+    Event,
+    Fault,
+    MemoryPlanned,
+    OomRecovered,
+    TaskStarted,
+    TaskSubmitted,
+    TaskWaiting,
+)
 from jobs.reasons import Reason
 from service.answers.wording import level, sentence
 from tests.summaries import prepared
@@ -53,6 +64,14 @@ def test_each_metric_is_said_with_the_rows_that_it_is_over() -> None:
     assert worded(earlier).endswith("over 2,000 rows, chrF 41.2, BLEU 9.0 over generated texts")
     classes = seen.model_copy(update={"text_rows": 0, "best": False, "metrics": {"accuracy": 0.5}})
     assert worded(classes) == "step 5: validation loss 2.0000, accuracy 0.5000 over 2,000 rows"
+
+
+def test_the_way_of_a_task_on_an_engine_is_told() -> None:
+    assert worded(TaskSubmitted(engine="cluster", task="7")) == (
+        "handed over to the engine cluster: its task 7 waits for its turn there"
+    )
+    assert worded(TaskWaiting(task="7", message="PENDING (Priority)")) == "waiting on the engine: PENDING (Priority)"
+    assert worded(TaskStarted(task="7", node="node-1")) == "task 7 of the engine runs on node-1"
 
 
 def test_an_evaluation_is_told_without_steps_optimizer_and_training() -> None:

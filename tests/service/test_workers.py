@@ -50,6 +50,27 @@ def test_the_page_shows_a_gpu_with_its_slots(service: Service) -> None:
     assert [each.get("slot") for each in service.get("/workers").json()["data"]] == [0, 1, 2, 0]
 
 
+def test_the_places_of_an_engine_are_told_apart_and_a_job_sees_those_of_its_own(service: Service) -> None:
+    service.store.workers.report(WorkerHeartbeat(**TRAIN_0))
+    for place in range(2):
+        gpu = {"uuid": f"cluster/{place}", "name": "NVIDIA L4", "memory_bytes": 2**34, "driver": ""}
+        more = {"name": f"train-box-{place}-abc", "slot": 0, "engine": "cluster", "gpu": gpu}
+        service.store.workers.report(WorkerHeartbeat(**TRAIN_0 | more))
+    page = service.get("/workers", headers={"Accept": "text/html"}).text
+    assert page.count("<article") == 3 and page.count("at most, on the engine cluster") == 2
+    assert page.count("driver") == 1, "of its GPUs nothing more is known"
+    jobs = {
+        engine: service.get(f"/jobs/{service.submit(resources={'engine': engine})}").json()
+        for engine in (None, "cluster", "cloud")
+    }
+    assert {engine: [gpu["name"] for gpu in job["gpus"]] for engine, job in jobs.items()} == {
+        None: ["NVIDIA H200"], "cluster": ["NVIDIA L4"], "cloud": [],
+    }  # fmt: skip
+    assert [job["engine"] for job in jobs.values()] == [None, "cluster", "cloud"]
+    assert "the job is for the engine cloud, and a worker" in jobs["cloud"]["waiting_reason"]
+    assert jobs["cluster"]["waiting_reason"] is None
+
+
 @pytest.mark.parametrize("junk", [
     b"", b"\xff\xfe", b"not json", b"[1]", b'"train-1"', b"{}", b"[" * 100_000,
     *(b'{"name": "train-1", "stage": "train", "healthy": true, "why": %s}' % why

@@ -29,6 +29,9 @@ from jobs.events import (
     JobSucceeded,
     JobValidated,
     OomRecovered,
+    TaskStarted,
+    TaskSubmitted,
+    TaskWaiting,
 )
 from jobs.verdict import BaseDifference, ConfidenceInterval, Verdict
 from tests.clock import Clock
@@ -496,6 +499,29 @@ def test_memory_that_runs_out_is_counted_where_warnings_are_not_wanted(
     feed.turn()
     assert discord.titles == ["chef: training"]
     assert "Another trainer holds GPU 1\nMemory ran out once in this attempt" in discord.messages[0].text
+
+
+def test_a_task_on_an_engine_is_told_in_the_message_of_its_attempt(
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed
+) -> None:
+    run.append([checked(steps=9), prepared(9), JobQueued()])
+    told: list[AnyFact] = [
+        AttemptStarted(worker="box-1", device="cuda", engine="cluster"),
+        TaskSubmitted(engine="cluster", task="7"),
+        TaskWaiting(task="7", message="PENDING (Priority)"),
+        TaskStarted(task="7", node="node-1"),
+    ]
+    texts = []
+    for fact in told:
+        run.append([fact])
+        feed.turn()
+        texts.append(discord.messages[-1].text)
+    for text, words in zip(texts, (
+        "The engine cluster gets the job.", "Waits for its turn on the engine cluster, as task 7.",
+        "Waits on its engine: PENDING (Priority).", "Started on node-1, as task 7 of the engine; loading the model.",
+    ), strict=True):  # fmt: skip
+        assert words in text
+    assert discord.titles.count("chef: training") == 1
 
 
 def test_what_ran_out_and_why_is_shown(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:

@@ -10,7 +10,7 @@ import pytest
 from jobs.attempt import Finished, Noted, TrainResult
 from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir, create
-from jobs.errors import Superseded
+from jobs.errors import Conflict, Superseded
 from jobs.events import (
     AnyFact,
     AttemptEnded,
@@ -26,6 +26,9 @@ from jobs.events import (
     JobResumed,
     JobSubmitted,
     ModelLoaded,
+    TaskStarted,
+    TaskSubmitted,
+    TaskWaiting,
 )
 from jobs.reasons import RESTART_DELAYS_S, Reason
 from jobs.spec import parse_spec
@@ -46,7 +49,7 @@ def run(tmp_path: Path) -> RunDir:
     """A job whose first attempt is running."""
     first = JobSubmitted(name="n", model="m", spec_sha256=SPEC.sha256(), max_restarts=2)
     run, _ = create(tmp_path, "job-1", SPEC, first)
-    run.append([checked(), prepared(9), JobQueued(), STARTED])
+    run.append([checked(), prepared(9), JobQueued(), STARTED.model_copy(update={"engine": "cluster"})])
     return run
 
 
@@ -67,6 +70,37 @@ def test_what_is_nobodys_fault_is_not_counted(run: RunDir, reason: Reason) -> No
         assert types(end(run, reason)) == ["attempt.ended", "job.queued"]
         run.append([STARTED])
     assert run.record().restarts == 0
+
+
+def test_an_engine_that_takes_no_task_is_asked_ever_more_seldom_and_nothing_is_counted(run: RunDir) -> None:
+    fault = Fault.of(Reason.NOT_SUBMITTED, ": sbatch: Invalid account")
+    delays = []
+    for _ in range(9):
+        ended, queued, waiting = end(run, "not_submitted", error=fault.model_dump())
+        assert isinstance(ended, AttemptEnded) and ended.error == fault
+        assert isinstance(queued, JobQueued) and isinstance(waiting, TaskWaiting)
+        delays.append(queued.not_before_s)
+        record = run.record()
+        assert record.waiting_reason == f"it waits on the engine cluster: {fault.message}" and record.restarts == 0
+        run.append([STARTED.model_copy(update={"engine": "cluster"})])
+    assert delays == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
+    end(run, "interrupted")
+    assert run.record().not_submitted == 0
+    run.append([STARTED])
+    assert [fact.not_before_s for fact in end(run, "not_submitted") if isinstance(fact, JobQueued)] == [30]
+
+
+def test_a_job_that_runs_tells_why_its_task_waits(run: RunDir) -> None:
+    run.append([TaskSubmitted(engine="cluster", task="7")])
+    record = run.record()
+    assert (record.task, record.waiting_reason) == ("7", "it waits in the queue of the engine cluster, as task 7")
+    run.append([TaskWaiting(task="7", message="PENDING (Priority)")])
+    assert run.record().waiting_reason == "it waits on the engine cluster: PENDING (Priority)"
+    run.append([TaskStarted(task="7", node="node-1")])
+    assert run.record().waiting_reason is None
+    end(run, "interrupted")
+    with pytest.raises(Conflict):
+        run.append([TaskStarted(task="7", node="node-1")])
 
 
 def test_a_lost_gpu_is_not_counted_and_the_queued_job_says_why_it_waits(run: RunDir) -> None:

@@ -21,7 +21,7 @@ from tests.memory_plans import memory_plan
 from tests.redis_server import RedisServer
 from tests.stack import Stack, tiny_job
 from tests.summaries import prepared, time_summary
-from worker.planned_gpu import planned_gpu
+from worker.planned_gpu import planned_device, planned_gpu
 from worker.supervise import stage_outcome
 
 ANY = parse_spec({"data": {"train": "rows.jsonl"}})
@@ -54,6 +54,18 @@ def test_the_largest_gpu_that_the_job_may_use_and_of_these_the_fastest(redis_url
     assert planned_gpu(store, ANY) == GpuFacts("NVIDIA RTX A6000", 2**36), "slower, and some jobs fit nowhere else"
     assert planned_gpu(store, asking(gpu_name="rtx 4090")) == GpuFacts("NVIDIA GeForce RTX 4090", 2**35)
     assert planned_gpu(store, asking(gpu_memory_gib=65)) is None
+
+
+def test_a_job_for_an_engine_is_planned_for_what_its_nodes_have(redis_url: str) -> None:
+    store, named = Store(connect(redis_url)), asking(engine="cluster")
+    report(store, "train-1", "NVIDIA H200")
+    assert (planned_device(store, named), planned_gpu(store, named)) == (None, None), "as this machine"
+    gpu = Gpu(uuid="cluster/0", name="NVIDIA L4", memory_bytes=2**34, driver="")
+    store.workers.report(heartbeat("train-2", stage="train", device="cuda", engine="cluster", gpu=gpu))
+    store.workers.report(heartbeat("train-3", stage="train", device="cpu", engine="small", gpu=None))
+    assert (planned_device(store, named), planned_gpu(store, named)) == ("cuda", GpuFacts("NVIDIA L4", 2**34))
+    assert planned_device(store, asking(engine="small")) == "cpu"
+    assert (planned_device(store, ANY), planned_gpu(store, ANY)) == (None, GpuFacts("NVIDIA H200", 2**35))
 
 
 def test_a_gpu_without_bf16_is_planned_for_where_the_job_can_or_nothing_else_is_there(redis_url: str) -> None:

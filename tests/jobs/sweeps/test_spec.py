@@ -86,6 +86,9 @@ def test_the_template_is_not_changed() -> None:
          "job.data.validation: 0 holds no rows out"),
         ({"training.learning_rate": RATE}, {"name": "a\nb"}, "name: "),
         ({"resources.gpus": [1, 2]}, {}, "space.resources.gpus: trials train on one GPU each"),
+        ({"resources.engine": ["cluster"]}, {}, "space.resources.engine: trials train on Longhaul's own machines"),
+        ({"training.learning_rate": RATE}, {"job": {**JOB, "resources": {"engine": "cluster"}}},
+         "job.resources.engine: trials train on Longhaul's own machines"),
     ],
 )  # fmt: skip
 def test_what_is_refused_names_the_key(space: dict[str, Any], more: dict[str, Any], says: str) -> None:
