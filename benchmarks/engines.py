@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from jobs.attempt import Noted
@@ -70,7 +71,7 @@ def main(argv: list[str]) -> int:
             epochs = {"epochs": 4 * (preemptions + 1), "batch_size": 8, "learning_rate": 0.003}
             run = stack.submit(tiny_job(training=epochs, resources={"engine": "cluster"}))
             for attempt in range(1, preemptions + 1):
-                stack.wait_for(lambda number=attempt: saved(run, number), f"a checkpoint of attempt {attempt}", 300)
+                stack.wait_for(partial(saved, run, attempt), f"a checkpoint of attempt {attempt}", 300)
                 slurm.end(str(attempt), "preempt")
                 preempted.append(time.time())
             stack.wait_for_event(run, "job.succeeded", "job.failed", timeout=600)
