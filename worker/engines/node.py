@@ -48,7 +48,7 @@ class Supervision:
         now = monotonic()
         try:
             orders = self._handover.orders()
-        except OSError as error:  # of a network's disk: it may come back
+        except (OSError, ValueError) as error:  # of a network's disk: they may come back
             log.warning("the orders cannot be read: %s", error)
             orders = None
         if orders is not None and orders.token != self._token:  # another task is the attempt

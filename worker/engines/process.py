@@ -10,18 +10,19 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import queue
 import secrets
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import suppress
 
 from jobs.disk.rundir import RunDir
 from jobs.events import AnyFact, TaskStarted, TaskSubmitted, TaskWaiting
 from jobs.reasons import Reason
-from worker.engines.engine import Engine, EngineError, EngineTask, EngineUnavailable, TaskState, TaskStatus
+from worker.engines.engine import Engine, EngineError, EngineUnavailable, TaskState, TaskStatus
 from worker.engines.handover import BEAT_S, Handover, NodeReport, Orders, TaskRecord, earlier
 from worker.engines.settings import EngineSettings
 from worker.warm import EndCause
@@ -39,25 +40,6 @@ _REASONS = {
 """Why an attempt has ended whose trainer could not say it. Any other end of a task is a crash."""
 
 
-def task_of(
-    settings: EngineSettings, run: RunDir, attempt: int, token: str, environment: Mapping[str, str], gpus: int
-) -> EngineTask:
-    """The task that trains this attempt."""
-    plan = run.plan()
-    node = ("-m", "worker.engines.node", str(run.path), "--attempt", str(attempt), "--token", token)
-    return EngineTask(
-        job=run.id,
-        attempt=attempt,
-        name=f"longhaul-{run.id.removeprefix('job-')}-{attempt}-{token[:8]}".lower()[:63],
-        command=(*settings.python, *node, "--alone-s", f"{settings.alone_s:g}"),
-        environment={**environment, **settings.environment, "LONGHAUL_DEVICE": settings.device},
-        gpus=0 if settings.device == "cpu" else gpus,
-        run=run.path,
-        directory=settings.directory,
-        stores=tuple(Path(each) for each in (plan.model.folder, plan.data.prepared) if each is not None),
-    )
-
-
 class EngineProcess:
     """The trainer of one attempt, on an engine."""
 
@@ -70,9 +52,9 @@ class EngineProcess:
         self._engine: Engine = settings.connect()
         self._handover = Handover(run.path, attempt)
         self._token = secrets.token_hex(8)
-        self._task = task_of(settings, run, attempt, self._token, environment, gpus)
+        self._task = settings.task(run, attempt, self._token, environment, gpus)
         self._beats = itertools.count()
-        self._facts: list[AnyFact] = []
+        self._facts: queue.SimpleQueue[AnyFact] = queue.SimpleQueue()
         self._told, self._tell_at = "", 0.0
         self._asked = self._killed = False
         self._awake = threading.Event()
@@ -106,7 +88,10 @@ class EngineProcess:
 
     def facts(self) -> list[AnyFact]:
         """What became of the task since the last call."""
-        new, self._facts = self._facts, []
+        new: list[AnyFact] = []
+        with suppress(queue.Empty):
+            while True:
+                new.append(self._facts.get_nowait())
         return new
 
     # -- the thread -------------------------------------------------------------------------------------------
@@ -118,6 +103,7 @@ class EngineProcess:
             log.exception("job %s: its task on the engine %s is given up", self._run.id, self._settings.name)
             self.cause = EndCause(Reason.CRASH, f": {type(error).__name__}: {error}")
             self._code = 1
+            self._order("kill")  # the next attempt sees to the rest
         finally:
             self._ended.set()
 
@@ -137,7 +123,7 @@ class EngineProcess:
             return 1
         record = record.model_copy(update={"id": task})
         self._handover.write_task(record)
-        self._facts.append(TaskSubmitted(engine=self._settings.name, task=task))
+        self._facts.put(TaskSubmitted(engine=self._settings.name, task=task))
         code = self._follow(task)
         if not self._killed:
             self._handover.write_task(record.model_copy(update={"over": True}))
@@ -154,7 +140,7 @@ class EngineProcess:
             self._exchange()
             if report is None and (report := self._report()) is not None:
                 self.waiting = False
-                self._facts.append(TaskStarted(task=task, node=report.host))
+                self._facts.put(TaskStarted(task=task, node=report.host))
             report = self._report()
             if report is not None and report.code is not None and report.code != -signal.SIGKILL:
                 return self._ended_by_itself(report.code)
@@ -181,15 +167,15 @@ class EngineProcess:
             return before
         if not state.status.over:
             self.waiting = state.status is TaskStatus.QUEUED
-        if self.waiting:
-            self._tell_wait(task, state.message)
+            if self.waiting:
+                self._tell_wait(task, state.message)
         return state
 
     def _tell_wait(self, task: str | None, message: str) -> None:
         """Why the task waits: at once, and what changes later once in a while."""
         if message != self._told and time.monotonic() >= self._tell_at:
             self._told, self._tell_at = message, time.monotonic() + TELL_EVERY_S
-            self._facts.append(TaskWaiting(task=task, message=message))
+            self._facts.put(TaskWaiting(task=task, message=message))
 
     def _ended_by_itself(self, code: int) -> int:
         if code == -signal.SIGTERM:  # of the engine, or ours, before the trainer could listen
@@ -237,7 +223,7 @@ class EngineProcess:
             except EngineUnavailable as error:
                 why = f"until it is known that the task of attempt {before.attempt} has ended: {error}"
             self._tell_wait(record.id, why)
-            self._awake.wait(BEAT_S / 2)
+            self._awake.wait(self._settings.look_every_s)
         return False
 
     # -- the node ---------------------------------------------------------------------------------------------
@@ -257,7 +243,11 @@ class EngineProcess:
             log.warning("job %s: nothing comes from its node, and nothing goes there: %s", self._run.id, error)
 
     def _report(self) -> NodeReport | None:
-        report = self._handover.report()
+        try:
+            report = self._handover.report()
+        except (OSError, ValueError) as error:  # of a network's disk: it may be there in a moment
+            log.warning("job %s: what its node says cannot be read: %s", self._run.id, error)
+            return None
         return report if report is not None and report.token == self._token else None
 
     def _cancel(self, task: str) -> bool:

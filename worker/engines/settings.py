@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from jobs.disk.rundir import RunDir
 from jobs.frozen import Frozen
 from jobs.heartbeat import Gpu
-from worker.engines.engine import Engine
+from worker.engines.engine import Engine, EngineTask
 
 GIB = 2**30
 
@@ -43,8 +45,9 @@ class EngineSettings(Frozen, strict=True):
     """Further variables of the program."""
     look_every_s: Annotated[float, Field(ge=0.1, le=600.0)] = 10.0
     """Seconds between two questions to the engine how a task is."""
-    alone_s: Annotated[float, Field(ge=1.0, le=86_400.0)] = 300.0
-    """Seconds without a sign of life from here after which a task stops by itself, with a checkpoint."""
+    alone_s: Annotated[float, Field(ge=5.0, le=86_400.0)] = 300.0
+    """Seconds without a sign of life from here after which a task stops by itself, with a checkpoint. There is none
+    while the engine takes its time to answer a question."""
 
     @field_validator("directory")
     @classmethod
@@ -72,6 +75,22 @@ class EngineSettings(Frozen, strict=True):
             native_bf16=self.native_bf16,
             count=self.gpus,
             driver="",
+        )
+
+    def task(self, run: RunDir, attempt: int, token: str, environment: Mapping[str, str], gpus: int) -> EngineTask:
+        """What trains this attempt on a node. `environment`: of every trainer; `gpus`: that the job asks for."""
+        plan = run.plan()
+        node = ("-m", "worker.engines.node", str(run.path), "--attempt", str(attempt), "--token", token)
+        return EngineTask(
+            job=run.id,
+            attempt=attempt,
+            name=f"longhaul-{run.id.removeprefix('job-')}-{attempt}-{token[:8]}".lower()[:63],
+            command=(*self.python, *node, "--alone-s", f"{self.alone_s:g}"),
+            environment={**environment, **self.environment, "LONGHAUL_DEVICE": self.device},
+            gpus=0 if self.device == "cpu" else gpus,
+            run=run.path,
+            directory=self.directory,
+            stores=tuple(Path(each) for each in (plan.model.folder, plan.data.prepared) if each is not None),
         )
 
     @abstractmethod
