@@ -30,10 +30,11 @@ def cluster(tmp_path: Path, data: Path, **engine: object) -> Iterator[tuple[Fake
         yield slurm, stack
 
 
-def long_job(**more: Any) -> dict[str, Any]:
-    """64 steps, a checkpoint after each eighth, on Slurm."""
-    training = {"epochs": 8, "batch_size": 8, "learning_rate": 0.003}
-    return tiny_job(**{"training": training, "resources": {"engine": "cluster"}, **more})
+def long_job(epochs: int = 8, **more: Any) -> dict[str, Any]:
+    """8 steps an epoch, a checkpoint after each, on Slurm; evaluated before and after."""
+    training = {"epochs": epochs, "batch_size": 8, "learning_rate": 0.003}
+    evaluation = {"every_steps": 1000, "samples": 1}
+    return tiny_job(**{"training": training, "evaluation": evaluation, "resources": {"engine": "cluster"}, **more})
 
 
 def longhaul(stack: Stack, *words: str) -> str:
@@ -105,7 +106,7 @@ def test_pause_and_cancel_reach_the_node(tmp_path: Path, data: Path) -> None:
 
 def test_a_task_whose_supervisor_is_killed_stops_by_itself_and_none_runs_beside_it(tmp_path: Path, data: Path) -> None:
     with cluster(tmp_path, data, alone_s=5) as (slurm, stack):
-        job = stack.submit(long_job())
+        job = stack.submit(long_job(epochs=24))  # long enough to be at work when the silence is noticed
         progressed(stack, job, 1)
         stack.kill("train")
         stack.start("train")
