@@ -12,15 +12,18 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 # One place for the version: pyproject.toml.
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
-MARKERS ?= not gpu and not docker and not simulated_gpu
+MARKERS ?= not gpu and not docker and not simulated_gpu and not engines
 PYTEST_ARGS ?=
 # How many test processes run beside each other.
 TEST_PROCESSES ?= 2
 # A simulated GPU beside the checkout, for torch's CUDA build; few machines have it.
 SIMULATED_GPU ?= ../shared/simulated_gpu
 SIMULATED_GPU_VENV := .venv-simulated-gpu
+# Exactly: tests read manifests with them. Longhaul itself needs neither.
+ENGINES := kubeflow==0.5.0 kubeflow_trainer_api==2.3.0 skypilot==0.14.1
+ENGINES_VENV ?= .venv-engines
 
-.PHONY: help setup demo test test-docker simulated-gpu test-simulated-gpu check openapi bench up logs down env lock
+.PHONY: help setup demo test test-docker simulated-gpu test-simulated-gpu engines test-engines check openapi bench up logs down env lock
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -58,6 +61,17 @@ simulated-gpu: ## create .venv-simulated-gpu: torch's CUDA build and a GPU that 
 
 test-simulated-gpu: simulated-gpu ## run the tests that need a simulated GPU
 	VENV=$(SIMULATED_GPU_VENV) $(SIMULATED_GPU)/run python -m pytest -m simulated_gpu tests/simulated_gpu $(PYTEST_ARGS)
+
+engines: $(ENGINES_VENV)/.setup-stamp ## create .venv-engines: the packages of SkyPilot and Kubeflow (1 GB of disk; minutes)
+
+$(ENGINES_VENV)/.setup-stamp: Makefile
+	@[ -n "$(PYTHON)" ] || { echo "make engines: no Python 3.11 or newer on PATH; install one or give PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(ENGINES_VENV)
+	$(ENGINES_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(ENGINES)
+	@touch $@
+
+test-engines: setup engines ## run the tests that need the packages of SkyPilot and Kubeflow
+	ENGINES_VENV=$(ENGINES_VENV) $(BIN)/python -m pytest -m engines tests/engines $(PYTEST_ARGS)
 
 # --env-file: what a person's own .env says is not the matter here. Without Compose the file is at least read.
 check: setup ## formatting, lint, types, import rules, OpenAPI document, reference, Dockerfile and compose file

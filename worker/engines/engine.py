@@ -85,8 +85,8 @@ class TaskState:
 class Storage(Protocol):
     """How the run directory comes to a node that does not share the box's disks, and back.
 
-    Both calls copy what has changed since the last one. They are made by one thread, every few seconds, and raise
-    EngineUnavailable; the next call then copies what is missing.
+    All calls copy what has changed since the last one. They are made by one thread, and raise EngineUnavailable; the
+    next call then copies what is missing. `push` and `pull` may be called as often as one likes.
     """
 
     # fmt: off
@@ -94,6 +94,8 @@ class Storage(Protocol):
         """What this side has written goes to the other side."""
     def pull(self, run: Path) -> None:
         """What the other side has written comes here."""
+    def finish(self, run: Path) -> None:
+        """As `push`, and when it returns, all of it is there."""
     # fmt: on
 
 
@@ -105,6 +107,9 @@ class SharedStorage:
 
     def pull(self, run: Path) -> None:
         """It is here."""
+
+    def finish(self, run: Path) -> None:
+        """It is there."""
 
 
 class Engine(Protocol):

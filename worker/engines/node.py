@@ -1,6 +1,6 @@
 """The program of a task, on a node of an engine: it trains one attempt in a run directory. There is no Redis here.
 
-    python -m worker.engines.node RUN_DIR --attempt N --token TOKEN
+    python -m worker.engines.node RUN_DIR --attempt N --token TOKEN [--bucket URL]
 
 It starts the trainer, passes SIGTERM on to it (the engine wants the node back), and does what the box orders in
 `attempts/<n>.orders.json` (`handover.py`). Nothing trains that the box does not know of: the trainer starts with the
@@ -18,18 +18,24 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 from jobs.disk.rundir import RunDir
 from jobs.process.lifeline import PARENT_PID
 from jobs.process.logs import configure
 from jobs.reasons import Reason
+from worker.engines.bucket_storage import BucketStorage
 from worker.engines.engine import EngineUnavailable, SharedStorage, Storage
 from worker.engines.handover import Handover, NodeReport
 
 log = logging.getLogger("longhaul.node")
 LOOK_S = 0.5
+RETRY_S = 5.0
+"""Between two tries to reach the box where the program needs it."""
+GRACE_S = 120.0
+"""For the first start of a task that the engine starts again: it was told to end, or is gone."""
 STOPPED = Reason.INTERRUPTED.exit_code
 
 
@@ -69,22 +75,32 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--attempt", type=int, required=True, help="its number")
     parser.add_argument("--token", required=True, help="that the orders name")
     parser.add_argument("--alone-s", type=float, default=300.0, help="seconds without a sign of life until it stops")
+    parser.add_argument("--bucket", metavar="URL", help="through which the run directory comes here, and back")
+    parser.add_argument("--exit-0", action="store_true", help="end with code 0 once the box can read the trainer's")
     given = parser.parse_args(argv)
     configure("text")
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     run = RunDir(given.run_dir.resolve())
-    return attend(run, given.attempt, given.token, given.alone_s, asked, SharedStorage())
+    storage = SharedStorage() if given.bucket is None else BucketStorage(given.bucket, "node")
+    try:
+        code = attend(run, given.attempt, given.token, given.alone_s, asked, storage)
+    except EngineUnavailable as error:
+        log.error("job %s: %s", run.id, error)
+        return STOPPED
+    return 0 if given.exit_0 else code
 
 
 def attend(run: RunDir, attempt: int, token: str, alone_s: float, asked: threading.Event, storage: Storage) -> int:
-    """Wait for the box, train, and say how it ended. `asked`: set by SIGTERM."""
+    """Wait for the box, train, and say how it ended. `asked`: set by SIGTERM. Raises EngineUnavailable if the box is
+    out of reach for long.
+    """
     handover = Handover(run.path, attempt)
     box = Supervision(handover, token, alone_s)
-    exchange(run, storage)
+    insist(lambda: storage.pull(run.path), alone_s)
     if (before := handover.report()) is not None and before.token == token:
         log.error("job %s: the engine has started task %s again; the box starts another", run.id, token)
-        return STOPPED
+        return end_for_another(run, handover, before, storage, alone_s)
     report = NodeReport(token=token, host=platform.node())
     while not box.there:
         order = box.order()
@@ -92,8 +108,7 @@ def attend(run: RunDir, attempt: int, token: str, alone_s: float, asked: threadi
             log.error("job %s: the box does not want this task (any more)", run.id)
             return STOPPED
         if order == "stop" or asked.is_set():
-            handover.write_report(report.model_copy(update={"code": STOPPED}))
-            exchange(run, storage)
+            tell_end(run, handover, report, STOPPED, storage, alone_s)
             return STOPPED
         asked.wait(LOOK_S)
         exchange(run, storage)
@@ -117,8 +132,7 @@ def attend(run: RunDir, attempt: int, token: str, alone_s: float, asked: threadi
             told = True
             log.info("job %s: the trainer is asked to stop", run.id)
             trainer.terminate()
-    handover.write_report(report.model_copy(update={"code": trainer.returncode}))
-    exchange(run, storage)
+    tell_end(run, handover, report, trainer.returncode, storage, alone_s)
     return trainer.returncode if trainer.returncode >= 0 else 128 - trainer.returncode
 
 
@@ -127,6 +141,44 @@ def ended(trainer: subprocess.Popen[bytes], within_s: float) -> bool:
     with contextlib.suppress(subprocess.TimeoutExpired):
         trainer.wait(within_s)
     return trainer.returncode is not None
+
+
+def tell_end(
+    run: RunDir, handover: Handover, report: NodeReport, code: int, storage: Storage, alone_s: float
+) -> None:  # fmt: skip
+    """The box hears of the end when it has all that the attempt left."""
+    insist(lambda: storage.finish(run.path), 2 * alone_s)
+    handover.write_report(report.model_copy(update={"code": code}))
+    insist(lambda: storage.finish(run.path), 2 * alone_s)
+
+
+def end_for_another(
+    run: RunDir, handover: Handover, report: NodeReport, storage: Storage, alone_s: float
+) -> int:  # fmt: skip
+    """Where the task was started before: what that start says of its end, if it says so soon; else that it was
+    interrupted.
+    """
+    until = monotonic() + min(GRACE_S, alone_s)
+    while report.code is None and monotonic() < until:
+        sleep(LOOK_S)
+        exchange(run, storage)
+        report = handover.report() or report
+    if report.code is None:
+        tell_end(run, handover, report, STOPPED, storage, alone_s)
+    return STOPPED
+
+
+def insist(copy: Callable[[], None], within_s: float) -> None:
+    """Copy, also if the box can be reached only later. Raises EngineUnavailable after that time."""
+    until = monotonic() + within_s
+    while True:
+        try:
+            return copy()
+        except EngineUnavailable as error:
+            if monotonic() >= until:
+                raise
+            log.warning("%s; it is tried again", error)
+            sleep(RETRY_S)
 
 
 def exchange(run: RunDir, storage: Storage) -> None:

@@ -114,10 +114,16 @@ def test_a_task_that_is_not_the_attempt_does_nothing(node: Node, order: str, tok
     assert node.ended() == 75 and node.started() == [] and node.report() is None
 
 
-def test_a_task_that_the_engine_starts_again_does_nothing(node: Node) -> None:
-    node.handover.write_report(NodeReport(token="right", host="node-1"))
+@pytest.mark.parametrize("code", [None, 0])
+def test_a_task_that_the_engine_starts_again_says_how_the_first_start_ended(
+    node: Node, code: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.engines.node.GRACE_S", 0.5)
+    node.handover.write_report(NodeReport(token="right", host="node-1", code=code))
     node.start()
     assert node.ended() == 75 and node.started() == []
+    assert (report := node.report()) is not None
+    assert (report.host, report.code) == ("node-1", 75 if code is None else code), "interrupted, unless it says itself"
 
 
 @pytest.mark.parametrize("who", ["box", "engine"])
