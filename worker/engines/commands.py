@@ -13,20 +13,20 @@ from worker.engines.engine import EngineRefused, EngineUnavailable
 LIMIT_S = 60.0
 
 
-def run(command: Sequence[str], given: str = "") -> str:
-    """What the command prints. `given`: its standard input. Raises EngineRefused if it ends with an error, and
-    EngineUnavailable if it is not there or does not end in time.
+def run(command: Sequence[str], given: str = "", *, limit_s: float = LIMIT_S, any_code: bool = False) -> str:
+    """What the command prints. `given`: its standard input. Raises EngineRefused if it ends with an error (`any_code`:
+    it may), and EngineUnavailable if it is not there or does not end within `limit_s`.
     """
     try:
         done = subprocess.run(
-            command, input=given, capture_output=True, text=True, timeout=LIMIT_S, check=False, errors="replace",
+            command, input=given, capture_output=True, text=True, timeout=limit_s, check=False, errors="replace",
             env=minimal_environment(os.environ, ()),
         )  # fmt: skip
     except OSError as error:
         raise EngineUnavailable(f"{command[0]} cannot be started: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise EngineUnavailable(f"{command[0]} did not end within {LIMIT_S:.0f} s") from None
-    if done.returncode:
+        raise EngineUnavailable(f"{command[0]} did not end within {limit_s:.0f} s") from None
+    if done.returncode and not any_code:
         words = " ".join((done.stderr.strip() or done.stdout.strip()).split())[:300]
         raise EngineRefused(printable(f"{command[0]} ended with code {done.returncode}: {words}"))
     return done.stdout

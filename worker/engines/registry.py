@@ -9,10 +9,16 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from worker.engines.kubeflow import KubeflowSettings
 from worker.engines.settings import EngineSettings
+from worker.engines.skypilot import SkyPilotSettings
 from worker.engines.slurm import SlurmSettings
 
-KINDS: Mapping[str, type[EngineSettings]] = {"slurm": SlurmSettings}
+KINDS: Mapping[str, type[EngineSettings]] = {
+    "kubeflow": KubeflowSettings,
+    "skypilot": SkyPilotSettings,
+    "slurm": SlurmSettings,
+}
 """What each kind may set."""
 
 

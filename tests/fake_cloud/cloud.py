@@ -1,0 +1,88 @@
+"""The fake cloud as a test has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.fake_cloud.machine import Cloud
+from tests.stack import ROOT
+
+
+class FakeCloud:
+    """`with FakeCloud(folder) as cloud:`; its programs are in `cloud.bin`. A task has an empty disk at each start."""
+
+    def __init__(self, folder: Path, variables: Mapping[str, str] = {}) -> None:
+        self.folder = folder / "cloud"
+        self.folder.mkdir(parents=True)
+        self.disk = folder / "disk"
+        self.bucket = f"file://{folder / 'bucket'}"
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        self._cloud = Cloud(self.folder)
+        words = {
+            "FAKE_CLOUD": str(self.folder),
+            "FAKE_CLOUD_DISK": str(self.disk),
+            "PYTHONPATH": str(ROOT),
+            **variables,
+        }
+        given = " ".join(f"{name}='{value}'" for name, value in words.items())
+        for program in ("sky", "kubectl"):
+            file = self.bin / program
+            file.write_text(f'#!/bin/sh\n{given} exec {sys.executable} -m tests.fake_cloud.{program} "$@"\n')
+            file.chmod(0o755)
+
+    def environment(self, kind: str, **more: object) -> dict[str, str]:
+        """Variables of a train worker that has its jobs trained here, on the CPU; `more`: keys of the engine."""
+        keys: dict[str, object] = {
+            "kind": kind, "device": "cpu", "directory": str(ROOT), "python": [sys.executable], "look_every_s": 0.5,
+            "environment": {"OMP_NUM_THREADS": "1"}, "bucket": self.bucket, "node_folder": str(self.disk), **more,
+        }  # fmt: skip
+        file = self.folder.parent / "engines.toml"
+        file.write_text("\n".join(["[cloud]", *(f"{name} = {_toml(value)}" for name, value in keys.items()), ""]))
+        return {"PATH": f"{self.bin}:{os.environ['PATH']}", "LONGHAUL_ENGINES": str(file)}
+
+    def tell(self, what: str, words: str = "") -> None:
+        """`down`, `refuse`, `hold`, `again`."""
+        (self.folder / what).write_text(words)
+
+    def untell(self, what: str) -> None:
+        (self.folder / what).unlink()
+
+    def end(self, name: str, how: str) -> None:
+        """`preempt` or `lose`."""
+        (self.folder / f"{name}.do").write_text(how)
+
+    def tasks(self) -> list[dict[str, Any]]:
+        return self._cloud.tasks()
+
+    def spans(self) -> list[str]:
+        """Starts and ends of programs, in order."""
+        file = self.folder / "log"
+        return [line.split()[0] for line in file.read_text().splitlines() if line.startswith(("start ", "end "))]
+
+    def __enter__(self) -> FakeCloud:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing of it outlives the test."""
+        for task in self.tasks():
+            if task["state"] in ("pending", "running", "lost"):
+                for pid in task["pids"]:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)} = {_toml(each)}" for name, each in value.items()) + "}"
+    return json.dumps(value)
