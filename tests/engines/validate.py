@@ -1,0 +1,40 @@
+"""`python validate.py skypilot | kubeflow`, in the environment that has both: their validators read stdin.
+
+Prints the document as they have understood it, as JSON. Ends with an error where they refuse it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import yaml
+
+
+def skypilot(text: str) -> object:
+    """By the schema of task YAML, and by what `sky jobs launch` makes of it before it asks a cloud."""
+    import sky
+    from sky.jobs.state import ManagedJobStatus
+    from sky.utils import common_utils
+
+    task = sky.Task.from_yaml_config(yaml.safe_load(text))
+    common_utils.check_cluster_name_is_valid(task.name)
+    [resources] = task.resources
+    return {
+        "name": task.name, "envs": task.envs, "run": task.run, "setup": task.setup,
+        "accelerators": resources.accelerators, "use_spot": resources.use_spot,
+        "states": [status.value for status in ManagedJobStatus],
+    }  # fmt: skip
+
+
+def kubeflow(text: str) -> object:
+    """By the models of the API: a key that they do not know is not in what comes out."""
+    from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
+
+    job = TrainerV1alpha1TrainJob.from_dict(json.loads(text))
+    assert job is not None
+    return job.to_dict()
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps({"skypilot": skypilot, "kubeflow": kubeflow}[sys.argv[1]](sys.stdin.read())))
