@@ -334,3 +334,21 @@ def test_memory_that_runs_out_while_loading_is_said_and_not_a_crash(
     assert caught.value.hint is not None and "memory.optimizer: adafactor" in caught.value.hint
     with pytest.raises(RuntimeError, match="another"), start.loading(run):
         raise RuntimeError("another")
+
+
+@pytest.mark.parametrize("failure", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_where_a_gpu_trains_and_the_hosts_memory_runs_out_the_hosts_is_named(
+    make_run: MakeRun, failure: Exception
+) -> None:
+    run = make_run()
+    plan_on_cpu(run)
+    plan = run.plan()
+    assert plan.memory is not None
+    for device, kind in (("cpu", OutOfMemory), ("cuda", HostOutOfMemory)):
+        host = HostPlan(optimizer_bytes=32 * GIB, copy_bytes=1, available_bytes=64 * GIB, fits=True)
+        run.write_plan(
+            plan.model_copy(update={"memory": plan.memory.model_copy(update={"device": device, "host": host})})
+        )
+        with pytest.raises(kind) as caught, start.loading(run):
+            raise failure
+        assert ("states of the optimizer take 32.0 GiB" in str(caught.value)) is (device == "cuda")

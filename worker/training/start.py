@@ -29,7 +29,7 @@ from worker.training.dataset.data import PreparedDataset
 from worker.training.journal import Journal
 from worker.training.machine.device import has_native_bf16
 from worker.training.machine.host import host_memory
-from worker.training.machine.out_of_memory import KINDS, is_out_of_memory
+from worker.training.machine.out_of_memory import KINDS, is_of_host, is_out_of_memory, message_of
 from worker.training.machine.process_monitor import OtherProcessesUse, ProcessMonitor
 from worker.training.models.model_store import check_files
 from worker.training.planning.alternatives import LIGHTER, Alternatives
@@ -92,18 +92,26 @@ def within_reserved(plan: Plan) -> Plan:
 
 @contextlib.contextmanager
 def loading(run: RunDir) -> Iterator[None]:
-    """Memory that runs out inside, before the first step, ends the attempt with OutOfMemory."""
+    """Memory that runs out inside, before the first step, ends the attempt with OutOfMemory; where that is the host's,
+    and a GPU trains, with HostOutOfMemory."""
     try:
         yield
     except KINDS as error:
         if not is_out_of_memory(error):
             raise
         memory = run.plan().memory
+        if memory is not None and memory.device == "cuda" and is_of_host(error):
+            states = 0 if memory.host is None else memory.host.optimizer_bytes
+            there = f", of which states of the optimizer take {format_bytes(states)}" if states else ""
+            raise HostOutOfMemory(
+                f"the host's memory ran out while the job was loaded{there}: {message_of(error)}",
+                hint="end what else uses the memory of that host; the job tries again by itself, a limited number of "
+                "times",
+            ) from error
         parts = {} if memory is None else memory.parts
         static = f", which take {format_bytes(parts['weights'] + parts['optimizer'])}" if parts else ""
-        failure = str(error).splitlines()[0][:500]
         raise OutOfMemory(
-            f"memory ran out while weights and optimizer states were loaded{static}: {failure}",
+            f"memory ran out while weights and optimizer states were loaded{static}: {message_of(error)}",
             hint="set memory.optimizer: adafactor, take a smaller model, or make room: memory.planned says who was "
             "on the GPU, too",
         ) from error

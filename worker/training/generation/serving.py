@@ -33,7 +33,7 @@ from worker.training.generation.writing import Answering, Cancelled
 from worker.training.machine.device import gpu_id
 from worker.training.machine.locks import gpu_lock, try_lock
 from worker.training.machine.numerics import prepare_device
-from worker.training.machine.out_of_memory import KINDS, is_out_of_memory
+from worker.training.machine.out_of_memory import KINDS, is_out_of_memory, message_of
 from worker.training.memory.hard_limit import on_gpu
 from worker.training.network import guards
 from worker.training.tasks.registry import task_of
@@ -170,7 +170,7 @@ def answer(models: Models, body: GenerateBody, channel: Channel) -> None:
             torch.cuda.empty_cache()
         channel.fail(
             Rejected(
-                f"memory ran out: {str(error).splitlines()[0][:300]}",
+                f"memory ran out: {message_of(error)}",
                 code="out_of_memory",
                 hint="shorten the input or lower max_new_tokens, or leave the base model out",
             )

@@ -46,6 +46,7 @@ _FORMS = re.compile(
     r"|could not create a primitive(?! descriptor)",
     re.DOTALL,
 )
+_OF_HOST = re.compile(r"DefaultCPUAllocator|std::bad_alloc|Cannot allocate memory")
 _SAID = re.compile(r"\bout of memory\b", re.IGNORECASE)
 _WHOSE = re.compile(r"\b(?:cuda|cu|hip|nccl|triton|xpu|mps)(?:\b|_)|OutOfMemoryError", re.IGNORECASE)
 _REQUESTED = re.compile(r"(?:tried|unable) to allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
@@ -64,6 +65,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     text = str(error)
     found = _FORMS.search(text) or (_SAID.search(text) and _WHOSE.search(text))
     return isinstance(error, RuntimeError) and found is not None
+
+
+def is_of_host(error: BaseException) -> bool:
+    """Whether the memory that ran out (`is_out_of_memory`) is the host's."""
+    return not isinstance(error, torch.OutOfMemoryError) and (
+        isinstance(error, (MemoryError, OSError)) or _OF_HOST.search(str(error)) is not None
+    )
 
 
 class OtherProcesses(Protocol):
@@ -153,10 +161,9 @@ class MemoryShortage:
             return None
         now = figures(device)
         try:
-            text = str(error) or type(error).__name__
             found = cls(
-                message=_telling(text)[:LONGEST_MESSAGE],
-                requested=requested_bytes(text),
+                message=message_of(error),
+                requested=requested_bytes(str(error)),
                 figures=now,
                 device=device.type,
                 trace=tuple(traceback.format_exception(error)),
@@ -223,7 +230,7 @@ def requested_bytes(text: str) -> int | None:
     return None if found is None else round(float(found[1]) * _UNITS[found[2].lower()])
 
 
-def _telling(text: str) -> str:
-    """The line that says that memory ran out: compilers put lines of their own before it."""
-    lines = text.strip().splitlines() or [text]
-    return next((line for line in lines if _FORMS.search(line) or _SAID.search(line)), lines[0])
+def message_of(error: BaseException) -> str:
+    """The line of such an error that says that memory ran out: compilers put lines of their own before it."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return next((line for line in lines if _FORMS.search(line) or _SAID.search(line)), lines[0])[:LONGEST_MESSAGE]
