@@ -96,6 +96,8 @@ def time_costs(before: JobFacts, after: JobFacts, differing: Collection[str]) ->
     if was is None or now is None:
         return None
     keys = Differing(differing)
+    optimizers = {job.plan.resolved.optimizer for job in (before, after) if job.plan is not None}
+    host = keys.first(("memory.optimizer",), ("resolved.optimizer",)) if "adamw_offload" in optimizers else ()
     behind = (
         keys.first(("training.epochs", "training.max_steps", "training.max_hours")),
         keys.first((*_ROWS, "data.max_invalid_fraction"), ("data.prepared",)),
@@ -109,7 +111,12 @@ def time_costs(before: JobFacts, after: JobFacts, differing: Collection[str]) ->
             "time",
             (seconds, other_seconds),
             list(zip(zip(factors, other_factors, strict=True), behind, strict=True)),
-            keys.first(("resources.gpus",), ("memory.gpu",), ("speed.compile", "speed.fused", "training.batch_size")),
+            (
+                *host,
+                *keys.first(
+                    ("resources.gpus",), ("memory.gpu",), ("speed.compile", "speed.fused", "training.batch_size")
+                ),
+            ),
         )
     )
     return costs

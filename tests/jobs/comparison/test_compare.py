@@ -181,3 +181,17 @@ def test_time_is_told_by_setting() -> None:
     )
     assert (before, also_before) == (0, 0)
     assert epochs > recomputed > 0 and epochs + recomputed == pytest.approx(5 * 3600, abs=0.2)
+
+
+def test_time_that_a_gpu_waits_for_the_updates_of_its_host_is_told_by_the_optimizer() -> None:
+    def trained(hours: float, optimizer: str) -> JobFacts:
+        time = TimePlan(
+            model_flops=3e15, recomputed_flops=0, estimated=False, gpu="NVIDIA H200", hours_at_limit=None,
+            hours_expected=hours,
+        )  # fmt: skip
+        return job("a", time=time, memory={"optimizer": optimizer}, plan={"optimizer": optimizer})
+
+    for optimizer, told in (("adamw_offload", 3600.0), ("adamw", None)):
+        groups = compare([trained(3.0, "adamw_8bit"), trained(4.0, optimizer)]).groups
+        [seconds] = [each.seconds for group in groups for each in group.differences if each.key == "memory.optimizer"]
+        assert (seconds or [0, None])[1] == (None if told is None else pytest.approx(told))
