@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from jobs.frozen import Empty
-from jobs.gpus import GpuFacts
+from jobs.gpus import HOST_ROOM, GpuFacts
 from jobs.heartbeat import TrainWorker, WorkerHeartbeat
 from jobs.plan import CheckSummary
 from jobs.spec import ResourcesSpec
@@ -32,17 +32,20 @@ class GpuNeeds:
     """`resources.gpus`."""
     engine: str | None = None
     """`resources.engine`."""
+    host_bytes: int | None = None
+    """Of the host's memory, for the states of an optimizer that is planned to be there."""
 
     @classmethod
     def of(cls, resources: ResourcesSpec, plan: CheckSummary | Empty) -> GpuNeeds:
         """Those of a job. In plans of earlier versions the peak stands for the least: so much is known to do."""
         memory = plan.memory if isinstance(plan, CheckSummary) else None
-        least, native = None, False
+        least, native, host = None, False, None
         if memory is not None and memory.device == "cuda":
+            host = (memory.host and memory.host.optimizer_bytes) or None
             least = memory.peak_bytes if memory.least_bytes is None else memory.least_bytes
             native = memory.dtype == "bfloat16"
         return cls(
-            resources.gpu_memory_gib, resources.gpu_name, least, native, resources.gpus, resources.engine
+            resources.gpu_memory_gib, resources.gpu_name, least, native, resources.gpus, resources.engine, host
         )  # fmt: skip
 
     def unmet(self, gpu: GpuFacts | None) -> str | None:
@@ -66,6 +69,11 @@ class GpuNeeds:
             return f"{gpu.name} has {has} for a job, and this one needs at least {needed}"
         if self.native_bf16 and not gpu.native_bf16:
             return f"{gpu.name} has no native bf16, and the job is planned in bfloat16"
+        if self.host_bytes is not None and gpu.host_memory_bytes is not None:
+            room = gpu.host_memory_bytes - HOST_ROOM
+            if room < self.host_bytes:
+                has, needed = bytes_alike(room, self.host_bytes)
+                return f"the host of {gpu.name} has {has} for optimizer states, and this job keeps {needed} there"
         return None
 
     def _is_named(self, gpu: str) -> bool:

@@ -28,6 +28,8 @@ DRIVER_BYTES = 2**29
 COPY_BYTES_PER_S, HOST_UPDATE_PER_S = 20e9, 1e9
 """Until `longhaul doctor` has measured them: bytes a second between host and GPU, in 16 lanes of PCIe 4; and weights
 that the host updates in a second, for each of which it moves 28 bytes. Typical figures, not measured here."""
+HOST_ROOM = 2 * 2**30
+"""Bytes of a host's memory that stay free for everything else, beside copies of weights and states of optimizers."""
 MARGIN = 0.03
 """Share of the budget on a GPU that stays free, for free memory in pieces too small to use."""
 

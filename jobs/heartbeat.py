@@ -27,11 +27,15 @@ class TrainWorkerGpu(Frozen, strict=True, extra="allow"):
     """Whether it multiplies bf16 itself; false: it trains adapters beside a model in fp16, and nothing else."""
     count: Annotated[int, Field(ge=1)] = 1
     """GPUs that train together."""
+    host_memory_bytes: int | None = None
+    """Memory that the worker's machine, or container, has in all; null: not known."""
 
     @property
     def facts(self) -> GpuFacts:
         """The same, as needs are compared with it."""
-        return GpuFacts(self.name, self.memory_bytes, native_bf16=self.native_bf16, count=self.count)
+        return GpuFacts(
+            self.name, self.memory_bytes, None, self.native_bf16, self.host_memory_bytes, self.count
+        )  # fmt: skip
 
     def text(self, count: int | None = None) -> str:
         """So many of these GPUs (None: all of them), for people."""
@@ -63,8 +67,6 @@ class Gpu(TrainWorkerGpu):
     """Version of the driver."""
     measured: MeasuredGpu | None = None
     """What `longhaul doctor` and jobs measured of it with this driver; null: nothing."""
-    host_memory_bytes: int | None = None
-    """Memory that the worker's machine, or container, has in all; null: not known."""
 
     @property
     def facts(self) -> GpuFacts:

@@ -5,13 +5,13 @@ All instants come from TIME inside the script. Reconcile's own: `maintenance.py`
 - `lj`: key of a job's hash; fields: number, record, spec, status, stage, score, not_before, needs_ms (what is left of
   it, '' where nobody knows), began_ms (its attempt, '' where none runs), indexes (JSON: in which it is whatever its
   state), gpu_memory_gib, gpu_name (lower case), least_bytes, native_bf16 (`jobs/gpu_needs.py`; '' where any will do),
-  engine ('': none), trial ('1': of a sweep), reserved_bytes (what a trial has of a GPU; '': unknown, so all of it),
-  on_gpu (the UUID of the GPU of an open attempt), lease (its holder's token), damaged (JSON of what is wrong with its
-  directory, where something is)
+  engine ('': none), host_bytes ('': none), trial ('1': of a sweep), reserved_bytes (what a trial has of a GPU; '':
+  unknown, so all of it), on_gpu (the UUID of the GPU of an open attempt), lease (its holder's token), damaged (JSON of
+  what is wrong with its directory, where something is)
 - `rebuilt()`: whether Redis has been given every run directory since it was last empty (`jobs/redis/maintenance.py`)
 - `place(id)`: puts a job into the order of its stage when it waits and nobody holds it, and out of all others
 - `suits(id, worker)`: whether a worker of that engine (nil: none) with that GPU (name, memory_bytes, native_bf16,
-  count; nil: a CPU) can take the job, as `jobs/gpu_needs.py` says
+  count, host_memory_bytes; nil: a CPU) can take the job, as `jobs/gpu_needs.py` says
 - `trainers()`: what train workers of the last minute report, each with the `job` that it holds
 - `beside(gpu, trainers)`: the jobs that these hold on that GPU, and those that are running there: when Redis was just
   rebuilt, nobody holds them
@@ -24,7 +24,7 @@ from __future__ import annotations
 from jobs import gpus
 
 HELPERS = (
-    f"local DRIVER_BYTES, MARGIN = {gpus.DRIVER_BYTES}, {gpus.MARGIN}"
+    f"local DRIVER_BYTES, HOST_ROOM, MARGIN = {gpus.DRIVER_BYTES}, {gpus.HOST_ROOM}, {gpus.MARGIN}"
     + """
 local function lj(id) return 'longhaul:job:' .. id end
 local function now() local t = redis.call('TIME'); return t[1] * 1000 + math.floor(t[2] / 1000) end
@@ -46,15 +46,16 @@ local function drop_lease(id, token)
   return 0
 end
 local function asks(id)
-  local h = redis.call('HMGET', lj(id), 'gpu_memory_gib', 'gpu_name', 'least_bytes', 'native_bf16', 'gpus', 'engine')
+  local h = redis.call('HMGET', lj(id), 'gpu_memory_gib', 'gpu_name', 'least_bytes', 'native_bf16', 'gpus', 'engine',
+    'host_bytes')
   local record = not h[3] and redis.call('HGET', lj(id), 'record')
   if record then  -- written by an earlier version: the peak of its plan stands for the least
     local plan = cjson.decode(record).plan
     local memory = type(plan) == 'table' and plan.memory
     h[3] = type(memory) == 'table' and memory.device == 'cuda' and string.format('%.0f', memory.peak_bytes) or ''
   end
-  -- Earlier versions knew bf16 alone, one GPU, and no engine.
-  return h[1] or '', h[2] or '', h[3], h[4] or '1', h[5] or '1', h[6] or ''
+  -- Earlier versions knew bf16 alone, one GPU, no engine, and no needs of the host's memory.
+  return h[1] or '', h[2] or '', h[3], h[4] or '1', h[5] or '1', h[6] or '', h[7] or ''
 end
 local function room(gpu)
   local usable = gpu.memory_bytes - DRIVER_BYTES
@@ -62,16 +63,17 @@ local function room(gpu)
 end
 local function words(name) return '[^%w]' .. name:gsub('%p', '%%%0') .. '[^%w]' end
 local function suits(id, worker)
-  local gib, name, least, bf16, gpus, engine = asks(id)
+  local gib, name, least, bf16, gpus, engine, host = asks(id)
   local gpu = worker.gpu
   if engine ~= (worker.engine or '') then return false end
-  gib, least = tonumber(gib), tonumber(least)
+  gib, least, host = tonumber(gib), tonumber(least), tonumber(host)
   if not gpu then return not gib and name == '' end
   return (not gib or math.ceil(gpu.memory_bytes / 2^30) >= gib)
     and (name == '' or string.find(' ' .. string.lower(gpu.name) .. ' ', words(name)) ~= nil)
     and (not least or room(gpu) >= least)
     and (bf16 == '' or gpu.native_bf16 ~= false)
     and (gpu.count or 1) >= tonumber(gpus)
+    and (not host or not tonumber(gpu.host_memory_bytes) or gpu.host_memory_bytes - HOST_ROOM >= host)
 end
 local function trainers()
   local held, found = {}, {}
@@ -86,7 +88,8 @@ local function trainers()
       local gpu = facts.gpu
       local known = type(gpu) == 'table' and type(gpu.name) == 'string' and type(gpu.memory_bytes) == 'number'
       gpu = known and {uuid = gpu.uuid, name = gpu.name, memory_bytes = gpu.memory_bytes,
-                       native_bf16 = gpu.native_bf16, count = tonumber(gpu.count)} or nil
+                       native_bf16 = gpu.native_bf16, count = tonumber(gpu.count),
+                       host_memory_bytes = tonumber(gpu.host_memory_bytes)} or nil
       table.insert(found, {healthy = facts.healthy == true, device = facts.device, gpu = gpu, job = held[name],
                            slot = tonumber(facts.slot) or 0,
                            engine = type(facts.engine) == 'string' and facts.engine or nil})
@@ -161,8 +164,8 @@ return redis.call('HMGET', key, 'job', 'body')
 
 # ARGV: id, number before, number after, record, status, stage, score, not before (ms), submitted (ms), spec,
 #       JSON of its lasting indexes (with a spec), needs (ms), began (ms), token to release ('' for none), JSON of what
-#       it asks of a GPU (with a spec), least_bytes, native_bf16, trial, reserved_bytes, on_gpu, then pairs number,
-#       event
+#       it asks of a GPU (with a spec), least_bytes, native_bf16, trial, reserved_bytes, on_gpu, host_bytes, then
+#       pairs number, event
 # → {number that Redis has, 1 if there was a gap}
 # For a job that is new to Redis, only its newest event is published: followers read the earlier ones themselves.
 PROJECT = """
@@ -173,7 +176,7 @@ local before, after = tonumber(ARGV[2]), tonumber(ARGV[3])
 if have < before then return {have, 1} end
 if have < after then
   if have == 0 then redis.call('DEL', job .. ':events') end  -- what a lost hash left behind
-  for i = 21, #ARGV, 2 do
+  for i = 22, #ARGV, 2 do
     if tonumber(ARGV[i]) > have then
       redis.call('XADD', job .. ':events', ARGV[i] .. '-0', 'event', ARGV[i + 1])
       if have > 0 or i == #ARGV - 1 then
@@ -185,7 +188,8 @@ if have < after then
   if old then redis.call('ZREM', 'longhaul:status:' .. old, id) end
   redis.call('HSET', job, 'number', after, 'record', ARGV[4], 'status', ARGV[5], 'stage', ARGV[6], 'score', ARGV[7],
              'not_before', ARGV[8], 'needs_ms', ARGV[12], 'began_ms', ARGV[13], 'least_bytes', ARGV[16],
-             'native_bf16', ARGV[17], 'trial', ARGV[18], 'reserved_bytes', ARGV[19], 'on_gpu', ARGV[20])
+             'native_bf16', ARGV[17], 'trial', ARGV[18], 'reserved_bytes', ARGV[19], 'on_gpu', ARGV[20],
+             'host_bytes', ARGV[21])
   if ARGV[10] ~= '' then
     local asks = cjson.decode(ARGV[15])
     redis.call('HSET', job, 'spec', ARGV[10], 'indexes', ARGV[11], 'gpu_memory_gib', asks[1], 'gpu_name', asks[2],
@@ -223,7 +227,8 @@ redis.call('SET', mine, id, 'PX', 3600000)
 return id
 """
 
-# → {{id, gpu_memory_gib, gpu_name, least_bytes, native_bf16, gpus, engine}, …} of the jobs that wait to train, in order
+# → {{id, gpu_memory_gib, gpu_name, least_bytes, native_bf16, gpus, engine, host_bytes}, …} of the jobs that wait to
+# train, in order
 WAITING_TO_TRAIN = """
 local found = {}
 for _, id in ipairs(redis.call('ZRANGE', 'longhaul:order:train', 0, -1)) do

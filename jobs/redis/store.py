@@ -285,9 +285,10 @@ class Store:
                     bool(bf16),
                     int(gpus),
                     engine.decode() or None,
+                    int(host) if host else None,
                 ),
             )
-            for job, gib, name, least, bf16, gpus, engine in self._script(scripts.WAITING_TO_TRAIN)
+            for job, gib, name, least, bf16, gpus, engine, host in self._script(scripts.WAITING_TO_TRAIN)
         ]
 
     def useful_tickets(self, stage: Stage, *, in_vain: bool = False) -> int:
@@ -400,7 +401,7 @@ def events_key(job: str) -> str:
 
 def _planned_needs(record: JobRecord) -> tuple[int | str, ...]:
     """(bytes that a GPU must have room for, whether it must have native bf16, whether it is a trial, the bytes that it
-    then has of a GPU, the GPU of its open attempt); '': unknown, or no."""
+    then has of a GPU, the GPU of its open attempt, bytes of optimizer states on the host); '': unknown, or no."""
     needs = GpuNeeds.of(ResourcesSpec(), record.plan)
     reserved = record.plan.memory.reserved_bytes if isinstance(record.plan, CheckSummary) else None
     return (
@@ -409,6 +410,7 @@ def _planned_needs(record: JobRecord) -> tuple[int | str, ...]:
         "1" if record.sweep else "",
         reserved or "",
         (record.gpu or "") if record.attempt_open else "",
+        needs.host_bytes or "",
     )
 
 

@@ -19,6 +19,7 @@ from jobs.frozen import Empty
 from jobs.gpu_needs import GpuNeeds
 from jobs.gpus import DRIVER_BYTES, REFERENCE, GpuFacts
 from jobs.heartbeat import Gpu, TrainWorker, TrainWorkerGpu
+from jobs.memory_plan import HostPlan
 from jobs.redis.connection import connect
 from jobs.redis.store import ANY_CPU, Store
 from jobs.redis.workers import lease_token
@@ -53,13 +54,17 @@ def queue(
     resources: dict[str, Any] | None = None,
     least: int | None = None,
     dtype: str = "bfloat16",
+    host: int | None = None,
     **more: Any,
 ) -> RunDir:
-    """A job that waits to train; `least`: bytes that its plan takes at the least, None: it was planned on a CPU."""
+    """A job that waits to train; `least`: bytes that its plan takes at the least, None: it was planned on a CPU.
+
+    `host`: bytes of optimizer states in the host's memory."""
     run, _ = create(runs, job, needing(resources), JobSubmitted(name=job, model="m", spec_sha256="s", **more))
     store.project(run, run.record(), run.events())
     device = "cpu" if least is None else "cuda"
-    memory = memory_plan(device=device, least_bytes=least, dtype=dtype).summary()
+    on_host = None if host is None else HostPlan(optimizer_bytes=host, copy_bytes=1, available_bytes=1, fits=True)
+    memory = memory_plan(device=device, least_bytes=least, dtype=dtype, host=on_host).summary()
     store.append(run, [checked(), prepared(9, time=time_summary(hours_expected=1.0), memory=memory), JobQueued()])
     return run
 
@@ -68,7 +73,7 @@ def report(store: Store, name: str, gpu: GpuFacts | None, **more: Any) -> None:
     """A train worker's heartbeat."""
     has = gpu and Gpu(
         uuid=f"GPU-{name}", name=gpu.name, memory_bytes=gpu.memory_bytes, driver="580",
-        native_bf16=gpu.native_bf16, count=gpu.count,
+        native_bf16=gpu.native_bf16, count=gpu.count, host_memory_bytes=gpu.host_memory_bytes,
     )  # fmt: skip
     store.workers.report(heartbeat(name, stage="train", device="cuda" if gpu else "cpu", gpu=has, **more))
 
@@ -76,8 +81,9 @@ def report(store: Store, name: str, gpu: GpuFacts | None, **more: Any) -> None:
 def on(name: str, gpu: GpuFacts, slot: int = 0, engine: str | None = None) -> TrainWorker:
     """A train worker whose GPU is named after it."""
     has = TrainWorkerGpu(
-        uuid=f"GPU-{name}", name=gpu.name, memory_bytes=gpu.memory_bytes, native_bf16=gpu.native_bf16, count=gpu.count
-    )
+        uuid=f"GPU-{name}", name=gpu.name, memory_bytes=gpu.memory_bytes, native_bf16=gpu.native_bf16,
+        count=gpu.count, host_memory_bytes=gpu.host_memory_bytes,
+    )  # fmt: skip
     return TrainWorker(device="cuda", gpu=has, slot=slot, engine=engine)
 
 
@@ -209,6 +215,22 @@ def test_a_large_job_at_the_head_waits_for_the_large_gpu_and_blocks_no_other(sto
     assert take(store, "train-l3", LARGE) is None
 
 
+def test_states_on_the_host_wait_for_a_host_that_can_hold_them(store: Store, tmp_path: Path) -> None:
+    queue(store, tmp_path, "offloaded", least=5 * GIB, host=32 * GIB)
+    queue(store, tmp_path, "other", least=5 * GIB)
+    little, much = (dataclasses.replace(SMALL, host_memory_bytes=gib * GIB) for gib in (33, 34))
+    assert take(store, "train-little", little) == "other"
+    assert take(store, "train-little-2", little) is None
+    report(store, "train-little-2", little)
+    assert store.useful_tickets(Stage.TRAIN) == 0
+    [(_, needs)] = store.waiting_to_train()
+    assert needs.unmet(little) == (
+        "the host of NVIDIA GeForce RTX 4090 has 31.0 GiB for optimizer states, and this job keeps 32.0 GiB there"
+    )
+    assert needs.unmet(much) is None and needs.unmet(SMALL) is None, "what is not known of a host is no obstacle"
+    assert take(store, "train-much", much) == "offloaded"
+
+
 def test_a_cpu_takes_what_asks_for_no_gpu_and_other_stages_ask_for_none(store: Store, tmp_path: Path) -> None:
     queue(store, tmp_path, "asks", {"gpu_name": "h100"})
     queue(store, tmp_path, "any", least=25 * GIB)
@@ -221,9 +243,10 @@ def test_a_cpu_takes_what_asks_for_no_gpu_and_other_stages_ask_for_none(store: S
 
 def test_what_a_job_needs_is_known_again_to_a_redis_that_was_emptied(store: Store, tmp_path: Path) -> None:
     asked = {"gpu_name": "H100", "gpu_memory_gib": 40.5, "gpus": 2, "engine": "cluster"}
-    run = queue(store, tmp_path, "a", asked, least=25 * GIB)
+    run = queue(store, tmp_path, "a", asked, least=25 * GIB, host=32 * GIB)
     before = store.waiting_to_train()
-    assert before == [("a", GpuNeeds(40.5, "h100", 25 * GIB, native_bf16=True, gpus=2, engine="cluster"))]
+    needs = GpuNeeds(40.5, "h100", 25 * GIB, native_bf16=True, gpus=2, engine="cluster", host_bytes=32 * GIB)
+    assert before == [("a", needs)]
     store.forget("a")
     store.project(run, run.record(), run.events())
     assert store.waiting_to_train() == before
@@ -243,6 +266,7 @@ class Box:
             f"train-{number}": GpuFacts(
                 self.chance.choice(["NVIDIA A", "NVIDIA B"]),
                 self.chance.choice([8, 16, 24]) * GIB,
+                host_memory_bytes=self.chance.choice([None, 32 * GIB, 64 * GIB]),
                 count=self.chance.choice([1, 1, 2, 4]),
             )
             for number in range(self.chance.randint(1, 4))
@@ -261,8 +285,9 @@ class Box:
         resources = {"gpu_memory_gib": gib, "gpu_name": name, "gpus": gpus, "engine": engine}
         least = self.chance.choice([None, GIB, 7 * GIB, 8 * GIB, 15 * GIB, 23 * GIB])
         priority = self.chance.choice([0, 0, 5])
-        queue(self.store, self.runs, job, resources, least, priority=priority)
-        self.waiting[job] = -priority, place, GpuNeeds(gib, name, least, gpus=gpus, engine=engine)
+        host = None if least is None else self.chance.choice([None, None, 40 * GIB, 70 * GIB])
+        queue(self.store, self.runs, job, resources, least, host=host, priority=priority)
+        self.waiting[job] = -priority, place, GpuNeeds(gib, name, least, gpus=gpus, engine=engine, host_bytes=host)
 
     def trainer(self, worker: str) -> TrainWorker:
         return on(worker, self.gpus[worker], engine=self.engines[worker])

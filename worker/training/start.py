@@ -19,7 +19,7 @@ from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, DeviceBusy, HostOutOfMemory, NotPrepared, OutOfMemory, Rejected
 from jobs.events import MemoryPlanned
-from jobs.gpus import GpuFacts
+from jobs.gpus import HOST_ROOM, GpuFacts
 from jobs.memory_plan import MemoryPlan
 from jobs.plan import Plan
 from jobs.reasons import Reason
@@ -36,7 +36,6 @@ from worker.training.planning.alternatives import LIGHTER, Alternatives
 from worker.training.planning.budget import on_gpu
 from worker.training.planning.memory_plan import fallbacks
 from worker.training.planning.prediction import Setting
-from worker.training.planning.room import HOST_ROOM
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.stop import StopSignal
 

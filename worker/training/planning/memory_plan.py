@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jobs.errors import DoesNotFit, Rejected
+from jobs.gpus import HOST_ROOM
 from jobs.memory_plan import Candidate, Device, DType, MemoryPlan, OptimizerName, describe
 from jobs.spec import JobSpec
 from jobs.text.units import GIB, bytes_alike, format_bytes, format_duration
@@ -22,7 +23,7 @@ from worker.training.planning.budget import Budget
 from worker.training.planning.ladder import SMALLEST, WORTH, Fixed, Ladder, choice
 from worker.training.planning.prediction import ModelSize
 from worker.training.planning.predictor import Predictor
-from worker.training.planning.room import HOST_RESERVE, HOST_ROOM, plan_disk, plan_host
+from worker.training.planning.room import HOST_RESERVE, plan_disk, plan_host
 from worker.training.planning.row_time import RowTime
 from worker.training.tasks.task import Task
 

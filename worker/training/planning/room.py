@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from jobs.errors import DiskFull
+from jobs.gpus import HOST_ROOM
 from jobs.memory_plan import DiskPlan, HostPlan
 from jobs.spec import JobSpec
 from jobs.text.units import GIB, bytes_alike
@@ -14,8 +15,6 @@ from worker.training.machine.host import host_memory
 HOST_RESERVE = 8 * GIB
 """Bytes of a host's memory that are left to all else where optimizer states are planned to be there: the trainer and
 CUDA's libraries take some, and so do other processes."""
-HOST_ROOM = 2 * GIB
-"""Bytes of the host's memory that stay free for everything else when weights are copied."""
 
 
 def plan_host(copy_bytes: int, optimizer_bytes: int = 0, total: int | None = None) -> HostPlan:
