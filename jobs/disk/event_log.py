@@ -149,6 +149,8 @@ class EventLog:
     ) -> tuple[JobRecord, list[Event]]:
         """As `RunDir.append` says."""
         with self.locked(), self._open("r+b") as file:
+            # Of a file whose lock it has lost, a client of NFS refuses what it had still to write.
+            fcntl.flock(file, fcntl.LOCK_EX)
             read = self._read_on(file)
             record = read.record
             facts = decide(record) if callable(decide) else decide
@@ -162,6 +164,8 @@ class EventLog:
                 record = apply(record, event)
                 new.append(event)
             if new:
+                if _state(file) != read.state:
+                    raise Conflict(f"job {self.job}: this box was cut off, and another one has written events since")
                 lines = b"".join(map(event_line, new))
                 file.truncate(file.seek(read.place.offset))  # a torn last line
                 write_whole(file, lines, sync=True)

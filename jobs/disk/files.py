@@ -11,6 +11,7 @@ import shutil
 import stat
 import uuid
 import zlib
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
@@ -110,8 +111,9 @@ def write_whole(handle: FileIO, content: bytes, *, sync: bool = False) -> None:
 class LineWriter:
     """Appends rows to a JSON-lines file. What a full disk does not take is kept, and written before a later row."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, before: Callable[[], None] = lambda: None) -> None:
+        """`before` is called before each line is written."""
+        self._file, self._before = file, before
         self._unsaid: list[BaseModel] = []
 
     def write(self, row: BaseModel, *, keep: bool = True) -> None:
@@ -123,6 +125,7 @@ class LineWriter:
     def flush(self) -> bool:
         """Whether all is written now."""
         while self._unsaid:
+            self._before()
             try:
                 append_line(self._file, self._unsaid[0])
             except OSError as error:

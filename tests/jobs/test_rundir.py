@@ -213,6 +213,21 @@ def test_an_append_by_a_superseded_attempt_is_refused(run: RunDir) -> None:
     assert run.record().attempt == 2
 
 
+def test_an_append_whose_lock_was_lost_meanwhile_overwrites_nothing(run: RunDir) -> None:
+    # Between reading and writing this box stood still; over NFS it then holds no lock, and another one has written.
+    run.append([*QUEUED, STARTED])
+    theirs = Event(number=6, job=run.id, at=1.0, attempt=1, fact=AttemptEnded(reason="worker_lost"))
+
+    def stand_still(record: JobRecord) -> list[AnyFact]:
+        with open(run.events_file, "ab") as file:
+            file.write(event_log.event_line(theirs))
+        return [saved(5)]
+
+    with pytest.raises(Conflict, match="this box was cut off"):
+        run.append(stand_still, attempt=1)
+    assert run.events()[-1] == theirs and run.record().attempt_open is False
+
+
 def test_a_trainer_has_no_word_after_its_attempt_ended(run: RunDir) -> None:
     run.append([*QUEUED, STARTED])
     run.append([AttemptEnded(reason="worker_lost"), JobQueued()])

@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -29,6 +30,7 @@ from jobs.process.lifeline import PARENT_PID, tie_to_parent
 from jobs.process.secrets import HUB
 from jobs.reasons import Reason
 from jobs.text.units import format_bytes
+from worker.training.fence import end_if_over, unfenced
 from worker.training.journal import Journal
 from worker.training.machine.host import limit_memory
 from worker.training.settings import TrainerSettings, from_environment
@@ -67,7 +69,9 @@ def main(argv: list[str]) -> int:
         # Started by hand: that file belongs to the trainer that holds the job; nothing is added to it.
         log.error("device_busy (job_busy): another trainer is at work on job %s, with %s", run.id, attempt_file.name)
         return Reason.DEVICE_BUSY.exit_code
-    journal = Journal(attempt_file)
+    # One that a person starts has a number that the events may know otherwise; nobody takes its job over.
+    fenced = training and PARENT_PID in os.environ
+    journal = Journal(attempt_file, fence=partial(end_if_over, run, arguments.attempt) if fenced else unfenced)
     limit = 0 if training else limit_memory(settings.prepare_memory)
     try:
         match arguments.stage:

@@ -149,7 +149,7 @@ class TrainingContext:
                 monitor,
                 gpu_speed(run, cache.device, loaded, plan, data.train),
             ),
-            metrics=LineWriter(run.metrics_file),
+            metrics=LineWriter(run.metrics_file, journal.fence),
             saver=saver,
             ranks=ranks or Alone(),
         )
@@ -193,6 +193,7 @@ def set_up(
     `start_ranks` is called with the plan of this attempt: other ranks load while this one does.
     """
     spec, plan = run.spec(), run.plan()
+    journal.fence()
     clean(run)
     record = run.record()
     from_scratch = start_from_scratch(run, record.scratch_attempt)
@@ -225,6 +226,7 @@ def set_up(
     # Of a job without a limit there is nothing to find.
     attempts = range(max(1, record.scratch_attempt), attempt + 1) if spec.training.max_hours is not None else range(0)
     state.correction = noted_correction(run, attempts) or state.correction
+    journal.fence()
     truncate_metrics(run.metrics_file, state.step)
     ranks.join(loaded.trained, trainable.state, device)
     guards.check_not_copied(loaded.model, loaded.pointers)

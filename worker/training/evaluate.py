@@ -99,6 +99,7 @@ def evaluate(context: TrainingContext) -> Evaluation:
     missing = [metric for metric in asked if metric not in statistics]
     assert not missing, f"nothing computes {', '.join(missing)}, which may decide which checkpoint is the best"
     looked_at_rows = sorted(chosen(count).tolist())
+    context.journal.fence()
     row_figures.write(context.run, state.step, statistics, looked_at_rows, texts)
     base = row_figures.before_training(context.run, statistics, looked_at_rows, texts) if state.step else {}
     figures = {str(metric): score(each) for metric, each in statistics.items() if metric is not _M.LOSS}

@@ -18,6 +18,7 @@ from jobs.errors import StageError
 from jobs.events import AnyFact, Fault
 from jobs.frozen import Empty
 from jobs.reasons import Reason
+from worker.training.fence import unfenced
 
 BEAT_S = 5.0
 
@@ -25,9 +26,13 @@ BEAT_S = 5.0
 class Journal:
     """Writes the attempt file."""
 
-    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, file: Path, clock: Callable[[], float] = time.monotonic, *, fence: Callable[[], None] = unfenced
+    ) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._lines = LineWriter(file)
+        self.fence = fence
+        """Call it before whatever is written to last: it does not return where the attempt is over."""
+        self._lines = LineWriter(file, fence)
         self._clock = clock
         self._phase: Phase = "wait"
         self._step = 0

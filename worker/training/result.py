@@ -49,6 +49,7 @@ def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, resu
             loaded,
             run.model,
             parts,
+            fence=context.journal.fence,
             base=base_model(context.plan),
             generation=generation_config(context),
             readme=readme(context, delivered, result, remark),

@@ -16,7 +16,7 @@ import resource
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -38,6 +38,7 @@ from worker.training.checkpoints.checkpoint import (
 )
 from worker.training.checkpoints.pruning import REPLACED, move_away, prune
 from worker.training.checkpoints.tensorfile import WriteProgress, write_bytes, write_tensors
+from worker.training.fence import unfenced
 from worker.training.journal import Journal
 from worker.training.machine.host import host_memory
 from worker.training.optimizers.optimizer import Optimizer
@@ -87,10 +88,10 @@ class Saver:
         if self.reserve(live):
             assert self._buffers is not None, "they are made first"
             copy_tensors(live, self._buffers)
-            self._writer = _Writer(self._run, state, self._buffers, self._spec)
+            self._writer = _Writer(self._run, state, self._buffers, self._spec, self._journal.fence)
             self._writer.start()
         else:
-            self._journal.note(write(self._run, state, live, self._spec, self._journal))
+            self._journal.note(write(self._run, state, live, self._spec, self._journal, self._journal.fence))
 
     def best_cost(self) -> float | None:
         """Of the best checkpoint that is there, or is being written, by `checkpoint.best`; None: there is none."""
@@ -136,9 +137,11 @@ class Saver:
 class _Writer(threading.Thread):
     """Writes one checkpoint from copies. Not a daemon: a trainer that ends by an error still completes a good save."""
 
-    def __init__(self, run: RunDir, state: TrainState, copies: Tensors, spec: CheckpointSpec) -> None:
+    def __init__(
+        self, run: RunDir, state: TrainState, copies: Tensors, spec: CheckpointSpec, fence: Callable[[], None]
+    ) -> None:
         super().__init__(name=f"save-{state.step}")
-        self._run, self._state, self._tensors, self._spec = run, state, copies, spec
+        self._run, self._state, self._tensors, self._spec, self._fence = run, state, copies, spec, fence
         self._copied = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
         self.tensors = 0
         self.outcome: CheckpointSaved | DiskLow | None = None
@@ -153,7 +156,7 @@ class _Writer(threading.Thread):
         try:
             if self._copied is not None:
                 self._copied.synchronize()
-            self.outcome = write(self._run, self._state, self._tensors, self._spec, self)
+            self.outcome = write(self._run, self._state, self._tensors, self._spec, self, self._fence)
         except BaseException as error:  # raised again by `poll`, in the trainer's own thread
             self.error = error
 
@@ -163,17 +166,26 @@ class _Writer(threading.Thread):
 
 
 def write(
-    run: RunDir, state: TrainState, tensors: Tensors, spec: CheckpointSpec, progress: WriteProgress
-) -> CheckpointSaved | DiskLow:
-    """Write `checkpoints/step-…`, then prune. DiskLow, and nothing is left behind, when the disk fills up meanwhile."""
+    run: RunDir, state: TrainState, tensors: Tensors, spec: CheckpointSpec, progress: WriteProgress,
+    fence: Callable[[], None] = unfenced,
+) -> CheckpointSaved | DiskLow:  # fmt: skip
+    """Write `checkpoints/step-…`, then prune. DiskLow, and nothing is left behind, when the disk fills up meanwhile.
+
+    `fence` is that of the attempt (`Journal.fence`): what a later one writes there is not touched.
+    """
     start = time.perf_counter()
+    fence()
     final = folder_of(run, state.step)
     temporary = final.with_name(f"tmp-{final.name}")
     run.checkpoints.mkdir(exist_ok=True)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        manifest = {file: write_tensors(temporary / file, named, progress) for file, named in tensors.items()}
+        manifest = {}
+        for file, named in tensors.items():
+            fence()
+            manifest[file] = write_tensors(temporary / file, named, progress)
+        fence()
         manifest[STATE] = write_bytes(temporary / STATE, state.model_dump_json(indent=1).encode())
         write_bytes(temporary / MANIFEST, json.dumps({"step": state.step, "files": manifest}, indent=1).encode())
         sync_folder(temporary)
@@ -183,11 +195,13 @@ def write(
             raise
         free = shutil.disk_usage(run.checkpoints).free
         return DiskLow(step=state.step, free_bytes=free, needed_bytes=bytes_needed(tensors))
+    fence()
     replaced = move_away(final, REPLACED)  # saved because of a stop, before its evaluation
     os.rename(temporary, final)
     sync_folder(run.checkpoints)
     if replaced is not None:
         shutil.rmtree(replaced)
+    fence()
     prune(run, spec.keep, spec.best or EvaluationMetric.LOSS)
     return CheckpointSaved(
         step=state.step,

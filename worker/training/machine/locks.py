@@ -16,7 +16,8 @@ def try_lock(file: Path, *, shared: bool = False) -> BinaryIO | None:
     """Take a lock, alone or shared; it is held until the returned file is closed. None: another process has it, and not
     as one to share.
     """
-    handle = open(file, "ab")  # noqa: SIM115 - the open file is the lock; Python opens it close-on-exec
+    # For reading, too: NFS shares a lock of such files alone.
+    handle = open(file, "a+b")  # noqa: SIM115 - the open file is the lock; Python opens it close-on-exec
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -19,6 +19,7 @@ from jobs.disk.files import replace_folder, write_synced
 from jobs.errors import BaseChanged
 from worker.training.adapters.full import Full
 from worker.training.adapters.method import BaseModel, Method
+from worker.training.fence import unfenced
 from worker.training.machine.usage import process_bytes
 from worker.training.models.manifest import README, SealedFile, describe, write_manifest
 from worker.training.models.model_files import CONFIG, GENERATION_CONFIG, SMALL, read_config, validate_folder
@@ -179,19 +180,23 @@ def write_model(
     base: BaseModel,
     generation: Mapping[str, object] | None,
     readme: str,
+    fence: Callable[[], None] = unfenced,
 ) -> None:
     """Make the folder `target`: weights, config, tokenizer, generation_config.json, README.md, and manifest.json, which
     says what the others were; complete, then renamed.
 
     `parts`: by folder within it (`.` first), the method that says what weights and config are there, and what writes
     the safetensors file that it is given the name of (from the model, or from a checkpoint), and knows what is in it.
+    `fence` is that of the attempt (`Journal.fence`).
     """
+    fence()
     temporary = target.with_name(f"tmp-{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     layout = loaded.task.layout(loaded.config)
     weights: dict[str, SealedFile] = {}
     for part, (method, write_weights) in parts.items():
+        fence()
         folder = temporary / part
         folder.mkdir(exist_ok=True)
         weights[(Path(part) / method.weights_file).as_posix()] = write_weights(folder / method.weights_file)
@@ -204,6 +209,7 @@ def write_model(
         write_synced(temporary / GENERATION_CONFIG, json.dumps(generation, indent=2, sort_keys=True).encode() + b"\n")
     write_synced(temporary / README, readme.encode())
     write_manifest(temporary, describe(temporary, weights))
+    fence()
     replace_folder(temporary, target)
 
 

@@ -97,6 +97,7 @@ class Leader:
         self.count = len(devices)
         share_cores(torch.device("cuda" if devices[0] else "cpu"), self.count)
         self._journal, self._silent_s = journal, SILENT_S
+        journal.fence()
         for left in run.path.glob("ranks-*"):  # by an attempt that was killed
             shutil.rmtree(left)
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=run.path))

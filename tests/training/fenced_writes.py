@@ -1,0 +1,66 @@
+"""One thing that the trainer of attempt 1 writes: `python -m tests.training.fenced_writes WHAT RUN_DIR`.
+
+Of `during`, another attempt begins after the first tensor of a checkpoint is written.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from jobs.disk.files import LineWriter
+from jobs.disk.rundir import RunDir
+from jobs.events import AttemptEnded, AttemptStarted, JobQueued
+from jobs.reasons import Reason
+from jobs.spec import CheckpointSpec
+from tests.metric_rows import metric_row
+from worker.training.checkpoints.checkpoint import OPTIMIZER, WEIGHTS, TrainState
+from worker.training.checkpoints.saving import write
+from worker.training.fence import end_if_over
+from worker.training.journal import Journal
+
+
+class AnotherBox:
+    """Told of progress, it takes the job over, once."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+
+    def progress(self) -> None:
+        """See `WriteProgress`."""
+        if self._run.record().attempt == 1:
+            take_over(self._run)
+
+
+class Nobody:
+    """Takes nothing over."""
+
+    def progress(self) -> None:
+        """See `WriteProgress`."""
+
+
+def take_over(run: RunDir) -> None:
+    """What reconcile and the supervisor of another box write."""
+    run.append([AttemptEnded(reason=Reason.WORKER_LOST), JobQueued()])
+    run.append([AttemptStarted(worker="train-other", device="cpu")])
+
+
+def main(what: str, run: RunDir) -> None:
+    """Write it."""
+    fence = partial(end_if_over, run, 1)
+    match what:
+        case "heartbeat":
+            Journal(run.attempt_file(1), fence=fence).phase("step", step=1)
+        case "metrics":
+            LineWriter(run.metrics_file, fence).write(metric_row(1))
+        case _:
+            tensors = {file: {"a": torch.ones(2), "b": torch.ones(2)} for file in (WEIGHTS, OPTIMIZER)}
+            state = TrainState(spec_sha256="s", micro_batch=1, step=1)
+            write(run, state, tensors, CheckpointSpec(), AnotherBox(run) if what == "during" else Nobody(), fence)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], RunDir(Path(sys.argv[2])))

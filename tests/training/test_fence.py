@@ -1,0 +1,81 @@
+"""A trainer whose attempt is over ends before its next write; each is a process, for that is what ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.disk.rundir import RunDir, create
+from jobs.events import AttemptEnded, AttemptStarted, JobQueued, JobSubmitted
+from jobs.reasons import Reason
+from jobs.spec import parse_spec
+from tests.stack import ROOT
+from tests.summaries import checked, prepared
+from tests.training.fenced_writes import take_over
+from worker.training.fence import EXIT_CODE
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A job in its first attempt."""
+    spec = parse_spec({"model": "builtin:t5-tiny", "data": {"train": "rows.jsonl"}})
+    run, _ = create(tmp_path, "job-1", spec, JobSubmitted(name="n", model=spec.model, spec_sha256=spec.sha256()))
+    run.append([checked(), prepared(9), JobQueued()])
+    run.append([AttemptStarted(worker="train-one", device="cpu")])
+    return run
+
+
+def written(run: RunDir) -> set[str]:
+    """Files beside events and specification."""
+    known = {run.events_file, run.spec_file, run.events_file.with_name("events.lock")}
+    return {str(file.relative_to(run.path)) for file in run.path.rglob("*") if file.is_file() and file not in known}
+
+
+def write(what: str, run: RunDir) -> tuple[int, str]:
+    """Exit code and log of a trainer that does."""
+    command = [sys.executable, "-m", "tests.training.fenced_writes", what, str(run.path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+WRITES = {
+    "heartbeat": {"attempts/1.jsonl"},
+    "metrics": {"metrics.jsonl"},
+    "checkpoint": {
+        f"checkpoints/step-00000001/{name}"
+        for name in ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
+    },
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_each_write_is_made_by_the_open_attempt_alone(run: RunDir, what: str) -> None:
+    take_over(run)
+    code, said = write(what, run)
+    assert code == EXIT_CODE and "attempt 1 is over (attempt 2 has begun)" in said, said
+    assert written(run) == set()
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_the_open_attempt_writes(run: RunDir, what: str) -> None:
+    assert write(what, run) == (0, "") and written(run) == WRITES[what]
+
+
+def test_an_attempt_that_was_given_up_is_over_before_the_next_one_begins(run: RunDir) -> None:
+    run.append([AttemptEnded(reason=Reason.WORKER_LOST), JobQueued()])
+    code, said = write("heartbeat", run)
+    assert code == EXIT_CODE and "it was given up" in said and written(run) == set()
+
+
+def test_a_checkpoint_during_which_another_attempt_begins_gets_no_name(run: RunDir) -> None:
+    code, _ = write("during", run)
+    assert code == EXIT_CODE and written(run) == {"checkpoints/tmp-step-00000001/model.safetensors"}
+
+
+def test_events_that_cannot_be_read_fence_nobody_off(run: RunDir) -> None:
+    with open(run.events_file, "ab") as file:
+        file.write(b"damage\n")
+    assert write("heartbeat", run) == (0, "") and written(run) == {"attempts/1.jsonl"}
