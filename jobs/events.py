@@ -175,6 +175,8 @@ class AttemptStarted(Fact):
     type: Literal["attempt.started"] = "attempt.started"
     worker: str
     """Its name."""
+    box: str | None = None
+    """Name of its box; null in events of earlier versions."""
     device: str
     """`cpu` or `cuda`."""
     gpu: str | None = None

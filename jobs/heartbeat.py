@@ -100,6 +100,10 @@ class WorkerHeartbeat(Frozen, strict=True, extra="allow"):
     """Its process, on its machine."""
     parent_pid: int | None = None
     """The process that started it."""
+    box: str | None = None
+    """Name of its box: `LONGHAUL_BOX`, or the host name; null of an earlier version."""
+    clock_ahead_s: float | None = None
+    """Seconds by which its clock is ahead of that of Redis (below 0: behind); null where that is less than 5 s."""
     queue: str | None = None
     """The queue it serves; null for generate, push and publish."""
     busy: bool | None = None
@@ -119,6 +123,10 @@ class WorkerHeartbeat(Frozen, strict=True, extra="allow"):
     versions: dict[str, object] | None = None
     """Of torch, transformers, rq and redis."""
 
+    def shares_host(self, other: WorkerHeartbeat) -> bool:
+        """Whether both are in one container, or on one host without containers: their pids are of one kind then."""
+        return (self.box, _node(self.name)) == (other.box, _node(other.name))
+
     def with_health(self, why: str | None) -> Self:
         """The same, of a worker that cannot work because of `why`; None: it can."""
         return self.model_copy(update={"healthy": why is None, "why": why})
@@ -137,8 +145,13 @@ class Worker(WorkerHeartbeat):
     """Seconds since then, by the clock of Redis."""
 
 
-def device_of(name: str, parent_pid: int | None, gpu: str | None, engine: str | None = None) -> str:
+def device_of(name: str, parent_pid: int | None, gpu: str | None, box: str | None, engine: str | None = None) -> str:
     """What train workers have in common that are slots of one GPU (its UUID), or of one CPU; of an engine's places each
     is alone.
     """
-    return gpu or (f"{engine} {name}" if engine else f"{name.rsplit('-', 2)[0]} {parent_pid}")
+    return gpu or (f"{engine} {name}" if engine else f"{box} {_node(name)} {parent_pid}")
+
+
+def _node(name: str) -> str:
+    """The host, or container, in the name of a worker."""
+    return name.rsplit("-", 2)[0].partition("-")[2]

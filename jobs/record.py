@@ -104,6 +104,8 @@ class JobRecord(BaseModel):
     attempt_started_at: float | None = None
     gpu: str | None = None
     """UUID of the GPU of the newest attempt; null: a CPU."""
+    box: str | None = None
+    """Name of the box of the newest attempt."""
     engine: str | None = None
     """On which the newest attempt trains; null: on the worker's own machine."""
     task: str | None = None
@@ -205,7 +207,8 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= _transition(record, Status.RUNNING)
             change |= {"attempt": event.attempt, "attempt_open": True, "noted": 0, "last_reason": None}
             change |= {"engine": fact.engine, "task": None}
-            change |= {"gpu": fact.gpu, "attempt_started_at": event.at, "started_at": record.started_at or event.at}
+            change |= {"gpu": fact.gpu, "box": fact.box}
+            change |= {"attempt_started_at": event.at, "started_at": record.started_at or event.at}
         case TaskSubmitted():
             _require(record.attempt_open, record, event)
             waits = f"it waits in the queue of the engine {fact.engine}, as task {fact.task}"

@@ -354,6 +354,8 @@ class WorkerDict(TypedDict):
     why: str | None
     pid: NotRequired[int | None]
     parent_pid: NotRequired[int | None]
+    box: NotRequired[str | None]
+    clock_ahead_s: NotRequired[float | None]
     queue: NotRequired[str | None]
     busy: NotRequired[bool | None]
     device: NotRequired[str | None]

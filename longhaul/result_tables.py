@@ -23,6 +23,7 @@ _FILES = (Column("path", folds=24), Column("size", right=True), Column("written"
 _DATASETS = (Column("a job names it"), Column("size", right=True), Column("uploaded", goes=1))
 _WORKERS = (
     Column("stage"),
+    Column("box"),
     Column("process", goes=1),
     Column("job"),
     Column("since", goes=2),
@@ -112,6 +113,7 @@ def print_workers(workers: Sequence[WorkerDict], console: Console, *, damaged: S
     rows: list[Row] = [
         {
             "stage": Text(each["stage"], style="" if each["healthy"] else "red"),
+            "box": Text(each.get("box") or "–"),
             "process": f"{each.get('pid', '–')}",
             "job": each["job"] or "–",
             "since": clock(each["job_since"]) if each["job_since"] else "–",
@@ -121,13 +123,19 @@ def print_workers(workers: Sequence[WorkerDict], console: Console, *, damaged: S
         for each in sorted(workers, key=lambda each: (each["stage"], _device(each), each.get("slot") or 0))
         if not each.get("slot") or each["job"] or not each["healthy"]
     ]
-    print_table(_WORKERS, rows, console)
+    boxes = {each.get("box") for each in workers}
+    print_table(_WORKERS if len(boxes) > 1 else [each for each in _WORKERS if each.title != "box"], rows, console)
     known = {gpu["uuid"]: gpu for each in workers if (gpu := each.get("gpu")) and not each.get("engine")}
     for gpu in known.values():
         if (gpu.get("measured") or {}).get("examined_at") is None:
             console.print(
                 Text(f"{gpu['name']} was never examined: `longhaul doctor` does it", style="dim"), soft_wrap=True
             )
+    for each in workers:
+        if (ahead_s := each.get("clock_ahead_s")) is not None:
+            clocks = f"{duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} that of Redis"
+            what = f"the clock of {each['stage']} on {each.get('box')} is {clocks}: set both by NTP, or times are wrong"
+            console.print(Text(what, style="red"), soft_wrap=True)
     for why in dict.fromkeys(
         f"{each['stage']} takes no work: {each['why']}" for each in workers if not each["healthy"]
     ):
@@ -136,7 +144,8 @@ def print_workers(workers: Sequence[WorkerDict], console: Console, *, damaged: S
 
 def _device(worker: WorkerDict) -> str:
     gpu = worker.get("gpu")
-    return device_of(worker["name"], worker.get("parent_pid"), gpu["uuid"] if gpu else None, worker.get("engine"))
+    uuid = gpu["uuid"] if gpu else None
+    return device_of(worker["name"], worker.get("parent_pid"), uuid, worker.get("box"), worker.get("engine"))
 
 
 def _place(worker: WorkerDict, workers: Sequence[WorkerDict]) -> str:

@@ -14,7 +14,15 @@ import worker.training.settings
 from jobs.process.secrets import NEEDED, VARIABLES
 
 ROOT = Path(__file__).parents[1]
-READ_BY_OTHERS = {"COMPOSE_FILE", "UID", "GID", "HF_TOKEN", "LONGHAUL_REDIS_PASSWORD"}
+READ_BY_OTHERS = {
+    "COMPOSE_FILE",
+    "UID",
+    "GID",
+    "HF_TOKEN",
+    "LONGHAUL_REDIS_PASSWORD",
+    "LONGHAUL_SHARED",
+    "LONGHAUL_BOXES_ADDRESS",
+}
 """By compose, and by the hub's own library."""
 
 

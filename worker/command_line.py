@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -127,15 +126,16 @@ def print_health(roles: Sequence[str], settings: WorkerSettings) -> int:
     from jobs.redis.connection import connect
     from jobs.redis.store import Store
     from jobs.text.printable import printable
+    from worker.heartbeat import first_heartbeat
 
     try:
         workers = Store(connect(settings.redis_url)).workers.all()
     except StoreUnavailable as error:
         print(f"no heartbeat can be read: {error}")
         return 1
-    here = platform.node()
     for role in roles:
-        beats = [worker for worker in workers if worker.name.startswith(f"{role}-{here}-")]
+        here = first_heartbeat(role, settings)
+        beats = [worker for worker in workers if worker.stage == role and worker.shares_host(here)]
         by_gpu: dict[str | None, list[Worker]] = {}
         for worker in beats:
             by_gpu.setdefault(None if worker.gpu is None else worker.gpu.uuid, []).append(worker)

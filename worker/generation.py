@@ -88,11 +88,14 @@ class AnsweredRows(Frozen):
 
 
 def place_for(settings: WorkerSettings, store: Store) -> Place:
-    """A GPU on which nothing trains, in none of its slots, while nothing waits to; else the CPU."""
+    """A GPU of this box on which nothing trains, in none of its slots, while nothing waits to; else the CPU."""
     if settings.device == "cpu":
         return Place("cpu", "LONGHAUL_DEVICE is cpu")
     try:
-        trainers = [worker for worker in store.workers.all() if worker.stage == Stage.TRAIN and worker.gpu is not None]
+        trainers = [
+            worker for worker in store.workers.all()
+            if worker.stage == Stage.TRAIN and worker.gpu is not None and worker.box in (settings.box, None)
+        ]  # fmt: skip
         waiting = store.waiting(Stage.TRAIN)
     except StoreUnavailable:
         return Place("cpu", UNKNOWN)

@@ -47,14 +47,14 @@ def serve_train(settings: WorkerSettings, slot: int | None = None, engine: str |
     if settings.engines:
         own = [] if settings.gpus == "none" else [OWN]
         places = [DeviceSlot(None, n, name) for name, each in settings.engines.items() for n in range(each.at_once)]
-        return TrainWorkers([*own, *places], store, {}).serve()
+        return TrainWorkers([*own, *places], store, {}, heartbeat).serve()
     heartbeat = heartbeat.model_copy(update={"slot": slot or 0})
     on_cpu = settings.device == "cpu"
     uuids = [] if on_cpu else wait_for(store, heartbeat, lambda: named_gpus(settings.gpus))
     slots = [DeviceSlot(uuid, each) for each in range(settings.trials_at_once) for uuid in uuids or (None,)]
     if slot is None and len(slots) > 1:
         forget(store, heartbeat.name)
-        return TrainWorkers(slots, store, threads_for(settings.trials_at_once) if on_cpu else {}).serve()
+        return TrainWorkers(slots, store, threads_for(settings.trials_at_once) if on_cpu else {}, heartbeat).serve()
     if on_cpu:
         serve_stage(Stage.TRAIN, settings, heartbeat)
         return 0

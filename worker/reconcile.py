@@ -20,7 +20,7 @@ from jobs.disk.event_log import event_log
 from jobs.disk.removal import sweep
 from jobs.disk.rundir import RunDir, list_runs
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
-from jobs.events import AnyFact, DeviceWaiting
+from jobs.events import AnyFact, DeviceWaiting, Fault
 from jobs.gpu_needs import NO_GPU
 from jobs.reasons import Reason
 from jobs.record import JobRecord
@@ -206,7 +206,9 @@ class Reconciler:
 
         def decide(record: JobRecord) -> list[AnyFact]:
             if record.status is Status.RUNNING:
-                lost = Finished(at=time.time(), reason=Reason.WORKER_LOST, step=record.progress_step)
+                where = f": nothing was heard of its worker{f' on {record.box}' if record.box else ''} for too long"
+                error = Fault.of(Reason.WORKER_LOST, where)
+                lost = Finished(at=time.time(), reason=Reason.WORKER_LOST, step=record.progress_step, error=error)
                 return ending(run, record, record.attempt, lost)
             if record.status is Status.VALIDATING and times >= MOST_EXPIRIES:
                 return [stage_lost(run, record, times)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ class WorkerSettings:
     prepared: Path
     models: Path
     device: str
+    box: str = field(default_factory=platform.node)
+    """Name of this machine, for people, and for what concerns the GPUs of one machine alone."""
     gpus: str = "all"
     """Which GPUs train, each with a worker: `all`, `none` (engines alone train), or their indexes and UUIDs with commas
     between."""
@@ -75,6 +78,9 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
     engines = read_engines(Path(file)) if (file := environ.get("LONGHAUL_ENGINES")) else {}
     if gpus == "none" and not engines:
         raise ValueError("LONGHAUL_GPUS is none, and LONGHAUL_ENGINES names no engine: nothing would train")
+    box = environ.get("LONGHAUL_BOX") or platform.node()
+    if not re.fullmatch(r"[\w.-]{1,64}", box, re.ASCII):
+        raise ValueError(f"LONGHAUL_BOX is {box!r}; it is up to 64 letters, digits, dots, hyphens and underscores")
     redis_url = environ.get("LONGHAUL_REDIS_URL") or "redis://127.0.0.1:6379/0"
     if not redis_url.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("LONGHAUL_REDIS_URL is no Redis URL; it looks like redis://127.0.0.1:6379/0")
@@ -88,6 +94,7 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
     return WorkerSettings(
         redis_url=redis_url,
         device=device,
+        box=box,
         gpus=gpus,
         trials_at_once=_trials_at_once(environ.get("LONGHAUL_TRIALS_AT_ONCE") or ("1" if device == "cpu" else "4")),
         engines=engines,

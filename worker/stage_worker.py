@@ -40,6 +40,8 @@ from worker.training.machine.host import host_memory
 from worker.warm import WarmProcess
 
 log = logging.getLogger("longhaul.worker")
+CLOCK_S = 5.0
+"""An answer of Redis takes 2 s at most: a larger difference is that of two clocks."""
 
 
 class StageWorker(rq.Worker):
@@ -100,7 +102,10 @@ class StageWorker(rq.Worker):
             known = gpu.model_copy(update={"measured": measured, "host_memory_bytes": host_memory().total})
             self._heartbeat = self._heartbeat.model_copy(update={"gpu": known})
         busy = self._heartbeat.model_copy(update={"busy": bool(self.horse_pid)})
-        report(self._store, busy.with_health(self._fitness.why))
+        ahead_s = report(self._store, busy.with_health(self._fitness.why))
+        self._heartbeat = self._heartbeat.model_copy(
+            update={"clock_ahead_s": round(ahead_s, 1) if abs(ahead_s) > CLOCK_S else None}
+        )
         if self._stop_received and self.get_state() == WorkerStatus.IDLE:
             raise StopRequested
 

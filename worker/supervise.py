@@ -179,6 +179,7 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
     run.verified()
     started = AttemptStarted(
         worker=context.worker,
+        box=context.settings.box,
         device=context.settings.device,
         gpu=context.gpu.uuid if context.gpu else None,
         gpu_name=context.gpu.text(run.spec().ranks) if context.gpu else None,

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.errors import StoreUnavailable
-from jobs.heartbeat import TOGETHER, Worker
+from jobs.heartbeat import TOGETHER, Worker, WorkerHeartbeat
 from jobs.process import secrets
 from jobs.process.lifeline import tied_to_parent
 from jobs.reasons import Reason
@@ -73,10 +73,12 @@ class SlotWorker:
 
 
 class TrainWorkers:
-    """One child for each of these slots, with `environment` besides this process's own."""
+    """One child for each of these slots, with `environment` besides this process's own, of which `heartbeat` is."""
 
-    def __init__(self, slots: Sequence[DeviceSlot], store: Store, environment: Mapping[str, str]) -> None:
-        self._store = store
+    def __init__(
+        self, slots: Sequence[DeviceSlot], store: Store, environment: Mapping[str, str], heartbeat: WorkerHeartbeat
+    ) -> None:
+        self._store, self._heartbeat = store, heartbeat
         self._environment = environment
         self._workers = [SlotWorker(each, start(each, environment), time.monotonic()) for each in slots]
         self._one_was_lost = False
@@ -140,7 +142,10 @@ class TrainWorkers:
 
     def _heartbeats(self) -> list[Worker]:
         try:
-            return [each for each in self._store.workers.all() if each.parent_pid == os.getpid()]
+            return [
+                each for each in self._store.workers.all()
+                if each.parent_pid == self._heartbeat.pid and each.shares_host(self._heartbeat)
+            ]  # fmt: skip
         except StoreUnavailable as error:
             log.warning("how the train workers are is not known: %s", error)
             return []

@@ -25,12 +25,12 @@ log = logging.getLogger("longhaul.workers")
 FORGOTTEN_MS = 60_000
 """Without a heartbeat for this long a worker counts as gone."""
 
-# ARGV: name, what it says, ms until it is forgotten
+# ARGV: name, what it says, ms until it is forgotten → now (ms)
 _REPORT = """
 redis.call('SET', 'longhaul:worker:' .. ARGV[1], ARGV[2], 'PX', ARGV[3])
 redis.call('ZADD', 'longhaul:workers', now(), ARGV[1])
 redis.call('ZREMRANGEBYSCORE', 'longhaul:workers', '-inf', now() - ARGV[3])
-return 1
+return now()
 """
 
 # ARGV: ms until a worker is forgotten → {now (ms), {name, heard (ms), its heartbeat ('' if it sent none), …},
@@ -59,10 +59,10 @@ class Workers:
         self._redis = client
         self._call = Scripts(client, HELPERS)
 
-    def report(self, heartbeat: WorkerHeartbeat) -> None:
-        """Store a worker's heartbeat; it is forgotten after a minute."""
+    def report(self, heartbeat: WorkerHeartbeat) -> float:
+        """Store a worker's heartbeat; it is forgotten after a minute. Returns the time of Redis, Unix seconds."""
         report = json.dumps(heartbeat.model_dump(exclude_unset=True))
-        self._call(_REPORT, heartbeat.name, report, FORGOTTEN_MS)
+        return float(self._call(_REPORT, heartbeat.name, report, FORGOTTEN_MS)) / 1000
 
     def forget(self, name: str) -> None:
         """Remove a worker that has signed off."""

@@ -120,7 +120,8 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
         case JobPriorityChanged():
             return f"the priority is now {fact.priority}"
         case AttemptStarted():
-            return f"attempt {attempt} started on {fact.gpu_name or fact.device} (worker {fact.worker})"
+            box = f" of {fact.box}" if fact.box else ""
+            return f"attempt {attempt} started on {fact.gpu_name or fact.device}{box} (worker {fact.worker})"
         case TaskSubmitted():
             return f"handed over to the engine {fact.engine}: its task {fact.task} waits for its turn there"
         case TaskWaiting():

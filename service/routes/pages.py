@@ -230,7 +230,7 @@ def by_device(workers: Sequence[answers.Worker]) -> list[list[answers.Worker]]:
     for each in sorted(workers, key=lambda each: (each.stage, each.slot or 0, each.name)):
         gpu = each.gpu.uuid if each.gpu else None
         alone = each.slot is None and gpu is None
-        device = each.name if alone else device_of(each.name, each.parent_pid, gpu, each.engine)
+        device = each.name if alone else device_of(each.name, each.parent_pid, gpu, each.box, each.engine)
         found.setdefault((each.stage, device), []).append(each)
     return list(found.values())
 

@@ -20,6 +20,7 @@ from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.state import Stage
 from tests.e2e.fake_gpu import SAID, machine
+from tests.heartbeats import H200, heartbeat
 from tests.processes import alive
 from tests.stack import ROOT, Stack
 from worker.training.machine.host import host_memory
@@ -60,6 +61,10 @@ class TwoGpus:
             return there if there.keys() == set(uuids) and all(map(alive, there.values())) else None
 
         return self.stack.wait_for(found, f"workers of {', '.join(uuids)}")
+
+    def ours(self) -> set[int | None]:
+        """PIDs of the workers of this box."""
+        return {each.pid for each in self.workers() if each.box != "gpu2"}
 
     def says(self, words: str) -> str:
         """Why an unhealthy worker is so, once one says these words."""
@@ -105,6 +110,20 @@ def test_each_gpu_has_a_worker_and_one_that_ends_is_started_again_while_the_othe
         assert {each.pid for each in two.workers()} == set(pids.values()), "the one that ended is not listed"
     assert two.stack.stop("train") == 0
     assert not any(map(alive, pids.values())) and all(not each.healthy for each in two.workers()), "signed off"
+
+
+def test_a_worker_on_another_box_with_the_same_pids_is_somebody_elses(two: TwoGpus) -> None:
+    two.stack.start("train")
+    ended = two.healthy("GPU-0", "GPU-1")["GPU-0"]
+    parent = two.stack.processes["train"].pid
+    theirs = heartbeat(f"train-gpu2-{ended}-c0ffee", pid=ended, parent_pid=parent, box="gpu2", gpu=H200)
+    two.store.workers.report(theirs)
+    os.kill(ended, signal.SIGKILL)
+    two.stack.wait_for(partial(gone, ended), "its end")
+    # Of one that has ended its parent says why; what it said is forgotten when the next one starts.
+    two.stack.wait_for(lambda: ended not in two.ours() or None, "it to be forgotten")
+    found = [each for each in two.workers() if each.box == "gpu2"]
+    assert [(each.name, each.healthy, each.why) for each in found] == [(theirs.name, True, None)]
 
 
 def test_a_worker_whose_gpu_is_lost_waits_for_it_and_when_none_is_left_all_end(two: TwoGpus) -> None:
