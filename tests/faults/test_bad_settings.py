@@ -27,6 +27,7 @@ from worker.training.dataset.split import split
         ("LONGHAUL_REDIS_URL", "localhost"),
         ("LONGHAUL_GPUS", "0,one"),
         ("LONGHAUL_TRIALS_AT_ONCE", "0"),
+        ("LONGHAUL_BOX", "gpu 2"),
         ("LONGHAUL_PREPARE_MEMORY_GB", "much"),
     ],
 )

@@ -468,6 +468,19 @@ def test_slots_of_a_gpu_are_one_line_and_one_for_each_more_that_works() -> None:
     assert shown.count("was never examined") == 1
 
 
+def test_boxes_are_shown_where_there_are_several_and_a_clock_that_differs() -> None:
+    def worker(box: str, **more: Any) -> Any:
+        facts = {"job": None, "job_since": None, "heartbeat_age_s": 3.0}
+        return heartbeat(f"train-{box}-7-abc", device="cpu", box=box, pid=7, **more).model_dump() | facts
+
+    alone, other = worker("main"), worker("gpu2", clock_ahead_s=-3600.0)
+    assert "box" not in printed(200, lambda console, _: print_workers([alone], console))
+    shown = printed(200, lambda console, _: print_workers([alone, other], console))
+    head, *lines = shown.splitlines()
+    assert head.split()[:2] == ["stage", "box"] and [line.split()[1] for line in lines[:2]] == ["gpu2", "main"]
+    assert "the clock of train on gpu2 is 1 h behind that of Redis: set both by NTP" in shown
+
+
 def test_a_key_and_its_line(run: Run) -> None:
     made = run("key", "ann", "--json")
     assert list(read_keys(made["line"])) == ["ann"] and made["key"] not in made["line"]

@@ -63,6 +63,14 @@ def test_an_idle_gpu_is_taken_until_a_job_waits_or_trains(client: redis.Redis, r
     assert place_for(ours, store) == on_gpu(OTHER), "a job trains on one of two"
 
 
+def test_a_gpu_of_another_box_is_not_taken(client: redis.Redis, redis_url: str, tmp_path: Path) -> None:
+    store, ours = Store(client), settings(redis_url, tmp_path)
+    store.workers.report(heartbeat("train-a", gpu=H200, box="gpu2"))
+    assert place_for(ours, store) == Place("cpu", NO_GPU)
+    store.workers.report(heartbeat("train-b", gpu=OTHER, box=ours.box))
+    assert place_for(ours, store) == on_gpu(OTHER)
+
+
 def test_a_sick_or_busy_worker_keeps_its_gpu(client: redis.Redis, redis_url: str, tmp_path: Path) -> None:
     store, ours = Store(client), settings(redis_url, tmp_path)
     store.workers.report(heartbeat("train-a", why="the GPU is lost", gpu=H200))

@@ -21,6 +21,8 @@ from jobs.disk.rundir import RunDir, create, submitted_under
 from jobs.errors import Recovering
 from jobs.events import (
     AnyFact,
+    AttemptEnded,
+    AttemptStarted,
     CheckpointSaved,
     DeviceWaiting,
     JobCancelled,
@@ -136,6 +138,14 @@ def test_a_running_job_whose_worker_is_gone_is_queued_again_in_its_place(house: 
     stored = house.store.get("a")
     assert (stored.record.last_reason, stored.record.restarts, stored.position) == ("worker_lost", 0, 0)
     assert house.tickets.count(Stage.TRAIN) == 1
+
+
+def test_the_loss_of_a_box_names_it(house: House) -> None:
+    run = house.submit("a", *QUEUED, AttemptStarted(worker="train-one", device="cpu", box="gpu2"))
+    write_plan(run)
+    house.reconciler.run_once()
+    ended = next(event.fact for event in run.events() if isinstance(event.fact, AttemptEnded))
+    assert ended.error is not None and "nothing was heard of its worker on gpu2 for too long" in ended.error.message
 
 
 def test_a_lease_is_not_judged_while_a_trainer_holds_the_run(house: House) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,27 @@ def test_a_stop_that_somebody_swallowed_is_obeyed_all_the_same(redis_url: str, t
         for signum, handler in before.items():
             signal.signal(signum, handler)
     assert worker.heartbeats_after == 1
+
+
+def test_a_worker_says_that_its_clock_differs_from_that_of_redis(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = from_environment(
+        {"LONGHAUL_DEVICE": "cpu", "LONGHAUL_REDIS_URL": redis_url, "LONGHAUL_RUNS": str(tmp_path / "runs")}
+    )
+    worker = StageWorker(Stage.CHECK, settings, first_heartbeat("check", settings))
+    store, right = Store(connect(redis_url)), time.time
+
+    def said() -> float | None:
+        for _ in range(2):  # of the answer to one heartbeat the next one tells
+            worker.heartbeat()
+        return store.workers.all()[0].clock_ahead_s
+
+    assert said() is None
+    monkeypatch.setattr("worker.heartbeat.time.time", lambda: right() + 3600)
+    assert 3595 < (said() or 0) < 3605
+    monkeypatch.undo()
+    assert said() is None
 
 
 def test_a_trainer_stops_when_a_repair_cuts_its_attempt_off(tmp_path: Path, data: Path) -> None:
