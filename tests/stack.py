@@ -45,12 +45,13 @@ class Stack:
         environment: Mapping[str, str] = {},
         aof: bool = True,
         rules: str | None = None,
+        box_rules: str | None = None,
         root: Path = ROOT,
     ) -> None:
         self.home = home
         self.root = root
         self.runs = home / "runs"
-        self.redis = RedisServer(home / "redis", aof=aof, rules=rules)
+        self.redis = RedisServer(home / "redis", aof=aof, rules=rules, box_rules=box_rules)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -74,11 +75,18 @@ class Stack:
         for role in roles:
             module = ["-m", "service"] if role == "service" else ["-m", "worker", role.partition("-")[0]]
             with open(self.home / f"{role}.log", "ab") as log:
-                self.processes[role] = subprocess.Popen(
-                    tied_to_parent(sys.executable, *module), cwd=self.root, env=self.environment, stdout=log, stderr=log
-                )
+                command, environment = self.command(role, sys.executable, *module), self.environment_of(role)
+                self.processes[role] = subprocess.Popen(command, cwd=self.root, env=environment, stdout=log, stderr=log)
         if "service" in roles:
             self.wait_for(lambda: self._ready() or None, "the service", 90)
+
+    def command(self, role: str, *words: str) -> list[str]:
+        """What starts a role whose program is this."""
+        return tied_to_parent(*words)
+
+    def environment_of(self, role: str) -> Mapping[str, str]:
+        """In which it runs."""
+        return self.environment
 
     def start_if_gone(self, *roles: str) -> None:
         """Start those of these that do not run."""
@@ -87,7 +95,7 @@ class Stack:
     def _ready(self) -> bool:
         try:
             return requests.get(f"{self.url}/health/ready", timeout=2).status_code == 200
-        except requests.ConnectionError:
+        except (requests.ConnectionError, requests.Timeout):  # a machine with other work may take its time
             return False
 
     def stop(self, role: str, signum: int = signal.SIGTERM, timeout: float = 120) -> int:
