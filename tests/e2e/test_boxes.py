@@ -1,0 +1,155 @@
+"""Two boxes, between which is a network of their own: submitted on one, trained on the other, cut off, killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from jobs.disk.rundir import RunDir
+from jobs.events import AttemptEnded, AttemptStarted, CheckpointSaved, ModelLoaded
+from jobs.metrics import MetricRow
+from jobs.reasons import Reason
+from tests.boxes import OTHER, TwoBoxes, forget_locks, why_no_namespace
+from tests.facts import facts_of, reasons
+from tests.metric_rows import read_lines
+from tests.processes import trainers
+from tests.stack import ROOT, tiny_job
+
+NO_NAMESPACE = why_no_namespace()
+pytestmark = pytest.mark.skipif(NO_NAMESPACE is not None, reason=str(NO_NAMESPACE))
+
+
+@pytest.fixture(scope="module")
+def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoBoxes]:
+    """Everything here but the train worker, which is on the other box."""
+    home = tmp_path_factory.mktemp("boxes")
+    lines = (ROOT / "examples" / "recipes.jsonl").read_text().splitlines(keepends=True)
+    (home / "rows.jsonl").write_text("".join(lines[:64]))
+    (home / "held_out.jsonl").write_text("".join(lines[64:76]))
+    with TwoBoxes(home / "home", data=home) as boxes:
+        boxes.start("service", "check", "prepare", "publish", OTHER)
+        yield boxes
+
+
+def job(epochs: int) -> dict[str, Any]:
+    """8 steps an epoch, each logged, a checkpoint every 4."""
+    training = {"epochs": epochs, "batch_size": 8, "learning_rate": 0.003}
+    return tiny_job(
+        log={"every_steps": 1}, checkpoint={"every_steps": 4, "keep": 2}, training=training,
+        evaluation={"every_steps": 1000, "samples": 1},
+    )  # fmt: skip
+
+
+def wait_for_step(boxes: TwoBoxes, run: RunDir, step: int, attempt: int = 1) -> None:
+    """Until that attempt has logged it."""
+
+    def look() -> bool | None:
+        return any(row.step >= step and row.attempt == attempt for row in run.metrics()) or None
+
+    boxes.wait_for(look, f"step {step} of {run.id}")
+
+
+def told(boxes: TwoBoxes, *words: str) -> str:
+    """What the command prints."""
+    command = [sys.executable, "-m", "longhaul.main", *words]
+    environment = {**boxes.environment, "LONGHAUL_URL": boxes.url, "COLUMNS": "200"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def as_planned(run: RunDir, epochs: int) -> None:
+    """It succeeded; no event's number and no row of metrics is missing or there twice."""
+    assert [event.number for event in run.events()] == list(range(1, run.record().number + 1))
+    assert [row.step for row in read_lines(run.metrics_file, MetricRow)] == list(range(1, 8 * epochs + 1))
+
+
+def test_a_job_that_is_submitted_here_is_trained_on_the_other_box(boxes: TwoBoxes) -> None:
+    run = boxes.submit(job(2))
+    assert boxes.wait_for_event(run, "job.succeeded", "job.failed").type == "job.succeeded", boxes.logs()
+    as_planned(run, 2)
+    assert [fact.box for fact in facts_of(run, AttemptStarted)] == ["gpu2"]
+    assert "started on cpu of gpu2 (worker train-" in told(boxes, "events", run.id)
+    listed = told(boxes, "workers")
+    assert "box" in listed and any(line.startswith("train ") and " gpu2 " in line for line in listed.splitlines())
+    with redis.Redis.from_url(
+        boxes.redis.admin_url
+    ) as admin:  # redis-py introduces itself with CLIENT, and lives without
+        refused = {each["object"] for each in admin.acl_log() if each["username"] == "box-gpu2"}
+    assert {each for each in refused if not each.startswith("client")} == set()
+
+
+def test_while_the_network_is_away_the_box_trains_on_and_is_heard_of_again_after_it(boxes: TwoBoxes) -> None:
+    # Cut: the network to Redis, for longer than a lease; the folders are there. Must hold: the attempt goes on, for its
+    # trainer has the job's lock; all it says arrives by the folders; then the worker takes the next job.
+    run = boxes.submit(job(400))
+    wait_for_step(boxes, run, 2)
+    boxes.cut()
+    with redis.Redis.from_url(boxes.redis.admin_url) as admin:
+        ends = admin.zscore("longhaul:leases", run.id)
+        assert ends is not None
+
+        def expired() -> bool | None:
+            seconds, microseconds = admin.time()
+            return seconds * 1000 + microseconds / 1000 > ends + 16_000 or None  # reconcile has looked since, too
+
+        boxes.wait_for(expired, "a lease's end", 60)
+    step = run.metrics()[-1].step
+    wait_for_step(boxes, run, step + 1)
+    assert trainers(run) and reasons(run) == []
+    # What happens meanwhile is told here, too.
+    saved = boxes.wait_for_event(run, "checkpoint.saved", after=run.record().number)
+    boxes.wait_for(lambda: (boxes.shown(run)["event_number"] >= saved.number) or None, "that to be shown")
+    boxes.join()
+    assert boxes.post(run, "cancel").status_code == 200
+    boxes.wait_for_event(run, "job.cancelled")
+    after = boxes.submit(job(1))
+    assert boxes.wait_for_event(after, "job.succeeded", "job.failed").type == "job.succeeded", boxes.logs()
+    assert [fact.reason for fact in facts_of(run, AttemptEnded)] == [Reason.INTERRUPTED]
+
+
+def test_a_box_that_loses_network_and_folders_is_replaced_and_writes_nothing_when_it_is_back(boxes: TwoBoxes) -> None:
+    # Cut: everything, for longer than lease and lock last. Must hold: the job is trained on here, and once the other
+    # box is back its trainer ends without having written.
+    boxes.start_if_gone(OTHER)
+    run = boxes.submit(job(8))
+    wait_for_step(boxes, run, 6)
+    boxes.freeze_other()
+    boxes.cut()
+    forget_locks(run)
+    boxes.start("train")
+    ended = boxes.wait_for_event(run, "attempt.ended")
+    assert isinstance(ended.fact, AttemptEnded) and ended.fact.reason is Reason.WORKER_LOST
+    assert "the worker was lost: nothing was heard of its worker on gpu2 for too long" in told(boxes, "events", run.id)
+    wait_for_step(boxes, run, 10, attempt=2)
+    said = run.attempt_file(1).read_bytes()
+    boxes.join()
+    boxes.thaw_other()
+    assert boxes.wait_for_event(run, "job.succeeded", "job.failed").type == "job.succeeded", boxes.logs()
+    assert run.attempt_file(1).read_bytes() == said
+    as_planned(run, 8)
+    assert [fact.box for fact in facts_of(run, AttemptStarted)] == ["gpu2", "main"]
+    boxes.stop("train")
+    after = boxes.submit(job(1))
+    assert boxes.wait_for_event(after, "job.succeeded", "job.failed").type == "job.succeeded", boxes.logs()
+
+
+def test_a_box_that_is_killed_costs_the_steps_since_its_checkpoint(boxes: TwoBoxes) -> None:
+    # Killed: every process of the other box. Must hold: a lost attempt as any other; the next one resumes here.
+    boxes.start_if_gone(OTHER)
+    run = boxes.submit(job(8))
+    wait_for_step(boxes, run, 6)
+    boxes.kill_other()
+    saved = [fact.step for fact in facts_of(run, CheckpointSaved)]
+    boxes.start("train")
+    assert boxes.wait_for_event(run, "job.succeeded", "job.failed").type == "job.succeeded", boxes.logs()
+    as_planned(run, 8)
+    assert reasons(run) == ["worker_lost", "done"]
+    resumed = facts_of(run, ModelLoaded)[1].resumed_step
+    assert resumed is not None and resumed >= saved[-1]
+    assert json.loads(told(boxes, "show", run.id, "--json"))["status"] == "succeeded"
