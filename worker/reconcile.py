@@ -206,8 +206,8 @@ class Reconciler:
 
         def decide(record: JobRecord) -> list[AnyFact]:
             if record.status is Status.RUNNING:
-                where = f": nothing was heard of its worker{f' on {record.box}' if record.box else ''} for too long"
-                error = Fault.of(Reason.WORKER_LOST, where)
+                box = f" (box {record.box})" if record.box else ""
+                error = Fault.of(Reason.WORKER_LOST, f": it was not heard of for too long{box}")
                 lost = Finished(at=time.time(), reason=Reason.WORKER_LOST, step=record.progress_step, error=error)
                 return ending(run, record, record.attempt, lost)
             if record.status is Status.VALIDATING and times >= MOST_EXPIRIES:

@@ -125,7 +125,7 @@ def test_a_box_that_loses_network_and_folders_is_replaced_and_writes_nothing_whe
     boxes.start("train")
     ended = boxes.wait_for_event(run, "attempt.ended")
     assert isinstance(ended.fact, AttemptEnded) and ended.fact.reason is Reason.WORKER_LOST
-    assert "the worker was lost: nothing was heard of its worker on gpu2 for too long" in told(boxes, "events", run.id)
+    assert "the worker was lost: it was not heard of for too long (box gpu2)" in told(boxes, "events", run.id)
     wait_for_step(boxes, run, 10, attempt=2)
     said = run.attempt_file(1).read_bytes()
     boxes.join()

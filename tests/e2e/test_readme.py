@@ -142,6 +142,22 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     """curl -X POST localhost:8000/jobs -H "Authorization: Bearer $LONGHAUL_API_KEY" -d '{
   "name": "chef", "data": {"train": "recipes.jsonl", "max_input_tokens": 256, "max_target_tokens": 256},
   "training": {"epochs": 5, "batch_size": 128, "learning_rate": 1e-4}}'""": Here(CREATED),
+    "make box NAME=gpu2 HOST=192.168.1.10": Elsewhere(
+        "tests/test_boxes.py::test_a_box_gets_a_password_of_its_own_and_what_it_needs_to_know_this_one"
+    ),
+    "make revoke-box NAME=gpu2": Elsewhere(
+        "tests/test_boxes.py::test_another_box_keeps_the_first_and_another_address_keeps_the_ca"
+    ),
+    "mkdir -p /srv/longhaul/{runs,data,uploads,models,prepared}": Never("the place is the reader's own"),
+    "docker compose up -d && docker compose restart redis": Elsewhere(
+        "tests/test_boxes.py::test_redis_takes_a_box_over_tls_until_it_is_revoked"
+    ),
+    "docker compose restart redis": Elsewhere(
+        "tests/test_boxes.py::test_redis_takes_a_box_over_tls_until_it_is_revoked"
+    ),
+    "docker compose up -d": Elsewhere(
+        "tests/test_boxes.py::test_the_worker_of_another_box_is_that_of_the_first_but_for_what_it_mounts_and_reaches"
+    ),
     "longhaul plan job.json --png plan.png": Here(r"what was tried"),
     "longhaul plan job.json --hours 40": Here(r"what fits is not known"),
     "longhaul compare soups soups-long --png comparison.png": Here(r"training\.epochs +5 +9", two),

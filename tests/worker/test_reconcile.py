@@ -145,7 +145,7 @@ def test_the_loss_of_a_box_names_it(house: House) -> None:
     write_plan(run)
     house.reconciler.run_once()
     ended = next(event.fact for event in run.events() if isinstance(event.fact, AttemptEnded))
-    assert ended.error is not None and "nothing was heard of its worker on gpu2 for too long" in ended.error.message
+    assert ended.error is not None and "it was not heard of for too long (box gpu2)" in ended.error.message
 
 
 def test_a_lease_is_not_judged_while_a_trainer_holds_the_run(house: House) -> None:
