@@ -88,7 +88,7 @@ check: setup ## formatting, lint, types, import rules, OpenAPI document, referen
 			env UID=1000 GID=1000 LONGHAUL_API_KEY=checked LONGHAUL_REDIS_PASSWORD=checked LONGHAUL_SHARED=/checked \
 				LONGHAUL_BOX=checked LONGHAUL_BOX_PASSWORD=checked LONGHAUL_FIRST_BOX=checked:6380 \
 				docker compose --env-file .env.example $$files config --quiet \
-			&& echo "$$files: docker compose config finds no fault"; \
+			&& echo "$$files: docker compose config finds no fault" || exit 1; \
 		done; \
 	else \
 		$(BIN)/python -c 'import sys, yaml; [yaml.safe_load(open(each)) for each in sys.argv[1:]]' $(COMPOSE_FILE) $(BOXES_FILE) $(BOX_FILE) \
