@@ -204,7 +204,9 @@ def write_model(
             write_synced(folder / name, json.dumps(content, indent=2, sort_keys=True).encode() + b"\n")
     for name in SMALL:
         if name not in (CONFIG, GENERATION_CONFIG) and (loaded.folder / name).exists():
+            fence()
             shutil.copyfile(loaded.folder / name, temporary / name)
+    fence()
     if generation is not None:
         write_synced(temporary / GENERATION_CONFIG, json.dumps(generation, indent=2, sort_keys=True).encode() + b"\n")
     write_synced(temporary / README, readme.encode())
