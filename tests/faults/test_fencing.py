@@ -34,7 +34,7 @@ def test_a_box_that_was_cut_off_writes_nothing_once_another_attempt_has_begun(
     stack: Stack, undisturbed: Undisturbed, queued: MakeJob, moment: Moment
 ) -> None:
     # Frozen: worker, horse and trainer of one box, in the midst of its work; its lock is forgotten, its lease runs out.
-    # Must hold: the other box takes the job over; when the first goes on, its trainer ends before it writes anything.
+    # Must hold: the other box takes the job over; when the first continues, its trainer ends before it writes anything.
     run = queued()
     trainer = freeze(stack, run, moment)
     worker = stack.processes["train-2"] = stack.processes.pop("train")
