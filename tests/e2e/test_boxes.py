@@ -85,7 +85,7 @@ def test_a_job_that_is_submitted_here_is_trained_on_the_other_box(boxes: TwoBoxe
 
 
 def test_while_the_network_is_away_the_box_trains_on_and_is_heard_of_again_after_it(boxes: TwoBoxes) -> None:
-    # Cut: the network to Redis, for longer than a lease; the folders are there. Must hold: the attempt continues, for its
+    # Cut: the network to Redis, for longer than a lease; the folders are there. Must hold: the attempt continues: its
     # trainer has the job's lock; all it says arrives by the folders; then the worker takes the next job.
     run = boxes.submit(job(400))
     wait_for_step(boxes, run, 2)
