@@ -52,6 +52,8 @@ class SkyPilotSettings(CopiedRunSettings):
     """At least so many GiB of the host's memory, such as `64+`."""
     disk_gb: Annotated[int, Field(ge=20, le=65_536)] = 256
     """Of the machine; model, data, checkpoints and image lie on it."""
+    look_every_s: Annotated[float, Field(ge=0.1, le=600.0)] = 30.0
+    """As of any engine; `sky` takes seconds to answer."""
     setup: str | None = None
     """Lines of bash that make Longhaul ready, before each attempt, where the image does not have it."""
 
