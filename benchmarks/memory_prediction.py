@@ -54,6 +54,8 @@ from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.planning.bare_model import bare_model, give_device
 from worker.training.planning.prediction import Setting
 from worker.training.planning.predictor import Predictor
+from worker.training.ranks.division import divide
+from worker.training.ranks.shards import Shards
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.causal.loss import learned_loss_sum
 from worker.training.tasks.causal.task import Causal
@@ -286,8 +288,9 @@ def method_in(configuration: Configuration) -> Method:
     return Full() if configuration.method is None else Lora(configuration.method)
 
 
-def measured(task: Task, config: dict[str, Any], configuration: Configuration) -> tuple[int, int, int]:
-    """Real peaks of the passes, of the update and of an evaluation, bytes."""
+def measured(task: Task, config: dict[str, Any], configuration: Configuration, ranks: int = 1) -> tuple[int, int, int]:
+    """Real peaks of the passes, of the update and of an evaluation, bytes. `ranks`: among so many the weights are
+    divided, of which the first is measured."""
     torch.manual_seed(0)
     model = bare_model(
         config, task, configuration.dtype, fused=configuration.fused, dropout=None, method=method_in(configuration)
@@ -298,6 +301,8 @@ def measured(task: Task, config: dict[str, Any], configuration: Configuration) -
         model.activation_checkpointing_enable(
             {"use_reentrant": False}, every_n_layers=configuration.activation_checkpointing
         )
+    if ranks > 1:
+        Shards(model, divide(model, ranks, trained=configuration.method is None), 0, torch.device("cpu"))
     optimizer = make_optimizer(configuration.optimizer, model.named_parameters(), TrainingSpec(), fused=True)
     with tempfile.TemporaryDirectory() as folder:
         optimizer.compile(Journal(Path(folder) / "journal.jsonl"))

@@ -30,10 +30,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import compress
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -41,6 +44,7 @@ from torch._C._distributed_c10d import FileStore, Store
 
 from benchmarks.oom_exactness import (
     LIMIT,
+    ROWS,
     Facts,
     MethodName,
     OutOfMemoryAt,
@@ -56,9 +60,12 @@ from worker.training.context import Trainable, TrainingContext
 from worker.training.follow import FollowingRank
 from worker.training.journal import Journal
 from worker.training.loop import steps
+from worker.training.machine.out_of_memory import MemoryShortage
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
+from worker.training.ranks.division import divide
 from worker.training.ranks.group import RankGroup, join, share_cores
 from worker.training.ranks.ranks import Alone, Failure, Ranks, Vote
+from worker.training.ranks.shards import Shards
 from worker.training.tasks.task import Limit
 
 CASES: tuple[tuple[TaskName, MethodName], ...] = (
@@ -68,6 +75,10 @@ BATCH = 5
 """Of 12 rows: steps of 5, 5 and 2."""
 LARGER = {"d_model": 256, "d_kv": 32, "d_ff": 1024, "num_layers": 4, "num_heads": 8, "vocab_size": 8192}
 TIMED_BATCH, WARM_STEPS = 16, 3
+DEEPER: dict[str, dict[str, int]] = {
+    "seq2seq": {"num_layers": 3, "num_decoder_layers": 2}, "causal": {"num_hidden_layers": 5},
+}  # fmt: skip
+"""More layers than there are slots for."""
 OUT_OF_MEMORY_AT = 40
 """Operations of a pass into which the last rank comes."""
 ROOT = Path(__file__).parents[1]
@@ -80,8 +91,16 @@ class Members:
         self.count, self.seconds = count, 0.0
         self._store, self._group, self._begun = store, RankGroup(parameters), 0
 
-    def join(self, trained: Sequence[nn.Parameter], state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    def join(
+        self,
+        trained: Sequence[nn.Parameter],
+        state: Mapping[str, torch.Tensor],
+        device: torch.device,
+        shards: Shards | None = None,
+    ) -> None:
         """They have joined, and begin alike."""
+        if shards is not None:
+            shards.join(self._group, lambda layer: self.tell({"fetch": layer}))
 
     def begin(self, step: int, learning_rate: float, limit: Limit) -> None:
         """See `Ranks`."""
@@ -125,21 +144,33 @@ class StepSeen:
 
 @contextlib.contextmanager
 def training(
-    folder: Path, scene: Scene, optimizer: Optimizer, ranks: Ranks, journal: Journal | None = None
+    folder: Path,
+    scene: Scene,
+    optimizer: Optimizer,
+    ranks: Ranks,
+    journal: Journal | None = None,
+    shards: Shards | None = None,
 ) -> Iterator[TrainingContext]:
     """What rank 0 trains with."""
+    loaded = replace(as_loaded(scene.model, scene.spec, scene.task), shards=shards)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         yield training_context(
-            Path(scratch), as_loaded(scene.model, scene.spec, scene.task), scene.data, scene.spec, optimizer,
+            Path(scratch), loaded, scene.data, scene.spec, optimizer,
             journal or Journal(folder / "journal.jsonl"), plan=scene.plan, ranks=ranks,
         )  # fmt: skip
 
 
 def run_steps(
-    folder: Path, scene: Scene, ranks: Ranks, name: OptimizerName = "adamw", journal: Journal | None = None
+    folder: Path,
+    scene: Scene,
+    ranks: Ranks,
+    name: OptimizerName = "adamw",
+    journal: Journal | None = None,
+    shards: Shards | None = None,
 ) -> list[StepSeen]:
     """All steps from the beginning, as rank 0."""
-    scene.begin()
+    if shards is None:
+        scene.begin()
     seen: list[StepSeen] = []
     optimizer = make_optimizer(name, scene.model.named_parameters(), scene.spec.training, fused=True)
     real = optimizer.step
@@ -151,10 +182,19 @@ def run_steps(
         return norm
 
     optimizer.step = step  # type: ignore[method-assign]  # watched
-    with training(folder, scene, optimizer, ranks, journal) as context:
+    with training(folder, scene, optimizer, ranks, journal, shards) as context:
         for _ in steps(context):
             pass
     return seen
+
+
+@torch.no_grad()
+def evaluated(scene: Scene) -> list[float]:
+    """The loss of each row as the model is now, in evaluation mode."""
+    scene.model.eval()
+    alone = scene.task.limit(scene.rows, 1)
+    batches = alone.batches(scene.rows, [np.array([row]) for row in range(len(scene.rows))], 0)
+    return [float(batch.evaluated(scene.model).loss_sum) for batch in batches]
 
 
 def be_rank(arguments: argparse.Namespace) -> None:
@@ -168,41 +208,88 @@ def be_rank(arguments: argparse.Namespace) -> None:
         scene = Scene(folder, dropout=0.0, dtype=torch.float32, batch_size=TIMED_BATCH, rows=rows, larger=LARGER)
     else:
         scene = Scene(
-            folder, dropout=0.0, dtype=torch.float64, method=arguments.method, task=arguments.task, batch_size=BATCH
-        )
+            folder, dropout=0.0, dtype=torch.float64, method=arguments.method, task=arguments.task, batch_size=BATCH,
+            larger=DEEPER[arguments.task] if arguments.divided else None, rows=BATCH * arguments.steps_short or ROWS,
+        )  # fmt: skip
+    if arguments.recompute:
+        scene.model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=arguments.recompute)
     alone = [] if arguments.timed or rank else run_steps(folder, scene, Alone())
+    expected = evaluated(scene) if alone else []
     store = FileStore(str(Path(arguments.folder) / "store"), count)
     join(store, rank, count, device)
     trained = [parameter for parameter in scene.model.parameters() if parameter.requires_grad]
+    scene.begin()
+    shards = None
+    if arguments.divided:
+        whole = divide(scene.model, count, trained=arguments.method == "full")
+        shards = Shards(scene.model, whole, rank, device)
     if rank:
-        scene.begin()
-        follow(scene, store, RankGroup(trained), folder, arguments.out_of_memory_at if rank == count - 1 else 0)
+        last = rank == count - 1
+        at = arguments.out_of_memory_at if last else 0
+        follow(scene, store, RankGroup(trained), folder, at, shards, every_step=arguments.steps_short > 0)
     else:
         members = Members(store, count, trained)
+        members.join(trained, {}, device, shards)
         if arguments.timed:
             print(json.dumps(timed_steps(folder, scene, members)))
         else:
             facts = Facts(folder / "facts.jsonl")
-            found = compared(alone, run_steps(folder, scene, members, journal=facts))
-            print(json.dumps(found | {"redone": len(facts.facts)}))
+            found = compared(alone, run_steps(folder, scene, members, journal=facts, shards=shards))
+            apart = max(abs(one - other) for one, other in zip(expected, evaluated(scene), strict=True))
+            print(json.dumps(found | {"evaluation": apart, "redone": len(facts.facts)}))
         members.tell({})
         members.check_equal()
     dist.barrier()
     dist.destroy_process_group()
 
 
-def follow(scene: Scene, store: Store, group: RankGroup, folder: Path, out_of_memory_at: int) -> None:
-    """Do what rank 0 writes into the store, until that is nothing. Memory runs out at one operation (0: at none)."""
+def follow(
+    scene: Scene,
+    store: Store,
+    group: RankGroup,
+    folder: Path,
+    out_of_memory_at: int,
+    shards: Shards | None,
+    *,
+    every_step: bool,
+) -> None:
+    """Do what rank 0 writes into the store, until that is nothing.
+
+    Memory runs out at one operation of the first step (0: at none); with `every_step` of every step, that many
+    operations later than in the step before, and as if it were in pieces: then a step is done again as it was cut.
+    """
     optimizer = make_optimizer("adamw", scene.model.named_parameters(), scene.spec.training, fused=True)
-    trainable = Trainable(as_loaded(scene.model, scene.spec, scene.task), optimizer, compiled=False)
+    loaded = replace(as_loaded(scene.model, scene.spec, scene.task), shards=shards)
+    trainable = Trainable(loaded, optimizer, compiled=False)
+    if shards is not None:
+        shards.join(group)
     journal = Journal(folder / "journal.jsonl")
     follower = FollowingRank(trainable, scene.order, scene.rows, group, journal, scene.spec.training.seed)
-    number = 0
-    with OutOfMemoryAt(out_of_memory_at) if out_of_memory_at else contextlib.nullcontext():
-        while told := json.loads(store.get(f"told {number}")):
+    number, seen = 0, set[int]()
+    while told := json.loads(store.get(f"told {number}")):
+        if shards is not None and "fetch" in told:
+            shards.fetch(told["fetch"])
+        elif out_of_memory_at and told["step"] not in seen and (told["step"] == 1 or every_step):
+            seen.add(told["step"])
+            with OutOfMemoryAt(out_of_memory_at * told["step"]), in_pieces(every_step):
+                follower.train(told)
+        else:
             follower.train(told)
-            number += 1
+        number += 1
     group.check_equal()
+
+
+@contextlib.contextmanager
+def in_pieces(yes: bool) -> Iterator[None]:
+    """Memory that runs out is called fragmented, which that of a CPU never is."""
+    real = MemoryShortage.of
+
+    def of(*arguments: Any, **options: Any) -> MemoryShortage | None:
+        found = real(*arguments, **options)
+        return None if found is None else replace(found, cause="fragmentation")
+
+    with mock.patch.object(MemoryShortage, "of", of) if yes else contextlib.nullcontext():
+        yield
 
 
 def compared(alone: list[StepSeen], together: list[StepSeen]) -> dict[str, float]:
@@ -237,12 +324,13 @@ def timed_steps(folder: Path, scene: Scene, members: Members) -> dict[str, float
 
 def together(
     folder: Path, count: int, task: TaskName = "seq2seq", method: MethodName = "full", *, out_of_memory_at: int = 0,
-    timed: int = 0,
+    timed: int = 0, divided: bool = False, recompute: int = 0, steps_short: int = 0,
 ) -> dict[str, float]:  # fmt: skip
     """What rank 0 of so many processes found."""
     given = {
         "count": count, "task": task, "method": method, "folder": folder, "timed": timed,
-        "out-of-memory-at": out_of_memory_at,
+        "out-of-memory-at": out_of_memory_at, "divided": int(divided), "recompute": recompute,
+        "steps-short": steps_short,
     }  # fmt: skip
     options = [part for name, value in given.items() for part in (f"--{name}", str(value))]
     processes = [
@@ -311,7 +399,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--steps", type=int, default=20, help="of which speed is measured")
-    for name in ("rank", "count", "timed", "out-of-memory-at"):
+    for name in ("rank", "count", "timed", "out-of-memory-at", "divided", "recompute", "steps-short"):
         parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS)
     for name in ("task", "method", "folder"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)

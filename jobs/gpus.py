@@ -75,17 +75,24 @@ class GpuFacts:
         measured = self.measured
         if measured is not None and measured.host_update_per_s is not None:
             return numbers / measured.host_update_per_s
-        copies = [] if measured is None else [measured.device_to_host_bytes_per_s, measured.host_to_device_bytes_per_s]
-        slot = min((rate for rate in copies if rate is not None), default=COPY_BYTES_PER_S)
-        return numbers * max(number_bytes / slot, 1 / HOST_UPDATE_PER_S)
+        return numbers * max(number_bytes / self._copy_bytes_per_s, 1 / HOST_UPDATE_PER_S)
 
     def exchange_s(self, numbers: int, gpus: int) -> float:
         """Seconds in which so many GPUs add up so many gradients in fp32, through the host: each sends and receives
         each of them twice, less its own part. GPUs that are linked directly take less."""
+        return 2 * (gpus - 1) / gpus * 4 * numbers / self._copy_bytes_per_s
+
+    def fetch_s(self, divided_bytes: int, gpus: int) -> float:
+        """Seconds in which weights that so many GPUs divide among themselves come to each, through the host, twice: for
+        the forward and for the backward pass. What is computed meanwhile is not taken off."""
+        return 2 * (gpus - 1) / gpus * divided_bytes / self._copy_bytes_per_s
+
+    @property
+    def _copy_bytes_per_s(self) -> float:
+        """Between GPU and host, in the slower direction: as measured, else assumed."""
         measured = self.measured
         copies = [] if measured is None else [measured.device_to_host_bytes_per_s, measured.host_to_device_bytes_per_s]
-        slot = min((rate for rate in copies if rate is not None), default=COPY_BYTES_PER_S)
-        return 2 * (gpus - 1) / gpus * 4 * numbers / slot
+        return min((rate for rate in copies if rate is not None), default=COPY_BYTES_PER_S)
 
     @property
     def usable_bytes(self) -> int:

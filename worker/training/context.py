@@ -162,7 +162,9 @@ def order_of(spec: JobSpec, plan: Plan, data: PreparedDataset, task: Task) -> St
     return StepOrder(task.widths(data.train), training.batch_size, training.epochs, training.seed, mixture)
 
 
-def load_trainable(spec: JobSpec, plan: Plan, folder: Path, device: torch.device, journal: Journal) -> Trainable:
+def load_trainable(
+    spec: JobSpec, plan: Plan, folder: Path, device: torch.device, journal: Journal, rank: int = 0
+) -> Trainable:
     """The prepared model of this folder, loaded once, and its optimizer, with every state allocated."""
     method = method_of(spec, plan.resolved.dtype)
     loaded = load(
@@ -174,6 +176,8 @@ def load_trainable(spec: JobSpec, plan: Plan, folder: Path, device: torch.device
         activation_checkpointing=plan.resolved.activation_checkpointing,
         method=method,
         seed=init_seed(spec.training.seed),
+        rank=rank,
+        ranks=spec.ranks if plan.memory is not None and plan.memory.divided_bytes else 1,
     )
     optimizer = make_optimizer(
         plan.resolved.optimizer, loaded.model.named_parameters(), spec.training, fused=spec.speed.fused
@@ -228,7 +232,7 @@ def set_up(
     state.correction = noted_correction(run, attempts) or state.correction
     journal.fence()
     truncate_metrics(run.metrics_file, state.step)
-    ranks.join(loaded.trained, trainable.state, device)
+    ranks.join(loaded.trained, trainable.state, device, loaded.shards)
     guards.check_not_copied(loaded.model, loaded.pointers)
     journal.progress(step=state.step)
     journal.note(

@@ -64,7 +64,7 @@ def follow(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopS
         with start.loading(run):
             folder, data = start.open_stores(run, plan, journal, weights=True)
             seed_step(spec.training.seed, 0)
-            trainable = load_trainable(spec, plan, folder, device, journal)
+            trainable = load_trainable(spec, plan, folder, device, journal, rank)
         loaded, rows = trainable.loaded, data.train
         held.enter_context(hard_limit.on_host(device, limit, loaded, trainable.optimizer, rows))
         store = FileStore(told["store"], count)
@@ -77,6 +77,8 @@ def follow(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopS
         group.share_state(trainable.state)
         trainable.optimizer.load_state_dict(trainable.optimizer.state_dict())  # it may have more to do with them
         group.check_equal()
+        if loaded.shards is not None:
+            loaded.shards.join(group)
         guards.check_not_copied(loaded.model, loaded.pointers)
         order = order_of(spec, plan, data, loaded.task)
         follower = FollowingRank(trainable, order, rows, group, journal, spec.training.seed)
@@ -87,6 +89,9 @@ def follow(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopS
                     follower.train(what)
                 case "check":
                     group.check_equal()
+                case "fetch":
+                    assert loaded.shards is not None, "weights are divided"
+                    loaded.shards.fetch(int(what["layer"]))
                 case _:
                     raise AssertionError(f"rank 0 says {line}")
         dist.destroy_process_group()
@@ -110,9 +115,11 @@ class FollowingRank:
         model, device, number = loaded.model, loaded.model.device, int(what["step"])
         safe = {bucket: SafeSize(**known) for bucket, known in what["safe"].items()}
         limit = loaded.task.limit(self.rows, what["micro_batch"], safe)
-        going = Pass(number, share(self.order.groups_of(number - 1), group.rank, group.count), time.perf_counter())
+        groups = self.order.groups_of(number - 1)
+        shares = [share(groups, rank, group.count) for rank in range(group.count)]
+        going = Pass(number, shares[group.rank], time.perf_counter())
         scaling = optimizer if isinstance(optimizer, LossScaling) else None
-        failure = one_pass(loaded, self.rows, limit, going, self.seed, scaling, self.journal, rank=group.rank)
+        failure = one_pass(loaded, self.rows, limit, going, shares, self.seed, scaling, self.journal, rank=group.rank)
         if group.vote(failure, going.target_tokens, time.perf_counter() - going.began).failure is not None:
             model.zero_grad(set_to_none=True)
             release_memory(Cache(device))

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from jobs.errors import OutOfMemoryInOptimizer
 from worker.training.context import TrainingContext
-from worker.training.dataset.data import Rows
+from worker.training.dataset.data import Int64, Rows
 from worker.training.journal import Journal
 from worker.training.machine.out_of_memory import KINDS, MemoryShortage
 from worker.training.memory.recovery import Pass, Recovery
@@ -69,7 +69,7 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
             ranks.begin(number, rate, limit)
             going = Pass(number, shares[0], began=time.perf_counter())
             wanted = recovery.oom_reports.wanted
-            failure = one_pass(loaded, rows, limit, going, training.seed, scaling, journal, details=wanted)
+            failure = one_pass(loaded, rows, limit, going, shares, training.seed, scaling, journal, details=wanted)
             data_wait += going.cutting_s
             vote = ranks.vote(failure, going.target_tokens, time.perf_counter() - going.began)
             failure = vote.failure
@@ -118,6 +118,7 @@ def one_pass(
     rows: Rows,
     limit: Limit,
     going: Pass,
+    shares: Sequence[Sequence[Int64]],
     seed: int,
     scaling: LossScaling | None,
     journal: Journal,
@@ -126,10 +127,15 @@ def one_pass(
     details: Callable[[], bool] = lambda: False,
 ) -> Failure | None:
     """Forward and backward over the share of a step that this rank has, which may be empty; `going` holds what came
-    of it. Failure: memory ran out.
+    of it. `shares`: of every rank. Failure: memory ran out.
 
-    By the time it returns, no traceback is left that would keep the activations of a failed pass alive.
+    By the time it returns, no traceback is left that would keep the activations of a failed pass alive; and where ranks
+    divide the weights, what the others need of this rank's has been sent.
     """
+    shards = loaded.shards
+    if shards is not None:
+        shards.begin(max(len(limit.shapes(rows, groups)) for groups in shares))
+    failure: Failure | None = None
     try:
         going.batches = limit.batches(rows, going.groups, loaded.pad_id)
         going.cutting_s = time.perf_counter() - going.began
@@ -142,8 +148,10 @@ def one_pass(
         shortage = MemoryShortage.of(error, loaded.model.device, details=details())
         if shortage is None:
             raise
-        return Failure(rank, shortage, going.shape(rows, limit))
-    return None
+        failure = Failure(rank, shortage, going.shape(rows, limit))
+    if shards is not None:
+        shards.end()
+    return failure
 
 
 def accumulate(

@@ -62,6 +62,7 @@ def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, resu
         remark = check_merged(loaded, context.data, context.journal, context.cache).text
 
         def write_merged(file: Path) -> SealedFile:
-            return write_tensors(file, merged.weights(loaded.model), context.journal)
+            whole = merged.weights(loaded.model)
+            return write_tensors(file, loaded.shards.whole(whole) if loaded.shards else whole, context.journal)
 
         write({".": (merged, write_merged), ADAPTER_FOLDER: (method, write_trained)}, merged, remark)

@@ -410,6 +410,34 @@ def test_a_config_that_no_attempt_could_train_with_is_refused() -> None:
     assert caught.value.detail_code == "bad_config"
 
 
+# -- several GPUs ------------------------------------------------------------------------------------------------------
+
+
+def test_gpus_divide_the_weights_where_one_has_no_room_for_all() -> None:
+    config = CONFIG | XL | {"num_layers": 8, "num_decoder_layers": 8, "dropout_rate": 0.1}
+    memory = {"optimizer": "adamw", "activation_checkpointing": 1, "micro_batch": 4}
+
+    def planned(gpus: int, gib: float, **parts: Any) -> MemoryPlan:
+        asked = {"data": {"train": "a.jsonl"}, "resources": {"gpus": gpus}, "memory": memory, **parts}
+        budget = on_gpu(int(gib * GIB), "gpu", gpu(gib))
+        return plan_memory(parse_spec(asked), Seq2Seq(), config, (64, 64), device="cuda", budget=budget)
+
+    lora = {"method": {"type": "lora", "rank": 8}}
+    one = planned(2, 8, **lora)
+    assert one.divided_bytes == 0 and "divided" not in one.text
+    with pytest.raises(Rejected, match="at its least"):
+        planned(1, 2.5, **lora)
+    two, three = (planned(gpus, 2.9, **lora) for gpus in (2, 3))
+    assert two.divided_bytes == three.divided_bytes > 0.9 * (one.parts["weights"] - 3 * 2 * 2048 * 32128)
+    assert two.peak_bytes <= two.limit_bytes and not two.compile
+    assert "of weights divided among the GPUs" in two.text
+    saved, slots = one.parts["weights"] - two.parts["weights"], 2 * two.divided_bytes // 16
+    assert saved == pytest.approx(two.divided_bytes / 2 - slots / 2, rel=0.15)
+    assert three.parts["weights"] < two.parts["weights"]
+    with pytest.raises(Rejected):
+        planned(2, 2.9)
+
+
 # -- fallbacks ---------------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from worker.training.adapters.method import Method
 from worker.training.doctor.random_t5 import SHAPES
 from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
 from worker.training.machine.usage import process_bytes
+from worker.training.planning.divided import DividedPredictor
 from worker.training.planning.prediction import Setting
 from worker.training.planning.predictor import Predictor
 from worker.training.steps.shape import MicroBatchShape
@@ -132,6 +133,27 @@ def test_adapters_are_predicted_as_exactly(
     method = LoraMethod.model_validate({"type": "lora"} | settings)
     fused = task.name == "seq2seq"
     assert_predicted(task, config, optimizer, activation_checkpointing, torch.bfloat16, fused, True, method)
+
+
+@pytest.mark.parametrize(("task", "config"), [(Seq2Seq(), T5), (Causal(), QWEN2 | {"num_hidden_layers": 5})])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_a_rank_takes_is_predicted_as_exactly_where_ranks_divide_the_weights(
+    task: Task, config: dict[str, Any], ranks: int
+) -> None:
+    method = LoraMethod(type="lora", rank=8)
+    whole = predictor(config, task=task, method=Lora(method))
+    divided = DividedPredictor(whole, ranks)
+    predicted, undivided = (each.predict(SHAPE, Setting(1, "adamw")) for each in (divided, whole))
+    asked = Configuration(
+        "", "", "adamw", SHAPE.rows, SHAPE.input_width, SHAPE.target_width, 1, torch.bfloat16, method=method
+    )
+    with without_onednn():
+        passes, update, evaluation = measured(task, config, asked, ranks)
+    assert predicted.pass_peak == pytest.approx(passes, rel=0.02)
+    assert predicted.update_peak == pytest.approx(update, rel=0.02)
+    assert predicted.evaluation_peak == pytest.approx(evaluation, rel=0.02)
+    assert predicted.parts["weights"] < 0.95 * undivided.parts["weights"]
+    assert predicted.peak == sum(predicted.parts.values()) and divided.size.trained == whole.size.trained
 
 
 @contextmanager

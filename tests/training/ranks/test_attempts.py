@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +13,7 @@ from jobs.events import CheckpointSaved, ModelLoaded
 from jobs.reasons import Reason
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors
 from tests.training.conftest import MakeRun
+from tests.training.ranks.conftest import followers, meanwhile
 from worker.training.context import TrainingContext
 from worker.training.evaluate import Evaluation, evaluate
 from worker.training.ranks import leader
@@ -25,44 +22,10 @@ PLAIN = {
     "training": {"epochs": 4, "dropout": 0.0}, "evaluation": {"every_steps": 10, "samples": 0},
     "checkpoint": {"every_steps": 5}, "log": {"every_steps": 1},
 }  # fmt: skip
-WAIT_S = 120.0
-
-
-@pytest.fixture(autouse=True)
-def _processes_begin_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LONGHAUL_DEVICE", "cpu")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
 
 
 def on(gpus: int) -> dict[str, object]:
     return {**PLAIN, "resources": {"gpus": gpus}}
-
-
-def followers() -> list[int]:
-    """Pids of the other ranks that this process has started."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [int(pid) for pid in children if b"follow" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
-@contextmanager
-def meanwhile(condition: Callable[[], bool], then: Callable[[], object]) -> Iterator[None]:
-    """While an attempt runs in this thread, another one waits for something and acts."""
-    failed: list[str] = []
-
-    def watch() -> None:
-        until = time.monotonic() + WAIT_S
-        while not condition():
-            if time.monotonic() > until:
-                failed.append("it did not happen")
-                return
-            time.sleep(0.01)
-        then()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    yield
-    thread.join()
-    assert not failed
 
 
 def test_two_ranks_train_a_job_to_its_end_and_learn_what_one_learns(make_run: MakeRun) -> None:

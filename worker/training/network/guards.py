@@ -67,11 +67,17 @@ def check_placement(model: nn.Module, dtype: torch.dtype, device: torch.device) 
     reject_tensors("meta_tensor", meta, "without values (meta device)", hint=_PROCESS_HINT)
     other = [f"{name} ({tensor.dtype})" for name, tensor in parameters.items() if tensor.dtype != dtype]
     reject_tensors("wrong_dtype", other, f"not {dtype}")
-    away = [f"{name} ({tensor.device})" for name, tensor in tensors.items() if not _same_device(tensor.device, device)]
-    reject_tensors("wrong_device", away, f"not on {device}", hint=_PROCESS_HINT)
+    check_device_of(model, device)
     hooked = [name or type(model).__name__ for name, module in model.named_modules() if hasattr(module, "_hf_hook")]
     why = "with an accelerate hook, which moves weights during the forward pass"
     reject_tensors("offload_hook", hooked, why, kind="modules", hint=_PROCESS_HINT)
+
+
+def check_device_of(model: nn.Module, device: torch.device) -> None:
+    """Refuse `wrong_device`."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    away = [f"{name} ({tensor.device})" for name, tensor in tensors.items() if not _same_device(tensor.device, device)]
+    reject_tensors("wrong_device", away, f"not on {device}", hint=_PROCESS_HINT)
 
 
 def check_tie(model: nn.Module, layout: Layout, folder: Path) -> None:

@@ -7,19 +7,21 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jobs.errors import DoesNotFit, Rejected
-from jobs.gpus import HOST_ROOM
+from jobs.gpus import HOST_ROOM, REFERENCE
 from jobs.memory_plan import Candidate, Device, DType, MemoryPlan, OptimizerName, describe
 from jobs.spec import JobSpec
 from jobs.text.units import GIB, bytes_alike, format_bytes, format_duration
 from worker.training.adapters.registry import method_of
 from worker.training.optimizers.adamw_offload import LOAD_BYTES, LOADS, STATE_BYTES
 from worker.training.planning.budget import Budget
+from worker.training.planning.divided import DividedPredictor
 from worker.training.planning.ladder import SMALLEST, WORTH, Fixed, Ladder, choice
 from worker.training.planning.prediction import ModelSize
 from worker.training.planning.predictor import Predictor
@@ -96,17 +98,25 @@ def plan_memory(
         )
     share = math.ceil(spec.training.batch_size / spec.ranks)
     pace = RowTime(task, config, flops, inputs, targets, size, budget.gpu, share)
-    ladder = Ladder(
-        predictor,
-        pace,
+    ladder_of = partial(
+        Ladder,
         limit=budget.limit,
         context=context,
         cap=share if device == "cuda" else min(share, most_on_cpu),
         offload=offload and spec.ranks == 1 and offloaded > 0 and host is not None and offloaded + HOST_RESERVE <= host,
         progress=progress,
     )
+    ladder = ladder_of(predictor, pace)
     candidates = ladder.walk(fixed)
-    fitting = choice(candidates)
+    fitting, divided_bytes, uncompiled = choice(candidates), 0, predictor.uncompiled
+    if fitting is None and spec.ranks > 1 and not method.whole:
+        divided = DividedPredictor(predictor, spec.ranks)
+        if divided.divided_bytes:
+            divided_bytes, uncompiled = divided.divided_bytes, divided.uncompiled
+            pace = replace(pace, fetch_s=(budget.gpu or REFERENCE).fetch_s(divided_bytes, spec.ranks))
+            ladder = ladder_of(divided, pace)
+            candidates = ladder.walk(fixed)
+            fitting = choice(candidates)
     chosen = fitting or ladder.smallest(fixed)
     on_host = offloaded if chosen.optimizer == "adamw_offload" else 0
     states = 8 * size.trained + size.master_bytes if on_host else chosen.parts["optimizer"]
@@ -129,9 +139,10 @@ def plan_memory(
         optimizer=chosen.optimizer,
         compile=spec.kind == "train"
         and spec.speed.compiled_on(device)
-        and predictor.uncompiled(chosen.activation_checkpointing) is None,
+        and uncompiled(chosen.activation_checkpointing) is None,
         dtype=dtype,
         parts=chosen.parts,
+        divided_bytes=divided_bytes,
         trained_parameters=size.trained,
         evaluation=spec.kind == "evaluate",
         peak_bytes=chosen.peak_bytes,

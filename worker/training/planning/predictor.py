@@ -35,6 +35,7 @@ from worker.training.planning.row_search import next_rows
 from worker.training.planning.trace_cache import TraceCache
 from worker.training.planning.tracker import CATEGORIES, Tracker
 from worker.training.planning.updates import without_data
+from worker.training.ranks.division import divide, in_order
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.self_check import SelfCheck
 from worker.training.tasks.task import Config, Task
@@ -142,6 +143,18 @@ class Predictor:
     @property
     def _trains(self) -> bool:
         return self._method is None or self.size.trained > 0
+
+    def division(self, ranks: int) -> tuple[int, int]:
+        """Bytes of the weights that so many ranks can divide among themselves (0: none), and what the one that holds
+        most has in place of them."""
+        divided, most = self._cache.answer(f"division among {ranks}", lambda: self._find_division(ranks))
+        return divided, most
+
+    def _find_division(self, ranks: int) -> list[int]:
+        if not in_order(self._model, lambda: self._trace_evaluation(MicroBatchShape(1, 8, 8), True)):
+            return [0, 0]
+        found = divide(self._model, ranks, trained=self._method is None or self._method.whole)
+        return [found.divided_bytes, found.most_bytes]
 
     def keep(self) -> None:
         """Keep what was traced, for later jobs."""

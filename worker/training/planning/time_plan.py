@@ -86,7 +86,10 @@ def waits_s(plan: Plan, spec: JobSpec, settings: TrainerSettings) -> float:
         return 0.0
     gpu, trained = settings.gpu or REFERENCE, plan.memory.trained_parameters
     offloads = plan.memory.host is not None and plan.memory.host.optimizer_bytes > 0
-    return (gpu.offloaded_update_s(trained, 2) if offloads else 0.0) + gpu.exchange_s(trained, spec.ranks)
+    update = gpu.offloaded_update_s(trained, 2) if offloads else 0.0
+    passes = math.ceil(spec.training.batch_size / (spec.ranks * plan.resolved.micro_batch))
+    fetches = passes * gpu.fetch_s(plan.memory.divided_bytes, spec.ranks)
+    return update + gpu.exchange_s(trained, spec.ranks) + fetches
 
 
 def within_hours(plan: Plan, spec: JobSpec, done: int) -> Plan:

@@ -131,6 +131,21 @@ class RankGroup:
         self._collective(dist.all_reduce, total)
         return total.to(own.dtype)
 
+    def broadcast(self, tensor: torch.Tensor, owner: int) -> dist.Work:
+        """Copy a tensor of its owner to all others; returns at once. Memory that runs out before it begins is an error
+        of its own."""
+        try:
+            work: dist.Work = dist.broadcast(tensor, src=owner, async_op=True)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        return work
+
+    def wait(self, work: dist.Work) -> None:
+        """Until what was begun is done; over NCCL, what the device does from now on comes after it."""
+        self._collective(work.wait)
+
     @torch.no_grad()
     def share_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy these tensors of rank 0 to all others."""
@@ -169,11 +184,11 @@ class RankGroup:
         try:
             call(*arguments, **more)
         except RuntimeError as error:
-            failure = (str(error).splitlines() or [type(error).__name__])[0][:300]
-            lost = self._why_lost(failure) or RankLost(
-                f"rank {self.rank} cannot exchange data with the others: {failure}"
-            )
-            raise lost from error
+            raise self._lost(error) from error
+
+    def _lost(self, error: RuntimeError) -> StageError:
+        failure = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        return self._why_lost(failure) or RankLost(f"rank {self.rank} cannot exchange data with the others: {failure}")
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

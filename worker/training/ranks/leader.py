@@ -39,6 +39,7 @@ from worker.training.journal import Journal
 from worker.training.machine.host import oom_kills
 from worker.training.ranks.group import SILENT_S, RankGroup, join, share_cores
 from worker.training.ranks.ranks import Failure, Vote
+from worker.training.ranks.shards import Shards
 from worker.training.tasks.task import Limit
 
 JOIN = "join"
@@ -114,7 +115,13 @@ class Leader:
         for follower in self._followers:
             follower.tell(told)
 
-    def join(self, trained: Sequence[nn.Parameter], state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    def join(
+        self,
+        trained: Sequence[nn.Parameter],
+        state: Mapping[str, torch.Tensor],
+        device: torch.device,
+        shards: Shards | None = None,
+    ) -> None:
         """See `Ranks`."""
         ready = [f"ready {follower.rank}" for follower in self._followers]
         while not self._store.check(ready):
@@ -131,6 +138,8 @@ class Leader:
         self._group = RankGroup(trained, self._silent_s, self._why_lost)
         self._group.share_state(state)
         self._group.check_equal()
+        if shards is not None:
+            shards.join(self._group, lambda layer: self._tell(do="fetch", layer=layer))
         log.info("%d ranks train together: %s", self.count, ", ".join(each.device for each in self._followers))
 
     @property

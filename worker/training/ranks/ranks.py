@@ -21,6 +21,7 @@ from torch import nn
 
 from worker.training.dataset.data import Int64
 from worker.training.machine.out_of_memory import MemoryShortage
+from worker.training.ranks.shards import Shards
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.task import Limit
 
@@ -52,10 +53,17 @@ class Ranks(Protocol):
     def count(self) -> int:
         """How many there are."""
 
-    def join(self, trained: Sequence[nn.Parameter], state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    def join(
+        self,
+        trained: Sequence[nn.Parameter],
+        state: Mapping[str, torch.Tensor],
+        device: torch.device,
+        shards: Shards | None = None,
+    ) -> None:
         """Wait until every rank has loaded the model, and give all of them `state`: weights and optimizer states.
 
-        `trained`: the parameters whose gradients are added up. Raises what ended another rank meanwhile.
+        `trained`: the parameters whose gradients are added up. `shards`: weights that are divided among the ranks.
+        Raises what ended another rank meanwhile.
         """
 
     def begin(self, step: int, learning_rate: float, limit: Limit) -> None:
@@ -79,7 +87,13 @@ class Alone:
 
     count = 1
 
-    def join(self, trained: Sequence[nn.Parameter], state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    def join(
+        self,
+        trained: Sequence[nn.Parameter],
+        state: Mapping[str, torch.Tensor],
+        device: torch.device,
+        shards: Shards | None = None,
+    ) -> None:
         """Nobody to wait for."""
 
     def begin(self, step: int, learning_rate: float, limit: Limit) -> None:

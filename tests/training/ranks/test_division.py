@@ -1,0 +1,113 @@
+"""Who owns which weights, and when a pass needs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.oom_exactness import CONFIGS
+from worker.training.planning.bare_model import bare_model
+from worker.training.ranks.division import Division, divide, in_order, layers_of
+from worker.training.ranks.schedule import Direction, Schedule
+from worker.training.tasks.causal.task import Causal
+from worker.training.tasks.seq2seq.task import Seq2Seq
+from worker.training.tasks.task import Task
+
+T5: dict[str, Any] = CONFIGS["seq2seq"] | {"num_layers": 3, "num_decoder_layers": 2}
+QWEN: dict[str, Any] = CONFIGS["causal"] | {"num_hidden_layers": 5}
+
+
+def model_of(task: Task, config: dict[str, Any]) -> nn.Module:
+    return bare_model(config, task, torch.float32, fused=True, dropout=0.0)
+
+
+def owners(model: nn.Module, division: Division) -> dict[str, int]:
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    return {names[id(weight)]: owner for layer in division.layers for weight, owner in layer.weights}
+
+
+@pytest.mark.parametrize(("task", "config"), [(Seq2Seq(), T5), (Causal(), QWEN)])
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_every_matrix_of_a_layer_has_one_owner_and_all_own_about_as_much(
+    task: Task, config: dict[str, Any], ranks: int
+) -> None:
+    one, other = (model_of(task, config) for _ in range(2))
+    division = divide(one, ranks, trained=True)
+    found = owners(one, division)
+    assert found == owners(other, divide(other, ranks, trained=True)), "every rank must come to the same"
+    outside = {name for name, weight in one.named_parameters() if weight.ndim < 2 or name not in found}
+    assert all(
+        "norm" in name or "bias" in name or "embed" in name or "shared" in name or "head" in name for name in outside
+    )
+    assert "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight" not in found
+    held = [division.owned_bytes(rank) for rank in range(ranks)]
+    largest = max(weight.nbytes for layer in division.layers for weight, _ in layer.weights)
+    assert sum(held) == division.divided_bytes and max(held) - min(held) <= 2 * largest
+    for layer in division.layers:
+        assert len({owner for _, owner in layer.weights}) == min(ranks, len(layer.weights))
+    assert all(division.slot_bytes(rank) <= division.divided_bytes / 5 * 1.4 for rank in range(ranks))
+
+
+def test_what_is_trained_beside_a_frozen_model_is_not_divided() -> None:
+    model = model_of(Causal(), QWEN).requires_grad_(False)
+    layers = dict(layers_of(model))
+    adapter = next(iter(layers.values())).get_parameter("self_attn.q_proj.weight").requires_grad_(True)
+    assert id(adapter) not in {
+        id(weight) for layer in divide(model, 2, trained=False).layers for weight, _ in layer.weights
+    }
+
+
+def test_layers_that_run_twice_are_not_in_order() -> None:
+    model = model_of(Causal(), QWEN)
+    layers = [layer for _, layer in layers_of(model)]
+    assert in_order(model, lambda: _run(layers))
+    assert not in_order(model, lambda: _run([*layers, layers[0]]))
+    assert not in_order(model, lambda: _run(layers[::-1]))
+    assert in_order(model, lambda: _run(layers[::2])), "some may be left out"
+    assert not in_order(nn.Linear(2, 2), lambda: None), "there are no layers"
+
+
+def _run(layers: list[nn.Module]) -> None:
+    """As far as the hooks that run before each."""
+    for layer in layers:
+        for hook in layer._forward_pre_hooks.values():
+            hook(layer, ())
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 6])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_whatever_is_needed_lies_in_its_slot_and_nothing_takes_it_away(layers: int, micro_batches: int) -> None:
+    schedule = Schedule(layers, micro_batches, [None, None])
+    slots: list[int | None] = [None, None]
+    made = 0
+
+    def fetch_until(count: int) -> None:
+        nonlocal made
+        for layer in schedule.fetches[made:count]:
+            slots[layer % 2] = layer
+        made = max(made, count)
+
+    order = [(Direction.FORWARD, layer) for layer in range(layers)]
+    order += [(Direction.BACKWARD, layer) for layer in reversed(range(layers))]
+    for direction, layer in order * micro_batches:
+        use = schedule.next(direction, layer)
+        fetch_until(use.ready)
+        assert slots[layer % 2] == layer
+        fetch_until(use.ahead)
+        assert slots[layer % 2] == layer, "what comes next goes into the other slot"
+    assert made == len(schedule.fetches)
+    if layers > 2:
+        again = layers - 2  # all but those that the slots still have where a pass turns round
+        assert made == 2 + (2 * again) * micro_batches
+
+
+def test_layers_that_are_left_out_are_passed_and_what_never_comes_is_a_fault() -> None:
+    schedule = Schedule(4, 1, [None, None])
+    assert schedule.next(Direction.FORWARD, 0).ready == 1
+    assert schedule.next(Direction.FORWARD, 3).ready == 4
+    assert schedule.next(Direction.BACKWARD, 3).ready == 4
+    with pytest.raises(AssertionError, match="layer 1 runs where no pass"):
+        schedule.next(Direction.FORWARD, 1)
