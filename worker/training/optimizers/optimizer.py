@@ -20,6 +20,7 @@ from torch import nn
 from jobs.memory_plan import OptimizerName
 from jobs.spec import TrainingSpec
 from worker.training.journal import Journal
+from worker.training.optimizers.gradients import Norm, gradient_norm
 
 
 class Optimizer(Protocol):
@@ -52,8 +53,10 @@ def make_optimizer(
     training: TrainingSpec,
     *,
     fused: bool,
+    norm: Norm = gradient_norm,
 ) -> Optimizer:
-    """The optimizer of a job over the parameters that are to be trained. `fused` matters to the two `adamw` in fp32."""
+    """The optimizer of a job over the parameters that are to be trained. `fused` matters to the two `adamw` in fp32.
+    `norm`: by which all but `adamw_offload` clip."""
     trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
     decay, limit = training.weight_decay, training.max_grad_norm
     # Imported here: an attempt loads only what it uses, and torchao takes a second.
@@ -61,7 +64,7 @@ def make_optimizer(
         case "adamw":
             from worker.training.optimizers.adamw import AdamW
 
-            return AdamW(trained, weight_decay=decay, max_grad_norm=limit, fused=fused)
+            return AdamW(trained, weight_decay=decay, max_grad_norm=limit, fused=fused, norm=norm)
         case "adamw_offload":
             from worker.training.optimizers.adamw_offload import AdamWOffload
 
@@ -69,8 +72,8 @@ def make_optimizer(
         case "adamw_8bit":
             from worker.training.optimizers.adamw_8bit import AdamW8bit
 
-            return AdamW8bit(trained, weight_decay=decay, max_grad_norm=limit, seed=training.seed)
+            return AdamW8bit(trained, weight_decay=decay, max_grad_norm=limit, seed=training.seed, norm=norm)
         case "adafactor":
             from worker.training.optimizers.adafactor import Adafactor
 
-            return Adafactor(trained, weight_decay=decay, max_grad_norm=limit, seed=training.seed)
+            return Adafactor(trained, weight_decay=decay, max_grad_norm=limit, seed=training.seed, norm=norm)
