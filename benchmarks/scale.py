@@ -6,7 +6,8 @@
 (`worker.training.loop.steps`, `worker.training.follow.FollowingRank`) on so many processes over gloo, and on one.
 Compared are, after every step, the last of which has fewer rows than there are ranks, the summed gradient
 (`ranks_max_abs_diff`), the loss and the weights. `oom_max_abs_diff`: the same where memory ran out on the last rank in
-the middle of the first step (of two ranks).
+the middle of the first step (of two ranks). `sharded_max_abs_diff`: gradient and loss where ranks divide the weights of
+models with five layers, of which some are recomputed, and the loss of each row in an evaluation after the last step.
 
 *Fast*: rows per second of a T5 of 14 million weights in fp32 on 1 and 2 ranks, which share the cores of this machine,
 each three times in turn (`ratio`: median of 2 ranks / median of 1), and the share of a step in which ranks exchange
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import statistics
@@ -29,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -61,9 +63,11 @@ from worker.training.follow import FollowingRank
 from worker.training.journal import Journal
 from worker.training.loop import steps
 from worker.training.machine.out_of_memory import MemoryShortage
+from worker.training.optimizers.gradients import gradient_norm
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.ranks.division import divide
-from worker.training.ranks.group import RankGroup, join, share_cores
+from worker.training.ranks.group import SILENT_S, RankGroup, join, share_cores
+from worker.training.ranks.leader import group_of
 from worker.training.ranks.ranks import Alone, Failure, Ranks, Vote
 from worker.training.ranks.shards import Shards
 from worker.training.tasks.task import Limit
@@ -87,9 +91,9 @@ ROOT = Path(__file__).parents[1]
 class Members:
     """`Ranks` of processes that all run this program: what rank 0 begins it writes into the store."""
 
-    def __init__(self, store: Store, count: int, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, store: Store, count: int, group: RankGroup) -> None:
         self.count, self.seconds = count, 0.0
-        self._store, self._group, self._begun = store, RankGroup(parameters), 0
+        self._store, self._group, self._begun = store, group, 0
 
     def join(
         self,
@@ -97,10 +101,11 @@ class Members:
         state: Mapping[str, torch.Tensor],
         device: torch.device,
         shards: Shards | None = None,
+        resumed: Path | None = None,
     ) -> None:
         """They have joined, and begin alike."""
         if shards is not None:
-            shards.join(self._group, lambda layer: self.tell({"fetch": layer}))
+            shards.join(self._group, state, self.tell)
 
     def begin(self, step: int, learning_rate: float, limit: Limit) -> None:
         """See `Ranks`."""
@@ -160,6 +165,32 @@ def training(
         )  # fmt: skip
 
 
+def watched_optimizer(
+    scene: Scene, shards: Shards | None, name: OptimizerName = "adamw"
+) -> tuple[Optimizer, list[StepSeen]]:
+    """That of a rank, and what it will have seen."""
+    named, training = scene.model.named_parameters(), scene.spec.training
+
+    def norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+        own = gradient_norm(parameters)
+        return own if shards is None else shards.norm(own)
+
+    optimizer = make_optimizer(name, shards.updated(named) if shards else named, training, fused=True, norm=norm)
+    seen: list[StepSeen] = []
+    real = optimizer.step
+
+    def step(number: int, learning_rate: float, loss: torch.Tensor) -> torch.Tensor:
+        gradient = gradient_of(scene.model)
+        norm = real(number, learning_rate, loss)
+        if shards is not None:
+            shards.share_updates()  # of every rank, once more: before its weights are looked at
+        seen.append(StepSeen(float(loss), gradient, weights_of(scene.model)))
+        return norm
+
+    optimizer.step = step  # type: ignore[method-assign]  # watched
+    return optimizer, seen
+
+
 def run_steps(
     folder: Path,
     scene: Scene,
@@ -171,18 +202,10 @@ def run_steps(
     """All steps from the beginning, as rank 0."""
     if shards is None:
         scene.begin()
-    seen: list[StepSeen] = []
-    optimizer = make_optimizer(name, scene.model.named_parameters(), scene.spec.training, fused=True)
-    real = optimizer.step
-
-    def step(number: int, learning_rate: float, loss: torch.Tensor) -> torch.Tensor:
-        gradient = gradient_of(scene.model)
-        norm = real(number, learning_rate, loss)
-        seen.append(StepSeen(float(loss), gradient, weights_of(scene.model)))
-        return norm
-
-    optimizer.step = step  # type: ignore[method-assign]  # watched
+    optimizer, seen = watched_optimizer(scene, shards, name)
     with training(folder, scene, optimizer, ranks, journal, shards) as context:
+        state = Trainable(context.loaded, optimizer, compiled=False).state
+        ranks.join(context.loaded.trained, state, torch.device("cpu"), shards)
         for _ in steps(context):
             pass
     return seen
@@ -213,7 +236,7 @@ def be_rank(arguments: argparse.Namespace) -> None:
         )  # fmt: skip
     if arguments.recompute:
         scene.model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=arguments.recompute)
-    alone = [] if arguments.timed or rank else run_steps(folder, scene, Alone())
+    alone = [] if arguments.timed else run_steps(folder, scene, Alone())
     expected = evaluated(scene) if alone else []
     store = FileStore(str(Path(arguments.folder) / "store"), count)
     join(store, rank, count, device)
@@ -223,22 +246,27 @@ def be_rank(arguments: argparse.Namespace) -> None:
     if arguments.divided:
         whole = divide(scene.model, count, trained=arguments.method == "full")
         shards = Shards(scene.model, whole, rank, device)
+    group = group_of(trained, shards, SILENT_S)
     if rank:
-        last = rank == count - 1
-        at = arguments.out_of_memory_at if last else 0
-        follow(scene, store, RankGroup(trained), folder, at, shards, every_step=arguments.steps_short > 0)
+        at = arguments.out_of_memory_at if rank == count - 1 else 0
+        seen = follow(scene, store, group, folder, at, shards, every_step=arguments.steps_short > 0)
+        found: dict[str, float] = {} if arguments.timed else compared(alone, seen, own_places(scene, shards))
+        found.pop("loss", None)  # nobody sees it: of a rank without rows it is rounded to fp32
     else:
-        members = Members(store, count, trained)
-        members.join(trained, {}, device, shards)
+        members = Members(store, count, group)
         if arguments.timed:
-            print(json.dumps(timed_steps(folder, scene, members)))
+            found = timed_steps(folder, scene, members)
         else:
             facts = Facts(folder / "facts.jsonl")
-            found = compared(alone, run_steps(folder, scene, members, journal=facts, shards=shards))
+            seen = run_steps(folder, scene, members, journal=facts, shards=shards)
+            found = compared(alone, seen, own_places(scene, shards))
             apart = max(abs(one - other) for one, other in zip(expected, evaluated(scene), strict=True))
-            print(json.dumps(found | {"evaluation": apart, "redone": len(facts.facts)}))
+            found |= {"evaluation": apart, "redone": len(facts.facts)}
         members.tell({})
         members.check_equal()
+    every = group.each(found)
+    if not rank:
+        print(json.dumps({name: max(each.get(name, 0.0) for each in every) for name in found}))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -252,23 +280,23 @@ def follow(
     shards: Shards | None,
     *,
     every_step: bool,
-) -> None:
-    """Do what rank 0 writes into the store, until that is nothing.
+) -> list[StepSeen]:
+    """Do what rank 0 writes into the store, until that is nothing; what each step was.
 
     Memory runs out at one operation of the first step (0: at none); with `every_step` of every step, that many
     operations later than in the step before, and as if it were in pieces: then a step is done again as it was cut.
     """
-    optimizer = make_optimizer("adamw", scene.model.named_parameters(), scene.spec.training, fused=True)
+    optimizer, steps_seen = watched_optimizer(scene, shards)
     loaded = replace(as_loaded(scene.model, scene.spec, scene.task), shards=shards)
     trainable = Trainable(loaded, optimizer, compiled=False)
     if shards is not None:
-        shards.join(group)
+        shards.join(group, trainable.state)
     journal = Journal(folder / "journal.jsonl")
     follower = FollowingRank(trainable, scene.order, scene.rows, group, journal, scene.spec.training.seed)
     number, seen = 0, set[int]()
     while told := json.loads(store.get(f"told {number}")):
-        if shards is not None and "fetch" in told:
-            shards.fetch(told["fetch"])
+        if shards is not None and "do" in told:
+            shards.fetch(told["layer"])
         elif out_of_memory_at and told["step"] not in seen and (told["step"] == 1 or every_step):
             seen.add(told["step"])
             with OutOfMemoryAt(out_of_memory_at * told["step"]), in_pieces(every_step):
@@ -277,6 +305,7 @@ def follow(
             follower.train(told)
         number += 1
     group.check_equal()
+    return steps_seen
 
 
 @contextlib.contextmanager
@@ -292,13 +321,21 @@ def in_pieces(yes: bool) -> Iterator[None]:
         yield
 
 
-def compared(alone: list[StepSeen], together: list[StepSeen]) -> dict[str, float]:
-    """Largest differences. Weights whose gradient is nothing but rounding are left out: Adam makes an update of it."""
-    learning = [float(each.abs().max()) > LIMIT for each in alone[0].gradient]
+def own_places(scene: Scene, shards: Shards | None) -> list[bool]:
+    """Of each parameter, whether this rank has its values for good."""
+    return [shards is None or shards.has(name) for name, _ in scene.model.named_parameters()]
+
+
+def compared(alone: list[StepSeen], together: list[StepSeen], own: list[bool]) -> dict[str, float]:
+    """Largest differences, of the rank's own weights. Weights whose gradient is nothing but rounding are left out: Adam
+    makes an update of it."""
+    learning = [mine and float(each.abs().max()) > LIMIT for each, mine in zip(alone[0].gradient, own, strict=True)]
     pairs = list(zip(alone, together, strict=True))
     return {
         "steps": len(together),
-        "gradient": max(farthest(one.gradient, other.gradient) for one, other in pairs),
+        "gradient": max(
+            farthest(list(compress(one.gradient, own)), list(compress(other.gradient, own))) for one, other in pairs
+        ),
         "loss": max(abs(one.loss - other.loss) for one, other in pairs),
         "weights": max(
             farthest(list(compress(one.weights, learning)), list(compress(other.weights, learning)))
@@ -362,8 +399,13 @@ def equality(ranks: Sequence[int]) -> dict[str, float]:
             with tempfile.TemporaryDirectory() as folder:
                 redone.append(together(Path(folder), count, task, method, out_of_memory_at=OUT_OF_MEMORY_AT))
     assert all(case["redone"] == 1 for case in redone) and not any(case["redone"] for case in found)
+    sharded = []
+    for count, (recompute, (task, method)) in itertools.product(ranks, enumerate(CASES)):
+        with tempfile.TemporaryDirectory() as folder:
+            sharded.append(together(Path(folder), count, task, method, divided=True, recompute=recompute))
     return {
-        "cases": len(found) + len(redone),
+        "cases": len(found) + len(redone) + len(sharded),
+        "sharded_max_abs_diff": max(max(case["gradient"], case["loss"], case["evaluation"]) for case in sharded),
         "ranks_max_abs_diff": max(max(case["gradient"], case["loss"]) for case in found),
         "weights_max_abs_diff": max(case["weights"] for case in found),
         "oom_max_abs_diff": max(max(case["gradient"], case["loss"], case["weights"]) for case in redone),
@@ -412,7 +454,10 @@ def main() -> int:
         "cores": len(os.sched_getaffinity(0)),
     }  # fmt: skip
     print(json.dumps(found))
-    differences = [found[name] for name in ("ranks_max_abs_diff", "weights_max_abs_diff", "oom_max_abs_diff")]
+    differences = [
+        found[name]
+        for name in ("ranks_max_abs_diff", "weights_max_abs_diff", "oom_max_abs_diff", "sharded_max_abs_diff")
+    ]
     return 0 if max(differences) <= LIMIT and found["offload_bit_equal"] else 1
 
 

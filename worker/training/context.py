@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from jobs.disk.files import LineWriter
 from jobs.disk.metrics_file import truncate_metrics
@@ -30,6 +31,7 @@ from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.machine.usage import Cache
 from worker.training.network import guards
 from worker.training.network.model import LoadedModel, load
+from worker.training.optimizers.gradients import gradient_norm
 from worker.training.optimizers.loss_scaling import LossScaling
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.pace import Pace
@@ -124,7 +126,7 @@ class TrainingContext:
         planned_bytes = None if plan.memory is None else plan.memory.peak_bytes
         pace = Pace(spec, plan, state.window.asides)
         length = RunLength(spec, plan, state, pace, first=first, spent_s=stopwatch(spent_s))
-        saver = Saver(run, loaded.weights, optimizer, spec.checkpoint, journal)
+        saver = Saver(run, loaded.weights, optimizer, spec.checkpoint, journal, shards=loaded.shards)
         return cls(
             run=run,
             spec=spec,
@@ -179,8 +181,18 @@ def load_trainable(
         rank=rank,
         ranks=spec.ranks if plan.memory is not None and plan.memory.divided_bytes else 1,
     )
+    named, shards = loaded.model.named_parameters(), loaded.shards
+
+    def norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+        own = gradient_norm(parameters)
+        return own if shards is None else shards.norm(own)
+
     optimizer = make_optimizer(
-        plan.resolved.optimizer, loaded.model.named_parameters(), spec.training, fused=spec.speed.fused
+        plan.resolved.optimizer,
+        named if shards is None else shards.updated(named),
+        spec.training,
+        fused=spec.speed.fused,
+        norm=norm,
     )
     if method.dtype == torch.float16:
         optimizer = LossScaling(optimizer, loaded.model.parameters())
@@ -222,7 +234,7 @@ def set_up(
     trainable = load_trainable(spec, plan, folder, device, journal)
     loaded, optimizer = trainable.loaded, trainable.optimizer
     if found is not None:
-        checkpoint.restore(found, loaded.weights, optimizer)
+        checkpoint.restore(found, loaded.weights, optimizer, loaded.shards)
         state = found.state
         state.micro_batch = min(state.micro_batch, plan.resolved.micro_batch)
     else:
@@ -232,7 +244,7 @@ def set_up(
     state.correction = noted_correction(run, attempts) or state.correction
     journal.fence()
     truncate_metrics(run.metrics_file, state.step)
-    ranks.join(loaded.trained, trainable.state, device, loaded.shards)
+    ranks.join(loaded.trained, trainable.state, device, loaded.shards, None if found is None else found.folder)
     guards.check_not_copied(loaded.model, loaded.pointers)
     journal.progress(step=state.step)
     journal.note(

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch._C._distributed_c10d import FileStore
 from jobs.disk.rundir import RunDir
 from jobs.plan import Plan
 from worker.training import start
+from worker.training.checkpoints import checkpoint
 from worker.training.context import Trainable, load_trainable, order_of
 from worker.training.dataset.data import Rows
 from worker.training.journal import Journal
@@ -36,7 +38,7 @@ from worker.training.memory.recovery import Pass, release_memory
 from worker.training.network import guards
 from worker.training.optimizers.loss_scaling import LossScaling
 from worker.training.ranks.group import RankGroup, join, share_cores
-from worker.training.ranks.leader import JOIN, LOOK_S
+from worker.training.ranks.leader import JOIN, LOOK_S, agree, group_of
 from worker.training.ranks.ranks import share
 from worker.training.settings import TrainerSettings
 from worker.training.steps.order import StepOrder
@@ -73,12 +75,11 @@ def follow(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopS
             with contextlib.suppress(RuntimeError):
                 store.wait([JOIN], timedelta(seconds=LOOK_S))
         join(store, rank, count, device)
-        group = RankGroup(loaded.trained, float(told["silent_s"]))
-        group.share_state(trainable.state)
+        if loaded.shards is not None and loaded.shards.trained and (resumed := store.get(JOIN).decode()):
+            checkpoint.restore_tensors(Path(resumed), loaded.weights, trainable.optimizer, loaded.shards)
+        group = group_of(loaded.trained, loaded.shards, float(told["silent_s"]))
+        agree(group, trainable.state, loaded.shards)
         trainable.optimizer.load_state_dict(trainable.optimizer.state_dict())  # it may have more to do with them
-        group.check_equal()
-        if loaded.shards is not None:
-            loaded.shards.join(group)
         guards.check_not_copied(loaded.model, loaded.pointers)
         order = order_of(spec, plan, data, loaded.task)
         follower = FollowingRank(trainable, order, rows, group, journal, spec.training.seed)
@@ -92,6 +93,9 @@ def follow(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopS
                 case "fetch":
                     assert loaded.shards is not None, "weights are divided"
                     loaded.shards.fetch(int(what["layer"]))
+                case "send":
+                    assert loaded.shards is not None, "weights are divided"
+                    loaded.shards.send(what["name"], int(what["owner"]), int(what["size"]))
                 case _:
                     raise AssertionError(f"rank 0 says {line}")
         dist.destroy_process_group()
@@ -120,10 +124,14 @@ class FollowingRank:
         going = Pass(number, shares[group.rank], time.perf_counter())
         scaling = optimizer if isinstance(optimizer, LossScaling) else None
         failure = one_pass(loaded, self.rows, limit, going, shares, self.seed, scaling, self.journal, rank=group.rank)
-        if group.vote(failure, going.target_tokens, time.perf_counter() - going.began).failure is not None:
+        vote = group.vote(failure, going.target_tokens, time.perf_counter() - going.began)
+        if vote.failure is not None:
             model.zero_grad(set_to_none=True)
             release_memory(Cache(device))
             return
-        update(optimizer, number, what["learning_rate"], group.add_up(going.loss), device)
+        loss = group.add_up(going.loss)
+        if loaded.shards is not None:
+            loaded.shards.collect(vote.target_tokens)
+        update(optimizer, number, what["learning_rate"], loss, device, loaded.shards)
         model.zero_grad(set_to_none=True)
         self.journal.progress(step=number)

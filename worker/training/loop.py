@@ -24,6 +24,7 @@ from worker.training.network.model import LoadedModel
 from worker.training.optimizers.loss_scaling import LossScaling
 from worker.training.optimizers.optimizer import Optimizer
 from worker.training.ranks.ranks import Failure, share
+from worker.training.ranks.shards import Shards
 from worker.training.steps.learning_rate import learning_rate
 from worker.training.steps.order import StepOrder
 from worker.training.steps.randomness import seed_step
@@ -80,7 +81,9 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
             limit = recovery.retry(failure.shortage, going, limit)
             del failure, vote  # its snapshot can be large
         loss = ranks.add_up(going.loss)
-        norm = update(context.optimizer, number, rate, loss, device)
+        if loaded.shards is not None:
+            loaded.shards.collect(vote.target_tokens)
+        norm = update(context.optimizer, number, rate, loss, device, loaded.shards)
         model.zero_grad(set_to_none=True)
         journal.progress(number / context.length.steps, step=number)
         lengths = [(rows.input_lengths[group], rows.target_lengths[group]) for group in groups]
@@ -139,6 +142,8 @@ def one_pass(
     try:
         going.batches = limit.batches(rows, going.groups, loaded.pad_id)
         going.cutting_s = time.perf_counter() - going.began
+        if shards is not None:
+            shards.share = going.target_tokens
         seed_step(seed, going.step, rank)
         if going.batches:
             going.loss = accumulate(
@@ -183,10 +188,20 @@ def accumulate(
     return loss
 
 
-def update(optimizer: Optimizer, number: int, rate: float, loss: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`Optimizer.step`. Raises OutOfMemoryInOptimizer as well."""
+def update(
+    optimizer: Optimizer,
+    number: int,
+    rate: float,
+    loss: torch.Tensor,
+    device: torch.device,
+    shards: Shards | None = None,
+) -> torch.Tensor:
+    """`Optimizer.step`, on every rank for its part. Raises OutOfMemoryInOptimizer as well."""
     try:
-        return optimizer.step(number, rate, loss)
+        norm = optimizer.step(number, rate, loss)
+        if shards is not None:
+            shards.share_updates()
+        return norm
     except KINDS as error:
         shortage = MemoryShortage.of(error, device)
         if shortage is None:

@@ -436,6 +436,13 @@ def test_gpus_divide_the_weights_where_one_has_no_room_for_all() -> None:
     assert three.parts["weights"] < two.parts["weights"]
     with pytest.raises(Rejected):
         planned(2, 2.9)
+    with pytest.raises(Rejected):
+        planned(1, 10.3)
+    full = planned(2, 10.3)
+    assert full.divided_bytes == two.divided_bytes
+    assert full.parts["optimizer"] == pytest.approx(12 * full.trained_parameters / 2, rel=0.05), "half of the states"
+    assert full.disk is None and full.host is not None
+    assert full.host.copy_bytes == pytest.approx(14 * full.trained_parameters, rel=0.01), "a checkpoint has all"
 
 
 # -- fallbacks ---------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from worker.training.ranks import leader, shards
 from worker.training.ranks.schedule import Direction
 
 LORA: dict[str, Any] = {"type": "lora", "rank": 4, "targets": "all-linear"}
+FULL: dict[str, Any] = {"method": "full"}
 PLAIN: dict[str, Any] = {
     "training": {"epochs": 2, "dropout": 0.0, "batch_size": 8, "learning_rate": 0.01},
     "evaluation": {"every_steps": 5, "samples": 1, "max_rows": 6, "generate_rows": 0},
@@ -67,8 +68,25 @@ def test_two_ranks_that_divide_the_weights_learn_and_deliver_what_one_does(make_
     assert frozen and all(bool((found[name] == expected[name]).all()) for name in frozen)
 
 
-def test_it_resumes_bit_for_bit(make_run: MakeRun) -> None:
-    whole, broken = divide(make_run("whole", **on(2))), divide(make_run("broken", **on(2)))
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_all_weights_are_trained_by_their_owners_and_delivered_whole(make_run: MakeRun, optimizer: str) -> None:
+    memory = {"memory": {"optimizer": optimizer, "micro_batch": 4}}
+    one, two = make_run("one", **on(1, **FULL, **memory)), divide(make_run("two", **on(2, **FULL, **memory)))
+    assert attempt(one) == 0 and attempt(two) == 0
+    assert [row[1] for row in logged(two)] == pytest.approx([row[1] for row in logged(one)], rel=0.02)
+    assert [row[2] for row in logged(two)] == pytest.approx([row[2] for row in logged(one)], rel=0.05), "global norms"
+    assert facts(two, EvaluationFinished)[0].loss == facts(one, EvaluationFinished)[0].loss
+    step = f"checkpoints/step-{finished(two).step:08d}"
+    for name in ("model/model.safetensors", f"{step}/model.safetensors", f"{step}/optimizer.safetensors"):
+        expected, found = load_file(one.path / name), load_file(two.path / name)
+        assert {key: each.shape for key, each in found.items()} == {key: each.shape for key, each in expected.items()}
+    expected, found = (load_file(run.model / "model.safetensors") for run in (one, two))
+    assert all(bool(tensor.isclose(expected[name], atol=0.05).all()) for name, tensor in found.items())
+
+
+@pytest.mark.parametrize("method", [{}, FULL])
+def test_it_resumes_bit_for_bit(make_run: MakeRun, method: dict[str, Any]) -> None:
+    whole, broken = divide(make_run("whole", **on(2, **method))), divide(make_run("broken", **on(2, **method)))
     assert attempt(whole) == 0
     assert attempt(broken, stop_at=7) == 75
     stopped = finished(broken)
@@ -76,16 +94,20 @@ def test_it_resumes_bit_for_bit(make_run: MakeRun) -> None:
     assert attempt(broken, 2) == 0
     assert facts(broken, ModelLoaded, 2)[0].resumed_step == stopped.step
     assert logged(broken) == logged(whole)
-    assert same_tensors(broken.model / "adapter_model.safetensors", whole.model / "adapter_model.safetensors")
+    weights = "model.safetensors" if method else "adapter_model.safetensors"
+    assert same_tensors(broken.model / weights, whole.model / weights)
 
 
-def test_a_checkpoint_goes_from_two_ranks_to_one_and_back(tmp_path: Path, model_folder: Path) -> None:
+@pytest.mark.parametrize("method", [{}, FULL])
+def test_a_checkpoint_goes_from_two_ranks_to_one_and_back(
+    tmp_path: Path, model_folder: Path, method: dict[str, Any]
+) -> None:
     place = Workplace(tmp_path / "place")
     shutil.copytree(model_folder, place.data / "model")
     draw = random.Random(7)
     words = [[draw.choice(WORDS) for _ in range(draw.randint(3, 14))] for _ in range(40)]
     place.rows("rows.jsonl", [{"input": " ".join(row), "target": " ".join(reversed(row[::2]))} for row in words])
-    job: dict[str, Any] = on(1) | {
+    job: dict[str, Any] = on(1, **method) | {
         "model": "./model",
         "evaluation": PLAIN["evaluation"] | {"every_steps": 100, "samples": 0},
         "data": {"validation": 0.2},

@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.oom_exactness import CONFIGS
 from worker.training.planning.bare_model import bare_model
 from worker.training.ranks.division import Division, divide, in_order, layers_of
-from worker.training.ranks.schedule import Direction, Schedule
+from worker.training.ranks.schedule import Direction, Exchange, Schedule
 from worker.training.tasks.causal.task import Causal
 from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.tasks.task import Task
@@ -43,12 +43,23 @@ def test_every_matrix_of_a_layer_has_one_owner_and_all_own_about_as_much(
         "norm" in name or "bias" in name or "embed" in name or "shared" in name or "head" in name for name in outside
     )
     assert "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight" not in found
-    held = [division.owned_bytes(rank) for rank in range(ranks)]
-    largest = max(weight.nbytes for layer in division.layers for weight, _ in layer.weights)
-    assert sum(held) == division.divided_bytes and max(held) - min(held) <= 2 * largest
+    assert sum(division.owned_bytes(rank) for rank in range(ranks)) == division.divided_bytes
+    updates = [division.updates(rank) for rank in range(ranks)]
+    assert sorted(id(weight) for each in updates for weight in each) == sorted(map(id, one.parameters())), (
+        "one rank updates each weight"
+    )
+    held = [sum(weight.nbytes for weight in each) for each in updates]
+    assert max(held) - min(held) <= max(weight.nbytes for weight in one.parameters())
+    assert all(division.slot_bytes(rank) <= division.divided_bytes / 5 * 1.8 for rank in range(ranks))
+
+
+def test_a_frozen_model_is_divided_evenly_in_every_layer() -> None:
+    model = model_of(Causal(), QWEN).requires_grad_(False)
+    division = divide(model, 2, trained=False)
+    assert not division.others
     for layer in division.layers:
-        assert len({owner for _, owner in layer.weights}) == min(ranks, len(layer.weights))
-    assert all(division.slot_bytes(rank) <= division.divided_bytes / 5 * 1.4 for rank in range(ranks))
+        assert {owner for _, owner in layer.weights} == {0, 1}
+        assert abs(layer.missing_bytes(0) - layer.missing_bytes(1)) <= max(weight.nbytes for weight, _ in layer.weights)
 
 
 def test_what_is_trained_beside_a_frozen_model_is_not_divided() -> None:
@@ -79,33 +90,46 @@ def _run(layers: list[nn.Module]) -> None:
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 6])
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_whatever_is_needed_lies_in_its_slot_and_nothing_takes_it_away(layers: int, micro_batches: int) -> None:
-    schedule = Schedule(layers, micro_batches, [None, None])
+@pytest.mark.parametrize("trained", [False, True])
+def test_whatever_is_needed_lies_in_its_slot_and_nothing_takes_it_away(
+    layers: int, micro_batches: int, trained: bool
+) -> None:
+    schedule = Schedule(layers, micro_batches, [None, None], trained=trained)
     slots: list[int | None] = [None, None]
     made = 0
 
-    def fetch_until(count: int) -> None:
+    reduced: list[int] = []
+    went_back: list[int] = []
+
+    def exchange_until(count: int) -> None:
         nonlocal made
-        for layer in schedule.fetches[made:count]:
-            slots[layer % 2] = layer
+        for kind, layer in schedule.exchanges[made:count]:
+            if kind is Exchange.FETCH:
+                slots[layer % 2] = layer
+            else:
+                reduced.append(layer)
         made = max(made, count)
 
     order = [(Direction.FORWARD, layer) for layer in range(layers)]
     order += [(Direction.BACKWARD, layer) for layer in reversed(range(layers))]
     for direction, layer in order * micro_batches:
         use = schedule.next(direction, layer)
-        fetch_until(use.ready)
+        exchange_until(use.ready)
         assert slots[layer % 2] == layer
-        fetch_until(use.ahead)
+        exchange_until(use.ahead)
         assert slots[layer % 2] == layer, "what comes next goes into the other slot"
-    assert made == len(schedule.fetches)
+        assert reduced == (went_back if trained else []), "gradients of layers through which the pass has gone back"
+        if direction is Direction.BACKWARD:
+            went_back.append(layer)
+    exchange_until(len(schedule.exchanges))
+    assert reduced == (went_back if trained else [])
     if layers > 2:
         again = layers - 2  # all but those that the slots still have where a pass turns round
-        assert made == 2 + (2 * again) * micro_batches
+        assert made - len(reduced) == 2 + (2 * again) * micro_batches
 
 
 def test_layers_that_are_left_out_are_passed_and_what_never_comes_is_a_fault() -> None:
-    schedule = Schedule(4, 1, [None, None])
+    schedule = Schedule(4, 1, [None, None], trained=False)
     assert schedule.next(Direction.FORWARD, 0).ready == 1
     assert schedule.next(Direction.FORWARD, 3).ready == 4
     assert schedule.next(Direction.BACKWARD, 3).ready == 4

@@ -42,6 +42,8 @@ from worker.training.fence import unfenced
 from worker.training.journal import Journal
 from worker.training.machine.host import host_memory
 from worker.training.optimizers.optimizer import Optimizer
+from worker.training.ranks.gathered import like
+from worker.training.ranks.shards import Shards
 from worker.training.steps.randomness import rng_states
 
 Tensors = Mapping[str, Mapping[str, torch.Tensor]]
@@ -69,7 +71,10 @@ class Saver:
         journal: Journal,
         *,
         copies: bool | None = None,
+        shards: Shards | None = None,
     ) -> None:
+        """`shards`: what other ranks hold is read from them."""
+        self._shards = shards
         self._run, self._spec, self._journal = run, spec, journal
         self._weights, self._optimizer = weights, optimizer
         self._copies = copies
@@ -82,6 +87,9 @@ class Saver:
         self._journal.phase("save", step=state.step)
         state = state.model_copy(update={"rng": rng_states()}, deep=True)
         live = {WEIGHTS: self._weights, OPTIMIZER: self._optimizer.state_dict()}
+        if self._shards is not None:
+            kinds = {WEIGHTS: "weights", OPTIMIZER: "optimizer"}
+            live = {file: self._shards.gathered(kinds[file], named) for file, named in live.items()}
         if (low := too_little_room(self._run, state.step, live)) is not None:
             self._journal.note(low)
             return
@@ -214,14 +222,19 @@ def write(
 
 def bytes_needed(tensors: Tensors) -> int:
     """Of a checkpoint, on disk, with a tenth to spare."""
-    return int(1.1 * sum(tensor.nbytes for named in tensors.values() for tensor in named.values()))
+    return int(1.1 * bytes_of(tensors))
+
+
+def bytes_of(tensors: Tensors) -> int:
+    """Of all of them."""
+    return sum(tensor.nbytes for named in tensors.values() for tensor in like(named).values())
 
 
 def has_room_for_copies(tensors: Tensors) -> bool:
     """Whether the host can hold them all a second time. Where a hard limit counts this process's memory: no."""
     if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
         return False
-    size = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())
+    size = bytes_of(tensors)
     available = host_memory().available
     if size + SPARE > available:
         log.info("checkpoints are streamed: %d bytes of copies, %d available on the host", size, available)
@@ -245,7 +258,9 @@ def is_saved(run: RunDir, state: TrainState) -> bool:
 def make_buffers(tensors: Tensors) -> dict[str, dict[str, torch.Tensor]] | None:
     """Host memory for a copy of each, pinned if it is on a GPU. None, and a warning, where that cannot be had."""
     try:
-        return {file: {name: _buffer(tensor) for name, tensor in named.items()} for file, named in tensors.items()}
+        return {
+            file: {name: _buffer(tensor) for name, tensor in like(named).items()} for file, named in tensors.items()
+        }
     except RuntimeError as error:
         log.warning("checkpoints are streamed: there is no memory for copies: %s", str(error).splitlines()[0])
     if torch.cuda.is_initialized():
@@ -262,5 +277,5 @@ def copy_tensors(live: Tensors, buffers: Tensors) -> None:
 
 def _buffer(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(
-        tensor, device="cpu", pin_memory=tensor.device.type == "cuda", memory_format=torch.contiguous_format
+        tensor, device="cpu", pin_memory=torch.cuda.is_initialized(), memory_format=torch.contiguous_format
     )

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
 from worker.training.planning.prediction import ModelSize, Prediction, Setting
 from worker.training.planning.predictor import Predictor
 from worker.training.steps.shape import MicroBatchShape
 
 
 class DividedPredictor:
-    """Predictions of the rank that holds most: in place of all divided weights it has its own, and two slots."""
+    """Predictions of the rank that has most."""
 
     def __init__(self, predictor: Predictor, ranks: int) -> None:
         self._predictor = predictor
-        self.divided_bytes, held = predictor.division(ranks)
+        self._share = predictor.share(ranks)
+
+    @property
+    def divided_bytes(self) -> int:
         """Of weights that ranks divide; 0: those of this model they cannot."""
-        self._less = self.divided_bytes - held
+        return self._share.divided_bytes
 
     @property
     def size(self) -> ModelSize:
         """Of what one GPU has."""
-        size = self._predictor.size
-        return replace(size, parameter_bytes=size.parameter_bytes - self._less)
+        return self._share.size(self._predictor.size)
 
     def predict(self, shape: MicroBatchShape, setting: Setting, *, padded: bool = True) -> Prediction:
         """See `Predictor`."""
-        return self._divided(self._predictor.predict(shape, setting, padded=padded))
+        return self._predictor.predict(shape, setting, padded=padded, share=self._share)
 
     def most_rows(
         self, inputs: int, targets: int, setting: Setting, limit_bytes: int, cap: int
     ) -> tuple[int, Prediction]:
         """See `Predictor`."""
-        rows, found = self._predictor.most_rows(inputs, targets, setting, limit_bytes + self._less, cap)
-        return rows, self._divided(found)
+        return self._predictor.most_rows(inputs, targets, setting, limit_bytes, cap, share=self._share)
 
     def uncompiled(self, activation_checkpointing: int) -> str | None:
         """See `Predictor`."""
@@ -43,14 +41,3 @@ class DividedPredictor:
     def keep(self) -> None:
         """See `Predictor`."""
         self._predictor.keep()
-
-    def _divided(self, whole: Prediction) -> Prediction:
-        parts: Mapping[str, int] = whole.parts
-        return replace(
-            whole,
-            parts={**parts, "weights": parts["weights"] - self._less},
-            peak=whole.peak - self._less,
-            pass_peak=whole.pass_peak - self._less,
-            evaluation_peak=whole.evaluation_peak - self._less,
-            update_peak=whole.update_peak - self._less,
-        )

@@ -109,17 +109,19 @@ def plan_memory(
     ladder = ladder_of(predictor, pace)
     candidates = ladder.walk(fixed)
     fitting, divided_bytes, uncompiled = choice(candidates), 0, predictor.uncompiled
-    if fitting is None and spec.ranks > 1 and not method.whole:
+    if fitting is None and spec.ranks > 1:
         divided = DividedPredictor(predictor, spec.ranks)
         if divided.divided_bytes:
             divided_bytes, uncompiled = divided.divided_bytes, divided.uncompiled
-            pace = replace(pace, fetch_s=(budget.gpu or REFERENCE).fetch_s(divided_bytes, spec.ranks))
+            pace = replace(
+                pace, fetch_s=(budget.gpu or REFERENCE).fetch_s(divided_bytes, spec.ranks, trained=method.whole)
+            )
             ladder = ladder_of(divided, pace)
             candidates = ladder.walk(fixed)
             fitting = choice(candidates)
     chosen = fitting or ladder.smallest(fixed)
     on_host = offloaded if chosen.optimizer == "adamw_offload" else 0
-    states = 8 * size.trained + size.master_bytes if on_host else chosen.parts["optimizer"]
+    states = 8 * size.trained + size.master_bytes if on_host else predictor.states(chosen.optimizer)
     kept = size.trained_bytes + states
     delivered = method.result_bytes(size.trained_bytes, size.parameter_bytes)
     least = None

@@ -13,12 +13,15 @@ plan leaves free covers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from jobs.memory_plan import Device, OptimizerName
@@ -30,7 +33,7 @@ from worker.training.optimizers.optimizer import make_optimizer
 from worker.training.planning import tracker as counted
 from worker.training.planning.bare_model import bare_model, give_device
 from worker.training.planning.kernels import WORKSPACES, WithoutData, inside_cpu, inside_cuda, run_backward
-from worker.training.planning.prediction import ModelSize, Prediction, Setting
+from worker.training.planning.prediction import WHOLE, ModelSize, Prediction, Setting, Share
 from worker.training.planning.row_search import next_rows
 from worker.training.planning.trace_cache import TraceCache
 from worker.training.planning.tracker import CATEGORIES, Tracker
@@ -66,11 +69,13 @@ class _Trace:
     def peak(self) -> int:
         return sum(self.parts)
 
-    def beside(self, states: int) -> tuple[int, ...]:
-        """The parts, with so many bytes of the optimizer's."""
+    def beside(self, states: int, share: Share, gradients: int) -> _Trace:
+        """With so many bytes of the optimizer's, and of a share of the weights with so many bytes of gradients less."""
         parts = list(self.parts)
         parts[counted.OPTIMIZER] += states
-        return tuple(parts)
+        parts[counted.WEIGHTS] -= share.less_weights
+        parts[counted.GRADIENTS] -= gradients
+        return _Trace(tuple(parts), self.kept)
 
 
 class Predictor:
@@ -144,17 +149,30 @@ class Predictor:
     def _trains(self) -> bool:
         return self._method is None or self.size.trained > 0
 
-    def division(self, ranks: int) -> tuple[int, int]:
-        """Bytes of the weights that so many ranks can divide among themselves (0: none), and what the one that holds
-        most has in place of them."""
-        divided, most = self._cache.answer(f"division among {ranks}", lambda: self._find_division(ranks))
-        return divided, most
+    def share(self, ranks: int) -> Share:
+        """What one of so many ranks has, if they divide the weights; `WHOLE` where they cannot."""
+        return Share(*self._cache.answer(f"share of {ranks}", lambda: list(astuple(self._find_share(ranks)))))
 
-    def _find_division(self, ranks: int) -> list[int]:
+    def states(self, name: OptimizerName) -> int:
+        """Bytes of the states of an optimizer, of all ranks."""
+        return self._update_of(name, WHOLE)[0]
+
+    def _find_share(self, ranks: int) -> Share:
         if not in_order(self._model, lambda: self._trace_evaluation(MicroBatchShape(1, 8, 8), True)):
-            return [0, 0]
-        found = divide(self._model, ranks, trained=self._method is None or self._method.whole)
-        return [found.divided_bytes, found.most_bytes]
+            return WHOLE
+        trained = self._method is None or self._method.whole
+        division = divide(self._model, ranks, trained=trained)
+        if not trained:
+            return Share(division.divided_bytes, division.most_bytes, ranks=ranks)
+        updated = [sum(weight.numel() for weight in division.updates(rank)) for rank in range(ranks)]
+        return Share(
+            divided_bytes=division.divided_bytes,
+            weights=division.most_bytes,
+            gradients=max(division.owned_bytes(rank) for rank in range(ranks)),
+            updated=max(updated),
+            rank=updated.index(max(updated)),
+            ranks=ranks,
+        )
 
     def keep(self) -> None:
         """Keep what was traced, for later jobs."""
@@ -166,35 +184,40 @@ class Predictor:
         question = f"uncompiled, {recomputed=}"
         return self._cache.answer(question, lambda: self._task.uncompiled(self._model, recomputed=recomputed))
 
-    def predict(self, shape: MicroBatchShape, setting: Setting, *, padded: bool = True) -> Prediction:
+    def predict(
+        self, shape: MicroBatchShape, setting: Setting, *, padded: bool = True, share: Share = WHOLE
+    ) -> Prediction:
         """The peak of a step whose micro-batches have this shape. `padded`: some inputs are shorter than the widest."""
-        passes = self._passes_of(shape, setting.activation_checkpointing, padded)
-        evaluation = self._evaluation_of(shape, padded)
-        states, update = self._update_of(setting.optimizer)
-        parts = max((passes.beside(states), evaluation.beside(states), update.parts), key=sum)
+        states, update = self._update_of(setting.optimizer, share)
+        less = share.less_gradients
+        passes = self._passes_of(shape, setting.activation_checkpointing, padded, share)
+        passes = passes.beside(states, share, -share.gradients)
+        evaluation = self._evaluation_of(shape, padded).beside(states, share, -share.gradients)
+        update = update.beside(0, share, less)
+        parts = max((passes.parts, evaluation.parts, update.parts), key=sum)
         return Prediction(
             parts=dict(zip(CATEGORIES, parts, strict=True)),
             peak=sum(parts),
-            pass_peak=passes.peak + states,
-            evaluation_peak=evaluation.peak + states,
+            pass_peak=passes.peak,
+            evaluation_peak=evaluation.peak,
             update_peak=update.peak,
             activations_after_forward=passes.kept,
         )
 
     def most_rows(
-        self, inputs: int, targets: int, setting: Setting, limit_bytes: int, cap: int
+        self, inputs: int, targets: int, setting: Setting, limit_bytes: int, cap: int, *, share: Share = WHOLE
     ) -> tuple[int, Prediction]:
         """The most rows, 1 to `cap`, whose peak is at most `limit_bytes`; 0, and the prediction of 1 row, if none is.
 
         The peak is the highest of many moments, each of which grows linearly with the rows: so nearly convex that few
         traces find the answer. It is always one that was traced itself.
         """
-        fits = {1: self.predict(MicroBatchShape(1, inputs, targets), setting)}
+        fits = {1: self.predict(MicroBatchShape(1, inputs, targets), setting, share=share)}
         if fits[1].peak > limit_bytes:
             return 0, fits[1]
         too_many: tuple[int, int] | None = None
         while (rows := next_rows(fits, too_many, limit_bytes, cap)) is not None:
-            prediction = self.predict(MicroBatchShape(rows, inputs, targets), setting)
+            prediction = self.predict(MicroBatchShape(rows, inputs, targets), setting, share=share)
             if prediction.peak <= limit_bytes:
                 fits[rows] = prediction
             else:
@@ -203,33 +226,36 @@ class Predictor:
 
     # -- traces ----------------------------------------------------------------------------------------------
 
-    def _passes_of(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool) -> _Trace:
+    def _passes_of(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool, share: Share) -> _Trace:
         if not self._trains:
             return self._evaluation_of(shape, padded)
-        question = f"passes, {shape}, {activation_checkpointing=}, {padded=}"
-        asked = shape, activation_checkpointing, padded
+        question = f"passes, {shape}, {activation_checkpointing=}, {padded=}" + (", divided" if share.trained else "")
+        asked = shape, activation_checkpointing, padded, share
         return _Trace.of(self._cache.answer(question, lambda: self._trace_passes(*asked).figures))
 
     def _evaluation_of(self, shape: MicroBatchShape, padded: bool) -> _Trace:
         question = f"evaluation, {shape}, {padded=}"
         return _Trace.of(self._cache.answer(question, lambda: self._trace_evaluation(shape, padded).figures))
 
-    def _update_of(self, name: OptimizerName) -> tuple[int, _Trace]:
+    def _update_of(self, name: OptimizerName, share: Share) -> tuple[int, _Trace]:
         """Bytes of the states, and the highest moment of an update."""
         if not self._trains:
             return 0, self._with_workspaces([0] * len(CATEGORIES))
-        update = _Trace.of(self._cache.answer(f"update, {name}", lambda: self._trace_update(name).figures))
+        question = f"update, {name}" + (f", {share.rank} of {share.ranks}" if share.trained else "")
+        update = _Trace.of(self._cache.answer(question, lambda: self._trace_update(name, share).figures))
         return update.kept, update
 
-    def _trace_update(self, name: OptimizerName) -> _Trace:
+    def _trace_update(self, name: OptimizerName, share: Share) -> _Trace:
         model = self._model
+        named = list(model.named_parameters())
+        if share.trained:
+            updated = {id(weight) for weight in divide(model, share.ranks, trained=True).updates(share.rank)}
+            named = [(name, weight) for name, weight in named if id(weight) in updated]
         with without_data(name), self._tracking() as tracker:
             tracker.category = counted.OPTIMIZER
             # Of `adamw_offload` all but its GPU half is on the host, and takes none of the GPU's memory.
             offloaded = self._cuda and name == "adamw_offload"
-            optimizer = (
-                None if offloaded else make_optimizer(name, model.named_parameters(), self._schedule, fused=True)
-            )
+            optimizer = None if offloaded else make_optimizer(name, named, self._schedule, fused=True)
             states = tracker.live[counted.OPTIMIZER]
             tracker.category = counted.TEMPORARIES
             loss = torch.empty((), dtype=torch.float32, device=self._device)
@@ -242,12 +268,14 @@ class Predictor:
             parts, _ = tracker.at_peak()
         return self._with_workspaces(parts, states)
 
-    def _trace_passes(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool) -> _Trace:
+    def _trace_passes(
+        self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool, share: Share = WHOLE
+    ) -> _Trace:
         if not self._trains:
             return self._trace_evaluation(shape, padded)
         self._recompute(activation_checkpointing)
         self.traces += 1
-        with torch.enable_grad(), self._tracking() as tracker:
+        with self._gradients_going(share), torch.enable_grad(), self._tracking() as tracker:
             tracker.category = counted.ACTIVATIONS
             tracker.begin()
             before = tracker.total
@@ -279,6 +307,35 @@ class Predictor:
         """Of one micro-batch, ready for the backward pass."""
         batch = self._task.empty_batch(shape, padded=padded, device=self._device)
         return batch.loss_sum(self._model) / batch.target_tokens
+
+    @contextlib.contextmanager
+    def _gradients_going(self, share: Share) -> Iterator[None]:
+        """Inside, gradients of divided weights go to their owners as `Shards` has it: those of a layer, once the
+        backward pass has come to the next."""
+        layers = divide(self._model, share.ranks, trained=True).layers if share.trained else ()
+        weights = [weight for layer in layers for weight, _ in layer.weights]
+        gradients = [weight.grad for weight in weights]
+
+        def drop(number: int) -> None:
+            for weight, _ in layers[number].weights if number < len(layers) else ():
+                weight.grad = None
+
+        def dropping(number: int) -> Callable[..., None]:
+            def after_forward(module: nn.Module, inputs: object, outputs: Any) -> None:
+                tree_leaves(outputs)[0].register_hook(lambda gradient: drop(number + 1))
+
+            return after_forward
+
+        hooks = [layer.module.register_forward_hook(dropping(number)) for number, layer in enumerate(layers)]
+        for number in range(len(layers)):
+            drop(number)
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.grad = gradient
 
     @contextlib.contextmanager
     def _tracking(self, *, gradients: bool = True) -> Iterator[Tracker]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jobs.gpus import REFERENCE, GpuFacts
 from jobs.plan import EvaluationTime, Plan, make_time_plan, rows_of_steps, warmup_steps
-from jobs.spec import DataSpec, JobSpec
+from jobs.spec import DataSpec, FullMethod, JobSpec
 from worker.training.settings import TrainerSettings
 from worker.training.steps.shape import Lengths
 from worker.training.tasks.registry import task_of
@@ -88,8 +88,10 @@ def waits_s(plan: Plan, spec: JobSpec, settings: TrainerSettings) -> float:
     offloads = plan.memory.host is not None and plan.memory.host.optimizer_bytes > 0
     update = gpu.offloaded_update_s(trained, 2) if offloads else 0.0
     passes = math.ceil(spec.training.batch_size / (spec.ranks * plan.resolved.micro_batch))
-    fetches = passes * gpu.fetch_s(plan.memory.divided_bytes, spec.ranks)
-    return update + gpu.exchange_s(trained, spec.ranks) + fetches
+    whole, divided = isinstance(spec.method, FullMethod), plan.memory.divided_bytes
+    fetches = passes * gpu.fetch_s(divided, spec.ranks, trained=whole)
+    everywhere = trained - divided // 2 if whole else trained
+    return update + gpu.exchange_s(everywhere, spec.ranks) + fetches
 
 
 def within_hours(plan: Plan, spec: JobSpec, done: int) -> Plan:

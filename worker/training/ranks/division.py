@@ -40,6 +40,8 @@ class Division:
     ranks: int
     layers: Sequence[DividedLayer]
     """Those with divided weights, in the order of the model, which is that of the forward pass."""
+    others: Sequence[tuple[nn.Parameter, int]] = ()
+    """Trained weights that every rank has, and the rank that updates each."""
 
     @property
     def divided_bytes(self) -> int:
@@ -54,6 +56,11 @@ class Division:
         """Of one of its two slots: room for what it misses of any layer."""
         return max((layer.missing_bytes(rank) for layer in self.layers), default=0)
 
+    def updates(self, rank: int) -> list[nn.Parameter]:
+        """Weights that a rank updates, where those of the layers are trained."""
+        of_layers = [each for layer in self.layers for each in layer.weights]
+        return [weight for weight, owner in (*of_layers, *self.others) if owner == rank]
+
     @property
     def most_bytes(self) -> int:
         """Of owned weights and slots, where that is the most."""
@@ -61,25 +68,35 @@ class Division:
 
 
 def divide(model: nn.Module, ranks: int, *, trained: bool) -> Division:
-    """Each weight goes to the rank that owns the least of its layer, and of equals to that which owns the least in all:
-    the largest first. `trained`: also weights that are trained.
+    """Each weight goes to the rank that owns the least in all, and of equals to that which owns the least of its layer:
+    of each layer the largest first. `trained`: also weights that are trained; of those that are not divided, the
+    largest of all first, each rank updates its part.
     """
     owned: Counter[int] = Counter()
-    layers = []
+    layers, others = [], []
     uses = Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
-    for name, module in layers_of(model):
-        weights, of_layer = [], Counter[int]()
-        matrices = [
+    matrices = {
+        name: [
             weight for weight in matrices_of(module) if uses[id(weight)] == 1 and (trained or not weight.requires_grad)
         ]
-        for weight in sorted(matrices, key=lambda each: -each.nbytes):
-            owner = min(range(ranks), key=lambda rank: (of_layer[rank], owned[rank], rank))
+        for name, module in layers_of(model)
+    }
+    divided = {id(weight) for weights in matrices.values() for weight in weights}
+    rest = [weight for weight in model.parameters() if trained and weight.requires_grad and id(weight) not in divided]
+    for weight in sorted(rest, key=lambda each: -each.nbytes):
+        owner = min(range(ranks), key=lambda rank: (owned[rank], rank))
+        owned[owner] += weight.nbytes
+        others.append((weight, owner))
+    for name, module in layers_of(model):
+        weights, of_layer = [], Counter[int]()
+        for weight in sorted(matrices[name], key=lambda each: -each.nbytes):
+            owner = min(range(ranks), key=lambda rank: (owned[rank], of_layer[rank], rank))
             of_layer[owner] += weight.nbytes
             owned[owner] += weight.nbytes
             weights.append((weight, owner))
         if weights:
             layers.append(DividedLayer(name, module, weights))
-    return Division(ranks, layers)
+    return Division(ranks, layers, others)
 
 
 def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -39,7 +39,7 @@ from worker.training.journal import Journal
 from worker.training.machine.host import oom_kills
 from worker.training.ranks.group import SILENT_S, RankGroup, join, share_cores
 from worker.training.ranks.ranks import Failure, Vote
-from worker.training.ranks.shards import Shards
+from worker.training.ranks.shards import Shards, Tell
 from worker.training.tasks.task import Limit
 
 JOIN = "join"
@@ -121,6 +121,7 @@ class Leader:
         state: Mapping[str, torch.Tensor],
         device: torch.device,
         shards: Shards | None = None,
+        resumed: Path | None = None,
     ) -> None:
         """See `Ranks`."""
         ready = [f"ready {follower.rank}" for follower in self._followers]
@@ -130,16 +131,13 @@ class Leader:
             self._raise_if_ended()
             self._journal.progress()
         self._raise_if_ended()
-        self._store.set(JOIN, "yes")
+        self._store.set(JOIN, "" if resumed is None else os.fspath(resumed))
         try:
             join(self._store, 0, self.count, device)
         except RuntimeError as error:
             raise self._why_lost(str(error)[:300]) from error
-        self._group = RankGroup(trained, self._silent_s, self._why_lost)
-        self._group.share_state(state)
-        self._group.check_equal()
-        if shards is not None:
-            shards.join(self._group, lambda layer: self._tell(do="fetch", layer=layer))
+        self._group = group_of(trained, shards, self._silent_s, self._why_lost)
+        agree(self._group, state, shards, lambda what: self._tell(**what))
         log.info("%d ranks train together: %s", self.count, ", ".join(each.device for each in self._followers))
 
     @property
@@ -209,6 +207,27 @@ class Leader:
             hint="look at the GPUs (`nvidia-smi`, `journalctl -k | grep Xid`); the job tries again by itself, a "
             "limited number of times",
         )
+
+
+def group_of(
+    trained: Sequence[nn.Parameter],
+    shards: Shards | None,
+    silent_s: float,
+    why_lost: Callable[[str], StageError | None] = lambda failure: None,
+) -> RankGroup:
+    """The ranks that have joined, which train these parameters."""
+    everywhere = trained if shards is None else shards.everywhere(trained)
+    divided = sum(each.numel() for each in trained) - sum(each.numel() for each in everywhere)
+    return RankGroup(everywhere, silent_s, why_lost, divided=divided)
+
+
+def agree(group: RankGroup, state: Mapping[str, torch.Tensor], shards: Shards | None, tell: Tell | None = None) -> None:
+    """Let every rank begin with the weights and states of rank 0, but for what ranks hold apart. `state`: of this
+    rank, as `Trainable.state`."""
+    group.share_state(state if shards is None else shards.alike(state))
+    group.check_equal()
+    if shards is not None:
+        shards.join(group, state, tell)
 
 
 def start(run: RunDir, attempt: int, rank: int, device: str) -> RankProcess:

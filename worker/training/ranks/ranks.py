@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -59,11 +60,13 @@ class Ranks(Protocol):
         state: Mapping[str, torch.Tensor],
         device: torch.device,
         shards: Shards | None = None,
+        resumed: Path | None = None,
     ) -> None:
         """Wait until every rank has loaded the model, and give all of them `state`: weights and optimizer states.
 
-        `trained`: the parameters whose gradients are added up. `shards`: weights that are divided among the ranks.
-        Raises what ended another rank meanwhile.
+        `trained`: the parameters whose gradients are added up. `shards`: weights that are divided among the ranks;
+        where they are trained, every rank reads its part of the checkpoint `resumed`. Raises what ended another rank
+        meanwhile.
         """
 
     def begin(self, step: int, learning_rate: float, limit: Limit) -> None:
@@ -93,6 +96,7 @@ class Alone:
         state: Mapping[str, torch.Tensor],
         device: torch.device,
         shards: Shards | None = None,
+        resumed: Path | None = None,
     ) -> None:
         """Nobody to wait for."""
 
