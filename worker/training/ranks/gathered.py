@@ -9,7 +9,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class RemoteTensor:
     """A tensor that another rank holds."""
 
     owner: int
@@ -33,8 +33,8 @@ class Gathered(Mapping[str, torch.Tensor]):
     def __init__(
         self,
         own: Mapping[str, torch.Tensor],
-        elsewhere: Mapping[str, Elsewhere],
-        read: Callable[[str, Elsewhere], torch.Tensor],
+        elsewhere: Mapping[str, RemoteTensor],
+        read: Callable[[str, RemoteTensor], torch.Tensor],
     ) -> None:
         self._own, self._elsewhere, self._read = own, elsewhere, read
         self.like = {**own, **{name: each.like for name, each in elsewhere.items()}}

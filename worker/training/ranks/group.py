@@ -228,7 +228,7 @@ class RankGroup:
             raise self._lost(error) from error
 
     def _within_pass(self, call: Callable[..., Any], *arguments: object, **more: object) -> Any:
-        """Memory that runs out before anything is exchanged is an error of its own: the pass goes on without it."""
+        """Memory that runs out before anything is exchanged is an error of its own: the pass continues without it."""
         try:
             return call(*arguments, **more)
         except torch.OutOfMemoryError:

@@ -20,14 +20,14 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from worker.training.ranks.division import Division, rounded_up
-from worker.training.ranks.gathered import Elsewhere, Gathered
+from worker.training.ranks.gathered import Gathered, RemoteTensor
 from worker.training.ranks.schedule import SLOTS, Direction, Exchange, Schedule
 
 Tell = Callable[[Mapping[str, object]], object]
 """Of rank 0: has all others do something."""
 
 
-class Group(Protocol):
+class Collectives(Protocol):
     """What is needed of a `RankGroup`."""
 
     @property
@@ -70,10 +70,10 @@ class Shards:
         """Whether the divided weights are."""
         self.share = 0.0
         """Of this rank's gradients in the sums of a pass, in target tokens: they are those of a mean."""
-        self._group: Group | None = None
+        self._group: Collectives | None = None
         self._tell: Tell | None = None
         self._state: Mapping[str, torch.Tensor] = {}
-        self._elsewhere: dict[str, Elsewhere] = {}
+        self._elsewhere: dict[str, RemoteTensor] = {}
         self._updated = {id(weight) for weight in division.updates(rank)}
         self._held: list[int | None] = [None] * SLOTS
         self._schedule: Schedule | None = None
@@ -118,13 +118,13 @@ class Shards:
                 if buffer is not None:
                     module._buffers[name] = buffer.to(device)
 
-    def join(self, group: Group, state: Mapping[str, torch.Tensor], tell: Tell | None = None) -> None:
+    def join(self, group: Collectives, state: Mapping[str, torch.Tensor], tell: Tell | None = None) -> None:
         """From now on weights are fetched. `state`: `weights.NAME` and `optimizer.NAME` of this rank, with the tensors
         that it has no values of. `tell`: of rank 0."""
         self._group, self._tell, self._state = group, tell, state
         if self.trained:
             own = {
-                name: Elsewhere(group.rank, tuple(tensor.shape), tensor.dtype)
+                name: RemoteTensor(group.rank, tuple(tensor.shape), tensor.dtype)
                 for name, tensor in state.items()
                 if not name.startswith("weights.") or self._names.get(name.removeprefix("weights.")) in self._owned
             }
@@ -218,7 +218,7 @@ class Shards:
         for _ in self._joined.send(own, size, owner):
             pass
 
-    def _read(self, name: str, each: Elsewhere) -> torch.Tensor:
+    def _read(self, name: str, each: RemoteTensor) -> torch.Tensor:
         assert self._tell is not None, "rank 0 writes"
         self._tell({"do": "send", "name": name, "owner": each.owner, "size": each.bytes})
         read = torch.empty(each.bytes, dtype=torch.uint8)
@@ -239,7 +239,7 @@ class Shards:
                 self._need(number)
 
     @property
-    def _joined(self) -> Group:
+    def _joined(self) -> Collectives:
         assert self._group is not None, "they have joined"
         return self._group
 
