@@ -44,52 +44,6 @@ class ModelSize:
 
 
 @dataclass(frozen=True)
-class Share:
-    """What one rank has of a model whose weights ranks divide, the one that has most of each; bytes."""
-
-    divided_bytes: int = 0
-    """Of the divided weights, of all ranks."""
-    weights: int = 0
-    """Of those that it owns, and of its slots."""
-    gradients: int = 0
-    """Of sums of gradients of those that it owns, kept for good; 0: they are not trained."""
-    updated: int = 0
-    """Numbers that it updates; 0: all that are trained."""
-    rank: int = 0
-    """One that updates so many."""
-    ranks: int = 1
-
-    @property
-    def trained(self) -> bool:
-        """Whether the divided weights are."""
-        return self.gradients > 0
-
-    @property
-    def less_weights(self) -> int:
-        """Bytes of weights that it has not."""
-        return self.divided_bytes - self.weights
-
-    @property
-    def less_gradients(self) -> int:
-        """Bytes of gradients that it has not."""
-        return self.divided_bytes - self.gradients if self.trained else 0
-
-    def size(self, whole: ModelSize) -> ModelSize:
-        """Of what it has."""
-        updated = self.updated or whole.trained
-        return ModelSize(
-            parameter_bytes=whole.parameter_bytes - self.less_weights,
-            trained=updated,
-            trained_bytes=whole.trained_bytes - self.less_gradients,
-            master_bytes=round(whole.master_bytes * updated / max(1, whole.trained)),
-        )
-
-
-WHOLE = Share()
-"""Of a rank that has all."""
-
-
-@dataclass(frozen=True)
 class Prediction:
     """Bytes on the device."""
 

@@ -13,15 +13,12 @@ plan leaves free covers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from jobs.memory_plan import Device, OptimizerName
@@ -33,8 +30,9 @@ from worker.training.optimizers.optimizer import make_optimizer
 from worker.training.planning import tracker as counted
 from worker.training.planning.bare_model import bare_model, give_device
 from worker.training.planning.kernels import WORKSPACES, WithoutData, inside_cpu, inside_cuda, run_backward
-from worker.training.planning.prediction import WHOLE, ModelSize, Prediction, Setting, Share
+from worker.training.planning.prediction import ModelSize, Prediction, Setting
 from worker.training.planning.row_search import next_rows
+from worker.training.planning.share import WHOLE, Share, gradients_going, share_of
 from worker.training.planning.trace_cache import TraceCache
 from worker.training.planning.tracker import CATEGORIES, Tracker
 from worker.training.planning.updates import without_data
@@ -160,19 +158,7 @@ class Predictor:
     def _find_share(self, ranks: int) -> Share:
         if not in_order(self._model, lambda: self._trace_evaluation(MicroBatchShape(1, 8, 8), True)):
             return WHOLE
-        trained = self._method is None or self._method.whole
-        division = divide(self._model, ranks, trained=trained)
-        if not trained:
-            return Share(division.divided_bytes, division.most_bytes, ranks=ranks)
-        updated = [sum(weight.numel() for weight in division.updates(rank)) for rank in range(ranks)]
-        return Share(
-            divided_bytes=division.divided_bytes,
-            weights=division.most_bytes,
-            gradients=max(division.owned_bytes(rank) for rank in range(ranks)),
-            updated=max(updated),
-            rank=updated.index(max(updated)),
-            ranks=ranks,
-        )
+        return share_of(divide(self._model, ranks, trained=self._method is None or self._method.whole))
 
     def keep(self) -> None:
         """Keep what was traced, for later jobs."""
@@ -275,7 +261,7 @@ class Predictor:
             return self._trace_evaluation(shape, padded)
         self._recompute(activation_checkpointing)
         self.traces += 1
-        with self._gradients_going(share), torch.enable_grad(), self._tracking() as tracker:
+        with gradients_going(self._model, share), torch.enable_grad(), self._tracking() as tracker:
             tracker.category = counted.ACTIVATIONS
             tracker.begin()
             before = tracker.total
@@ -307,35 +293,6 @@ class Predictor:
         """Of one micro-batch, ready for the backward pass."""
         batch = self._task.empty_batch(shape, padded=padded, device=self._device)
         return batch.loss_sum(self._model) / batch.target_tokens
-
-    @contextlib.contextmanager
-    def _gradients_going(self, share: Share) -> Iterator[None]:
-        """Inside, gradients of divided weights go to their owners as `Shards` has it: those of a layer, once the
-        backward pass has come to the next."""
-        layers = divide(self._model, share.ranks, trained=True).layers if share.trained else ()
-        weights = [weight for layer in layers for weight, _ in layer.weights]
-        gradients = [weight.grad for weight in weights]
-
-        def drop(number: int) -> None:
-            for weight, _ in layers[number].weights if number < len(layers) else ():
-                weight.grad = None
-
-        def dropping(number: int) -> Callable[..., None]:
-            def after_forward(module: nn.Module, inputs: object, outputs: Any) -> None:
-                tree_leaves(outputs)[0].register_hook(lambda gradient: drop(number + 1))
-
-            return after_forward
-
-        hooks = [layer.module.register_forward_hook(dropping(number)) for number, layer in enumerate(layers)]
-        for number in range(len(layers)):
-            drop(number)
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for weight, gradient in zip(weights, gradients, strict=True):
-                weight.grad = gradient
 
     @contextlib.contextmanager
     def _tracking(self, *, gradients: bool = True) -> Iterator[Tracker]:
