@@ -55,7 +55,7 @@ from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.planning.bare_model import bare_model, give_device
 from worker.training.planning.prediction import Setting
 from worker.training.planning.predictor import Predictor
-from worker.training.ranks.division import divide
+from worker.training.ranks.sharding import shard
 from worker.training.ranks.shards import Shards
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.causal.loss import learned_loss_sum
@@ -291,7 +291,7 @@ def method_in(configuration: Configuration) -> Method:
 
 def measured(task: Task, config: dict[str, Any], configuration: Configuration, ranks: int = 1) -> tuple[int, int, int]:
     """Real peaks of the passes, of the update and of an evaluation, bytes. `ranks`: among so many the weights are
-    divided, of which the one that owns most is measured."""
+    sharded, of which the one that owns most is measured."""
     torch.manual_seed(0)
     model = bare_model(
         config, task, configuration.dtype, fused=configuration.fused, dropout=None, method=method_in(configuration)
@@ -304,11 +304,11 @@ def measured(task: Task, config: dict[str, Any], configuration: Configuration, r
         )
     shards, sums, named = None, 0, list(model.named_parameters())
     if ranks > 1:
-        division = divide(model, ranks, trained=configuration.method is None)
-        rank = max(range(ranks), key=division.owned_bytes)
-        shards = Shards(model, division, rank, torch.device("cpu"))
+        sharding = shard(model, ranks, trained=configuration.method is None)
+        rank = max(range(ranks), key=sharding.owned_bytes)
+        shards = Shards(model, sharding, rank, torch.device("cpu"))
         shards.join(SilentRanks(rank), {}, lambda what: None)
-        sums, named = division.owned_bytes(rank) if shards.trained else 0, shards.updated(named)
+        sums, named = sharding.owned_bytes(rank) if shards.trained else 0, shards.updated(named)
     optimizer = make_optimizer(configuration.optimizer, named, TrainingSpec(), fused=True)
     with tempfile.TemporaryDirectory() as folder:
         optimizer.compile(Journal(Path(folder) / "journal.jsonl"))

@@ -6,7 +6,7 @@
 (`worker.training.loop.steps`, `worker.training.follow.FollowingRank`) on so many processes over gloo, and on one.
 Compared are, after every step, the last of which has fewer rows than there are ranks, the summed gradient
 (`ranks_max_abs_diff`), the loss and the weights. `oom_max_abs_diff`: the same where memory ran out on the last rank in
-the middle of the first step (of two ranks). `sharded_max_abs_diff`: gradient and loss where ranks divide the weights of
+the middle of the first step (of two ranks). `sharded_max_abs_diff`: gradient and loss where ranks shard the weights of
 models with five layers, of which some are recomputed, and the loss of each row in an evaluation after the last step.
 
 *Fast*: rows per second of a T5 of 14 million weights in fp32 on 1 and 2 ranks, which share the cores of this machine,
@@ -65,10 +65,10 @@ from worker.training.loop import steps
 from worker.training.machine.out_of_memory import MemoryShortage
 from worker.training.optimizers.gradients import gradient_norm
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
-from worker.training.ranks.division import divide
 from worker.training.ranks.group import SILENT_S, RankGroup, join, share_cores
 from worker.training.ranks.leader import group_of
 from worker.training.ranks.ranks import Alone, Failure, Ranks, Vote
+from worker.training.ranks.sharding import shard
 from worker.training.ranks.shards import Shards
 from worker.training.tasks.task import Limit
 
@@ -232,7 +232,7 @@ def be_rank(arguments: argparse.Namespace) -> None:
     else:
         scene = Scene(
             folder, dropout=0.0, dtype=torch.float64, method=arguments.method, task=arguments.task, batch_size=BATCH,
-            larger=DEEPER[arguments.task] if arguments.divided else None, rows=BATCH * arguments.steps_short or ROWS,
+            larger=DEEPER[arguments.task] if arguments.sharded else None, rows=BATCH * arguments.steps_short or ROWS,
         )  # fmt: skip
     if arguments.recompute:
         scene.model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=arguments.recompute)
@@ -243,8 +243,8 @@ def be_rank(arguments: argparse.Namespace) -> None:
     trained = [parameter for parameter in scene.model.parameters() if parameter.requires_grad]
     scene.begin()
     shards = None
-    if arguments.divided:
-        whole = divide(scene.model, count, trained=arguments.method == "full")
+    if arguments.sharded:
+        whole = shard(scene.model, count, trained=arguments.method == "full")
         shards = Shards(scene.model, whole, rank, device)
     group = group_of(trained, shards, SILENT_S)
     if rank:
@@ -361,12 +361,12 @@ def timed_steps(folder: Path, scene: Scene, members: Members) -> dict[str, float
 
 def together(
     folder: Path, count: int, task: TaskName = "seq2seq", method: MethodName = "full", *, out_of_memory_at: int = 0,
-    timed: int = 0, divided: bool = False, recompute: int = 0, steps_short: int = 0,
+    timed: int = 0, sharded: bool = False, recompute: int = 0, steps_short: int = 0,
 ) -> dict[str, float]:  # fmt: skip
     """What rank 0 of so many processes found."""
     given = {
         "count": count, "task": task, "method": method, "folder": folder, "timed": timed,
-        "out-of-memory-at": out_of_memory_at, "divided": int(divided), "recompute": recompute,
+        "out-of-memory-at": out_of_memory_at, "sharded": int(sharded), "recompute": recompute,
         "steps-short": steps_short,
     }  # fmt: skip
     options = [part for name, value in given.items() for part in (f"--{name}", str(value))]
@@ -402,7 +402,7 @@ def equality(ranks: Sequence[int]) -> dict[str, float]:
     sharded = []
     for count, (recompute, (task, method)) in itertools.product(ranks, enumerate(CASES)):
         with tempfile.TemporaryDirectory() as folder:
-            sharded.append(together(Path(folder), count, task, method, divided=True, recompute=recompute))
+            sharded.append(together(Path(folder), count, task, method, sharded=True, recompute=recompute))
     return {
         "cases": len(found) + len(redone) + len(sharded),
         "sharded_max_abs_diff": max(max(case["gradient"], case["loss"], case["evaluation"]) for case in sharded),
@@ -441,7 +441,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--steps", type=int, default=20, help="of which speed is measured")
-    for name in ("rank", "count", "timed", "out-of-memory-at", "divided", "recompute", "steps-short"):
+    for name in ("rank", "count", "timed", "out-of-memory-at", "sharded", "recompute", "steps-short"):
         parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS)
     for name in ("task", "method", "folder"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)

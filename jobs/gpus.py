@@ -82,11 +82,11 @@ class GpuFacts:
         each of them twice, less its own part. GPUs that are linked directly take less."""
         return 2 * (gpus - 1) / gpus * 4 * numbers / self._copy_bytes_per_s
 
-    def fetch_s(self, divided_bytes: int, gpus: int, *, trained: bool = False) -> float:
-        """Seconds in which weights that so many GPUs divide among themselves come to each, through the host, twice: for
+    def fetch_s(self, sharded_bytes: int, gpus: int, *, trained: bool = False) -> float:
+        """Seconds in which weights that so many GPUs shard come to each, through the host, twice: for
         the forward and for the backward pass. `trained`: their gradients, in fp32, go to the owners besides. What is
         computed meanwhile is not taken off."""
-        return (4 if trained else 2) * (gpus - 1) / gpus * divided_bytes / self._copy_bytes_per_s
+        return (4 if trained else 2) * (gpus - 1) / gpus * sharded_bytes / self._copy_bytes_per_s
 
     @property
     def _copy_bytes_per_s(self) -> float:

@@ -140,8 +140,8 @@ class MemoryFigures(Frozen):
     """At the peak: weights, gradients, optimizer, activations, temporaries, context."""
     peak_bytes: int
     """Their sum."""
-    divided_bytes: int = 0
-    """Of weights that the GPUs of the job divide among themselves, since one has no room for all; `parts` are those of
+    sharded_bytes: int = 0
+    """Of weights that the GPUs of the job shard, since one has no room for all; `parts` are those of
     the GPU that holds most. 0: each has them all."""
     trained_parameters: int = 0
     """Numbers that are trained; 0 in plans of earlier versions, which trained all."""
@@ -210,7 +210,7 @@ class MemoryPlan(MemoryFigures):
         return (
             f"{peak} at its peak, of {budget} ({source[self.budget_source]}; {free} {left}): "
             f"{half}{setting} of {self.input_tokens}/{self.target_tokens} tokens"
-            + (f"; {format_bytes(self.divided_bytes)} of weights divided among the GPUs" if self.divided_bytes else "")
+            + (f"; {format_bytes(self.sharded_bytes)} of weights sharded among the GPUs" if self.sharded_bytes else "")
             + (f"; {format_bytes(on_host)} of optimizer states in the host's memory" if on_host else "")
             + (f"; {self.disk.text}" if self.disk and self.disk.text else "")
         )

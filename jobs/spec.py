@@ -431,7 +431,7 @@ class ResourcesSpec(Part):
 
     gpus: Annotated[int, Field(ge=1, le=16)] = 1
     """GPUs that train the job together: each goes through its share of the rows of a step. Each has the whole model;
-    where one has no room for it, they divide it. The result is that of one GPU but for rounding and dropout. On a
+    where one has no room for it, they shard it. The result is that of one GPU but for rounding and dropout. On a
     worker without a GPU: processes."""
     gpu_memory_gib: Annotated[float, Field(gt=0.0, le=1024.0)] | None = None
     """GiB of memory that the GPU must have in all: what nvidia-smi reports, rounded up to whole GiB (32 for an

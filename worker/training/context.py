@@ -179,7 +179,7 @@ def load_trainable(
         method=method,
         seed=init_seed(spec.training.seed),
         rank=rank,
-        ranks=spec.ranks if plan.memory is not None and plan.memory.divided_bytes else 1,
+        ranks=spec.ranks if plan.memory is not None and plan.memory.sharded_bytes else 1,
     )
     named, shards = loaded.model.named_parameters(), loaded.shards
 

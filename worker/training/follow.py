@@ -91,10 +91,10 @@ def follow(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopS
                 case "check":
                     group.check_equal()
                 case "fetch":
-                    assert loaded.shards is not None, "weights are divided"
+                    assert loaded.shards is not None, "weights are sharded"
                     loaded.shards.fetch(int(what["layer"]))
                 case "send":
-                    assert loaded.shards is not None, "weights are divided"
+                    assert loaded.shards is not None, "weights are sharded"
                     loaded.shards.send(what["name"], int(what["owner"]), int(what["size"]))
                 case _:
                     raise AssertionError(f"rank 0 says {line}")

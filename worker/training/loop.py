@@ -133,7 +133,7 @@ def one_pass(
     of it. `shares`: of every rank. Failure: memory ran out.
 
     By the time it returns, no traceback is left that would keep the activations of a failed pass alive; and where ranks
-    divide the weights, what the others need of this rank's has been sent.
+    shard the weights, what the others need of this rank's has been sent.
     """
     shards = loaded.shards
     if shards is not None:

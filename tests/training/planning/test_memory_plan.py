@@ -413,7 +413,7 @@ def test_a_config_that_no_attempt_could_train_with_is_refused() -> None:
 # -- several GPUs ------------------------------------------------------------------------------------------------------
 
 
-def test_gpus_divide_the_weights_where_one_has_no_room_for_all() -> None:
+def test_gpus_shard_the_weights_where_one_has_no_room_for_all() -> None:
     config = CONFIG | XL | {"num_layers": 8, "num_decoder_layers": 8, "dropout_rate": 0.1}
     memory = {"optimizer": "adamw", "activation_checkpointing": 1, "micro_batch": 4}
 
@@ -424,22 +424,22 @@ def test_gpus_divide_the_weights_where_one_has_no_room_for_all() -> None:
 
     lora = {"method": {"type": "lora", "rank": 8}}
     one = planned(2, 8, **lora)
-    assert one.divided_bytes == 0 and "divided" not in one.text
+    assert one.sharded_bytes == 0 and "sharded" not in one.text
     with pytest.raises(Rejected, match="at its least"):
         planned(1, 2.5, **lora)
     two, three = (planned(gpus, 2.9, **lora) for gpus in (2, 3))
-    assert two.divided_bytes == three.divided_bytes > 0.9 * (one.parts["weights"] - 3 * 2 * 2048 * 32128)
+    assert two.sharded_bytes == three.sharded_bytes > 0.9 * (one.parts["weights"] - 3 * 2 * 2048 * 32128)
     assert two.peak_bytes <= two.limit_bytes and not two.compile
-    assert "of weights divided among the GPUs" in two.text
-    saved, slots = one.parts["weights"] - two.parts["weights"], 2 * two.divided_bytes // 16
-    assert saved == pytest.approx(two.divided_bytes / 2 - slots / 2, rel=0.15)
+    assert "of weights sharded among the GPUs" in two.text
+    saved, slots = one.parts["weights"] - two.parts["weights"], 2 * two.sharded_bytes // 16
+    assert saved == pytest.approx(two.sharded_bytes / 2 - slots / 2, rel=0.15)
     assert three.parts["weights"] < two.parts["weights"]
     with pytest.raises(Rejected):
         planned(2, 2.9)
     with pytest.raises(Rejected):
         planned(1, 10.3)
     full = planned(2, 10.3)
-    assert full.divided_bytes == two.divided_bytes
+    assert full.sharded_bytes == two.sharded_bytes
     assert full.parts["optimizer"] == pytest.approx(12 * full.trained_parameters / 2, rel=0.05), "half of the states"
     assert full.disk is None and full.host is not None
     assert full.host.copy_bytes == pytest.approx(14 * full.trained_parameters, rel=0.01), "a checkpoint has all"

@@ -22,9 +22,9 @@ from worker.training.adapters.method import Method
 from worker.training.doctor.random_t5 import SHAPES
 from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
 from worker.training.machine.usage import process_bytes
-from worker.training.planning.divided import DividedPredictor
 from worker.training.planning.prediction import Setting
 from worker.training.planning.predictor import Predictor
+from worker.training.planning.sharded import ShardedPredictor
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.causal.task import Causal
 from worker.training.tasks.seq2seq.batches import PairBatch
@@ -137,12 +137,12 @@ def test_adapters_are_predicted_as_exactly(
 
 @pytest.mark.parametrize(("task", "config"), [(Seq2Seq(), T5), (Causal(), QWEN2 | {"num_hidden_layers": 5})])
 @pytest.mark.parametrize(("ranks", "method"), [(2, LoraMethod(type="lora", rank=8)), (3, None)])
-def test_what_a_rank_takes_is_predicted_as_exactly_where_ranks_divide_the_weights(
+def test_what_a_rank_takes_is_predicted_as_exactly_where_ranks_shard_the_weights(
     task: Task, config: dict[str, Any], ranks: int, method: LoraMethod | None
 ) -> None:
     whole = predictor(config, task=task, method=Full() if method is None else Lora(method))
-    divided = DividedPredictor(whole, ranks)
-    predicted, undivided = (each.predict(SHAPE, Setting(1, "adamw")) for each in (divided, whole))
+    sharded = ShardedPredictor(whole, ranks)
+    predicted, unsharded = (each.predict(SHAPE, Setting(1, "adamw")) for each in (sharded, whole))
     asked = Configuration(
         "", "", "adamw", SHAPE.rows, SHAPE.input_width, SHAPE.target_width, 1, torch.bfloat16, method=method
     )
@@ -151,9 +151,9 @@ def test_what_a_rank_takes_is_predicted_as_exactly_where_ranks_divide_the_weight
     assert predicted.pass_peak == pytest.approx(passes, rel=0.02)
     assert predicted.update_peak == pytest.approx(update, rel=0.02)
     assert predicted.evaluation_peak == pytest.approx(evaluation, rel=0.02)
-    assert predicted.parts["weights"] < 0.95 * undivided.parts["weights"]
+    assert predicted.parts["weights"] < 0.95 * unsharded.parts["weights"]
     assert predicted.peak == sum(predicted.parts.values())
-    assert divided.size.trained == whole.size.trained if method else divided.size.trained < 0.5 * whole.size.trained
+    assert sharded.size.trained == whole.size.trained if method else sharded.size.trained < 0.5 * whole.size.trained
 
 
 @contextmanager

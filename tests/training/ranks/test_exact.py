@@ -40,10 +40,10 @@ def test_memory_that_runs_out_on_one_rank_costs_a_pass_of_all_and_changes_nothin
     ("count", "task", "method", "recompute"),
     [(2, "causal", "lora", 0), (3, "seq2seq", "lora", 2), (2, "seq2seq", "full", 0), (3, "causal", "full", 1)],
 )
-def test_ranks_that_divide_the_weights_take_the_same_steps(
+def test_ranks_that_shard_the_weights_take_the_same_steps(
     tmp_path: Path, count: int, task: TaskName, method: MethodName, recompute: int
 ) -> None:
-    found = together(tmp_path, count, task, method, divided=True, recompute=recompute)
+    found = together(tmp_path, count, task, method, sharded=True, recompute=recompute)
     assert (found.pop("steps"), found.pop("redone")) == (3, 0)
     assert max(found.values()) <= LIMIT
 
@@ -55,7 +55,7 @@ def test_wherever_memory_runs_out_on_one_of_them_nobody_waits_and_nothing_change
     tmp_path: Path, task: TaskName, method: MethodName, recompute: int, apart: int
 ) -> None:
     found = together(
-        tmp_path, 2, task, method, divided=True, recompute=recompute, out_of_memory_at=apart, steps_short=16
+        tmp_path, 2, task, method, sharded=True, recompute=recompute, out_of_memory_at=apart, steps_short=16
     )
     assert found.pop("steps") == 16
     assert found.pop("redone") >= 12, "points all over a pass, forward and back"

@@ -202,7 +202,7 @@ def restore(
 def restore_tensors(
     folder: Path, weights: Mapping[str, torch.Tensor], optimizer: Optimizer, shards: Shards | None = None
 ) -> None:
-    """Copy weights and optimizer states in: of divided ones those that this rank has."""
+    """Copy weights and optimizer states in: of sharded ones those that this rank has."""
     restore_weights(folder / WEIGHTS, weights, shards)
     with safe_open(folder / OPTIMIZER, framework="pt") as file:
         part = shards is not None and shards.trained

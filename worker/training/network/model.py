@@ -24,7 +24,7 @@ from worker.training.machine.usage import process_bytes
 from worker.training.models.manifest import README, SealedFile, describe, write_manifest
 from worker.training.models.model_files import CONFIG, GENERATION_CONFIG, SMALL, read_config, validate_folder
 from worker.training.network import guards
-from worker.training.ranks.division import divide
+from worker.training.ranks.sharding import shard
 from worker.training.ranks.shards import Shards
 from worker.training.tasks.task import Config, Flops, Task
 
@@ -55,7 +55,7 @@ class LoadedModel:
     untrained_sha256: str | None = None
     """Hash of the weights that are not trained, as loaded; None: all are."""
     shards: Shards | None = None
-    """Where ranks divide its weights among themselves."""
+    """Where ranks shard its weights."""
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
@@ -112,7 +112,7 @@ def load(
     `dropout` None keeps the model's own rate. `activation_checkpointing` n: activations of every n-th layer are
     recomputed in the backward pass (0: of none). None of the three changes what `write_model` writes. `method` None:
     every weight is trained. `seed`: of what the method adds to the model. `ranks`: among so many the weights are
-    divided, of which this `rank` puts its own on the device: they come from the files, mapped to the host's memory,
+    sharded, of which this `rank` puts its own on the device: they come from the files, mapped to the host's memory,
     where guards and self-checks look at them.
     """
     method = method or Full()
@@ -160,7 +160,7 @@ def load(
     untrained_sha256 = method.untrained_sha256(model)
     shards = None
     if ranks > 1:
-        shards = Shards(model, divide(model, ranks, trained=method.whole), rank, target)
+        shards = Shards(model, shard(model, ranks, trained=method.whole), rank, target)
         guards.check_device_of(model, target)
     return LoadedModel(
         task=task,

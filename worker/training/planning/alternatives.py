@@ -14,10 +14,10 @@ from worker.training.adapters.registry import method_of
 from worker.training.machine.device import has_native_bf16
 from worker.training.models.model_files import read_config
 from worker.training.planning.budget import Budget
-from worker.training.planning.divided import DividedPredictor
 from worker.training.planning.memory_plan import plan_memory
 from worker.training.planning.prediction import Setting
 from worker.training.planning.predictor import Predictor
+from worker.training.planning.sharded import ShardedPredictor
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.registry import task_of
 
@@ -70,7 +70,7 @@ class Alternatives:
         return read_config(folder, folder.name)
 
     @functools.cached_property
-    def _predictor(self) -> Predictor | DividedPredictor:
+    def _predictor(self) -> Predictor | ShardedPredictor:
         training, memory = self._spec.training, self._plan.memory
         predictor = Predictor(
             self._config,
@@ -83,5 +83,5 @@ class Alternatives:
             runs=self._runs,
             method=method_of(self._spec, self._plan.resolved.dtype),
         )
-        divided = memory is not None and memory.divided_bytes > 0
-        return DividedPredictor(predictor, self._spec.ranks) if divided else predictor
+        sharded = memory is not None and memory.sharded_bytes > 0
+        return ShardedPredictor(predictor, self._spec.ranks) if sharded else predictor

@@ -21,12 +21,12 @@ from jobs.text.units import GIB, bytes_alike, format_bytes, format_duration
 from worker.training.adapters.registry import method_of
 from worker.training.optimizers.adamw_offload import LOAD_BYTES, LOADS, STATE_BYTES
 from worker.training.planning.budget import Budget
-from worker.training.planning.divided import DividedPredictor
 from worker.training.planning.ladder import SMALLEST, WORTH, Fixed, Ladder, choice
 from worker.training.planning.prediction import ModelSize
 from worker.training.planning.predictor import Predictor
 from worker.training.planning.room import HOST_RESERVE, plan_disk, plan_host
 from worker.training.planning.row_time import RowTime
+from worker.training.planning.sharded import ShardedPredictor
 from worker.training.tasks.task import Task
 
 CONTEXT_BYTES = int(0.8 * GIB)
@@ -108,15 +108,15 @@ def plan_memory(
     )
     ladder = ladder_of(predictor, pace)
     candidates = ladder.walk(fixed)
-    fitting, divided_bytes, uncompiled = choice(candidates), 0, predictor.uncompiled
+    fitting, sharded_bytes, uncompiled = choice(candidates), 0, predictor.uncompiled
     if fitting is None and spec.ranks > 1:
-        divided = DividedPredictor(predictor, spec.ranks)
-        if divided.divided_bytes:
-            divided_bytes, uncompiled = divided.divided_bytes, divided.uncompiled
+        sharded = ShardedPredictor(predictor, spec.ranks)
+        if sharded.sharded_bytes:
+            sharded_bytes, uncompiled = sharded.sharded_bytes, sharded.uncompiled
             pace = replace(
-                pace, fetch_s=(budget.gpu or REFERENCE).fetch_s(divided_bytes, spec.ranks, trained=method.whole)
+                pace, fetch_s=(budget.gpu or REFERENCE).fetch_s(sharded_bytes, spec.ranks, trained=method.whole)
             )
-            ladder = ladder_of(divided, pace)
+            ladder = ladder_of(sharded, pace)
             candidates = ladder.walk(fixed)
             fitting = choice(candidates)
     chosen = fitting or ladder.smallest(fixed)
@@ -144,7 +144,7 @@ def plan_memory(
         and uncompiled(chosen.activation_checkpointing) is None,
         dtype=dtype,
         parts=chosen.parts,
-        divided_bytes=divided_bytes,
+        sharded_bytes=sharded_bytes,
         trained_parameters=size.trained,
         evaluation=spec.kind == "evaluate",
         peak_bytes=chosen.peak_bytes,

@@ -36,7 +36,7 @@ from worker.training.planning.share import WHOLE, Share, gradients_going, share_
 from worker.training.planning.trace_cache import TraceCache
 from worker.training.planning.tracker import CATEGORIES, Tracker
 from worker.training.planning.updates import without_data
-from worker.training.ranks.division import divide, in_order
+from worker.training.ranks.sharding import in_order, shard
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.self_check import SelfCheck
 from worker.training.tasks.task import Config, Task
@@ -148,7 +148,7 @@ class Predictor:
         return self._method is None or self.size.trained > 0
 
     def share(self, ranks: int) -> Share:
-        """What one of so many ranks has, if they divide the weights; `WHOLE` where they cannot."""
+        """What one of so many ranks has, if they shard the weights; `WHOLE` where they cannot."""
         return Share(*self._cache.answer(f"share of {ranks}", lambda: list(astuple(self._find_share(ranks)))))
 
     def states(self, name: OptimizerName) -> int:
@@ -158,7 +158,7 @@ class Predictor:
     def _find_share(self, ranks: int) -> Share:
         if not in_order(self._model, lambda: self._trace_evaluation(MicroBatchShape(1, 8, 8), True)):
             return WHOLE
-        return share_of(divide(self._model, ranks, trained=self._method is None or self._method.whole))
+        return share_of(shard(self._model, ranks, trained=self._method is None or self._method.whole))
 
     def keep(self) -> None:
         """Keep what was traced, for later jobs."""
@@ -215,7 +215,7 @@ class Predictor:
     def _passes_of(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool, share: Share) -> _Trace:
         if not self._trains:
             return self._evaluation_of(shape, padded)
-        question = f"passes, {shape}, {activation_checkpointing=}, {padded=}" + (", divided" if share.trained else "")
+        question = f"passes, {shape}, {activation_checkpointing=}, {padded=}" + (", sharded" if share.trained else "")
         asked = shape, activation_checkpointing, padded, share
         return _Trace.of(self._cache.answer(question, lambda: self._trace_passes(*asked).figures))
 
@@ -235,7 +235,7 @@ class Predictor:
         model = self._model
         named = list(model.named_parameters())
         if share.trained:
-            updated = {id(weight) for weight in divide(model, share.ranks, trained=True).updates(share.rank)}
+            updated = {id(weight) for weight in shard(model, share.ranks, trained=True).updates(share.rank)}
             named = [(name, weight) for name, weight in named if id(weight) in updated]
         with without_data(name), self._tracking() as tracker:
             tracker.category = counted.OPTIMIZER

@@ -1,4 +1,4 @@
-"""What one GPU has of a model that several divide among themselves (ADR 20), and when it has which gradients."""
+"""What one GPU has of a model that several shard (ADR 20), and when it has which gradients."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from worker.training.planning.prediction import ModelSize
-from worker.training.ranks.division import Division, divide
+from worker.training.ranks.sharding import Sharding, shard
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has of a model whose weights ranks divide, the one that has most of each; bytes."""
+    """What one rank has of a model whose weights ranks shard, the one that has most of each; bytes."""
 
-    divided_bytes: int = 0
-    """Of the divided weights, of all ranks."""
+    sharded_bytes: int = 0
+    """Of the sharded weights, of all ranks."""
     weights: int = 0
     """Of those that it owns, and of its slots."""
     gradients: int = 0
@@ -32,18 +32,18 @@ class Share:
 
     @property
     def trained(self) -> bool:
-        """Whether the divided weights are."""
+        """Whether the sharded weights are."""
         return self.gradients > 0
 
     @property
     def less_weights(self) -> int:
         """Bytes of weights that it has not."""
-        return self.divided_bytes - self.weights
+        return self.sharded_bytes - self.weights
 
     @property
     def less_gradients(self) -> int:
         """Bytes of gradients that it has not."""
-        return self.divided_bytes - self.gradients if self.trained else 0
+        return self.sharded_bytes - self.gradients if self.trained else 0
 
     def size(self, whole: ModelSize) -> ModelSize:
         """Of what it has."""
@@ -60,27 +60,27 @@ WHOLE = Share()
 """Of a rank that has all."""
 
 
-def share_of(division: Division) -> Share:
+def share_of(sharding: Sharding) -> Share:
     """Of the rank that has most."""
-    ranks = range(division.ranks)
-    if not division.others:
-        return Share(division.divided_bytes, division.most_bytes, ranks=division.ranks)
-    updated = [sum(weight.numel() for weight in division.updates(rank)) for rank in ranks]
+    ranks = range(sharding.ranks)
+    if not sharding.others:
+        return Share(sharding.sharded_bytes, sharding.most_bytes, ranks=sharding.ranks)
+    updated = [sum(weight.numel() for weight in sharding.updates(rank)) for rank in ranks]
     return Share(
-        divided_bytes=division.divided_bytes,
-        weights=division.most_bytes,
-        gradients=max(division.owned_bytes(rank) for rank in ranks),
+        sharded_bytes=sharding.sharded_bytes,
+        weights=sharding.most_bytes,
+        gradients=max(sharding.owned_bytes(rank) for rank in ranks),
         updated=max(updated),
         rank=updated.index(max(updated)),
-        ranks=division.ranks,
+        ranks=sharding.ranks,
     )
 
 
 @contextlib.contextmanager
 def gradients_going(model: nn.Module, share: Share) -> Iterator[None]:
-    """Inside, gradients of divided weights go to their owners as `Shards` has it: those of a layer, once the backward
+    """Inside, gradients of sharded weights go to their owners as `Shards` has it: those of a layer, once the backward
     pass has come to the next. Afterwards those from before are back."""
-    layers = divide(model, share.ranks, trained=True).layers if share.trained else ()
+    layers = shard(model, share.ranks, trained=True).layers if share.trained else ()
     weights = [weight for layer in layers for weight, _ in layer.weights]
     gradients = [weight.grad for weight in weights]
 

@@ -88,9 +88,9 @@ def waits_s(plan: Plan, spec: JobSpec, settings: TrainerSettings) -> float:
     offloads = plan.memory.host is not None and plan.memory.host.optimizer_bytes > 0
     update = gpu.offloaded_update_s(trained, 2) if offloads else 0.0
     passes = math.ceil(spec.training.batch_size / (spec.ranks * plan.resolved.micro_batch))
-    whole, divided = isinstance(spec.method, FullMethod), plan.memory.divided_bytes
-    fetches = passes * gpu.fetch_s(divided, spec.ranks, trained=whole)
-    everywhere = trained - divided // 2 if whole else trained
+    whole, sharded = isinstance(spec.method, FullMethod), plan.memory.sharded_bytes
+    fetches = passes * gpu.fetch_s(sharded, spec.ranks, trained=whole)
+    everywhere = trained - sharded // 2 if whole else trained
     return update + gpu.exchange_s(everywhere, spec.ranks) + fetches
 
 

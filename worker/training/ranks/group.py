@@ -83,9 +83,9 @@ class RankGroup:
         silent_s: float = SILENT_S,
         why_lost: Callable[[str], StageError | None] = lambda failure: None,
         *,
-        divided: int = 0,
+        sharded: int = 0,
     ) -> None:
-        """`parameters`: those that are trained and that every rank has. `divided`: numbers of trained weights that one
+        """`parameters`: those that are trained and that every rank has. `sharded`: numbers of trained weights that one
         rank each has. `why_lost`: what is known of the others when a call has failed."""
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         self._parameters = parameters
@@ -95,7 +95,7 @@ class RankGroup:
         # Made once: memory for it cannot run out in the middle of a step.
         kinds = [torch.float32, *(parameter.dtype for parameter in parameters)]
         self._buffer = torch.empty(
-            min(PIECE, divided + sum(parameter.numel() for parameter in parameters)),
+            min(PIECE, sharded + sum(parameter.numel() for parameter in parameters)),
             dtype=functools.reduce(torch.promote_types, kinds),
             device=parameters[0].device,
         )

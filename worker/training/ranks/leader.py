@@ -217,8 +217,8 @@ def group_of(
 ) -> RankGroup:
     """The ranks that have joined, which train these parameters."""
     everywhere = trained if shards is None else shards.everywhere(trained)
-    divided = sum(each.numel() for each in trained) - sum(each.numel() for each in everywhere)
-    return RankGroup(everywhere, silent_s, why_lost, divided=divided)
+    sharded = sum(each.numel() for each in trained) - sum(each.numel() for each in everywhere)
+    return RankGroup(everywhere, silent_s, why_lost, sharded=sharded)
 
 
 def agree(group: RankGroup, state: Mapping[str, torch.Tensor], shards: Shards | None, tell: Tell | None = None) -> None:

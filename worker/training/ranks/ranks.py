@@ -64,7 +64,7 @@ class Ranks(Protocol):
     ) -> None:
         """Wait until every rank has loaded the model, and give all of them `state`: weights and optimizer states.
 
-        `trained`: the parameters whose gradients are added up. `shards`: weights that are divided among the ranks;
+        `trained`: the parameters whose gradients are added up. `shards`: weights that are sharded among the ranks;
         where they are trained, every rank reads its part of the checkpoint `resumed`. Raises what ended another rank
         meanwhile.
         """

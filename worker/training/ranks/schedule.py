@@ -2,7 +2,7 @@
 
 Each micro-batch goes through the layers forward, then back. A layer's weights lie in one of two slots, so they are
 there still where a pass turns round. Every other time they are fetched anew, while the layer before is computed. Where
-the divided weights are trained, the gradients of a layer go to their owners when the pass back has come to the next.
+the sharded weights are trained, the gradients of a layer go to their owners when the pass back has come to the next.
 """
 
 from __future__ import annotations

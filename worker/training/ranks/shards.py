@@ -1,4 +1,4 @@
-"""The weights of a model divided among ranks: each lies with its owner, and comes to the others when it is needed.
+"""The weights of a model sharded among ranks: each lies with its owner, and comes to the others when it is needed.
 
     owned weights     with their owner, for good; where they are trained, so are their summed gradients
     the others'       views into one of two slots, buffers that are made once; layer n has slot n % 2
@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from worker.training.ranks.division import Division, rounded_up
 from worker.training.ranks.gathered import Gathered, RemoteTensor
 from worker.training.ranks.schedule import SLOTS, Direction, Exchange, Schedule
+from worker.training.ranks.sharding import Sharding, rounded_up
 
 Tell = Callable[[Mapping[str, object]], object]
 """Of rank 0: has all others do something."""
@@ -60,21 +60,21 @@ class Collectives(Protocol):
 class Shards:
     """Of one model, as one rank has them."""
 
-    def __init__(self, model: nn.Module, division: Division, rank: int, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, sharding: Sharding, rank: int, device: torch.device) -> None:
         """Give the model, which lies on the host, its place on `device`, and see to it that what its layers need is
         there when they run. Until `join`, what others own has no values.
         """
-        self._layers = division.layers
-        self._others = division.others
-        self.trained = bool(division.others)
-        """Whether the divided weights are."""
+        self._layers = sharding.layers
+        self._others = sharding.others
+        self.trained = bool(sharding.others)
+        """Whether the sharded weights are."""
         self.share = 0.0
         """Of this rank's gradients in the sums of a pass, in target tokens: they are those of a mean."""
         self._group: Collectives | None = None
         self._tell: Tell | None = None
         self._state: Mapping[str, torch.Tensor] = {}
         self._elsewhere: dict[str, RemoteTensor] = {}
-        self._updated = {id(weight) for weight in division.updates(rank)}
+        self._updated = {id(weight) for weight in sharding.updates(rank)}
         self._held: list[int | None] = [None] * SLOTS
         self._schedule: Schedule | None = None
         self._begun = 0
@@ -85,11 +85,11 @@ class Shards:
         """Number of a fetch, and what is to be waited for."""
         self._sums: dict[int, torch.Tensor] = {}
         """By id of an owned weight that is trained: the gradients of all ranks and micro-batches so far."""
-        self._owned = {id(weight) for layer in division.layers for weight, owner in layer.weights if owner == rank}
-        self._divided = {id(weight) for layer in division.layers for weight, _ in layer.weights}
+        self._owned = {id(weight) for layer in sharding.layers for weight, owner in layer.weights if owner == rank}
+        self._sharded = {id(weight) for layer in sharding.layers for weight, _ in layer.weights}
         self._names = {name: id(weight) for name, weight in model.named_parameters()}
         slots = [
-            torch.zeros(division.slot_bytes(rank), dtype=torch.uint8, device=device)
+            torch.zeros(sharding.slot_bytes(rank), dtype=torch.uint8, device=device)
             for _ in range(min(SLOTS, len(self._layers)))
         ]
         self._places: list[list[tuple[torch.Tensor, int]]] = []
@@ -111,7 +111,7 @@ class Shards:
             layer.module.register_forward_pre_hook(self._before(number))
             layer.module.register_forward_hook(self._after(number))
         for parameter in model.parameters():
-            if id(parameter) not in self._divided:
+            if id(parameter) not in self._sharded:
                 parameter.data = parameter.data.to(device)
         for module in model.modules():
             for name, buffer in module._buffers.items():
@@ -133,27 +133,27 @@ class Shards:
             self._elsewhere = {name: each for name, each in self._elsewhere.items() if each.owner != group.rank}
 
     def alike(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """What of it every rank has: of `weights.NAME` those that are not divided, of `optimizer.NAME`, where that is
-        divided with the weights, none."""
+        """What of it every rank has: of `weights.NAME` those that are not sharded, of `optimizer.NAME`, where that is
+        sharded with the weights, none."""
         if not self.trained:
             return state
         weights = {name: each for name, each in state.items() if name.startswith("weights.")}
         return {
             name: each
             for name, each in weights.items()
-            if self._names.get(name.removeprefix("weights.")) not in self._divided
+            if self._names.get(name.removeprefix("weights.")) not in self._sharded
         }
 
     def everywhere(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Those that are not divided."""
-        return [parameter for parameter in parameters if id(parameter) not in self._divided]
+        """Those that are not sharded."""
+        return [parameter for parameter in parameters if id(parameter) not in self._sharded]
 
     def has(self, name: str) -> bool:
         """Whether this rank has the values of a weight for good."""
-        return self._names.get(name) not in self._divided - self._owned
+        return self._names.get(name) not in self._sharded - self._owned
 
     def updated(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
-        """Of these the ones that this rank updates: all, where the divided weights are not trained."""
+        """Of these the ones that this rank updates: all, where the sharded weights are not trained."""
         return [(name, each) for name, each in parameters if not self.trained or id(each) in self._updated]
 
     def norm(self, own: torch.Tensor) -> torch.Tensor:

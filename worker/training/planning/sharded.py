@@ -1,4 +1,4 @@
-"""What a step takes of each GPU where several divide the weights of a model among themselves (ADR 20)."""
+"""What a step takes of each GPU where several shard the weights of a model among themselves (ADR 20)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from worker.training.planning.predictor import Predictor
 from worker.training.steps.shape import MicroBatchShape
 
 
-class DividedPredictor:
+class ShardedPredictor:
     """Predictions of the rank that has most."""
 
     def __init__(self, predictor: Predictor, ranks: int) -> None:
@@ -15,9 +15,9 @@ class DividedPredictor:
         self._share = predictor.share(ranks)
 
     @property
-    def divided_bytes(self) -> int:
-        """Of weights that ranks divide; 0: those of this model they cannot."""
-        return self._share.divided_bytes
+    def sharded_bytes(self) -> int:
+        """Of weights that ranks shard; 0: those of this model they cannot."""
+        return self._share.sharded_bytes
 
     @property
     def size(self) -> ModelSize:
@@ -36,7 +36,7 @@ class DividedPredictor:
 
     def uncompiled(self, activation_checkpointing: int) -> str | None:
         """See `Predictor`."""
-        return "GPUs that divide the weights among themselves run layers as they are"
+        return "GPUs that shard the weights run layers as they are"
 
     def keep(self) -> None:
         """See `Predictor`."""

@@ -10,8 +10,8 @@ from torch import nn
 
 from benchmarks.oom_exactness import CONFIGS
 from worker.training.planning.bare_model import bare_model
-from worker.training.ranks.division import Division, divide, in_order, layers_of
 from worker.training.ranks.schedule import Direction, Exchange, Schedule
+from worker.training.ranks.sharding import Sharding, in_order, layers_of, shard
 from worker.training.tasks.causal.task import Causal
 from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.tasks.task import Task
@@ -24,9 +24,9 @@ def model_of(task: Task, config: dict[str, Any]) -> nn.Module:
     return bare_model(config, task, torch.float32, fused=True, dropout=0.0)
 
 
-def owners(model: nn.Module, division: Division) -> dict[str, int]:
+def owners(model: nn.Module, sharding: Sharding) -> dict[str, int]:
     names = {id(weight): name for name, weight in model.named_parameters()}
-    return {names[id(weight)]: owner for layer in division.layers for weight, owner in layer.weights}
+    return {names[id(weight)]: owner for layer in sharding.layers for weight, owner in layer.weights}
 
 
 @pytest.mark.parametrize(("task", "config"), [(Seq2Seq(), T5), (Causal(), QWEN)])
@@ -35,39 +35,39 @@ def test_every_matrix_of_a_layer_has_one_owner_and_all_own_about_as_much(
     task: Task, config: dict[str, Any], ranks: int
 ) -> None:
     one, other = (model_of(task, config) for _ in range(2))
-    division = divide(one, ranks, trained=True)
-    found = owners(one, division)
-    assert found == owners(other, divide(other, ranks, trained=True)), "every rank must come to the same"
+    sharding = shard(one, ranks, trained=True)
+    found = owners(one, sharding)
+    assert found == owners(other, shard(other, ranks, trained=True)), "every rank must come to the same"
     outside = {name for name, weight in one.named_parameters() if weight.ndim < 2 or name not in found}
     assert all(
         "norm" in name or "bias" in name or "embed" in name or "shared" in name or "head" in name for name in outside
     )
     assert "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight" not in found
-    assert sum(division.owned_bytes(rank) for rank in range(ranks)) == division.divided_bytes
-    updates = [division.updates(rank) for rank in range(ranks)]
+    assert sum(sharding.owned_bytes(rank) for rank in range(ranks)) == sharding.sharded_bytes
+    updates = [sharding.updates(rank) for rank in range(ranks)]
     assert sorted(id(weight) for each in updates for weight in each) == sorted(map(id, one.parameters())), (
         "one rank updates each weight"
     )
     held = [sum(weight.nbytes for weight in each) for each in updates]
     assert max(held) - min(held) <= max(weight.nbytes for weight in one.parameters())
-    assert all(division.slot_bytes(rank) <= division.divided_bytes / 5 * 1.8 for rank in range(ranks))
+    assert all(sharding.slot_bytes(rank) <= sharding.sharded_bytes / 5 * 1.8 for rank in range(ranks))
 
 
-def test_a_frozen_model_is_divided_evenly_in_every_layer() -> None:
+def test_a_frozen_model_is_sharded_evenly_in_every_layer() -> None:
     model = model_of(Causal(), QWEN).requires_grad_(False)
-    division = divide(model, 2, trained=False)
-    assert not division.others
-    for layer in division.layers:
+    sharding = shard(model, 2, trained=False)
+    assert not sharding.others
+    for layer in sharding.layers:
         assert {owner for _, owner in layer.weights} == {0, 1}
         assert abs(layer.missing_bytes(0) - layer.missing_bytes(1)) <= max(weight.nbytes for weight, _ in layer.weights)
 
 
-def test_what_is_trained_beside_a_frozen_model_is_not_divided() -> None:
+def test_what_is_trained_beside_a_frozen_model_is_not_sharded() -> None:
     model = model_of(Causal(), QWEN).requires_grad_(False)
     layers = dict(layers_of(model))
     adapter = next(iter(layers.values())).get_parameter("self_attn.q_proj.weight").requires_grad_(True)
     assert id(adapter) not in {
-        id(weight) for layer in divide(model, 2, trained=False).layers for weight, _ in layer.weights
+        id(weight) for layer in shard(model, 2, trained=False).layers for weight, _ in layer.weights
     }
 
 

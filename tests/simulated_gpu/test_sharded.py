@@ -55,7 +55,7 @@ def test_a_model_that_fits_neither_of_two_gpus_trains_on_both(make_run: MakeRun,
     with pytest.raises(DoesNotFit):
         planned(model_folder, 1)
     run, memory = make_run(**JOB, resources={"gpus": 2}), planned(model_folder, 2)
-    assert memory.divided_bytes > 0 and memory.peak_bytes <= memory.limit_bytes
+    assert memory.sharded_bytes > 0 and memory.peak_bytes <= memory.limit_bytes
     plan = run.plan()
     run.write_plan(plan.model_copy(update={"memory": memory}))
     gpus = {"SIMGPU_CARDS": "2", "SIMGPU_TOTAL_MIB": str((USABLE + DRIVER_BYTES) // 2**20), TEST_GLOO: "1"}

@@ -1,7 +1,7 @@
 """Which rank holds which weights of a model that one GPU has no room for (ADR 20). The same on every rank: it follows
 from names and shapes alone.
 
-Divided are the matrices of the layers. What lies outside layers (embeddings, head, last norm), and what is small in
+Sharded are the matrices of the layers. What lies outside layers (embeddings, head, last norm), and what is small in
 them (norms, biases, adapters), is on every rank.
 """
 
@@ -20,8 +20,8 @@ GRANULARITY = 512
 
 
 @dataclass(frozen=True)
-class DividedLayer:
-    """A layer, and the rank that owns each of its divided weights."""
+class ShardedLayer:
+    """A layer, and the rank that owns each of its sharded weights."""
 
     name: str
     module: nn.Module
@@ -34,23 +34,23 @@ class DividedLayer:
 
 
 @dataclass(frozen=True)
-class Division:
+class Sharding:
     """Of a model among so many ranks."""
 
     ranks: int
-    layers: Sequence[DividedLayer]
-    """Those with divided weights, in the order of the model, which is that of the forward pass."""
+    layers: Sequence[ShardedLayer]
+    """Those with sharded weights, in the order of the model, which is that of the forward pass."""
     others: Sequence[tuple[nn.Parameter, int]] = ()
     """Trained weights that every rank has, and the rank that updates each."""
 
     @property
-    def divided_bytes(self) -> int:
-        """Of all divided weights."""
+    def sharded_bytes(self) -> int:
+        """Of all sharded weights."""
         return sum(rounded_up(weight.nbytes) for layer in self.layers for weight, _ in layer.weights)
 
     def owned_bytes(self, rank: int) -> int:
         """Of those that a rank owns."""
-        return self.divided_bytes - sum(layer.missing_bytes(rank) for layer in self.layers)
+        return self.sharded_bytes - sum(layer.missing_bytes(rank) for layer in self.layers)
 
     def slot_bytes(self, rank: int) -> int:
         """Of one of its two slots: room for what it misses of any layer."""
@@ -67,9 +67,9 @@ class Division:
         return max(self.owned_bytes(rank) + 2 * self.slot_bytes(rank) for rank in range(self.ranks))
 
 
-def divide(model: nn.Module, ranks: int, *, trained: bool) -> Division:
+def shard(model: nn.Module, ranks: int, *, trained: bool) -> Sharding:
     """Each weight goes to the rank that owns the least in all, and of equals to that which owns the least of its layer:
-    of each layer the largest first. `trained`: also weights that are trained; of those that are not divided, the
+    of each layer the largest first. `trained`: also weights that are trained; of those that are not sharded, the
     largest of all first, each rank updates its part.
     """
     owned: Counter[int] = Counter()
@@ -81,8 +81,8 @@ def divide(model: nn.Module, ranks: int, *, trained: bool) -> Division:
         ]
         for name, module in layers_of(model)
     }
-    divided = {id(weight) for weights in matrices.values() for weight in weights}
-    rest = [weight for weight in model.parameters() if trained and weight.requires_grad and id(weight) not in divided]
+    sharded = {id(weight) for weights in matrices.values() for weight in weights}
+    rest = [weight for weight in model.parameters() if trained and weight.requires_grad and id(weight) not in sharded]
     for weight in sorted(rest, key=lambda each: -each.nbytes):
         owner = min(range(ranks), key=lambda rank: (owned[rank], rank))
         owned[owner] += weight.nbytes
@@ -95,8 +95,8 @@ def divide(model: nn.Module, ranks: int, *, trained: bool) -> Division:
             owned[owner] += weight.nbytes
             weights.append((weight, owner))
         if weights:
-            layers.append(DividedLayer(name, module, weights))
-    return Division(ranks, layers, others)
+            layers.append(ShardedLayer(name, module, weights))
+    return Sharding(ranks, layers, others)
 
 
 def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:

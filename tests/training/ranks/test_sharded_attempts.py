@@ -1,4 +1,4 @@
-"""Attempts of several real processes that divide the weights of the model: what is learned, delivered, and resumed."""
+"""Attempts of several real processes that shard the weights of the model: what is learned, delivered, and resumed."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def _layers(model_folder: Path) -> None:
     write_model(model_folder, num_layers=3, num_decoder_layers=2)
 
 
-def divide(run: RunDir) -> RunDir:
+def shard(run: RunDir) -> RunDir:
     """As if one GPU had no room for all weights."""
     plan, resolved = run.plan(), run.plan().resolved
     chosen = {"micro_batch": 4, "optimizer": resolved.optimizer, "activation_checkpointing": 1, "compile": False}
-    run.write_plan(plan.model_copy(update={"memory": memory_plan(device="cpu", gpu=None, divided_bytes=1, **chosen)}))
+    run.write_plan(plan.model_copy(update={"memory": memory_plan(device="cpu", gpu=None, sharded_bytes=1, **chosen)}))
     return run
 
 
@@ -51,9 +51,9 @@ def on(gpus: int, **more: Any) -> dict[str, Any]:
     return {**PLAIN, "resources": {"gpus": gpus}, **more}
 
 
-def test_two_ranks_that_divide_the_weights_learn_and_deliver_what_one_does(make_run: MakeRun) -> None:
+def test_two_ranks_that_shard_the_weights_learn_and_deliver_what_one_does(make_run: MakeRun) -> None:
     merged = {"method": LORA | {"merge": True}}
-    one, two = make_run("one", **on(1, **merged)), divide(make_run("two", **on(2, **merged)))
+    one, two = make_run("one", **on(1, **merged)), shard(make_run("two", **on(2, **merged)))
     assert attempt(one) == 0 and attempt(two) == 0
     assert finished(two).reason is Reason.DONE and followers() == []
     assert [row[0] for row in logged(two)] == [row[0] for row in logged(one)]
@@ -71,7 +71,7 @@ def test_two_ranks_that_divide_the_weights_learn_and_deliver_what_one_does(make_
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_all_weights_are_trained_by_their_owners_and_delivered_whole(make_run: MakeRun, optimizer: str) -> None:
     memory = {"memory": {"optimizer": optimizer, "micro_batch": 4}}
-    one, two = make_run("one", **on(1, **FULL, **memory)), divide(make_run("two", **on(2, **FULL, **memory)))
+    one, two = make_run("one", **on(1, **FULL, **memory)), shard(make_run("two", **on(2, **FULL, **memory)))
     assert attempt(one) == 0 and attempt(two) == 0
     assert [row[1] for row in logged(two)] == pytest.approx([row[1] for row in logged(one)], rel=0.02)
     assert [row[2] for row in logged(two)] == pytest.approx([row[2] for row in logged(one)], rel=0.05), "global norms"
@@ -86,7 +86,7 @@ def test_all_weights_are_trained_by_their_owners_and_delivered_whole(make_run: M
 
 @pytest.mark.parametrize("method", [{}, FULL])
 def test_it_resumes_bit_for_bit(make_run: MakeRun, method: dict[str, Any]) -> None:
-    whole, broken = divide(make_run("whole", **on(2, **method))), divide(make_run("broken", **on(2, **method)))
+    whole, broken = shard(make_run("whole", **on(2, **method))), shard(make_run("broken", **on(2, **method)))
     assert attempt(whole) == 0
     assert attempt(broken, stop_at=7) == 75
     stopped = finished(broken)
@@ -117,7 +117,7 @@ def test_a_checkpoint_goes_from_two_ranks_to_one_and_back(
     def begun(name: int, source: str | None, stop_at: int) -> RunDir:
         run = place.job(**{**job, "resources": {"gpus": name}, **({"resume_from": source} if source else {})})
         place.prepare(run)
-        assert attempt(divide(run) if name > 1 else run, stop_at=stop_at) == (75 if stop_at else 0)
+        assert attempt(shard(run) if name > 1 else run, stop_at=stop_at) == (75 if stop_at else 0)
         return run
 
     whole = begun(1, None, 0)
@@ -132,7 +132,7 @@ def test_a_checkpoint_goes_from_two_ranks_to_one_and_back(
 
 
 def test_a_rank_that_is_killed_ends_the_attempt_with_the_cause(make_run: MakeRun) -> None:
-    run = divide(make_run(**on(2)))
+    run = shard(make_run(**on(2)))
 
     def kill() -> None:
         for pid in followers():
@@ -150,7 +150,7 @@ def test_a_rank_that_is_killed_ends_the_attempt_with_the_cause(make_run: MakeRun
 
 def test_a_rank_that_hangs_ends_the_attempt(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader, "SILENT_S", 2.0)
-    run = divide(make_run(**on(2)))
+    run = shard(make_run(**on(2)))
     stopped: list[int] = []
 
     def stop() -> None:
@@ -168,7 +168,7 @@ def test_a_rank_that_hangs_ends_the_attempt(make_run: MakeRun, monkeypatch: pyte
 
 
 def test_memory_that_runs_out_on_rank_0_costs_a_pass_of_all(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = divide(make_run(**on(2)))
+    run = shard(make_run(**on(2)))
     real, failed = shards.Shards._use, list[int]()
 
     def use(own: shards.Shards, direction: Direction, layer: int) -> None:
