@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 # One place for the version: pyproject.toml.
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
-MARKERS ?= not gpu and not docker and not simulated_gpu and not engines
+MARKERS ?= not gpu and not docker and not simulated_gpu and not engines and not long
 PYTEST_ARGS ?=
 # How many test processes run beside each other.
 TEST_PROCESSES ?= 2
@@ -25,7 +25,7 @@ SIMULATED_GPU_VENV := .venv-simulated-gpu
 ENGINES := kubeflow==0.5.0 kubeflow_trainer_api==2.3.0 skypilot==0.14.1
 ENGINES_VENV ?= .venv-engines
 
-.PHONY: help setup demo test test-docker simulated-gpu test-simulated-gpu engines test-engines check openapi bench up logs down env box revoke-box lock
+.PHONY: help setup demo test test-long test-docker simulated-gpu test-simulated-gpu engines test-engines check openapi bench up logs down env box revoke-box lock
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -50,6 +50,9 @@ demo: setup ## train a tiny model here and now, without Docker or a GPU (TASK=ch
 test: setup ## run the tests (MARKERS="gpu" or "docker" for the others, PYTEST_ARGS for more)
 	$(BIN)/python -m pytest -m "($(MARKERS)) and not browser" -n $(TEST_PROCESSES) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m "($(MARKERS)) and browser" -n $(TEST_PROCESSES) $(PYTEST_ARGS) || [ $$? = 5 ] # 5: there are none
+
+test-long: setup ## run the tests that train whole jobs on several boxes, engines or ranks (half an hour)
+	$(BIN)/python -m pytest -m "long and not gpu and not docker and not simulated_gpu" -n $(TEST_PROCESSES) $(PYTEST_ARGS)
 
 test-docker: setup ## build the containers, run jobs in them, stop them half-way (needs a Docker engine; minutes)
 	$(BIN)/python -m pytest -m docker tests/docker $(PYTEST_ARGS)

@@ -23,6 +23,12 @@ ALONE = {"e2e": "stacks", "faults": "stacks", "gpu": "gpu", "simulated_gpu": "st
 BESIDE_OTHERS = "test_newcomer.py"
 """The longest of these, which waits for no moment that others could make it miss."""
 
+LONG = (
+    "e2e/test_boxes.py", "e2e/test_clouds.py", "e2e/test_newcomer.py", "e2e/test_slurm.py", "faults/test_fencing.py",
+    "training/ranks/test_attempts.py", "training/ranks/test_sharded_attempts.py",
+)  # fmt: skip
+"""Files whose tests `make test-long` runs: whole jobs of several boxes, engines or ranks, a minute or more each."""
+
 # Read when ctranslate2 is imported, which a test module may do before the code that sets it (ctranslate2_folder.py).
 os.environ.setdefault("CT2_USE_MKL", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -42,8 +48,12 @@ class ByFolderOrFile(LoadScopeScheduling):  # type: ignore[misc]  # untyped in p
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what drives a browser: Playwright leaves an event loop behind in which others cannot run theirs."""
+    """Mark what is long; and what drives a browser: Playwright leaves an event loop behind in which others cannot run
+    theirs.
+    """
     for item in items:
+        if item.path.as_posix().endswith(LONG):
+            item.add_marker("long")
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
 

@@ -65,7 +65,7 @@ def saved(step: int) -> CheckpointSaved:
 def test_the_set_of_events_is_the_design() -> None:
     schema = any_fact.json_schema()
     assert tuple(sorted(schema["discriminator"]["mapping"])) == tuple(sorted(EVENT_TYPES))
-    assert len(EVENT_TYPES) == 30
+    assert len(EVENT_TYPES) == 33
 
 
 def test_creating_twice_makes_one(tmp_path: Path) -> None:
