@@ -13,6 +13,10 @@ from worker.engines.engine import EngineRefused, EngineUnavailable
 LIMIT_S = 60.0
 
 
+class NoProgram(EngineUnavailable):
+    """There is no such program in the PATH."""
+
+
 def run(command: Sequence[str], given: str = "", *, limit_s: float = LIMIT_S, any_code: bool = False) -> str:
     """What the command prints. `given`: its standard input. Raises EngineRefused if it ends with an error (`any_code`:
     it may), and EngineUnavailable if it is not there or does not end within `limit_s`.
@@ -22,6 +26,8 @@ def run(command: Sequence[str], given: str = "", *, limit_s: float = LIMIT_S, an
             command, input=given, capture_output=True, text=True, timeout=limit_s, check=False, errors="replace",
             env=minimal_environment(os.environ, ()),
         )  # fmt: skip
+    except FileNotFoundError:
+        raise NoProgram(f"{command[0]} is not in the PATH") from None
     except OSError as error:
         raise EngineUnavailable(f"{command[0]} cannot be started: {error.strerror}") from None
     except subprocess.TimeoutExpired:
@@ -30,3 +36,11 @@ def run(command: Sequence[str], given: str = "", *, limit_s: float = LIMIT_S, an
         words = " ".join((done.stderr.strip() or done.stdout.strip()).split())[:300]
         raise EngineRefused(printable(f"{command[0]} ended with code {done.returncode}: {words}"))
     return done.stdout
+
+
+def ask(command: Sequence[str]) -> str:
+    """As `run`, where the engine has nothing to refuse: an error is an outage. Raises EngineUnavailable."""
+    try:
+        return run(command)
+    except EngineRefused as error:
+        raise EngineUnavailable(str(error)) from None

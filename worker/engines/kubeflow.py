@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from worker.engines.commands import run
+from worker.engines.commands import ask, run
 from worker.engines.copied_run import CopiedRunSettings
 from worker.engines.engine import EngineRefused, EngineTask, EngineUnavailable, TaskState, TaskStatus
 from worker.engines.train_job import Condition, Pods, TrainJob, parsed
@@ -167,10 +167,7 @@ class Kubeflow:
         return parsed(TrainJob, said) if said.strip() else None
 
     def _ask(self, *words: str) -> str:
-        try:
-            return run([*self._kubectl, *words])
-        except EngineRefused as error:
-            raise EngineUnavailable(str(error)) from None
+        return ask([*self._kubectl, *words])
 
 
 def _name(task: str) -> str:

@@ -16,9 +16,9 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from jobs.frozen import Frozen
-from worker.engines.commands import run
+from worker.engines.commands import ask, run
 from worker.engines.copied_run import CopiedRunSettings
-from worker.engines.engine import EngineRefused, EngineTask, EngineUnavailable, TaskState, TaskStatus
+from worker.engines.engine import EngineTask, EngineUnavailable, TaskState, TaskStatus
 
 _S = TaskStatus
 STATES: Mapping[str, TaskStatus] = {
@@ -27,7 +27,7 @@ STATES: Mapping[str, TaskStatus] = {
     "CANCELLED": _S.PREEMPTED, "FAILED": _S.FAILED, "FAILED_SETUP": _S.FAILED, "FAILED_PRECHECKS": _S.FAILED,
     "FAILED_NO_RESOURCE": _S.PREEMPTED, "FAILED_CONTROLLER": _S.PREEMPTED,
 }  # fmt: skip
-"""What SkyPilot calls the states of a managed job. What is not here is an end that nobody expects: FAILED."""
+"""What SkyPilot calls the states of a managed job. Of one that is not here it is not known whether it is an end."""
 SUBMIT_S = 1800.0
 """The first job of all waits until SkyPilot has a machine for its controller."""
 LINES = 40
@@ -123,10 +123,10 @@ class SkyPilot:
             return TaskState(_S.GONE, "SkyPilot does not know it any more")
         if job.status == "RECOVERING":
             self.cancel(task)
+        if (status := STATES.get(job.status)) is None:
+            raise EngineUnavailable(f"SkyPilot says {job.status[:40]!r}, a state that is not known here")
         why = job.failure_reason or job.details
-        return TaskState(
-            STATES.get(job.status, _S.FAILED), job.status + (f" ({' '.join(why.split())[:300]})" if why else "")
-        )
+        return TaskState(status, job.status + (f" ({' '.join(why.split())[:300]})" if why else ""))
 
     def logs(self, task: str) -> str:
         """What the program itself has said, and SkyPilot around it; the trainer writes to trainer.log."""
@@ -134,18 +134,13 @@ class SkyPilot:
 
     def cancel(self, task: str) -> None:
         """End it, and the machine with it."""
-        try:
-            run(["sky", "jobs", "cancel", "--yes", "--name", task])
-        except EngineRefused as error:
-            raise EngineUnavailable(str(error)) from None
+        ask(["sky", "jobs", "cancel", "--yes", "--name", task])
 
     def _job(self, name: str) -> _Job | None:
         try:
-            said = run(["sky", "jobs", "queue", "--all", "--verbose", "--output", "json"])
+            said = ask(["sky", "jobs", "queue", "--all", "--verbose", "--output", "json"])
             found = re.search(r"^\[\n.*^\]|^\[\]$", said, re.MULTILINE | re.DOTALL)  # warnings may stand before it
             jobs = _jobs.validate_json(found[0] if found else said)
-        except EngineRefused as error:
-            raise EngineUnavailable(str(error)) from None
         except ValidationError as error:
             raise EngineUnavailable(f"`sky jobs queue` is not understood: {error.errors()[0]['msg']}") from None
         return next((job for job in jobs if job.job_name == name), None)

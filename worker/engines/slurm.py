@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from worker.engines.commands import run
+from worker.engines.commands import NoProgram, ask, run
 from worker.engines.engine import (
     EngineRefused,
     EngineTask,
@@ -37,7 +37,7 @@ STATES: Mapping[str, TaskStatus] = {
     "REQUEUE_HOLD": _S.PREEMPTED, "SPECIAL_EXIT": _S.PREEMPTED, "REVOKED": _S.PREEMPTED, "LAUNCH_FAILED": _S.PREEMPTED,
     "RECONFIG_FAIL": _S.PREEMPTED,
 }  # fmt: skip
-"""What Slurm calls them. What is not here is an end that nobody expects: FAILED."""
+"""What Slurm calls them. Of one that is not here it is not known whether it is an end."""
 LINES = 40
 
 
@@ -135,11 +135,11 @@ class Slurm:
 
     def find(self, name: str) -> str | None:
         """By name, of those that have not ended."""
-        found = _ask(["squeue", "--noheader", "--me", f"--name={name}", "--format=%i"]).split()
+        found = ask(["squeue", "--noheader", "--me", f"--name={name}", "--format=%i"]).split()
         return found[0] if found else None
 
     def state(self, task: str) -> TaskState:
-        """From the queue; of what has left it from the accounting, where there is one."""
+        """From the queue; of what has left it from the accounting, where there is one: it is over in any case."""
         try:
             said = run(["squeue", "--noheader", "--states=all", f"--jobs={task}", "--format=%T|%r"])
         except EngineRefused as error:
@@ -148,11 +148,15 @@ class Slurm:
             said = ""
         if said.strip():
             state, _, reason = said.strip().split("\n")[0].partition("|")
-            return _state(state, "" if reason in ("", "None") else f" ({reason})")
+            if state not in STATES:
+                raise EngineUnavailable(f"squeue says {state[:40]!r}, a state that is not known here")
+            return TaskState(STATES[state], state + ("" if reason in ("", "None") else f" ({reason})"))
         try:
             rows = run(
                 ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={task}", "--format=State,ExitCode"]
             )
+        except NoProgram:
+            return TaskState(_S.GONE, "not in the queue any more, and there is no sacct here")
         except EngineRefused as error:
             if "accounting storage is disabled" in str(error):
                 return TaskState(_S.GONE, "not in the queue any more, and Slurm keeps no accounts here")
@@ -160,7 +164,10 @@ class Slurm:
         if not rows.strip():
             return TaskState(_S.GONE, "Slurm does not know it any more")
         state, _, code = rows.strip().split("\n")[-1].partition("|")
-        return _state(state.split()[0], f" (exit code {code})")  # CANCELLED by 1000
+        state = (state.split() or [""])[0]  # CANCELLED by 1000
+        if (status := STATES.get(state)) is None or not status.over:  # accounts that Slurm has never closed
+            return TaskState(_S.GONE, f"not in the queue any more, though sacct says {state[:40]!r}")
+        return TaskState(status, f"{state} (exit code {code})")
 
     def logs(self, task: str) -> str:
         """What the script itself has said; the trainer writes to trainer.log."""
@@ -182,19 +189,8 @@ def _output(task: EngineTask) -> Path:
     return task.run / "attempts" / f"{task.attempt}.slurm.log"
 
 
-def _state(said: str, why: str) -> TaskState:
-    return TaskState(STATES.get(said, _S.FAILED), f"{said}{why}")
-
-
 def _word(value: str) -> str:
     """As sbatch reads options: quoted where a blank or a quote is in it."""
     return (
         value if re.fullmatch(r"[\w%+,./:@=-]+", value) else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     )
-
-
-def _ask(command: list[str]) -> str:
-    try:
-        return run(command)
-    except EngineRefused as error:
-        raise EngineUnavailable(str(error)) from None

@@ -67,7 +67,7 @@ def task() -> EngineTask:
     [
         ("PENDING", S.QUEUED), ("STARTING", S.QUEUED), ("RUNNING", S.RUNNING), ("CANCELLING", S.RUNNING),
         ("SUCCEEDED", S.ENDED), ("CANCELLED", S.PREEMPTED), ("FAILED", S.FAILED), ("FAILED_SETUP", S.FAILED),
-        ("FAILED_NO_RESOURCE", S.PREEMPTED), ("FAILED_CONTROLLER", S.PREEMPTED), ("SOMETHING_NEW", S.FAILED),
+        ("FAILED_NO_RESOURCE", S.PREEMPTED), ("FAILED_CONTROLLER", S.PREEMPTED),
     ],
 )  # fmt: skip
 def test_states_of_skypilot(programs: Programs, sky: SkyPilot, said: str, means: TaskStatus) -> None:
@@ -78,6 +78,12 @@ def test_states_of_skypilot(programs: Programs, sky: SkyPilot, said: str, means:
     programs.answer("sky", {"jobs queue": f"[warning]\n{json.dumps(jobs, indent=2)}\n"})
     assert sky.state("t") == TaskState(means, f"{said} (a b)")
     assert sky.find("t") == "t"
+
+
+def test_a_state_of_skypilot_that_is_not_known_is_no_end(programs: Programs, sky: SkyPilot) -> None:
+    programs.answer("sky", {"jobs queue": json.dumps([{"job_name": "t", "status": "SOMETHING_NEW"}], indent=2)})
+    with pytest.raises(EngineUnavailable, match="'SOMETHING_NEW', a state that is not known here"):
+        sky.state("t")
 
 
 def test_skypilot_cancels_what_it_would_start_again(programs: Programs, sky: SkyPilot) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -102,6 +103,33 @@ def test_a_task_from_its_submission_to_its_end(tmp_path: Path, slurm: FakeSlurm)
     engine.cancel(number)
 
 
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING", "A_NEW_ONE", ""])
+def test_what_has_left_the_queue_is_over_whatever_the_accounts_say(
+    tmp_path: Path, slurm: FakeSlurm, state: str
+) -> None:
+    (slurm.folder / "accounts").mkdir()
+    (slurm.folder / "accounts" / "7.json").write_text(json.dumps({"state": state, "code": "0:0"}))
+    assert Slurm(settings()).state("7").status is TaskStatus.GONE
+
+
+def test_what_has_left_the_queue_is_over_where_there_is_no_sacct(slurm: FakeSlurm) -> None:
+    (slurm.bin / "sacct").unlink()
+    assert Slurm(settings()).state("7") == TaskState(
+        TaskStatus.GONE, "not in the queue any more, and there is no sacct here"
+    )
+
+
+def test_a_state_that_is_not_known_is_no_end(tmp_path: Path, slurm: FakeSlurm) -> None:
+    engine = Slurm(settings())
+    slurm.tell("hold")
+    number = engine.submit(task(tmp_path, "true"))
+    job = slurm.jobs()[0]
+    (slurm.folder / f"{number}.json").write_text(json.dumps(job | {"state": "A_NEW_ONE"}))
+    with pytest.raises(EngineUnavailable, match="squeue says 'A_NEW_ONE', a state that is not known here"):
+        engine.state(number)
+    (slurm.folder / f"{number}.json").write_text(json.dumps(job))
+
+
 def test_a_task_that_waits_is_found_by_its_name_and_taken_back(tmp_path: Path, slurm: FakeSlurm) -> None:
     engine, asked = Slurm(settings()), task(tmp_path, "true")
     slurm.tell("hold")
@@ -126,7 +154,7 @@ def test_a_refusal_is_told_from_an_outage(tmp_path: Path, slurm: FakeSlurm, monk
         with pytest.raises(EngineUnavailable, match="Unable to contact slurm controller"):
             call()
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EngineUnavailable, match="sbatch cannot be started: No such file"):
+    with pytest.raises(EngineUnavailable, match="sbatch is not in the PATH"):
         engine.submit(task(tmp_path, "true"))
 
 
