@@ -8,17 +8,20 @@ attempts/<n>.node.json      the node, for the box: where the trainer runs, and h
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from jobs.disk.files import read_regular, write_atomically
 from jobs.frozen import Frozen
 
 BEAT_S = 2.0
 """Between two signs of life of the box."""
+LONGEST_HOST = 255
+"""Characters of a host name."""
 Content = TypeVar("Content", bound=BaseModel)
 
 
@@ -30,13 +33,13 @@ class TaskRecord(Frozen):
     """By which the engine finds the task if its id is lost."""
     token: str
     """Of the task. Of several that claim to be this attempt, the one whose token stands in the orders may train."""
-    id: str | None = None
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.:-]*$")] | None = None
     """The engine's; null: it is not known whether the engine took the task."""
     over: bool = False
     """Nothing of it runs any more."""
 
 
-class Orders(Frozen):
+class Orders(Frozen, extra="ignore"):
     """What the box wants of the task now."""
 
     token: str
@@ -46,11 +49,11 @@ class Orders(Frozen):
     """Another number each time: the box is there."""
 
 
-class NodeReport(Frozen):
+class NodeReport(Frozen, extra="ignore"):
     """What the node says of the trainer."""
 
     token: str
-    host: str
+    host: Annotated[str, Field(max_length=LONGEST_HOST)]
     code: int | None = None
     """Its exit code, of a signal negative; null: it runs."""
 
@@ -59,6 +62,7 @@ class Handover:
     """The files of one attempt."""
 
     def __init__(self, run: Path, attempt: int) -> None:
+        self.run = run
         self._folder = run / "attempts"
         self.attempt = attempt
 
@@ -79,9 +83,15 @@ class Handover:
     def write_orders(self, orders: Orders) -> None:
         """Every few seconds, so that the disk is not waited for."""
         file = self._file("orders")
-        temporary = file.with_name(f".{file.name}")
-        temporary.write_bytes(orders.model_dump_json().encode())
-        os.replace(temporary, file)
+        temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}")
+        try:
+            # The node's user may write here, too: a link or a pipe of this name is neither followed nor waited for.
+            with open(temporary, "xb") as handle:
+                handle.write(orders.model_dump_json().encode())
+            os.replace(temporary, file)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
     def _file(self, kind: str) -> Path:
         return self._folder / f"{self.attempt}.{kind}.json"

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
+from typing import TypeVar
 
 from jobs.disk.rundir import RunDir
 from jobs.process.lifeline import PARENT_PID
@@ -28,9 +29,10 @@ from jobs.process.logs import configure
 from jobs.reasons import Reason
 from worker.engines.bucket_storage import BucketStorage
 from worker.engines.engine import EngineUnavailable, SharedStorage, Storage
-from worker.engines.handover import Handover, NodeReport
+from worker.engines.handover import LONGEST_HOST, Handover, NodeReport
 
 log = logging.getLogger("longhaul.node")
+Copied = TypeVar("Copied")
 LOOK_S = 0.5
 RETRY_S = 5.0
 """Between two tries to reach the box where the program needs it."""
@@ -98,10 +100,10 @@ def attend(run: RunDir, attempt: int, token: str, alone_s: float, asked: threadi
     handover = Handover(run.path, attempt)
     box = Supervision(handover, token, alone_s)
     insist(lambda: storage.pull(run.path), alone_s)
-    if (before := handover.report()) is not None and before.token == token:
+    if (before := insist(handover.report, alone_s)) is not None and before.token == token:
         log.error("job %s: the engine has started task %s again; the box starts another", run.id, token)
         return end_for_another(run, handover, before, storage, alone_s)
-    report = NodeReport(token=token, host=platform.node())
+    report = NodeReport(token=token, host=platform.node()[:LONGEST_HOST])
     while not box.there:
         order = box.order()
         if order == "kill":
@@ -121,9 +123,9 @@ def attend(run: RunDir, attempt: int, token: str, alone_s: float, asked: threadi
             process_group=0,
             env={**os.environ, PARENT_PID: str(os.getpid())},
         )
-    handover.write_report(report)
-    told = False
+    told = reported = False
     while not ended(trainer, LOOK_S):
+        reported = reported or written(handover, report)
         exchange(run, storage)
         order = box.order()
         if order == "kill":
@@ -148,8 +150,18 @@ def tell_end(
 ) -> None:  # fmt: skip
     """The box hears of the end when it has all that the attempt left."""
     insist(lambda: storage.finish(run.path), 2 * alone_s)
-    handover.write_report(report.model_copy(update={"code": code}))
+    insist(lambda: handover.write_report(report.model_copy(update={"code": code})), 2 * alone_s)
     insist(lambda: storage.finish(run.path), 2 * alone_s)
+
+
+def written(handover: Handover, report: NodeReport) -> bool:
+    """Whether the report is on disk now: a full one must not end the training."""
+    try:
+        handover.write_report(report)
+    except OSError as error:
+        log.warning("the box does not hear yet that the trainer runs: %s", error)
+        return False
+    return True
 
 
 def end_for_another(
@@ -162,21 +174,22 @@ def end_for_another(
     while report.code is None and monotonic() < until:
         sleep(LOOK_S)
         exchange(run, storage)
-        report = handover.report() or report
+        with contextlib.suppress(OSError, ValueError):  # it is read again
+            report = handover.report() or report
     if report.code is None:
         tell_end(run, handover, report, STOPPED, storage, alone_s)
     return STOPPED
 
 
-def insist(copy: Callable[[], None], within_s: float) -> None:
-    """Copy, also if the box can be reached only later. Raises EngineUnavailable after that time."""
+def insist(copy: Callable[[], Copied], within_s: float) -> Copied:
+    """Copy, also if the box or its disk can be reached only later. Raises EngineUnavailable after that time."""
     until = monotonic() + within_s
     while True:
         try:
             return copy()
-        except EngineUnavailable as error:
+        except (EngineUnavailable, OSError, ValueError) as error:
             if monotonic() >= until:
-                raise
+                raise EngineUnavailable(str(error)) from error
             log.warning("%s; it is tried again", error)
             sleep(RETRY_S)
 
@@ -186,7 +199,7 @@ def exchange(run: RunDir, storage: Storage) -> None:
     try:
         storage.push(run.path)
         storage.pull(run.path)
-    except EngineUnavailable as error:
+    except (EngineUnavailable, OSError) as error:
         log.warning("job %s: nothing comes from the box, and nothing goes there: %s", run.id, error)
 
 

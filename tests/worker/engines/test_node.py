@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import signal
 import stat
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,6 +108,55 @@ def test_no_trainer_starts_before_a_sign_of_life(node: Node) -> None:
     node.asked.set()
     assert node.ended() == 75 and node.started() == []
     assert (report := node.report()) is not None and report.code == 75
+
+
+def test_a_disk_that_takes_no_report_ends_no_trainer(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.engines.node.RETRY_S", 0.02)
+    write, full, refused = Handover.write_report, [True], []
+
+    def failing(self: Handover, report: NodeReport) -> None:
+        if full[0]:
+            refused.append(report.code)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, report)
+
+    monkeypatch.setattr(Handover, "write_report", failing)
+    node.start()
+    node.training()
+    until(lambda: None in refused)
+    (node.folder / "finish").write_text("0")
+    until(lambda: 0 in refused)
+    full[0] = False
+    assert node.ended() == 0
+    assert (said := node.report()) is not None and said.code == 0
+
+
+def test_what_a_newer_side_says_besides_is_left_out(node: Node) -> None:
+    folder = node.run.path / "attempts"
+    (folder / "3.orders.json").write_text('{"token": "right", "order": "stop", "beat": 1, "new": 2}')
+    (folder / "3.node.json").write_text('{"token": "right", "host": "h", "code": 0, "new": 2}')
+    orders, report = node.handover.orders(), node.handover.report()
+    assert orders is not None and orders.order == "stop" and report is not None and report.code == 0
+    (folder / "3.node.json").write_text(json.dumps({"token": "right", "host": "h" * 256, "code": 0}))
+    with pytest.raises(ValueError, match=r"3\.node\.json cannot be read: String should have at most 255"):
+        node.handover.report()
+
+
+def test_orders_follow_no_link_and_wait_for_no_pipe(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of the file in between is not known to the node's user, and if it were, it would not help."""
+    monkeypatch.setattr("worker.engines.handover.uuid.uuid4", lambda: uuid.UUID(int=0))
+    folder, mine = node.run.path / "attempts", node.folder / "mine"
+    mine.write_text("kept")
+    between = folder / ".3.orders.json.00000000"
+    between.symlink_to(mine)
+    with pytest.raises(FileExistsError):
+        node.order()
+    assert mine.read_text() == "kept"
+    os.mkfifo(between)
+    with pytest.raises(FileExistsError):
+        node.order()
+    node.order()
+    assert node.handover.orders() is not None
 
 
 @pytest.mark.parametrize(("order", "token"), [("train", "another"), ("kill", "right")])
