@@ -18,6 +18,7 @@ from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.state import Stage
+from worker.engines.left_task import LeftTasks
 from worker.engines.settings import EngineSettings
 from worker.gpu import NoGpu, named_gpus, usable_gpu
 from worker.gpu_losses import GpuLosses
@@ -47,7 +48,15 @@ def serve_train(settings: WorkerSettings, slot: int | None = None, engine: str |
     if settings.engines:
         own = [] if settings.gpus == "none" else [OWN]
         places = [DeviceSlot(None, n, name) for name, each in settings.engines.items() for n in range(each.at_once)]
-        return TrainWorkers([*own, *places], store, {}, heartbeat).serve()
+        stop = threading.Event()
+        left = threading.Thread(
+            target=LeftTasks(settings.runs, settings.engines).run, args=(stop,), name="left-tasks", daemon=True
+        )
+        left.start()
+        try:
+            return TrainWorkers([*own, *places], store, {}, heartbeat).serve()
+        finally:
+            stop.set()
     heartbeat = heartbeat.model_copy(update={"slot": slot or 0})
     on_cpu = settings.device == "cpu"
     uuids = [] if on_cpu else wait_for(store, heartbeat, lambda: named_gpus(settings.gpus))

@@ -253,9 +253,9 @@ def starter(context: WorkerContext, run: RunDir, attempt: int) -> Starter:
     environment = trainer_environment(context.settings, Stage.TRAIN, run)
     if context.engine is None:
         return here(environment, context.warm)
-    engine = context.settings.engines[context.engine]
+    engines, engine = context.settings.engines, context.engine
     sent = {name: value for name, value in environment.items() if name in SENT or name in UNDER_A_LIMIT}
-    return lambda _arguments, _output: EngineProcess(engine, run, attempt, sent, run.spec().ranks)
+    return lambda _arguments, _output: EngineProcess(engines, engine, run, attempt, sent, run.spec().ranks)
 
 
 def unreported(facts: list[AnyFact], now: JobRecord, attempt: int) -> list[AnyFact]:

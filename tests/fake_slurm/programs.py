@@ -1,8 +1,9 @@
 """sbatch, squeue, sacct and scancel, and the node that runs a script: `python -m tests.fake_slurm.programs PROGRAM …`.
 
 A cluster is a folder (FAKE_SLURM). What tests tell it are files in it: `down`, `refuse` (with the words to say), `hold`
-`no-accounts` and `<id>.do` with `preempt`, `timeout`, `oom` or `node_fail`. What it says are files, too: `<id>.json`
-is a job, `log` has a line for each call of a program, and for each start and end of a script.
+`hang` (until that is over), `no-accounts` and `<id>.do` with `preempt`, `timeout`, `oom` or `node_fail`. What it says
+are files, too: `<id>.json` is a job, `log` has a line for each call of a program, and for each start and end of a
+script.
 """
 
 from __future__ import annotations
@@ -173,6 +174,8 @@ def main(program: str, argv: list[str]) -> None:
     cluster = Cluster(Path(os.environ["FAKE_SLURM"]))
     if program != "node":
         cluster.log(f"{program} {' '.join(argv)}")
+        while cluster.told("hang") and not cluster.told("over"):
+            time.sleep(TICK_S)
         if cluster.told("down"):
             leave(f"{program}: error: Unable to contact slurm controller (connect failure)")
     {"sbatch": sbatch, "node": node, "squeue": squeue, "sacct": sacct, "scancel": scancel}[program](cluster, argv)

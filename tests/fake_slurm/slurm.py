@@ -48,7 +48,7 @@ class FakeSlurm:
         }
 
     def tell(self, what: str, words: str = "") -> None:
-        """`down`, `refuse`, `hold`, `no-accounts`."""
+        """`down`, `hang`, `refuse`, `hold`, `no-accounts`."""
         (self.folder / what).write_text(words)
 
     def untell(self, what: str) -> None:
@@ -57,6 +57,12 @@ class FakeSlurm:
     def end(self, number: str, how: str) -> None:
         """`preempt`, `timeout`, `oom`, `node_fail`."""
         (self.folder / f"{number}.do").write_text(how)
+
+    def state(self, number: str, state: str) -> None:
+        """Such as `SUSPENDED`."""
+        job = self._cluster.job(number)
+        assert job is not None
+        self._cluster.save(job | {"state": state})
 
     def forget(self, number: str) -> None:
         """A job that has ended leaves the queue; the accounting keeps it."""

@@ -1,12 +1,14 @@
 """A trainer on an engine, as its supervisor sees it: like a process, though it runs elsewhere.
 
 A thread hands the task over and then, until the trainer has ended: gives a sign of life, reads what the node says, and
-asks the engine now and then how the task is. What it knows of a task is on disk before anything depends on it: when
-this process is killed, the next attempt ends the task before it hands over its own.
+asks the engine now and then how the task is; it gives signs of life while the engine takes its time to answer. What it
+knows of a task is on disk before anything depends on it: when this process is killed, the next attempt ends the task
+before it hands over its own.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import math
@@ -16,18 +18,22 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from typing import TypeVar
 
 from jobs.disk.rundir import RunDir
 from jobs.events import AnyFact, TaskStarted, TaskSubmitted, TaskWaiting
 from jobs.reasons import Reason
 from worker.engines.engine import Engine, EngineError, EngineUnavailable, TaskState, TaskStatus
 from worker.engines.handover import BEAT_S, Handover, NodeReport, Orders, TaskRecord, earlier
+from worker.engines.left_task import LeftTask
 from worker.engines.settings import EngineSettings
 from worker.warm import EndCause
 
 log = logging.getLogger("longhaul.engines")
+Answer = TypeVar("Answer")
 LATE_S = 5.0
 """After the engine has said that a task is over: until then the last files of its node may still come."""
 TELL_EVERY_S = 600.0
@@ -44,16 +50,30 @@ class EngineProcess:
     """The trainer of one attempt, on an engine."""
 
     def __init__(
-        self, settings: EngineSettings, run: RunDir, attempt: int, environment: Mapping[str, str], gpus: int
+        self,
+        engines: Mapping[str, EngineSettings],
+        engine: str,
+        run: RunDir,
+        attempt: int,
+        environment: Mapping[str, str],
+        gpus: int,
     ) -> None:
+        """On this one of the engines. An earlier attempt may have been on another."""
+        settings = engines[engine]
         self.cause: EndCause | None = None
         self.waiting = True
-        self._settings, self._run, self._attempt = settings, run, attempt
+        self._engines, self._settings, self._run, self._attempt = engines, settings, run, attempt
         self._engine: Engine = settings.connect()
         self._handover = Handover(run.path, attempt)
         self._token = secrets.token_hex(8)
         self._task = settings.task(run, attempt, self._token, environment, gpus)
+        self._record = TaskRecord(engine=settings.name, name=self._task.name, token=self._token)
+        self._kept: TaskRecord | None = None
+        """What of it is on disk."""
+        self._report: NodeReport | None = None
+        """The node's last."""
         self._beats = itertools.count()
+        self._asking = ThreadPoolExecutor(1, f"engine-{run.id}")
         self._facts: queue.SimpleQueue[AnyFact] = queue.SimpleQueue()
         self._told, self._tell_at = "", 0.0
         self._asked = self._killed = False
@@ -103,30 +123,38 @@ class EngineProcess:
             log.exception("job %s: its task on the engine %s is given up", self._run.id, self._settings.name)
             self.cause = EndCause(Reason.CRASH, f": {type(error).__name__}: {error}")
             self._code = 1
-            self._order("kill")  # the next attempt sees to the rest
+            self._killed = True
+            self._order()
+            if self._record.id is not None:
+                self._cancel(self._record.id)  # the next attempt sees to the rest
         finally:
+            self._asking.shutdown(wait=False)
             self._ended.set()
 
     def _hand_over_and_follow(self) -> int:
         for before in earlier(self._run.path, self._attempt):
-            if not self._end_earlier(before):
+            if not self._earlier_ended(before):
                 return -signal.SIGTERM
-        record = TaskRecord(engine=self._settings.name, name=self._task.name, token=self._token)
-        self._handover.write_task(record)
-        self._order("train")
         try:
+            self._handover.write_task(self._record)
+            self._handover.write_orders(self._orders())
             self._engine.storage.push(self._run.path)
-            task = self._engine.submit(self._task)
-        except EngineError as error:  # it may have taken it all the same: it may not train, and is ended later
-            self._order("kill")
-            self.cause = EndCause(Reason.NOT_SUBMITTED, f": {error}")
+            task = self._answered(lambda: self._engine.submit(self._task))
+        except (
+            EngineError,
+            OSError,
+        ) as error:  # it may have taken it all the same: it may not train, and is ended later
+            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            self.cause = EndCause(Reason.DISK_FULL if full else Reason.NOT_SUBMITTED, f": {error}")
+            self._killed = True
+            self._order()
             return 1
-        record = record.model_copy(update={"id": task})
-        self._handover.write_task(record)
+        self._record = self._record.model_copy(update={"id": task})
         self._facts.put(TaskSubmitted(engine=self._settings.name, task=task))
         code = self._follow(task)
         if not self._killed:
-            self._handover.write_task(record.model_copy(update={"over": True}))
+            self._record = self._record.model_copy(update={"over": True})
+            self._keep()
         return code
 
     def _follow(self, task: str) -> int:
@@ -134,14 +162,13 @@ class EngineProcess:
         look_at, over_at = 0.0, math.inf
         state = TaskState(TaskStatus.QUEUED)
         taken_back = False
-        report: NodeReport | None = None
         while True:
-            self._order("kill" if self._killed else "stop" if self._asked else "train")
-            self._exchange()
-            if report is None and (report := self._report()) is not None:
+            self._keep()
+            self._beat()
+            if self._report is None and self._read_report() is not None:
                 self.waiting = False
-                self._facts.put(TaskStarted(task=task, node=report.host))
-            report = self._report()
+                self._tell_start(task)
+            report = self._read_report()
             if report is not None and report.code is not None and report.code != -signal.SIGKILL:
                 return self._ended_by_itself(report.code)
             if self._killed:
@@ -161,15 +188,24 @@ class EngineProcess:
     def _look(self, task: str, before: TaskState) -> TaskState:
         """How the task is; as it was, where the engine does not say."""
         try:
-            state = self._engine.state(task)
+            state = self._answered(lambda: self._engine.state(task))
         except EngineUnavailable as error:
             log.warning("job %s: how task %s is, is not known: %s", self._run.id, task, error)
             return before
-        if not state.status.over:
-            self.waiting = state.status is TaskStatus.QUEUED
-            if self.waiting:
-                self._tell_wait(task, state.message)
+        if state.status is TaskStatus.QUEUED:
+            self.waiting = True
+            self._tell_wait(task, state.message)
+        elif state.status is TaskStatus.RUNNING:
+            self.waiting = False
+            if self._told and self._report is not None:  # it was suspended
+                self._tell_start(task)
         return state
+
+    def _tell_start(self, task: str) -> None:
+        """It runs, at first or again: what was said of its waiting is true no more."""
+        assert self._report is not None
+        self._told, self._tell_at = "", 0.0
+        self._facts.put(TaskStarted(task=task, node=self._report.host))
 
     def _tell_wait(self, task: str | None, message: str) -> None:
         """Why the task waits: at once, and what changes later once in a while."""
@@ -186,7 +222,7 @@ class EngineProcess:
         """The trainer has left no exit code, or was killed: what the engine says explains it."""
         if self._asked and self.waiting:
             return -signal.SIGTERM
-        if (report := self._report()) is not None and report.code not in (None, -signal.SIGKILL):
+        if (report := self._read_report()) is not None and report.code not in (None, -signal.SIGKILL):
             return self._ended_by_itself(report.code)
         said = "" if state.status in _REASONS else self._last_words(task)
         self.cause = EndCause(
@@ -203,56 +239,72 @@ class EngineProcess:
 
     # -- tasks of earlier attempts ----------------------------------------------------------------------------
 
-    def _end_earlier(self, before: Handover) -> bool:
+    def _earlier_ended(self, before: Handover) -> bool:
         """Whether nothing of an earlier attempt's task runs any more. False: this one is to stop before that is so."""
-        record = before.task()
-        if record is None or record.over:
-            return True
-        while not (self._asked or self._killed):
-            before.write_orders(Orders(token=record.token, order="kill", beat=0))
-            try:
-                self._engine.storage.push(self._run.path)
-                task = record.id or self._engine.find(record.name)
-                state = TaskState(TaskStatus.GONE) if task is None else self._engine.state(task)
-                if state.status.over:
-                    before.write_task(record.model_copy(update={"over": True}))
-                    return True
-                assert task is not None
-                self._engine.cancel(task)
-                why = f"until task {task} of attempt {before.attempt} has ended ({state.message})"
-            except EngineUnavailable as error:
-                why = f"until it is known that the task of attempt {before.attempt} has ended: {error}"
-            self._tell_wait(record.id, why)
-            self._awake.wait(self._settings.look_every_s)
-        return False
+        left = LeftTask(before, self._engines)
+        while not left.ended():
+            self._exchange()
+            if self._asked or self._killed:
+                return False
+            self._tell_wait(left.task, left.why)
+            self._awake.wait(BEAT_S / 2)
+            self._awake.clear()
+        return True
 
-    # -- the node ---------------------------------------------------------------------------------------------
+    # -- the engine, and the node -----------------------------------------------------------------------------
 
-    def _order(self, order: str) -> None:
-        orders = Orders.model_validate({"token": self._token, "order": order, "beat": next(self._beats)})
+    def _answered(self, ask: Callable[[], Answer]) -> Answer:
+        """What the engine says; signs of life while it takes its time."""
+        asked = self._asking.submit(ask)
+        while not wait([asked], BEAT_S / 2).done:
+            self._beat()
+        return asked.result()
+
+    def _beat(self) -> None:
+        self._order()
+        self._exchange()
+
+    def _orders(self) -> Orders:
+        order = "kill" if self._killed else "stop" if self._asked else "train"
+        return Orders.model_validate({"token": self._token, "order": order, "beat": next(self._beats)})
+
+    def _order(self) -> None:
         try:
-            self._handover.write_orders(orders)
+            self._handover.write_orders(self._orders())
         except OSError as error:  # a full disk: without a sign of life for long, the task stops
             log.warning("job %s: its node hears nothing: %s", self._run.id, error)
+
+    def _keep(self) -> None:
+        """Have on disk what is known of the task. Where the disk takes nothing, the next call tries again."""
+        if self._kept != self._record:
+            try:
+                self._handover.write_task(self._record)
+            except OSError as error:  # the task is found by its name
+                log.warning("job %s: the id of its task is not kept yet: %s", self._run.id, error)
+            else:
+                self._kept = self._record
 
     def _exchange(self) -> None:
         try:
             self._engine.storage.push(self._run.path)
             self._engine.storage.pull(self._run.path)
-        except EngineUnavailable as error:
+        except (EngineUnavailable, OSError) as error:
             log.warning("job %s: nothing comes from its node, and nothing goes there: %s", self._run.id, error)
 
-    def _report(self) -> NodeReport | None:
+    def _read_report(self) -> NodeReport | None:
+        """What the node says; what it said before, where that cannot be read."""
         try:
             report = self._handover.report()
         except (OSError, ValueError) as error:  # of a network's disk: it may be there in a moment
             log.warning("job %s: what its node says cannot be read: %s", self._run.id, error)
-            return None
-        return report if report is not None and report.token == self._token else None
+        else:
+            if report is not None and report.token == self._token:
+                self._report = report
+        return self._report
 
     def _cancel(self, task: str) -> bool:
         try:
-            self._engine.cancel(task)
+            self._answered(lambda: self._engine.cancel(task))
         except EngineUnavailable as error:
             log.warning("job %s: task %s is not cancelled yet: %s", self._run.id, task, error)
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from jobs.disk.rundir import create
-from jobs.events import AnyFact, JobSubmitted, TaskStarted, TaskSubmitted, TaskWaiting
+from jobs.events import AnyFact, AttemptEnded, JobCancelled, JobSubmitted, TaskStarted, TaskSubmitted, TaskWaiting
 from jobs.reasons import Reason
 from jobs.spec import parse_spec
 from jobs.state import Stage
@@ -21,7 +22,9 @@ from tests.fake_slurm.slurm import FakeSlurm
 from tests.plans import write_plan
 from tests.sinks.driving import until
 from tests.stack import ROOT
+from tests.states import RUNNING
 from worker.engines.handover import Handover, Orders, TaskRecord
+from worker.engines.left_task import LeftTasks
 from worker.engines.process import EngineProcess
 from worker.engines.registry import read_engines
 from worker.trainer import Trainer
@@ -47,14 +50,14 @@ class TrainingBox:
         node.write_text(NODE.format(folder=folder))
         node.chmod(0o755)
         file = Path(slurm.environment(python=[str(node)], look_every_s=0.1)["LONGHAUL_ENGINES"])
-        self.settings = read_engines(file)["cluster"]
+        self.engines = read_engines(file)
         spec = parse_spec({"data": {"train": "rows.jsonl"}, "resources": {"engine": "cluster"}})
         submitted = JobSubmitted(name="tiny", model="m", spec_sha256="s")
         self.run, _ = create(folder / "runs", "job-1", spec, submitted)
         write_plan(self.run)
 
     def start(self, attempt: int = 1) -> EngineProcess:
-        return EngineProcess(self.settings, self.run, attempt, {"LONGHAUL_RUNS": "x"}, 1)
+        return EngineProcess(self.engines, "cluster", self.run, attempt, {"LONGHAUL_RUNS": "x"}, 1)
 
     def tell(self, what: str, words: str = "") -> None:
         (self.folder / what).write_text(words)
@@ -223,13 +226,101 @@ def test_a_task_that_is_not_taken_may_not_train(box: TrainingBox) -> None:
     assert box.orders(1).order == "kill" and box.task(1).id is None and not box.task(1).over
 
 
+def test_a_slow_engine_does_not_silence_the_box(box: TrainingBox) -> None:
+    box.tell("go")
+    process = box.start()
+    until(lambda: not process.waiting)
+    box.slurm.tell("hang")
+    asked = len(box.calls("squeue"))
+    until(lambda: len(box.calls("squeue")) > asked)
+    before = box.orders(1).beat
+    until(lambda: box.orders(1).beat > before + 3)
+    assert len(box.calls("squeue")) == asked + 1, "it has not answered yet"
+    box.slurm.untell("hang")
+    box.tell("code", "0")
+    assert process.wait(40) == 0
+
+
+def test_a_task_that_was_suspended_starts_again(box: TrainingBox) -> None:
+    box.tell("go")
+    process = box.start()
+    until(lambda: not process.waiting)
+    told(process, 2)
+    box.slurm.state("1", "SUSPENDED")
+    assert told(process, 1) == [TaskWaiting(task="1", message="SUSPENDED")] and process.waiting
+    box.slurm.state("1", "RUNNING")
+    assert told(process, 1) == [TaskStarted(task="1", node="node-1")] and not process.waiting
+    box.tell("code", "0")
+    assert process.wait(40) == 0
+
+
+def test_a_disk_that_fails_for_a_while_ends_nothing(box: TrainingBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the box: the id of the task is not taken, then the report of the node is torn."""
+    write, fail = Handover.write_task, [False]
+
+    def failing(self: Handover, task: TaskRecord) -> None:
+        if fail[0]:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        write(self, task)
+        fail[0] = task.id is None
+
+    monkeypatch.setattr(Handover, "write_task", failing)
+    box.tell("go")
+    process = box.start()
+    until(lambda: not process.waiting)
+    assert box.task(1).id is None
+    fail[0] = False
+    until(lambda: box.task(1).id == "1")
+    report = box.run.path / "attempts" / "1.node.json"
+    whole = report.read_bytes()
+    report.write_bytes(whole[:9])
+    before = box.orders(1).beat
+    until(lambda: box.orders(1).beat > before + 2)
+    assert process.poll() is None
+    report.write_bytes(whole)
+    box.tell("code", "0")
+    assert process.wait(40) == 0
+    assert [type(fact) for fact in process.facts()].count(TaskStarted) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(errno.ENOSPC, Reason.DISK_FULL), (errno.EIO, Reason.NOT_SUBMITTED)]
+)  # fmt: skip
+def test_a_disk_that_takes_nothing_before_a_task_is_handed_over(
+    box: TrainingBox, monkeypatch: pytest.MonkeyPatch, number: int, reason: Reason
+) -> None:
+    def failing(_self: Handover, _task: TaskRecord) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Handover, "write_task", failing)
+    trainer, _ = box.trainer()
+    assert trainer.wait(40) and trainer.end().reason is reason
+    assert box.slurm.jobs() == []
+
+
+def test_what_nobody_expects_is_a_crash_and_the_task_is_cancelled(
+    box: TrainingBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.slurm.tell("hold")
+
+    def failing(_self: EngineProcess, _task: str, _before: object) -> None:
+        raise ArithmeticError("no such thing")
+
+    monkeypatch.setattr(EngineProcess, "_look", failing)
+    trainer, _ = box.trainer()
+    assert trainer.wait(40)
+    end = trainer.end()
+    assert end.reason is Reason.CRASH and end.error is not None and "ArithmeticError: no such" in end.error.message
+    assert box.orders(1).order == "kill" and box.calls("scancel") == ["scancel 1"]
+
+
 SUPERVISOR = """
 import sys
 from pathlib import Path
 from jobs.disk.rundir import RunDir
 from worker.engines.process import EngineProcess
 from worker.engines.registry import read_engines
-EngineProcess(read_engines(Path(sys.argv[1]))["cluster"], RunDir(sys.argv[2]), 1, {}, 1).wait()
+EngineProcess(read_engines(Path(sys.argv[1])), "cluster", RunDir(sys.argv[2]), 1, {}, 1).wait()
 """
 
 
@@ -270,6 +361,84 @@ def test_a_task_whose_id_was_lost_is_found_by_its_name(box: TrainingBox) -> None
     assert box.slurm.jobs()[0]["state"] == "CANCELLED"
     second.send_signal(signal.SIGTERM)
     assert second.wait(40) == -signal.SIGTERM
+
+
+def test_a_job_that_is_to_stop_takes_back_what_was_left_before(box: TrainingBox) -> None:
+    """Its supervisor was killed while the task waited; the next attempt is asked to stop at once."""
+    box.slurm.tell("hold")
+    killed(box, lambda: (task := Handover(box.run.path, 1).task()) is not None and task.id == "1")
+    second = box.start(attempt=2)
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(40) == -signal.SIGTERM
+    until(lambda: box.slurm.jobs()[0]["state"] == "CANCELLED")
+    assert box.orders(1).order == "kill" and len(box.slurm.jobs()) == 1
+
+
+def test_an_engine_is_asked_now_and_then_how_a_task_before_is_and_cancels_it_once(box: TrainingBox) -> None:
+    box.slurm.tell("hold")
+    killed(box, lambda: (task := Handover(box.run.path, 1).task()) is not None and task.id == "1")
+    (box.slurm.bin / "scancel").write_text(f'#!/bin/sh\necho "scancel $1" >> {box.slurm.folder}/log\n')
+    second = box.start(attempt=2)
+    asked = len(box.calls("squeue"))
+    until(lambda: len(box.calls("squeue")) > asked + 3)
+    assert box.calls("scancel") == ["scancel 1"], "it takes its time"
+    box.slurm.end("1", "cancel")
+    until(lambda: len(box.slurm.jobs()) == 2)
+    second.kill()
+    second.wait(40)
+
+
+def test_a_task_of_another_engine_is_ended_there_or_waited_for(box: TrainingBox) -> None:
+    box.slurm.tell("hold")
+    killed(box, lambda: (task := Handover(box.run.path, 1).task()) is not None and task.id == "1")
+    Handover(box.run.path, 1).write_task(box.task(1).model_copy(update={"engine": "old"}))
+    second = box.start(attempt=2)
+    [why] = told(second, 1)
+    assert isinstance(why, TaskWaiting) and why.message == (
+        "until LONGHAUL_ENGINES names the engine old again, on which a task of attempt 1 may still run"
+    )
+    assert box.calls("scancel") == [] and box.orders(1).order == "kill"
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(40) == -signal.SIGTERM
+    box.engines["old"] = box.engines["cluster"]
+    third = box.start(attempt=3)
+    until(lambda: len(box.slurm.jobs()) == 2)
+    assert box.slurm.jobs()[0]["state"] == "CANCELLED"
+    third.send_signal(signal.SIGTERM)
+    third.wait(40)
+
+
+@pytest.mark.parametrize("content", ["{", '{"engine": "cluster", "name": "n", "token": "t", "id": "--all"}'])
+def test_a_file_of_a_task_that_cannot_be_read_stops_no_attempt_for_ever(
+    box: TrainingBox, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("worker.engines.left_task.monotonic", lambda: now[0])
+    box.tell("go")
+    (box.run.path / "attempts" / "1.task.json").write_text(content)
+    second = box.start(attempt=2)
+    [why] = told(second, 1)
+    assert isinstance(why, TaskWaiting) and why.message.startswith("until a task that nobody knows any more has ended")
+    assert box.orders(1).order == "kill" and box.calls("scancel") == []
+    now[0] = 601.0
+    until(lambda: not second.waiting)
+    box.tell("code", "0")
+    assert second.wait(40) == 0
+
+
+def test_tasks_of_jobs_that_do_not_run_are_ended(box: TrainingBox) -> None:
+    """The supervisor was killed while the task waited, then the job was cancelled: no attempt follows."""
+    box.slurm.tell("hold")
+    box.run.append(RUNNING)
+    killed(box, lambda: (task := Handover(box.run.path, 1).task()) is not None and task.id == "1")
+    left = LeftTasks(box.run.path.parent, box.engines)
+    left.end()
+    assert box.calls("scancel") == [], "it runs"
+    box.run.append([AttemptEnded(reason=Reason.WORKER_LOST, step=0), JobCancelled(checkpoint=None)])
+    left.end()
+    until(lambda: box.slurm.jobs()[0]["state"] == "CANCELLED")
+    left.end()
+    assert box.task(1).over and box.calls("scancel") == ["scancel 1"]
 
 
 def test_the_task_has_no_secret_and_no_more_than_it_needs(box: TrainingBox) -> None:
