@@ -111,6 +111,9 @@ class Reason(StrEnum):
                           _HOST_MEMORY)
     NOT_SUBMITTED = ("not_submitted", "The engine took no task", "the engine did not take the task", _NEXT.LATER,
                      "warning", 1, "if it does not pass: check the engine's section in LONGHAUL_ENGINES")
+    NOT_STARTED = ("not_started", "The engine ended the task before it started",
+                   "the engine ended the task before it started", _NEXT.LATER, "warning", 1,
+                   "if it happens again: ask those who run the engine why it ends the task")
     GPU_LOST = "gpu_lost", "The GPU was lost", "the GPU was lost", _NEXT.WITH_GPU, "warning", 80, _NO_GPU
     NOT_PREPARED = ("not_prepared", "The prepared model or data is gone",
                     "the prepared model or data is gone or damaged", _NEXT.AFTER_PREPARE, "warning", 81)

@@ -110,8 +110,10 @@ class JobRecord(BaseModel):
     """On which the newest attempt trains; null: on the worker's own machine."""
     task: str | None = None
     """The engine's id of that attempt; null: it has none (yet)."""
-    not_submitted: int = 0
-    """Attempts in a row that the engine did not take."""
+    in_vain: int = 0
+    """Attempts in a row on an engine that made no progress."""
+    in_vain_step: int = 0
+    """`progress_step` after the last attempt on an engine."""
     finished_at: float | None = None
     training_s: float = 0.0
     """Time in attempts that have ended."""
@@ -195,6 +197,12 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
                     "restarts": 1 if progressed else record.restarts + 1,
                     "restart_step": record.progress_step,
                 }
+            if record.last_reason is not None and record.engine is not None:
+                progressed = record.progress_step > record.in_vain_step
+                change |= {
+                    "in_vain": 0 if progressed else record.in_vain + 1,
+                    "in_vain_step": record.progress_step,
+                }
         case JobPauseRequested() | JobCancelRequested() | JobPauseWithdrawn():
             _require(record.status is Status.RUNNING, record, event)
             change |= {"requested": fact.requested}
@@ -224,7 +232,6 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             spent = event.at - (record.attempt_started_at or event.at)
             change |= {
                 "attempt_open": False,
-                "not_submitted": record.not_submitted + 1 if fact.reason is Reason.NOT_SUBMITTED else 0,
                 "last_reason": fact.reason,
                 "training_s": record.training_s + max(0.0, spent),
             }
@@ -254,7 +261,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= _transition(record, Status.PAUSED) | {"error": fact.error, "stage": Stage.TRAIN}
         case JobResumed():
             change |= _transition(record, Status.QUEUED) | {"not_before": 0.0, "queued_at": event.at}
-            change |= {"unprepared": False}
+            change |= {"unprepared": False, "in_vain": 0}
             if fact.from_scratch:
                 change |= {"scratch_attempt": record.attempt + 1}
             elif record.attempt < record.scratch_attempt:  # nothing is removed yet: taken back
@@ -287,6 +294,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
     if record.attempt < record.scratch_attempt <= change.get("attempt", 0):
         change |= {"checkpoint": None, "first_loss": None, "best_loss": None}
         change |= {"progress_step": 0, "restart_step": 0, "restarts": 0}
+        change |= {"in_vain_step": 0}
     if fact.by_trainer:
         _require(record.attempt_open, record, event)
         change["noted"] = record.noted + 1

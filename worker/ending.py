@@ -11,6 +11,7 @@ from jobs.errors import Superseded
 from jobs.events import (
     AnyFact,
     AttemptEnded,
+    CheckpointSaved,
     DeviceWaiting,
     Fault,
     JobCancelled,
@@ -40,7 +41,8 @@ def ending(run: RunDir, record: JobRecord, attempt: int, found: Finished) -> lis
     if not record.attempt_open:  # attempt.ended is in the file, what follows from it was lost
         return outcome(record, last.model_copy(update={"reason": record.last_reason or last.reason}))
     ended = AttemptEnded(reason=last.reason, step=max(last.step, found.step), error=last.error)
-    return [*left, ended, *outcome(record, last)]
+    progress = max([record.progress_step, *(fact.step for fact in left if isinstance(fact, CheckpointSaved))])
+    return [*left, ended, *outcome(record.model_copy(update={"progress_step": progress}), last)]
 
 
 def outcome(record: JobRecord, end: Finished) -> list[AnyFact]:
@@ -56,14 +58,15 @@ def outcome(record: JobRecord, end: Finished) -> list[AnyFact]:
         return [JobPaused()]
     match end.reason.next_attempt:
         case NextAttempt.AT_ONCE:  # after `oom_in_optimizer` it begins one fallback lower, and says when there is none
+            if record.engine is not None and end.reason in (Reason.INTERRUPTED, Reason.WORKER_LOST):
+                return again_on_engine(record, fault, at_once=1)
             return [JobQueued()]
         case NextAttempt.AFTER_PREPARE:  # for a second time without a model loaded: only a person can help
             return [JobPaused(error=fault)] if record.unprepared else [JobUnprepared(message=fault.message)]
         case NextAttempt.DELAYED:
             return [JobQueued(not_before_s=BUSY_DELAY_S)]
         case NextAttempt.LATER:
-            delay = min(BUSY_DELAY_S * 2 ** min(record.not_submitted, 7), MOST_DELAY_S)
-            return [JobQueued(not_before_s=delay), TaskWaiting(task=None, message=fault.message)]
+            return again_on_engine(record, fault, at_once=0)
         case NextAttempt.WITH_GPU:  # the worker ends, too: the job waits for one that has a GPU
             return [JobQueued(), DeviceWaiting(message=fault.message)]
         case NextAttempt.BACKOFF:
@@ -74,6 +77,16 @@ def outcome(record: JobRecord, end: Finished) -> list[AnyFact]:
             return [JobFailed(error=fault.model_copy(update={"message": f"{fault.message} (given up after {tries})"}))]
         case NextAttempt.NEVER:
             return [JobFailed(error=fault)]
+
+
+def again_on_engine(record: JobRecord, fault: Fault, at_once: int) -> list[AnyFact]:
+    """The job is handed over again: at once so many times in a row without progress, then ever more seldom."""
+    before = 0 if record.progress_step > record.in_vain_step else record.in_vain
+    if before < at_once:
+        return [JobQueued()]
+    delay = min(BUSY_DELAY_S * 2 ** min(before - at_once, 7), MOST_DELAY_S)
+    tries = f" ({before + 1} attempts in a row made no progress)" if at_once else ""
+    return [JobQueued(not_before_s=delay), TaskWaiting(task=None, message=f"{fault.message}{tries}")]
 
 
 def unfinished(run: RunDir, record: JobRecord, fault: Fault) -> JobFailed | JobPaused:

@@ -84,10 +84,27 @@ def test_an_engine_that_takes_no_task_is_asked_ever_more_seldom_and_nothing_is_c
         assert record.waiting_reason == f"it waits on the engine cluster: {fault.message}" and record.restarts == 0
         run.append([STARTED.model_copy(update={"engine": "cluster"})])
     assert delays == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
+    run.append([JobPauseRequested()])
     end(run, "interrupted")
-    assert run.record().not_submitted == 0
-    run.append([STARTED])
+    run.append([JobResumed(), STARTED.model_copy(update={"engine": "cluster"})])
     assert [fact.not_before_s for fact in end(run, "not_submitted") if isinstance(fact, JobQueued)] == [30]
+
+
+@pytest.mark.parametrize("reason", ["interrupted", "worker_lost"])
+def test_what_an_engine_takes_away_again_and_again_is_handed_over_ever_more_seldom(run: RunDir, reason: str) -> None:
+    started = STARTED.model_copy(update={"engine": "cluster"})
+    saved = CheckpointSaved(step=3, path="checkpoints/step-00000003", bytes=1, seconds=1.0)
+    delays = []
+    for attempt in range(7):
+        if attempt == 3:
+            run.append([saved], attempt=run.record().attempt)
+        queued = end(run, reason)[1]
+        assert isinstance(queued, JobQueued)
+        delays.append(queued.not_before_s)
+        if attempt == 1:
+            assert "(2 attempts in a row made no progress)" in (run.record().waiting_reason or "")
+        run.append([started])
+    assert delays == [0, 30, 60, 0, 0, 30, 60] and run.record().restarts == 0
 
 
 def test_a_job_that_runs_tells_why_its_task_waits(run: RunDir) -> None:

@@ -224,10 +224,13 @@ class EngineProcess:
             return -signal.SIGTERM
         if (report := self._read_report()) is not None and report.code not in (None, -signal.SIGKILL):
             return self._ended_by_itself(report.code)
-        said = "" if state.status in _REASONS else self._last_words(task)
-        self.cause = EndCause(
-            _REASONS.get(state.status, Reason.CRASH), f": {self._settings.name}: {state.message}{said}"
-        )
+        reason = _REASONS.get(state.status, Reason.CRASH)
+        # A report may be lost on a full disk; the trainer's own file tells then that it has started.
+        started = self._report is not None or self._run.attempt_file(self._attempt).exists()
+        if state.status is TaskStatus.PREEMPTED and not started:
+            reason = Reason.NOT_STARTED
+        said = self._last_words(task) if reason is Reason.CRASH else ""
+        self.cause = EndCause(reason, f": {self._settings.name}: {state.message}{said}")
         return 1
 
     def _last_words(self, task: str) -> str:

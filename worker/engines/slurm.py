@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from worker.engines.commands import NoProgram, ask, run
 from worker.engines.engine import (
@@ -76,6 +76,15 @@ class SlurmSettings(EngineSettings):
         if value is not None and not re.fullmatch(r"[!-~]+", value):
             raise ValueError(f"{value!r} is not one word")
         return value
+
+    @model_validator(mode="after")
+    def _notice_is_within_time(self) -> SlurmSettings:
+        if self.time is not None and (seconds := _seconds(self.time)) is not None and seconds <= self.notice_s:
+            raise ValueError(
+                f"time: {self.time} is not longer than notice_s ({self.notice_s} s), so that no attempt could train; "
+                "give it time to load the model and to train, too"
+            )
+        return self
 
     def connect(self) -> Slurm:
         """Its programs."""
@@ -187,6 +196,19 @@ class Slurm:
 
 def _output(task: EngineTask) -> Path:
     return task.run / "attempts" / f"{task.attempt}.slurm.log"
+
+
+def _seconds(time: str) -> int | None:
+    """Of a time limit as `man sbatch` has it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. None: none of these."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    if found is None:
+        return None
+    days, *parts = found.groups()
+    given = [int(part) for part in parts if part is not None]
+    if days is None and len(given) < 3:  # minutes first
+        given = [0, *given]
+    hours, minutes, seconds = [*given, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _word(value: str) -> str:

@@ -183,6 +183,18 @@ def test_an_end_without_a_word_is_explained_by_the_engine(
     assert box.task(1).over
 
 
+@pytest.mark.parametrize("state", ["CANCELLED", "BOOT_FAIL", "LAUNCH_FAILED"])
+def test_what_the_engine_ends_while_it_waits_has_not_started(box: TrainingBox, state: str) -> None:
+    box.slurm.tell("hold")
+    trainer, _ = box.trainer()
+    until(lambda: box.task(1).id == "1" if Handover(box.run.path, 1).task() else False)
+    box.slurm.state("1", state)
+    assert trainer.wait(40)
+    end = trainer.end()
+    assert end.reason is Reason.NOT_STARTED and end.error is not None
+    assert end.error.message == f"the engine ended the task before it started: cluster: {state} (Resources)"
+
+
 def test_a_program_that_cannot_start_is_a_crash_with_its_last_words(box: TrainingBox) -> None:
     box.tell("go")
     box.tell("mute", "bash: exec: python: not found")

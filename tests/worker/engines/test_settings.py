@@ -58,6 +58,8 @@ def test_a_section_is_an_engine_and_its_places_have_a_gpu_each(tmp_path: Path) -
         ('"/shared/longhaul"\npython = ["app', '"longhaul"\npython = ["app', "directory: it must be an absolute path"),
         ("--constraint=h100", "-C h100", "sbatch: '-C h100' is no option of sbatch; write it with its dashes"),
         ('partition = "gpu"', 'partition = "gpu\\n#SBATCH --uid=0"', "partition: 'gpu\\n#SBATCH --uid=0' is not"),
+        ('"12:00:00"', '"2"', "time: 2 is not longer than notice_s (120 s), so that no attempt could train"),
+        ('"12:00:00"', '"0-0:1:59"', "time: 0-0:1:59 is not longer than notice_s (120 s)"),
         ("at_once = 8", 'environment = {HF_TOKEN = "hf_x"}', "HF_TOKEN looks like a secret, and a trainer needs none"),
     ],
 )  # fmt: skip
