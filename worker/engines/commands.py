@@ -11,6 +11,10 @@ from jobs.text.printable import printable
 from worker.engines.engine import EngineRefused, EngineUnavailable
 
 LIMIT_S = 60.0
+_OVERRIDES = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SLURM_")
+"""Variables that change what Slurm's programs do and say, also against the script, such as SBATCH_EXPORT."""
+_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+"""Those by which they find the cluster, and may use it."""
 
 
 class NoProgram(EngineUnavailable):
@@ -24,7 +28,10 @@ def run(command: Sequence[str], given: str = "", *, limit_s: float = LIMIT_S, an
     try:
         done = subprocess.run(
             command, input=given, capture_output=True, text=True, timeout=limit_s, check=False, errors="replace",
-            env=minimal_environment(os.environ, ()),
+            env={
+                name: value for name, value in minimal_environment(os.environ, ()).items()
+                if name in _KEPT or not name.startswith(_OVERRIDES)
+            },
         )  # fmt: skip
     except FileNotFoundError:
         raise NoProgram(f"{command[0]} is not in the PATH") from None

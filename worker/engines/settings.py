@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from jobs.disk.rundir import RunDir
 from jobs.frozen import Frozen
 from jobs.heartbeat import Gpu
+from jobs.process.secrets import VARIABLES, where_secret
 from worker.engines.engine import Engine, EngineTask
 
 GIB = 2**30
@@ -60,9 +61,17 @@ class EngineSettings(Frozen, strict=True):
     def _gpu_is_known(self) -> EngineSettings:
         if self.device == "cuda" and (self.gpu_name is None or self.gpu_memory_gib is None):
             raise ValueError('gpu_name and gpu_memory_gib are missing; of an engine without GPUs set device = "cpu"')
-        if named := [name for name in self.environment if re.search(r"TOKEN|KEY|PASSWORD|SECRET|WEBHOOK|REDIS", name)]:
-            raise ValueError(f"environment: {named[0]} looks like a secret, and a trainer needs none")
         return self
+
+    @field_validator("environment")
+    @classmethod
+    def _no_secret(cls, environment: dict[str, str]) -> dict[str, str]:
+        for name, value in environment.items():
+            if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is None:
+                raise ValueError(f"{name!r} is no name of a variable")
+            if name in VARIABLES or where_secret({name: value}) is not None:
+                raise ValueError(f"{name} looks like a secret, and a trainer needs none")
+        return environment
 
     def gpu(self, place: int) -> Gpu | None:
         """The GPUs of one of its places; None: it trains on CPUs."""

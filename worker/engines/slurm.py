@@ -39,6 +39,13 @@ STATES: Mapping[str, TaskStatus] = {
 }  # fmt: skip
 """What Slurm calls them. Of one that is not here it is not known whether it is an end."""
 LINES = 40
+OWN_OPTIONS = frozenset({
+    "account", "array", "chdir", "clusters", "cpus-per-task", "error", "export", "export-file", "gid", "gpus",
+    "gpus-per-node", "gpus-per-task", "help", "hold", "job-name", "mem", "no-requeue", "nodes", "ntasks", "open-mode",
+    "output", "parsable", "partition", "qos", "requeue", "signal", "test-only", "time", "uid", "usage", "version",
+    "wait", "wrap",
+})  # fmt: skip
+"""Options that Longhaul sets, and those with which a task would not be one job with one id that trains one attempt."""
 
 
 class SlurmSettings(EngineSettings):
@@ -68,6 +75,10 @@ class SlurmSettings(EngineSettings):
         for option in options:
             if not re.fullmatch(r"--[a-z-]+(=[!-~]+)?", option):
                 raise ValueError(f"{option!r} is no option of sbatch; write it with its dashes, as `--constraint=a100`")
+            # sbatch takes the beginning of a name for the name, too.
+            name = option.removeprefix("--").partition("=")[0]
+            if any(own.startswith(name) for own in OWN_OPTIONS):
+                raise ValueError(f"{option} cannot be set: Longhaul sets it, or it does not fit a task of Longhaul's")
         return options
 
     @field_validator("partition", "account", "qos", "time", "memory")

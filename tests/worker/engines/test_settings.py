@@ -10,6 +10,7 @@ from worker.engines.registry import read_engines
 from worker.engines.slurm import SlurmSettings
 from worker.settings import from_environment
 
+ENVIRONMENT = 'environment = { TOKENIZERS_PARALLELISM = "false" }'
 RIGHT = """
 [cluster]
 kind = "slurm"
@@ -17,6 +18,7 @@ gpu_name = "NVIDIA H100 80GB HBM3"
 gpu_memory_gib = 79.6
 gpus = 4
 at_once = 8
+environment = { TOKENIZERS_PARALLELISM = "false" }
 directory = "/shared/longhaul"
 python = ["apptainer", "exec", "--nv", "longhaul.sif", "python"]
 partition = "gpu"
@@ -56,11 +58,17 @@ def test_a_section_is_an_engine_and_its_places_have_a_gpu_each(tmp_path: Path) -
         ("gpu_memory_gib = 79.6", "", "[cluster]: gpu_name and gpu_memory_gib are missing; of an engine without"),
         ("[small-one]", "[Small]", "[Small]: name: String should match pattern"),
         ('"/shared/longhaul"\npython = ["app', '"longhaul"\npython = ["app', "directory: it must be an absolute path"),
+        ("--constraint=h100", "--array=1-5", "sbatch: --array=1-5 cannot be set: Longhaul sets it, or it does not fit"),
+        ("--constraint=h100", "--requ", "sbatch: --requ cannot be set"),
+        ("--constraint=h100", "--clusters=b", "sbatch: --clusters=b cannot be set"),
         ("--constraint=h100", "-C h100", "sbatch: '-C h100' is no option of sbatch; write it with its dashes"),
         ('partition = "gpu"', 'partition = "gpu\\n#SBATCH --uid=0"', "partition: 'gpu\\n#SBATCH --uid=0' is not"),
         ('"12:00:00"', '"2"', "time: 2 is not longer than notice_s (120 s), so that no attempt could train"),
         ('"12:00:00"', '"0-0:1:59"', "time: 0-0:1:59 is not longer than notice_s (120 s)"),
-        ("at_once = 8", 'environment = {HF_TOKEN = "hf_x"}', "HF_TOKEN looks like a secret, and a trainer needs none"),
+        (ENVIRONMENT, 'environment = {HF_TOKEN = "hf_x"}', "HF_TOKEN looks like a secret, and a trainer needs none"),
+        (ENVIRONMENT, 'environment = {hf_token = "hf_xy"}', "hf_token looks like a secret"),
+        (ENVIRONMENT, 'environment = {X = "https://user:hf_x@host/"}', "X looks like a secret"),
+        (ENVIRONMENT, 'environment = {"X=1; touch pwned; Y" = "v"}', "'X=1; touch pwned; Y' is no name of a variable"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, before: str, after: str, said: str) -> None:

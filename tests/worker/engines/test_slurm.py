@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -160,6 +161,12 @@ def test_a_refusal_is_told_from_an_outage(tmp_path: Path, slurm: FakeSlurm, monk
 
 def test_nothing_secret_reaches_the_programs(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LONGHAUL_REDIS_URL", "redis://:p4ssword@127.0.0.1")
+    for name in ("SBATCH_EXPORT", "SQUEUE_FORMAT", "SACCT_FORMAT", "SLURM_CLUSTERS", "SLURM_CONF"):
+        monkeypatch.setenv(name, "ALL")
     (slurm.bin / "sbatch").write_text(f"#!/bin/sh\nenv > {tmp_path}/env\necho 7\n")
     assert Slurm(settings()).submit(task(tmp_path, "true")) == "7"
-    assert "p4ssword" not in (tmp_path / "env").read_text()
+    env = (tmp_path / "env").read_text()
+    assert "p4ssword" not in env
+    assert re.findall(r"^(?:SBATCH|SQUEUE|SACCT|SLURM)_\w+", env, re.MULTILINE) == ["SLURM_CONF"], (
+        "nothing overrides the script"
+    )
