@@ -75,6 +75,10 @@ local function suits(id, worker)
     and (gpu.count or 1) >= tonumber(gpus)
     and (not host or not tonumber(gpu.host_memory_bytes) or gpu.host_memory_bytes - HOST_ROOM >= host)
 end
+local function finite(value)  -- what cjson can write, and every reader of JSON reads exactly
+  local number = tonumber(value)
+  return number and number == number and math.abs(number) < 2^53 and number or nil
+end
 local function trainers()
   local held, found = {}, {}
   for _, id in ipairs(redis.call('ZRANGE', 'longhaul:leases', 0, -1)) do
@@ -86,12 +90,12 @@ local function trainers()
     local read, facts = pcall(cjson.decode, type(raw) == 'string' and raw or '')
     if read and type(facts) == 'table' and facts.stage == 'train' then
       local gpu = facts.gpu
-      local known = type(gpu) == 'table' and type(gpu.name) == 'string' and type(gpu.memory_bytes) == 'number'
-      gpu = known and {uuid = gpu.uuid, name = gpu.name, memory_bytes = gpu.memory_bytes,
-                       native_bf16 = gpu.native_bf16, count = tonumber(gpu.count),
-                       host_memory_bytes = tonumber(gpu.host_memory_bytes)} or nil
+      local known = type(gpu) == 'table' and type(gpu.name) == 'string' and finite(gpu.memory_bytes)
+      gpu = known and {uuid = gpu.uuid, name = gpu.name, memory_bytes = finite(gpu.memory_bytes),
+                       native_bf16 = gpu.native_bf16, count = finite(gpu.count),
+                       host_memory_bytes = finite(gpu.host_memory_bytes)} or nil
       table.insert(found, {healthy = facts.healthy == true, device = facts.device, gpu = gpu, job = held[name],
-                           slot = tonumber(facts.slot) or 0,
+                           slot = finite(facts.slot) or 0,
                            engine = type(facts.engine) == 'string' and facts.engine or nil})
     end
   end

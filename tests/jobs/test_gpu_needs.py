@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -457,6 +458,23 @@ def test_a_job_is_not_planned_for_the_smaller_gpu_while_another_is_away(store: S
     why = "LONGHAUL_DEVICE=cuda, but 'GPU-x' names no GPU here"
     store.workers.report(heartbeat("train-b", stage="train", device="cuda", gpu=None, healthy=False, why=why))
     assert planned_gpu(store, needing()) is None
+
+
+@pytest.mark.parametrize("key", ["memory_bytes", "count", "host_memory_bytes", "slot"])
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "nan", "1e300"])
+def test_a_heartbeat_with_a_number_that_json_does_not_have_hides_no_job(
+    store: Store, redis_url: str, tmp_path: Path, key: str, number: str
+) -> None:
+    queue(store, tmp_path, "job")
+    report(store, "train-a", SMALL, slot=0)
+    client = connect(redis_url)
+    [name] = list(client.scan_iter("longhaul:worker:*"))
+    beat = str(client.get(name), "utf-8")  # type: ignore[arg-type]  # the client is not told that it is bytes
+    changed = re.sub(rf'"{key}": (\d+|null)', f'"{key}":{number}', beat)
+    assert changed != beat
+    client.set(name, changed)
+    [shown], _ = store.page(limit=1)
+    assert shown.parsed().record.id == "job"
 
 
 def test_heartbeats_that_change_no_gpu_leave_a_job_as_it_was(store: Store, tmp_path: Path) -> None:
