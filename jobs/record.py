@@ -102,6 +102,7 @@ class JobRecord(BaseModel):
     queued_at: float | None = None
     started_at: float | None = None
     attempt_started_at: float | None = None
+    """Of the newest attempt; of one on an engine, when its task started. Null: that waits there."""
     gpu: str | None = None
     """UUID of the GPU of the newest attempt; null: a CPU."""
     box: str | None = None
@@ -216,7 +217,8 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= {"attempt": event.attempt, "attempt_open": True, "noted": 0, "last_reason": None}
             change |= {"engine": fact.engine, "task": None}
             change |= {"gpu": fact.gpu, "box": fact.box}
-            change |= {"attempt_started_at": event.at, "started_at": record.started_at or event.at}
+            begun = None if fact.engine is not None else event.at
+            change |= {"attempt_started_at": begun, "started_at": record.started_at or event.at}
         case TaskSubmitted():
             _require(record.attempt_open, record, event)
             waits = f"it waits in the queue of the engine {fact.engine}, as task {fact.task}"
@@ -226,7 +228,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= {"waiting_reason": f"it waits on the engine {record.engine}: {fact.message}"}
         case TaskStarted():
             _require(record.attempt_open, record, event)
-            change |= {"waiting_reason": None}
+            change |= {"waiting_reason": None, "attempt_started_at": record.attempt_started_at or event.at}
         case AttemptEnded():
             _require(record.attempt_open, record, event)
             spent = event.at - (record.attempt_started_at or event.at)

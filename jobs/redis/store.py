@@ -415,12 +415,13 @@ def _planned_needs(record: JobRecord) -> tuple[int | str, ...]:
 
 
 def _effort(record: JobRecord) -> tuple[int | str, int | str]:
-    """(ms that the job is expected to need from its newest checkpoint on, ms of the start of its attempt); '': unknown.
+    """(ms that the job is expected to need from its newest checkpoint on, ms of the start of its attempt); '': unknown,
+    or it waits on an engine.
 
     A job that was asked to stop needs no more time.
     """
     running = record.status is Status.RUNNING
-    began = int((record.attempt_started_at or 0) * 1000) if running else ""
+    began = int(record.attempt_started_at * 1000) if running and record.attempt_started_at is not None else ""
     if running and record.requested is not Requested.NONE:
         return 0, began
     left = left_s(record, None)

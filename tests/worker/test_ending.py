@@ -25,6 +25,7 @@ from jobs.events import (
     JobQueued,
     JobResumed,
     JobSubmitted,
+    JobSucceeded,
     ModelLoaded,
     TaskStarted,
     TaskSubmitted,
@@ -105,6 +106,22 @@ def test_what_an_engine_takes_away_again_and_again_is_handed_over_ever_more_seld
             assert "(2 attempts in a row made no progress)" in (run.record().waiting_reason or "")
         run.append([started])
     assert delays == [0, 30, 60, 0, 0, 30, 60] and run.record().restarts == 0
+
+
+def test_the_time_in_an_engines_queue_is_no_training(run: RunDir) -> None:
+    assert run.record().attempt_started_at is None
+    assert run.record().training_s == 0
+    end(run, "not_submitted")
+    assert run.record().training_s == 0
+    run.append([STARTED.model_copy(update={"engine": "cluster"})])
+    run.append([TaskStarted(task="7", node="node-1"), TaskWaiting(task="7", message="SUSPENDED")])
+    begun = run.record().attempt_started_at
+    run.append([TaskStarted(task="7", node="node-1")])
+    assert begun is not None and run.record().attempt_started_at == begun
+    result = {"model": "model", "loss": None, "first_loss": None, "step": 9}
+    finished = Finished.model_validate({"at": begun + 5, "reason": "done", "step": 9, "result": result})
+    last = ending(run, run.record(), 2, finished)[-1]
+    assert isinstance(last, JobSucceeded) and last.seconds == 5
 
 
 def test_a_job_that_runs_tells_why_its_task_waits(run: RunDir) -> None:
