@@ -94,9 +94,10 @@ def place_for(settings: WorkerSettings, store: Store) -> Place:
     try:
         trainers = [
             worker for worker in store.workers.all()
-            if worker.stage == Stage.TRAIN and worker.gpu is not None and worker.box in (settings.box, None)
+            if worker.stage == Stage.TRAIN and worker.engine is None and worker.gpu is not None
+            and worker.box in (settings.box, None)
         ]  # fmt: skip
-        waiting = store.waiting(Stage.TRAIN)
+        waiting = any(needs.engine is None for _, needs in store.waiting_to_train())
     except StoreUnavailable:
         return Place("cpu", UNKNOWN)
     if not trainers:

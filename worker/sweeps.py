@@ -160,7 +160,8 @@ class SweepTurns:
         return record
 
     def _train_workers(self) -> int:
-        return max(1, sum(worker.stage == Stage.TRAIN for worker in self._store.workers.all()))
+        ours = (each for each in self._store.workers.all() if each.stage == Stage.TRAIN and each.engine is None)
+        return max(1, sum(1 for _ in ours))
 
     def _start(self, sweep: SweepDir, spec: SweepSpec, record: SweepRecord) -> SweepRecord:
         """The next trial: its settings are on disk before its jobs are."""

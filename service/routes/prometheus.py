@@ -146,7 +146,7 @@ def _worker_metrics(workers: list[Worker]) -> Iterator[Metric]:
     ages = {name: max(worker.heartbeat_age_s for worker in by_stage[name]) for name in stages}
     yield _gauges("worker_heartbeat_age_seconds", "Of the one that was silent for longest.", "stage", ages)
     gpus = _labelled("gpu_memory_total_bytes", "Of a GPU that a worker has.", "gpu", "name")
-    for gpu in {worker.gpu.uuid: worker.gpu for worker in workers if worker.gpu}.values():
+    for gpu in {worker.gpu.uuid: worker.gpu for worker in workers if worker.gpu and worker.engine is None}.values():
         gpus.add_metric([gpu.uuid, gpu.name], gpu.count * gpu.memory_bytes)
     yield gpus
 

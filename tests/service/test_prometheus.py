@@ -90,16 +90,18 @@ def test_workers_and_sinks(service: Service) -> None:
         ("train-0", {"gpu": H200, "slot": 0}),
         ("train-2", {"gpu": H200, "slot": 1}),
         ("train-1", {"why": "no driver", "gpu": None}),
+        ("train-3", {"gpu": H200.model_copy(update={"uuid": "cluster/0"}), "engine": "cluster"}),
         ("publish-0", {"sinks": {"discord": {"jobs_behind": 2, "oldest_s": 61.5}}}),
         ("publish-1", {"sinks": {"discord": {"jobs_behind": 0, "oldest_s": 0.0}}}),  # waits for the first to go
     )
     for name, more in cases:
         service.store.workers.report(heartbeat(name, **more))
     figures = scrape(service)
-    assert figure(figures, "workers", stage="train") == 3
-    assert figure(figures, "workers_healthy", stage="train") == 2
+    assert figure(figures, "workers", stage="train") == 4
+    assert figure(figures, "workers_healthy", stage="train") == 3
     assert figure(figures, "workers_healthy", stage="publish") == 2
     assert figure(figures, "gpu_memory_total_bytes", gpu="GPU-1", name="NVIDIA H200") == 2**37
+    assert "cluster/0" not in str(figures), "nobody knows which GPUs an engine has now"
     assert figure(figures, "sink_jobs_behind", sink="discord") == 2
     assert figure(figures, "sink_oldest_event_age_seconds", sink="discord") == 61.5
 

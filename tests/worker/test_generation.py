@@ -71,6 +71,18 @@ def test_a_gpu_of_another_box_is_not_taken(client: redis.Redis, redis_url: str, 
     assert place_for(ours, store) == on_gpu(OTHER)
 
 
+def test_the_place_of_an_engine_is_no_gpu_of_this_machine(client: redis.Redis, redis_url: str, tmp_path: Path) -> None:
+    store, ours = Store(client), settings(redis_url, tmp_path)
+    store.workers.report(heartbeat("train-a", gpu=H200, engine="cluster"))
+    assert place_for(ours, store) == Place("cpu", NO_GPU)
+    store.workers.report(heartbeat("train-b", gpu=OTHER))
+    wait_to_train(client)
+    client.hset("longhaul:job:job-1", "engine", "cluster")
+    assert place_for(ours, store) == on_gpu(OTHER), "the job waits for the engine"
+    client.hdel("longhaul:job:job-1", "engine")
+    assert place_for(ours, store) == Place("cpu", WAITS)
+
+
 def test_a_sick_or_busy_worker_keeps_its_gpu(client: redis.Redis, redis_url: str, tmp_path: Path) -> None:
     store, ours = Store(client), settings(redis_url, tmp_path)
     store.workers.report(heartbeat("train-a", why="the GPU is lost", gpu=H200))

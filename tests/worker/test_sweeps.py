@@ -129,6 +129,7 @@ def test_trials_are_jobs_and_the_best_is_told(house: Publish) -> None:
 def test_unless_asked_two_more_are_open_than_train_and_one_more_than_could(house: Publish) -> None:
     for slot in range(3):
         house.store.workers.report(heartbeat(f"train-{slot}", device="cpu", slot=slot))
+        house.store.workers.report(heartbeat(f"train-{slot + 3}", device="cpu", engine="cluster"))  # trains no trial
     sweep = house.submit(max_trials=9, parallel=None)
     for training, opened in ((0, 2), (1, 3), (2, 4), (3, 4)):
         for trial in sweep.record().trials[:training]:
