@@ -186,7 +186,8 @@ class AttemptStarted(Fact):
     engine: str | None = left_out()
     """The engine on whose node it trains; left out: it trains on the worker's own machine."""
     versions: dict[str, str] = Field({})
-    """Of `longhaul`, `torch` and `transformers`, and of the GPU's `driver`; empty in events of earlier versions."""
+    """Of `longhaul`, `torch` and `transformers` where the worker is, also if an engine's node trains; and of the GPU's
+    `driver`. Empty in events of earlier versions."""
 
 
 class DeviceWaiting(Fact):

@@ -25,7 +25,9 @@ from typing import TypeVar
 
 from jobs.disk.rundir import RunDir
 from jobs.events import AnyFact, TaskStarted, TaskSubmitted, TaskWaiting
+from jobs.process.secrets import redact
 from jobs.reasons import Reason
+from jobs.text.printable import printable
 from worker.engines.engine import Engine, EngineError, EngineUnavailable, TaskState, TaskStatus
 from worker.engines.handover import BEAT_S, Handover, NodeReport, Orders, TaskRecord, earlier
 from worker.engines.left_task import LeftTask
@@ -238,7 +240,11 @@ class EngineProcess:
             lines = self._engine.logs(task).split("\n")
         except EngineUnavailable:
             return ""
-        return f": {last[:300]}" if (last := next((each for each in reversed(lines) if each.strip()), "")) else ""
+        return (
+            f": {printable(redact(last))[:300]}"
+            if (last := next((each for each in reversed(lines) if each.strip()), ""))
+            else ""
+        )
 
     # -- tasks of earlier attempts ----------------------------------------------------------------------------
 

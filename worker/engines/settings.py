@@ -32,6 +32,9 @@ class EngineSettings(Frozen, strict=True):
     """The GPU of a task, as its driver names it, such as `NVIDIA H100 80GB HBM3`."""
     gpu_memory_gib: Annotated[float, Field(gt=1.0, le=1024.0)] | None = None
     """Its memory in all, as nvidia-smi reports it, in GiB: 79.6 for an H100 of 80 GB."""
+    host_memory_gib: Annotated[float, Field(gt=0.0, le=65_536.0)] | None = None
+    """Memory of the host that a task may have, in GiB. Jobs with optimizer states there are planned for it; null: it is
+    not known, and such jobs are taken."""
     native_bf16: bool = True
     """Whether it multiplies bf16 itself: from compute capability 8.0 on."""
     gpus: Annotated[int, Field(ge=1, le=16)] = 1
@@ -47,8 +50,7 @@ class EngineSettings(Frozen, strict=True):
     look_every_s: Annotated[float, Field(ge=0.1, le=600.0)] = 10.0
     """Seconds between two questions to the engine how a task is."""
     alone_s: Annotated[float, Field(ge=5.0, le=86_400.0)] = 300.0
-    """Seconds without a sign of life from here after which a task stops by itself, with a checkpoint. There is none
-    while the engine takes its time to answer a question."""
+    """Seconds without a sign of life from here after which a task stops by itself, with a checkpoint."""
 
     @field_validator("directory")
     @classmethod
@@ -73,6 +75,11 @@ class EngineSettings(Frozen, strict=True):
                 raise ValueError(f"{name} looks like a secret, and a trainer needs none")
         return environment
 
+    @property
+    def host_memory_bytes(self) -> int | None:
+        """None: not known."""
+        return None if self.host_memory_gib is None else int(self.host_memory_gib * GIB)
+
     def gpu(self, place: int) -> Gpu | None:
         """The GPUs of one of its places; None: it trains on CPUs."""
         if self.gpu_name is None or self.gpu_memory_gib is None or self.device == "cpu":
@@ -82,6 +89,7 @@ class EngineSettings(Frozen, strict=True):
             name=self.gpu_name,
             memory_bytes=int(self.gpu_memory_gib * GIB),
             native_bf16=self.native_bf16,
+            host_memory_bytes=self.host_memory_bytes,
             count=self.gpus,
             driver="",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from jobs.disk.files import regular
 from worker.engines.commands import NoProgram, ask, run
 from worker.engines.engine import (
     EngineRefused,
@@ -39,6 +41,8 @@ STATES: Mapping[str, TaskStatus] = {
 }  # fmt: skip
 """What Slurm calls them. Of one that is not here it is not known whether it is an end."""
 LINES = 40
+LONGEST_OUTPUT = 65_536
+"""Bytes of the script's output that are read."""
 OWN_OPTIONS = frozenset({
     "account", "array", "chdir", "clusters", "cpus-per-task", "error", "export", "export-file", "gid", "gpus",
     "gpus-per-node", "gpus-per-task", "help", "hold", "job-name", "mem", "no-requeue", "nodes", "ntasks", "open-mode",
@@ -96,6 +100,15 @@ class SlurmSettings(EngineSettings):
                 "give it time to load the model and to train, too"
             )
         return self
+
+    @property
+    def host_memory_bytes(self) -> int | None:
+        """What `memory` says, where host_memory_gib says nothing."""
+        found = re.fullmatch(r"([1-9]\d*)([KMGT]?)B?", self.memory or "", re.IGNORECASE)
+        if self.host_memory_gib is not None or found is None:
+            return super().host_memory_bytes
+        unit: int = 1024 ** {"K": 1, "M": 2, "": 2, "G": 3, "T": 4}[found[2].upper()]
+        return int(found[1]) * unit
 
     def connect(self) -> Slurm:
         """Its programs."""
@@ -191,9 +204,13 @@ class Slurm:
 
     def logs(self, task: str) -> str:
         """What the script itself has said; the trainer writes to trainer.log."""
+        if (file := self._outputs.get(task)) is None:
+            return ""
         try:
-            return "".join(self._outputs[task].read_text(errors="replace").splitlines(keepends=True)[-LINES:])
-        except (KeyError, OSError):
+            with open(file, "rb", opener=_no_link) as output:
+                output.seek(max(0, output.seek(0, os.SEEK_END) - LONGEST_OUTPUT))
+                return "".join(output.read().decode(errors="replace").splitlines(keepends=True)[-LINES:])
+        except OSError:
             return ""
 
     def cancel(self, task: str) -> None:
@@ -207,6 +224,11 @@ class Slurm:
 
 def _output(task: EngineTask) -> Path:
     return task.run / "attempts" / f"{task.attempt}.slurm.log"
+
+
+def _no_link(path: str, flags: int) -> int:
+    """An `opener`: whoever writes to the run directory on the node chooses no other file of this machine."""
+    return regular(path, flags | os.O_NOFOLLOW)
 
 
 def _seconds(time: str) -> int | None:

@@ -197,13 +197,13 @@ def test_what_the_engine_ends_while_it_waits_has_not_started(box: TrainingBox, s
 
 def test_a_program_that_cannot_start_is_a_crash_with_its_last_words(box: TrainingBox) -> None:
     box.tell("go")
-    box.tell("mute", "bash: exec: python: not found")
+    box.tell("mute", "bash: exec: python: \033[31mnot found hf_abcdefghijklmnopqrstuv")
     box.tell("code", "1")
     trainer, _ = box.trainer()
     assert trainer.wait(40)
     error = trainer.end().error
     assert error is not None and error.code == "crash"
-    assert error.message == "the trainer crashed: cluster: FAILED: bash: exec: python: not found"
+    assert error.message == "the trainer crashed: cluster: FAILED: bash: exec: python: [31mnot found hf_***"
 
 
 def test_a_task_that_slurm_has_forgotten_is_lost(box: TrainingBox) -> None:

@@ -46,6 +46,21 @@ def test_a_section_is_an_engine_and_its_places_have_a_gpu_each(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("keys", "gib"),
+    [
+        ("", None), ('memory = "64G"', 64), ('memory = "2048"', 2), ('memory = "0"', None), ('memory = "max"', None),
+        ("host_memory_gib = 500.0", 500), ('memory = "64G"\nhost_memory_gib = 60.5', 60.5),
+    ],
+)  # fmt: skip
+def test_the_memory_of_a_node_is_what_is_said_or_asked_for(tmp_path: Path, keys: str, gib: float | None) -> None:
+    file = tmp_path / "engines.toml"
+    file.write_text(RIGHT.replace("gpus = 4", f"gpus = 4\n{keys}"))
+    gpu = read_engines(file)["cluster"].gpu(0)
+    assert gpu is not None
+    assert gpu.facts.host_memory_bytes == gpu.host_memory_bytes == (None if gib is None else gib * 2**30)
+
+
+@pytest.mark.parametrize(
     ("before", "after", "said"),
     [
         ("", "[", "is not TOML"),

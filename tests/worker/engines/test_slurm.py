@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -157,6 +158,22 @@ def test_a_refusal_is_told_from_an_outage(tmp_path: Path, slurm: FakeSlurm, monk
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineUnavailable, match="sbatch is not in the PATH"):
         engine.submit(task(tmp_path, "true"))
+
+
+def test_of_the_output_the_end_is_read_and_no_other_file(tmp_path: Path, slurm: FakeSlurm) -> None:
+    engine = Slurm(settings())
+    slurm.tell("hold")
+    number = engine.submit(task(tmp_path, "true"))
+    output = tmp_path / "attempts" / "2.slurm.log"
+    output.write_text("x" * 2**20 + "\nbye\n")
+    assert engine.logs(number) == "x" * (65_536 - 5) + "\nbye\n"
+    output.unlink()
+    (tmp_path / "other").write_text("not yours")
+    output.symlink_to(tmp_path / "other")
+    assert engine.logs(number) == ""
+    output.unlink()
+    os.mkfifo(output)
+    assert engine.logs(number) == ""
 
 
 def test_nothing_secret_reaches_the_programs(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
