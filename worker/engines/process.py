@@ -9,7 +9,6 @@ before it hands over its own.
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
 import math
 import queue
@@ -21,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from jobs.disk.rundir import RunDir
 from jobs.events import AnyFact, TaskStarted, TaskSubmitted, TaskWaiting
@@ -29,8 +28,9 @@ from jobs.process.secrets import redact
 from jobs.reasons import Reason
 from jobs.text.printable import printable
 from worker.engines.engine import Engine, EngineError, EngineUnavailable, TaskState, TaskStatus
-from worker.engines.handover import BEAT_S, Handover, NodeReport, Orders, TaskRecord, earlier
+from worker.engines.handover import BEAT_S, Handover, TaskRecord, earlier
 from worker.engines.left_task import LeftTask
+from worker.engines.node_line import NodeLine
 from worker.engines.settings import EngineSettings
 from worker.warm import EndCause
 
@@ -66,15 +66,10 @@ class EngineProcess:
         self.waiting = True
         self._engines, self._settings, self._run, self._attempt = engines, settings, run, attempt
         self._engine: Engine = settings.connect()
-        self._handover = Handover(run.path, attempt)
-        self._token = secrets.token_hex(8)
-        self._task = settings.task(run, attempt, self._token, environment, gpus)
-        self._record = TaskRecord(engine=settings.name, name=self._task.name, token=self._token)
-        self._kept: TaskRecord | None = None
-        """What of it is on disk."""
-        self._report: NodeReport | None = None
-        """The node's last."""
-        self._beats = itertools.count()
+        token = secrets.token_hex(8)
+        self._task = settings.task(run, attempt, token, environment, gpus)
+        record = TaskRecord(engine=settings.name, name=self._task.name, token=token)
+        self._node = NodeLine(run, attempt, self._engine.storage, record, self._order)
         self._asking = ThreadPoolExecutor(1, f"engine-{run.id}")
         self._facts: queue.SimpleQueue[AnyFact] = queue.SimpleQueue()
         self._told, self._tell_at = "", 0.0
@@ -116,6 +111,9 @@ class EngineProcess:
                 new.append(self._facts.get_nowait())
         return new
 
+    def _order(self) -> Literal["train", "stop", "kill"]:
+        return "kill" if self._killed else "stop" if self._asked else "train"
+
     # -- the thread -------------------------------------------------------------------------------------------
 
     def _live(self) -> None:
@@ -126,9 +124,9 @@ class EngineProcess:
             self.cause = EndCause(Reason.CRASH, f": {type(error).__name__}: {error}")
             self._code = 1
             self._killed = True
-            self._order()
-            if self._record.id is not None:
-                self._cancel(self._record.id)  # the next attempt sees to the rest
+            self._node.send_orders()
+            if self._node.record.id is not None:
+                self._cancel(self._node.record.id)  # the next attempt sees to the rest
         finally:
             self._asking.shutdown(wait=False)
             self._ended.set()
@@ -138,9 +136,7 @@ class EngineProcess:
             if not self._earlier_ended(before):
                 return -signal.SIGTERM
         try:
-            self._handover.write_task(self._record)
-            self._handover.write_orders(self._orders())
-            self._engine.storage.push(self._run.path)
+            self._node.open()
             task = self._answered(lambda: self._engine.submit(self._task))
         except (
             EngineError,
@@ -149,14 +145,14 @@ class EngineProcess:
             full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
             self.cause = EndCause(Reason.DISK_FULL if full else Reason.NOT_SUBMITTED, f": {error}")
             self._killed = True
-            self._order()
+            self._node.send_orders()
             return 1
-        self._record = self._record.model_copy(update={"id": task})
+        self._node.record = self._node.record.model_copy(update={"id": task})
         self._facts.put(TaskSubmitted(engine=self._settings.name, task=task))
         code = self._follow(task)
         if not self._killed:
-            self._record = self._record.model_copy(update={"over": True})
-            self._keep()
+            self._node.record = self._node.record.model_copy(update={"over": True})
+            self._node.keep()
         return code
 
     def _follow(self, task: str) -> int:
@@ -165,12 +161,12 @@ class EngineProcess:
         state = TaskState(TaskStatus.QUEUED)
         taken_back = False
         while True:
-            self._keep()
-            self._beat()
-            if self._report is None and self._read_report() is not None:
+            self._node.keep()
+            self._node.beat()
+            if self._node.report is None and self._node.read_report() is not None:
                 self.waiting = False
                 self._tell_start(task)
-            report = self._read_report()
+            report = self._node.read_report()
             if report is not None and report.code is not None and report.code != -signal.SIGKILL:
                 return self._ended_by_itself(report.code)
             if self._killed:
@@ -199,15 +195,15 @@ class EngineProcess:
             self._tell_wait(task, state.message)
         elif state.status is TaskStatus.RUNNING:
             self.waiting = False
-            if self._told and self._report is not None:  # it was suspended
+            if self._told and self._node.report is not None:  # it was suspended
                 self._tell_start(task)
         return state
 
     def _tell_start(self, task: str) -> None:
         """It runs, at first or again: what was said of its waiting is true no more."""
-        assert self._report is not None
+        assert self._node.report is not None
         self._told, self._tell_at = "", 0.0
-        self._facts.put(TaskStarted(task=task, node=self._report.host))
+        self._facts.put(TaskStarted(task=task, node=self._node.report.host))
 
     def _tell_wait(self, task: str | None, message: str) -> None:
         """Why the task waits: at once, and what changes later once in a while."""
@@ -224,11 +220,11 @@ class EngineProcess:
         """The trainer has left no exit code, or was killed: what the engine says explains it."""
         if self._asked and self.waiting:
             return -signal.SIGTERM
-        if (report := self._read_report()) is not None and report.code not in (None, -signal.SIGKILL):
+        if (report := self._node.read_report()) is not None and report.code not in (None, -signal.SIGKILL):
             return self._ended_by_itself(report.code)
         reason = _REASONS.get(state.status, Reason.CRASH)
         # A report may be lost on a full disk; the trainer's own file tells then that it has started.
-        started = self._report is not None or self._run.attempt_file(self._attempt).exists()
+        started = self._node.report is not None or self._run.attempt_file(self._attempt).exists()
         if state.status is TaskStatus.PREEMPTED and not started:
             reason = Reason.NOT_STARTED
         said = self._last_words(task) if reason is Reason.CRASH else ""
@@ -252,7 +248,7 @@ class EngineProcess:
         """Whether nothing of an earlier attempt's task runs any more. False: this one is to stop before that is so."""
         left = LeftTask(before, self._engines)
         while not left.ended():
-            self._exchange()
+            self._node.exchange()
             if self._asked or self._killed:
                 return False
             self._tell_wait(left.task, left.why)
@@ -260,56 +256,14 @@ class EngineProcess:
             self._awake.clear()
         return True
 
-    # -- the engine, and the node -----------------------------------------------------------------------------
+    # -- the engine -----------------------------------------------------------------------------
 
     def _answered(self, ask: Callable[[], Answer]) -> Answer:
         """What the engine says; signs of life while it takes its time."""
         asked = self._asking.submit(ask)
         while not wait([asked], BEAT_S / 2).done:
-            self._beat()
+            self._node.beat()
         return asked.result()
-
-    def _beat(self) -> None:
-        self._order()
-        self._exchange()
-
-    def _orders(self) -> Orders:
-        order = "kill" if self._killed else "stop" if self._asked else "train"
-        return Orders.model_validate({"token": self._token, "order": order, "beat": next(self._beats)})
-
-    def _order(self) -> None:
-        try:
-            self._handover.write_orders(self._orders())
-        except OSError as error:  # a full disk: without a sign of life for long, the task stops
-            log.warning("job %s: its node hears nothing: %s", self._run.id, error)
-
-    def _keep(self) -> None:
-        """Have on disk what is known of the task. Where the disk takes nothing, the next call tries again."""
-        if self._kept != self._record:
-            try:
-                self._handover.write_task(self._record)
-            except OSError as error:  # the task is found by its name
-                log.warning("job %s: the id of its task is not kept yet: %s", self._run.id, error)
-            else:
-                self._kept = self._record
-
-    def _exchange(self) -> None:
-        try:
-            self._engine.storage.push(self._run.path)
-            self._engine.storage.pull(self._run.path)
-        except (EngineUnavailable, OSError) as error:
-            log.warning("job %s: nothing comes from its node, and nothing goes there: %s", self._run.id, error)
-
-    def _read_report(self) -> NodeReport | None:
-        """What the node says; what it said before, where that cannot be read."""
-        try:
-            report = self._handover.report()
-        except (OSError, ValueError) as error:  # of a network's disk: it may be there in a moment
-            log.warning("job %s: what its node says cannot be read: %s", self._run.id, error)
-        else:
-            if report is not None and report.token == self._token:
-                self._report = report
-        return self._report
 
     def _cancel(self, task: str) -> bool:
         try:
