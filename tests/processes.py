@@ -137,7 +137,7 @@ def saving(step: int) -> Moment:
     """In the middle of writing the checkpoint of that step."""
 
     def moment(run: RunDir) -> bool:
-        return (run.checkpoints / f"tmp-step-{step:08}").exists()
+        return any(run.checkpoints.glob(f"tmp-step-{step:08}-*"))
 
     return moment
 

@@ -46,8 +46,9 @@ def last_metrics(file: Path, reach: int = 65_536) -> MetricRow | None:
 def truncate_metrics(file: Path, step: int) -> None:
     """Remove the rows after `step`, which the attempt that begins there writes again, and damaged lines.
 
-    The file is replaced: a reader gets the old rows or the new ones, never a mixture. Where the disk has no room
-    for that the rows stay, and the later row of a step counts.
+    The file is always replaced: a reader gets the old rows or the new ones, never a mixture, and a row that an attempt
+    which is over was writing goes into the old file. Where the disk has no room for that the rows stay, and the later
+    row of a step counts.
     """
     try:
         raw = file.read_bytes()
@@ -58,11 +59,8 @@ def truncate_metrics(file: Path, step: int) -> None:
         row = parse_row(line, file)
         if row is not None and row.step <= step:
             kept[row.step] = line + b"\n"
-    content = b"".join(kept[each] for each in sorted(kept))
-    if content == raw:
-        return
     try:
-        write_atomically(file, content)
+        write_atomically(file, b"".join(kept[each] for each in sorted(kept)))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

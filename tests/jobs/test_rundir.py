@@ -401,9 +401,11 @@ def test_rows_beyond_the_step_where_an_attempt_begins_are_removed(
     run.metrics_file.write_text("".join(f"{each.model_dump_json()}\n" for each in rows) + 'no row\n{"step": 40, "lo')
     truncate_metrics(run.metrics_file, 20)
     assert read_lines(run.metrics_file, MetricRow) == [rows[0], rows[3]] and "no row of metrics" in caplog.text
-    before = run.metrics_file.stat()
-    truncate_metrics(run.metrics_file, 20)
-    assert run.metrics_file.stat() == before, "nothing to do, nothing done"
+    content = run.metrics_file.read_bytes()
+    with open(run.metrics_file, "ab") as of_an_attempt_that_is_over:
+        truncate_metrics(run.metrics_file, 20)
+        of_an_attempt_that_is_over.write(b"late")
+    assert run.metrics_file.read_bytes() == content
 
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,11 +1,15 @@
 """One thing that the trainer of attempt 1 writes: `python -m tests.training.fenced_writes WHAT RUN_DIR`.
 
-Of `during`, another attempt begins after the first tensor of a checkpoint is written.
+Of `during` and `stale`, another attempt begins after the first tensor of a checkpoint is written; of `stale` that one
+is saving the same step when the first learns that its file is gone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +23,7 @@ from jobs.spec import CheckpointSpec
 from tests.metric_rows import metric_row
 from worker.training.checkpoints.checkpoint import OPTIMIZER, WEIGHTS, TrainState
 from worker.training.checkpoints.saving import write
+from worker.training.checkpoints.tensorfile import WriteProgress
 from worker.training.fence import end_if_over
 from worker.training.journal import Journal
 
@@ -42,6 +47,34 @@ class Nobody:
         """See `WriteProgress`."""
 
 
+class Killed(BaseException):
+    """A process at its first tensor."""
+
+    def progress(self) -> None:
+        """See `WriteProgress`."""
+        raise self
+
+
+class Stale:
+    """Another box takes the job over, and saves the same step; then the server does not know the file any more."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+
+    def progress(self) -> None:
+        """See `WriteProgress`."""
+        take_over(self._run)
+        with contextlib.suppress(Killed):
+            save(self._run, Killed(), partial(end_if_over, self._run, 2))
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+
+def save(run: RunDir, progress: WriteProgress, fence: Callable[[], None]) -> None:
+    """A checkpoint of step 1."""
+    tensors = {file: {"a": torch.ones(2), "b": torch.ones(2)} for file in (WEIGHTS, OPTIMIZER)}
+    write(run, TrainState(spec_sha256="s", micro_batch=1, step=1), tensors, CheckpointSpec(), progress, fence)
+
+
 def take_over(run: RunDir) -> None:
     """What reconcile and the supervisor of another box write."""
     run.append([AttemptEnded(reason=Reason.WORKER_LOST), JobQueued()])
@@ -57,9 +90,8 @@ def main(what: str, run: RunDir) -> None:
         case "metrics":
             LineWriter(run.metrics_file, fence).write(metric_row(1))
         case _:
-            tensors = {file: {"a": torch.ones(2), "b": torch.ones(2)} for file in (WEIGHTS, OPTIMIZER)}
-            state = TrainState(spec_sha256="s", micro_batch=1, step=1)
-            write(run, state, tensors, CheckpointSpec(), AnotherBox(run) if what == "during" else Nobody(), fence)
+            others = {"during": AnotherBox, "stale": Stale}
+            save(run, others[what](run) if what in others else Nobody(), fence)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from jobs.spec import parse_spec
 from tests.stack import ROOT
 from tests.summaries import checked, prepared
 from tests.training.fenced_writes import take_over
+from worker.training.checkpoints.pruning import clean
 from worker.training.fence import EXIT_CODE
 
 
@@ -72,7 +74,16 @@ def test_an_attempt_that_was_given_up_is_over_before_the_next_one_begins(run: Ru
 
 def test_a_checkpoint_during_which_another_attempt_begins_gets_no_name(run: RunDir) -> None:
     code, _ = write("during", run)
-    assert code == EXIT_CODE and written(run) == {"checkpoints/tmp-step-00000001/model.safetensors"}
+    (left,) = written(run)
+    assert code == EXIT_CODE and fnmatch(left, "checkpoints/tmp-step-00000001-*/model.safetensors")
+
+
+def test_an_attempt_that_is_over_leaves_what_the_next_one_is_saving(run: RunDir) -> None:
+    code, said = write("stale", run)
+    assert code == EXIT_CODE and "attempt 2 has begun" in said, said
+    assert len(written(run)) == 2, "of the same step, by either attempt"
+    clean(run)
+    assert written(run) == set()
 
 
 def test_events_that_cannot_be_read_fence_nobody_off(run: RunDir) -> None:

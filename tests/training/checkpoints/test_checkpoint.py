@@ -241,10 +241,11 @@ def test_what_a_kill_leaves_while_a_checkpoint_is_replaced(make_run: MakeRun) ->
 def test_what_a_killed_save_left_is_removed_and_never_used(make_run: MakeRun) -> None:
     run = make_run()
     attempt(run, 1, stop_at=4 + 6 + 3)
-    shutil.copytree(run.checkpoints / "step-00000006", run.checkpoints / "tmp-step-00000007")
+    shutil.copytree(run.checkpoints / "step-00000006", run.checkpoints / "tmp-step-00000007-0123abcd")
+    shutil.copytree(run.checkpoints / "step-00000006", run.path / "tmp-model-0123abcd")
     assert attempt(run, 2) == 0
     assert facts(run, ModelLoaded, 2)[0].resumed_step == 6
-    assert not list(run.checkpoints.glob("tmp-*"))
+    assert not [*run.checkpoints.glob("tmp-*"), *run.path.glob("tmp-*")]
 
 
 def test_a_checkpoint_of_another_specification_is_refused(make_run: MakeRun) -> None:

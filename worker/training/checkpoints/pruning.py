@@ -35,7 +35,7 @@ def clean(run: RunDir) -> None:
     for replaced in run.checkpoints.glob(f"{REPLACED}step-*"):
         if not (final := replaced.with_name(replaced.name.removeprefix(REPLACED))).exists():
             os.rename(replaced, final)  # killed before the new one had the name
-    for leftover in run.checkpoints.glob("tmp-*"):
+    for leftover in (*run.checkpoints.glob("tmp-*"), *run.path.glob(f"tmp-{run.model.name}*")):
         _delete(leftover)
     for unfinished in run.path.glob(f".{run.metrics_file.name}.*"):
         unfinished.unlink()

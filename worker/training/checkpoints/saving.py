@@ -16,6 +16,7 @@ import resource
 import shutil
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 
 import torch
@@ -184,9 +185,8 @@ def write(
     start = time.perf_counter()
     fence()
     final = folder_of(run, state.step)
-    temporary = final.with_name(f"tmp-{final.name}")
+    temporary = final.with_name(f"tmp-{final.name}-{uuid.uuid4().hex[:8]}")  # no other attempt writes in it
     run.checkpoints.mkdir(exist_ok=True)
-    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
         manifest = {}
@@ -198,6 +198,7 @@ def write(
         write_bytes(temporary / MANIFEST, json.dumps({"step": state.step, "files": manifest}, indent=1).encode())
         sync_folder(temporary)
     except OSError as error:
+        fence()
         shutil.rmtree(temporary, ignore_errors=True)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

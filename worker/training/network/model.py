@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,8 +207,7 @@ def write_model(
     `fence` is that of the attempt (`Journal.fence`).
     """
     fence()
-    temporary = target.with_name(f"tmp-{target.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = target.with_name(f"tmp-{target.name}-{uuid.uuid4().hex[:8]}")  # no other attempt writes in it
     temporary.mkdir(parents=True)
     layout = loaded.task.layout(loaded.config)
     weights: dict[str, SealedFile] = {}
