@@ -143,30 +143,38 @@ env: ## write .env (your UID and GID, a random API key and Redis password) and m
 	if [ "$$(id -u)" = 0 ]; then chown "$$uid:$$gid" .env.new runs data; fi; \
 	mv .env.new .env; echo "wrote .env; made ./runs and ./data"
 
-# A private CA, which alone the other box trusts; the certificate of Redis here, for HOST; a password for each box, of which
-# only the hash stays here. The group may read what Redis reads: its container is in that group.
+# A private CA, which alone the other box trusts; the certificate of Redis here, for every HOST that a box was told; a
+# password for each box, of which only the hash stays here. The group may read what Redis reads: its container is in it.
 box: ## let another box train: make box NAME=gpu2 HOST=<address of this box> (docs/many-boxes.md)
 	@[[ "$(NAME)" =~ ^[a-z0-9][a-z0-9-]{0,30}$$ ]] || { echo "make box: give the other box a name, such as NAME=gpu2: lower-case letters, digits, hyphens" >&2; exit 1; }
 	@[ -e .env ] || { echo "make box: no .env; run 'make env' first" >&2; exit 1; }
-	@[ -n "$(HOST)" ] || [ -e boxes/host ] || { echo "make box: say at which address the other box reaches this one, HOST=192.168.1.10 or a name" >&2; exit 1; }
+	@! grep -qx 'LONGHAUL_BOX=$(NAME)' .env || { echo "make box: $(NAME) is the name of this box (LONGHAUL_BOX in .env); give the other one another" >&2; exit 1; }
+	@[ -n "$(HOST)" ] || [ -s boxes/hosts ] || { echo "make box: say at which address the other box reaches this one, HOST=192.168.1.10 or a name" >&2; exit 1; }
+	@[[ "$(HOST)" =~ ^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?)?$$ || "$(HOST)" =~ ^[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*$$ ]] || \
+		{ echo "make box: HOST=$(HOST) is neither a name nor an address; give it without port and brackets, as in HOST=192.168.1.10 or HOST=fd00::1" >&2; exit 1; }
 	@command -v openssl >/dev/null || { echo "make box: there is no openssl here; install it" >&2; exit 1; }
-	@umask 027; mkdir -p boxes; ec='-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes'; \
+	@umask 027; mkdir -p boxes; trap 'rm -f boxes/*.new' EXIT; ec='-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes'; \
 	setting() { sed -n "s/^$$1=//p" .env; }; \
+	quiet() { openssl "$$@" 2> boxes/said.new || { cat boxes/said.new >&2; echo "make box: openssl failed, and the certificate is as it was" >&2; exit 1; }; }; \
 	if [ ! -e boxes/ca.crt ]; then \
-		openssl req -x509 $$ec -days 7300 -subj "/CN=Longhaul CA" -addext keyUsage=critical,keyCertSign -keyout boxes/ca.key -out boxes/ca.crt 2>/dev/null; chmod 600 boxes/ca.key; \
+		quiet req -x509 $$ec -days 7300 -subj "/CN=Longhaul CA" -addext keyUsage=critical,keyCertSign -keyout boxes/ca.key.new -out boxes/ca.crt.new; \
+		chmod 600 boxes/ca.key.new; mv boxes/ca.key.new boxes/ca.key; mv boxes/ca.crt.new boxes/ca.crt; \
 	fi; \
-	if [ -n "$(HOST)" ] && [ "$(HOST)" != "$$(cat boxes/host 2>/dev/null)" ]; then \
-		kind=DNS; if [[ "$(HOST)" =~ ^[0-9.]+$$|: ]]; then kind=IP; fi; \
-		openssl req -new $$ec -subj "/CN=Longhaul" -keyout boxes/server.key -out boxes/server.csr 2>/dev/null; \
-		openssl x509 -req -in boxes/server.csr -CA boxes/ca.crt -CAkey boxes/ca.key -set_serial 0x$$(openssl rand -hex 16) -days 7300 \
-			-extfile <(echo "subjectAltName=$$kind:$(HOST)"; echo "extendedKeyUsage=serverAuth") -out boxes/server.crt 2>/dev/null; \
-		rm boxes/server.csr; chmod 640 boxes/server.key; echo "$(HOST)" > boxes/host; \
+	host=$(HOST); host=$${host:-$$(tail -n 1 boxes/hosts)}; \
+	if ! grep -qsxF "$$host" boxes/hosts; then \
+		{ cat boxes/hosts 2>/dev/null || true; echo "$$host"; } > boxes/hosts.new; \
+		names=$$(while read -r each; do if [[ $$each =~ ^[0-9.]+$$|: ]]; then echo "IP:$$each"; else echo "DNS:$$each"; fi; done < boxes/hosts.new | paste -sd,); \
+		quiet req -new $$ec -subj "/CN=Longhaul" -keyout boxes/server.key.new -out boxes/csr.new; \
+		quiet x509 -req -in boxes/csr.new -CA boxes/ca.crt -CAkey boxes/ca.key -set_serial 0x$$(openssl rand -hex 16) -days 7300 \
+			-extfile <(echo "subjectAltName=$$names"; echo "extendedKeyUsage=serverAuth") -out boxes/server.crt.new; \
+		chmod 640 boxes/server.key.new; for file in server.key server.crt hosts; do mv boxes/$$file.new boxes/$$file; done; \
 	fi; \
 	password=$$(openssl rand -hex 32); \
 	{ grep -sv '^$(NAME) ' boxes/keys || true; echo "$(NAME) $$(printf %s "$$password" | openssl dgst -sha256 -r | cut -d' ' -f1)"; } > boxes/keys.new; \
-	mv boxes/keys.new boxes/keys; mkdir -p boxes/$(NAME); chmod 700 boxes/$(NAME); cp boxes/ca.crt boxes/$(NAME); \
+	mv boxes/keys.new boxes/keys; mkdir -p boxes/$(NAME); chmod 700 boxes/$(NAME); cp boxes/ca.crt boxes/$(NAME); chmod 644 boxes/$(NAME)/ca.crt; \
+	if [[ $$host = *:* ]]; then host="[$$host]"; fi; \
 	printf '%s\n' COMPOSE_FILE=$(BOX_FILE) "UID=$$(setting UID)" "GID=$$(setting GID)" LONGHAUL_BOX=$(NAME) "LONGHAUL_BOX_PASSWORD=$$password" \
-		"LONGHAUL_FIRST_BOX=$$(cat boxes/host):6380" "LONGHAUL_SHARED=$$(setting LONGHAUL_SHARED)" LONGHAUL_GPUS=all > boxes/$(NAME)/.env; \
+		"LONGHAUL_FIRST_BOX=$$host:6380" "LONGHAUL_SHARED=$$(setting LONGHAUL_SHARED)" LONGHAUL_GPUS=all > boxes/$(NAME)/.env; \
 	chmod 600 boxes/$(NAME)/.env; \
 	if [ "$$(id -u)" = 0 ]; then chown -R "$$(setting UID):$$(setting GID)" boxes; fi; \
 	echo "wrote boxes/$(NAME)/.env and ca.crt: copy both into the clone on $(NAME)"; \

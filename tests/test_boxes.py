@@ -65,8 +65,11 @@ def test_a_box_gets_a_password_of_its_own_and_what_it_needs_to_know_this_one(tmp
     }  # fmt: skip
     hashed = hashlib.sha256(password.encode()).hexdigest()
     assert (boxes / "keys").read_text() == f"gpu2 {hashed}\n" and len(password) == 64
-    modes = {name: (boxes / name).stat().st_mode & 0o777 for name in ("ca.key", "server.key", "gpu2/.env", "gpu2")}
-    assert modes == {"ca.key": 0o600, "server.key": 0o640, "gpu2/.env": 0o600, "gpu2": 0o700}
+    modes = {
+        name: (boxes / name).stat().st_mode & 0o777 for name in ("ca.key", "server.key", "gpu2/.env", "gpu2/ca.crt")
+    }
+    assert (boxes / "gpu2").stat().st_mode & 0o777 == 0o700
+    assert modes == {"gpu2/ca.crt": 0o644, "ca.key": 0o600, "server.key": 0o640, "gpu2/.env": 0o600}
     assert verified(boxes, "-verify_ip", HOST) and not verified(boxes, "-verify_ip", "127.0.0.2")
     # The file that it copies works where compose reads it.
     needed = {"LONGHAUL_BOX_PASSWORD", "LONGHAUL_FIRST_BOX", "LONGHAUL_SHARED", "LONGHAUL_BOX", "UID", "GID"}
@@ -82,11 +85,17 @@ def test_another_box_keeps_the_first_and_another_address_keeps_the_ca(tmp_path: 
     assert (boxes / "keys").read_bytes().startswith(key)
     make_box(boxes.parent, "box.example.org")
     assert (boxes / "ca.crt").read_bytes() == ca and (boxes / "server.crt").read_bytes() != server
-    assert verified(boxes, "-verify_hostname", "box.example.org") and not verified(boxes, "-verify_ip", HOST)
+    assert verified(boxes, "-verify_hostname", "box.example.org") and verified(boxes, "-verify_ip", HOST)
+    assert settings(boxes / "gpu2/.env")["LONGHAUL_FIRST_BOX"] == "box.example.org:6380"
+    make_box(boxes.parent, "fd00::1", "gpu4")
+    assert verified(boxes, "-verify_ip", "fd00::1") and verified(boxes, "-verify_hostname", "box.example.org")
+    assert settings(boxes / "gpu4/.env")["LONGHAUL_FIRST_BOX"] == "[fd00::1]:6380"
     names = [line.split()[0] for line in (boxes / "keys").read_text().splitlines()]
-    assert sorted(names) == ["gpu2", "gpu3"] and key not in (boxes / "keys").read_bytes(), "gpu2 has a new password"
+    assert sorted(names) == ["gpu2", "gpu3", "gpu4"] and key not in (boxes / "keys").read_bytes(), (
+        "gpu2 has a new password"
+    )
     assert make(boxes.parent, "revoke-box", "NAME=gpu2").returncode == 0
-    assert (boxes / "keys").read_text().split()[0] == "gpu3" and not (boxes / "gpu2").exists()
+    assert "gpu2" not in (boxes / "keys").read_text() and not (boxes / "gpu2").exists()
 
 
 @pytest.mark.parametrize(
@@ -95,6 +104,11 @@ def test_another_box_keeps_the_first_and_another_address_keeps_the_ca(tmp_path: 
         (["box"], "give the other box a name"),
         (["box", "NAME=GPU 2"], "give the other box a name"),
         (["box", "NAME=gpu2"], "say at which address"),
+        (["box", "NAME=main", "HOST=10.0.0.1"], "main is the name of this box"),
+        *(
+            (["box", "NAME=gpu2", f"HOST={host}"], f"HOST={host} is neither a name nor an address")
+            for host in ("192.168.1.10:6380", "[fd00::1]", "first box", "10.0.0.0/24")
+        ),
         (["revoke-box", "NAME=gpu2"], "no box has the name 'gpu2'"),
         (["revoke-box", "NAME=.*"], "no box has the name '.*'"),
     ],
@@ -102,9 +116,17 @@ def test_another_box_keeps_the_first_and_another_address_keeps_the_ca(tmp_path: 
 def test_what_is_missing_is_said(tmp_path: Path, words: list[str], said: str) -> None:
     for file in ("Makefile", ".env.example", "pyproject.toml"):
         (tmp_path / file).write_bytes((ROOT / file).read_bytes())
-    (tmp_path / ".env").touch()
+    (tmp_path / ".env").write_text("LONGHAUL_BOX=main\n")
     done = make(tmp_path, *words)
     assert done.returncode != 0 and said in done.stderr and not (tmp_path / "boxes").exists()
+
+
+def test_where_openssl_fails_it_says_why_and_the_certificate_is_as_it_was(tmp_path: Path) -> None:
+    boxes = make_box(tmp_path / "clone", HOST)
+    before = {file: file.read_bytes() for file in boxes.rglob("*") if file.is_file()}
+    done = make(boxes.parent, "box", "NAME=gpu3", "HOST=999.0.0.1")
+    assert done.returncode != 0 and "bad ip address" in done.stderr and "openssl failed" in done.stderr
+    assert {file: file.read_bytes() for file in boxes.rglob("*") if file.is_file()} == before
 
 
 def test_a_box_may_use_the_same_commands_on_all_keys_but_those_of_requests(tmp_path: Path) -> None:
