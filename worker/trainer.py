@@ -24,6 +24,8 @@ SLOW_PHASES: frozenset[Phase] = frozenset({"load", "compile", "save"})
 SLOW_SILENCE_S = 15 * 60.0
 SILENCE_S = 5 * 60.0
 SILENCE_INTERVALS = 20.0
+AWAY_S = 10.0
+"""A look that took longer, or came later, waited for the folder, as its trainer did: or the machine stood still."""
 
 
 Starter = Callable[[Sequence[str], int], Process]
@@ -55,7 +57,7 @@ class Trainer:
         self._file = run.attempt_file(stage.value if attempt is None else attempt)
         self._offset = 0
         self._beat: Heartbeat | None = None
-        self._heard = time.monotonic()
+        self._heard = self._looked = time.monotonic()
         self._oom_kills = oom_kills()
         self.killed_for: str | None = None
         self._asked = False
@@ -77,19 +79,18 @@ class Trainer:
 
     def read_lines(self) -> list[Noted | Finished]:
         """The lines it has written since the last call, without heartbeats."""
-        if self._process.waiting:
-            self._heard = time.monotonic()
         try:
             with open(self._file, "rb", opener=regular) as file:
                 file.seek(self._offset)
                 new = file.read()
         except FileNotFoundError:
-            return []
+            new = b""
+        before, self._looked = self._looked, time.monotonic()
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
         lines = [parsed for line in whole.splitlines() if (parsed := parse_line(line, self._file)) is not None]
-        if lines:
-            self._heard = time.monotonic()
+        if lines or self._process.waiting or self._looked - before > AWAY_S:
+            self._heard = self._looked
         for line in lines:
             if isinstance(line, Heartbeat):
                 self._beat = line

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from jobs.attempt import Heartbeat
+from jobs.disk.files import append_line
 from jobs.disk.rundir import create
 from jobs.events import JobSubmitted
 from jobs.spec import parse_spec
 from jobs.state import Stage
-from worker.trainer import Trainer, here
+from tests.clock import Clock
+from worker.trainer import SILENCE_S, Trainer, here
+from worker.warm import OwnProcess
 
 
 @pytest.mark.parametrize(
@@ -40,3 +46,24 @@ def test_a_crash_is_explained_by_an_error_or_by_nothing(
     assert trainer.wait(60)
     error = trainer.end().error
     assert error is not None and error.message.endswith(message), error
+
+
+def test_a_folder_that_was_away_is_no_silence_of_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(0.0)
+    monkeypatch.setattr("worker.trainer.time", SimpleNamespace(time=time.time, monotonic=clock))
+    spec = parse_spec({"data": {"train": "rows.jsonl"}})
+    run, _ = create(tmp_path, "job-1", spec, JobSubmitted(name="tiny", model="m", spec_sha256="s"))
+    run.attempt_file(1).parent.mkdir(exist_ok=True)
+    trainer = Trainer(run, Stage.TRAIN, 1, lambda *_: OwnProcess(["sleep", "600"], process_group=0))
+    append_line(run.attempt_file(1), Heartbeat(at=0.0, phase="step", step=5, interval_s=0.1))
+    trainer.read_lines()
+    clock.now += 600  # supervisor and trainer wait for the folder
+    trainer.read_lines()
+    away = trainer.stalled
+    silent_s = 0.0
+    while not trainer.stalled and silent_s < 3600:
+        clock.now += 5
+        silent_s += 5
+        trainer.read_lines()
+    trainer.kill("stalled")
+    assert not away and silent_s == SILENCE_S + 5
