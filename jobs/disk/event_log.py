@@ -112,9 +112,9 @@ class EventLog:
         """The next read begins at the first line: one that continues sees no damage before its position."""
         self._read = None
 
-    def record(self) -> JobRecord:
-        """The sum of the events."""
-        with self._open() as file:
+    def record(self, *, from_server: bool = False) -> JobRecord:
+        """The sum of the events. `from_server`: opened as if to write, for which a client of NFS asks its server."""
+        with self._open("r+b" if from_server else "rb") as file:
             return self._read_on(file).record
 
     def whole(self) -> tuple[JobRecord, int]:

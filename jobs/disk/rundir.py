@@ -204,9 +204,9 @@ class RunDir:
         """Events with numbers above `after`; a torn last line is not one."""
         return event_log(self.events_file).events(after)
 
-    def record(self) -> JobRecord:
-        """The sum of the events. Reads those that are new to this process."""
-        return event_log(self.events_file).record()
+    def record(self, *, from_server: bool = False) -> JobRecord:
+        """The sum of the events. Reads those that are new to this process; `from_server` as in `EventLog.record`."""
+        return event_log(self.events_file).record(from_server=from_server)
 
     def append(
         self,

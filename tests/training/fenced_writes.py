@@ -90,8 +90,8 @@ def main(what: str, run: RunDir) -> None:
         case "metrics":
             LineWriter(run.metrics_file, fence).write(metric_row(1))
         case _:
-            others = {"during": AnotherBox, "stale": Stale}
-            save(run, others[what](run) if what in others else Nobody(), fence)
+            others: dict[str, WriteProgress] = {"during": AnotherBox(run), "stale": Stale(run)}
+            save(run, others.get(what, Nobody()), fence)
 
 
 if __name__ == "__main__":

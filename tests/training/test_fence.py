@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import zlib
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
+from jobs.disk.files import regular
 from jobs.disk.rundir import RunDir, create
 from jobs.events import AttemptEnded, AttemptStarted, JobQueued, JobSubmitted
 from jobs.reasons import Reason
@@ -17,7 +20,7 @@ from tests.stack import ROOT
 from tests.summaries import checked, prepared
 from tests.training.fenced_writes import take_over
 from worker.training.checkpoints.pruning import clean
-from worker.training.fence import EXIT_CODE
+from worker.training.fence import EXIT_CODE, end_if_over
 
 
 @pytest.fixture
@@ -90,3 +93,24 @@ def test_events_that_cannot_be_read_fence_nobody_off(run: RunDir) -> None:
     with open(run.events_file, "ab") as file:
         file.write(b"damage\n")
     assert write("heartbeat", run) == (0, "") and written(run) == {"attempts/1.jsonl"}
+
+
+def test_the_server_is_asked_by_opening_the_events_for_writing(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags: list[int] = []
+
+    def noted(path: str, how: int) -> int:
+        flags.append(how & os.O_ACCMODE)
+        return regular(path, how)
+
+    monkeypatch.setattr("jobs.disk.event_log.regular", noted)
+    end_if_over(run, 1)
+    assert flags == [os.O_RDWR]
+
+
+def test_an_event_of_a_newer_version_ends_the_attempt(run: RunDir) -> None:
+    last = run.events()[-1]
+    line = last.model_copy(update={"number": last.number + 1}).model_dump_json().replace("attempt.started", "job.newer")
+    with open(run.events_file, "ab") as file:
+        file.write(line[:-1].encode() + b',"crc":"%08x"}\n' % zlib.crc32(line.encode()))
+    code, said = write("heartbeat", run)
+    assert code == EXIT_CODE and "a newer version of Longhaul wrote it" in said and written(run) == set()

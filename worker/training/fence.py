@@ -10,7 +10,7 @@ import logging
 import os
 
 from jobs.disk.rundir import RunDir
-from jobs.errors import Damaged, NotFound
+from jobs.errors import Damaged, NewerFormat, NotFound
 
 log = logging.getLogger("longhaul.trainer")
 EXIT_CODE = 85
@@ -20,11 +20,14 @@ EXIT_CODE = 85
 def end_if_over(run: RunDir, attempt: int) -> None:
     """End this process at once, whatever its threads are at, where `attempt` has ended or a later one has begun.
 
-    Costs opening the events and one `fstat`, which NFS takes to its server; no line is read twice.
+    Costs opening the events and one `fstat`; no line is read twice. They are opened for writing: reading alone a client
+    of NFS may answer by itself, from a delegation.
     """
     try:
-        record = run.record()
-    except Damaged:  # no attempt can begin until it is repaired
+        record = run.record(from_server=True)
+    except NewerFormat as error:  # of a box that this one does not understand: it may have taken the job over
+        why = f"its events cannot be read any more: {error}"
+    except Damaged:  # no attempt can begin until it is repaired; then its events name the open one
         return
     except NotFound:
         why = "its run directory was deleted"

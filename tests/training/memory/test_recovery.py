@@ -523,6 +523,19 @@ def test_report_says_what_was_in_the_model(rows: PreparedDataset, gpu: FakeGpu, 
     assert len(failed) == 1 and failed[0]["rows"] > 2 and failed[0]["input_width"] <= 64
 
 
+def test_an_attempt_that_is_over_leaves_no_report(
+    rows: PreparedDataset, gpu: FakeGpu, noting: Noting, tmp_path: Path
+) -> None:
+    def over() -> None:
+        raise SystemExit(85)
+
+    noting.fence = over
+    gpu.allowed = {SHORT: 2}
+    with pytest.raises(SystemExit):
+        next(running(rows, noting))
+    assert not (tmp_path / "oom_reports").exists()
+
+
 def test_ten_folders_are_enough(rows: PreparedDataset, gpu: FakeGpu, noting: Noting, tmp_path: Path) -> None:
     (tmp_path / "oom_reports").mkdir()
     for number in range(1, MOST_FOLDERS):

@@ -165,6 +165,7 @@ class Recovery:
             "safe": {name: asdict(known) for name, known in limit.safe.items()},
             "micro_batches": shapes,
         }
+        self._context.journal.fence()
         return self.oom_reports.keep(failed.step, shortage, about)
 
     def _fail_as_configured(
