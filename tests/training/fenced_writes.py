@@ -47,7 +47,7 @@ class Nobody:
         """See `WriteProgress`."""
 
 
-class Killed(BaseException):
+class KilledMidway(BaseException):
     """A process at its first tensor."""
 
     def progress(self) -> None:
@@ -64,8 +64,8 @@ class Stale:
     def progress(self) -> None:
         """See `WriteProgress`."""
         take_over(self._run)
-        with contextlib.suppress(Killed):
-            save(self._run, Killed(), partial(end_if_over, self._run, 2))
+        with contextlib.suppress(KilledMidway):
+            save(self._run, KilledMidway(), partial(end_if_over, self._run, 2))
         raise OSError(errno.ESTALE, "Stale file handle")
 
 
