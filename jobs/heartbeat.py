@@ -121,7 +121,7 @@ class WorkerHeartbeat(Frozen, strict=True, extra="allow"):
     sinks: dict[str, SinkLag] | None = None
     """Of publish: how far each sink is behind."""
     versions: dict[str, object] | None = None
-    """Of torch, transformers, rq and redis."""
+    """Of longhaul, torch, transformers, rq and redis."""
 
     def shares_host(self, other: WorkerHeartbeat) -> bool:
         """Whether both are in one container, or on one host without containers: their pids are of one kind then."""

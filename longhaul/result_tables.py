@@ -136,10 +136,19 @@ def print_workers(workers: Sequence[WorkerDict], console: Console, *, damaged: S
             clocks = f"{duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} that of Redis"
             what = f"the clock of {each['stage']} on {each.get('box')} is {clocks}: set both by NTP, or times are wrong"
             console.print(Text(what, style="red"), soft_wrap=True)
+    first = next((_version(each) for each in workers if each["stage"] == "publish"), None)
+    for each in workers:
+        if first and (own := _version(each)) and own != first:
+            what = f"{each['stage']} on {each.get('box')} is of Longhaul {own}, and publish of {first}: update that box"
+            console.print(Text(what, style="red"), soft_wrap=True)
     for why in dict.fromkeys(
         f"{each['stage']} takes no work: {each['why']}" for each in workers if not each["healthy"]
     ):
         console.print(Text(why, style="red"), soft_wrap=True)
+
+
+def _version(worker: WorkerDict) -> str | None:
+    return (worker.get("versions") or {}).get("longhaul")
 
 
 def _device(worker: WorkerDict) -> str:

@@ -28,6 +28,7 @@ from jobs.redis.queue import Tickets
 from jobs.redis.store import LEASE_MS, Store, new_token
 from jobs.state import Stage, Status
 from worker.ending import ending, stage_lost
+from worker.runs_lock import identified
 
 log = logging.getLogger("longhaul.reconcile")
 EVERY_S = 15.0
@@ -93,6 +94,7 @@ class Reconciler:
                 self._reachable_since = now
             if not leads:
                 return False
+            self._store.maintenance.name_runs(identified(self._runs))
             wiped = self._store.maintenance.begin_rebuild(self._token)
             if wiped:  # the leases are gone with the rest: give their holders the time to take them again
                 self._reachable_since = now

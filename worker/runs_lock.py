@@ -1,5 +1,7 @@
 """Who tells the sinks of a runs directory, and reconciles it: one publish, which holds `.locks/publish.lock` in it.
 
+`.locks/id` is a random name, which Redis has, too: so a worker of another box knows the directory when it sees it.
+
 The lock is the kernel's (flock): it is free as soon as its holder has ended, in any way. The file says who holds
 it. Another publish of the same control plane waits for it; one whose Redis does not hear of the holder is refused: of
 two control planes each would declare the attempts of the other's workers lost.
@@ -14,12 +16,14 @@ import os
 import platform
 import threading
 import time
+import uuid
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from pydantic import BaseModel, ValidationError
 
+from jobs.disk.files import write_atomically
 from jobs.errors import LonghaulError, StoreUnavailable
 from jobs.redis.store import Store
 
@@ -27,6 +31,20 @@ log = logging.getLogger("longhaul.worker")
 RETRY_S = 1.0
 UNKNOWN_S = 15.0
 """A holder of the same control plane is heard of in its Redis every 5 s."""
+
+
+def id_file(runs: Path) -> Path:
+    """What it is known by."""
+    return runs / ".locks" / "id"
+
+
+def identified(runs: Path) -> str:
+    """Its id, which it is given here if it has none."""
+    file = id_file(runs)
+    file.parent.mkdir(exist_ok=True)
+    if not file.exists():
+        write_atomically(file, uuid.uuid4().hex.encode())
+    return file.read_text()
 
 
 class Holder(BaseModel):

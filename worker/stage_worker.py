@@ -31,6 +31,7 @@ from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets, queue_name
 from jobs.redis.store import Store
 from jobs.state import Stage
+from jobs.version import VERSION
 from worker.gpu import NoGpu, usable_gpu
 from worker.heartbeat import Fitness, report
 from worker.settings import WorkerSettings
@@ -40,6 +41,9 @@ from worker.training.machine.host import host_memory
 from worker.warm import WarmProcess
 
 log = logging.getLogger("longhaul.worker")
+RETRY_S = 5.0
+"""Between two looks whether work can be done again."""
+UPDATE = "update this box, and start its workers again"
 CLOCK_S = 5.0
 """An answer of Redis takes 2 s at most: a larger difference is that of two clocks."""
 
@@ -67,11 +71,12 @@ class StageWorker(rq.Worker):
         self._stage = stage
         self._settings = settings
         self._heartbeat = heartbeat
-        self._fitness = Fitness(stage.value, settings)
         self._client = connect(settings.redis_url)
         self._store = Store(self._client)
+        self._fitness = Fitness(stage.value, settings, self._store)
         self._warm = warm
         self._horse_lost_gpu = multiprocessing.get_context("fork").Event()
+        self._horse_outdated = multiprocessing.get_context("fork").Event()
         self.gpu_lost: str | None = None
         """Why this worker's GPU cannot be used any more: `work` has returned because of that."""
 
@@ -155,6 +160,7 @@ class StageWorker(rq.Worker):
                 self._warm,
                 self._heartbeat.slot or 0,
                 self._heartbeat.engine,
+                self._horse_outdated,
             )
         )
 
@@ -164,7 +170,15 @@ class StageWorker(rq.Worker):
             if (why := self._check_gpu()) is not None:
                 self._drop(job, queue)
                 self._leave_without_gpu(why)
+            if self._fitness.why is not None:  # seen while it waited for this ticket
+                self._drop(job, queue)
+                Tickets(self._client).add(self._stage)
+                return
             super().execute_job(job, queue)
+            if self._horse_outdated.is_set():
+                self._fitness.outdate(
+                    f"this is Longhaul {VERSION}, and a newer version writes events of the jobs: {UPDATE}"
+                )
             if self._horse_lost_gpu.is_set():
                 self._leave_without_gpu(self._check_gpu() or "the last attempt could not use the GPU")
             return
@@ -194,7 +208,15 @@ class StageWorker(rq.Worker):
         raise StopRequested
 
     def dequeue_job_and_maintain_ttl(self, timeout: int | None, max_idle_time: int | None = None) -> Any:
-        """A ticket that cannot be read, or is not ours, is thrown away (none is missed); the worker continues."""
+        """A ticket that cannot be read, or is not ours, is thrown away (none is missed); the worker continues.
+
+        None is taken while no work can be done: tickets are for all workers of the stage.
+        """
+        self._fitness.check()
+        while self._fitness.why is not None:
+            self.set_state(WorkerStatus.IDLE)
+            self.heartbeat()
+            self._stopping.wait(RETRY_S)
         while True:
             try:
                 return super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)

@@ -21,7 +21,7 @@ from jobs.attempt import CheckResult, Finished, Noted, PrepareResult
 from jobs.disk.files import append_line
 from jobs.disk.metrics_file import last_metrics
 from jobs.disk.rundir import RunDir
-from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
+from jobs.errors import Conflict, Damaged, NewerFormat, NotFound, StoreUnavailable
 from jobs.events import (
     AnyFact,
     AttemptEnded,
@@ -96,6 +96,8 @@ class WorkerContext:
     """That of a train worker."""
     engine: str | None = None
     """Where a train worker has its jobs trained; None: here."""
+    outdated: Event | None = None
+    """Set by the horse when a newer version has written events of its job; the worker looks at it."""
 
     @property
     def train_worker(self) -> TrainWorker:
@@ -125,9 +127,14 @@ def work(stage_name: str) -> None:
     except Conflict as error:  # cancelled, paused or taken over meanwhile: the file decided
         log.info("job %s: let go in stage %s: %s", job, stage.value, error)
         context.store.release(job, token)
-    except NotFound:
-        log.error("job %s has no run directory any more and is forgotten", job)
-        context.store.forget(job)
+    except NotFound as error:  # deleted, which reconcile sees; or this box has another folder: its lease runs out
+        log.error("job %s has no run directory here: %s", job, error)
+    except NewerFormat as error:  # no damage: a worker of that version reads it
+        log.error("job %s is left to a worker of a newer version: %s", job, error)
+        context.store.release(job, token)
+        if context.outdated is not None:
+            context.outdated.set()
+        return
     except Damaged as error:
         log.error("job %s is left alone until it is repaired: %s", job, error)
         context.store.mark_damaged(run, error, release=token)

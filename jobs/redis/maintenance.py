@@ -107,6 +107,17 @@ class Maintenance:
         """Redis knows every job again. False: it was wiped again in the meantime."""
         return bool(self._script(END_REBUILD, token))
 
+    def name_runs(self, identity: str) -> None:
+        """The runs directory whose jobs these are."""
+        with reachable():
+            self._redis.set("longhaul:folder", identity)
+
+    def runs_name(self) -> str | None:
+        """What `name_runs` was told last; None: nothing yet."""
+        with reachable():
+            found = cast(bytes | None, self._redis.get("longhaul:folder"))
+        return None if found is None else found.decode()
+
     def known(self) -> set[str]:
         """Ids of all jobs that Redis has heard of."""
         with reachable():

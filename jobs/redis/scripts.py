@@ -292,7 +292,7 @@ if redis.call('HSETNX', job, 'record', ARGV[3]) == 1 then
 end
 redis.call('HSET', job, 'damaged', ARGV[2])
 redis.call('ZREM', 'longhaul:status:' .. (redis.call('HGET', job, 'status') or ''), id)
-redis.call('ZADD', 'longhaul:status:damaged', redis.call('ZSCORE', 'longhaul:jobs', id), id)
+redis.call('ZADD', 'longhaul:status:damaged', redis.call('ZSCORE', 'longhaul:jobs', id) or 0, id)
 if ARGV[6] ~= '' then drop_lease(id, ARGV[6]) end
 place(id)
 return 1
@@ -305,7 +305,7 @@ local job = lj(id)
 redis.call('HDEL', job, 'damaged')
 redis.call('ZREM', 'longhaul:status:damaged', id)
 local status = redis.call('HGET', job, 'status')
-if status then redis.call('ZADD', 'longhaul:status:' .. status, redis.call('ZSCORE', 'longhaul:jobs', id), id) end
+if status then redis.call('ZADD', 'longhaul:status:' .. status, redis.call('ZSCORE', 'longhaul:jobs', id) or 0, id) end
 if ARGV[2] == '1' then redis.call('HSET', job, 'number', 0) end
 place(id)
 return 1

@@ -148,7 +148,19 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     "make revoke-box NAME=gpu2": Elsewhere(
         "tests/test_boxes.py::test_another_box_keeps_the_first_and_another_address_keeps_the_ca"
     ),
-    "mkdir -p /srv/longhaul/{runs,data,uploads,models,prepared}": Never("the place is the reader's own"),
+    """sudo install -d -o "$(id -u)" -g "$(id -g)" /disks/longhaul/{runs,data,uploads,models,prepared}""": Never(
+        "the place is the reader's own"
+    ),
+    "docker compose down": Never("it ends all containers"),
+    "cp -a runs/. /srv/longhaul/runs/": Never("the place is the reader's own"),
+    "cp -a data/. /srv/longhaul/data/": Never("the place is the reader's own"),
+    'sudo iptables -I DOCKER-USER -m conntrack --ctstate NEW ! -d 192.168.1.10 -s "$(docker'
+    " network inspect longhaul-box_default -f '{{(index .IPAM.Config 0).Subnet}}')\" -j DROP": Never(
+        "it changes the firewall"
+    ),
+    'sudo iptables -I DOCKER-USER -m conntrack --ctstate NEW -s "$(docker netwo'
+    "rk inspect longhaul_boxes -f '{{(index .IPAM.Config 0).Subnet}}')\" -j DROP": Never("it changes the firewall"),
+    """sudo iptables -I DOCKER-USER -p tcp --dport 6380 ! -s 192.168.1.11 -j DROP""": Never("it changes the firewall"),
     "docker compose up -d && docker compose restart redis": Elsewhere(
         "tests/test_boxes.py::test_redis_takes_a_box_over_tls_until_it_is_revoked"
     ),

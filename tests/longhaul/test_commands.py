@@ -479,6 +479,10 @@ def test_boxes_are_shown_where_there_are_several_and_a_clock_that_differs() -> N
     head, *lines = shown.splitlines()
     assert head.split()[:2] == ["stage", "box"] and [line.split()[1] for line in lines[:2]] == ["gpu2", "main"]
     assert "the clock of train on gpu2 is 1 h behind that of Redis: set both by NTP" in shown
+    publish = worker("main", versions={"longhaul": "1.1.0"}) | {"stage": "publish"}
+    older = worker("gpu2", versions={"longhaul": "1.0.0"})
+    shown = printed(200, lambda console, _: print_workers([publish, older], console))
+    assert "train on gpu2 is of Longhaul 1.0.0, and publish of 1.1.0: update that box" in shown
 
 
 def test_a_key_and_its_line(run: Run) -> None:

@@ -18,7 +18,7 @@ from jobs.attempt import Noted
 from jobs.disk.files import append_line
 from jobs.disk.removal import move_away
 from jobs.disk.rundir import RunDir, create, submitted_under
-from jobs.errors import Recovering
+from jobs.errors import NewerFormat, Recovering
 from jobs.events import (
     AnyFact,
     AttemptEnded,
@@ -533,3 +533,53 @@ def test_two_thousand_jobs_are_all_there_before_one_can_be_claimed(
     assert len(house.store.maintenance.known()) == 2000
     assert house.tickets.count(Stage.TRAIN) == house.store.waiting(Stage.TRAIN) == 1800
     assert house.store.claim(Stage.TRAIN, "t") == "job-000001"
+
+
+def taken(house: House, runs: Path) -> WorkerContext:
+    """A train worker whose runs directory this is has taken a ticket."""
+    outdated, lost = (multiprocessing.get_context("fork").Event() for _ in range(2))
+    settings = from_environment({"LONGHAUL_DEVICE": "cpu", "LONGHAUL_RUNS": str(runs)})
+    worker = WorkerContext(
+        settings, house.store, house.tickets, "train-0", threading.Event(), None, lost, outdated=outdated
+    )
+    horse = copy_context()
+    horse.run(CONTEXT.set, worker)
+    horse.run(work, "train")
+    return worker
+
+
+def test_a_job_whose_directory_a_box_does_not_see_is_not_forgotten(house: House, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    run = house.submit("a", *QUEUED)
+    house.reconciler.run_once()
+    taken(house, tmp_path / "own")
+    assert house.store.get("a").record == run.record() and house.store.maintenance.leased("a")
+    house.run_out("a")
+    house.reconciler.run_once()
+    assert house.store.claim(Stage.TRAIN, "t") == "a"
+
+
+def newer(run: RunDir) -> None:
+    raise NewerFormat(f"a newer version of Longhaul wrote an event of {run.id}")
+
+
+def test_a_job_of_a_newer_version_is_left_to_that(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.submit("a", *QUEUED)
+    house.reconciler.run_once()
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDir, "verified", newer)
+        worker = taken(house, house.runs)
+    assert worker.outdated is not None and worker.outdated.is_set()
+    assert house.store.all_damaged() == [] and house.store.claim(Stage.TRAIN, "t") == "a"
+
+
+def test_a_damaged_job_that_is_in_no_list_any_more_does_not_stop_reconcile(house: House) -> None:
+    run = house.submit("a", *QUEUED)
+    whole = run.events_file.read_bytes()
+    run.events_file.write_bytes(b"damage\n" + whole)
+    house.reconciler.run_once()
+    assert house.store.all_damaged() == ["a"]
+    house.client.delete("longhaul:jobs")
+    run.events_file.write_bytes(whole)
+    house.reconciler.run_once()
+    assert house.store.all_damaged() == []

@@ -23,6 +23,7 @@ from tests.processes import alive, children, parent_of, trainers
 from tests.service.damage import destroyed
 from tests.stack import Stack, tiny_job
 from worker.heartbeat import first_heartbeat
+from worker.runs_lock import identified
 from worker.settings import from_environment
 from worker.stage_worker import StageWorker
 
@@ -131,6 +132,42 @@ def test_a_stop_that_somebody_swallowed_is_obeyed_all_the_same(redis_url: str, t
         for signum, handler in before.items():
             signal.signal(signum, handler)
     assert worker.heartbeats_after == 1
+
+
+class Leaves(StageWorker):
+    """Stopped at its third heartbeat."""
+
+    heartbeats = 0
+
+    def heartbeat(self, *arguments: Any, **more: Any) -> None:
+        super().heartbeat(*arguments, **more)
+        self.heartbeats += 1
+        if self.heartbeats == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("there", ["nothing", "another folder"])
+def test_a_worker_with_another_runs_directory_than_that_of_the_jobs_leaves_tickets_to_others(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
+) -> None:
+    store, tickets, runs = Store(connect(redis_url)), Tickets(connect(redis_url)), tmp_path / "runs"
+    runs.mkdir()
+    if there == "another folder":
+        identified(runs)
+    store.maintenance.name_runs("that of the first box")
+    tickets.add(Stage.CHECK)
+    monkeypatch.setattr("worker.stage_worker.RETRY_S", 0.01)
+    settings = from_environment({"LONGHAUL_DEVICE": "cpu", "LONGHAUL_REDIS_URL": redis_url, "LONGHAUL_RUNS": str(runs)})
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    worker = Leaves(Stage.CHECK, settings, first_heartbeat("check", settings))
+    try:
+        worker.work(logging_level="WARNING")
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    assert tickets.count(Stage.CHECK) == 1
+    [said] = store.workers.all()
+    assert not said.healthy and "the runs directory of the jobs in Redis; mount that one" in (said.why or "")
 
 
 def test_a_worker_says_that_its_clock_differs_from_that_of_redis(
