@@ -18,6 +18,8 @@ from fsspec.implementations.local import LocalFileSystem
 from worker.engines.engine import EngineUnavailable
 
 Answer = TypeVar("Answer")
+LONGEST = 16 * 2**20
+"""Bytes of an object that is read into memory."""
 
 
 class Bucket:
@@ -38,10 +40,20 @@ class Bucket:
     def read(self, name: str) -> bytes | None:
         """A small object; None: there is none."""
         try:
-            content: bytes = self._asked(name, lambda: self._fs.cat_file(self._path(name)))
+            content: bytes = self._asked(name, lambda: self._fs.cat_file(self._path(name), start=0, end=LONGEST + 1))
         except FileNotFoundError:
             return None
+        if len(content) > LONGEST:
+            raise EngineUnavailable(f"{self._url}: {name} is larger than {LONGEST} bytes")
         return content
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object; None: there is none."""
+        try:
+            size: int = self._asked(name, lambda: self._fs.info(self._path(name))["size"])
+        except FileNotFoundError:
+            return None
+        return size
 
     def write(self, name: str, content: bytes) -> None:
         """A small object."""
@@ -74,10 +86,13 @@ class Bucket:
             return
         temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"  # in a folder a file is seen before it is whole
         self._asked(name, lambda: write(temporary))
-        os.replace(temporary, path)
+        self._asked(name, lambda: os.replace(temporary, path))
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+        path = f"{self._root}/{name}"
+        if isinstance(self._fs, LocalFileSystem) and os.path.realpath(path) != f"{os.path.realpath(self._root)}/{name}":
+            raise EngineUnavailable(f"{self._url}: {name} is a link, or lies behind one")
+        return path
 
     def _asked(self, name: str, work: Callable[[], Answer]) -> Answer:
         try:

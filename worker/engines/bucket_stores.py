@@ -8,30 +8,31 @@ A node keeps them in `.stores` beside the run directory, and its plan.json names
 from __future__ import annotations
 
 import os
-import uuid
+import shutil
 from pathlib import Path
 
 from jobs.disk.rundir import RunDir
 from worker.engines.bucket import Bucket
+from worker.engines.bucket_copies import get_file
 from worker.engines.copied_file import BucketListing, files_in
 from worker.engines.engine import EngineUnavailable
 
 
 def send_stores(bucket: Bucket, run: RunDir) -> None:
-    """What is not there yet."""
+    """What is not there (any more)."""
     for folder in _stores(run):
-        listing = f"{_name(folder)}/.listing.json"
-        if bucket.read(listing) is None:
-            files = files_in(folder)
-            for each in files:
+        listing, files = f"{_name(folder)}/.listing.json", files_in(folder)
+        for each, file in files.items():
+            if bucket.size(f"{_name(folder)}/{each}") != file.bytes:
                 bucket.put(folder / each, f"{_name(folder)}/{each}")
-            bucket.write(listing, BucketListing(attempt=0, files=files).model_dump_json().encode())
+        if bucket.read(listing) is None:
+            bucket.write(listing, BucketListing(attempt=0, token="store", files=files).model_dump_json().encode())
 
 
 def receive_stores(bucket: Bucket, run: RunDir) -> None:
     """What is not here yet; the trainer compares its content with its manifest."""
     plan = run.plan()
-    model, prepared = (_receive(bucket, _name(folder), run.path.parent) for folder in _stores(run))
+    model, prepared = (_receive(bucket, _name(folder), run.path.parent, run.id) for folder in _stores(run))
     change = {
         "model": plan.model.model_copy(update={"folder": str(model)}),
         "data": plan.data.model_copy(update={"prepared": str(prepared)}),
@@ -39,16 +40,25 @@ def receive_stores(bucket: Bucket, run: RunDir) -> None:
     run.write_plan(plan.model_copy(update=change))
 
 
-def _receive(bucket: Bucket, name: str, place: Path) -> Path:
+def _receive(bucket: Bucket, name: str, place: Path, job: str) -> Path:
     folder = place / name
     if not folder.exists():
         if (listing := bucket.read(f"{name}/.listing.json")) is None:
             raise EngineUnavailable(f"{name} is not in the bucket")
-        temporary = folder.with_name(f"tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
-        for each in BucketListing.model_validate_json(listing).files:
-            (temporary / each).parent.mkdir(parents=True, exist_ok=True)
-            bucket.get(f"{name}/{each}", temporary / each)
-        os.rename(temporary, folder)
+        partial = folder.with_name(f"tmp-{folder.name}-{job}")
+        here = files_in(partial)
+        for each, file in BucketListing.model_validate_json(listing).files.items():
+            if not file.same(here.get(each)):  # else from a download that was interrupted
+                try:
+                    get_file(bucket, f"{name}/{each}", file, partial / each)
+                except FileNotFoundError:
+                    raise EngineUnavailable(f"{name}/{each} is not in the bucket") from None
+        try:
+            os.rename(partial, folder)
+        except OSError:
+            if not folder.exists():
+                raise
+            shutil.rmtree(partial)  # another job has just received the same
     return folder
 
 

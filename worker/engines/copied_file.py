@@ -7,6 +7,9 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from jobs.frozen import Frozen
 
@@ -18,14 +21,21 @@ _BY_NODE = re.compile(
     r"attempts/\d+(-rank-\d+)?\.(jsonl|node\.json)|metrics\.jsonl|trainer\.log|from_scratch\.json|confusion\.png"
     r"|evaluations/[^/]+|oom_reports/.+|checkpoints/step-\d+/[^/]+|model/.+"
 )
+_STAY_EMPTY = ("checkpoints", "evaluations")
 _SEALED = re.compile(r"(checkpoints/step-\d+|model)/.+")
 
 
 class CopiedFile(Frozen):
-    """A file as it was when it was copied. One with the same size and time is the same."""
+    """A file as it was when it was copied."""
 
     bytes: int
     modified_ns: int
+    place: Annotated[str, Field(pattern=r"^(\d+-\w+(-\w+)?)?$")] = ""
+    """The folder of its object, in that of the job."""
+
+    def same(self, other: CopiedFile | None) -> bool:
+        """One with the same size and time is the same, wherever it is."""
+        return other is not None and (self.bytes, self.modified_ns) == (other.bytes, other.modified_ns)
 
 
 Files = dict[str, CopiedFile]
@@ -41,10 +51,24 @@ class _Manifest(Frozen, extra="ignore"):
 
 
 class BucketListing(Frozen):
-    """What one side has put into the bucket."""
+    """What one side has in the bucket."""
 
-    attempt: int
+    attempt: Annotated[int, Field(ge=0)]
+    token: Annotated[str, Field(pattern=r"^\w+$")]
+    """Of the task."""
+    start: Annotated[str, Field(pattern=r"^\w*$")] = ""
+    """Of a node: which start of the task it is; of the box empty."""
     files: Files
+
+    @property
+    def of_box(self) -> str:
+        """The folder of the box's objects for this attempt."""
+        return f"{self.attempt}-{self.token}"
+
+    @property
+    def place(self) -> str:
+        """The folder of the objects of this side."""
+        return f"{self.of_box}-{self.start}" if self.start else self.of_box
 
 
 def files_in(folder: Path) -> Files:
@@ -110,5 +134,5 @@ def remove(folder: Path, names: Iterable[str]) -> None:
         file = folder / name
         file.unlink(missing_ok=True)
         for parent in file.relative_to(folder).parents[:-1]:
-            if not any((folder / parent).iterdir()):
+            if parent.name not in _STAY_EMPTY and (folder / parent).exists() and not any((folder / parent).iterdir()):
                 (folder / parent).rmdir()

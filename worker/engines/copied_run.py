@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from worker.engines.bucket import Bucket
-from worker.engines.bucket_storage import BucketStorage
+from worker.engines.bucket_box import BoxStorage
 from worker.engines.engine import EngineTask, SharedStorage, Storage
 from worker.engines.settings import EngineSettings
 
@@ -32,7 +32,7 @@ class CopiedRunSettings(EngineSettings):
 
     def storage(self) -> Storage:
         """Of the box's side."""
-        return SharedStorage() if self.bucket is None else BucketStorage(self.bucket, "box")
+        return SharedStorage() if self.bucket is None else BoxStorage(self.bucket)
 
     def on_node(self, task: EngineTask) -> EngineTask:
         """The task as the node starts it."""

@@ -92,8 +92,9 @@ class Storage(Protocol):
     # fmt: off
     def push(self, run: Path) -> None:
         """What this side has written goes to the other side."""
-    def pull(self, run: Path) -> None:
-        """What the other side has written comes here."""
+    def pull(self, run: Path) -> bool:
+        """What the other side has written comes here. Returns whether all of it is here that can be had. Raises
+        EngineRefused, too: of what the other side has left, something cannot be had."""
     def finish(self, run: Path) -> None:
         """As `push`, and when it returns, all of it is there."""
     # fmt: on
@@ -105,8 +106,9 @@ class SharedStorage:
     def push(self, run: Path) -> None:
         """It is there."""
 
-    def pull(self, run: Path) -> None:
+    def pull(self, run: Path) -> bool:
         """It is here."""
+        return True
 
     def finish(self, run: Path) -> None:
         """It is there."""

@@ -27,7 +27,7 @@ from jobs.disk.rundir import RunDir
 from jobs.process.lifeline import PARENT_PID
 from jobs.process.logs import configure
 from jobs.reasons import Reason
-from worker.engines.bucket_storage import BucketStorage
+from worker.engines.bucket_node import NodeStorage
 from worker.engines.engine import EngineUnavailable, SharedStorage, Storage
 from worker.engines.handover import LONGEST_HOST, Handover, NodeReport
 
@@ -84,12 +84,12 @@ def main(argv: list[str]) -> int:
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     run = RunDir(given.run_dir.resolve())
-    storage = SharedStorage() if given.bucket is None else BucketStorage(given.bucket, "node")
+    storage = SharedStorage() if given.bucket is None else NodeStorage(given.bucket, given.attempt, given.token)
     try:
         code = attend(run, given.attempt, given.token, given.alone_s, asked, storage)
     except EngineUnavailable as error:
         log.error("job %s: %s", run.id, error)
-        return STOPPED
+        code = STOPPED
     return 0 if given.exit_0 else code
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.attempt import Finished
+from jobs.attempt import Finished, Heartbeat
 from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir, create
 from jobs.events import AttemptEnded, JobQueued, JobSubmitted
@@ -18,10 +18,13 @@ from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.reasons import Reason
 from jobs.spec import parse_spec
 from tests.states import QUEUED, STARTED
+from worker.engines import bucket_node
 from worker.engines.bucket import Bucket
-from worker.engines.bucket_storage import LARGE, BucketStorage
+from worker.engines.bucket_box import BoxStorage
+from worker.engines.bucket_copies import LARGE
+from worker.engines.bucket_node import NodeStorage
 from worker.engines.copied_file import by_node
-from worker.engines.engine import EngineUnavailable
+from worker.engines.engine import EngineRefused, EngineUnavailable
 from worker.engines.handover import Handover, NodeReport, Orders
 
 TOKEN = "0123456789abcdef"
@@ -52,12 +55,21 @@ class Places:
         self.box.append([STARTED])
         self.attempt += 1
         self.order("train")
-        self.at_box, self.at_node = BucketStorage(self.url, "box", 0), BucketStorage(self.url, "node", 0)
+        self.at_box, self.at_node = BoxStorage(self.url, 0), self.start()
+
+    def start(self) -> NodeStorage:
+        """Of the task of this attempt."""
+        return NodeStorage(self.url, self.attempt, f"{TOKEN}{self.attempt}", 0)
+
+    def bucket(self, name: str) -> list[Path]:
+        """Objects of the job whose names end so, whoever wrote them."""
+        return sorted(self.root.glob(f"bucket/job-1/*/{name}"))
 
     def order(self, order: str, attempt: int | None = None) -> None:
         """Of the box."""
-        orders = Orders.model_validate({"token": TOKEN, "order": order, "beat": 1})
-        Handover(self.box.path, attempt or self.attempt).write_orders(orders)
+        attempt = attempt or self.attempt
+        orders = Orders.model_validate({"token": f"{TOKEN}{attempt}", "order": order, "beat": 1})
+        Handover(self.box.path, attempt).write_orders(orders)
 
     def begin(self) -> None:
         """The box puts all there, and the node has it."""
@@ -67,15 +79,14 @@ class Places:
     def to_box(self) -> None:
         """What the node has is on the box."""
         self.at_node.finish(self.node.path)
-        self.settle(lambda: self.at_box.pull(self.box.path), self.at_box)
+        self.settle()
 
-    def settle(self, look: object, storage: BucketStorage) -> None:
-        """Look until nothing is under way in the background."""
-        assert callable(look)
-        look()
-        while (under_way := storage._receiving) is not None:
+    def settle(self) -> None:
+        """The box looks until nothing is under way in the background."""
+        self.at_box.pull(self.box.path)
+        while self.at_box._receiver is not None and (under_way := self.at_box._receiver._receiving) is not None:
             under_way.exception()
-            look()
+            self.at_box.pull(self.box.path)
 
 
 @pytest.fixture
@@ -146,8 +157,14 @@ def test_removed_checkpoints_are_removed_on_the_box_and_in_the_bucket(places: Pl
     os.rename(places.node.checkpoints / "step-00000010", places.node.checkpoints / "tmp-removed-step-00000010")
     places.to_box()
     assert [folder.name for folder in places.box.checkpoints.iterdir()] == ["step-00000020"]
-    assert [each.name for each in (places.root / "bucket/job-1/checkpoints").rglob("step-*/*")] != []
-    assert not [*(places.root / "bucket/job-1/checkpoints/step-00000010").glob("*")]
+    assert len(places.bucket("checkpoints/step-00000020/*")) == 2
+    assert len(places.bucket("checkpoints/step-00000010/*")) == 2, "the box has put it there"
+    os.rename(places.node.checkpoints / "step-00000020", places.node.checkpoints / "tmp-removed-step-00000020")
+    places.to_box()
+    assert not places.bucket("checkpoints/step-00000020/*"), "the node has put it there"
+    places.next_attempt()
+    places.at_box.push(places.box.path)
+    assert not places.bucket("checkpoints/step-00000010/*") and not [*places.box.checkpoints.iterdir()]
 
 
 def test_what_the_node_does_not_have_is_not_removed_unless_it_was_listed_by_this_attempt(places: Places) -> None:
@@ -165,9 +182,9 @@ def test_a_checkpoint_that_is_not_as_its_manifest_says_never_gets_its_name(place
     places.begin()
     seal(places.node)
     places.at_node.finish(places.node.path)
-    torn = places.root / "bucket/job-1/checkpoints/step-00000010/model.safetensors"
+    [torn] = places.bucket("checkpoints/step-00000010/model.safetensors")
     torn.write_bytes(b"x" * 1000)
-    places.settle(lambda: places.at_box.pull(places.box.path), places.at_box)
+    places.settle()
     assert [*places.box.checkpoints.iterdir()] == []
     (places.node.checkpoints / "step-00000010").rename(places.node.checkpoints / "tmp-replaced-step-00000010")
     seal(places.node, weights=b"new")
@@ -190,7 +207,7 @@ def test_a_copy_that_is_cut_off_leaves_no_checkpoint_and_the_next_one_completes_
     monkeypatch.setattr(Bucket, "put", cut_off)
     with pytest.raises(EngineUnavailable, match="network"):
         places.at_node.finish(places.node.path)
-    places.settle(lambda: places.at_box.pull(places.box.path), places.at_box)
+    places.settle()
     assert [*places.box.checkpoints.iterdir()] == []
     places.to_box()
     assert [folder.name for folder in places.box.checkpoints.iterdir()] == ["step-00000010"]
@@ -230,7 +247,7 @@ def test_the_report_of_the_end_comes_after_all_that_the_attempt_left(
 ) -> None:
     places.begin()
     seal(places.node)
-    Handover(places.node.path, 1).write_report(NodeReport(token=TOKEN, host="node", code=0))
+    Handover(places.node.path, 1).write_report(NodeReport(token=f"{TOKEN}1", host="node", code=0))
     places.at_node.finish(places.node.path)
     get, go_on = Bucket.get, threading.Event()
 
@@ -243,7 +260,7 @@ def test_the_report_of_the_end_comes_after_all_that_the_attempt_left(
     places.at_box.pull(places.box.path)
     assert Handover(places.box.path, 1).report() is None
     go_on.set()
-    places.settle(lambda: places.at_box.pull(places.box.path), places.at_box)
+    places.settle()
     assert Handover(places.box.path, 1).report() is not None and [*places.box.checkpoints.iterdir()] != []
 
 
@@ -274,7 +291,11 @@ def test_what_is_in_the_bucket_is_not_sent_again(places: Places, monkeypatch: py
     monkeypatch.setattr(Bucket, "put", noted)
     places.next_attempt()
     places.at_box.push(places.box.path)
-    assert sent == ["job-1/attempts/2.orders.json", "job-1/events.jsonl"]
+    assert not [name for name in sent if "checkpoints" in name or ".stores" in name]
+    fresh = RunDir(places.root / "fresh" / "job-1")
+    places.at_node.pull(fresh.path)
+    assert (fresh.checkpoints / "step-00000010" / "model.safetensors").stat().st_size == 1000
+    assert len(places.bucket("checkpoints/step-00000010/*")) == 2 and len(places.bucket("events.jsonl")) == 1
 
 
 def test_a_node_that_still_works_on_an_earlier_attempt_hears_that_it_is_over(places: Places) -> None:
@@ -282,28 +303,294 @@ def test_a_node_that_still_works_on_an_earlier_attempt_hears_that_it_is_over(pla
     earlier = places.at_node
     places.box.append([AttemptEnded(reason=Reason.WORKER_LOST, step=1), JobQueued(), STARTED])
     places.order("kill", attempt=1)
-    BucketStorage(places.url, "box").push(places.box.path)  # attempt 2 has no orders yet: it has not begun
+    BoxStorage(places.url).push(places.box.path)  # attempt 2 has no orders yet: it has not begun
     earlier.pull(places.node.path)
     orders = Handover(places.node.path, 1).orders()
     assert orders is not None and orders.order == "kill"
 
 
-def test_a_task_that_is_started_again_gets_the_report_of_the_first_start_alone(places: Places) -> None:
+def test_a_second_start_of_a_task_hears_the_first_and_writes_nothing(places: Places) -> None:
+    """Kubernetes starts another pod while the first has its grace period."""
     places.begin()
-    Handover(places.node.path, 1).write_report(NodeReport(token=TOKEN, host="first"))
-    places.at_node.finish(places.node.path)
-    second = RunDir(places.root / "second" / "job-1")
-    again = BucketStorage(places.url, "node", 0)
+    seal(places.node, "checkpoints/step-00000010")
+    second, again = RunDir(places.root / "second" / "job-1"), places.start()
     again.pull(second.path)
     report = Handover(second.path, 1).report()
-    assert report is not None and report.host == "first"
-    assert not second.plan_file.exists()
-    Handover(second.path, 1).write_report(report.model_copy(update={"code": 75}))
+    assert report is not None and (report.token, report.code) == (f"{TOKEN}1", None), "the first has not reported yet"
+    first = NodeReport(token=f"{TOKEN}1", host="first")
+    Handover(places.node.path, 1).write_report(first)
+    places.to_box()
+    seal(places.node, "checkpoints/step-00000020")
+    before = {file: file.read_bytes() for file in places.root.rglob("bucket/**/*") if file.is_file()}
+    again.pull(second.path)
+    assert Handover(second.path, 1).report() == first and not second.plan_file.exists()
+    Handover(second.path, 1).write_report(first.model_copy(update={"code": 75}))
+    again.push(second.path)
     again.finish(second.path)
-    places.settle(lambda: places.at_box.pull(places.box.path), places.at_box)
-    told = Handover(places.box.path, 1).report()
-    assert told is not None and told.code == 75
-    assert places.box.plan_file.exists() and (places.root / "bucket/job-1/plan.json").exists()
+    assert {file: file.read_bytes() for file in places.root.rglob("bucket/**/*") if file.is_file()} == before
+    places.to_box()
+    assert [each.name for each in sorted(places.box.checkpoints.iterdir())] == ["step-00000010", "step-00000020"]
+    assert Handover(places.box.path, 1).report() == first
+
+
+def test_of_two_starts_at_the_same_moment_one_goes_on(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    places.at_box.push(places.box.path)
+    second, again = RunDir(places.root / "second" / "job-1"), places.start()
+    receive = bucket_node.receive_stores
+
+    def meanwhile(bucket: Bucket, run: RunDir) -> None:
+        monkeypatch.setattr(bucket_node, "receive_stores", receive)
+        again.pull(second.path)
+        receive(bucket, run)
+
+    monkeypatch.setattr(bucket_node, "receive_stores", meanwhile)
+    places.at_node.pull(places.node.path)
+    for storage, run in ((again, second), (places.at_node, places.node)):
+        storage.push(run.path)
+        storage.pull(run.path)
+    orders = [Handover(run.path, 1).orders() for run in (second, places.node)]
+    assert [each.order for each in orders if each is not None] == ["kill", "train"]
+
+
+def test_a_task_of_an_earlier_attempt_ends_and_changes_nothing(places: Places) -> None:
+    places.begin()
+    first, node1 = places.at_node, places.node
+    node1.metrics_file.write_text('{"step": 1}\n')
+    places.to_box()
+    places.next_attempt()
+    places.at_box.push(places.box.path)
+    late = NodeStorage(places.url, 1, f"{TOKEN}1", 0)  # the engine starts the first task again
+    late.pull(places.root / "late" / "job-1")
+    places.node = RunDir(places.root / "two" / "job-1")
+    places.at_node.pull(places.node.path)
+    places.node.metrics_file.write_text('{"step": 1}\n{"of": 2}\n')
+    node1.metrics_file.write_text('{"step": 1}\n{"of": "attempt 1 which is over"}\n')
+    first.push(node1.path)
+    places.to_box()
+    assert places.box.metrics_file.read_text() == '{"step": 1}\n{"of": 2}\n'
+    first.pull(node1.path)
+    for run in (node1.path, places.root / "late" / "job-1"):
+        assert (orders := Handover(run, 1).orders()) is not None and orders.order == "kill"
+    before = {file: file.read_bytes() for file in places.root.rglob("bucket/**/*") if file.is_file()}
+    node1.metrics_file.write_text("more of attempt 1\n")
+    first.push(node1.path)
+    first.finish(node1.path)
+    assert {file: file.read_bytes() for file in places.root.rglob("bucket/**/*") if file.is_file()} == before
+
+
+# -- what a bucket loses ----------------------------------------------------------------------------------------------
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+def test_an_object_that_is_gone_from_the_bucket_costs_the_box_nothing_and_is_sent_again(places: Places) -> None:
+    places.begin()
+    seal(places.node, "checkpoints/step-00000010")
+    seal(places.node, "checkpoints/step-00000020")
+    places.to_box()
+    for file in [*places.bucket("checkpoints/step-00000010/*"), *places.bucket("plan.json")]:
+        file.unlink()
+    (places.root / "bucket/.stores/models/abc/part/numbers").unlink()
+    places.next_attempt()
+    places.at_box.push(places.box.path)
+    places.node = RunDir(places.root / "fresh" / "job-1")
+    places.at_node.pull(places.node.path)
+    places.to_box()
+    for run in (places.box, places.node):
+        assert names(run.checkpoints) == ["step-00000010", "step-00000020"]
+
+
+@pytest.mark.parametrize("lost", ["plan.json", "checkpoints/step-00000010/model.safetensors"])
+def test_a_node_does_not_begin_without_something_of_the_attempt(places: Places, lost: str) -> None:
+    seal(places.box)
+    places.at_box.push(places.box.path)
+    [file] = places.bucket(lost)
+    content = file.read_bytes()
+    file.unlink()
+    with pytest.raises(EngineUnavailable, match="something that the attempt begins with"):
+        places.at_node.pull(places.node.path)
+    assert not places.bucket(".node.json")
+    file.write_bytes(content)
+    places.at_node.pull(places.node.path)
+    assert places.bucket(".node.json")
+
+
+@pytest.mark.parametrize("between", ["an attempt that did not begin", "a beginning that was cut off"])
+def test_a_checkpoint_that_is_in_the_bucket_alone_waits_there_for_the_next_attempt_that_begins(
+    places: Places, between: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places.begin()
+    seal(places.node, "checkpoints/step-00000010")
+    places.to_box()
+    seal(places.node, "checkpoints/step-00000020")
+    places.at_node.finish(places.node.path)
+    if between == "an attempt that did not begin":
+        places.box.append([AttemptEnded(reason=Reason.INTERRUPTED, step=1), JobQueued(), STARTED])
+        append_line(places.box.attempt_file(2), Finished(at=1.0, reason=Reason.WORKER_LOST))  # reconcile
+        places.attempt = 2
+        BoxStorage(places.url, 0).push(places.box.path)
+    else:
+        get = Bucket.get
+
+        def cut_off(bucket: Bucket, name: str, file: Path) -> None:
+            if "step-00000020" in name:
+                raise EngineUnavailable("ReadTimeout")
+            get(bucket, name, file)
+
+        places.next_attempt()
+        with monkeypatch.context() as patch:
+            patch.setattr(Bucket, "get", cut_off)
+            with pytest.raises(EngineUnavailable):
+                places.at_box.push(places.box.path)
+    places.next_attempt()
+    places.at_box.push(places.box.path)
+    assert names(places.box.checkpoints) == ["step-00000010", "step-00000020"]
+    assert len(places.bucket("checkpoints/step-00000020/*")) == 2
+
+
+def test_what_was_not_received_stays_in_the_bucket_where_the_job_has_trained_elsewhere(places: Places) -> None:
+    places.begin()
+    seal(places.node, "checkpoints/step-00000020")
+    places.at_node.finish(places.node.path)
+    places.box.append([AttemptEnded(reason=Reason.INTERRUPTED, step=1), JobQueued(), STARTED])
+    append_line(places.box.attempt_file(2), Heartbeat(at=1.0, step=15, phase="step"))
+    seal(places.box, "checkpoints/step-00000015")
+    places.attempt = 2
+    places.next_attempt()
+    places.at_box.push(places.box.path)
+    assert names(places.box.checkpoints) == ["step-00000015"]
+    assert len(places.bucket("checkpoints/step-00000020/*")) == 2
+
+
+def test_a_checkpoint_that_was_removed_and_is_listed_again_is_received_again(places: Places) -> None:
+    places.begin()
+    folder = seal(places.node)
+    places.to_box()
+    folder.rename(aside := folder.with_name("tmp-aside"))
+    places.to_box()
+    assert names(places.box.checkpoints) == []
+    aside.rename(folder)
+    places.to_box()
+    assert names(places.box.checkpoints) == ["step-00000010"]
+
+
+@pytest.mark.parametrize("how", ["torn", "gone"])
+def test_a_job_whose_model_is_not_in_the_bucket_is_not_done(
+    places: Places, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.engines.bucket_copies.RETRY_S", 0.0)
+    places.begin()
+    seal(places.node, "model")
+    Handover(places.node.path, 1).write_report(NodeReport(token=f"{TOKEN}1", host="node", code=0))
+    places.at_node.finish(places.node.path)
+    [file] = places.bucket("model/model.safetensors")
+    if how == "torn":
+        file.write_bytes(b"x" * 1000)
+    else:
+        file.unlink()
+    with pytest.raises(EngineRefused, match=r"what its node left is not in the bucket as it is listed: model$"):
+        places.settle()
+    assert Handover(places.box.path, 1).report() is None and not places.box.model.exists()
+
+
+def test_the_report_of_the_end_does_not_overtake_the_last_lines(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places.begin()
+    append_line(places.node.attempt_file(1), Finished(at=1.0, reason=Reason.DONE, step=3))
+    Handover(places.node.path, 1).write_report(NodeReport(token=f"{TOKEN}1", host="node", code=0))
+    places.at_node.finish(places.node.path)
+    get = Bucket.get
+
+    def busy(bucket: Bucket, name: str, file: Path) -> None:
+        if name.endswith("1.jsonl"):
+            raise EngineUnavailable("SlowDown")
+        get(bucket, name, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "get", busy)
+        with pytest.raises(EngineUnavailable):
+            places.at_box.pull(places.box.path)
+    assert Handover(places.box.path, 1).report() is None
+    places.settle()
+    assert Handover(places.box.path, 1).report() is not None and places.box.attempt_lines(1)
+
+
+def test_a_download_of_a_model_goes_on_where_it_was_cut_off(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    (places.root / "models/abc" / "more").write_text("more")
+    places.at_box.push(places.box.path)
+    get, names_ = Bucket.get, list[str]()
+
+    def cut_off(bucket: Bucket, name: str, file: Path) -> None:
+        if ".stores" in name:
+            names_.append(name)
+            if len(names_) == 2:
+                raise EngineUnavailable("ReadTimeout")
+        get(bucket, name, file)
+
+    monkeypatch.setattr(Bucket, "get", cut_off)
+    with pytest.raises(EngineUnavailable):
+        places.at_node.pull(places.node.path)
+    places.at_node.pull(places.node.path)
+    assert names_.count(names_[0]) == 1 and len(names_) == 4
+    stores = places.node.path.parent / ".stores"
+    assert names(stores / "models") == ["abc"] and names(stores / "models/abc") == ["more", "part"]
+
+
+def test_events_do_not_wait_in_the_background_however_many_there_are(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places.begin()
+    put, go_on = Bucket.put, threading.Event()
+
+    def slow(bucket: Bucket, file: Path, name: str) -> None:
+        if "checkpoints" in name:
+            go_on.wait(60)
+        put(bucket, file, name)
+
+    monkeypatch.setattr(Bucket, "put", slow)
+    seal(places.node)
+    places.at_node.push(places.node.path)
+    places.node.metrics_file.write_bytes(b"{}\n" * (LARGE // 3 + 1))
+    places.at_node.push(places.node.path)
+    places.at_box.pull(places.box.path)
+    assert places.box.metrics_file.stat().st_size > LARGE
+    go_on.set()
+
+
+def test_a_disk_that_takes_nothing_is_unavailable(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    places.begin()
+    places.node.trainer_log.write_text("begins\n")
+    places.at_node.push(places.node.path)
+
+    def full(*_: object) -> bool:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("worker.engines.bucket_copies.append_rest", full)
+    with pytest.raises(EngineUnavailable, match="No space left"):
+        places.at_box.pull(places.box.path)
+
+
+def test_what_a_copy_left_that_was_cut_off_is_removed(places: Places) -> None:
+    left = places.box.checkpoints / "tmp-copy-step-00000010-01234567"
+    left.mkdir(parents=True)
+    places.begin()
+    assert names(places.box.checkpoints) == []
+
+
+def test_a_link_or_a_huge_listing_in_the_bucket_is_not_read(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    places.begin()
+    [listing] = places.bucket(".node.json")
+    monkeypatch.setattr("worker.engines.bucket.LONGEST", 10)
+    with pytest.raises(EngineUnavailable, match="is larger than 10 bytes"):
+        places.at_box.pull(places.box.path)
+    monkeypatch.undo()
+    listing.rename(other := listing.with_name("other"))
+    listing.symlink_to(other)
+    with pytest.raises(EngineUnavailable, match="is a link"):
+        places.at_box.pull(places.box.path)
 
 
 @pytest.mark.parametrize(
@@ -313,11 +600,12 @@ def test_a_node_can_write_nothing_but_what_trainers_write(places: Places, name: 
     assert not by_node(name)
     places.begin()
     places.at_node.finish(places.node.path)
-    listing = places.root / "bucket/job-1/.node.json"
+    [listing] = places.bucket(".node.json")
     content = json.loads(listing.read_text())
-    content["files"][name] = {"bytes": 1, "modified_ns": 1}
+    content["files"][name] = {"bytes": 1, "modified_ns": 1, "place": listing.parent.name}
     listing.write_text(json.dumps(content))
-    places.root.joinpath("bucket/job-1/evil").write_text("x")
+    (evil := listing.parent / name).parent.mkdir(parents=True, exist_ok=True)
+    evil.write_text("x")
     before = {file: file.read_bytes() for file in places.root.rglob("*") if file.is_file()}
     places.at_box.pull(places.box.path)
     assert {file: file.read_bytes() for file in places.root.rglob("*") if file.is_file()} == before
@@ -347,4 +635,4 @@ def test_a_bucket_that_is_away_is_unavailable_and_what_is_new_is_sent_later(plac
 )
 def test_a_bucket_that_nothing_here_can_read_is_refused_by_name(url: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        BucketStorage(url, "box")
+        BoxStorage(url)
