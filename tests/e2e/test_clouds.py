@@ -38,11 +38,11 @@ def long_job(**more: Any) -> dict[str, Any]:
 
 def in_bucket(cloud: FakeCloud, job: RunDir, stack: Stack) -> None:
     """Once a checkpoint of the first attempt is there whole."""
-    listing = Path(cloud.bucket.removeprefix("file://")) / job.id / ".node.json"
+    bucket = Path(cloud.bucket.removeprefix("file://")) / job.id
 
     def look() -> bool | None:
-        said: dict[str, Any] = json.loads(listing.read_text()) if listing.exists() else {"files": {}}
-        return any("checkpoints/" in name for name in said["files"]) or None
+        listings: list[dict[str, Any]] = [json.loads(each.read_text()) for each in bucket.glob("*/.node.json")]
+        return any("checkpoints/" in name for said in listings for name in said["files"]) or None
 
     stack.wait_for(look, "a checkpoint in the bucket")
 
@@ -76,14 +76,14 @@ def test_a_job_whose_machine_is_lost_on_skypilot_ends_as_one_that_was_never_dist
 def test_a_machine_that_skypilot_brings_back_first_does_not_train_the_same_attempt_again(
     tmp_path: Path, data: Path
 ) -> None:
-    with cloud_of("skypilot", tmp_path, data, look_every_s=600.0, alone_s=30.0) as (cloud, stack):
+    with cloud_of("skypilot", tmp_path, data, look_every_s=3.0, alone_s=10.0) as (cloud, stack):
         cloud.tell("again")
         job = stack.submit(long_job())
         in_bucket(cloud, job, stack)
         [task] = cloud.tasks()
         cloud.end(task["name"], "lose")
         assert stack.wait_for_event(job, "job.succeeded", "job.failed").type == "job.succeeded"
-        assert reasons(job) == ["interrupted", "done"]
+        assert reasons(job) == ["worker_lost", "done"]
         assert [each["starts"] for each in cloud.tasks()] == [2, 1]
 
 

@@ -90,7 +90,7 @@ def test_skypilot_reads_its_task_as_it_is_meant(given: dict[str, Any], gpus: int
     assert read["accelerators"] == ({given["accelerator"]: gpus} if "accelerator" in given else None)
     assert read["use_spot"] == given.get("use_spot", True)
     assert read["run"].startswith("cd '/opt/long haul'\nexec python -m worker.engines.node /tmp/longhaul/runs/job-")
-    assert read["run"].endswith("--bucket file:///bucket\n") and read["setup"] == given.get("setup")
+    assert read["run"].endswith("--bucket file:///bucket --exit-0\n") and read["setup"] == given.get("setup")
     assert set(read["states"]) == set(STATES), "every state of a managed job has a meaning here"
 
 

@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from jobs.frozen import Frozen
 from worker.engines.commands import ask, run
 from worker.engines.copied_run import CopiedRunSettings
-from worker.engines.engine import EngineTask, EngineUnavailable, TaskState, TaskStatus
+from worker.engines.engine import EngineRefused, EngineTask, EngineUnavailable, TaskState, TaskStatus
 
 _S = TaskStatus
 STATES: Mapping[str, TaskStatus] = {
@@ -31,6 +31,8 @@ STATES: Mapping[str, TaskStatus] = {
 SUBMIT_S = 1800.0
 """The first job of all waits until SkyPilot has a machine for its controller."""
 LINES = 40
+NONE = "No in-progress managed jobs"
+"""What SkyPilot says while its controller is stopped, as it is soon after the last job has ended."""
 
 
 class SkyPilotSettings(CopiedRunSettings):
@@ -83,7 +85,9 @@ class SkyPilot:
 
     def render(self, task: EngineTask) -> str:
         """The task YAML; JSON is YAML, too."""
-        given, on_node = self._settings, self._settings.on_node(task)
+        given = self._settings
+        # What fails SkyPilot may start again. So the program ends well; the report has the code of the trainer.
+        command = [*given.on_node(task).command, "--exit-0"]
         resources = {
             "accelerators": {given.accelerator: task.gpus} if given.accelerator and task.gpus else None,
             "infra": given.infra,
@@ -99,7 +103,7 @@ class SkyPilot:
             "resources": {name: value for name, value in resources.items() if value is not None},
             "envs": dict(sorted(task.environment.items())),
             "setup": given.setup,
-            "run": f"cd {shlex.quote(str(task.directory))}\nexec {shlex.join(on_node.command)}\n",
+            "run": f"cd {shlex.quote(str(task.directory))}\nexec {shlex.join(command)}\n",
         }
         document = {name: value for name, value in document.items() if value is not None}
         return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
@@ -138,8 +142,15 @@ class SkyPilot:
 
     def _job(self, name: str) -> _Job | None:
         try:
-            said = ask(["sky", "jobs", "queue", "--all", "--verbose", "--output", "json"])
-            found = re.search(r"^\[\n.*^\]|^\[\]$", said, re.MULTILINE | re.DOTALL)  # warnings may stand before it
+            said = run(["sky", "jobs", "queue", "--all", "--verbose", "--output", "json"])
+        except EngineRefused as error:
+            said = str(error)
+            if NONE not in said:
+                raise EngineUnavailable(said) from None
+        found = re.search(r"^\[\n.*^\]|^\[\]$", said, re.MULTILINE | re.DOTALL)  # warnings may stand before it
+        if found is None and NONE in said:
+            return None
+        try:
             jobs = _jobs.validate_json(found[0] if found else said)
         except ValidationError as error:
             raise EngineUnavailable(f"`sky jobs queue` is not understood: {error.errors()[0]['msg']}") from None

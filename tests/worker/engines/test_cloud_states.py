@@ -95,6 +95,10 @@ def test_skypilot_cancels_what_it_would_start_again(programs: Programs, sky: Sky
 def test_skypilot_does_not_know_a_task_or_does_not_answer(programs: Programs, sky: SkyPilot, task: EngineTask) -> None:
     programs.answer("sky", {"jobs queue": "[]\n"})
     assert sky.state("t").status is S.GONE and sky.find("t") is None
+    stopped = "No in-progress managed jobs. (See finished managed jobs: sky jobs queue --refresh)"
+    for code in (0, 1):
+        programs.answer("sky", {"jobs queue": stopped}, code=code)
+        assert sky.state("t").status is S.GONE and sky.find("t") is None, "its controller has nothing to do, and stopped"
     programs.answer("sky", {"jobs queue": "Traceback"})
     with pytest.raises(EngineUnavailable, match="not understood"):
         sky.state("t")
