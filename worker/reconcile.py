@@ -94,7 +94,7 @@ class Reconciler:
                 self._reachable_since = now
             if not leads:
                 return False
-            self._store.maintenance.name_runs(identified(self._runs))
+            self._identify()
             wiped = self._store.maintenance.begin_rebuild(self._token)
             if wiped:  # the leases are gone with the rest: give their holders the time to take them again
                 self._reachable_since = now
@@ -111,6 +111,13 @@ class Reconciler:
             self._reachable_since = None
             log.warning("reconcile waits for Redis: %s", error)
         return True
+
+    def _identify(self) -> None:
+        """Tell Redis whose jobs these are; on a disk that takes no file now, later."""
+        try:
+            self._store.maintenance.name_runs(identified(self._runs))
+        except OSError as error:
+            log.error("workers of other boxes cannot be told which runs directory this is: %s", error)
 
     def _redis_trusted(self, now: float) -> bool:
         """Leases are judged only after Redis was there, to be renewed in, for one whole lease."""
