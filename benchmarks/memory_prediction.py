@@ -335,7 +335,7 @@ def micro_batch(run: Callable[[], torch.Tensor], shards: Shards | None) -> torch
     loss.backward()
     loss = loss.detach()  # as the loop does
     if shards is not None:
-        shards.end()
+        shards.end(computed=True)
         shards.collect(1)
     return loss
 

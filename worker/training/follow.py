@@ -74,9 +74,10 @@ def follow(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopS
         while not store.check([JOIN]):  # rank 0 may have a checkpoint to read; where it ends, this process does
             with contextlib.suppress(RuntimeError):
                 store.wait([JOIN], timedelta(seconds=LOOK_S))
-        join(store, rank, count, device)
         if loaded.shards is not None and loaded.shards.trained and (resumed := store.get(JOIN).decode()):
             checkpoint.restore_tensors(Path(resumed), loaded.weights, trainable.optimizer, loaded.shards)
+        store.set(f"restored {rank}", "yes")
+        join(store, rank, count, device)
         group = group_of(loaded.trained, loaded.shards, float(told["silent_s"]))
         agree(group, trainable.state, loaded.shards)
         trainable.optimizer.load_state_dict(trainable.optimizer.state_dict())  # it may have more to do with them

@@ -155,7 +155,7 @@ def one_pass(
             raise
         failure = Failure(rank, shortage, going.shape(rows, limit))
     if shards is not None:
-        shards.end()
+        shards.end(computed=failure is None and bool(going.batches))
     return failure
 
 

@@ -79,6 +79,16 @@ def test_layers_that_run_twice_are_not_in_order() -> None:
     assert not in_order(model, lambda: _run(layers[::-1]))
     assert in_order(model, lambda: _run(layers[::2])), "some may be left out"
     assert not in_order(nn.Linear(2, 2), lambda: None), "there are no layers"
+    assert not in_order(model, lambda: None), "layers whose weights are computed with elsewhere would not wait for them"
+
+
+def test_a_part_that_two_layers_share_is_not_sharded() -> None:
+    model = model_of(Causal(), QWEN)
+    first, second, *_ = (layer for _, layer in layers_of(model))
+    second.mlp = first.mlp
+    names = owners(model, shard(model, 2, trained=True))
+    assert "model.layers.0.self_attn.q_proj.weight" in names
+    assert not [name for name in names if name.startswith(("model.layers.0.mlp", "model.layers.1.mlp"))]
 
 
 def _run(layers: list[nn.Module]) -> None:

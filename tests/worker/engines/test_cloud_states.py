@@ -98,7 +98,9 @@ def test_skypilot_does_not_know_a_task_or_does_not_answer(programs: Programs, sk
     stopped = "No in-progress managed jobs. (See finished managed jobs: sky jobs queue --refresh)"
     for code in (0, 1):
         programs.answer("sky", {"jobs queue": stopped}, code=code)
-        assert sky.state("t").status is S.GONE and sky.find("t") is None, "its controller has nothing to do, and stopped"
+        assert sky.state("t").status is S.GONE and sky.find("t") is None, (
+            "its controller has nothing to do, and stopped"
+        )
     programs.answer("sky", {"jobs queue": "Traceback"})
     with pytest.raises(EngineUnavailable, match="not understood"):
         sky.state("t")

@@ -147,7 +147,10 @@ def evaluation_s(
 ) -> float:
     """Seconds of an evaluation, at so many FLOP/s; validation rows are taken to be as long as the training rows."""
     asked, rows = spec.evaluation, min(spec.evaluation.max_rows, plan.data.validation_rows)
+    sharded = 0 if plan.memory is None else plan.memory.sharded_bytes
+    fetch_s = gpu.fetch_s(sharded, spec.ranks) / 2  # the weights come once: there is no backward pass
     once = rows * task.flops(config).forward(lengths.inputs, lengths.targets) / len(lengths.inputs) / rate
+    once += math.ceil(rows / plan.resolved.micro_batch) * fetch_s
     if task.has_labels:
         return once
     scored = asked.scored_rows if any(metric.of_texts for metric in asked.measured(task.metrics)) else 0
@@ -155,4 +158,4 @@ def evaluation_s(
     tokens = int(np.quantile(lengths.targets, 0.99)) if asked.sample_tokens == "auto" else asked.sample_tokens
     layers = task.layers(config) / (2 if task.targets_apart else 1)
     reading = 2 * plan.model.parameters / (gpu.memory_bandwidth or REFERENCE.memory_bandwidth or math.inf)
-    return once + batches * tokens * max(reading, layers * DECODED_LAYER_S)
+    return once + batches * tokens * max(reading, layers * DECODED_LAYER_S, fetch_s)

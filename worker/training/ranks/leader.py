@@ -124,20 +124,15 @@ class Leader:
         resumed: Path | None = None,
     ) -> None:
         """See `Ranks`."""
-        ready = [f"ready {follower.rank}" for follower in self._followers]
-        while not self._store.check(ready):
-            with contextlib.suppress(RuntimeError):
-                self._store.wait(ready, timedelta(seconds=LOOK_S))
-            self._raise_if_ended()
-            self._journal.progress()
-        self._raise_if_ended()
+        self._wait_for_all("ready")
         self._store.set(JOIN, "" if resumed is None else os.fspath(resumed))
+        self._wait_for_all("restored")
         try:
             join(self._store, 0, self.count, device)
         except RuntimeError as error:
             raise self._why_lost(str(error)[:300]) from error
         self._group = group_of(trained, shards, self._silent_s, self._why_lost)
-        agree(self._group, state, shards, lambda what: self._tell(**what))
+        agree(self._group, state, shards, self._read)
         log.info("%d ranks train together: %s", self.count, ", ".join(each.device for each in self._followers))
 
     @property
@@ -183,6 +178,21 @@ class Leader:
         if dist.is_initialized():
             dist.destroy_process_group()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _wait_for_all(self, what: str) -> None:
+        """Until every other rank has said this in the store. Raises what ended one."""
+        said = [f"{what} {follower.rank}" for follower in self._followers]
+        while not self._store.check(said):
+            with contextlib.suppress(RuntimeError):
+                self._store.wait(said, timedelta(seconds=LOOK_S))
+            self._raise_if_ended()
+            self._journal.progress()
+        self._raise_if_ended()
+
+    def _read(self, what: Mapping[str, object]) -> None:
+        """Outside passes: `Tell`. A text takes as many fetches as it has tokens, times layers."""
+        self._tell(**what)
+        self._journal.progress()
 
     def _tell(self, **what: object) -> None:
         for follower in self._followers:

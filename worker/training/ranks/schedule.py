@@ -75,6 +75,11 @@ class Schedule:
                 return use
         raise AssertionError(f"layer {layer} runs where no pass through the model brings it: {direction}")
 
+    @property
+    def used(self) -> bool:
+        """Whether any layer has asked for its weights."""
+        return self._at > 0
+
     def _fetch(self, layer: int) -> None:
         if self._slots[layer % SLOTS] != layer:
             self._slots[layer % SLOTS] = layer

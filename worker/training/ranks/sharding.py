@@ -75,9 +75,12 @@ def shard(model: nn.Module, ranks: int, *, trained: bool) -> Sharding:
     owned: Counter[int] = Counter()
     layers, others = [], []
     uses = Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
+    within = Counter(id(weight) for _, module in layers_of(model) for weight in matrices_of(module))
     matrices = {
         name: [
-            weight for weight in matrices_of(module) if uses[id(weight)] == 1 and (trained or not weight.requires_grad)
+            weight
+            for weight in matrices_of(module)
+            if uses[id(weight)] == within[id(weight)] == 1 and (trained or not weight.requires_grad)
         ]
         for name, module in layers_of(model)
     }
@@ -121,7 +124,9 @@ def matrices_of(layer: nn.Module) -> list[nn.Parameter]:
 
 
 def in_order(model: nn.Module, run: Callable[[], object]) -> bool:
-    """Whether a pass, which `run` makes, goes through the layers in their order, through each at most once."""
+    """Whether a pass, which `run` makes, goes through the layers in their order, through each at most once. Code that
+    computes with their weights itself goes through none: it would not wait for them (`packed.py` on a CPU).
+    """
     layers = [module for _, module in layers_of(model)]
     seen: list[int] = []
     hooks = [
@@ -133,7 +138,7 @@ def in_order(model: nn.Module, run: Callable[[], object]) -> bool:
     finally:
         for hook in hooks:
             hook.remove()
-    return bool(layers) and all(one < other for one, other in pairwise(seen))
+    return bool(seen) and all(one < other for one, other in pairwise(seen))
 
 
 def rounded_up(size: int) -> int:

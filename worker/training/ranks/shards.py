@@ -171,9 +171,12 @@ class Shards:
         for total in self._sums.values():
             total.zero_()
 
-    def end(self) -> None:
-        """It has ended here, well or not: make the exchanges that other ranks still wait for."""
+    def end(self, computed: bool) -> None:
+        """It has ended here, well (then it has `computed`, if it had rows) or not: make the exchanges that other ranks
+        still wait for.
+        """
         assert self._schedule is not None, "it has begun"
+        assert self._schedule.used or not computed, "layers have computed without asking for their weights"
         count = len(self._schedule.exchanges)
         self._exchange_until(count)
         self._wait_until(count)
