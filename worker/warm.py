@@ -42,10 +42,11 @@ class Process(Protocol):
 
     cause: EndCause | None
     """Once it has ended: why, where its exit code does not say it."""
-    waiting: bool
-    """It does not run yet, or is suspended: nothing is heard of it, and nothing has to be."""
 
     # fmt: off
+    @property
+    def waiting(self) -> bool:
+        """It does not run yet, is suspended, or cannot be heard: its silence says nothing."""
     def poll(self) -> int | None: ...
     def wait(self, timeout: float | None = None) -> int: ...
     def send_signal(self, sig: int) -> None: ...

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from typing import Literal
 
 from jobs.disk.rundir import RunDir
-from worker.engines.engine import EngineUnavailable, Storage
+from worker.engines.engine import EngineRefused, EngineUnavailable, Storage
 from worker.engines.handover import Handover, NodeReport, Orders, TaskRecord
 
 log = logging.getLogger("longhaul.engines")
+DEAF_S = 30.0
+"""Without an exchange, after which silence says nothing about the node."""
 
 
 class NodeLine:
@@ -37,6 +40,16 @@ class NodeLine:
         """Which task it is. A change is on disk after the next `keep` that succeeds."""
         self.report: NodeReport | None = None
         """The node's last."""
+        self._heard_at = time.monotonic()
+        self.all_here = True
+        """Whether all has come here that the node has left and that can be had."""
+        self.lost = ""
+        """What the node has left and can never be had; then nothing more comes."""
+
+    @property
+    def deaf(self) -> bool:
+        """Whether nothing has come from the node for a while, for want of a way: it may have said something."""
+        return time.monotonic() - self._heard_at > DEAF_S
 
     def open(self) -> None:
         """All that the node begins with is there when this returns. Raises OSError and EngineUnavailable."""
@@ -61,8 +74,12 @@ class NodeLine:
         """With a node that does not share the box's disks."""
         try:
             self._storage.push(self._run.path)
-            self._storage.pull(self._run.path)
+            self.all_here = self._storage.pull(self._run.path)
+            self._heard_at = time.monotonic()
+        except EngineRefused as error:
+            self.lost = str(error)
         except (EngineUnavailable, OSError) as error:
+            self.all_here = False
             log.warning("job %s: nothing comes from its node, and nothing goes there: %s", self._run.id, error)
 
     def keep(self) -> None:

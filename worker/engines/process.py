@@ -38,9 +38,12 @@ log = logging.getLogger("longhaul.engines")
 Answer = TypeVar("Answer")
 LATE_S = 5.0
 """After the engine has said that a task is over: until then the last files of its node may still come."""
+LEAVES_S = 20.0
+"""After the node has said how the trainer ended: until then the engine is waited for to say that its task is over."""
 TELL_EVERY_S = 600.0
 """Between two events that say why a task waits: an engine's reasons change often."""
 _REASONS = {
+    TaskStatus.ENDED: Reason.WORKER_LOST,
     TaskStatus.PREEMPTED: Reason.WORKER_LOST,
     TaskStatus.GONE: Reason.WORKER_LOST,
     TaskStatus.OUT_OF_MEMORY: Reason.HOST_OUT_OF_MEMORY,
@@ -63,7 +66,7 @@ class EngineProcess:
         """On this one of the engines. An earlier attempt may have been on another."""
         settings = engines[engine]
         self.cause: EndCause | None = None
-        self.waiting = True
+        self._queued = True
         self._engines, self._settings, self._run, self._attempt = engines, settings, run, attempt
         self._engine: Engine = settings.connect()
         token = secrets.token_hex(8)
@@ -73,7 +76,7 @@ class EngineProcess:
         self._asking = ThreadPoolExecutor(1, f"engine-{run.id}")
         self._facts: queue.SimpleQueue[AnyFact] = queue.SimpleQueue()
         self._told, self._tell_at = "", 0.0
-        self._asked = self._killed = False
+        self._asked = self._killed = self._over = False
         self._awake = threading.Event()
         self._ended = threading.Event()
         self._code = -signal.SIGKILL
@@ -81,6 +84,11 @@ class EngineProcess:
         self._thread.start()
 
     # -- as any process ---------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> bool:
+        """Whether its silence says nothing: it is queued, its node prepares, or nothing can be heard of it."""
+        return self._queued or not self._has_started() or self._node.deaf
 
     def poll(self) -> int | None:
         """Its exit code; None: it runs, or waits."""
@@ -150,7 +158,7 @@ class EngineProcess:
         self._node.record = self._node.record.model_copy(update={"id": task})
         self._facts.put(TaskSubmitted(engine=self._settings.name, task=task))
         code = self._follow(task)
-        if not self._killed:
+        if self._over and not self._killed:
             self._node.record = self._node.record.model_copy(update={"over": True})
             self._node.keep()
         return code
@@ -164,24 +172,46 @@ class EngineProcess:
             self._node.keep()
             self._node.beat()
             if self._node.report is None and self._node.read_report() is not None:
-                self.waiting = False
+                self._queued = False
                 self._tell_start(task)
             report = self._node.read_report()
             if report is not None and report.code is not None and report.code != -signal.SIGKILL:
+                self._over = self._leaves(task)
                 return self._ended_by_itself(report.code)
             if self._killed:
                 self._cancel(task)
                 return -signal.SIGKILL
-            if self._asked and self.waiting and not taken_back:
+            if self._node.lost:
+                self.cause = EndCause(Reason.WORKER_LOST, f": {self._node.lost}")
+                self._cancel(task)
+                return 1
+            if self._asked and self._queued and not taken_back:
                 taken_back, look_at = self._cancel(task), 0.0
             if (now := time.monotonic()) >= min(look_at, over_at):
                 state = self._look(task, state)
                 look_at = now + self._settings.look_every_s
-                if state.status.over and (taken_back or now >= over_at):
+                if state.status.over and (taken_back or (now >= over_at and self._node.all_here)):
+                    self._over = True
                     return self._ended_otherwise(task, state)
                 over_at = min(over_at, now + LATE_S) if state.status.over else math.inf
             self._awake.wait(BEAT_S / 2)
             self._awake.clear()
+
+    def _leaves(self, task: str) -> bool:
+        """Whether the engine says soon that nothing of the task runs any more, as its node does. What still does, an
+        engine may have started again, or suspended: it is cancelled, and looked after as any task that is left.
+        """
+        until = time.monotonic() + LEAVES_S
+        while not self._killed:
+            with suppress(EngineUnavailable):
+                if self._answered(lambda: self._engine.state(task)).status.over:
+                    return True
+            if time.monotonic() >= until:
+                break
+            self._awake.wait(BEAT_S / 2)
+            self._awake.clear()
+        self._cancel(task)
+        return False
 
     def _look(self, task: str, before: TaskState) -> TaskState:
         """How the task is; as it was, where the engine does not say."""
@@ -191,10 +221,10 @@ class EngineProcess:
             log.warning("job %s: how task %s is, is not known: %s", self._run.id, task, error)
             return before
         if state.status is TaskStatus.QUEUED:
-            self.waiting = True
+            self._queued = True
             self._tell_wait(task, state.message)
         elif state.status is TaskStatus.RUNNING:
-            self.waiting = False
+            self._queued = False
             if self._told and self._node.report is not None:  # it was suspended
                 self._tell_start(task)
         return state
@@ -218,18 +248,20 @@ class EngineProcess:
 
     def _ended_otherwise(self, task: str, state: TaskState) -> int:
         """The trainer has left no exit code, or was killed: what the engine says explains it."""
-        if self._asked and self.waiting:
+        if self._asked and self._queued:
             return -signal.SIGTERM
         if (report := self._node.read_report()) is not None and report.code not in (None, -signal.SIGKILL):
             return self._ended_by_itself(report.code)
         reason = _REASONS.get(state.status, Reason.CRASH)
-        # A report may be lost on a full disk; the trainer's own file tells then that it has started.
-        started = self._node.report is not None or self._run.attempt_file(self._attempt).exists()
-        if state.status is TaskStatus.PREEMPTED and not started:
+        if state.status is TaskStatus.PREEMPTED and not self._has_started():
             reason = Reason.NOT_STARTED
         said = self._last_words(task) if reason is Reason.CRASH else ""
         self.cause = EndCause(reason, f": {self._settings.name}: {state.message}{said}")
         return 1
+
+    def _has_started(self) -> bool:
+        """A report may be lost on a full disk; the trainer's own file tells then that it trains."""
+        return self._node.report is not None or self._run.attempt_file(self._attempt).exists()
 
     def _last_words(self, task: str) -> str:
         try:

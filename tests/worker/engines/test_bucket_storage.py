@@ -18,11 +18,11 @@ from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.reasons import Reason
 from jobs.spec import parse_spec
 from tests.states import QUEUED, STARTED
-from worker.engines import bucket_node
 from worker.engines.bucket import Bucket
 from worker.engines.bucket_box import BoxStorage
 from worker.engines.bucket_copies import LARGE
 from worker.engines.bucket_node import NodeStorage
+from worker.engines.bucket_stores import receive_stores
 from worker.engines.copied_file import by_node
 from worker.engines.engine import EngineRefused, EngineUnavailable
 from worker.engines.handover import Handover, NodeReport, Orders
@@ -336,14 +336,13 @@ def test_a_second_start_of_a_task_hears_the_first_and_writes_nothing(places: Pla
 def test_of_two_starts_at_the_same_moment_one_goes_on(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     places.at_box.push(places.box.path)
     second, again = RunDir(places.root / "second" / "job-1"), places.start()
-    receive = bucket_node.receive_stores
 
     def meanwhile(bucket: Bucket, run: RunDir) -> None:
-        monkeypatch.setattr(bucket_node, "receive_stores", receive)
+        monkeypatch.undo()
         again.pull(second.path)
-        receive(bucket, run)
+        receive_stores(bucket, run)
 
-    monkeypatch.setattr(bucket_node, "receive_stores", meanwhile)
+    monkeypatch.setattr("worker.engines.bucket_node.receive_stores", meanwhile)
     places.at_node.pull(places.node.path)
     for storage, run in ((again, second), (places.at_node, places.node)):
         storage.push(run.path)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tests.plans import write_plan
 from tests.sinks.driving import until
 from tests.stack import ROOT
 from tests.states import RUNNING
+from worker.engines.engine import EngineRefused, EngineUnavailable, SharedStorage
 from worker.engines.handover import Handover, Orders, TaskRecord
 from worker.engines.left_task import LeftTasks
 from worker.engines.process import EngineProcess
@@ -141,6 +143,91 @@ def test_nothing_is_heard_of_what_waits_and_nothing_has_to_be(
     assert trainer.end().reason is Reason.STALLED
     assert box.orders(1).order == "kill" and not box.task(1).over, "the next attempt looks whether it has ended"
     assert "scancel 1" in box.calls("scancel")
+
+
+def test_the_silence_of_a_node_that_cannot_be_heard_says_nothing(
+    box: TrainingBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bucket is away; then it is back, and the node has said nothing."""
+    monkeypatch.setattr("worker.trainer.SLOW_SILENCE_S", -1.0)
+    monkeypatch.setattr("worker.engines.node_line.DEAF_S", 0.0)
+    away = threading.Event()
+
+    def pull(_storage: SharedStorage, _run: Path) -> bool:
+        if away.is_set():
+            raise EngineUnavailable("the bucket is away")
+        return True
+
+    monkeypatch.setattr(SharedStorage, "pull", pull)
+    away.set()
+    box.tell("go")
+    trainer, process = box.trainer()
+    until(lambda: process._node.report is not None)
+    trainer.read_lines()
+    assert not trainer.stalled, "it is not heard"
+    monkeypatch.setattr("worker.engines.node_line.DEAF_S", 1000.0)
+    away.clear()
+    until(lambda: trainer.stalled)
+    box.tell("code", "0")
+    assert trainer.wait(40)
+
+
+def test_a_node_that_prepares_is_not_stalled(box: TrainingBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.trainer.SLOW_SILENCE_S", -1.0)
+    trainer, process = box.trainer()
+    until(lambda: not process._queued)
+    assert process.waiting and not trainer.stalled, "it runs, and downloads its model"
+    box.tell("go")
+    until(lambda: trainer.stalled)
+    box.tell("code", "0")
+    assert trainer.wait(40)
+
+
+def test_what_the_node_left_and_nobody_has_is_a_lost_worker(box: TrainingBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    box.tell("go")
+    trainer, process = box.trainer()
+    until(lambda: not process.waiting)
+
+    def pull(_storage: SharedStorage, _run: Path) -> bool:
+        raise EngineRefused("what its node left is not there: model")
+
+    monkeypatch.setattr(SharedStorage, "pull", pull)
+    assert trainer.wait(40)
+    end = trainer.end()
+    assert end.reason is Reason.WORKER_LOST and end.error is not None
+    assert end.error.message == "the worker was lost: what its node left is not there: model"
+    assert not box.task(1).over and "scancel 1" in box.calls("scancel")
+
+
+def test_an_end_is_waited_with_until_all_is_here(box: TrainingBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine says that the task is over while its model is still on its way."""
+    here = threading.Event()
+    monkeypatch.setattr(SharedStorage, "pull", lambda *_: here.is_set())
+    box.tell("go")
+    trainer, process = box.trainer()
+    until(lambda: not process.waiting)
+    box.slurm.end("1", "node_fail")
+    asked = len(box.calls("squeue"))
+    until(lambda: len(box.calls("squeue")) > asked + 6)
+    assert process.poll() is None
+    here.set()
+    assert trainer.wait(40) and trainer.end().reason is Reason.WORKER_LOST
+
+
+def test_a_task_that_the_engine_keeps_after_its_end_is_cancelled_and_not_over(
+    box: TrainingBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.engines.process.LEAVES_S", 0.0)
+    box.tell("go")
+    process = box.start()
+    until(lambda: not process.waiting)
+    box.slurm.state("1", "SUSPENDED")
+    told_end = Handover(box.run.path, 1)
+    report = told_end.report()
+    assert report is not None
+    told_end.write_report(report.model_copy(update={"code": 0}))
+    assert process.wait(40) == 0
+    assert "scancel 1" in box.calls("scancel") and not box.task(1).over
 
 
 def test_what_waits_is_taken_back_when_it_is_to_stop(box: TrainingBox) -> None:
@@ -328,6 +415,7 @@ def test_what_nobody_expects_is_a_crash_and_the_task_is_cancelled(
 
 SUPERVISOR = """
 import sys
+import threading
 from pathlib import Path
 from jobs.disk.rundir import RunDir
 from worker.engines.process import EngineProcess
