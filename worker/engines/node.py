@@ -168,7 +168,7 @@ def end_for_another(
     run: RunDir, handover: Handover, report: NodeReport, storage: Storage, alone_s: float
 ) -> int:  # fmt: skip
     """Where the task was started before: what that start says of its end, if it says so soon; else that it was
-    interrupted.
+    interrupted. Through a bucket a second start says nothing; that it ends without a word says the same.
     """
     until = monotonic() + min(GRACE_S, alone_s)
     while report.code is None and monotonic() < until:
