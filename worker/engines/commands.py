@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from jobs.process.secrets import minimal_environment
 from jobs.text.printable import printable
+from jobs.text.units import format_duration
 from worker.engines.engine import EngineRefused, EngineUnavailable
 
 LIMIT_S = 60.0
@@ -38,7 +39,7 @@ def run(command: Sequence[str], given: str = "", *, limit_s: float = LIMIT_S, an
     except OSError as error:
         raise EngineUnavailable(f"{command[0]} cannot be started: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise EngineUnavailable(f"{command[0]} did not end within {limit_s:.0f} s") from None
+        raise EngineUnavailable(f"{command[0]} did not end within {format_duration(limit_s)}") from None
     if done.returncode and not any_code:
         words = " ".join((done.stderr.strip() or done.stdout.strip()).split())[:300]
         raise EngineRefused(printable(f"{command[0]} ended with code {done.returncode}: {words}"))

@@ -96,7 +96,7 @@ class SlurmSettings(EngineSettings):
     def _notice_is_within_time(self) -> SlurmSettings:
         if self.time is not None and (seconds := _seconds(self.time)) is not None and seconds <= self.notice_s:
             raise ValueError(
-                f"time: {self.time} is not longer than notice_s ({self.notice_s} s), so that no attempt could train; "
+                f"time: {self.time} is not longer than notice_s ({self.notice_s}), so that no attempt could train; "
                 "give it time to load the model and to train, too"
             )
         return self
