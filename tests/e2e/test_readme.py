@@ -84,6 +84,7 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     "make demo": Here(r"validation loss .* lower"),
     # PYTEST_ARGS=--version: all of what it would start is this very run.
     "make test": Here(r"pytest \d"),
+    "make test-long": Here(r"pytest \d"),
     "make setup": Here(""),
     "make check": Never("it is not a test's business to lint"),
     LOCAL: Here(r"Longhaul is up"),

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from torch import nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 GRANULARITY = 512
 """Bytes: each tensor begins at a multiple of so many, as torch's allocator for GPUs has them."""
@@ -104,6 +103,9 @@ def shard(model: nn.Module, ranks: int, *, trained: bool) -> Sharding:
 
 def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The repeated layers of a model, by name: the outermost of those that transformers can recompute."""
+    # Here, for what saves and reads checkpoints needs the rest of this module alone, and would wait seconds for it.
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     found: list[tuple[str, nn.Module]] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer, _ in found)
