@@ -29,7 +29,7 @@ class GpuNeeds:
     native_bf16: bool = False
     """The job is planned in bfloat16."""
     gpus: int = 1
-    """`resources.gpus`."""
+    """`resources.gpus`: of `auto`, one until it is planned."""
     engine: str | None = None
     """`resources.engine`."""
     host_bytes: int | None = None
@@ -44,9 +44,10 @@ class GpuNeeds:
             host = (memory.host and memory.host.optimizer_bytes) or None
             least = memory.peak_bytes if memory.least_bytes is None else memory.least_bytes
             native = memory.dtype == "bfloat16"
-        return cls(
-            resources.gpu_memory_gib, resources.gpu_name, least, native, resources.gpus, resources.engine, host
-        )  # fmt: skip
+        gpus = resources.gpus
+        if gpus == "auto":
+            gpus = plan.resolved.gpus if isinstance(plan, CheckSummary) else 1
+        return cls(resources.gpu_memory_gib, resources.gpu_name, least, native, gpus, resources.engine, host)
 
     def unmet(self, gpu: GpuFacts | None) -> str | None:
         """Why this GPU (None: a CPU) cannot take the job, for people; None: it can."""
@@ -58,7 +59,7 @@ class GpuNeeds:
             )
         if gpu.count < self.gpus:
             has = "one GPU" if gpu.count == 1 else f"{gpu.count} GPUs"
-            return f"a worker has {has} ({gpu.name}), and resources.gpus asks for {self.gpus}"
+            return f"a worker has {has} ({gpu.name}), and the job needs {self.gpus} (resources.gpus)"
         if self.name is not None and not self._is_named(gpu.name):
             return f"{gpu.name} is not {self.name!r}"
         if self.memory_gib is not None and gpu.whole_gib < self.memory_gib:

@@ -140,6 +140,8 @@ class MemoryFigures(Frozen):
     """At the peak: weights, gradients, optimizer, activations, temporaries, context."""
     peak_bytes: int
     """Their sum."""
+    gpus: int = 1
+    """That train together; the other sizes are those of each."""
     sharded_bytes: int = 0
     """Of weights that the GPUs of the job shard, since one has no room for all; `parts` are those of
     the GPU that holds most. 0: each has them all."""

@@ -143,6 +143,8 @@ class Resolved(Frozen):
     scaled."""
     compile: bool = False
     """Whether layers run compiled."""
+    gpus: int = 1
+    """That train together (`resources.gpus`)."""
 
 
 class EvaluationTime(Frozen):
@@ -380,7 +382,7 @@ class CheckSummary(Frozen):
         """With time and memory as planned again for all rows, where they were."""
         change: Mapping[str, object] = {"time": time or self.time}
         if memory is not None:
-            decided = ("micro_batch", "activation_checkpointing", "optimizer", "compile", "dtype")
+            decided = ("micro_batch", "activation_checkpointing", "optimizer", "compile", "dtype", "gpus")
             chosen = {key: getattr(memory, key) for key in decided}
             change = {**change, "memory": memory, "resolved": self.resolved.model_copy(update=chosen)}
         return self.model_copy(update=change)
@@ -433,6 +435,7 @@ def resolve(spec: JobSpec, memory: MemoryPlan | None, device: str = "cpu") -> Re
         optimizer=chosen[2],
         dtype=resolve_dtype(spec, None) if memory is None else memory.dtype,
         compile=spec.speed.compiled_on(device) if memory is None else memory.compile,
+        gpus=memory.gpus if memory is not None else 1 if spec.resources.gpus == "auto" else spec.resources.gpus,
     )
 
 

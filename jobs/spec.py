@@ -37,6 +37,8 @@ from jobs.memory_plan import OptimizerName
 from jobs.wrong_spec import ONE_SOURCE, SOURCES, explain, quantized, shorten
 
 Auto = Literal["auto"]
+MOST_GPUS = 16
+"""That train one job together."""
 LrScheduler = Literal["linear", "cosine", "constant"]
 ALL_LINEAR = "all-linear"
 DEFAULT_MODEL = "google/flan-t5-xl"
@@ -429,10 +431,11 @@ class MemorySpec(Part):
 class ResourcesSpec(Part):
     """Which GPUs may train the job. Where no worker has such a GPU, it waits for one."""
 
-    gpus: Annotated[int, Field(ge=1, le=16)] = 1
+    gpus: Auto | Annotated[int, Field(ge=1, le=MOST_GPUS)] = 1
     """GPUs that train the job together: each goes through its share of the rows of a step. Each has the whole model;
     where one has no room for it, they shard it. The result is that of one GPU but for rounding and dropout. On a
-    worker without a GPU: processes."""
+    worker without a GPU: processes. `auto`: one; where the job does not fit one, all of the train worker with the most
+    memory on its GPUs together."""
     gpu_memory_gib: Annotated[float, Field(gt=0.0, le=1024.0)] | None = None
     """GiB of memory that the GPU must have in all: what nvidia-smi reports, rounded up to whole GiB (32 for an
     RTX 5090). Null: as much as the job needs."""
@@ -633,6 +636,8 @@ class JobSpec(Part):
     @model_validator(mode="after")
     def _what_several_gpus_need(self) -> JobSpec:
         gpus = self.resources.gpus
+        if gpus == "auto":
+            return self
         if gpus > 1 and self.kind != "train":
             raise ValueError(f"`resources.gpus: {gpus}`: a job of kind {self.kind} runs on one GPU")
         if gpus > 1 and self.memory.optimizer == "adamw_offload":
@@ -710,11 +715,6 @@ class JobSpec(Part):
                 left_out = "" if self.evaluation.metrics == "auto" else " by evaluation.metrics"
                 wrong[key] = f"the task {task}{kind} has {', '.join(has)}{left_out}, and not {str(name)!r}{meant}"
         return wrong
-
-    @property
-    def ranks(self) -> int:
-        """Processes that train together."""
-        return self.resources.gpus if self.kind == "train" else 1
 
     @property
     def needs_native_bf16(self) -> bool:

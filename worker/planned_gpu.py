@@ -34,8 +34,8 @@ def planned_device(store: Store, spec: JobSpec) -> str | None:
 
 def planned_gpu(store: Store, spec: JobSpec) -> GpuFacts | None:
     """The GPU that a job is planned for: of those that its train workers report and that meet `resources`, the largest,
-    and of these one with native bf16, the fastest, and the one whose host has the most memory. What does not fit it
-    fits none. None: there is no such GPU.
+    and of these one with native bf16, the one of which most train together, the fastest, and the one whose host has the
+    most memory. For `resources.gpus: auto`, the one with the most memory together. None: there is no such GPU.
 
     A job that needs native bf16 gets one without only where there is no other: *check* then refuses it.
     """
@@ -47,8 +47,9 @@ def planned_gpu(store: Store, spec: JobSpec) -> GpuFacts | None:
     fitting = [gpu for gpu in reported if needs.unmet(gpu) is None]
     if spec.needs_native_bf16:
         fitting = [gpu for gpu in fitting if gpu.native_bf16] or fitting
-    return max(fitting, key=_best, default=None)
+    together = spec.resources.gpus == "auto"
+    return max(fitting, key=lambda gpu: (gpu.memory_bytes * gpu.count if together else 0, *_best(gpu)), default=None)
 
 
-def _best(gpu: GpuFacts) -> tuple[int, bool, float, int]:
-    return gpu.memory_bytes, gpu.native_bf16, gpu.peak_flops or 0.0, gpu.host_memory_bytes or 0
+def _best(gpu: GpuFacts) -> tuple[int, bool, int, float, int]:
+    return gpu.memory_bytes, gpu.native_bf16, gpu.count, gpu.peak_flops or 0.0, gpu.host_memory_bytes or 0

@@ -32,6 +32,7 @@ from jobs.events import (
     JobQueued,
     JobValidated,
 )
+from jobs.gpu_needs import GpuNeeds
 from jobs.gpus import GPU
 from jobs.heartbeat import Gpu, TrainWorker
 from jobs.memory_plan import TEST_LIMIT
@@ -184,12 +185,13 @@ def follow(trainer: Trainer, run: RunDir, lease: Lease) -> Iterator[News]:
 def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> JobRecord:
     """One attempt at a queued job, from attempt.started to what policy makes of its end."""
     run.verified()
+    gpus = GpuNeeds.of(run.spec().resources, run.record().plan).gpus
     started = AttemptStarted(
         worker=context.worker,
         box=context.settings.box,
         device=context.settings.device,
         gpu=context.gpu.uuid if context.gpu else None,
-        gpu_name=context.gpu.text(run.spec().ranks) if context.gpu else None,
+        gpu_name=context.gpu.text(gpus) if context.gpu else None,
         versions={
             "longhaul": VERSION,
             **library_versions("torch", "transformers"),
@@ -199,7 +201,7 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
     )
     record, _ = context.store.append(run, [started])
     attempt = record.attempt
-    trainer = Trainer(run, stage, attempt, starter(context, run, attempt))
+    trainer = Trainer(run, stage, attempt, starter(context, run, attempt, gpus))
     rows_seen = 0
     facts: list[AnyFact] = []
     untold: list[AnyFact] = []
@@ -255,14 +257,14 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
                 raise  # reconcile finds it
 
 
-def starter(context: WorkerContext, run: RunDir, attempt: int) -> Starter:
+def starter(context: WorkerContext, run: RunDir, attempt: int, gpus: int) -> Starter:
     """What starts the trainer of this attempt: here, or on the engine that the worker hands jobs over to."""
     environment = trainer_environment(context.settings, Stage.TRAIN, run)
     if context.engine is None:
         return here(environment, context.warm)
     engines, engine = context.settings.engines, context.engine
     sent = {name: value for name, value in environment.items() if name in SENT or name in UNDER_A_LIMIT}
-    return lambda _arguments, _output: EngineProcess(engines, engine, run, attempt, sent, run.spec().ranks)
+    return lambda _arguments, _output: EngineProcess(engines, engine, run, attempt, sent, gpus)
 
 
 def unreported(facts: list[AnyFact], now: JobRecord, attempt: int) -> list[AnyFact]:

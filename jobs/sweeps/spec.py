@@ -194,7 +194,7 @@ def parse_sweep(raw: object, check: Callable[[JobSpec], object] = lambda _: None
     for key, settings in _examples(spec):
         try:
             trial = spec.trial(settings)
-            if trial.resources.gpus > 1:
+            if trial.resources.gpus != 1:
                 raise UserError("resources.gpus: trials train on one GPU each", param="resources.gpus")
             if trial.resources.engine is not None:
                 raise UserError("resources.engine: trials train on Longhaul's own machines", param="resources.engine")

@@ -56,6 +56,7 @@ def queue(
     least: int | None = None,
     dtype: str = "bfloat16",
     host: int | None = None,
+    gpus: int = 1,
     **more: Any,
 ) -> RunDir:
     """A job that waits to train; `least`: bytes that its plan takes at the least, None: it was planned on a CPU.
@@ -65,7 +66,7 @@ def queue(
     store.project(run, run.record(), run.events())
     device = "cpu" if least is None else "cuda"
     on_host = None if host is None else HostPlan(optimizer_bytes=host, copy_bytes=1, available_bytes=1, fits=True)
-    memory = memory_plan(device=device, least_bytes=least, dtype=dtype, host=on_host).summary()
+    memory = memory_plan(device=device, least_bytes=least, dtype=dtype, host=on_host, gpus=gpus).summary()
     store.append(run, [checked(), prepared(9, time=time_summary(hours_expected=1.0), memory=memory), JobQueued()])
     return run
 
@@ -180,10 +181,20 @@ def test_a_job_for_several_gpus_needs_a_group_of_as_many(store: Store, tmp_path:
     assert take(store, "train-2", two) == "two"
     assert take(store, "train-3", two) is None
     assert GpuNeeds(gpus=3).unmet(two) == (
-        "a worker has 2 GPUs (NVIDIA GeForce RTX 5090), and resources.gpus asks for 3"
+        "a worker has 2 GPUs (NVIDIA GeForce RTX 5090), and the job needs 3 (resources.gpus)"
     )
     assert GpuNeeds(gpus=2).unmet(two) is None
     assert take(store, "train-cpu", None) == "three", "where there is no GPU, so many processes train"
+
+
+def test_how_many_gpus_auto_needs_its_plan_says(store: Store, tmp_path: Path) -> None:
+    two = dataclasses.replace(LARGE, count=2)
+    run = queue(store, tmp_path, "large", {"gpus": "auto"}, least=GIB, gpus=2)
+    queue(store, tmp_path, "small", {"gpus": "auto"}, least=GIB)
+    assert [needs.gpus for _, needs in store.waiting_to_train()] == [2, 1]
+    assert (store.get("large").gpu_needs.gpus, GpuNeeds.of(run.spec().resources, Empty()).gpus) == (2, 1)
+    assert take(store, "train-1", LARGE) == "small" and take(store, "train-1", LARGE) is None
+    assert take(store, "train-2", two) == "large"
 
 
 @pytest.mark.parametrize(
@@ -281,13 +292,13 @@ class Box:
         job = f"job-{place:03}"
         gib = self.chance.choice([None, None, 8, 15.5, 24, 30])
         name = self.chance.choice([None, None, None, "a", "nvidia b", "C"])
-        gpus = self.chance.choice([1, 1, 1, 2, 3])
+        gpus, auto = self.chance.choice([1, 1, 1, 2, 3]), self.chance.choice([False, True])
         engine = self.chance.choice([None, None, "cluster"])
-        resources = {"gpu_memory_gib": gib, "gpu_name": name, "gpus": gpus, "engine": engine}
+        resources = {"gpu_memory_gib": gib, "gpu_name": name, "gpus": "auto" if auto else gpus, "engine": engine}
         least = self.chance.choice([None, GIB, 7 * GIB, 8 * GIB, 15 * GIB, 23 * GIB])
         priority = self.chance.choice([0, 0, 5])
         host = None if least is None else self.chance.choice([None, None, 40 * GIB, 70 * GIB])
-        queue(self.store, self.runs, job, resources, least, host=host, priority=priority)
+        queue(self.store, self.runs, job, resources, least, host=host, gpus=gpus, priority=priority)
         self.waiting[job] = -priority, place, GpuNeeds(gib, name, least, gpus=gpus, engine=engine, host_bytes=host)
 
     def trainer(self, worker: str) -> TrainWorker:

@@ -278,7 +278,7 @@ def test_rounding_to_the_nearest_bf16_is_refused_with_the_reason_and_the_way_out
 def test_memory_is_resolved_as_planned_and_without_a_plan_as_the_job_says() -> None:
     spec = parse_spec(with_key("memory.activation_checkpointing", 3))
     assert resolve(spec, None).model_dump(exclude={"compile"}) == {
-        "micro_batch": 8, "activation_checkpointing": 3, "optimizer": "adamw", "dtype": "bfloat16",
+        "micro_batch": 8, "activation_checkpointing": 3, "optimizer": "adamw", "dtype": "bfloat16", "gpus": 1,
     }  # fmt: skip
     planned = resolve(spec, memory_plan(micro_batch=5, activation_checkpointing=2, optimizer="adamw_8bit"))
     assert (planned.micro_batch, planned.activation_checkpointing, planned.optimizer) == (5, 2, "adamw_8bit")

@@ -56,6 +56,15 @@ def test_the_largest_gpu_that_the_job_may_use_and_of_these_the_fastest(redis_url
     assert planned_gpu(store, asking(gpu_memory_gib=65)) is None
 
 
+def test_auto_is_planned_for_the_most_memory_together(redis_url: str) -> None:
+    store = Store(connect(redis_url))
+    for name, gib, count in (("one", 48, 1), ("pair", 24, 2), ("four", 24, 4)):
+        gpu = Gpu(uuid=f"GPU-{name}", name="NVIDIA L4", memory_bytes=gib * 2**30, driver="580", count=count)
+        store.workers.report(heartbeat(name, stage="train", device="cuda", gpu=gpu))
+    found = [planned_gpu(store, asking(gpus=gpus)) for gpus in (1, 2, "auto")]
+    assert [(gpu.memory_bytes // 2**30, gpu.count) for gpu in found if gpu] == [(48, 1), (24, 4), (24, 4)]
+
+
 def test_a_job_for_an_engine_is_planned_for_what_its_nodes_have(redis_url: str) -> None:
     store, named = Store(connect(redis_url)), asking(engine="cluster")
     report(store, "train-1", "NVIDIA H200")

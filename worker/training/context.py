@@ -179,7 +179,7 @@ def load_trainable(
         method=method,
         seed=init_seed(spec.training.seed),
         rank=rank,
-        ranks=spec.ranks if plan.memory is not None and plan.memory.sharded_bytes else 1,
+        ranks=plan.resolved.gpus if plan.memory is not None and plan.memory.sharded_bytes else 1,
     )
     named, shards = loaded.model.named_parameters(), loaded.shards
 
@@ -294,5 +294,5 @@ def gpu_speed(run: RunDir, device: torch.device, loaded: LoadedModel, plan: Plan
         compiled=plan.resolved.compile,
         recomputed=recomputed,
         # Where a GPU waits for the host, or for others, its pace says nothing of other jobs.
-        kept=plan.resolved.optimizer != "adamw_offload" and run.spec().ranks == 1,
+        kept=plan.resolved.optimizer != "adamw_offload" and plan.resolved.gpus == 1,
     )

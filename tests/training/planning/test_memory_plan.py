@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.memory_prediction import CLASSIFIER
-from jobs.errors import DiskFull, Rejected, StageError
+from jobs.errors import DiskFull, DoesNotFit, Rejected, StageError
 from jobs.gpu_needs import GpuNeeds
 from jobs.gpus import DRIVER_BYTES, MARGIN, REFERENCE, GpuFacts
 from jobs.memory_plan import PICTURE, DType, MemoryPlan
@@ -443,6 +443,33 @@ def test_gpus_shard_the_weights_where_one_has_no_room_for_all() -> None:
     assert full.parts["optimizer"] == pytest.approx(12 * full.trained_parameters / 2, rel=0.05), "half of the states"
     assert full.disk is None and full.host is not None
     assert full.host.copy_bytes == pytest.approx(14 * full.trained_parameters, rel=0.01), "a checkpoint has all"
+
+
+def test_auto_takes_all_gpus_of_a_worker_where_one_has_no_room() -> None:
+    config = CONFIG | XL | {"num_layers": 8, "num_decoder_layers": 8, "dropout_rate": 0.1}
+
+    def planned(gpus: int | str, gib: float, count: int, optimizer: str = "adamw", **parts: Any) -> MemoryPlan:
+        memory = {"optimizer": optimizer, "activation_checkpointing": 1, "micro_batch": 4}
+        spec = parse_spec({"data": {"train": "a.jsonl"}, "resources": {"gpus": gpus}, "memory": memory, **parts})
+        facts = dataclasses.replace(gpu(gib), count=count, host_memory_bytes=64 * GIB)
+        budget = on_gpu(int(gib * GIB), "gpu", facts)
+        return plan_memory(spec, Seq2Seq(), config, (64, 64), device="cuda", budget=budget)
+
+    alone, two = planned("auto", 24, 2), planned("auto", 10.3, 2)
+    assert (alone.gpus, alone.sharded_bytes) == (1, 0)
+    assert two.gpus == 2 and two.sharded_bytes > 0 and two.peak_bytes == planned(2, 10.3, 2).peak_bytes
+    assert planned("auto", 10.3, 4, training={"batch_size": 3}).gpus == 3, "a row for each"
+    with pytest.raises(DoesNotFit) as caught:
+        planned("auto", 10.3, 1)
+    assert "resources.gpus" not in (caught.value.hint or "")
+    with pytest.raises(DoesNotFit, match="at its least") as caught:
+        planned(1, 10.3, 2)
+    assert caught.value.param == "resources.gpus" and caught.value.hint is not None
+    assert caught.value.hint.startswith(f"with resources.gpus: 2 it fits: {format_bytes(two.peak_bytes)} of each GPU")
+    assert planned("auto", 6, 2, "adamw_offload").gpus == 1
+    with pytest.raises(DoesNotFit) as caught:
+        planned("auto", 3, 2, "adamw_offload")
+    assert caught.value.param != "resources.gpus", "no other GPU takes a part of that"
 
 
 # -- fallbacks ---------------------------------------------------------------------------------------------------------

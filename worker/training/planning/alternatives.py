@@ -62,6 +62,7 @@ class Alternatives:
             budget=budget,
             optimizer=self._plan.resolved.optimizer,
             dtype=self._plan.resolved.dtype,
+            gpus=self._plan.resolved.gpus,
         )
 
     @functools.cached_property
@@ -84,4 +85,4 @@ class Alternatives:
             method=method_of(self._spec, self._plan.resolved.dtype),
         )
         sharded = memory is not None and memory.sharded_bytes > 0
-        return ShardedPredictor(predictor, self._spec.ranks) if sharded else predictor
+        return ShardedPredictor(predictor, self._plan.resolved.gpus) if sharded else predictor

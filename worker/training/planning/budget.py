@@ -54,7 +54,8 @@ def find_budget(
     """
     if device == "cpu":
         if memory.budget == "auto":
-            return Budget(host_memory().available // (resources.gpus if resources else 1), "host", None, margin=0)
+            processes = 1 if resources is None or resources.gpus == "auto" else resources.gpus
+            return Budget(host_memory().available // processes, "host", None, margin=0)
         return Budget(int(memory.budget * GIB), "job", None, margin=0)
     facts = gpu or assumed_gpu(resources)
     usable = facts.usable_bytes

@@ -74,7 +74,7 @@ def with_time(
         compiled=plan.resolved.compile,
         step_flops=spec.training.batch_size * flops / len(lengths.inputs),
         updates_s=left * plan.steps * waits_s(plan, spec, settings),
-        gpus=spec.ranks,
+        gpus=plan.resolved.gpus,
     )
     planned = within_hours(plan.model_copy(update={"time": time}), spec, done)
     return with_evaluations(planned, spec, config, lengths, task, settings, done)
@@ -87,11 +87,11 @@ def waits_s(plan: Plan, spec: JobSpec, settings: TrainerSettings) -> float:
     gpu, trained = settings.gpu or REFERENCE, plan.memory.trained_parameters
     offloads = plan.memory.host is not None and plan.memory.host.optimizer_bytes > 0
     update = gpu.offloaded_update_s(trained, 2) if offloads else 0.0
-    passes = math.ceil(spec.training.batch_size / (spec.ranks * plan.resolved.micro_batch))
+    passes = math.ceil(spec.training.batch_size / (plan.resolved.gpus * plan.resolved.micro_batch))
     whole, sharded = isinstance(spec.method, FullMethod), plan.memory.sharded_bytes
-    fetches = passes * gpu.fetch_s(sharded, spec.ranks, trained=whole)
+    fetches = passes * gpu.fetch_s(sharded, plan.resolved.gpus, trained=whole)
     everywhere = trained - sharded // 2 if whole else trained
-    return update + gpu.exchange_s(everywhere, spec.ranks) + fetches
+    return update + gpu.exchange_s(everywhere, plan.resolved.gpus) + fetches
 
 
 def within_hours(plan: Plan, spec: JobSpec, done: int) -> Plan:
@@ -148,7 +148,7 @@ def evaluation_s(
     """Seconds of an evaluation, at so many FLOP/s; validation rows are taken to be as long as the training rows."""
     asked, rows = spec.evaluation, min(spec.evaluation.max_rows, plan.data.validation_rows)
     sharded = 0 if plan.memory is None else plan.memory.sharded_bytes
-    fetch_s = gpu.fetch_s(sharded, spec.ranks) / 2  # the weights come once: there is no backward pass
+    fetch_s = gpu.fetch_s(sharded, plan.resolved.gpus) / 2  # the weights come once: there is no backward pass
     once = rows * task.flops(config).forward(lengths.inputs, lengths.targets) / len(lengths.inputs) / rate
     once += math.ceil(rows / plan.resolved.micro_batch) * fetch_s
     if task.has_labels:
