@@ -26,6 +26,8 @@ from worker.training.ranks.schedule import Direction
 
 LORA: dict[str, Any] = {"type": "lora", "rank": 4, "targets": "all-linear"}
 FULL: dict[str, Any] = {"method": "full"}
+CODED = {"d_ff": 512}
+"""Matrices large enough that `adamw_8bit` keeps their states in one byte a number."""
 PLAIN: dict[str, Any] = {
     "training": {"epochs": 2, "dropout": 0.0, "batch_size": 8, "learning_rate": 0.01},
     "evaluation": {"every_steps": 5, "samples": 1, "max_rows": 6, "generate_rows": 0},
@@ -68,8 +70,12 @@ def test_two_ranks_that_shard_the_weights_learn_and_deliver_what_one_does(make_r
     assert frozen and all(bool((found[name] == expected[name]).all()) for name in frozen)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
-def test_all_weights_are_trained_by_their_owners_and_delivered_whole(make_run: MakeRun, optimizer: str) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "adamw_8bit"])
+def test_all_weights_are_trained_by_their_owners_and_delivered_whole(
+    make_run: MakeRun, model_folder: Path, optimizer: str
+) -> None:
+    if optimizer == "adamw_8bit":
+        write_model(model_folder, num_layers=3, num_decoder_layers=2, **CODED)
     memory = {"memory": {"optimizer": optimizer, "micro_batch": 4}}
     one, two = make_run("one", **on(1, **FULL, **memory)), shard(make_run("two", **on(2, **FULL, **memory)))
     assert attempt(one) == 0 and attempt(two) == 0
@@ -84,8 +90,10 @@ def test_all_weights_are_trained_by_their_owners_and_delivered_whole(make_run: M
     assert all(bool(tensor.isclose(expected[name], atol=0.05).all()) for name, tensor in found.items())
 
 
-@pytest.mark.parametrize("method", [{}, FULL])
-def test_it_resumes_bit_for_bit(make_run: MakeRun, method: dict[str, Any]) -> None:
+@pytest.mark.parametrize("method", [{}, FULL, FULL | {"memory": {"optimizer": "adamw_8bit", "micro_batch": 4}}])
+def test_it_resumes_bit_for_bit(make_run: MakeRun, model_folder: Path, method: dict[str, Any]) -> None:
+    if "memory" in method:
+        write_model(model_folder, num_layers=3, num_decoder_layers=2, **CODED)
     whole, broken = shard(make_run("whole", **on(2, **method))), shard(make_run("broken", **on(2, **method)))
     assert attempt(whole) == 0
     assert attempt(broken, stop_at=7) == 75
