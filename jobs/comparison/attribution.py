@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from jobs.comparison.division import Costs, Factor, Keys, Product
 from jobs.comparison.facts import JobFacts
 from jobs.memory_plan import MemoryPlan
-from jobs.plan import rows_of_steps
+from jobs.plan import Resolved, rows_of_steps
 from jobs.spec import FullMethod, JobSpec, LoraMethod
 
 Pair = tuple[float, float]
@@ -93,10 +93,11 @@ def limit_costs(before: JobFacts, after: JobFacts, differing: Collection[str]) -
 def time_costs(before: JobFacts, after: JobFacts, differing: Collection[str]) -> Costs | None:
     """What each difference costs of the expected time of all steps, in seconds; None where it is not known of both."""
     was, now = _time_factors(before), _time_factors(after)
-    if was is None or now is None:
+    if was is None or now is None or before.plan is None or after.plan is None:
         return None
     keys = Differing(differing)
-    optimizers = {job.plan.resolved.optimizer for job in (before, after) if job.plan is not None}
+    optimizers = {plan.resolved.optimizer for plan in (before.plan, after.plan)}
+    gpus = _gpus(before.plan.resolved, after.plan.resolved, keys)
     host = keys.first(("memory.optimizer",), ("resolved.optimizer",)) if "adamw_offload" in optimizers else ()
     behind = (
         keys.first(("training.epochs", "training.max_steps", "training.max_hours")),
@@ -111,12 +112,7 @@ def time_costs(before: JobFacts, after: JobFacts, differing: Collection[str]) ->
             "time",
             (seconds, other_seconds),
             list(zip(zip(factors, other_factors, strict=True), behind, strict=True)),
-            (
-                *host,
-                *keys.first(
-                    ("resources.gpus",), ("memory.gpu",), ("speed.compile", "speed.fused", "training.batch_size")
-                ),
-            ),
+            (*host, *(gpus or keys.first(("memory.gpu",), ("speed.compile", "speed.fused", "training.batch_size")))),
         )
     )
     return costs
@@ -144,6 +140,8 @@ def _products(before: JobFacts, after: JobFacts, was: Need, now: Need, differing
         adapter_dtype = differing.first(("method.type",), ("method.adapter_dtype",)) or dtype
     trained_dtype = dtype if full else adapter_dtype
     optimizer = _setting("optimizer", was, now, differing)
+    gpus = _gpus(was.memory, now.memory, differing)
+    shared = gpus if was.memory.sharded_bytes or now.memory.sharded_bytes else ()
 
     def parts(name: str) -> Pair:
         return was.parts.get(name, 0), now.parts.get(name, 0)
@@ -153,11 +151,12 @@ def _products(before: JobFacts, after: JobFacts, was: Need, now: Need, differing
     parameters = before.parameters, after.parameters
     trained = list(_trained(before, after, was.memory, now.memory, differing))
     trained_keys = tuple(key for _, keys in trained for key in keys)
-    yield _product("weights", base, [(parameters, model)], dtype or model or trained_keys or trained_dtype)
+    of_weights = (*(dtype or model or trained_keys or trained_dtype), *shared)
+    yield _product("weights", base, [(parameters, model)], of_weights)
     yield _product("weights", adapters, trained, trained_dtype)
-    yield _product("gradients", parts("gradients"), trained, trained_dtype)
+    yield _product("gradients", parts("gradients"), trained, (*trained_dtype, *shared))
     # The master copy that adamw keeps is one of weights with fewer bits than its states.
-    of_states = (*optimizer, *(trained_dtype if "adamw" in (was.optimizer, now.optimizer) else ()))
+    of_states = (*optimizer, *(trained_dtype if "adamw" in (was.optimizer, now.optimizer) else ()), *shared)
     yield _product("optimizer", parts("optimizer"), trained, of_states)
 
     tokens = [need.memory.input_tokens + need.memory.target_tokens for need in (was, now)]
@@ -172,7 +171,7 @@ def _products(before: JobFacts, after: JobFacts, was: Need, now: Need, differing
     )  # fmt: skip
     yield _product("activations", parts("activations"), through, of_token)
     yield replace(_product("temporaries", parts("temporaries"), through, (*of_token, *optimizer)), exact=False)
-    yield _product("context", parts("context"), [], differing.first(("memory.device", "memory.gpu")))
+    yield _product("context", parts("context"), [], (*gpus, *differing.first(("memory.device", "memory.gpu"))))
 
 
 def _trained(
@@ -195,6 +194,11 @@ def _product(category: str, amounts: Pair, factors: Sequence[tuple[Pair, Keys]],
     before = amounts[0] / (math.prod(each.before for each in known) or 1)
     after = amounts[1] / (math.prod(each.after for each in known) or 1)
     return Product(category, *amounts, [*known, Factor(before, after, tuple(dict.fromkeys(of_each)))])
+
+
+def _gpus(was: MemoryPlan | Resolved, now: MemoryPlan | Resolved, differing: Differing) -> Keys:
+    """The key of how many GPUs train together, where that differs."""
+    return () if was.gpus == now.gpus else differing.first(("resources.gpus",), ("resolved.gpus",))
 
 
 def _setting(name: str, was: Need, now: Need, differing: Differing) -> Keys:

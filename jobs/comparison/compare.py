@@ -88,6 +88,8 @@ def _facts(jobs: Sequence[JobFacts], settings: set[str]) -> Iterator[tuple[Group
 
 def _asked(job: JobFacts, name: str) -> object:
     """What the job asks for of what the plan decides."""
+    if name == "gpus":
+        return job.spec.resources.gpus
     return job.spec.speed.compile if name == "compile" else getattr(job.spec.memory, name)
 
 
