@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from torch import nn
 
 from benchmarks.oom_exactness import CONFIGS
+from worker.training.checkpoints.tensorfile import write_tensors
 from worker.training.planning.bare_model import bare_model
+from worker.training.ranks.gathered import Brought
 from worker.training.ranks.schedule import Direction, Exchange, Schedule
 from worker.training.ranks.sharding import Sharding, in_order, layers_of, shard
 from worker.training.tasks.causal.task import Causal
@@ -145,3 +148,10 @@ def test_layers_that_are_left_out_are_passed_and_what_never_comes_is_a_fault() -
     assert schedule.next(Direction.BACKWARD, 3).ready == 4
     with pytest.raises(AssertionError, match="layer 1 runs where no pass"):
         schedule.next(Direction.FORWARD, 1)
+
+
+def test_a_file_of_weights_that_are_brought_brings_each_once(tmp_path: Path) -> None:
+    brought: list[str] = []
+    weights = {name: torch.ones(2) for name in ("a", "b")}
+    write_tensors(tmp_path / "model.safetensors", Brought(weights, brought.append))
+    assert brought == ["a", "b"]

@@ -51,6 +51,25 @@ class Gathered(Mapping[str, torch.Tensor]):
         return len(self.like)
 
 
+class Brought(Mapping[str, torch.Tensor]):
+    """Tensors by name that are brought into place when they are asked for."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], bring: Callable[[str], object]) -> None:
+        self._bring = bring
+        self.like = tensors
+        """Those in place, whatever their values are by now."""
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self._bring(name)
+        return self.like[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.like)
+
+    def __len__(self) -> int:
+        return len(self.like)
+
+
 def like(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     """Tensors of the same names, shapes and types, for whoever needs no values."""
-    return tensors.like if isinstance(tensors, Gathered) else tensors
+    return tensors.like if isinstance(tensors, Gathered | Brought) else tensors

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from worker.training.ranks.gathered import Gathered, RemoteTensor
+from worker.training.ranks.gathered import Brought, Gathered, RemoteTensor
 from worker.training.ranks.schedule import SLOTS, Direction, Exchange, Schedule
 from worker.training.ranks.sharding import Sharding, rounded_up
 
@@ -233,7 +233,7 @@ class Shards:
 
     def whole(self, weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The same weights, by name, each with its values when it is asked for. For rank 0, outside passes."""
-        return _Whole(weights, self.bring)
+        return Brought(weights, self.bring)
 
     def bring(self, name: str) -> None:
         """See to it that the weight of this name has its values. For rank 0, outside passes."""
@@ -321,20 +321,3 @@ class Shards:
         while self._under_way and self._under_way[0][0] < count:
             self._joined.wait(self._under_way[0][1])
             del self._under_way[0]
-
-
-class _Whole(Mapping[str, torch.Tensor]):
-    """Weights by name that are brought when they are asked for."""
-
-    def __init__(self, weights: Mapping[str, torch.Tensor], bring: Callable[[str], object]) -> None:
-        self._weights, self._bring = weights, bring
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        self._bring(name)
-        return self._weights[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
