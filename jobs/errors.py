@@ -202,6 +202,12 @@ class DeviceBusy(StageError):
     reason = Reason.DEVICE_BUSY
 
 
+class HostMemoryInUse(StageError):
+    """Others have memory of the host that the job needs."""
+
+    reason = Reason.HOST_MEMORY_IN_USE
+
+
 class HostOutOfMemory(StageError):
     """The host has no room now for what must be in its memory."""
 

@@ -114,6 +114,9 @@ class Reason(StrEnum):
     NOT_STARTED = ("not_started", "The engine ended the task before it started",
                    "the engine ended the task before it started", _NEXT.LATER, "warning", 1,
                    "if it happens again: ask those who run the engine why it ends the task")
+    HOST_MEMORY_IN_USE = ("host_memory_in_use", "The host's memory is taken",
+                          "others have memory of the host that the job needs", _NEXT.LATER, "warning", 84,
+                          "nothing: it starts when they are done; or end what else uses the memory of that host")
     GPU_LOST = "gpu_lost", "The GPU was lost", "the GPU was lost", _NEXT.WITH_GPU, "warning", 80, _NO_GPU
     NOT_PREPARED = ("not_prepared", "The prepared model or data is gone",
                     "the prepared model or data is gone or damaged", _NEXT.AFTER_PREPARE, "warning", 81)

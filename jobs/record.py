@@ -46,7 +46,7 @@ from jobs.events import (
 )
 from jobs.frozen import Empty
 from jobs.plan import CheckSummary, StepLimit
-from jobs.reasons import Reason
+from jobs.reasons import NextAttempt, Reason
 from jobs.state import Requested, Stage, Status, transition
 from jobs.verdict import ConfidenceInterval, Verdict
 
@@ -112,9 +112,9 @@ class JobRecord(BaseModel):
     task: str | None = None
     """The engine's id of that attempt; null: it has none (yet)."""
     in_vain: int = 0
-    """Attempts in a row on an engine that made no progress."""
+    """Attempts in a row that made no progress: on an engine, or of those that had to wait for others."""
     in_vain_step: int = 0
-    """`progress_step` after the last attempt on an engine."""
+    """`progress_step` after the last of these attempts."""
     finished_at: float | None = None
     training_s: float = 0.0
     """Time in attempts that have ended."""
@@ -198,7 +198,8 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
                     "restarts": 1 if progressed else record.restarts + 1,
                     "restart_step": record.progress_step,
                 }
-            if record.last_reason is not None and record.engine is not None:
+            last = record.last_reason
+            if last is not None and (record.engine is not None or last.next_attempt is NextAttempt.LATER):
                 progressed = record.progress_step > record.in_vain_step
                 change |= {
                     "in_vain": 0 if progressed else record.in_vain + 1,

@@ -59,14 +59,14 @@ def outcome(record: JobRecord, end: Finished) -> list[AnyFact]:
     match end.reason.next_attempt:
         case NextAttempt.AT_ONCE:  # after `oom_in_optimizer` it begins one fallback lower, and says when there is none
             if record.engine is not None and end.reason in (Reason.INTERRUPTED, Reason.WORKER_LOST):
-                return again_on_engine(record, fault, at_once=1)
+                return again_later(record, fault, at_once=1)
             return [JobQueued()]
         case NextAttempt.AFTER_PREPARE:  # for a second time without a model loaded: only a person can help
             return [JobPaused(error=fault)] if record.unprepared else [JobUnprepared(message=fault.message)]
         case NextAttempt.DELAYED:
             return [JobQueued(not_before_s=BUSY_DELAY_S)]
         case NextAttempt.LATER:
-            return again_on_engine(record, fault, at_once=0)
+            return again_later(record, fault, at_once=0)
         case NextAttempt.WITH_GPU:  # the worker ends, too: the job waits for one that has a GPU
             return [JobQueued(), DeviceWaiting(message=fault.message)]
         case NextAttempt.BACKOFF:
@@ -79,13 +79,15 @@ def outcome(record: JobRecord, end: Finished) -> list[AnyFact]:
             return [JobFailed(error=fault)]
 
 
-def again_on_engine(record: JobRecord, fault: Fault, at_once: int) -> list[AnyFact]:
-    """The job is handed over again: at once so many times in a row without progress, then ever more seldom."""
+def again_later(record: JobRecord, fault: Fault, at_once: int) -> list[AnyFact]:
+    """The next attempt: at once so many times in a row without progress, then after ever longer waits."""
     before = 0 if record.progress_step > record.in_vain_step else record.in_vain
     if before < at_once:
         return [JobQueued()]
     delay = min(BUSY_DELAY_S * 2 ** min(before - at_once, 7), MOST_DELAY_S)
     tries = f" ({before + 1} attempts in a row made no progress)" if at_once else ""
+    if record.engine is None:
+        return [JobQueued(not_before_s=delay)]
     return [JobQueued(not_before_s=delay), TaskWaiting(task=None, message=f"{fault.message}{tries}")]
 
 

@@ -10,7 +10,7 @@ import torch
 from jobs.attempt import Finished
 from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir
-from jobs.errors import DeviceBusy, HostOutOfMemory, OutOfMemory, Rejected
+from jobs.errors import DeviceBusy, HostMemoryInUse, HostOutOfMemory, OutOfMemory, Rejected
 from jobs.events import GpuProcess, MemoryPlanned, ModelLoaded
 from jobs.gpus import REFERENCE
 from jobs.memory_plan import HostPlan, MemoryPlan
@@ -187,7 +187,7 @@ def test_real_predictions_of_rungs_fall(make_run: MakeRun, model_folder: Path) -
 # -- states on the host --------------------------------------------------------------------------------------
 
 
-def test_a_host_that_has_too_little_free_now_ends_the_attempt_and_the_job_is_tried_again(
+def test_a_host_whose_memory_others_have_now_ends_the_attempt_and_the_job_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(start, "host_memory", lambda: HostMemory(used=30 * GIB, available=34 * GIB, total=64 * GIB))
@@ -196,9 +196,15 @@ def test_a_host_that_has_too_little_free_now_ends_the_attempt_and_the_job_is_tri
         check_host(planned().model_copy(update={"host": host}))
     check_host(planned().model_copy(update={"host": None}))
     host = HostPlan(optimizer_bytes=33 * GIB, copy_bytes=1, available_bytes=64 * GIB, fits=True)
-    with pytest.raises(HostOutOfMemory, match=r"33\.0 GiB .* are needed .*, 34\.0 GiB of 64\.0 GiB are free") as caught:
+    with pytest.raises(HostMemoryInUse, match=r"33\.0 GiB .* are needed .*, 34\.0 GiB of 64\.0 GiB are free") as caught:
         check_host(planned().model_copy(update={"host": host}))
-    assert caught.value.reason.counted, "tried again, a limited number of times"
+    assert not caught.value.reason.counted, "as long as they have it"
+    host = host.model_copy(update={"optimizer_bytes": 63 * GIB})
+    with pytest.raises(
+        HostOutOfMemory, match=r"63\.0 GiB .* are needed .*, 34\.0 GiB of 64\.0 GiB are free"
+    ) as lacking:
+        check_host(planned().model_copy(update={"host": host}))
+    assert lacking.value.reason.counted, "tried again, a limited number of times"
 
 
 # -- others on the GPU --------------------------------------------------------------------------------------

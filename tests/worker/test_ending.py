@@ -91,6 +91,16 @@ def test_an_engine_that_takes_no_task_is_asked_ever_more_seldom_and_nothing_is_c
     assert [fact.not_before_s for fact in end(run, "not_submitted") if isinstance(fact, JobQueued)] == [30]
 
 
+def test_a_host_whose_memory_others_have_is_asked_ever_more_seldom_and_nothing_is_counted(run: RunDir) -> None:
+    delays = []
+    for _ in range(9):
+        ended, queued, *_ = end(run, "host_memory_in_use")
+        assert isinstance(ended, AttemptEnded) and isinstance(queued, JobQueued)
+        delays.append(queued.not_before_s)
+        run.append([STARTED])
+    assert delays == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600] and run.record().restarts == 0
+
+
 @pytest.mark.parametrize("reason", ["interrupted", "worker_lost"])
 def test_what_an_engine_takes_away_again_and_again_is_handed_over_ever_more_seldom(run: RunDir, reason: str) -> None:
     started = STARTED.model_copy(update={"engine": "cluster"})

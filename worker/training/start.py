@@ -17,7 +17,7 @@ import torch
 
 from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir
-from jobs.errors import BadData, DeviceBusy, HostOutOfMemory, NotPrepared, OutOfMemory, Rejected
+from jobs.errors import BadData, DeviceBusy, HostMemoryInUse, HostOutOfMemory, NotPrepared, OutOfMemory, Rejected
 from jobs.events import MemoryPlanned
 from jobs.gpus import HOST_ROOM, GpuFacts
 from jobs.memory_plan import MemoryPlan
@@ -60,7 +60,8 @@ def plan_attempt(
 ) -> Plan:  # fmt: skip
     """The plan of this attempt; its event is noted. A plan of a version that did not plan memory stands as it is.
 
-    Raises Rejected (`does_not_fit`, `gpu_memory_in_use`), DeviceBusy, OutOfMemory (no fallback is left), StopAsked.
+    Raises Rejected (`does_not_fit`, `gpu_memory_in_use`), DeviceBusy, HostMemoryInUse, HostOutOfMemory, OutOfMemory (no
+    fallback is left), StopAsked.
     """
     alternatives = Alternatives(spec, plan, device, run.path.parent)
     gpu = gpu_now(device, monitor) if device.type == "cuda" else None
@@ -207,15 +208,18 @@ def apply_fallbacks(spec: JobSpec, memory: MemoryPlan, lower: int, alternatives:
 
 
 def check_host(memory: MemoryPlan) -> None:
-    """Raises HostOutOfMemory if the host is to hold the states of the optimizer, and has no room for them now."""
+    """Raises HostMemoryInUse if the host is to hold the states of the optimizer, and others have that memory now;
+    HostOutOfMemory if it has too little in all."""
     needed = 0 if memory.host is None else memory.host.optimizer_bytes
     host = host_memory()
     if needed and needed + HOST_ROOM > host.available:
         states, free, total = bytes_alike(needed, host.available, host.total)
-        raise HostOutOfMemory(
-            f"{states} of the host's memory are needed for the states of adamw_offload, {free} of {total} are free",
-            hint="end what else uses the memory of that host; the job tries again by itself, a limited number of times",
+        message = (
+            f"{states} of the host's memory are needed for the states of adamw_offload, {free} of {total} are free"
         )
+        if needed + HOST_ROOM > host.total:
+            raise HostOutOfMemory(message)
+        raise HostMemoryInUse(message)
 
 
 def make_room(spec: JobSpec, memory: MemoryPlan, gpu: GpuNow, wait: Callable[[int], bool]) -> None:
