@@ -47,6 +47,7 @@ def test_a_good_job_gets_a_provisional_plan(workplace: Workplace) -> None:
         "activation_checkpointing": 0,
         "optimizer": "adamw",
         "compile": False,
+        "gpus": 1,
         "dtype": "bfloat16",
     }
     assert result["invalid_rows"] == {}

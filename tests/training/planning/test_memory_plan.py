@@ -232,6 +232,7 @@ def test_a_small_model_on_a_cpu_trains_as_plainly_as_ever(workplace: Workplace) 
     assert plan.memory is not None and told["memory"]["text"] == plan.memory.text
     assert plan.resolved.model_dump() == {
         "micro_batch": 8, "activation_checkpointing": 0, "optimizer": "adamw", "dtype": "bfloat16", "compile": False,
+        "gpus": 1,
     }  # fmt: skip
     assert (plan.memory.budget_source, plan.memory.margin_bytes, plan.memory.parts["context"]) == ("host", 0, 0)
     assert (plan.memory.input_tokens, plan.memory.target_tokens) == (512, 512)
