@@ -216,9 +216,11 @@ def routes(
             if each.gpu
         }
         stuck = [job for job in waiting if job.waiting_reason]
+        version = next(((each.versions or {}).get("longhaul") for each in workers if each.stage == "publish"), None)
         return render.page(
             request, "workers.html", devices=by_device(workers), suits=suits, stuck=stuck,
             latest={job.record.id: job.latest for job in running}, damaged=actions.store.all_damaged(),
+            version=version,
         )  # fmt: skip
 
     return router

@@ -50,6 +50,17 @@ def test_the_page_shows_a_gpu_with_its_slots(service: Service) -> None:
     assert [each.get("slot") for each in service.get("/workers").json()["data"]] == [0, 1, 2, 0]
 
 
+def test_the_page_warns_of_a_box_whose_clock_or_version_differs(service: Service) -> None:
+    other = {"name": "train-gpu2-7-abc", "box": "gpu2", "clock_ahead_s": -3600.0, "versions": {"longhaul": "1.0.0"}}
+    service.store.workers.report(WorkerHeartbeat(**TRAIN_0 | other))
+    page = service.get("/workers", headers={"Accept": "text/html"}).text
+    assert "its clock is 1 h behind that of Redis" in page and "it is of Longhaul" not in page
+    publish = {"name": "publish-main-8-abc", "stage": "publish", "gpu": None, "versions": {"longhaul": "1.1.0"}}
+    service.store.workers.report(WorkerHeartbeat(**TRAIN_0 | publish))
+    page = service.get("/workers", headers={"Accept": "text/html"}).text
+    assert page.count("it is of Longhaul 1.0.0, and publish of 1.1.0: update that box") == 1
+
+
 def test_the_places_of_an_engine_are_told_apart_and_a_job_sees_those_of_its_own(service: Service) -> None:
     service.store.workers.report(WorkerHeartbeat(**TRAIN_0))
     for place in range(2):
