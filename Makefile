@@ -87,7 +87,7 @@ check: setup ## formatting, lint, types, import rules, OpenAPI document, referen
 	$(BIN)/python -m service.docs.schema --check
 	$(BIN)/hadolint Dockerfile.training
 	@if docker compose version >/dev/null 2>&1; then \
-		for files in "-f $(COMPOSE_FILE)" "-f $(COMPOSE_FILE) -f $(BOXES_FILE)" "-f $(BOX_FILE)"; do \
+		for files in "-f $(COMPOSE_FILE)" "-f $(COMPOSE_FILE) -f $(BOXES_FILE) -f docker-compose.no-gpu.yml" "-f $(BOX_FILE) -f docker-compose.box-cdi.yml"; do \
 			env UID=1000 GID=1000 LONGHAUL_API_KEY=checked LONGHAUL_REDIS_PASSWORD=checked LONGHAUL_SHARED=/checked \
 				LONGHAUL_BOX=checked LONGHAUL_BOX_PASSWORD=checked LONGHAUL_FIRST_BOX=checked:6380 \
 				docker compose --env-file .env.example $$files config --quiet \
@@ -115,8 +115,11 @@ up: ## build and start all containers, and wait until they are healthy
 	@$(COMPOSE) up --build --detach --wait --wait-timeout 600 || { \
 		echo "make up: not all containers are healthy; '$(COMPOSE) ps' shows which, 'make logs' why" >&2; \
 		echo "  without an NVIDIA GPU: set COMPOSE_FILE=docker-compose.training.yml:docker-compose.cpu.yml in .env" >&2; exit 1; }
-	@grep -qs '^COMPOSE_FILE=.*docker-compose\.cpu\.yml' .env || grep -qs '"examined_at": [0-9]' runs/.gpus/*.json || echo "make up: no GPU was examined here yet; 5 minutes: $(COMPOSE) run --rm --build worker doctor"
-	@port=$$(sed -n 's/^LONGHAUL_PORT=//p' .env); url=http://127.0.0.1:$${port:-8000}; \
+	@setting() { sed -n "s/^$$1=//p" .env; }; runs=$$(setting LONGHAUL_RUNS); shared=$$(setting LONGHAUL_SHARED); \
+	grep -qsE '^COMPOSE_FILE=.*docker-compose\.(cpu|no-gpu)\.yml' .env || grep -qs '"examined_at": [0-9]' $${runs:-$${shared:+$$shared/}runs}/.gpus/*.json || \
+		echo "make up: no GPU was examined here yet; 5 minutes: $(COMPOSE) run --rm --build worker doctor"
+	@! grep -qsx 'COMPOSE_FILE=$(BOX_FILE)' .env || { echo "make up: the worker is healthy; 'longhaul workers' on the first box lists it"; exit 0; }; \
+	port=$$(sed -n 's/^LONGHAUL_PORT=//p' .env); url=http://127.0.0.1:$${port:-8000}; \
 	[ "$${port:-8000}" = 8000 ] || more=" LONGHAUL_URL=$$url"; \
 	echo "make up: all containers are healthy; open $$url in a browser, or: export \$$(grep ^LONGHAUL_API_KEY= .env)$${more:-}, then longhaul submit FILE --watch"
 
@@ -148,6 +151,7 @@ env: ## write .env (your UID and GID, a random API key and Redis password) and m
 box: ## let another box train: make box NAME=gpu2 HOST=<address of this box> (docs/many-boxes.md)
 	@[[ "$(NAME)" =~ ^[a-z0-9][a-z0-9-]{0,30}$$ ]] || { echo "make box: give the other box a name, such as NAME=gpu2: lower-case letters, digits, hyphens" >&2; exit 1; }
 	@[ -e .env ] || { echo "make box: no .env; run 'make env' first" >&2; exit 1; }
+	@[[ "$(NAME)" != keys && "$(NAME)" != hosts ]] || { echo "make box: boxes/$(NAME) is a file of 'make box' itself; give the box another name" >&2; exit 1; }
 	@! grep -qx 'LONGHAUL_BOX=$(NAME)' .env || { echo "make box: $(NAME) is the name of this box (LONGHAUL_BOX in .env); give the other one another" >&2; exit 1; }
 	@[ -n "$(HOST)" ] || [ -s boxes/hosts ] || { echo "make box: say at which address the other box reaches this one, HOST=192.168.1.10 or a name" >&2; exit 1; }
 	@[[ "$(HOST)" =~ ^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?)?$$ || "$(HOST)" =~ ^[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*$$ ]] || \

@@ -105,6 +105,8 @@ def test_another_box_keeps_the_first_and_another_address_keeps_the_ca(tmp_path: 
         (["box", "NAME=GPU 2"], "give the other box a name"),
         (["box", "NAME=gpu2"], "say at which address"),
         (["box", "NAME=main", "HOST=10.0.0.1"], "main is the name of this box"),
+        (["box", "NAME=keys", "HOST=10.0.0.1"], "boxes/keys is a file of 'make box' itself"),
+        (["box", "NAME=hosts", "HOST=10.0.0.1"], "boxes/hosts is a file of 'make box' itself"),
         *(
             (["box", "NAME=gpu2", f"HOST={host}"], f"HOST={host} is neither a name nor an address")
             for host in ("192.168.1.10:6380", "[fd00::1]", "first box", "10.0.0.0/24")
@@ -223,3 +225,14 @@ def test_the_worker_of_another_box_is_that_of_the_first_but_for_what_it_mounts_a
     assert {each["target"] for each in other["volumes"] if isinstance(each, dict) and not each.get("read_only")} == {
         "/runs"
     }
+
+
+def test_folders_that_boxes_share_keep_their_owner_and_are_mounted_as_on_one_box() -> None:
+    one, several = (compose(f"docker-compose.{name}.yml")["services"] for name in ("training", "boxes"))
+    for name, service in one.items():
+        shared = {tuple(each.split(":")) for each in service.get("volumes", []) if isinstance(each, str)}
+        shared = {each for each in shared if each[0] in ("uploads", "models", "prepared")}
+        found = several.get(name, {}).get("volumes", [])
+        there = {(each["source"], each["target"], *(["ro"] if each.get("read_only") else [])) for each in found}
+        assert name == "redis" or there == shared
+        assert name == "redis" or all(each["volume"] == {"nocopy": True} for each in found)

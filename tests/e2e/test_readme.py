@@ -161,7 +161,11 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     ),
     'sudo iptables -I DOCKER-USER -m conntrack --ctstate NEW -s "$(docker netwo'
     "rk inspect longhaul_boxes -f '{{(index .IPAM.Config 0).Subnet}}')\" -j DROP": Never("it changes the firewall"),
-    """sudo iptables -I DOCKER-USER -p tcp --dport 6380 ! -s 192.168.1.11 -j DROP""": Never("it changes the firewall"),
+    "sudo iptables -I DOCKER-USER -p tcp --dport 6380 -j DROP": Never("it changes the firewall"),
+    "sudo iptables -I DOCKER-USER -p tcp --dport 6380 -s 192.168.1.11 -j RETURN": Never("it changes the firewall"),
+    'docker run --rm --user "$(id -u):$(id -g)" -v longhaul_uploads:/from:ro '
+    "-v /srv/longhaul/uploads:/to redis:8-bookworm cp -R /from/. /to/": Never("it needs a Docker engine and NFS"),
+    "docker volume rm longhaul_uploads longhaul_models longhaul_prepared": Never("it needs a Docker engine and NFS"),
     "docker compose up -d && docker compose restart redis": Elsewhere(
         "tests/test_boxes.py::test_redis_takes_a_box_over_tls_until_it_is_revoked"
     ),

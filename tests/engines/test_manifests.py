@@ -107,6 +107,11 @@ def test_kubeflow_reads_its_train_job_as_it_is_meant(given: dict[str, Any], job:
     assert trainer["command"][-1] == "--exit-0" and {each["name"] for each in trainer["env"]} == {"PYTHONPATH", *ODD}
     if "device" not in given:
         assert trainer["resourcesPerNode"]["limits"][given.get("gpu_resource", "nvidia.com/gpu")] == "4"
+    shared = {"name": "longhaul-shm", "mountPath": "/dev/shm"}
+    [patch] = read["spec"]["runtimePatches"]
+    [replicated] = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = replicated["template"]["spec"]["template"]["spec"]
+    assert [shared in each.get("volumeMounts", []) for each in pod.get("containers", [{}])] == ["device" not in given]
 
 
 def test_what_is_wrong_is_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ LONGEST_NAME = 46
 LINES = 40
 NODE = "node"
 """What Kubeflow calls the job that trains, and its container."""
+SHARED_MEMORY = "longhaul-shm"
 
 
 class KubeflowSettings(CopiedRunSettings):
@@ -74,8 +75,13 @@ class Kubeflow:
         resources = {name: str(value) for name, value in amounts.items() if value is not None}
         environment = {"PYTHONPATH": str(task.directory), **task.environment}  # a TrainJob has no working directory
         mounts = {f"longhaul-{number}": each for number, each in enumerate(given.claims.items())}
-        volumes = [{"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, (_, claim) in mounts.items()]
+        volumes: list[dict[str, object]] = [
+            {"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, (_, claim) in mounts.items()
+        ]
         places = [{"name": name, "mountPath": path} for name, (path, _) in mounts.items()]
+        if task.gpus > 1:  # processes of one job exchange gradients through it, and a pod has 64 MiB
+            volumes.append({"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory"}})
+            places.append({"name": SHARED_MEMORY, "mountPath": "/dev/shm"})
         pod = {
             "terminationGracePeriodSeconds": given.grace_s,
             "nodeSelector": given.node_selector,

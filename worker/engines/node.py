@@ -84,7 +84,11 @@ def main(argv: list[str]) -> int:
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     run = RunDir(given.run_dir.resolve())
-    storage = SharedStorage() if given.bucket is None else NodeStorage(given.bucket, given.attempt, given.token)
+    try:
+        storage = SharedStorage() if given.bucket is None else NodeStorage(given.bucket, given.attempt, given.token)
+    except ValueError as error:  # nothing here reaches such a bucket
+        log.error("job %s: %s", run.id, error)
+        return 0 if given.exit_0 else STOPPED
     try:
         code = attend(run, given.attempt, given.token, given.alone_s, asked, storage)
     except EngineUnavailable as error:

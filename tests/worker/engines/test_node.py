@@ -18,7 +18,7 @@ from jobs.disk.rundir import RunDir
 from tests.sinks.driving import until
 from worker.engines.engine import SharedStorage
 from worker.engines.handover import Handover, NodeReport, Orders
-from worker.engines.node import attend
+from worker.engines.node import attend, main
 
 TRAINER = """#!/bin/sh
 echo "$@" >> {folder}/started
@@ -157,6 +157,14 @@ def test_orders_follow_no_link_and_wait_for_no_pipe(node: Node, monkeypatch: pyt
         node.order()
     node.order()
     assert node.handover.orders() is not None
+
+
+def test_a_bucket_that_nothing_on_the_node_reaches_is_named_and_no_crash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(tmp_path / "job-1"), "--attempt", "1", "--token", "t", "--bucket", "s3://bucket"]
+    assert (main(given), main([*given, "--exit-0"])) == (75, 0)
+    assert "s3://bucket: Install s3fs to access S3, with pip" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("order", "token"), [("train", "another"), ("kill", "right")])
