@@ -22,8 +22,9 @@ READ_BY_OTHERS = {
     "LONGHAUL_REDIS_PASSWORD",
     "LONGHAUL_SHARED",
     "LONGHAUL_BOXES_ADDRESS",
+    "NCCL_P2P_DISABLE",
 }
-"""By compose, and by the hub's own library."""
+"""By compose, the hub's own library, and NCCL."""
 
 
 def example() -> dict[str, str]:

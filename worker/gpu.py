@@ -102,8 +102,10 @@ def named_gpus(wanted: str) -> list[str]:
         uuids = [uuid for each in members for uuid in here.get(each, [each])]
         if missing:
             log.error("%s; the others train", unknown(missing[0], rows))
-        elif len(members) > 1 and (len(set(uuids)) < len(members) or len(uuids) > len(members)):
-            raise NoGpu(f"{name} joins a GPU with itself, or with the slices of one; a group joins several whole GPUs")
+        elif len(members) > 1 and (
+            not len(set(uuids)) == len(uuids) == len(members) or any(each.startswith("MIG-") for each in uuids)
+        ):
+            raise NoGpu(f"{name} joins a GPU with itself, or slices of GPUs; a group joins several whole GPUs")
         else:
             found |= dict.fromkeys(uuids if len(members) == 1 else [TOGETHER.join(uuids)])
     all_members = [uuid for each in found for uuid in each.split(TOGETHER)]

@@ -239,7 +239,9 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
     end = explained or trainer.end()
     if context.engine is None:
         end = or_gpu_lost(end, context.gpu)
-    if explained is not None and end.reason is not explained.reason:  # of several GPUs, one that rank 0 does not see
+    said = None if explained is None else explained.reason
+    # Of several GPUs: one that rank 0 does not see, or whose memory ran out; the next attempt then has to know.
+    if end.reason is not said and (said is not None or end.reason is Reason.OOM_IN_OPTIMIZER):
         append_line(run.attempt_file(attempt), end)
     lease.stop_renewing()
     while True:

@@ -132,6 +132,8 @@ class Trainer:
         """The reason of its end, if it could not write one itself."""
         code = self._process.wait()
         place = f" (phase {self._phase}, step {self.step})"
+        if (of_rank := self._end_of_a_rank()) is not None:
+            return of_rank
         if self.killed_for == "stalled":
             return self._ended(Reason.STALLED, place)
         if (cause := self._process.cause) is not None and cause.reason is not Reason.INTERRUPTED:
@@ -144,6 +146,17 @@ class Trainer:
             return self._ended(Reason.HOST_OUT_OF_MEMORY, place)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return self._ended(Reason.CRASH, f" ({how}){self._last_output()}")
+
+    def _end_of_a_rank(self) -> Finished | None:
+        """What ended another rank of this attempt, which rank 0 waited for in vain."""
+        own = (Reason.CRASH, Reason.STALLED, Reason.INTERRUPTED)  # or the end of rank 0 was the cause
+        for file in sorted(self._file.parent.glob(f"{self._file.stem}-rank-*.jsonl")):
+            end = next(iter(self.run.attempt_lines(file.stem)[-1:]), None)
+            if isinstance(end, Finished) and end.error is not None and end.reason not in own:
+                message = f"{file.stem.partition('-')[2].replace('-', ' ')}: {end.error.message}"
+                error = end.error.model_copy(update={"message": message})
+                return Finished(at=time.time(), reason=end.reason, step=self.step, error=error)
+        return None
 
     @property
     def ended_by_signal(self) -> bool:

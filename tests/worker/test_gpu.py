@@ -85,6 +85,8 @@ END
     assert named_gpus("all") == ["GPU-aaa", "MIG-one", "MIG-two"]
     assert named_gpus("1") == named_gpus("GPU-bbb,1") == ["MIG-one", "MIG-two"]
     assert named_gpus("MIG-two,0,GPU-aaa") == ["MIG-two", "GPU-aaa"]
+    with pytest.raises(NoGpu, match=r"joins a GPU with itself, or slices of GPUs"):
+        named_gpus("MIG-one+MIG-two")
     assert named_gpus("0,GPU-away") == ["GPU-aaa", "GPU-away"], "it may come back"
     with pytest.raises(NoGpu, match="'2' names no GPU here: there is GPU-aaa, GPU-bbb"):
         named_gpus("2")

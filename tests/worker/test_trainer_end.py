@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobs.attempt import Heartbeat
+from jobs.attempt import Finished, Heartbeat
 from jobs.disk.files import append_line
 from jobs.disk.rundir import create
-from jobs.events import JobSubmitted
+from jobs.events import Fault, JobSubmitted
+from jobs.reasons import Reason
 from jobs.spec import parse_spec
 from jobs.state import Stage
 from tests.clock import Clock
@@ -67,3 +68,21 @@ def test_a_folder_that_was_away_is_no_silence_of_the_trainer(tmp_path: Path, mon
         trainer.read_lines()
     trainer.kill("stalled")
     assert not away and silent_s == SILENCE_S + 5
+
+
+@pytest.mark.parametrize("reason", [Reason.OOM_IN_OPTIMIZER, Reason.CRASH])
+def test_of_several_gpus_the_rank_that_knows_says_why_it_ended(tmp_path: Path, reason: Reason) -> None:
+    spec = parse_spec({"data": {"train": "rows.jsonl"}})
+    run, _ = create(tmp_path, "job-1", spec, JobSubmitted(name="tiny", model="m", spec_sha256="s"))
+    run.attempt_file(1).parent.mkdir(exist_ok=True)
+    trainer = Trainer(run, Stage.TRAIN, 1, lambda *_: OwnProcess(["sleep", "600"], process_group=0))
+    error = Fault(code=reason.value, message="memory ran out", hint="a smaller model")
+    append_line(run.attempt_file("1-rank-1"), Finished(at=1.0, reason=Reason.INTERRUPTED))
+    append_line(run.attempt_file("1-rank-2"), Finished(at=1.0, reason=reason, error=error))
+    trainer.kill("stalled")
+    end = trainer.end()
+    assert end.error is not None
+    if reason is Reason.CRASH:
+        assert end.reason is Reason.STALLED, "which may have come of the end of rank 0"
+    else:
+        assert (end.reason, end.error.message, end.error.hint) == (reason, "rank 2: memory ran out", "a smaller model")

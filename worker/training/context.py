@@ -244,7 +244,8 @@ def set_up(
     state.correction = noted_correction(run, attempts) or state.correction
     journal.fence()
     truncate_metrics(run.metrics_file, state.step)
-    ranks.join(loaded.trained, trainable.state, device, loaded.shards, None if found is None else found.folder)
+    with monitor.taking():
+        ranks.join(loaded.trained, trainable.state, device, loaded.shards, None if found is None else found.folder)
     guards.check_not_copied(loaded.model, loaded.pointers)
     journal.progress(step=state.step)
     journal.note(

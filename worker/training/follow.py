@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from jobs.disk.rundir import RunDir
@@ -37,7 +36,7 @@ from worker.training.memory import hard_limit
 from worker.training.memory.recovery import Pass, release_memory
 from worker.training.network import guards
 from worker.training.optimizers.loss_scaling import LossScaling
-from worker.training.ranks.group import RankGroup, join, share_cores
+from worker.training.ranks.group import RankGroup, join, leave, share_cores
 from worker.training.ranks.leader import JOIN, LOOK_S, agree, group_of
 from worker.training.ranks.ranks import share
 from worker.training.settings import TrainerSettings
@@ -99,7 +98,7 @@ def follow(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopS
                     loaded.shards.send(what["name"], int(what["owner"]), int(what["size"]))
                 case _:
                     raise AssertionError(f"rank 0 says {line}")
-        dist.destroy_process_group()
+        leave()
     return 0
 
 

@@ -183,9 +183,10 @@ def save(context: TrainingContext) -> None:
     try:
         context.ranks.check_equal()
     except (RankLost, RankSilent) as error:
-        if error.detail_code == DIFFERENT:
+        shards = context.loaded.shards
+        if error.detail_code == DIFFERENT or (shards is not None and shards.trained):
             raise
-        lost = error  # the weights here are whole
+        lost = error  # all that is trained is here, and whole
     state.window, state.unsaved_s = context.meter.synchronize(), context.due.unsaved_s
     context.metrics.sync()  # a run that resumes from this checkpoint does not write those rows again
     began = time.perf_counter()

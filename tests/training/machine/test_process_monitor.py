@@ -66,6 +66,18 @@ def test_others_are_what_is_used_less_what_is_ours(built: str, monkeypatch: pyte
     assert found.free() == int(1.5 * GIB)
 
 
+def test_what_libraries_take_for_us_later_is_ours_too(built: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pid in (4711, 4712):
+        hold(built, pid, 0)
+    monkeypatch.setattr(process_monitor, "make_context", lambda device: hold(built, 7, GIB // 2, shown=False))
+    found = ProcessMonitor(gpu(built), CPU)
+    with found.taking():
+        hold(built, 7, 2 * GIB, shown=False)
+    assert found.use() == OtherProcessesUse(0)
+    hold(built, 8, GIB, shown=False)
+    assert found.use() == OtherProcessesUse(GIB)
+
+
 def test_in_a_container_our_own_pid_is_the_one_that_comes_with_our_context(
     built: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

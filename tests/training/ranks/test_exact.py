@@ -5,14 +5,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from benchmarks.oom_exactness import LIMIT, MethodName, TaskName
 from benchmarks.scale import together
+from jobs.errors import RankLost
+from worker.training.ranks import group
 from worker.training.ranks.ranks import share
 
 
@@ -60,6 +67,23 @@ def test_wherever_memory_runs_out_on_one_of_them_nobody_waits_and_nothing_change
     assert found.pop("steps") == 16
     assert found.pop("redone") >= 12, "points all over a pass, forward and back"
     assert max(found.values()) <= LIMIT
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_gpus_that_cannot_reach_each_other_are_said_to_be_so_and_nobody_waits_to_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """With a group of one over gloo, and events of a GPU that come or do not."""
+    event = SimpleNamespace(record=lambda: None, query=lambda: answers)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(group, "REACH_S", 0.05)
+    group.join(FileStore(str(tmp_path / "store"), 1), 0, 1, torch.device("cpu"))
+    with contextlib.nullcontext() if answers else pytest.raises(RankLost, match="cannot reach each other") as caught:
+        group.reach(torch.device("cpu"))
+    assert answers or (caught is not None and "NCCL_P2P_DISABLE=1" in (caught.value.hint or ""))
+    group.leave(at_once=True)
+    assert not dist.is_initialized()
+    group.leave()
 
 
 def test_ranks_share_rows_evenly_and_lose_none() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +91,19 @@ class ProcessMonitor:
         if memory is not None:
             return memory.free
         return torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else None
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[None]:
+        """What is taken of the GPU inside, besides by torch's allocator, is ours, and not of other processes."""
+        before = self._beside_torch()
+        yield
+        after = self._beside_torch()
+        if before is not None and after is not None:
+            self._context_bytes += max(0, after - before)
+
+    def _beside_torch(self) -> int | None:
+        memory = None if self._gpu is None else self._gpu.memory()
+        return None if memory is None else memory.used - reserved_bytes(self._device)
 
     def wait(self, needed: int, journal: Journal, stop: StopSignal) -> bool:
         """Whether `needed` bytes of the GPU are free, at once or within `WAIT_S`. True if unknown.

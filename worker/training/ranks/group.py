@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -21,6 +22,8 @@ from torch import nn
 from torch._C._distributed_c10d import Store
 
 from jobs.errors import GpuLost, OutOfMemoryInOptimizer, RankLost, StageError
+from jobs.text.units import format_duration
+from worker.training.machine.device import POLL_S
 from worker.training.machine.out_of_memory import KINDS, is_out_of_memory
 from worker.training.ranks.ranks import Failure, Vote
 
@@ -29,6 +32,8 @@ PIECE = 2**23
 TEST_GLOO = "LONGHAUL_TEST_GLOO"
 """Tests alone: GPUs exchange gradients over gloo, for a simulated GPU has no NCCL."""
 DIFFERENT = "ranks_differ"
+REACH_S = 120.0
+"""How long GPUs may take to exchange something for the first time."""
 FIRST_PASS = timedelta(minutes=15)
 """How long ranks wait for each other in the first pass, whose length nobody knows."""
 SILENT_S, SLOWER = 120.0, 20
@@ -61,7 +66,7 @@ def share_cores(device: torch.device, count: int) -> None:
 
 
 def join(store: Store, rank: int, count: int, device: torch.device) -> None:
-    """Become this rank of `count`. Returns when all have joined."""
+    """Become this rank of `count`. Returns when all have joined, and GPUs have exchanged something. Raises RankLost."""
     for name, value in LOOPBACK.items():
         os.environ.setdefault(name, value)
     over_host = device.type == "cpu" or bool(os.environ.get(TEST_GLOO))
@@ -72,6 +77,40 @@ def join(store: Store, rank: int, count: int, device: torch.device) -> None:
         world_size=count,
         timeout=FIRST_PASS,
     )
+    if not over_host:
+        reach(device)
+
+
+def reach(device: torch.device) -> None:
+    """Every kind of exchange between the GPUs once. NCCL connects them, and takes its memory, when it first makes one:
+    here that fails with a cause, and before torch's allocator has the rest of the memory. Raises RankLost.
+    """
+    numbers = [torch.zeros(PIECE, device=device), torch.zeros(1, dtype=torch.float64, device=device)]
+    for each in numbers:
+        dist.all_reduce(each)
+        dist.reduce(each, dst=0)
+        dist.broadcast(each, src=0)
+    done, until = torch.cuda.Event(), time.monotonic() + REACH_S
+    done.record()
+    while not done.query():
+        if time.monotonic() > until:
+            raise RankLost(
+                f"the GPUs of this attempt cannot reach each other: nothing came in {format_duration(REACH_S)}",
+                hint="set NCCL_P2P_DISABLE=1 in the environment of the train worker (docs/gpus.md): they then exchange "
+                "data through the host",
+            )
+        time.sleep(POLL_S)
+
+
+def leave(*, at_once: bool = False) -> None:
+    """Leave the group, if this process has joined one. `at_once`: without waiting for exchanges that have begun, in
+    which others may never take part."""
+    if not dist.is_initialized():
+        return
+    if at_once:
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
 
 
 class RankGroup:

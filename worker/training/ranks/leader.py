@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Self
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import FileStore
 
@@ -37,7 +36,7 @@ from jobs.process.lifeline import PARENT_PID
 from jobs.text.units import format_duration
 from worker.training.journal import Journal
 from worker.training.machine.host import oom_kills
-from worker.training.ranks.group import SILENT_S, RankGroup, join, share_cores
+from worker.training.ranks.group import SILENT_S, RankGroup, join, leave, share_cores
 from worker.training.ranks.ranks import Failure, Vote
 from worker.training.ranks.shards import Shards, Tell
 from worker.training.tasks.task import Limit
@@ -174,9 +173,9 @@ class Leader:
                 follower.process.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 follower.process.kill()
-                follower.process.wait()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # one in a driver that hangs ends when that does
+                    follower.process.wait(END_S)
+        leave(at_once=kind is not None)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_for_all(self, what: str) -> None:

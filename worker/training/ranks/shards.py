@@ -98,7 +98,7 @@ class Shards:
             places, offset = [], 0
             for weight, owner in layer.weights:
                 if owner == rank:
-                    place = weight.detach().to(device)
+                    place = weight.detach().to(device).contiguous()
                 else:
                     flat = slots[number % SLOTS][offset : offset + weight.nbytes]
                     place = flat.view(weight.dtype).view(weight.shape)
