@@ -17,8 +17,8 @@ Severity = Literal["info", "warning", "error"]
 
 BUSY_DELAY_S = 30.0
 """Wait before looking again at a GPU that another trainer holds."""
-MOST_DELAY_S = 3600.0
-"""The longest wait before a task is handed to an engine again."""
+MOST_DELAY_S, MOST_BUSY_DELAY_S = 3600.0, 300.0
+"""The longest wait before a task is handed to an engine again; before an attempt whose memory others have."""
 RESTART_DELAYS_S = (0.0, 10.0, 60.0, 300.0, 300.0)
 """Before the first, second … restart without progress; from the fifth on the last."""
 
@@ -33,7 +33,10 @@ class NextAttempt(StrEnum):
     WITH_GPU = "when a worker has a usable GPU"
     BACKOFF = f"after {', '.join(map(format_duration, RESTART_DELAYS_S))}"
     """Counted: at most `max_restarts` times without progress."""
-    LATER = f"after {format_duration(BUSY_DELAY_S)}, each time twice as long, at most {format_duration(MOST_DELAY_S)}"
+    LATER = (
+        f"after {format_duration(BUSY_DELAY_S)}, each time twice as long, at most {format_duration(MOST_BUSY_DELAY_S)}; "
+        f"on an engine at most {format_duration(MOST_DELAY_S)}"
+    )
     AFTER_PREPARE = "after *prepare*"
     """Which makes model and data again; if no model was loaded since the last time, the job pauses."""
     WHEN_RESUMED = "when resumed"

@@ -434,8 +434,8 @@ class ResourcesSpec(Part):
     gpus: Auto | Annotated[int, Field(ge=1, le=MOST_GPUS)] = 1
     """GPUs that train the job together: each goes through its share of the rows of a step. Each has the whole model;
     where one has no room for it, they shard it. The result is that of one GPU but for rounding and dropout. On a
-    worker without a GPU: processes. `auto`: one; where the job does not fit one, all of the train worker with the most
-    memory on its GPUs together."""
+    worker without a GPU: processes. `auto`: one; where the job does not fit the largest, all of the
+    group with the most memory."""
     gpu_memory_gib: Annotated[float, Field(gt=0.0, le=1024.0)] | None = None
     """GiB of memory that the GPU must have in all: what nvidia-smi reports, rounded up to whole GiB (32 for an
     RTX 5090). Null: as much as the job needs."""

@@ -22,7 +22,7 @@ from jobs.events import (
     JobUnprepared,
     TaskWaiting,
 )
-from jobs.reasons import BUSY_DELAY_S, MOST_DELAY_S, RESTART_DELAYS_S, NextAttempt, Reason
+from jobs.reasons import BUSY_DELAY_S, MOST_BUSY_DELAY_S, MOST_DELAY_S, RESTART_DELAYS_S, NextAttempt, Reason
 from jobs.record import JobRecord
 from jobs.state import Requested, Status
 
@@ -84,10 +84,11 @@ def again_later(record: JobRecord, fault: Fault, at_once: int) -> list[AnyFact]:
     before = 0 if record.progress_step > record.in_vain_step else record.in_vain
     if before < at_once:
         return [JobQueued()]
-    delay = min(BUSY_DELAY_S * 2 ** min(before - at_once, 7), MOST_DELAY_S)
+    most = MOST_DELAY_S if record.engine is not None else MOST_BUSY_DELAY_S
+    delay = min(BUSY_DELAY_S * 2 ** min(before - at_once, 7), most)
     tries = f" ({before + 1} attempts in a row made no progress)" if at_once else ""
     if record.engine is None:
-        return [JobQueued(not_before_s=delay)]
+        return [JobQueued(not_before_s=delay), DeviceWaiting(message=fault.message)]
     return [JobQueued(not_before_s=delay), TaskWaiting(task=None, message=f"{fault.message}{tries}")]
 
 

@@ -35,20 +35,34 @@ def planned_device(store: Store, spec: JobSpec) -> str | None:
 def planned_gpu(store: Store, spec: JobSpec) -> GpuFacts | None:
     """The GPU that a job is planned for: of those that its train workers report and that meet `resources`, the largest,
     and of these one with native bf16, the one of which most train together, the fastest, and the one whose host has the
-    most memory. For `resources.gpus: auto`, the one with the most memory together. None: there is no such GPU.
+    most memory. None: there is no such GPU.
 
     A job that needs native bf16 gets one without only where there is no other: *check* then refuses it.
     """
+    return max(_fitting(store, spec), key=_best, default=None)
+
+
+def planned_group(store: Store, spec: JobSpec) -> GpuFacts | None:
+    """Of the GPUs that train together, those with the most memory in all, for a job that may train on several or, with
+    its plan for one, says that they are there. None: there are none, or the job is for one alone.
+    """
+    for_one = spec.kind != "train" or spec.training.batch_size == 1 or spec.memory.optimizer == "adamw_offload"
+    if for_one or spec.resources.gpus not in ("auto", 1):
+        return None
+    fitting = _fitting(store, spec)
+    best = max(fitting, key=_best, default=None)
+    groups = [gpu for gpu in fitting if gpu.count > 1 and best is not None and gpu.native_bf16 == best.native_bf16]
+    return max(groups, key=lambda gpu: (gpu.count * gpu.memory_bytes, *_best(gpu)), default=None)
+
+
+def _fitting(store: Store, spec: JobSpec) -> list[GpuFacts]:
     trainers = trainers_for(store, spec)
     if any(each.device == "cuda" and each.gpu is None for each in trainers):
-        return None
+        return []
     needs = GpuNeeds.of(spec.resources, Empty())
     reported = [each.gpu.facts for each in trainers if each.gpu is not None]
     fitting = [gpu for gpu in reported if needs.unmet(gpu) is None]
-    if spec.needs_native_bf16:
-        fitting = [gpu for gpu in fitting if gpu.native_bf16] or fitting
-    together = spec.resources.gpus == "auto"
-    return max(fitting, key=lambda gpu: (gpu.memory_bytes * gpu.count if together else 0, *_best(gpu)), default=None)
+    return [gpu for gpu in fitting if gpu.native_bf16] or fitting if spec.needs_native_bf16 else fitting
 
 
 def _best(gpu: GpuFacts) -> tuple[int, bool, int, float, int]:

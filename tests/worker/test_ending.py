@@ -16,6 +16,7 @@ from jobs.events import (
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
+    DeviceWaiting,
     EvaluationFinished,
     Fault,
     JobCancelled,
@@ -92,13 +93,17 @@ def test_an_engine_that_takes_no_task_is_asked_ever_more_seldom_and_nothing_is_c
 
 
 def test_a_host_whose_memory_others_have_is_asked_ever_more_seldom_and_nothing_is_counted(run: RunDir) -> None:
+    end(run, "interrupted")
+    run.append([STARTED])
     delays = []
-    for _ in range(9):
-        ended, queued, *_ = end(run, "host_memory_in_use")
+    for _ in range(6):
+        ended, queued, waiting = end(run, "host_memory_in_use")
         assert isinstance(ended, AttemptEnded) and isinstance(queued, JobQueued)
+        assert isinstance(waiting, DeviceWaiting) and run.record().waiting_reason == waiting.message
         delays.append(queued.not_before_s)
         run.append([STARTED])
-    assert delays == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600] and run.record().restarts == 0
+        assert run.record().waiting_reason is None
+    assert delays == [30, 60, 120, 240, 300, 300] and run.record().restarts == 0
 
 
 @pytest.mark.parametrize("reason", ["interrupted", "worker_lost"])

@@ -171,7 +171,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         spec,
         config,
         RowLengths.guessed(lengths_of(sources, [rows.characters for rows, _ in found]), spec.data, task),
-        settings,
+        settings.on(memory.gpus),
         done=before.step if before else 0,
     )
     if not run.plan_is_final():

@@ -28,11 +28,12 @@ from tests.training.hub_server import running_hub
 from tests.training.planning.test_prediction import BART, QWEN2, ROBERTA, T5
 from tests.training.workplace import Workplace, pairs
 from worker.training.dataset.data import PreparedDataset
+from worker.training.journal import Journal
 from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.budget import Budget, find_budget, on_gpu
 from worker.training.planning.memory_plan import fallbacks, plan_memory
 from worker.training.planning.picture import draw, figure_of
-from worker.training.planning.stages import is_current
+from worker.training.planning.stages import is_current, plan_stage
 from worker.training.start import apply_fallbacks
 from worker.training.tasks.causal.task import Causal
 from worker.training.tasks.seq2seq import builtin
@@ -325,13 +326,14 @@ def test_prepare_takes_the_plan_of_check_where_nothing_differs(
 def test_a_plan_is_as_good_as_new_only_for_the_same_rows_and_the_same_gpu(
     longest: tuple[int, int], budget: Budget, right: bool
 ) -> None:
-    assert is_current(memory_plan(), longest, budget) is right
+    assert is_current(memory_plan(), longest, budget, 1) is right
+    assert not is_current(memory_plan(gpus=2), longest, budget, 1)
 
 
 @pytest.mark.parametrize(("free_gib", "right"), [(40, True), (27, True), (25, False)])
 def test_on_a_cpu_a_plan_stays_right_while_it_fits(free_gib: int, right: bool) -> None:
     plan = memory_plan(device="cpu", gpu=None, budget_source="host")
-    assert is_current(plan, (256, 256), Budget(free_gib * GIB, "host", None, 0)) is right
+    assert is_current(plan, (256, 256), Budget(free_gib * GIB, "host", None, 0), 1) is right
 
 
 def test_the_picture_grows_with_what_was_tried_and_is_the_same_for_the_same_plan() -> None:
@@ -446,31 +448,44 @@ def test_gpus_shard_the_weights_where_one_has_no_room_for_all() -> None:
     assert full.host.copy_bytes == pytest.approx(14 * full.trained_parameters, rel=0.01), "a checkpoint has all"
 
 
-def test_auto_takes_all_gpus_of_a_worker_where_one_has_no_room() -> None:
+def test_a_job_that_does_not_fit_the_largest_gpu_takes_a_group_if_it_may(workplace: Workplace) -> None:
     config = CONFIG | XL | {"num_layers": 8, "num_decoder_layers": 8, "dropout_rate": 0.1}
 
-    def planned(gpus: int | str, gib: float, count: int, optimizer: str = "adamw", **parts: Any) -> MemoryPlan:
-        memory = {"optimizer": optimizer, "activation_checkpointing": 1, "micro_batch": 4}
-        spec = parse_spec({"data": {"train": "a.jsonl"}, "resources": {"gpus": gpus}, "memory": memory, **parts})
-        facts = dataclasses.replace(gpu(gib), count=count, host_memory_bytes=64 * GIB)
-        budget = on_gpu(int(gib * GIB), "gpu", facts)
-        return plan_memory(spec, Seq2Seq(), config, (64, 64), device="cuda", budget=budget)
+    def planned(
+        gpus: int | str, gib: float, group: GpuFacts | None, earlier: MemoryPlan | None = None, **parts: Any
+    ) -> MemoryPlan:
+        memory = {"optimizer": "adamw", "activation_checkpointing": 1, "micro_batch": 4, **parts.pop("memory", {})}
+        run = workplace.job(resources={"gpus": gpus}, memory=memory, **parts)
+        settings = dataclasses.replace(workplace.settings, device="cuda", gpu=gpu(gib), group=group)
+        journal = Journal(run.attempt_file("check"))
+        try:
+            return plan_stage(run, run.spec(), Seq2Seq(), config, (64, 64), settings, journal, earlier)
+        finally:
+            assert (run.path / PICTURE).exists(), "whatever came of it"
 
-    alone, two = planned("auto", 24, 2), planned("auto", 10.3, 2)
-    assert (alone.gpus, alone.sharded_bytes) == (1, 0)
-    assert two.gpus == 2 and two.sharded_bytes > 0 and two.peak_bytes == planned(2, 10.3, 2).peak_bytes
-    assert planned("auto", 10.3, 4, training={"batch_size": 3}).gpus == 3, "a row for each"
-    with pytest.raises(DoesNotFit) as caught:
-        planned("auto", 10.3, 1)
-    assert "resources.gpus" not in (caught.value.hint or "")
-    with pytest.raises(DoesNotFit, match="at its least") as caught:
-        planned(1, 10.3, 2)
-    assert caught.value.param == "resources.gpus" and caught.value.hint is not None
-    assert caught.value.hint.startswith(f"with resources.gpus: 2 it fits: {format_bytes(two.peak_bytes)} of each GPU")
-    assert planned("auto", 6, 2, "adamw_offload").gpus == 1
-    with pytest.raises(DoesNotFit) as caught:
-        planned("auto", 3, 2, "adamw_offload")
-    assert caught.value.param != "resources.gpus", "no other GPU takes a part of that"
+    two, four = (dataclasses.replace(gpu(10.8), count=count) for count in (2, 4))
+    alone, together = planned("auto", 24, two), planned("auto", 12, two)
+    assert (alone.gpus, alone.budget_bytes, alone.sharded_bytes) == (1, gpu(24).usable_bytes, 0), (
+        "the largest is enough"
+    )
+    assert together.gpus == 2 and together.sharded_bytes > 0 and together.budget_bytes == two.usable_bytes
+    assert planned("auto", 12, four, training={"batch_size": 3}).gpus == 3, "a row for each"
+    assert planned("auto", 12, two, together).seconds == together.seconds, "the same plan, not made again"
+    again = planned("auto", 12, four, together)
+    assert again.gpus == 4 and planned("auto", 24, None, together).gpus == 1, "the group is another, or gone"
+    for gpus, group in (("auto", None), (1, None), (1, dataclasses.replace(gpu(6), count=2))):
+        with pytest.raises(DoesNotFit, match="at its least") as caught:
+            planned(gpus, 12, group)
+        assert caught.value.param != "resources.gpus"
+    with pytest.raises(DoesNotFit, match=r"and the budget is 11\.5 GiB") as caught:
+        planned(1, 12, two)
+    each = format_bytes(together.peak_bytes)
+    assert (caught.value.param, caught.value.hint) == (
+        "resources.gpus", f"with resources.gpus: 2 it fits: {each} of each GPU"
+    )  # fmt: skip
+    with pytest.raises(DoesNotFit, match=r"and the budget is 11\.0 GiB") as caught:
+        planned("auto", 24, two, memory={"budget": 11})  # which no GPU of the group has
+    assert caught.value.param != "resources.gpus"
 
 
 # -- fallbacks ---------------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class Ladder:
         keeps them. `progress` is called before each trace.
         """
         self._predictor = predictor
-        self.time = time
+        self._time = time
         self._limit = limit
         self._context = context
         self._cap = cap
@@ -172,7 +172,7 @@ class Ladder:
             rows, prediction = self._cap, most
         else:
             rows, prediction = self._predictor.most_rows(
-                self.time.inputs, self.time.targets, setting, self._limit - self._context, self._cap
+                self._time.inputs, self._time.targets, setting, self._limit - self._context, self._cap
             )
         return self._candidate(optimizer, activation_checkpointing, rows, rows or one, prediction.parts)
 
@@ -195,16 +195,16 @@ class Ladder:
             activation_checkpointing=activation_checkpointing,
             micro_batch=micro_batch,
             peak_bytes=sum(whole.values()) if peak is None else peak,
-            slowdown=self.time.seconds(rows, activation_checkpointing, optimizer) / self._fastest,
+            slowdown=self._time.seconds(rows, activation_checkpointing, optimizer) / self._fastest,
             score=self._score(optimizer, activation_checkpointing, rows),
             parts=whole,
         )
 
     def _score(self, optimizer: OptimizerName, activation_checkpointing: int, rows: int) -> float:
-        return WORTH[optimizer] * self._fastest / self.time.seconds(rows, activation_checkpointing, optimizer)
+        return WORTH[optimizer] * self._fastest / self._time.seconds(rows, activation_checkpointing, optimizer)
 
     def _shape(self, rows: int) -> MicroBatchShape:
-        return MicroBatchShape(rows, self.time.inputs, self.time.targets)
+        return MicroBatchShape(rows, self._time.inputs, self._time.targets)
 
 
 def choice(candidates: list[Candidate]) -> Candidate | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from jobs.errors import DoesNotFit, Rejected
 from jobs.gpus import HOST_ROOM, REFERENCE
 from jobs.memory_plan import Candidate, Device, DType, MemoryPlan, OptimizerName, describe
-from jobs.spec import MOST_GPUS, JobSpec
+from jobs.spec import JobSpec
 from jobs.text.units import GIB, bytes_alike, format_bytes, format_duration
 from worker.training.adapters.registry import method_of
 from worker.training.optimizers.adamw_offload import LOAD_BYTES, LOADS, STATE_BYTES
@@ -59,8 +60,8 @@ def plan_memory(
     `config`: the model's config.json. `longest`: tokens of the longest input and target, rounded as `batches` does.
     `run`: where checkpoints will be written, beside other runs; None: the disk is not looked at, and nothing is kept
     for later plans. `optimizer`: one whose states the checkpoints of the run hold: it is kept, unless the job sets
-    another that takes them. None: there is no run yet. `dtype`: of the model. `gpus`: that train together, as planned
-    before; None: as the job says. `offload`: states may be in the host's memory, where the job leaves that open.
+    another that takes them. None: there is no run yet. `dtype`: of the model. `gpus`: that train together; None: as the
+    job says, of `auto` one. `offload`: states may be in the host's memory, where the job leaves that open.
     `progress` is called before each trace.
 
     Raises DoesNotFit (with the numbers and the nearest setting that fits), Rejected (`bad_config`) and DiskFull
@@ -89,8 +90,9 @@ def plan_memory(
     host = None if budget.gpu is None else budget.gpu.host_memory_bytes
     if fixed.optimizer == "adamw_offload" and host is not None and offloaded + HOST_ROOM > host:
         raise no_host_memory(offloaded, host)
-    counts = [gpus] if gpus else counts_of(spec, budget, fixed)
-    if fixed.optimizer == "adamw_offload" and counts[-1] > 1:  # begun with it on one GPU
+    asked = spec.resources.gpus
+    count = gpus or (1 if asked == "auto" else asked)
+    if fixed.optimizer == "adamw_offload" and count > 1:  # begun with it on one GPU
         raise Rejected(
             "the run began with adamw_offload, which goes with one GPU alone",
             code="offload_on_several_gpus",
@@ -98,37 +100,27 @@ def plan_memory(
             hint="leave resources.gpus at 1",
         )
 
-    def ladder_of(count: int, sharded: ShardedPredictor | None) -> Ladder:
-        share = math.ceil(spec.training.batch_size / count)
-        pace = RowTime(task, config, flops, inputs, targets, size, budget.gpu, share)
-        if sharded is not None:
-            speed = budget.gpu or REFERENCE
-            pace = replace(pace, fetch_s=speed.fetch_s(sharded.sharded_bytes, count, trained=method.whole))
-        return Ladder(
-            sharded or predictor,
-            pace,
-            limit=budget.limit,
-            context=(CONTEXT_BYTES + (EXCHANGE_BYTES if count > 1 else 0)) if device == "cuda" else 0,
-            cap=share if device == "cuda" else min(share, most_on_cpu),
-            offload=offload and count == 1 and offloaded > 0 and host is not None and offloaded + HOST_RESERVE <= host,
-            progress=progress,
-        )
-
-    def first_fitting(counts: Sequence[int]) -> Walked:
-        """Of these numbers of GPUs, each with the whole model and then with a share of it; the last if none fits."""
-        for count in counts:
-            walked = Walked.of(count, ladder_of(count, None), fixed)
-            if walked.fitting is None and count > 1:
-                sharded = ShardedPredictor(predictor, count)
-                if sharded.sharded_bytes:
-                    walked = Walked.of(count, ladder_of(count, sharded), fixed, sharded)
-            if walked.fitting is not None:
-                break
-        return walked
-
-    found = first_fitting(counts)
-    ladder, candidates, fitting = found.ladder, found.candidates, found.fitting
-    uncompiled = (found.sharded or predictor).uncompiled
+    share = math.ceil(spec.training.batch_size / count)
+    pace = RowTime(task, config, flops, inputs, targets, size, budget.gpu, share)
+    ladder_of = partial(
+        Ladder,
+        limit=budget.limit,
+        context=(CONTEXT_BYTES + (EXCHANGE_BYTES if count > 1 else 0)) if device == "cuda" else 0,
+        cap=share if device == "cuda" else min(share, most_on_cpu),
+        offload=offload and count == 1 and offloaded > 0 and host is not None and offloaded + HOST_RESERVE <= host,
+        progress=progress,
+    )
+    ladder = ladder_of(predictor, pace)
+    candidates = ladder.walk(fixed)
+    fitting, sharded_bytes, uncompiled = choice(candidates), 0, predictor.uncompiled
+    if fitting is None and count > 1:
+        sharded = ShardedPredictor(predictor, count)
+        if sharded.sharded_bytes:
+            sharded_bytes, uncompiled = sharded.sharded_bytes, sharded.uncompiled
+            pace = replace(pace, fetch_s=(budget.gpu or REFERENCE).fetch_s(sharded_bytes, count, trained=method.whole))
+            ladder = ladder_of(sharded, pace)
+            candidates = ladder.walk(fixed)
+            fitting = choice(candidates)
     chosen = fitting or ladder.smallest(fixed)
     on_host = offloaded if chosen.optimizer == "adamw_offload" else 0
     states = 8 * size.trained + size.master_bytes if on_host else predictor.states(chosen.optimizer)
@@ -154,58 +146,23 @@ def plan_memory(
         and uncompiled(chosen.activation_checkpointing) is None,
         dtype=dtype,
         parts=chosen.parts,
-        gpus=found.gpus,
-        sharded_bytes=0 if found.sharded is None else found.sharded.sharded_bytes,
+        gpus=count,
+        sharded_bytes=sharded_bytes,
         trained_parameters=size.trained,
         evaluation=spec.kind == "evaluate",
         peak_bytes=chosen.peak_bytes,
         least_bytes=None if least is None else least.peak_bytes,
         least_parts={} if least is None else least.parts,
         candidates=candidates,
-        why=why(chosen, candidates, fixed, ladder.time) if fitting else "nothing fits: this is the smallest setting",
+        why=why(chosen, candidates, fixed, pace) if fitting else "nothing fits: this is the smallest setting",
         host=plan_host(kept, on_host, host if on_host else None),
         disk=None if run is None or not fitting else plan_disk(run, spec, kept, delivered),
         seconds=time.monotonic() - started,
     )
     predictor.keep()
-    if fitting:
-        return plan
-    more = most_gpus(spec, budget)
-    together = first_fitting([more]) if found.gpus == 1 and more > 1 and fixed.optimizer != "adamw_offload" else None
-    raise does_not_fit(plan, ladder, fixed, budget, task, together)
-
-
-@dataclass(frozen=True)
-class Walked:
-    """What was tried for a number of GPUs."""
-
-    gpus: int
-    ladder: Ladder
-    candidates: list[Candidate]
-    fitting: Candidate | None
-    sharded: ShardedPredictor | None
-    """None: each GPU has the whole model."""
-
-    @classmethod
-    def of(cls, gpus: int, ladder: Ladder, fixed: Fixed, sharded: ShardedPredictor | None = None) -> Walked:
-        """By walking the ladder."""
-        candidates = ladder.walk(fixed)
-        return cls(gpus, ladder, candidates, choice(candidates), sharded)
-
-
-def counts_of(spec: JobSpec, budget: Budget, fixed: Fixed) -> list[int]:
-    """How many GPUs may train the job, in the order in which they are tried."""
-    asked, most = spec.resources.gpus, most_gpus(spec, budget)
-    if asked != "auto":
-        return [asked]
-    return [1] if most == 1 or fixed.optimizer == "adamw_offload" else [1, most]
-
-
-def most_gpus(spec: JobSpec, budget: Budget) -> int:
-    """How many GPUs of the worker that the job is planned for can train it together."""
-    return (
-        1 if budget.gpu is None or spec.kind != "train" else min(budget.gpu.count, spec.training.batch_size, MOST_GPUS)
-    )
+    if not fitting:
+        raise does_not_fit(plan, ladder, fixed, budget, task)
+    return plan
 
 
 def fixed_by(spec: JobSpec, begun: OptimizerName | None) -> Fixed:
@@ -265,13 +222,8 @@ def why(chosen: Candidate, candidates: list[Candidate], fixed: Fixed, pace: RowT
     return "; ".join([*parts, f"{setting}: {cost}"])
 
 
-def does_not_fit(
-    least: MemoryPlan, ladder: Ladder, fixed: Fixed, budget: Budget, task: Task, together: Walked | None
-) -> DoesNotFit:
-    """The error: the least that the job needs as written, what it may use, and the nearest setting that fits.
-
-    `together`: what was found for all GPUs of the worker, where the job asks for one.
-    """
+def does_not_fit(least: MemoryPlan, ladder: Ladder, fixed: Fixed, budget: Budget, task: Task) -> DoesNotFit:
+    """The error: the least that the job needs as written, what it may use, and the nearest setting that fits."""
     setting = least.setting
     needed, most, margin = bytes_alike(least.peak_bytes, budget.bytes, budget.margin)
     free = f", of which {margin} stay free" if budget.margin else ""
@@ -279,14 +231,6 @@ def does_not_fit(
         f"the job needs {needed} at its least ({setting} of {least.input_tokens}/{least.target_tokens} tokens), "
         f"and the budget is {most} ({budget.origin}){free}"
     )
-    if together is not None and together.fitting is not None:
-        peak = format_bytes(together.fitting.peak_bytes)
-        return DoesNotFit(
-            message,
-            least,
-            param="resources.gpus",
-            hint=f"with resources.gpus: {together.gpus} it fits: {peak} of each GPU",
-        )
     if (found := ladder.nearest(fixed)) is not None:
         freed, fits = found
         changes = ", ".join(f"memory.{key}: {json.dumps(getattr(fits, key))}" for key in freed)
