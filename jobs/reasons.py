@@ -34,8 +34,8 @@ class NextAttempt(StrEnum):
     BACKOFF = f"after {', '.join(map(format_duration, RESTART_DELAYS_S))}"
     """Counted: at most `max_restarts` times without progress."""
     LATER = (
-        f"after {format_duration(BUSY_DELAY_S)}, each time twice as long, at most {format_duration(MOST_BUSY_DELAY_S)}; "
-        f"on an engine at most {format_duration(MOST_DELAY_S)}"
+        f"after {format_duration(BUSY_DELAY_S)}, each time twice as long, at most "
+        f"{format_duration(MOST_BUSY_DELAY_S)}; on an engine at most {format_duration(MOST_DELAY_S)}"
     )
     AFTER_PREPARE = "after *prepare*"
     """Which makes model and data again; if no model was loaded since the last time, the job pauses."""

@@ -103,7 +103,7 @@ def test_a_host_whose_memory_others_have_is_asked_ever_more_seldom_and_nothing_i
         delays.append(queued.not_before_s)
         run.append([STARTED])
         assert run.record().waiting_reason is None
-    assert delays == [30, 60, 120, 240, 300, 300] and run.record().restarts == 0
+    assert delays == [60, 120, 240, 300, 300, 300] and run.record().restarts == 0
 
 
 @pytest.mark.parametrize("reason", ["interrupted", "worker_lost"])
