@@ -156,6 +156,26 @@ def test_a_rank_that_is_killed_ends_the_attempt_with_the_cause(make_run: MakeRun
     assert attempt(run, 2) == 0 and facts(run, ModelLoaded, 2)[0].resumed_step == 5
 
 
+@pytest.mark.parametrize("method", [{}, FULL])
+def test_what_a_lost_rank_has_alone_is_not_saved(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, method: dict[str, Any]
+) -> None:
+    run = shard(make_run(**on(2, **method)))
+    real = leader.Leader.check_equal
+
+    def check_equal(own: leader.Leader) -> None:
+        for pid in followers():
+            os.kill(pid, signal.SIGKILL)
+        real(own)
+
+    monkeypatch.setattr(leader.Leader, "check_equal", check_equal)
+    with pytest.raises(StageError, match="was killed by signal 9") as caught:
+        attempt(run)
+    assert caught.value.detail_code == "rank_lost"
+    assert [fact.step for fact in facts(run, CheckpointSaved)] == ([] if method else [5]), "adapters are whole here"
+    assert [each.name for each in run.checkpoints.iterdir()] == ([] if method else ["step-00000005"])
+
+
 def test_a_rank_that_hangs_ends_the_attempt(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader, "SILENT_S", 2.0)
     run = shard(make_run(**on(2)))
