@@ -183,7 +183,8 @@ def test_the_doctor_runs_in_the_worker_image(containers: Containers) -> None:
     words = ("run", "--rm", "-T", "worker", "doctor", "--only", "machine", "--only", "resume", "--json")
     report = json.loads(containers.compose(*words).splitlines()[-1])
     status = {each["check"]: each["status"] for each in report["findings"]}
-    assert (status["compiler"], status["disk"], status["resume"], status["driver"]) == ("PASS", "PASS", "PASS", "SKIP")
+    assert (status["compiler"], status["resume"], status["driver"]) == ("PASS", "PASS", "SKIP")
+    assert status["disk"] in ("PASS", "WARN"), "as much as this machine has free"
 
 
 def test_a_step_of_8_bit_adamw_compiles_inside_the_read_only_worker(containers: Containers) -> None:
